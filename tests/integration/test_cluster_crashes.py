@@ -80,10 +80,10 @@ class MortalApi:
         self._after()
         return written
 
-    async def delete(self, kind: Kind, namespace: str, name: str, *, uid: str) -> Rejected | None:
+    async def delete(self, kind: Kind, namespace: str, name: str, *, version: str) -> Rejected | None:
         """Die at it when it is its turn."""
         self._before()
-        gone = await self._api.delete(kind, namespace, name, uid=uid)
+        gone = await self._api.delete(kind, namespace, name, version=version)
         self._after()
         return gone
 

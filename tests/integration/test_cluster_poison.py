@@ -173,9 +173,9 @@ class PoisonedApi:
             return Rejected(code=422, reason="Invalid", message=f"{kind.name} {name[:50]!r} is invalid")
         return await self._api.patch(kind, namespace, name, patch, part=part)
 
-    async def delete(self, kind: Kind, namespace: str, name: str, *, uid: str) -> Rejected | None:
+    async def delete(self, kind: Kind, namespace: str, name: str, *, version: str) -> Rejected | None:
         """As the real one."""
-        return await self._api.delete(kind, namespace, name, uid=uid)
+        return await self._api.delete(kind, namespace, name, version=version)
 
 
 def _bearing(tolerant: Object) -> Object:

@@ -28,6 +28,7 @@ from topobus.controller.reconcilers.clean_up_pods import PodCleanup
 from topobus.controller.reconcilers.evict_tainted import Evictor
 from topobus.controller.reconcilers.make_claims import ClaimTemplateReconciler
 from topobus.controller.state.standalone_state import StandaloneState
+from topobus.controller.store.nats_store import NatsStore
 from topobus.controller.store.object_writer import ObjectWriter
 from topobus.domain.outcome import Placement, Reason
 from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
@@ -148,10 +149,10 @@ async def test_new_object_stays_when_a_replica_deletes_the_old_one_of_its_name(b
     assert old is not None
     key = await store(bus, world, old)
     seen = world.objects[key].revision
-    assert await ObjectWriter(bus, world).erase(key, seen)
+    assert await ObjectWriter(NatsStore(bus, world)).delete(key, seen)
     fresh = await store(bus, StandaloneState(), read(POD.replace("NAME", "again")))
 
-    assert not await ObjectWriter(bus, world).erase(key, seen)
+    assert not await ObjectWriter(NatsStore(bus, world)).delete(key, seen)
 
     entry = await bus.get(OBJECT, **fresh._asdict())
     assert entry is not None
@@ -337,7 +338,7 @@ async def test_pod_that_is_bound_elsewhere_holds_nothing_here(bus: Bus, bound: s
     await bus.ask(PLACE, PlaceRequest(op_id="schedule-1", pod=asked), node="demo-node")
     node.world.put_ledger(node.topology.ledger)
 
-    leaver = PodCleanup(ControllerSettings(), runtime_on(bus), node.world, ObjectWriter(bus, node.world))
+    leaver = PodCleanup(ControllerSettings(), runtime_on(bus), node.world, ObjectWriter(NatsStore(bus, node.world)))
     await leaver.leave_other_nodes(key, node.world.objects[key])
 
     assert len(node.topology.ledger.allocations) == held

@@ -21,7 +21,6 @@ from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.planner import Planner
 from topobus.controller.reconcilers.allocation_intents import Intents
 from topobus.controller.reconcilers.allocation_runner import AllocationRunner
-from topobus.controller.reconcilers.cluster_events import EventRecorder
 from topobus.controller.reconcilers.cluster_housekeeping import ClaimHousekeeping
 from topobus.controller.reconcilers.deallocate_claims import Deallocations
 from topobus.controller.reconcilers.decision_publisher import DecisionPublisher
@@ -37,7 +36,8 @@ from topobus.controller.store.api import (
     Kind,
     Plain,
 )
-from topobus.controller.store.api_server_writer import ApiServerWriter
+from topobus.controller.store.api_server_store import ApiServerStore, ApiServerWriter
+from topobus.controller.store.cluster_events import EventRecorder
 from topobus.controller.store.informers import Informer, Key
 from topobus.controller.store.kubernetes_api import KubernetesApi
 from topobus.domain.device import Inventory
@@ -112,7 +112,7 @@ class ClusterController:
         searcher = AllocationRunner(settings, runtime.clock, compiler, metrics)
         self._metrics = ClusterMetrics(runtime.registry)
         self._malformed_parts = ObjectBoundary("node-state", metrics.set_aside)
-        writer = ApiServerWriter(api, self._world, self._metrics)
+        writer = ApiServerWriter(ApiServerStore(api, self._world, self._metrics))
         ledgers = NodeLedgers(settings, runtime.bus, self._world)
         events = EventRecorder(api, runtime.clock, f"{runtime.name}-{runtime.node}")
         self._events = events
@@ -122,9 +122,7 @@ class ClusterController:
         intents = Intents(settings, runtime.clock, self._world, writer, self._informers[CLAIMS], ledgers, chooser, decisions, metrics)
         self._gates = GatedPodReconciler(settings, runtime.clock, self._world, writer, intents, chooser, events, metrics, self._changed.set)
         self._takebacks = Deallocations(settings, runtime.clock, self._world, writer, ledgers, events, metrics)
-        self._housekeeper = ClaimHousekeeping(
-            api, runtime.clock, self._world, writer, events, metrics, is_own=cluster.housekeeping == "own"
-        )
+        self._housekeeper = ClaimHousekeeping(runtime.clock, self._world, writer, events, metrics, is_own=cluster.housekeeping == "own")
         self._planner = Planner(settings, runtime, self._world, metrics)
         for part in (*_BUS_PARTS, "cluster"):
             runtime.readiness.set(part, is_ready=False, why="no snapshot yet")

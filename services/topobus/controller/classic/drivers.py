@@ -20,6 +20,7 @@ from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.state.standalone_state import StandaloneState
+from topobus.controller.store.nats_store import NatsStore
 from topobus.controller.store.object_writer import ObjectWriter
 from topobus.devicekit.classic import ClassicDriver
 from topobus.devicekit.classic_registry import load_classic_drivers
@@ -68,7 +69,7 @@ class ClassicDriverRunner:
         self._world = world
         self._metrics = metrics
         self._is_whole = is_whole
-        self._pen = ObjectWriter(runtime.bus, world)
+        self._pen = ObjectWriter(NatsStore(runtime.bus, world))
         self._boundary = ObjectBoundary("classic", metrics.set_aside)
         self._context = StoreContext(world)
         self._found = load_classic_drivers(self._context)
@@ -117,7 +118,7 @@ class ClassicDriverRunner:
         metadata = stored.metadata
         if metadata.deletion_timestamp:
             if not metadata.finalizers:
-                if not await self._pen.erase(key, stored.revision):
+                if not await self._pen.delete(key, stored.revision):
                     return False
                 get_logger().info("claim.released", claim=stored.shown)
             return False

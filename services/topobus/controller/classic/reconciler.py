@@ -28,6 +28,7 @@ from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.state.standalone_state import StandaloneState
+from topobus.controller.store.nats_store import NatsStore
 from topobus.controller.store.object_writer import ObjectWriter
 from topobus.devicekit.classic import ClaimWork, ClassicDriver
 from topobus.domain.errors import ContractError, PeerUnavailable, TopobusError
@@ -69,7 +70,7 @@ class ClassicClaimReconciler:
         self._clock = runtime.clock
         self._bus = runtime.bus
         self._world = world
-        self._pen = ObjectWriter(runtime.bus, world)
+        self._pen = ObjectWriter(NatsStore(runtime.bus, world))
         self._metrics = metrics
         self._boundary = ObjectBoundary(f"classic-{driver.name}", metrics.set_aside)
         self._looked: dict[ObjectKey, _Looked] = {}

@@ -26,6 +26,7 @@ from topobus.controller.classic.core.negotiation import (
 )
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.state.standalone_state import StandaloneState
+from topobus.controller.store.nats_store import NatsStore
 from topobus.controller.store.object_writer import ObjectWriter
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.outcome import Reason
@@ -55,9 +56,8 @@ class ClassicScheduler:
     def __init__(self, runtime: Runtime, world: StandaloneState, boundary: ObjectBoundary | None = None) -> None:
         self._boundary = boundary or ObjectBoundary("classic-pods")
         self._clock = runtime.clock
-        self._bus = runtime.bus
         self._world = world
-        self._pen = ObjectWriter(runtime.bus, world)
+        self._pen = ObjectWriter(NatsStore(runtime.bus, world))
         self._waiting: dict[ObjectKey, tuple[Reason, ...]] = {}
         self._settled: dict[ObjectKey, tuple[Hashable, float]] = {}
         self._uses: dict[ObjectKey, tuple[int, tuple[ClaimUse, ...]]] = {}
@@ -275,7 +275,7 @@ class ClassicScheduler:
         stored = self._world.objects.get(key)
         if stored is not None and stored.uid == user.uid:
             return stored.value.status.get("phase") in _ENDED
-        entry = await self._bus.get(catalogue.OBJECT, **key._asdict())
+        entry = await self._pen.read(key)
         return entry is None or metadata_of(entry.value).uid != user.uid
 
     async def _drop_context(self, key: ObjectKey, stored: Stored) -> bool:
@@ -283,7 +283,7 @@ class ClassicScheduler:
         pod = self._world.objects.get(ObjectKey("pod", key.namespace, key.name))
         is_needed = pod is not None and pod.uid == owner_pod_uid(stored.value) and not pod.pod.is_bound
         if not is_needed and owner_pod_uid(stored.value) is not None:
-            await self._pen.erase(key, stored.revision)
+            await self._pen.delete(key, stored.revision)
         return False
 
 

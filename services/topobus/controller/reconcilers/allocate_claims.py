@@ -36,6 +36,7 @@ from topobus.controller.reconcilers.ledger_releases import LedgerReleases, Under
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.state.costly_work import CostlyWork
 from topobus.controller.state.standalone_state import StandaloneState
+from topobus.controller.store.nats_store import NatsStore
 from topobus.controller.store.object_writer import ObjectWriter
 from topobus.domain.errors import ContractError, HardwareError, PeerUnavailable
 from topobus.domain.outcome import Reason, Refusal
@@ -86,7 +87,7 @@ class ClaimReconciler:
         self._finder = finder
         self._consumers = consumers
         self._metrics = metrics
-        self._pen = ObjectWriter(runtime.bus, world)
+        self._pen = ObjectWriter(NatsStore(runtime.bus, world))
         self._advice_left = _MOST_ADVICE
         self._settled: dict[ObjectKey, _Seen] = {}
         self._fenced: dict[ObjectKey, tuple[int, frozenset[str]]] = {}
@@ -274,7 +275,7 @@ class ClaimReconciler:
         for user in consuming_pods(claim):
             pod_key = ObjectKey("pod", key.namespace, user.name)
             try:
-                entry = await self._bus.get(catalogue.OBJECT, **pod_key._asdict())
+                entry = await self._pen.read(pod_key)
             except ContractError:
                 continue  # no pod can be read there, so none is bound
             pod = Pod(entry.value) if entry is not None else None
@@ -308,7 +309,7 @@ class ClaimReconciler:
             if node in kept:
                 continue
             entry = await self._bus.get(catalogue.LEDGER, node=node)
-            newest = await self._bus.get(catalogue.OBJECT, **key._asdict())
+            newest = await self._pen.read(key)
             if entry is None or owner.key not in entry.value.allocations or newest is None or newest.revision != stored.revision:
                 continue  # another replica has gone on: what is held may be its next attempt's
             # An attempt is written before it is placed, and the claim has none: what this decision gave is nobody's.
@@ -428,7 +429,7 @@ class ClaimReconciler:
         owner = stored.claim.owner
 
         async def is_newest() -> bool:
-            newest = await self._bus.get(catalogue.OBJECT, **key._asdict())
+            newest = await self._pen.read(key)
             return newest is not None and newest.revision == stored.revision
 
         async def release(op_id: str, decision_id: str) -> None:
@@ -461,7 +462,7 @@ class ClaimReconciler:
                 await self._pen.write(key, stored.revision, freed)
             return
         last = stored if freed == claim else await self._pen.write(key, stored.revision, freed)
-        if last is None or not await self._pen.erase(key, last.revision):
+        if last is None or not await self._pen.delete(key, last.revision):
             return
         self._metrics.decisions.labels("released").inc()
         self._log.info("claim.released", claim=stored.shown)

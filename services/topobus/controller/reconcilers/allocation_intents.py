@@ -33,7 +33,7 @@ from topobus.controller.scheduling.decisions import NodeFit, PodClaim, PodPlan
 from topobus.controller.state.api_server_state import ApiServerState, Key
 from topobus.controller.state.refusal_backoff import RefusalBackoff
 from topobus.controller.store.api import CLAIMS, PODS
-from topobus.controller.store.api_server_writer import ApiServerWriter
+from topobus.controller.store.api_server_store import ApiServerWriter
 from topobus.controller.store.informers import Informer
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.outcome import Placement, Reason, Refusal

@@ -75,7 +75,7 @@ class PodCleanup:
                 await self._pen.write(key, stored.revision, freed)
             return False
         last = stored if freed == pod else await self._pen.write(key, stored.revision, freed)
-        if last is None or not await self._pen.erase(key, last.revision):
+        if last is None or not await self._pen.delete(key, last.revision):
             return False
         self._log.info("pod.released", pod=stored.shown)
         return False
@@ -111,7 +111,7 @@ class PodCleanup:
             if user.resource != "pods" or (known is not None and known.uid == user.uid):
                 continue
             try:
-                entry = await self._bus.get(catalogue.OBJECT, **pod_key._asdict())
+                entry = await self._pen.read(pod_key)
             except ContractError:
                 # Something stands there that nobody can read, or no pod can have this name: no evidence, and the other users of the claim go on.
                 continue

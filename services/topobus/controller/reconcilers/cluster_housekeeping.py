@@ -24,20 +24,17 @@ from topobus.controller.claims.reservations import (
     is_made_for,
     pod_ref,
 )
+from topobus.controller.claims.stored import ObjectKey
 from topobus.controller.claims.templates import claim_from_template, owner_pod_uid, wanted_claims
 from topobus.controller.metrics import ControllerMetrics
-from topobus.controller.reconcilers.cluster_events import EventRecorder
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.state.api_server_state import ApiServerState, Key
-from topobus.controller.state.cluster_objects import downgraded_claim
 from topobus.controller.store.api import (
-    CLAIMS,
     PODS,
-    Api,
-    Rejected,
 )
-from topobus.controller.store.api_server_writer import ApiServerWriter
-from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.controller.store.api_server_store import ApiServerWriter
+from topobus.controller.store.cluster_events import EventRecorder
+from topobus.domain.errors import ContractError
 from topobus.domain.outcome import Reason
 from topobus.kubernetes.api.objects import DELETE_PROTECTION, metadata_of, name_of
 from topobus.runtime.clock import Clock
@@ -54,7 +51,6 @@ class ClaimHousekeeping:
 
     def __init__(
         self,
-        api: Api,
         clock: Clock,
         world: ApiServerState,
         writer: ApiServerWriter,
@@ -63,7 +59,6 @@ class ClaimHousekeeping:
         *,
         is_own: bool,
     ) -> None:
-        self._api = api
         self._clock = clock
         self._world = world
         self._writer = writer
@@ -134,17 +129,7 @@ class ClaimHousekeeping:
             if not name:
                 now = self._clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
                 claim = claim_from_template(pod, wanted, template, now=now)
-                made = {"name", "namespace", "ownerReferences", "annotations", "labels"}
-                version = await self._api.version_of(CLAIMS)
-                plain = {
-                    "apiVersion": f"{CLAIMS.group}/{version}",
-                    "kind": CLAIMS.name,
-                    "metadata": {field: value for field, value in claim.metadata.items() if field in made},
-                    "spec": downgraded_claim(claim.spec, version),
-                }
-                answer = await self._api.create(CLAIMS, plain)
-                if isinstance(answer, Rejected) and answer.code != 409:
-                    raise PeerUnavailable(f"API server: ResourceClaim {key[0]}/{wanted.name}: {answer.code} {answer.message}")
+                await self._writer.create(ObjectKey("resourceclaim", key[0], wanted.name), claim)
                 name = wanted.name
                 self._log.info("claim.created", claim=f"{key[0]}/{name}", pod=name_of(pod), template=wanted.template)
             statuses.append({"name": wanted.entry, "resourceClaimName": name})
@@ -200,7 +185,7 @@ class ClaimHousekeeping:
         if owner is None or not gated_claims.was_ours(claim):
             return False
         name = next((str(reference.get("name")) for reference in metadata.owner_references if reference.get("uid") == owner), "")
-        if await self._has_ended(key[0], Consumer("pods", name, owner)):
-            await self._api.delete(CLAIMS, *key, uid=metadata.uid)
+        has_ended = await self._has_ended(key[0], Consumer("pods", name, owner))
+        if has_ended and await self._writer.delete(ObjectKey("resourceclaim", *key), version_of(claim)):
             self._log.info("claim.deleted", claim=name_of(claim), why="the pod that it was made for has ended")
         return False

@@ -22,12 +22,12 @@ from topobus.controller.claims.gated_claims import GateAttempt
 from topobus.controller.claims.reservations import pod_ref
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
-from topobus.controller.reconcilers.cluster_events import EventRecorder
 from topobus.controller.reconcilers.node_ledgers import NodeLedgers
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.state.api_server_state import ApiServerState, Key
 from topobus.controller.store.api import PODS
-from topobus.controller.store.api_server_writer import ApiServerWriter
+from topobus.controller.store.api_server_store import ApiServerWriter
+from topobus.controller.store.cluster_events import EventRecorder
 from topobus.domain.outcome import Reason
 from topobus.kubernetes.api.objects import metadata_of, name_of
 from topobus.runtime.clock import Clock

@@ -29,6 +29,7 @@ from topobus.controller.reconcilers.claim_users import consuming_pods
 from topobus.controller.reconcilers.decision_publisher import DecisionPublisher
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.state.standalone_state import StandaloneState
+from topobus.controller.store.nats_store import NatsStore
 from topobus.controller.store.object_writer import ObjectWriter
 from topobus.domain.errors import ContractError
 from topobus.domain.outcome import Reason, Refusal
@@ -58,7 +59,7 @@ class Evictor:
         self._runtime = runtime
         self._world = world
         self._keeper = keeper
-        self._pen = ObjectWriter(runtime.bus, world)
+        self._pen = ObjectWriter(NatsStore(runtime.bus, world))
         self._first_seen: dict[_Mark, datetime] = {}
         self._seen_before: dict[_Mark, datetime] = {}
         self._decisions = DecisionPublisher(runtime.bus, runtime.clock)
@@ -147,7 +148,7 @@ class Evictor:
         written = await self._pen.write(key, stored.revision, api_object)
         if written is not None:
             # Nothing holds it: it may go at once, as it is now. A pod of its name that a user makes meanwhile stays.
-            await self._pen.erase(key, written.revision)
+            await self._pen.delete(key, written.revision)
 
     async def _announce(self, claim: ApiObject, eviction: Eviction, reason: Reason) -> None:
         number = classic_lifecycle.attempt_of(claim).number if is_classic(claim) else lifecycle.number_of(claim)

@@ -26,6 +26,7 @@ from topobus.controller.claims.templates import (
 )
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.state.standalone_state import StandaloneState
+from topobus.controller.store.nats_store import NatsStore
 from topobus.controller.store.object_writer import ObjectWriter
 from topobus.domain.errors import ContractError
 from topobus.kubernetes.api.objects import ask_deletion, metadata_of, name_of
@@ -43,7 +44,7 @@ class ClaimTemplateReconciler:
         self._boundary = boundary or ObjectBoundary("templates")
         self._runtime = runtime
         self._world = world
-        self._pen = ObjectWriter(runtime.bus, world)
+        self._pen = ObjectWriter(NatsStore(runtime.bus, world))
         self._told: dict[ObjectKey, str] = {}
 
     async def reconcile_all(self) -> bool:
@@ -116,7 +117,7 @@ class ClaimTemplateReconciler:
         get_logger().info("claim.ended", claim=stored.shown, why="its pod is gone")
         if marked is None:
             # What another replica has attempted since is protected: it ends in its own turn, when its devices are let go.
-            await self._pen.erase(key, stored.revision)
+            await self._pen.delete(key, stored.revision)
         else:
             await self._pen.write(key, stored.revision, marked)
 

@@ -23,7 +23,6 @@ from topobus.controller.claims.gated_claims import GateAttempt
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.reconcilers.allocation_intents import Intents, Progress
-from topobus.controller.reconcilers.cluster_events import EventRecorder
 from topobus.controller.reconcilers.node_choice import NodeChooser, NoNodeFits
 from topobus.controller.scheduling.aligned_allocation import read_wishes
 from topobus.controller.scheduling.decisions import (
@@ -37,7 +36,8 @@ from topobus.controller.scheduling.decisions import (
 )
 from topobus.controller.state.api_server_state import ApiServerState, Key
 from topobus.controller.state.costly_work import CostlyWork
-from topobus.controller.store.api_server_writer import ApiServerWriter
+from topobus.controller.store.api_server_store import ApiServerWriter
+from topobus.controller.store.cluster_events import EventRecorder
 from topobus.domain.errors import ContractError, HardwareError, InvariantError, PeerUnavailable
 from topobus.domain.outcome import Reason, Refusal
 from topobus.kubernetes.api.objects import metadata_of, name_of

@@ -51,6 +51,7 @@ from topobus.controller.scheduling.decisions import (
 from topobus.controller.scheduling.pod_alignment import with_claims
 from topobus.controller.state.costly_work import CostlyWork
 from topobus.controller.state.standalone_state import StandaloneState
+from topobus.controller.store.nats_store import NatsStore
 from topobus.controller.store.object_writer import ObjectWriter
 from topobus.domain.errors import ContractError
 from topobus.domain.outcome import Placement, Reason, Refusal
@@ -96,7 +97,7 @@ class PodScheduler:
         self._finder = finder
         self._consumers = consumers
         self._keeper = keeper
-        self._pen = ObjectWriter(runtime.bus, world)
+        self._pen = ObjectWriter(NatsStore(runtime.bus, world))
         self._leaver = PodCleanup(settings, runtime, world, self._pen, releases)
         self._planner = planner
         self._metrics = metrics

@@ -13,6 +13,7 @@ from topobus.controller.claims import lifecycle
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.state.standalone_state import StandaloneState
+from topobus.controller.store.nats_store import NatsStore
 from topobus.controller.store.object_writer import ObjectWriter
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.kubernetes.api import limits
@@ -37,7 +38,7 @@ class ClassReconciler:
     ) -> None:
         self._runtime = runtime
         self._world = world
-        self._pen = ObjectWriter(runtime.bus, world)
+        self._pen = ObjectWriter(NatsStore(runtime.bus, world))
         self._compiler = compiler
         self._boundary = boundary or ObjectBoundary("classes")
         self._judged: dict[ObjectKey, int] = {}

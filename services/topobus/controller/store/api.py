@@ -126,6 +126,6 @@ class Api(Protocol):
         """
         ...
 
-    async def delete(self, kind: Kind, namespace: str, name: str, *, uid: str) -> Rejected | None:
-        """Delete an object if it is still this one; one that is gone already is done."""
+    async def delete(self, kind: Kind, namespace: str, name: str, *, version: str) -> Rejected | None:
+        """Delete an object that is still at this version; the server marks one that has finalizers."""
         ...

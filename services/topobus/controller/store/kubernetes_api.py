@@ -129,11 +129,11 @@ class KubernetesApi:
         """Change an object by a merge patch; one that carries metadata.resourceVersion is refused when the object is another by now."""
         return await self._ask("PATCH", await self._path(kind, namespace, name, part), params=_WRITER, body=patch)
 
-    async def delete(self, kind: Kind, namespace: str, name: str, *, uid: str) -> Rejected | None:
-        """Delete an object if it is still this one; one that is gone already is done."""
-        body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}}
+    async def delete(self, kind: Kind, namespace: str, name: str, *, version: str) -> Rejected | None:
+        """Delete an object that is still at this version; the server marks one that has finalizers."""
+        body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"resourceVersion": version}}
         answer = await self._ask("DELETE", await self._path(kind, namespace, name), body=body)
-        return answer if isinstance(answer, Rejected) and answer.code != NOT_FOUND else None
+        return answer if isinstance(answer, Rejected) else None
 
     async def _plurals(self, group: str, version: str) -> frozenset[str]:
         """List what one version of a group has, with list and watch; asked once."""

@@ -1,0 +1,208 @@
+"""Objects of a cluster, on its API server: the revision is the resource version.
+
+Flows in: objects as decided, and merge patches that name the version on which they were. Flows out: what the server stored, which the state learns at once. When
+somebody else was faster, or nobody knows whether a write took effect, the object is read anew: the state then has what the next decision begins with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from topobus.contracts.messages import ApiObject
+from topobus.controller.claims.gate import version_of
+from topobus.controller.claims.stored import ObjectKey, Stored
+from topobus.controller.cluster_metrics import ClusterMetrics
+from topobus.controller.state.api_server_state import ApiServerState, Key
+from topobus.controller.state.cluster_objects import downgraded_claim
+from topobus.controller.store.api import (
+    CLAIMS,
+    PODS,
+    WATCHED,
+    Api,
+    Kind,
+    Rejected,
+)
+from topobus.controller.store.object_writer import ObjectWriter, confirmed
+from topobus.controller.store.protocol import Conflict, Deleted, Unknown, WriteOutcome
+from topobus.domain.errors import InvariantError, PeerUnavailable
+from topobus.runtime.logging import get_logger
+
+__all__ = ["ApiServerStore", "ApiServerWriter", "merge_patch"]
+
+_KINDS = {kind.name.lower(): kind for kind in WATCHED}
+# What a server sets by itself when an object is made (apimachinery, ObjectMeta).
+_SET_BY_SERVER = ("uid", "resourceVersion", "creationTimestamp", "generation")
+
+
+class ApiServerStore:
+    """Claims and pods on an API server, and the copy that learns what was written there."""
+
+    def __init__(self, api: Api, world: ApiServerState, metrics: ClusterMetrics) -> None:
+        self._api = api
+        self._world = world
+        self._metrics = metrics
+
+    async def get(self, key: ObjectKey) -> Stored | None:
+        """Read an object as it is now; None when it is gone."""
+        kind = _KINDS[key.kind]
+        plain = await self._api.get(kind, key.namespace, key.name)
+        if plain is None:
+            self._world.drop(kind.name, (key.namespace, key.name))
+            return None
+        return await self._learn(kind, key, plain)
+
+    async def create(self, key: ObjectKey, value: ApiObject) -> WriteOutcome:
+        """Make an object, in the version that the server serves."""
+        kind = _KINDS[key.kind]
+        version = await self._api.version_of(kind)
+        metadata = {field: content for field, content in value.metadata.items() if field not in _SET_BY_SERVER}
+        plain = {
+            "apiVersion": f"{kind.group}/{version}" if kind.group else version,
+            "kind": kind.name,
+            "metadata": metadata,
+            "spec": downgraded_claim(value.spec, version) if kind is CLAIMS else value.spec,
+        }
+        try:
+            made = await self._api.create(kind, plain)
+        except PeerUnavailable as err:
+            return await self._unknown(kind, key, err)
+        return await self._outcome(kind, key, made)
+
+    async def put(self, key: ObjectKey, revision: int, value: ApiObject) -> WriteOutcome:
+        """Write what differs from the object as the copy shows it; a copy that is at another revision knows of a faster write.
+
+        Errors: raises InvariantError when the status and something else differ: no one write changes both.
+        """
+        known = self._known(key)
+        if known is None or version_of(known) != revision:
+            return Conflict("the copy shows another version")
+        parts = ("metadata", "spec", "status")
+        patch = {part: changes for part in parts if (changes := merge_patch(getattr(known, part), getattr(value, part)))}
+        if "status" in patch and len(patch) > 1:
+            raise InvariantError(f"{key}: one write changes the status or the rest, not both: got {sorted(patch)}")
+        identity = {"uid": known.metadata.get("uid"), "resourceVersion": str(revision)}
+        bound = {**patch, "metadata": {**patch.get("metadata", {}), **identity}}
+        return await self.patch(key, bound, part="status" if "status" in patch else "")
+
+    async def patch(self, key: ObjectKey, patch: Mapping[str, Any], *, part: str = "") -> WriteOutcome:
+        """Change an object by a merge patch that names the version on which it was decided.
+
+        Shapes: part — `status` changes the status and nothing else.
+        """
+        kind = _KINDS[key.kind]
+        try:
+            written = await self._api.patch(kind, key.namespace, key.name, patch, part=part)
+        except PeerUnavailable as err:
+            return await self._unknown(kind, key, err)
+        return await self._outcome(kind, key, written)
+
+    async def delete(self, key: ObjectKey, revision: int) -> Deleted | Conflict | Unknown:
+        """Delete an object as it was at a revision; the watch tells the state either way."""
+        kind = _KINDS[key.kind]
+        try:
+            rejected = await self._api.delete(kind, key.namespace, key.name, version=str(revision))
+        except PeerUnavailable as err:
+            return await self._unknown(kind, key, err)
+        if rejected is None:
+            self._count(kind, "done")
+            return Deleted()
+        return await self._lost(kind, key, rejected)
+
+    async def _outcome(self, kind: Kind, key: ObjectKey, written: dict[str, Any] | Rejected) -> WriteOutcome:
+        if isinstance(written, Rejected):
+            return await self._lost(kind, key, written)
+        self._count(kind, "done")
+        return await self._learn(kind, key, written)
+
+    async def _lost(self, kind: Kind, key: ObjectKey, rejected: Rejected) -> Conflict:
+        """Take in what was there before our write.
+
+        Errors: raises PeerUnavailable when the server refuses the write for another reason.
+        """
+        self._count(kind, "lost" if rejected.is_conflict else "refused")
+        if not rejected.is_conflict:
+            raise PeerUnavailable(
+                f"API server: {kind.name} {key.namespace}/{key.name}: {rejected.code} {rejected.message}",
+                next_step="check the controller's rights in the cluster (deploy/kubernetes/controller.yaml)",
+                code=rejected.code,
+            )
+        get_logger().debug("write.lost", kind=kind.name, namespace=key.namespace, name=key.name, why=rejected.message)
+        await self.get(key)
+        return Conflict(rejected.message)
+
+    async def _unknown(self, kind: Kind, key: ObjectKey, error: PeerUnavailable) -> Unknown:
+        """Look what became of a write that nobody answered."""
+        self._count(kind, "unknown")
+        get_logger().warning("write.ambiguous", kind=kind.name, namespace=key.namespace, name=key.name, error=str(error))
+        try:
+            await self.get(key)
+        except PeerUnavailable as err:
+            return Unknown(err)
+        return Unknown(error)
+
+    def _count(self, kind: Kind, outcome: str) -> None:
+        self._metrics.writes.labels(kind.name, outcome).inc()
+
+    def _known(self, key: ObjectKey) -> ApiObject | None:
+        copies = {CLAIMS.name.lower(): self._world.claims, PODS.name.lower(): self._world.pods}
+        return copies[key.kind].get((key.namespace, key.name)) if key.kind in copies else None
+
+    async def _learn(self, kind: Kind, key: ObjectKey, plain: dict[str, Any]) -> Stored:
+        """Take in what the server shows; one that nobody can read is not "gone": who asked sets aside what it was about to do.
+
+        Errors: raises ContractError.
+        """
+        version = await self._api.version_of(kind)
+        self._world.put(kind.name, version, plain)
+        api_object = self._known(key)
+        if api_object is None:
+            # Of no interest to the copy, and yet what was asked for.
+            parts = {part: plain.get(part) or {} for part in ("metadata", "spec", "status")}
+            api_object = ApiObject(api_version=str(plain.get("apiVersion")), kind=kind.name, **parts)
+        return Stored(version_of(api_object), api_object)
+
+
+class ApiServerWriter(ObjectWriter):
+    """Writes claims and pods of a cluster, by merge patches as well."""
+
+    def __init__(self, store: ApiServerStore) -> None:
+        super().__init__(store)
+        self._patches = store
+
+    async def claim(self, key: Key, patch: Mapping[str, Any], *, part: str = "") -> ApiObject | None:
+        """Patch a claim; None when it is another by now."""
+        return await self._patch(ObjectKey("resourceclaim", *key), patch, part)
+
+    async def pod(self, key: Key, patch: Mapping[str, Any], *, part: str = "") -> ApiObject | None:
+        """Patch a pod; None when it is another by now."""
+        return await self._patch(ObjectKey("pod", *key), patch, part)
+
+    async def refresh(self, kind: Kind, key: Key) -> ApiObject | None:
+        """Read an object as it is now; None when it is gone.
+
+        Errors: raises PeerUnavailable; ContractError when nobody can read it.
+        """
+        stored = await self.read(ObjectKey(kind.name.lower(), *key))
+        return stored.value if stored is not None else None
+
+    async def _patch(self, key: ObjectKey, patch: Mapping[str, Any], part: str) -> ApiObject | None:
+        stored = confirmed(await self._patches.patch(key, patch, part=part))
+        return stored.value if stored is not None else None
+
+
+def merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the merge patch that makes `after` of `before` (RFC 7386); empty when they are equal.
+
+    >>> merge_patch({"a": 1, "b": {"c": 2, "d": 3}, "e": [1]}, {"a": 1, "b": {"c": 4}, "e": [1, 2]})
+    {'b': {'c': 4, 'd': None}, 'e': [1, 2]}
+    """
+    patch: dict[str, Any] = {key: None for key in before if key not in after}
+    for key, value in after.items():
+        old = before.get(key)
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            if changes := merge_patch(old, value):
+                patch[key] = changes
+        elif key not in before or old != value:
+            patch[key] = value
+    return dict(sorted(patch.items()))
