@@ -86,7 +86,10 @@ def pytest_testnodedown(node: object) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:
-    """Count the quarantine in every run, an empty one included: what is left out must not be forgotten."""
+    """Say how to have this order again, and count the quarantine in every run, an empty one included: what is left out must not be forgotten."""
+    seed = getattr(config.option, "randomly_seed", None)
+    if seed is not None and config.getoption("randomly_reorganize"):
+        terminalreporter.write_line(f"in the order of -p randomly --randomly-seed={seed}")
     quarantined = config.stash[_QUARANTINED]
     terminalreporter.write_line(f"in quarantine: {len(quarantined)} tests")
     for name, why in sorted(quarantined.items()):
