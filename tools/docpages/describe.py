@@ -123,11 +123,11 @@ def _default_text(field: msgspec.structs.FieldInfo) -> str:
 
 def _field_docs(kind: type[Struct]) -> dict[str, str]:
     """Collect the string that stands below each field; a subclass's words win over its parent's."""
-    found: dict[str, str] = {}
-    for one in reversed(kind.__mro__):
-        if not is_struct(one) or one is Struct:
+    texts: dict[str, str] = {}
+    for ancestor in reversed(kind.__mro__):
+        if not is_struct(ancestor) or ancestor is Struct:
             continue
-        tree = ast.parse(textwrap.dedent(inspect.getsource(one)))
+        tree = ast.parse(textwrap.dedent(inspect.getsource(ancestor)))
         assert isinstance(tree.body[0], ast.ClassDef)
         body = tree.body[0].body
         for statement, following in itertools.pairwise(body):
@@ -138,5 +138,5 @@ def _field_docs(kind: type[Struct]) -> dict[str, str]:
                 and isinstance(following.value, ast.Constant)
                 and isinstance(following.value.value, str)
             ):
-                found[statement.target.id] = " ".join(following.value.value.split())
-    return found
+                texts[statement.target.id] = " ".join(following.value.value.split())
+    return texts

@@ -126,14 +126,14 @@ def _message(kind: type[Struct]) -> Iterable[str]:
 
 
 def _closure(kinds: Iterable[type[Struct]]) -> set[type[Struct]]:
-    found: set[type[Struct]] = set()
+    structs: set[type[Struct]] = set()
     todo = list(kinds)
     while todo:
         kind = todo.pop()
-        if kind not in found:
-            found.add(kind)
+        if kind not in structs:
+            structs.add(kind)
             todo.extend(inner for field in describe_fields(kind) for inner in nested_structs(field.hint))
-    return found
+    return structs
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterable[str]:

@@ -64,9 +64,9 @@ def sample(kind: type[M], variant: str = "") -> M:
 
 def variants(kind: type[Struct]) -> tuple[str, ...]:
     """Name the variants that a message has: its first form (empty), and the tags of other members of its unions."""
-    found: set[str] = set()
-    _collect(kind, found, set())
-    return ("", *sorted(found))
+    structs: set[str] = set()
+    _collect(kind, structs, set())
+    return ("", *sorted(structs))
 
 
 def file_stem(kind: type[Struct], variant: str = "") -> str:
@@ -128,16 +128,18 @@ def _tag(kind: object) -> str:
     return str(kind.__struct_config__.tag) if is_struct(kind) and kind.__struct_config__.tag is not None else ""
 
 
-def _collect(hint: object, found: set[str], seen: set[object]) -> None:
+def _collect(hint: object, structs: set[str], seen: set[object]) -> None:
     if is_struct(hint):
         if hint in seen:
             return
         seen.add(hint)
         for type_hint in typing.get_type_hints(hint, include_extras=True).values():
-            _collect(type_hint, found, seen)
+            _collect(type_hint, structs, seen)
         return
     arguments = typing.get_args(hint)
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        found.update(tag for argument in [argument for argument in arguments if argument is not type(None)][1:] if (tag := _tag(argument)))
+        structs.update(
+            tag for argument in [argument for argument in arguments if argument is not type(None)][1:] if (tag := _tag(argument))
+        )
     for argument in arguments:
-        _collect(argument, found, seen)
+        _collect(argument, structs, seen)

@@ -41,15 +41,15 @@ _PLAIN: dict[object, Schema] = {
 
 def render_schemas(kinds: Iterable[type[Struct]]) -> dict[str, Schema]:
     """Give the schemas of these structs and of all inside them, by name, sorted."""
-    found: dict[str, Schema] = {}
+    schemas: dict[str, Schema] = {}
     todo = list(kinds)
     while todo:
         kind = todo.pop()
-        if kind.__name__ in found:
+        if kind.__name__ in schemas:
             continue
-        found[kind.__name__] = _struct(kind)
+        schemas[kind.__name__] = _struct(kind)
         todo.extend(inner for field in describe_fields(kind) for inner in nested_structs(field.hint))
-    return dict(sorted(found.items()))
+    return dict(sorted(schemas.items()))
 
 
 def _struct(kind: type[Struct]) -> Schema:

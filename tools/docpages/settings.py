@@ -61,14 +61,14 @@ def _lines(kinds: Mapping[str, type[Struct]], shared: type[Struct]) -> Iterable[
 
 def _parts(kinds: Iterable[type[Struct]]) -> list[type[Struct]]:
     """Find the structs of which settings have lists or maps, and those inside of them, each once, from outside inwards."""
-    found: list[type[Struct]] = []
+    structs: list[type[Struct]] = []
     waiting = [field_text.hint for kind in kinds for _, field_text in _flat(kind, "")]
     while waiting:
         for part in nested_structs(waiting.pop(0)):
-            if part not in found:
-                found.append(part)
+            if part not in structs:
+                structs.append(part)
                 waiting += [field_text.hint for _, field_text in _flat(part, "")]
-    return found
+    return structs
 
 
 def _flat(kind: type[Struct], prefix: str) -> list[tuple[str, FieldText]]:

@@ -78,9 +78,9 @@ def check_clock(node: str, ahead_s: float) -> Finding | None:
     """Judge a node's clock against ours; None when they agree within a second. Requests are refused as stale by a node more than two seconds ahead."""
     if abs(ahead_s) < _CLOCK_AGREES_S:
         return None
-    found = f"clock of {node} is {abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} this machine's"
+    text = f"clock of {node} is {abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} this machine's"
     step = "set both clocks by the same time service (chrony, ntp)"
-    return Finding(level=Level.FAIL if ahead_s > _CLOCK_SERVES_S else Level.WARN, what=f"{node}: clock", found=found, next_step=step)
+    return Finding(level=Level.FAIL if ahead_s > _CLOCK_SERVES_S else Level.WARN, what=f"{node}: clock", found=text, next_step=step)
 
 
 def check_node(
@@ -98,8 +98,8 @@ def check_node(
         step = "topobus-topology writes one as soon as it knows the machine: is it running?"
         yield Finding(level=Level.FAIL, what=f"{node}: ledger", found="there is none", next_step=step)
     else:
-        found = f"sequence {ledger.sequence}, {len(ledger.allocations)} owners hold something"
-        yield Finding(level=Level.OK, what=f"{node}: ledger", found=found)
+        text = f"sequence {ledger.sequence}, {len(ledger.allocations)} owners hold something"
+        yield Finding(level=Level.OK, what=f"{node}: ledger", found=text)
     if "topology" in silent:
         yield Finding(level=Level.FAIL, what=f"{node}: topology", found=silent["topology"], next_step="start topobus-topology on this node")
     else:
@@ -110,15 +110,15 @@ def _machine_finding(node: str, machine: Machine | None) -> Finding:
     what = f"{node}: machine"
     if machine is None:
         return Finding(level=Level.FAIL, what=what, found="not reported", next_step="start topobus-discovery on this node")
-    found = f"generation {machine.generation}, {len(machine.numa_nodes)} NUMA nodes, {len(machine.online_cpus)} CPUs"
+    text = f"generation {machine.generation}, {len(machine.numa_nodes)} NUMA nodes, {len(machine.online_cpus)} CPUs"
     if machine.warnings:
         return Finding(
             level=Level.WARN,
             what=what,
-            found=f"{found}; {len(machine.warnings)} warnings: {machine.warnings[0]}",
+            found=f"{text}; {len(machine.warnings)} warnings: {machine.warnings[0]}",
             next_step="see `topobus machine`",
         )
-    return Finding(level=Level.OK, what=what, found=found)
+    return Finding(level=Level.OK, what=what, found=text)
 
 
 def _inventory_finding(
@@ -128,20 +128,18 @@ def _inventory_finding(
     start = f"start topobus-{device_class} on this node"
     if inventory is None:
         return Finding(level=Level.FAIL, what=what, found="not published", next_step=start)
-    found = f"generation {inventory.generation}, {len(inventory.devices)} devices"
+    text = f"generation {inventory.generation}, {len(inventory.devices)} devices"
     if device_class in silent:
-        found += f", unknown ({SERVICE_SILENT}: {silent[device_class]}): new pods get none, what is held stays held"
-        return Finding(level=Level.FAIL, what=what, found=found, next_step=start)
+        text += f", unknown ({SERVICE_SILENT}: {silent[device_class]}): new pods get none, what is held stays held"
+        return Finding(level=Level.FAIL, what=what, found=text, next_step=start)
     if machine is not None and inventory.machine_generation < machine.generation:
         # No finding: a machine that changed without changing a device of this class is no news, so the inventory is not written again.
-        found += f", unchanged since machine generation {inventory.machine_generation}"
+        text += f", unchanged since machine generation {inventory.machine_generation}"
     sick = [device.name for device in inventory.devices if not device.health.is_allocatable]
     if sick:
-        return Finding(
-            level=Level.WARN, what=what, found=f"{found}, not well: {', '.join(sick[:6])}", next_step="`topobus health` says why"
-        )
+        return Finding(level=Level.WARN, what=what, found=f"{text}, not well: {', '.join(sick[:6])}", next_step="`topobus health` says why")
     if inventory.warnings:
         return Finding(
-            level=Level.WARN, what=what, found=f"{found}; {inventory.warnings[0]}", next_step=f"see the log of topobus-{device_class}"
+            level=Level.WARN, what=what, found=f"{text}; {inventory.warnings[0]}", next_step=f"see the log of topobus-{device_class}"
         )
-    return Finding(level=Level.OK, what=what, found=found)
+    return Finding(level=Level.OK, what=what, found=text)

@@ -29,9 +29,9 @@ async def ask_dry_run(situation: Mapping[str, Any], arguments: Sequence[str] = (
     process = await asyncio.create_subprocess_exec(
         *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
-    told, complaint = await process.communicate(encode(dict(situation)))
+    output, complaint = await process.communicate(encode(dict(situation)))
     if process.returncode == 0:
-        answers: dict[str, Any] = msgspec.json.decode(told)
+        answers: dict[str, Any] = msgspec.json.decode(output)
         return answers
     if b"ModuleNotFoundError" in complaint:
         raise ConfigError(

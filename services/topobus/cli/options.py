@@ -54,7 +54,7 @@ class BusOptions(OutputOptions):
         """Say where the server's address comes from."""
         if self.nats is not None:
             return "--nats"
-        named = next((one for one in ("TOPOBUS_CLI__NATS__URL", "TOPOBUS_ALL__NATS__URL") if os.environ.get(one)), "")
+        named = next((variable for variable in ("TOPOBUS_CLI__NATS__URL", "TOPOBUS_ALL__NATS__URL") if os.environ.get(variable)), "")
         if named or self.config is None:
             return named or "the default, for neither --nats nor TOPOBUS_ALL__NATS__URL names one"
         return f"{self.config}, or the default"
@@ -130,12 +130,12 @@ async def the_node(bus: Bus, wanted: str | None) -> str:
     return one_of("node", wanted or nodes[0], nodes)
 
 
-def one_of(what: str, wanted: str, known: Iterable[str]) -> str:
+def one_of(what: str, wanted: str, nodes: Iterable[str]) -> str:
     """Check a name against those that exist.
 
     Errors: raises UsageError that lists what exists.
     """
-    names = sorted(set(known))
+    names = sorted(set(nodes))
     if wanted in names:
         return wanted
     raise UsageError(

@@ -69,12 +69,19 @@ class NodeAsks:
         """
         if device_class in self.preferences:
             choices = plugin_choices(available, must_include, size, withheld=withheld, is_from_end=is_from_end)
-            theirs: tuple[str, ...] = ()
+            vendor_choice: tuple[str, ...] = ()
             for offered in choices:
-                theirs = await self.preferences[device_class](offered, must_include, size) or ()
-                if not theirs or set(theirs) <= set(choices[-1]):
+                vendor_choice = await self.preferences[device_class](offered, must_include, size) or ()
+                if not vendor_choice or set(vendor_choice) <= set(choices[-1]):
                     break
-            kept = [*must_include, *(one for one in dict.fromkeys(theirs) if one in available and one not in must_include)][:size]
+            kept = [
+                *must_include,
+                *(
+                    device_name
+                    for device_name in dict.fromkeys(vendor_choice)
+                    if device_name in available and device_name not in must_include
+                ),
+            ][:size]
             if is_legal(kept, available, must_include, size):
                 return tuple(sorted(kept))
             must_include = kept if set(must_include) <= set(kept) else must_include
@@ -159,7 +166,7 @@ class NodeAsks:
         """
         given = [config.get(name, ()) for name in names]
         # The same for all is said once, which device services of before know, too.
-        is_alike = all(one == given[0] for one in given)
+        is_alike = all(parameters == given[0] for parameters in given)
         request = PrepareRequest(
             op_id=op_id,
             owner=owner,

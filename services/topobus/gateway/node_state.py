@@ -146,7 +146,7 @@ class NodeState:
         """Say whether an owner may hold something: true, too, while the ledger is not known."""
         if self._ledger is None or owner_key in self._ledger.allocations:
             return True
-        return any(owner.key == owner_key for mine in self._handed_out.values() for owner, _ in mine.values())
+        return any(owner.key == owner_key for entries in self._handed_out.values() for owner, _ in entries.values())
 
     @property
     def silent(self) -> frozenset[str]:
@@ -195,8 +195,8 @@ class NodeState:
 
     def hand_out(self, device_class: str, names: Iterable[str], owner: Owner, ledger_sequence: int) -> None:
         """Remember what was just adopted until the ledger that says so arrives: an allocated device must not leave the list between the two."""
-        mine = self._handed_out.setdefault(device_class, {})
-        mine.update(dict.fromkeys(names, (owner, ledger_sequence)))
+        entries = self._handed_out.setdefault(device_class, {})
+        entries.update(dict.fromkeys(names, (owner, ledger_sequence)))
         self._hand_outs[owner.key] = self._hand_outs.get(owner.key, 0) + 1
         self._refresh_holders([device_class])
 
@@ -239,16 +239,17 @@ class NodeState:
         self._ledger = ledger
         self.ledger_changed.announce()
         self._forget_confirmed(ledger)
-        held = {name for allocation in ledger.allocations.values() for two in allocation.holdings for name in two.devices}
-        if any(two.cpus for allocation in ledger.allocations.values() for two in allocation.holdings):
+        holdings = [holding for allocation in ledger.allocations.values() for holding in allocation.holdings]
+        held = {device_class for holding in holdings for device_class in holding.devices}
+        if any(holding.cpus for holding in holdings):
             held.add("cpu")
         self._refresh_holders({*held, *self._holders, *self._inventories})
 
     def _forget_confirmed(self, ledger: Holders) -> None:
-        for device_class, mine in self._handed_out.items():
-            self._handed_out[device_class] = {name: one for name, one in mine.items() if one[1] > ledger.sequence}
+        for device_class, entries in self._handed_out.items():
+            self._handed_out[device_class] = {name: entry for name, entry in entries.items() if entry[1] > ledger.sequence}
         # Else every claim that ever was would be remembered.
-        waiting = {owner.key for mine in self._handed_out.values() for owner, _ in mine.values()}
+        waiting = {owner.key for entries in self._handed_out.values() for owner, _ in entries.values()}
         self._hand_outs = {key: count for key, count in self._hand_outs.items() if key in ledger.allocations or key in waiting}
 
     def _refresh_holders(self, classes: Iterable[str]) -> None:

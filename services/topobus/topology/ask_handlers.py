@@ -371,9 +371,9 @@ class AskHandlers:
                 reasons.append(Reason(code="unknown-class", message=message, facts={"resource": device_class}))
                 continue
             if device_class == CPU_CLASS:
-                known = {cpu_name(cpu) for core in view.cores for cpu in core.cpus}
+                legal_names = {cpu_name(cpu) for core in view.cores for cpu in core.cpus}
             else:
-                known = {device.name for device in view.devices[device_class]}
+                legal_names = {device.name for device in view.devices[device_class]}
             reasons += [
                 Reason(
                     code="unknown-device",
@@ -381,7 +381,7 @@ class AskHandlers:
                     facts={"resource": device_class, "device": name},
                 )
                 for name in names
-                if name not in known
+                if name not in legal_names
             ]
         return Refusal(reasons=tuple(reasons)) if reasons else None
 

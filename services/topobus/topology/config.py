@@ -41,9 +41,9 @@ class CpuSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     def __post_init__(self) -> None:
         """Refuse pairs of options that kubelet refuses."""
-        found = contradiction(self.options())
-        if found:
-            raise ValueError(f"{found} exclude each other: turn one of them off")
+        problem = contradiction(self.options())
+        if problem:
+            raise ValueError(f"{problem} exclude each other: turn one of them off")
 
     def options(self) -> CpuOptions:
         """The same as the domain's value."""

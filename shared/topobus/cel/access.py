@@ -29,39 +29,39 @@ def as_index(place: float) -> int:
     raise EvaluationError(f"unsupported index value {place}")
 
 
-def items_of(found: object, *, has_two: bool) -> Iterator[tuple[object, object]]:
+def items_of(collection: object, *, has_two: bool) -> Iterator[tuple[object, object]]:
     """List what a loop runs over: items, or keys; with two variables index or key, and value."""
-    if isinstance(found, list | tuple):
-        return iter(list(enumerate(found))) if has_two else ((one, None) for one in list(found))
-    if isinstance(found, dict):
-        return iter([(from_key(key), value) for key, value in found.items()])
-    raise EvaluationError(f"got '{kind_of(found)}', expected iterable type")
+    if isinstance(collection, list | tuple):
+        return iter(list(enumerate(collection))) if has_two else ((item, None) for item in list(collection))
+    if isinstance(collection, dict):
+        return iter([(from_key(key), value) for key, value in collection.items()])
+    raise EvaluationError(f"got '{kind_of(collection)}', expected iterable type")
 
 
-def field_of(found: object, field: str) -> object:
+def field_of(value: object, field: str) -> object:
     """Give a field.
 
     Errors: raises EvaluationError where there is none.
     """
-    if isinstance(found, dict):
-        if field in found:
-            return found[field]
-        if isinstance(found, DomainMap):
+    if isinstance(value, dict):
+        if field in value:
+            return value[field]
+        if isinstance(value, DomainMap):
             return {}
         raise EvaluationError(f"no such key: {field}")
-    raise EvaluationError(f"no such overload: {kind_of(found)}.{field}")
+    raise EvaluationError(f"no such overload: {kind_of(value)}.{field}")
 
 
-def has_field(found: object, field: str) -> bool:
+def has_field(value: object, field: str) -> bool:
     """Say whether there is a field; what has no fields has none.
 
     Errors: raises EvaluationError for a list.
     """
-    if isinstance(found, OptionalValue):
-        return found.is_present and has_field(found.value, field)
-    if isinstance(found, dict):
-        return field in found or isinstance(found, DomainMap)
-    if isinstance(found, list | tuple):
+    if isinstance(value, OptionalValue):
+        return value.is_present and has_field(value.value, field)
+    if isinstance(value, dict):
+        return field in value or isinstance(value, DomainMap)
+    if isinstance(value, list | tuple):
         raise EvaluationError("unsupported index type 'string' in list")
     return False
 
@@ -83,14 +83,14 @@ def optional_item(optional_value: OptionalValue, key: object) -> OptionalValue:
     return OptionalValue()
 
 
-def taken_out(found: object) -> object:
+def taken_out(value: object) -> object:
     """Prepare an optional value for a look into it: upstream unwraps it to Go's own value, which a device's maps of domains and Kubernetes' types do not survive.
 
     Errors: raises EvaluationError for a value of a type of Kubernetes' own.
     """
-    if not isinstance(found, OptionalValue) or not found.is_present:
-        return found
-    kind = kind_of(found.value)
+    if not isinstance(value, OptionalValue) or not value.is_present:
+        return value
+    kind = kind_of(value.value)
     if kind in OPAQUE:
         raise EvaluationError(f"unsupported conversion to ref.Val: {kind}")
-    return some(dict(found.value)) if isinstance(found.value, DomainMap) else found
+    return some(dict(value.value)) if isinstance(value.value, DomainMap) else value

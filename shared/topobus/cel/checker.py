@@ -36,7 +36,7 @@ DEVICE_FIELDS = {"driver": t.STRING, "allowMultipleAllocations": t.BOOL, "attrib
 TYPE_NAMES = {
     name: t.type_of(t.read_type(kind))
     for name, kind in (
-        *((one, one) for one in ("bool", "int", "uint", "double", "string", "bytes", "null_type")),
+        *((name, name) for name in ("bool", "int", "uint", "double", "string", "bytes", "null_type")),
         ("list", "list<dyn>"),
         ("map", "map<dyn, dyn>"),
         ("type", "type<dyn>"),
@@ -92,8 +92,8 @@ class _Checker:
     def finish(self, node: Node) -> None:
         """Put in what the type parameters turned out to be."""
         node.type = self.bindings.finish(node.type)
-        for one in children(node):
-            self.finish(one)
+        for child in children(node):
+            self.finish(child)
 
     def _fail(self, node: Node, message: str) -> CompileError:
         return fail_at(self._expression, node.offset, message)
@@ -208,10 +208,10 @@ class _Checker:
 
     def _list(self, node: ListLiteral, scope: dict[str, Type]) -> Type:
         item: Type | None = None
-        for index, one in enumerate(node.items):
-            cel_type = self.check(one, scope)
+        for index, element in enumerate(node.items):
+            cel_type = self.check(element, scope)
             if index in node.optional:
-                cel_type = self._unwrapped(one, cel_type)
+                cel_type = self._unwrapped(element, cel_type)
             item = self._same(item, cel_type)
         return t.list_of(item if item is not None else self.bindings.fresh())
 

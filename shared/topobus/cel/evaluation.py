@@ -119,10 +119,10 @@ class _Planner:
 
         def run(frame: Frame) -> object:
             frame.charge(1)
-            found = frame.slots[slot]
-            if isinstance(found, EvaluationError):
-                raise found
-            return found
+            value = frame.slots[slot]
+            if isinstance(value, EvaluationError):
+                raise value
+            return value
 
         return run
 
@@ -136,11 +136,11 @@ class _Planner:
             return has_field(operand(frame), field)
 
         def run(frame: Frame) -> object:
-            found = operand(frame)
-            if isinstance(found, OptionalValue):
-                return optional_item(found, field)
+            value = operand(frame)
+            if isinstance(value, OptionalValue):
+                return optional_item(value, field)
             frame.charge(1)
-            return field_of(found, field)
+            return field_of(value, field)
 
         return test if node.is_test else run
 
@@ -177,9 +177,9 @@ class _Planner:
                 case "_[_]":
                     return self._index(steps[0], steps[1])
                 case "@in" if isinstance(values := self._constants.get(steps[1]), list):
-                    known = self._membership(steps[0], values)
-                    if known is not None:
-                        return known
+                    membership = self._membership(steps[0], values)
+                    if membership is not None:
+                        return membership
                 case name if name in _CONVERSIONS and len(steps) == 1 and steps[0] in self._constants:
                     return self._converted(node, self._constants[steps[0]])
         else:
@@ -194,12 +194,12 @@ class _Planner:
         kept, item = self.plan(node.arguments[0], scope), self.plan(node.arguments[1], scope)
 
         def run(frame: Frame) -> object:
-            found, more = kept(frame), item(frame)
-            if not isinstance(found, list) or not isinstance(more, list):
-                raise InvariantError("a macro gathers in something else than a list", found=found, more=more)
+            collected, more = kept(frame), item(frame)
+            if not isinstance(collected, list) or not isinstance(more, list):
+                raise InvariantError("a macro gathers in something else than a list", found=collected, more=more)
             frame.charge(1)
-            found += more
-            return found
+            collected += more
+            return collected
 
         return run
 
@@ -281,7 +281,7 @@ class _Planner:
         return run
 
     def _list(self, node: ListLiteral, scope: dict[str, int]) -> Step:
-        steps = [(self.plan(one, scope), index in node.optional) for index, one in enumerate(node.items)]
+        steps = [(self.plan(element, scope), index in node.optional) for index, element in enumerate(node.items)]
         if not node.optional and all(step in self._constants for step, _ in steps):
             return self._constant([self._constants[step] for step, _ in steps])
 
@@ -304,19 +304,19 @@ class _Planner:
         steps = [(self.plan(entry.key, scope), self.plan(entry.value, scope), entry.is_optional) for entry in node.entries]
 
         def run(frame: Frame) -> object:
-            found: dict[object, object] = {}
+            entries: dict[object, object] = {}
             for key_step, value_step, is_optional in steps:
                 key, value = as_key(key_step(frame)), value_step(frame)
                 if is_optional:
                     if not isinstance(value, OptionalValue):
                         raise EvaluationError(f"cannot initialize optional entry from non-optional value {kind_of(value)}")
                     if not value.is_present:
-                        found.pop(key, None)
+                        entries.pop(key, None)
                         continue
                     value = value.value
-                found[key] = value  # as upstream: of two entries with one key the last one counts
+                entries[key] = value  # as upstream: of two entries with one key the last one counts
             frame.charge(_MAP_COST)
-            return found
+            return entries
 
         if all(key in self._constants and value in self._constants and not is_optional for key, value, is_optional in steps):
             try:
@@ -390,16 +390,16 @@ def _lazily(slot: int, value: Step) -> Step:
 
     def run(frame: Frame) -> object:
         frame.charge(1)
-        found = frame.slots[slot]
-        if found is _UNSET:
+        stored = frame.slots[slot]
+        if stored is _UNSET:
             try:
-                found = value(frame)
+                stored = value(frame)
             except EvaluationError as err:
-                found = err
-            frame.slots[slot] = found
-        if isinstance(found, EvaluationError):
-            raise found
-        return found
+                stored = err
+            frame.slots[slot] = stored
+        if isinstance(stored, EvaluationError):
+            raise stored
+        return stored
 
     return run
 
@@ -408,11 +408,11 @@ def _alternative(first: Step, second: Step, *, is_value: bool) -> Step:
     """Give the first one when it is there; the second one is looked at only when it is not."""
 
     def run(frame: Frame) -> object:
-        found = first(frame)
-        if not isinstance(found, OptionalValue):
-            return found
-        if found.is_present:
-            return found.value if is_value else found
+        optional = first(frame)
+        if not isinstance(optional, OptionalValue):
+            return optional
+        if optional.is_present:
+            return optional.value if is_value else optional
         return second(frame)
 
     return run
@@ -426,9 +426,9 @@ def _is_gathering(node: Call) -> bool:
 
 def _optional_index(operand: Step, index: Step) -> Step:
     def run(frame: Frame) -> object:
-        found, key = operand(frame), index(frame)
+        container, key = operand(frame), index(frame)
         frame.charge(1)
-        return optional_item(found if isinstance(found, OptionalValue) else some(found), key)
+        return optional_item(container if isinstance(container, OptionalValue) else some(container), key)
 
     return run
 
@@ -469,12 +469,12 @@ def _choice(condition: Step, first: Step, second: Step) -> Step:
 
 def _equality(left: Step, right: Step, *, is_equal: bool) -> Step:
     def run(frame: Frame) -> object:
-        one, other = left(frame), right(frame)
+        first, other = left(frame), right(frame)
         # A tenth of the shorter one, rounded up.
-        frame.charge((min(size_of(one), size_of(other)) + 9) // 10)
-        if isinstance(one, list | tuple | dict | OptionalValue):
-            frame.labour(weigh(one))
-        return are_equal(one, other) if is_equal else not is_same(one, other)
+        frame.charge((min(size_of(first), size_of(other)) + 9) // 10)
+        if isinstance(first, list | tuple | dict | OptionalValue):
+            frame.labour(weigh(first))
+        return are_equal(first, other) if is_equal else not is_same(first, other)
 
     return run
 

@@ -43,32 +43,32 @@ def _shaped(pattern: str, limit: int, what: str, *, is_prefix: bool = False) -> 
     def check(text: str) -> list[str]:
         # A prefix may end in a dash, for something follows it.
         seen = text[:-1] + "a" if is_prefix and len(text) > 1 and text.endswith("-") else text
-        found = [f"must be no more than {limit} bytes"] if len(seen.encode()) > limit else []
-        return found if compiled.fullmatch(seen) else [*found, f"{what}, got {text[:64]!r}"]
+        problems = [f"must be no more than {limit} bytes"] if len(seen.encode()) > limit else []
+        return problems if compiled.fullmatch(seen) else [*problems, f"{what}, got {text[:64]!r}"]
 
     return check
 
 
 def _qualified(text: str) -> list[str]:
     prefix, slash, name = text.rpartition("/")
-    found = []
+    problems = []
     if slash and (not re.fullmatch(rf"{_LABEL}(\.{_LABEL})*", prefix) or len(prefix) > 253):
-        found.append("prefix part must be a lowercase RFC 1123 subdomain")
+        problems.append("prefix part must be a lowercase RFC 1123 subdomain")
     if not name:
-        return [*found, "name part must be non-empty"]
+        return [*problems, "name part must be non-empty"]
     if len(name) > 63:
-        found.append("name part must be no more than 63 bytes")
+        problems.append("name part must be no more than 63 bytes")
     if not re.fullmatch(_NAME, name):
-        found.append("name part must consist of alphanumeric characters, '-', '_' or '.', and begin and end with an alphanumeric one")
-    return found
+        problems.append("name part must consist of alphanumeric characters, '-', '_' or '.', and begin and end with an alphanumeric one")
+    return problems
 
 
 def _label_value(text: str) -> list[str]:
-    found = ["must be no more than 63 bytes"] if len(text.encode()) > 63 else []
+    problems = ["must be no more than 63 bytes"] if len(text.encode()) > 63 else []
     return (
-        found
+        problems
         if re.fullmatch(rf"({_NAME})?", text)
-        else [*found, "a valid label must be empty or consist of alphanumeric characters, '-', '_' or '.'"]
+        else [*problems, "a valid label must be empty or consist of alphanumeric characters, '-', '_' or '.'"]
     )
 
 

@@ -83,10 +83,10 @@ def _versions() -> Library:
 
 def _sets() -> Library:
     def contains(first: list[object], second: list[object]) -> bool:
-        return all(any(is_same(wanted, found) for found in first) for wanted in second)
+        return all(any(is_same(wanted, item) for item in first) for wanted in second)
 
     def intersects(first: list[object], second: list[object]) -> bool:
-        return any(is_same(wanted, found) for found in first for wanted in second)
+        return any(is_same(wanted, item) for item in first for wanted in second)
 
     return (
         overload("sets.contains(list<A>, list<A>) -> bool", contains),

@@ -72,10 +72,10 @@ def _kubernetes_lists() -> Library:
         return next((index for index in range(len(values) - 1, -1, -1) if is_same(values[index], wanted)), -1)
 
     return (
-        *(overload(f"list<{one}>.isSorted() -> bool", is_sorted) for one in _ORDERED),
-        *(overload(f"list<{one}>.sum() -> {one}", total) for one in ("int", "uint", "double", "duration")),
-        *(overload(f"list<{one}>.min() -> {one}", extreme("min", -1)) for one in _ORDERED),
-        *(overload(f"list<{one}>.max() -> {one}", extreme("max", 1)) for one in _ORDERED),
+        *(overload(f"list<{cel_type}>.isSorted() -> bool", is_sorted) for cel_type in _ORDERED),
+        *(overload(f"list<{cel_type}>.sum() -> {cel_type}", total) for cel_type in ("int", "uint", "double", "duration")),
+        *(overload(f"list<{cel_type}>.min() -> {cel_type}", extreme("min", -1)) for cel_type in _ORDERED),
+        *(overload(f"list<{cel_type}>.max() -> {cel_type}", extreme("max", 1)) for cel_type in _ORDERED),
         overload("list<A>.indexOf(A) -> int", place),
         overload("list<A>.lastIndexOf(A) -> int", last_place),
     )
@@ -137,8 +137,8 @@ def _distinct(values: list[object]) -> list[object]:
 
 LISTS: Library = (
     *_kubernetes_lists(),
-    *(overload(f"list<{one}>.sort() -> list<{one}>", lambda values: _sort_by(values, values)) for one in _ORDERED),
-    *(overload(f"list<A>.@sortByAssociatedKeys(list<{one}>) -> list<A>", _sort_by) for one in _ORDERED),
+    *(overload(f"list<{cel_type}>.sort() -> list<{cel_type}>", lambda values: _sort_by(values, values)) for cel_type in _ORDERED),
+    *(overload(f"list<A>.@sortByAssociatedKeys(list<{cel_type}>) -> list<A>", _sort_by) for cel_type in _ORDERED),
     overload("list<A>.slice(int, int) -> list<A>", _slice),
     overload("list<list<A>>.flatten() -> list<A>", _flatten),
     overload("list<dyn>.flatten(int) -> list<dyn>", _flatten),

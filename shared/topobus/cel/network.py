@@ -45,12 +45,12 @@ def _read_network(text: str) -> Network:
     if not slash or not re.fullmatch(r"0|[1-9]\d{0,2}", length, re.ASCII):
         raise EvaluationError(f"{where} has no prefix length")
     try:
-        found = _read_address(address)
+        parsed = _read_address(address)
     except EvaluationError as err:
         raise EvaluationError(f"{where}: {err}") from err
-    if int(length) > found.max_prefixlen:
+    if int(length) > parsed.max_prefixlen:
         raise EvaluationError(f"{where}: prefix length out of range")
-    return Network(found, int(length))
+    return Network(parsed, int(length))
 
 
 def _masked(network: Network) -> Network:

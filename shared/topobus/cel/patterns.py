@@ -31,15 +31,15 @@ def _compiled(pattern: str) -> re2._Regexp | str:
 
 def problem_of(pattern: str) -> str:
     """Say what is wrong with a pattern; empty when it is right."""
-    found = _compiled(pattern)
-    return found if isinstance(found, str) else ""
+    compiled = _compiled(pattern)
+    return compiled if isinstance(compiled, str) else ""
 
 
 def _use(pattern: str) -> re2._Regexp:
-    found = _compiled(pattern)
-    if isinstance(found, str):
-        raise EvaluationError(f"illegal regex: {found}")
-    return found
+    compiled = _compiled(pattern)
+    if isinstance(compiled, str):
+        raise EvaluationError(f"illegal regex: {compiled}")
+    return compiled
 
 
 def is_found(text: str, pattern: str) -> bool:
@@ -49,23 +49,23 @@ def is_found(text: str, pattern: str) -> bool:
 
 def find(text: str, pattern: str) -> str:
     """Give the first occurrence, empty when there is none."""
-    found = _use(pattern).search(text)
-    return str(found.group(0)) if found is not None else ""
+    match = _use(pattern).search(text)
+    return str(match.group(0)) if match is not None else ""
 
 
 def find_all(text: str, pattern: str, limit: int = -1) -> list[str]:
     """Give all occurrences, or so many."""
     iterate: Callable[[str], object] = _use(pattern).finditer
-    found: list[str] = []
+    matches: list[str] = []
     if limit == 0:
-        return found
+        return matches
     last = -1
-    for one in iterate(text):  # type: ignore[attr-defined]  # untyped library
+    for match in iterate(text):  # type: ignore[attr-defined]  # untyped library
         # As Go: an empty match right behind a match is none.
-        if one.start() == one.end() == last:
+        if match.start() == match.end() == last:
             continue
-        last = one.end()
-        found.append(str(one.group(0)))
-        if len(found) == limit:
+        last = match.end()
+        matches.append(str(match.group(0)))
+        if len(matches) == limit:
             break
-    return found
+    return matches

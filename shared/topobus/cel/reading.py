@@ -34,12 +34,12 @@ _Names = dict[str, Node | None]
 
 
 def _collect(node: Node, reads: set[Reads], names: _Names) -> bool:
-    one = _access(node, names)
-    if one is not None:
-        reads.add(one)
+    attribute = _access(node, names)
+    if attribute is not None:
+        reads.add(attribute)
         if isinstance(node, Call) and node.name == "@in":
             return True
-        if one.domain is None and one.part in _MAPS:
+        if attribute.domain is None and attribute.part in _MAPS:
             reads.add(Reads("driver"))
         return True
     if isinstance(node, Identifier):

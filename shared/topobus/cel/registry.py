@@ -52,7 +52,7 @@ def overload(signature: str, work: Implementation) -> Overload:
     head, _, result = signature.rpartition(" -> ")
     before, _, parameters = head.rstrip(")").partition("(")
     target, name = ("", before) if _GLOBAL.match(signature) else _split_target(before)
-    types = [read_type(one) for one in (*([target] if target else []), *_split_parameters(parameters))]
+    types = [read_type(text) for text in (*([target] if target else []), *_split_parameters(parameters))]
     return Overload(name, signature, bool(target), tuple(types), read_type(result), work)
 
 
@@ -76,8 +76,8 @@ _ARITHMETIC = frozenset(["_+_", "_-_", "_*_", "_/_", "_%_", "-_"])
 _FIRST = ("bytes", "double", "google.protobuf.Duration", "google.protobuf.Timestamp", "int", "list", "string", "uint")
 
 
-def _place(one: Overload) -> int:
-    return _FIRST.index(one.parameters[0].name)
+def _place(function: Overload) -> int:
+    return _FIRST.index(function.parameters[0].name)
 
 
 class Functions:

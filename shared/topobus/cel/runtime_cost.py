@@ -81,9 +81,9 @@ def charge_before(account: _Account, name: str, values: tuple[object, ...]) -> N
         account.charge(cost)
         account.charge(-cost)
     elif name in _SETS:
-        one, other = values
-        rounds = weigh(one) * max(size_of(other), 1)
-        account.labour(rounds if _SETS[name] == 1 else rounds + weigh(other) * max(size_of(one), 1))
+        first, other = values
+        rounds = weigh(first) * max(size_of(other), 1)
+        account.labour(rounds if _SETS[name] == 1 else rounds + weigh(other) * max(size_of(first), 1))
     elif name in _SELF_COMPARISONS:
         account.labour(weigh(values[-1]) * (size_of(values[-1]) if name == "distinct" else 1))
     elif name == "lists.range":
@@ -103,23 +103,23 @@ def _charge_range(account: _Account, count: object) -> None:
 
 def weigh(*values: object) -> int:
     """Count all values within values, and tens of characters; items that stand in two places count twice, for they are looked at twice."""
-    known: dict[int, int] = {}
-    return sum(_weight(value, known) for value in values)
+    weights: dict[int, int] = {}
+    return sum(_weight(value, weights) for value in values)
 
 
-def _weight(value: object, known: dict[int, int]) -> int:
+def _weight(value: object, weights: dict[int, int]) -> int:
     if isinstance(value, str | bytes):
         return 1 + len(value) // 10
     if isinstance(value, OptionalValue):
-        return 1 + _weight(value.value, known)
+        return 1 + _weight(value.value, weights)
     if not isinstance(value, list | tuple | dict):
         return 1
-    found = known.get(id(value))
-    if found is None:
+    weight = weights.get(id(value))
+    if weight is None:
         items = list(value.values()) if isinstance(value, dict) else value
         is_plain = set(map(type, items)) <= _PLAIN
-        found = known[id(value)] = 1 + (len(items) if is_plain else sum([_weight(item, known) for item in items]))
-    return found
+        weight = weights[id(value)] = 1 + (len(items) if is_plain else sum([_weight(item, weights) for item in items]))
+    return weight
 
 
 def _length_of_replaced(text: str, old: str, new: str, limit: int = -1) -> int:
@@ -210,7 +210,7 @@ def _traversal(value: object) -> int:
     if isinstance(value, list | tuple):
         return sum(map(_traversal, value))
     if isinstance(value, dict):
-        return sum(_traversal(from_key(key)) + _traversal(one) for key, one in value.items())
+        return sum(_traversal(from_key(key)) + _traversal(inner) for key, inner in value.items())
     return 1
 
 

@@ -82,14 +82,14 @@ class CelSelector:
         except ValueError as err:
             return SelectorError(f"cannot be evaluated: {err}"), 0
         try:
-            found = self._evaluate_deep(frame) if self._is_deep else self._step(frame)
+            result = self._evaluate_deep(frame) if self._is_deep else self._step(frame)
         except (EvaluationError, CostExceeded) as err:
             return SelectorError(f"cannot be evaluated: {err}"), frame.cost
         except RecursionError:
             return SelectorError("cannot be evaluated: it nests too deep"), frame.cost
-        if isinstance(found, bool):
-            return found, frame.cost
-        return SelectorError(f"gave a value of type {kind_of(found)}, wanted true or false"), frame.cost
+        if isinstance(result, bool):
+            return result, frame.cost
+        return SelectorError(f"gave a value of type {kind_of(result)}, wanted true or false"), frame.cost
 
     def _evaluate_deep(self, frame: Frame) -> object:
         with room():
@@ -104,10 +104,10 @@ class CelCompiler:
 
     def compile(self, expression: str) -> Selector | SelectorError:
         """Compile an expression, or tell line and column of what is wrong."""
-        known = self._cache.get(expression)
-        if known is not None:
+        cached = self._cache.get(expression)
+        if cached is not None:
             self._cache.move_to_end(expression)
-            return known
+            return cached
         made = self._cache[expression] = compile_expression(expression)
         if len(self._cache) > _CACHE_SIZE:
             self._cache.popitem(last=False)
@@ -140,13 +140,13 @@ def _value_of(device: DeviceFacts) -> dict[object, object]:
     return {
         "driver": device.driver,
         "allowMultipleAllocations": device.allow_multiple_allocations,
-        "attributes": DomainMap({domain: _attributes(found) for domain, found in device.attributes.items()}),
+        "attributes": DomainMap({domain: _attributes(attribute) for domain, attribute in device.attributes.items()}),
         "capacity": DomainMap({domain: TextMap(quantities) for domain, quantities in device.capacity.items()}),
     }
 
 
-def _attributes(found: Mapping[str, FactValue]) -> dict[object, object]:
-    return TextMap({name: _attribute(name, value) for name, value in found.items()})
+def _attributes(facts: Mapping[str, FactValue]) -> dict[object, object]:
+    return TextMap({name: _attribute(name, value) for name, value in facts.items()})
 
 
 def _attribute(name: str, value: FactValue) -> object:
@@ -155,4 +155,4 @@ def _attribute(name: str, value: FactValue) -> object:
             return SemanticVersion.parse(value.text)
         except ValueError as err:
             raise ValueError(f"attribute {name}: {err}") from err
-    return [_attribute(name, one) for one in value] if isinstance(value, tuple) else value
+    return [_attribute(name, item) for item in value] if isinstance(value, tuple) else value

@@ -121,7 +121,7 @@ def _comparison() -> Library:
     }
     numbers = {"int": ("int", "double", "uint"), "uint": ("uint", "double", "int"), "double": ("double", "int", "uint")}
     pairs = [("bool", "bool"), *((name, other) for name, others in numbers.items() for other in others)]
-    pairs += [(one, one) for one in ("string", "bytes", "timestamp", "duration")]
+    pairs += [(name, name) for name in ("string", "bytes", "timestamp", "duration")]
 
     def make(test: Callable[[int], bool]) -> Callable[[object, object], bool]:
         def work(a: object, b: object) -> bool:
@@ -159,12 +159,12 @@ def _convert() -> Library:
             raise EvaluationError(f"type conversion error from 'string' to 'double': {text[:64]!r}")
         digits = text.replace("_", "")
         try:
-            found = float.fromhex(digits) if "x" in digits or "X" in digits else float(digits)
+            number = float.fromhex(digits) if "x" in digits or "X" in digits else float(digits)
         except OverflowError:
-            found = math.inf
-        if math.isinf(found) and "n" not in digits.lower():
+            number = math.inf
+        if math.isinf(number) and "n" not in digits.lower():
             raise EvaluationError(f"type conversion error from 'string' to 'double': {text[:64]!r}")
-        return found
+        return number
 
     def read_bool(text: str) -> bool:
         if text not in _BOOLEANS:
@@ -193,8 +193,8 @@ def _convert() -> Library:
         overload("bool(bool) -> bool", lambda a: a),
         overload("bool(string) -> bool", read_bool),
         *(
-            overload(f"string({one}) -> string", write)
-            for one in ("string", "int", "uint", "double", "bool", "timestamp", "duration", "IP", "CIDR")
+            overload(f"string({cel_type}) -> string", write)
+            for cel_type in ("string", "int", "uint", "double", "bool", "timestamp", "duration", "IP", "CIDR")
         ),
         overload("string(bytes) -> string", decode),
         overload("bytes(bytes) -> bytes", lambda a: a),
@@ -268,8 +268,8 @@ def _texts_and_containers() -> Library:
         return container
 
     return (
-        *(overload(f"size({one}) -> int", len) for one in ("bytes", "list<A>", "map<K, V>", "string")),
-        *(overload(f"{one}.size() -> int", len) for one in ("bytes", "list<A>", "map<K, V>", "string")),
+        *(overload(f"size({cel_type}) -> int", len) for cel_type in ("bytes", "list<A>", "map<K, V>", "string")),
+        *(overload(f"{cel_type}.size() -> int", len) for cel_type in ("bytes", "list<A>", "map<K, V>", "string")),
         overload("string.contains(string) -> bool", lambda a, b: b in a),
         overload("string.startsWith(string) -> bool", lambda a, b: a.startswith(b)),
         overload("string.endsWith(string) -> bool", lambda a, b: a.endswith(b)),

@@ -52,7 +52,7 @@ def split(expression: str) -> list[Token]:
 
     Errors: raises CompileError.
 
-    >>> [one.text for one in split('a.b >= 0x1F')]
+    >>> [token.text for token in split('a.b >= 0x1F')]
     ['a', '.', 'b', '>=', '0x1F', '']
     """
     tokens: list[Token] = []

@@ -206,12 +206,12 @@ def look_up(container: Mapping[object, object], key: object) -> object:
 
     Errors: raises EvaluationError when it is not there.
     """
-    found = container.get(as_key(key), _MISSING)
-    if found is _MISSING:
+    value = container.get(as_key(key), _MISSING)
+    if value is _MISSING:
         if isinstance(container, DomainMap):
             return {}
         raise EvaluationError(f"no such key: {_show(key)}")
-    return found
+    return value
 
 
 _MISSING = object()

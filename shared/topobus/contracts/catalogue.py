@@ -156,10 +156,10 @@ class State(Noun, Generic[M]):
         Errors: raises ContractError.
         """
         for part, wanted in parts.items():
-            told = getattr(value, part, None)
+            content = getattr(value, part, None)
             # A kind stands in lower case in the key.
-            if isinstance(told, str) and told != wanted and told.lower() != wanted:
-                raise ContractError(f"{self.bucket}/{self.key(**parts)}: the value says {part} {told[:60]!r}, its key says {wanted!r}")
+            if isinstance(content, str) and content != wanted and content.lower() != wanted:
+                raise ContractError(f"{self.bucket}/{self.key(**parts)}: the value says {part} {content[:60]!r}, its key says {wanted!r}")
 
 
 @dataclass(frozen=True, kw_only=True)

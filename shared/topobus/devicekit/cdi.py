@@ -89,28 +89,28 @@ def problems(spec: CdiSpec) -> tuple[str, ...]:
     >>> problems(CdiSpec(vendor="topobus.dev", device_class="gpu", devices=()))
     ('topobus.dev/gpu has no devices',)
     """
-    found: list[str] = []
+    lines: list[str] = []
     if not _KIND_PART.fullmatch(spec.vendor):
-        found.append(
+        lines.append(
             f"vendor {spec.vendor!r} must begin with a letter, end with a letter or digit, and hold letters, digits, '-', '_' and '.'"
         )
     if not _KIND_PART.fullmatch(spec.device_class) or len(spec.device_class) > _CLASS_LIMIT:
-        found.append(
+        lines.append(
             f"class {spec.device_class!r} must begin with a letter, end with a letter or digit, and have at most {_CLASS_LIMIT} characters"
         )
     if not spec.devices:
-        found.append(f"{spec.kind} has no devices")
+        lines.append(f"{spec.kind} has no devices")
     names = [device.name for device in spec.devices]
-    found += [f"device {name} is there twice" for name in sorted({name for name in names if names.count(name) > 1})]
+    lines += [f"device {name} is there twice" for name in sorted({name for name in names if names.count(name) > 1})]
     for device in spec.devices:
         if not _DEVICE_NAME.fullmatch(device.name):
-            found.append(
+            lines.append(
                 f"device name {device.name!r} must begin and end with a letter or digit and hold letters, digits, '-', '_', '.' and ':'"
             )
         if device.edits.is_empty:
-            found.append(f"device {device.name} has no edits")
-        found += _edit_problems(f"device {device.name}", device.edits)
-    return (*found, *_edit_problems("the common edits", spec.common))
+            lines.append(f"device {device.name} has no edits")
+        lines += _edit_problems(f"device {device.name}", device.edits)
+    return (*lines, *_edit_problems("the common edits", spec.common))
 
 
 def lowest_version(spec: CdiSpec) -> str:
@@ -134,9 +134,9 @@ def render(spec: CdiSpec) -> bytes:
 
     Errors: raises ContractError with every problem when a runtime would refuse it.
     """
-    found = (*problems(spec), *_start_problems(spec))
-    if found:
-        raise ContractError(f"CDI file of {spec.kind}: {'; '.join(found)}", next_step="mend the driver that made these edits")
+    refusals = (*problems(spec), *_start_problems(spec))
+    if refusals:
+        raise ContractError(f"CDI file of {spec.kind}: {'; '.join(refusals)}", next_step="mend the driver that made these edits")
     file = _File(
         cdi_version=lowest_version(spec),
         kind=spec.kind,

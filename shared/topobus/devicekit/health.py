@@ -83,8 +83,8 @@ def _facts(condition: Condition) -> tuple[str, str, str, str, str]:
     return (condition.dimension, condition.state, condition.reason, condition.action, condition.since)
 
 
-def _is_silence(one: Observation | Condition) -> bool:
-    return one.dimension is Dimension.DRIVER and one.state is HealthState.UNKNOWN and one.reason in SILENT_REASONS
+def _is_silence(condition: Observation | Condition) -> bool:
+    return condition.dimension is Dimension.DRIVER and condition.state is HealthState.UNKNOWN and condition.reason in SILENT_REASONS
 
 
 def _rank(observation: Observation) -> tuple[int, str, str, tuple[tuple[str, str], ...], str, bool]:

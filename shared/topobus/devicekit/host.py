@@ -166,8 +166,8 @@ class _DeviceHost:
         except ContractError as err:
             older = await self._bus.history(INVENTORY, node=self._node, device_class=self._class)
             found_entry = older[-1] if older else None
-            told = {**err.facts, "error": err.message, "recalled_revision": found_entry.revision if found_entry else 0}
-            self._log.warning("inventory.misread", **told)
+            fields = {**err.facts, "error": err.message, "recalled_revision": found_entry.revision if found_entry else 0}
+            self._log.warning("inventory.misread", **fields)
             return found_entry
 
     def _forgive(self, device: Device) -> Device:

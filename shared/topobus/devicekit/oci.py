@@ -117,7 +117,7 @@ def resolve_cdi(names: Sequence[str], files: Sequence[CdiFile]) -> tuple[tuple[s
 
     Errors: raises nothing; Refusal codes cdi-unresolved, cdi-ambiguous.
     """
-    found: list[tuple[str, ContainerEdits]] = []
+    edits: list[tuple[str, ContainerEdits]] = []
     begun: set[str] = set()
     reasons: list[Reason] = []
     for name in names:
@@ -134,9 +134,9 @@ def resolve_cdi(names: Sequence[str], files: Sequence[CdiFile]) -> tuple[tuple[s
             file, device = chosen[0]
             if file.path not in begun:
                 begun.add(file.path)
-                found.append((f"CDI file {file.path}", file.spec.common))
-            found.append((f"CDI device {name}", device.edits))
-    return Refusal(reasons=tuple(reasons)) if reasons else tuple(found)
+                edits.append((f"CDI file {file.path}", file.spec.common))
+            edits.append((f"CDI device {name}", device.edits))
+    return Refusal(reasons=tuple(reasons)) if reasons else tuple(edits)
 
 
 class _Merge:
@@ -194,31 +194,31 @@ class _Merge:
         if self._annotations:
             spec["annotations"] = {key: value for key, (value, _) in self._annotations.items()}
         # Outer folders first, or an inner mount would disappear below an outer one.
-        mounts = [one for one, _ in self._mounts.values()]
+        mounts = [mount for mount, _ in self._mounts.values()]
         spec["mounts"] = sorted(mounts, key=lambda mount: len(PurePosixPath(mount["destination"]).parts))
         linux = spec.setdefault("linux", {})
         if self._devices:
-            linux["devices"] = [one for one, _ in self._devices.values()]
+            linux["devices"] = [device for device, _ in self._devices.values()]
         if self._access:
             rules = linux.setdefault("resources", {}).setdefault("devices", [])
-            rules += [one for one in self._access if one not in rules]
+            rules += [rule for rule in self._access if rule not in rules]
         for key, value in (("cpus", cpus), ("mems", memory_nodes)):
             if value:
                 linux.setdefault("resources", {}).setdefault("cpu", {})[key] = value
         return OciResult(spec=spec, conflicts=tuple(self._conflicts), missing=tuple(sorted(set(self._missing))))
 
-    def _set(self, known: dict[str, tuple[Any, str]], key: str, value: Any, source: str, what: str) -> bool:
-        kept, keeper = known.setdefault(key, (value, source))
+    def _set(self, entries: dict[str, tuple[Any, str]], key: str, value: Any, source: str, what: str) -> bool:
+        kept, keeper = entries.setdefault(key, (value, source))
         if kept != value:
             self._conflicts.append(Conflict(what=f"{what} {key}", kept_from=keeper, lost_from=source))
         return keeper == source
 
-    def _replace(self, known: dict[str, tuple[Any, str]], key: str, value: Any, source: str, what: str) -> None:
-        if key in known and known[key][0] != value:
-            self._conflicts.append(Conflict(what=f"{what} {key}", kept_from=source, lost_from=known[key][1]))
+    def _replace(self, entries: dict[str, tuple[Any, str]], key: str, value: Any, source: str, what: str) -> None:
+        if key in entries and entries[key][0] != value:
+            self._conflicts.append(Conflict(what=f"{what} {key}", kept_from=source, lost_from=entries[key][1]))
         # A replaced mount or device stands at the end, as when a runtime removes the old one and appends.
-        known.pop(key, None)
-        known[key] = (value, source)
+        entries.pop(key, None)
+        entries[key] = (value, source)
 
     def _find(self, node: DeviceNode) -> HostNode | None:
         path = node.host_path or node.path

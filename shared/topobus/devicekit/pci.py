@@ -200,8 +200,8 @@ class PciHealth:
         return [observation for observation in seen if observation is not None]
 
     def _errors(self, tree: Tree, folder: str) -> Observation | None:
-        if (found := self._rise(tree, f"{folder}/aer_dev_fatal")) is not None:
-            path, rise, total = found
+        if (counter := self._rise(tree, f"{folder}/aer_dev_fatal")) is not None:
+            path, rise, total = counter
             return Observation(
                 dimension=Dimension.LINK,
                 state=HealthState.UNHEALTHY,
@@ -210,8 +210,8 @@ class PciHealth:
                 evidence={"path": path, "value": str(total)},
                 action=RecoveryAction.RESET_DEVICE,
             )
-        if (found := self._rise(tree, f"{folder}/aer_dev_nonfatal")) is not None:
-            path, rise, total = found
+        if (counter := self._rise(tree, f"{folder}/aer_dev_nonfatal")) is not None:
+            path, rise, total = counter
             return Observation(
                 dimension=Dimension.LINK,
                 state=HealthState.DEGRADED,
@@ -219,8 +219,8 @@ class PciHealth:
                 message=f"{rise} new uncorrected, non-fatal PCIe error(s)",
                 evidence={"path": path, "value": str(total)},
             )
-        if (found := self._rise(tree, f"{folder}/aer_dev_correctable")) is not None and found[1] >= _CORRECTED_STORM:
-            path, rise, total = found
+        if (counter := self._rise(tree, f"{folder}/aer_dev_correctable")) is not None and counter[1] >= _CORRECTED_STORM:
+            path, rise, total = counter
             return Observation(
                 dimension=Dimension.LINK,
                 state=HealthState.DEGRADED,

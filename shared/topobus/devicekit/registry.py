@@ -96,12 +96,12 @@ def load_drivers(
                 name=driver.name,
             )
         drivers[driver.name] = (driver, line.value)
-    known = {*drivers, *denied, *(skipped_plugin.name for skipped_plugin in skipped)}
+    names = {*drivers, *denied, *(skipped_plugin.name for skipped_plugin in skipped)}
     for key, wanted in (("drivers.allow", settings.allow), ("drivers.deny", settings.deny)):
         for name in wanted:
-            if name not in known:
+            if name not in names:
                 raise ConfigError(
-                    f"{key} names {name!r}, and no plugin of class {device_class} has that name; installed are {sorted(known) or 'none'}",
+                    f"{key} names {name!r}, and no plugin of class {device_class} has that name; installed are {sorted(names) or 'none'}",
                     next_step=f"correct {key}, or install the package that brings {name!r}",
                     key=key,
                 )

@@ -39,16 +39,16 @@ def read_sharing(config: Sequence[Mapping[str, Any]]) -> Sharing | Refusal | Non
     >>> read_sharing([{"apiVersion": "topobus.dev/v1", "kind": "SharingParameters", "strategy": "MPS"}]).strategy
     'MPS'
     """
-    found = [one for one in config if one.get("kind") == SHARING_KIND]
-    if not found:
+    entries = [entry for entry in config if entry.get("kind") == SHARING_KIND]
+    if not entries:
         return None
-    one = {key: value for key, value in found[-1].items() if key not in ("apiVersion", "kind")}
-    if found[-1].get("apiVersion") != SHARING_VERSION:
-        return _refuse("sharing-malformed", f"{SHARING_KIND}.apiVersion is {found[-1].get('apiVersion')!r}, wanted {SHARING_VERSION!r}")
+    parameters = {key: value for key, value in entries[-1].items() if key not in ("apiVersion", "kind")}
+    if entries[-1].get("apiVersion") != SHARING_VERSION:
+        return _refuse("sharing-malformed", f"{SHARING_KIND}.apiVersion is {entries[-1].get('apiVersion')!r}, wanted {SHARING_VERSION!r}")
     problems: list[Any] = []
-    check_names(one, Sharing, SHARING_KIND, {}, problems)
+    check_names(parameters, Sharing, SHARING_KIND, {}, problems)
     try:
-        sharing = read_as(one, Sharing, where=SHARING_KIND)
+        sharing = read_as(parameters, Sharing, where=SHARING_KIND)
     except ContractError as err:
         return _refuse("sharing-malformed", err.message)
     problems.extend(check_sharing(sharing, SHARING_KIND))

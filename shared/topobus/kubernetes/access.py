@@ -152,20 +152,20 @@ def _impersonation(user: Mapping[str, Any], name: str) -> list[tuple[str, str]]:
 
 
 def _server_name(cluster: Mapping[str, Any]) -> str:
-    found = cluster.get("tls-server-name") or ""
-    if not isinstance(found, str):
-        raise KubeConfigError(f"tls-server-name: got {found!r}, wanted a host name")
-    return found
+    name = cluster.get("tls-server-name") or ""
+    if not isinstance(name, str):
+        raise KubeConfigError(f"tls-server-name: got {name!r}, wanted a host name")
+    return name
 
 
 def _state_of(files: tuple[Path, ...]) -> tuple[tuple[int, int, int] | None, ...]:
-    found: list[tuple[int, int, int] | None] = []
+    stamps: list[tuple[int, int, int] | None] = []
     for path in files:
         try:
             # Through links: a mounted secret is replaced by turning one.
             state = path.stat()
         except OSError:
-            found.append(None)
+            stamps.append(None)
         else:
-            found.append((state.st_ino, state.st_mtime_ns, state.st_size))
-    return tuple(found)
+            stamps.append((state.st_ino, state.st_mtime_ns, state.st_size))
+    return tuple(stamps)

@@ -369,12 +369,12 @@ class _Answerer:
             headers = _error_headers(outcome, err)
             log = get_logger()
             # Merged, not passed side by side: an error handed on from another peer has a fact `code` of its own.
-            told = {**err.facts, "noun": self._ask.name, "code": outcome, "error": str(err)}
+            fields = {**err.facts, "noun": self._ask.name, "code": outcome, "error": str(err)}
             if outcome == "contract":
                 # Anybody who may ask can send as much of it as the bus carries.
-                self._connection.quiet.warning("ask.refused", self.subject, **told)
+                self._connection.quiet.warning("ask.refused", self.subject, **fields)
             else:
-                (log.error if outcome == "internal" else log.warning)("ask.refused", **told)
+                (log.error if outcome == "internal" else log.warning)("ask.refused", **fields)
             if outcome == "contract":
                 self._connection.metrics.rejects.labels(self._ask.name).inc()
             if outcome == "internal" and not self._connection.crash.done():

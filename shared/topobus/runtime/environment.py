@@ -132,7 +132,7 @@ def _put(raw: dict[str, Any], path: tuple[str, ...], value: object, variable: st
     here[path[-1]] = value
 
 
-def _unknown(variable: str, path: tuple[str, ...], known: tuple[str, ...]) -> ConfigError:
-    near = difflib.get_close_matches(path[-1], known, n=1)
-    hint = f"did you mean {near[0].upper()}?" if near else f"keys here: {', '.join(sorted(known)) or 'none'}"
+def _unknown(variable: str, path: tuple[str, ...], names: tuple[str, ...]) -> ConfigError:
+    near = difflib.get_close_matches(path[-1], names, n=1)
+    hint = f"did you mean {near[0].upper()}?" if near else f"keys here: {', '.join(sorted(names)) or 'none'}"
     return ConfigError(f"{variable}: there is no setting {'.'.join(path)}", next_step=hint)

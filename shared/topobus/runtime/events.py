@@ -136,13 +136,13 @@ class Events:
         back = 2 * limit
         while True:
             behind = max(newest.sequence - back, 0)
-            found = await self._read_span(event, behind, newest.sequence, parts)
-            if len(found) >= limit or behind < info.first_sequence:
-                return tuple(found[-limit:])
+            newest_events = await self._read_span(event, behind, newest.sequence, parts)
+            if len(newest_events) >= limit or behind < info.first_sequence:
+                return tuple(newest_events[-limit:])
             back *= 2
 
     async def _read_span(self, event: Event[M], behind: int, upto: int, parts: dict[str, str]) -> list[Received[M]]:
-        found: list[Received[M]] = []
+        span: list[Received[M]] = []
         patience = ReadTimeout(f"read {event.stream}", limit_s=self._connection.settings.timeout_s)
         feed = Feed(self._connection, event.stream, event.pattern(**parts), From.ALL, behind=behind)
         async with aclosing(feed.messages()) as items:
@@ -150,14 +150,14 @@ class Events:
                 item = await patience.next(items)
                 if not isinstance(item, Delivery):
                     if item is Mark.CAUGHT_UP:
-                        return found
-                    found.clear()
+                        return span
+                    span.clear()
                     continue
                 received = self._read(event, item)
                 if received is not None:
-                    found.append(received)
+                    span.append(received)
                 if item.sequence >= upto:
-                    return found
+                    return span
 
     def _read(self, event: Event[M], item: Delivery) -> Received[M] | None:
         try:
@@ -165,8 +165,8 @@ class Events:
             value = decode(item.data, event.message, where=item.subject)
         except ContractError as err:
             self._connection.metrics.rejects.labels(event.name).inc()
-            told = {**err.facts, "subject": item.subject, "sequence": item.sequence, "error": str(err)}
-            self._connection.quiet.warning("event.rejected", item.subject, **told)
+            fields = {**err.facts, "subject": item.subject, "sequence": item.sequence, "error": str(err)}
+            self._connection.quiet.warning("event.rejected", item.subject, **fields)
             return None
         return Received(
             parts={part: from_token(token) for part, token in zip(event.parts, tokens, strict=True)},

@@ -52,15 +52,15 @@ async def provision(jetstream: JetStream, replicas: int, *, may_create: bool = T
 
 async def inspect(jetstream: JetStream, replicas: int, *, store_bytes: int = 0) -> dict[str, str]:
     """Compare without making anything: each stream of the catalogue with what is wrong with it, empty when it is as it should be."""
-    found: dict[str, str] = {}
+    drift: dict[str, str] = {}
     for config in wanted_streams(replicas, store_bytes=store_bytes):
         info = await jetstream.stream_info(config["name"])
         if info is None:
-            found[config["name"]] = "it does not exist"
+            drift[config["name"]] = "it does not exist"
             continue
         wrong = [difference.text for difference in differences(info.config, config) if difference.kind is not DifferenceKind.HARMLESS]
-        found[config["name"]] = next(iter([*wrong, *_exhausted(info)]), "")
-    return found
+        drift[config["name"]] = next(iter([*wrong, *_exhausted(info)]), "")
+    return drift
 
 
 async def find_missing(jetstream: JetStream) -> list[str]:
@@ -73,12 +73,12 @@ def _exhausted(info: StreamInfo) -> list[str]:
     """Say what of a stream is used up: room, where a full stream refuses, and readers."""
     bound, readers = int(info.config.get("max_bytes", -1)), int(info.config.get("max_consumers", -1))
     largest = int(info.config.get("max_msg_size", 0))
-    found = []
+    warnings = []
     if info.config.get("discard") == "new" and 0 < bound <= info.size_bytes + largest:
-        found.append(f"it is full: {info.size_bytes // _MIB} of {bound // _MIB} MiB, and refuses what is written")
+        warnings.append(f"it is full: {info.size_bytes // _MIB} of {bound // _MIB} MiB, and refuses what is written")
     if 0 < readers <= info.consumer_count:
-        found.append(f"it has {info.consumer_count} readers, all that it may have: more cannot follow it")
-    return found
+        warnings.append(f"it has {info.consumer_count} readers, all that it may have: more cannot follow it")
+    return warnings
 
 
 async def _attempt(

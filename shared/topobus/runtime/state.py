@@ -189,36 +189,36 @@ class States:
     async def watch(self, state: State[M], parts: dict[str, str]) -> AsyncGenerator[Change[M], None]:
         """Tell the snapshot, its end, then every change, for ever."""
         prefix = bucket_subject(state, "")
-        known: set[str] = set()
+        keys: set[str] = set()
         feed = Feed(self._connection, bucket_stream(state), bucket_subject(state, state.key_pattern(**parts)), From.NEWEST_OF_EACH)
         async with aclosing(feed.messages()) as items:
             async for item in items:
                 if item is Mark.RESET:
-                    known.clear()
+                    keys.clear()
                     yield Change(kind=ChangeKind.RESET, parts={}, revision=0, value=None)
                 elif item is Mark.CAUGHT_UP:
                     yield Change(kind=ChangeKind.SNAPSHOT_END, parts={}, revision=0, value=None)
                 elif isinstance(item, Delivery):
-                    change = await self._read(state, item, item.subject.removeprefix(prefix), known)
+                    change = await self._read(state, item, item.subject.removeprefix(prefix), keys)
                     if change is not None:
                         yield change
 
-    async def _read(self, state: State[M], item: Delivery, key: str, known: set[str]) -> Change[M] | None:
+    async def _read(self, state: State[M], item: Delivery, key: str, keys: set[str]) -> Change[M] | None:
         try:
             parts = state.parse_key(key)
             if _OPERATION in item.headers or "Nats-Marker-Reason" in item.headers:
-                if key not in known:
+                if key not in keys:
                     return None
-                known.discard(key)
+                keys.discard(key)
                 return Change(kind=ChangeKind.DELETE, parts=parts, revision=item.sequence, value=None)
             value = await _read_value(state, item.data, where=f"{state.bucket}/{key}")
             state.check_place(value, parts)
         except ContractError as err:
             self._connection.metrics.rejects.labels(state.name).inc()
-            told = {**err.facts, "bucket": state.bucket, "key": key, "revision": item.sequence, "error": str(err)}
-            self._connection.quiet.warning("state.rejected", f"{state.bucket}/{key}", **told)
+            fields = {**err.facts, "bucket": state.bucket, "key": key, "revision": item.sequence, "error": str(err)}
+            self._connection.quiet.warning("state.rejected", f"{state.bucket}/{key}", **fields)
             return None
-        known.add(key)
+        keys.add(key)
         return Change(kind=ChangeKind.PUT, parts=parts, revision=item.sequence, value=value)
 
     async def _newest(self, state: State[Any], key: str) -> tuple[int, Headers, bytes] | None:

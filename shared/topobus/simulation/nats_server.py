@@ -30,11 +30,11 @@ def find_nats_server() -> Path:
     Errors: ConfigError says how to get one.
     """
     given = os.environ.get("TOPOBUS_NATS_SERVER", "")
-    found = shutil.which(given or "nats-server")
-    if found is None:
+    program = shutil.which(given or "nats-server")
+    if program is None:
         where = f"TOPOBUS_NATS_SERVER names {given}, which cannot be run" if given else "no nats-server on PATH"
         raise ConfigError(where, next_step="install the package nats-server, or set TOPOBUS_NATS_SERVER to its path")
-    return Path(found)
+    return Path(program)
 
 
 def free_port() -> int:

@@ -129,7 +129,7 @@ def _read_sharing(tree: Tree, cpu: int, seen: CpuSet, sharing: _Sharing, ids: _I
     is_first = core is None or not core or core.lowest == cpu
     if core:
         if len(core) > 1 and ids.has_compute_units is None:
-            sibling = next(one for one in core if one != cpu)
+            sibling = next(other for other in core if other != cpu)
             ids.has_compute_units = ids.get("core_id", sibling) != ids.get("core_id", cpu)
         if ids.has_compute_units:
             sharing.add("core", CpuSet(cpu), cpu)

@@ -25,11 +25,11 @@ def is_knl(tree: Tree) -> bool:
     text = tree.read("proc/cpuinfo") or ""
     block = text.split("\n\n", 1)[0]
 
-    def told(key: str) -> str:
+    def value_of(key: str) -> str:
         match = re.search(rf"^{key}[ \t]*: *(.*)$", block, re.MULTILINE)
         return match[1].strip() if match else ""
 
-    return told("vendor_id") == "GenuineIntel" and told("cpu family") == "6" and told("model") in _MODELS
+    return value_of("vendor_id") == "GenuineIntel" and value_of("cpu family") == "6" and value_of("model") in _MODELS
 
 
 def knl_caches(tree: Tree, cpus: dict[int, CpuSet]) -> tuple[CpuSet, ...]:

@@ -45,5 +45,5 @@ class Nest:
         """Give the smallest set that contains all of `cpus`; None when there is none, or `cpus` is empty."""
         if not cpus:
             return None
-        found = [other for other in self._by_cpu.get(cpus.lowest, ()) if cpus.bits & ~other == 0]
-        return CpuSet.from_bits(min(found, key=int.bit_count)) if found else None
+        supersets = [other for other in self._by_cpu.get(cpus.lowest, ()) if cpus.bits & ~other == 0]
+        return CpuSet.from_bits(min(supersets, key=int.bit_count)) if supersets else None

@@ -74,16 +74,16 @@ def read_sriov(tree: Tree, address: PciAddress) -> Sriov | None:
 def default_route_interfaces(tree: Tree) -> frozenset[str]:
     """Name every interface that the machine's default routes go over, with all interfaces stacked below (bond, bridge, VLAN)."""
     names = _default_routes_ipv4(tree) | _default_routes_ipv6(tree)
-    found: set[str] = set()
+    roots: set[str] = set()
     for _ in range(_MAX_STACK):
-        names -= found
+        names -= roots
         if not names:
             break
-        found |= names
+        roots |= names
         names = {
             entry.removeprefix("lower_") for name in names for entry in tree.names(f"sys/class/net/{name}") if entry.startswith("lower_")
         }
-    return frozenset(found)
+    return frozenset(roots)
 
 
 def _read_interface(tree: Tree, path: str, name: str) -> NetInterface:

@@ -89,12 +89,12 @@ class _View:
 
     def groups(self, key: Callable[[Cpu], int | None]) -> list[str]:
         """List groups by their usable CPUs; one without any stays (as empty text) when memory or a device is inside it."""
-        found = [
+        lines = [
             str(cpus & self._usable)
             for cpus in self._collect(key)
             if cpus & self._usable or any(local and local <= cpus for local in self._local)
         ]
-        return sorted(found)
+        return sorted(lines)
 
     def widen(self, cpus: CpuSet) -> CpuSet:
         """Give the set itself where it nests with the groups (it is one then), else the smallest group, or the machine, around it."""

@@ -89,20 +89,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(given)
     measured = [measure(case) for case in merge_cases()]
     if arguments.json:
-        rows = [{name: getattr(one, name) for name in one.__struct_fields__} for one in measured]
+        rows = [{name: getattr(measurement, name) for name in measurement.__struct_fields__} for measurement in measured]
         print(json.dumps({"group": arguments.group, "unit": "ms", "cases": rows}, indent=2))  # noqa: T201
     else:
-        for one in measured:
-            budget = f"budget {one.budget_ms:g}" if one.budget_ms is not None else ""
-            print(f"{one.case:<58} median {one.median_ms:8.3f}  p99 {one.p99_ms:8.3f}  {budget}")  # noqa: T201
+        for measurement in measured:
+            budget = f"budget {measurement.budget_ms:g}" if measurement.budget_ms is not None else ""
+            print(f"{measurement.case:<58} median {measurement.median_ms:8.3f}  p99 {measurement.p99_ms:8.3f}  {budget}")  # noqa: T201
     if arguments.plot:
         arguments.plot.write_text(_plot(), encoding="utf-8")
     return 0
 
 
 def _other_groups(names: Iterable[str]) -> str:
-    found = ", ".join(sorted(names))
-    return f"Other groups, with options of their own: {found}." if found else "No installed package brings other groups."
+    group_names = ", ".join(sorted(names))
+    return f"Other groups, with options of their own: {group_names}." if group_names else "No installed package brings other groups."
 
 
 def measure(case: Case) -> Measured:

@@ -239,7 +239,9 @@ async def _nats_away(node: BenchNode) -> list[Figure]:
         while True:
             for resource in usual:
                 now = node.kubelet.devices(resource)
-                lost.update(one for one in healthy if one[0] == resource and (one[1] not in now or not now[one[1]].is_healthy))
+                lost.update(
+                    device for device in healthy if device[0] == resource and (device[1] not in now or not now[device[1]].is_healthy)
+                )
             await asyncio.sleep(0.005)
 
     looking = asyncio.create_task(look())

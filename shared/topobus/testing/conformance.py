@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def kinds() -> dict[str, Check]:
     """All kinds: those of alignment, and those that installed packages register."""
-    found: dict[str, Check] = {
+    checks: dict[str, Check] = {
         "topology-merge": check_merge,
         "device-hints": check_device_hints,
         "cpu-static-policy": check_cpus,
@@ -88,8 +88,8 @@ def kinds() -> dict[str, Check]:
     }
     for entry in importlib.metadata.entry_points(group="topobus.conformance"):
         loaded = entry.load()
-        found.setdefault(entry.name, loaded() if isinstance(loaded, type) else loaded)
-    return found
+        checks.setdefault(entry.name, loaded() if isinstance(loaded, type) else loaded)
+    return checks
 
 
 def run_file(file: Path, check: Check) -> Iterator[tuple[str, Any, Any]]:

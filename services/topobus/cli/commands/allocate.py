@@ -127,17 +127,17 @@ async def _silences(bus: Bus, inventories: Sequence[Inventory]) -> list[dict[str
     ]
 
 
-def _show(output: Output, one: dict[str, Any]) -> None:
-    name = Text(one["name"], "name")
-    if one["condition"] == "Allocated":
-        output.show(Text.assemble(name, (f" would be allocated on node {one['node']}", "ok")))
-        for claim, allocation in one.get("allocations", {}).items():
+def _show(output: Output, claim_result: dict[str, Any]) -> None:
+    name = Text(claim_result["name"], "name")
+    if claim_result["condition"] == "Allocated":
+        output.show(Text.assemble(name, (f" would be allocated on node {claim_result['node']}", "ok")))
+        for claim, allocation in claim_result.get("allocations", {}).items():
             for result in allocation["devices"]["results"]:
-                of = f"{claim} " if len(one["allocations"]) > 1 else ""
+                of = f"{claim} " if len(claim_result["allocations"]) > 1 else ""
                 output.show(Text(f"  {of}{result['request']}: {result['device']}  ({result['driver']}, pool {result['pool']})"))
         return
-    output.show(Text.assemble(name, (f" would wait: {one['condition']}", "fail")))
-    output.show(*reason_lines(msgspec.convert(one.get("reasons", []), list[Reason])))
+    output.show(Text.assemble(name, (f" would wait: {claim_result['condition']}", "fail")))
+    output.show(*reason_lines(msgspec.convert(claim_result.get("reasons", []), list[Reason])))
 
 
 def _kubeconfig(given: Path | None) -> Path | None:

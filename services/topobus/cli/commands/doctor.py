@@ -110,15 +110,15 @@ async def _check_services(bus: Bus, node: str | None, *, looks_at_sockets: bool)
                 next_step="start the node's services: `topobus up`, or the Helm chart",
             )
         )
-    for one in nodes:
-        own = [inventory for inventory in inventories if inventory.node == one]
-        silent = await _silent_services(bus, one, sorted({*DEVICE_SERVICES, *(inventory.device_class for inventory in own)}))
-        findings += check_node(one, machines.get(one), own, ledgers.get(one), silent)
-        sign = await bus.is_answered(PREFER, timeout_s=_ALIVE_S, node=one) if "topology" not in silent else None
-        clock = check_clock(one, sign.clock_ahead_s) if isinstance(sign, Answered) else None
+    for node_name in nodes:
+        own = [inventory for inventory in inventories if inventory.node == node_name]
+        silent = await _silent_services(bus, node_name, sorted({*DEVICE_SERVICES, *(inventory.device_class for inventory in own)}))
+        findings += check_node(node_name, machines.get(node_name), own, ledgers.get(node_name), silent)
+        sign = await bus.is_answered(PREFER, timeout_s=_ALIVE_S, node=node_name) if "topology" not in silent else None
+        clock = check_clock(node_name, sign.clock_ahead_s) if isinstance(sign, Answered) else None
         findings += [clock] if clock is not None else []
         if looks_at_sockets:
-            findings += await _check_gateway(bus, one)
+            findings += await _check_gateway(bus, node_name)
     return [*findings, await _check_controller(bus)]
 
 

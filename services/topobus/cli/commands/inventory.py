@@ -63,8 +63,8 @@ async def _inventory(device_class: str | None, node: str | None, options: BusOpt
     elif device_class is None:
         output.show(summary_table(chosen, ledgers))
     else:
-        for one in chosen:
-            output.show(device_table(one, holders_of(ledgers.get(one.node))))
+        for class_inventory in chosen:
+            output.show(device_table(class_inventory, holders_of(ledgers.get(class_inventory.node))))
     for each_inventory in chosen:
         for warning in each_inventory.warnings:
             output.show(Text(f"{each_inventory.node}: {each_inventory.device_class}: {warning}", "warn"))
@@ -76,21 +76,21 @@ def summary_table(inventories: Sequence[Inventory], ledgers: dict[str, Ledger]) 
     table = Table(box=box.SIMPLE_HEAD, header_style="title")
     for title in ("node", "class", "devices", "held", "free", "not well", "NUMA nodes", "found by", "generation"):
         table.add_column(title, justify="right" if title in ("devices", "held", "free", "not well", "generation") else "left")
-    for one in inventories:
-        holders = holders_of(ledgers.get(one.node))
-        held = {device.name for device in one.devices if _is_held(device, holders)}
-        sick = [device for device in one.devices if not device.health.is_allocatable]
-        free = [device for device in one.devices if device.name not in held and device.health.is_allocatable]
+    for class_inventory in inventories:
+        holders = holders_of(ledgers.get(class_inventory.node))
+        held = {device.name for device in class_inventory.devices if _is_held(device, holders)}
+        sick = [device for device in class_inventory.devices if not device.health.is_allocatable]
+        free = [device for device in class_inventory.devices if device.name not in held and device.health.is_allocatable]
         table.add_row(
-            one.node,
-            Text(class_text(one), "name"),
-            str(len(one.devices)),
+            class_inventory.node,
+            Text(class_text(class_inventory), "name"),
+            str(len(class_inventory.devices)),
             str(len(held)),
             str(len(free)),
             Text(str(len(sick)), "fail" if sick else ""),
-            ", ".join(f"{node}: {count}" for node, count in _by_numa(one.devices)) or "-",
-            ", ".join(sorted({device.driver for device in one.devices if device.driver})) or "-",
-            str(one.generation),
+            ", ".join(f"{node}: {count}" for node, count in _by_numa(class_inventory.devices)) or "-",
+            ", ".join(sorted({device.driver for device in class_inventory.devices if device.driver})) or "-",
+            str(class_inventory.generation),
         )
     return table
 

@@ -39,14 +39,14 @@ def machine(
 ) -> int:
     """Draw a machine: sockets, NUMA nodes, CPUs, PCI switches and devices, and who holds what."""
     output = options.output()
-    found, inventories, ledger = (read_tree(root), (), None) if root is not None else asyncio.run(_ask(options, node))
+    description, inventories, ledger = (read_tree(root), (), None) if root is not None else asyncio.run(_ask(options, node))
     if output.is_json:
-        output.document(machine_report(found))
-    output.show(draw_machine(found, inventories, ledger, width=min(output.console.width, DRAWING_WIDTH)))
+        output.document(machine_report(description))
+    output.show(draw_machine(description, inventories, ledger, width=min(output.console.width, DRAWING_WIDTH)))
     if svg is not None:
         picture = recording_console()
-        picture.print(draw_machine(found, inventories, ledger))
-        save_picture(picture, svg, title=f"topobus machine --node {found.node}")
+        picture.print(draw_machine(description, inventories, ledger))
+        save_picture(picture, svg, title=f"topobus machine --node {description.node}")
     return ExitCode.OK
 
 

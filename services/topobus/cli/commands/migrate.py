@@ -34,7 +34,7 @@ def migrate(
 ) -> int:
     """Turn classic DRA objects into structured ones; exits with 1 when something was lost."""
     output = Output(is_json=is_json)
-    objects = [one for file in files for one in _read(file)]
+    objects = [api_object for file in files for api_object in _read(file)]
     done = migrate_objects(objects)
     if output.is_json:
         notes = [
@@ -50,7 +50,7 @@ def migrate(
 
 def as_yaml(done: Migration) -> str:
     """Write the objects as documents of one manifest, in Kubernetes' order of fields; an expression stays on one line."""
-    return "---\n".join(yaml.safe_dump(one, sort_keys=False, allow_unicode=True, width=1 << 20) for one in done.objects)
+    return "---\n".join(yaml.safe_dump(api_object, sort_keys=False, allow_unicode=True, width=1 << 20) for api_object in done.objects)
 
 
 def _read(file: Path) -> tuple[ApiObject | dict[str, Any], ...]:

@@ -78,9 +78,9 @@ def _table(states: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _claims(found: dict[str, Any]) -> str:
+def _claims(claims: dict[str, Any]) -> str:
     lines = [
-        f"{one['namespace']}/{one['name']}: {', '.join(name for names in one['devices'].values() for name in names)}"
-        for one in found.values()
+        f"{claim['namespace']}/{claim['name']}: {', '.join(name for names in claim['devices'].values() for name in names)}"
+        for claim in claims.values()
     ]
     return "\n".join(lines) or "-"

@@ -78,7 +78,7 @@ def get(
     """List objects, or show those named."""
     if target and is_node_allocation_state(target[0].partition("/")[0]):
         named = (target[0].partition("/")[2], *target[1:])
-        return asyncio.run(show_states(tuple(one for one in named if one), "json" if options.json else output, options))
+        return asyncio.run(show_states(tuple(argument for argument in named if argument), "json" if options.json else output, options))
     kinds, names = read_target(target, verb="get")
     return asyncio.run(_get(kinds, names, "" if all_namespaces else namespace, "json" if options.json else output, options))
 
@@ -117,11 +117,13 @@ async def apply_files(files: tuple[Path, ...], options: BusOptions, *, waits: bo
         output.note(system_text(options))
         applied = await apply_objects(bus, objects)
         async with asyncio.TaskGroup() as group:
-            words = [group.create_task(first_word(bus, one.stored, _WORD_S)) for one in applied if waits]
-    heard = [word.result() for word in words] or [one.stored for one in applied]
+            words = [group.create_task(first_word(bus, applied_object.stored, _WORD_S)) for applied_object in applied if waits]
+    heard = [word.result() for word in words] or [applied_object.stored for applied_object in applied]
     if output.is_json:
         output.document({"applied": [plain_object(api_object) for api_object in heard]})
-    return max((_told(output, one, now, waits=waits) for one, now in zip(applied, heard, strict=True)), default=ExitCode.OK)
+    return max(
+        (_told(output, applied_object, now, waits=waits) for applied_object, now in zip(applied, heard, strict=True)), default=ExitCode.OK
+    )
 
 
 async def delete_places(places: list[dict[str, str]], options: BusOptions, *, is_forced: bool = False) -> int:
@@ -203,10 +205,10 @@ async def _get(kinds: tuple[str, ...], names: tuple[str, ...], namespace: str, f
     return ExitCode.OK
 
 
-def _told(output: Output, one: Applied, now: ApiObject, *, waits: bool) -> ExitCode:
+def _told(output: Output, applied: Applied, now: ApiObject, *, waits: bool) -> ExitCode:
     """Say what became of one object, and what the controller said."""
-    name = name_of(one.stored)
-    output.show(Text.assemble((name, "name"), f" {one.verb}"))
+    name = name_of(applied.stored)
+    output.show(Text.assemble((name, "name"), f" {applied.verb}"))
     word = word_of(now) if waits else None
     if word is None:
         if waits and now.kind in CONDITIONS and not is_classic(now):

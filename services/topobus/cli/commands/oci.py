@@ -282,7 +282,10 @@ def _held(claim: ApiObject, node: str) -> dict[str, set[str]]:
 def _containers(pod: ApiObject) -> dict[str, list[str]]:
     """Container to the pod's own names of the claims that it uses."""
     every = [*(pod.spec.get("initContainers") or ()), *(pod.spec.get("containers") or ())]
-    return {str(one.get("name")): [str(it.get("name")) for it in (one.get("resources") or {}).get("claims") or ()] for one in every}
+    return {
+        str(container.get("name")): [str(it.get("name")) for it in (container.get("resources") or {}).get("claims") or ()]
+        for container in every
+    }
 
 
 def _claims_of(pod: ApiObject, container: str) -> list[str]:
@@ -306,9 +309,9 @@ def _read_spec(path: Path | None) -> dict[str, Any]:
     if path is None:
         return _EMPTY
     try:
-        found = json.loads(read_bytes(path, limit_bytes=DOCUMENT_BYTES, next_step="`runc spec` writes one to start from"))
+        document = json.loads(read_bytes(path, limit_bytes=DOCUMENT_BYTES, next_step="`runc spec` writes one to start from"))
     except ValueError as err:
         raise ContractError(f"{path}: no JSON: {err}", next_step="give the config.json of an OCI bundle") from err
-    if not isinstance(found, dict):
-        raise ContractError(f"{path}: got {type(found).__name__}, wanted the object of an OCI config.json")
-    return found
+    if not isinstance(document, dict):
+        raise ContractError(f"{path}: got {type(document).__name__}, wanted the object of an OCI config.json")
+    return document

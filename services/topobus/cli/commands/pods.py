@@ -42,7 +42,7 @@ async def _pods(node: str | None, namespace: str, options: BusOptions) -> int:
         if not nodes:
             raise PeerUnavailable("no node has published its machine", next_step="`topobus doctor` tells what is missing")
         chosen = [one_of("node", node, nodes)] if node is not None else nodes
-        replies = dict(zip(chosen, await asyncio.gather(*(_ask(bus, one, namespace) for one in chosen)), strict=True))
+        replies = dict(zip(chosen, await asyncio.gather(*(_ask(bus, pod, namespace) for pod in chosen)), strict=True))
     if node is not None and replies[node].why:
         # One node was meant, and nothing is known of it.
         raise PeerUnavailable(f"{node}: {replies[node].why}", next_step="`topobus doctor` tells what is missing")

@@ -79,8 +79,8 @@ def _report(output: Output, folder: Path, done: Recording, different: list[str])
         )
     else:
         output.show(Text("the copy reads like the original", "ok"))
-    for one in done.unreadable[:_SHOWN_UNREADABLE]:
-        output.show(Text(f"left out: {one}", "warn"))
+    for path in done.unreadable[:_SHOWN_UNREADABLE]:
+        output.show(Text(f"left out: {path}", "warn"))
     if len(done.unreadable) > _SHOWN_UNREADABLE:
         output.show(Text(f"left out: {len(done.unreadable) - _SHOWN_UNREADABLE} more; --json lists them", "warn"))
     output.show(Text("It holds hardware addresses, serial numbers and routes: look before you give it away.", "faint"))

@@ -36,9 +36,10 @@ async def show_node(scene: Scene) -> None:
         inventories = [entry.value for entry in await scene.bus.list(INVENTORY, node=scene.node)]
         scene.stage.show(summary_table(inventories, {}))
         scene.stage.show(await scene.drawing())
-        found = ", ".join(f"{count} {device_class}" for device_class, count in EXPECTED_DEVICES.items())
+        counts = ", ".join(f"{count} {device_class}" for device_class, count in EXPECTED_DEVICES.items())
         scene.stage.expect(
-            {inventory.device_class: len(inventory.devices) for inventory in inventories} == EXPECTED_DEVICES, f"the services found {found}"
+            {inventory.device_class: len(inventory.devices) for inventory in inventories} == EXPECTED_DEVICES,
+            f"the services found {counts}",
         )
 
 
@@ -99,7 +100,7 @@ async def show_refusal(scene: Scene, holder: PodRequest) -> PodRequest:
         codes = ", ".join(dict.fromkeys(reason.code for reason in reply.result.reasons))
         stage.expect(bool(codes), f"the refusal says why: {codes}")
         named = [str(reason.facts) + reason.message for reason in reply.result.to_free]
-        stage.expect(any(holder.owner.name in one for one in named), f"it names who is in the way: {holder.owner}", reply.result.to_free)
+        stage.expect(any(holder.owner.name in text for text in named), f"it names who is in the way: {holder.owner}", reply.result.to_free)
         ledger = await scene.bus.get(LEDGER, node=scene.node)
         held = set(ledger.value.allocations) if ledger else set()
         stage.expect(held == {holder.owner.key}, "the refused pod holds nothing", held)

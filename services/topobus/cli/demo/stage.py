@@ -72,10 +72,10 @@ class Stage:
         """Show a table, panel or drawing."""
         self._print(Padding(part, (0, 0, 0, indent)) if indent else part)
 
-    def expect(self, is_so: bool, what: str, found: object = "") -> None:
+    def expect(self, is_so: bool, what: str, evidence: object = "") -> None:
         """Check a promise and show it; the demo ends when it is broken."""
         if not is_so:
-            raise ExpectationError(f"the demo expected: {what}", next_step=f"found instead: {found}" if found != "" else "")
+            raise ExpectationError(f"the demo expected: {what}", next_step=f"found instead: {evidence}" if evidence != "" else "")
         self.confirm(what)
 
     def confirm(self, what: str) -> None:

@@ -47,17 +47,17 @@ def kind_of(text: str) -> str:
     Errors: raises UsageError that lists the kinds there are.
     """
     typed = text.split(".")[0].lower()
-    known = {name: kind for kind in KINDS for name in (kind.lower(), plural_of(kind))}
-    known |= {short: kind for short, kind in _SHORT.items() if kind in KINDS}
-    found = known.get(typed)
-    if found is None and is_node_allocation_state(text):
+    kind_by_name = {name: kind for kind in KINDS for name in (kind.lower(), plural_of(kind))}
+    kind_by_name |= {short: kind for short, kind in _SHORT.items() if kind in KINDS}
+    known_kind = kind_by_name.get(typed)
+    if known_kind is None and is_node_allocation_state(text):
         raise UsageError("a node allocation state is no stored object but a view", next_step="see `topobus get nodeallocationstates`")
-    if found is None:
-        meant = did_you_mean(typed, sorted(known))
+    if known_kind is None:
+        meant = did_you_mean(typed, sorted(kind_by_name))
         raise UsageError(
             f"there is no kind {text!r}{meant}", next_step=f"use one of {', '.join(sorted(plural_of(kind) for kind in KINDS))}"
         )
-    return found
+    return known_kind
 
 
 def read_target(words: tuple[str, ...], *, verb: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -66,8 +66,8 @@ def read_target(words: tuple[str, ...], *, verb: str) -> tuple[tuple[str, ...], 
     Errors: raises UsageError.
     """
     if not words:
-        known = ", ".join(sorted(plural_of(kind) for kind in KINDS))
-        raise UsageError(f"say what to {verb}: KIND, KIND NAME or KIND/NAME", next_step=f"KIND is one of {known}")
+        plurals = ", ".join(sorted(plural_of(kind) for kind in KINDS))
+        raise UsageError(f"say what to {verb}: KIND, KIND NAME or KIND/NAME", next_step=f"KIND is one of {plurals}")
     if all("/" in word for word in words):
         pairs = [word.split("/", 1) for word in words]
         kinds = tuple(dict.fromkeys(kind_of(kind) for kind, _ in pairs))

@@ -223,8 +223,8 @@ def _reasons(card: ApiObject, events: Sequence[DecisionEvent]) -> tuple[Reason, 
     message = str(waits[0].get("message") or "")
     for event in reversed(events):
         # The event has the advice, too; a condition's message is cut where it grows too long.
-        told = "; ".join(reason.message for reason in event.outcome.reasons) if isinstance(event.outcome, Refusal) else ""
-        if isinstance(event.outcome, Refusal) and told.startswith(message[:_COMPARED]):
+        reasons = "; ".join(reason.message for reason in event.outcome.reasons) if isinstance(event.outcome, Refusal) else ""
+        if isinstance(event.outcome, Refusal) and reasons.startswith(message[:_COMPARED]):
             return *event.outcome.reasons, *event.outcome.to_free
     facts: dict[str, str | int | float | bool | tuple[str, ...]] = {"reason": str(waits[0].get("reason") or "")}
     return (Reason(code="condition", message=message, facts=facts),) if message else ()
@@ -264,4 +264,4 @@ def _results(api_object: ApiObject) -> list[dict[str, Any]]:
 
 
 def _dicts(value: object) -> list[dict[str, Any]]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

@@ -40,11 +40,11 @@ class Holder:
     @property
     def devices(self) -> dict[str, tuple[str, ...]]:
         """Class to device names over all containers, sorted, each once."""
-        found: dict[str, set[str]] = {}
+        by_class: dict[str, set[str]] = {}
         for holding in self.allocation.holdings:
             for device_class, names in holding.devices.items():
-                found.setdefault(device_class, set()).update(names)
-        return {device_class: tuple(sorted(names)) for device_class, names in sorted(found.items())}
+                by_class.setdefault(device_class, set()).update(names)
+        return {device_class: tuple(sorted(names)) for device_class, names in sorted(by_class.items())}
 
 
 @dataclass(frozen=True, kw_only=True)

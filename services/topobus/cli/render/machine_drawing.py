@@ -46,10 +46,10 @@ def draw_machine(
 
     Order: by socket and node id; two sockets make two columns. Letters follow the order of the owners' keys.
     """
-    known = tuple(inventories)
+    all_inventories = tuple(inventories)
     holders = holders_of(ledger)
-    leaves = leaves_of(machine, known)
-    sick_cpus = _sick_cpus(known)
+    leaves = leaves_of(machine, all_inventories)
+    sick_cpus = _sick_cpus(all_inventories)
     cpus_by_node = _cpus_by_node(machine)
     with_devices = {leaf.numa_node for leaf in leaves}
     drawn = [node for node in machine.numa_nodes if node.cpus or node.id in with_devices or cpus_by_node.get(node.id)]
@@ -80,7 +80,7 @@ def draw_machine(
     if memory_only:
         total = human_bytes(sum(node.memory_bytes for node in memory_only))
         below.append(Text(f"memory-only NUMA nodes {NodeSet.of(node.id for node in memory_only)}: {len(memory_only)} nodes, {total}"))
-    return Group(_headline(machine, known, width), grid, *below, *_legend(machine, holders, known, width))
+    return Group(_headline(machine, all_inventories, width), grid, *below, *_legend(machine, holders, all_inventories, width))
 
 
 def human_bytes(count: int) -> str:

@@ -63,7 +63,7 @@ def _in_ascii(err: UnicodeError) -> tuple[str, int]:
     """Write what an encoding lacks by signs that every one has; a handler for codecs."""
     assert isinstance(err, UnicodeEncodeError)
     text = err.object[err.start : err.end].translate(_ASCII)
-    return "".join(one if one.isascii() else "?" for one in text), err.end
+    return "".join(character if character.isascii() else "?" for character in text), err.end
 
 
 codecs.register_error("topobus-ascii", _in_ascii)

@@ -125,12 +125,12 @@ def _plain(_: ApiObject) -> tuple[str | Text, ...]:
 
 
 def _requests(spec: dict[str, Any]) -> str:
-    found: list[str] = []
+    lines: list[str] = []
     for request in _dicts((spec.get("devices") or {}).get("requests")):
         ways = [request["exactly"]] if isinstance(request.get("exactly"), dict) else _dicts(request.get("firstAvailable"))
         texts = [f"{'all' if way.get('allocationMode') == 'All' else way.get('count', 1)} {way.get('deviceClassName')}" for way in ways]
-        found.append(f"{request.get('name')}: {' or '.join(texts)}")
-    return "\n".join(found) or "-"
+        lines.append(f"{request.get('name')}: {' or '.join(texts)}")
+    return "\n".join(lines) or "-"
 
 
 def _results(api_object: ApiObject) -> list[dict[str, Any]]:
@@ -141,7 +141,7 @@ def _results(api_object: ApiObject) -> list[dict[str, Any]]:
 
 def _dicts(value: object) -> list[dict[str, Any]]:
     """List what is an object; anybody may have stored anything."""
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 _KINDS: dict[str, tuple[tuple[str, ...], Row]] = {

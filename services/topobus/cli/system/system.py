@@ -181,10 +181,10 @@ def _program(name: str) -> Path:
     Errors: raises ConfigError when the extra that brings it is not installed.
     """
     beside = Path(sysconfig.get_path("scripts")) / name
-    found = beside if beside.exists() else shutil.which(name)
-    if found is None:
+    program = beside if beside.exists() else shutil.which(name)
+    if program is None:
         raise ConfigError(f"the program {name} is not installed", next_step="install all of Topobus: pip install 'topobus[all]'")
-    return Path(found)
+    return Path(program)
 
 
 def _environment(layout: Layout, service: str, *, node: str, hardware_root: Path, nats_url: str, port: int) -> dict[str, str]:

@@ -215,9 +215,9 @@ def _role(tree: Tree, function: PciDevice) -> str:
 def _model(card: _Card) -> str:
     for function in card.functions:
         if function.vendor == _XILINX:
-            found = _MODELS.get(function.device) or _MODELS.get(function.device - 1)
-            if found:
-                return found
+            model = _MODELS.get(function.device) or _MODELS.get(function.device - 1)
+            if model:
+                return model
     return "F1" if card.main.vendor == 0x1D0F else ""
 
 

@@ -213,7 +213,7 @@ class KubernetesCluster:
                     # Discovery is closed to us: the present version is the best guess, and a wrong one answers for itself.
                     self._version = VERSIONS[0]
                     break
-                names = {one.get("name") for one in answer.get("resources") or ()} if isinstance(answer, dict) else set()
+                names = {resource.get("name") for resource in answer.get("resources") or ()} if isinstance(answer, dict) else set()
                 if kind.plural in names:
                     self._version = version
                     get_logger().info("cluster.version-chosen", server=self.server, group=GROUP, version=version)

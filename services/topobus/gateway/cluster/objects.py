@@ -71,11 +71,11 @@ class Cluster(Protocol):
         """Read an object; None when there is none."""
         ...
 
-    async def create(self, kind: ResourceKind, one: ApiObject) -> ApiObject | Rejected:
+    async def create(self, kind: ResourceKind, api_object: ApiObject) -> ApiObject | Rejected:
         """Make an object; the answer is what the server stored."""
         ...
 
-    async def update(self, kind: ResourceKind, one: ApiObject) -> ApiObject | Rejected:
+    async def update(self, kind: ResourceKind, api_object: ApiObject) -> ApiObject | Rejected:
         """Replace an object of the resource version that it carries."""
         ...
 

@@ -37,7 +37,7 @@ class PodEvents:
 
     def keep(self, uids: set[str]) -> None:
         """Forget what is gone."""
-        self._told = {uid: told for uid, told in self._told.items() if uid in uids}
+        self._told = {uid: event for uid, event in self._told.items() if uid in uids}
 
     async def tell(self, pod: NodePod, claim: Owner, error: str, users: Mapping[str, Owner]) -> None:
         """Tell both, unless they were told of the same error; `users` are the pods that have a device of the claim, as far as they are known."""

@@ -220,8 +220,8 @@ class SlicePublisher:
 
     def _devices(self, device_class: str, inventory: Inventory, present: Sequence[ApiObject]) -> tuple[SliceDevice, ...]:
         """Show what a server takes; a device that breaks a limit is left out and told once, for it would cost its neighbours their slice."""
-        known = self._shown.get(device_class)
-        if known is None or known[0] is not inventory:
+        cached = self._shown.get(device_class)
+        if cached is None or cached[0] is not inventory:
             # Devices of a pool that is not offered here are left out, too.
             kept = structs.replace(inventory, devices=tuple(filter(self._shows, inventory.devices)))
             good, bad = publishable(map(slice_device, kept.devices))
@@ -229,22 +229,22 @@ class SlicePublisher:
                 for name, why in bad.items():
                     get_logger().warning("slice-device.left-out", driver=driver_name(device_class), device=name, why=why)
             self._left_out[device_class] = bad
-            known = self._shown[device_class] = (inventory, kept, good)
+            cached = self._shown[device_class] = (inventory, kept, good)
         since = self._state.silent_since(device_class)
         silence: Taint | None = None
         # Freshly started we know of no silence yet, and must not open what was closed.
         if since or (not self._is_judged(device_class) and shows_silence(present)):
             silence = silence_taint(since, self._settings.silence_effect, present)
-        return pool_devices(known[1], self._state.holders(device_class), silence, shown=known[2])
+        return pool_devices(cached[1], self._state.holders(device_class), silence, shown=cached[2])
 
     def _read(self, api_object: ApiObject) -> SliceSpec | None:
         """Read a slice once, as long as it is the same object."""
         name = _name(api_object)
-        known = self._specs.get(name)
-        if known is None or known[0] is not api_object:
+        cached = self._specs.get(name)
+        if cached is None or cached[0] is not api_object:
             self._specs = {key: value for key, value in self._specs.items() if key in (self._present or {})}
-            known = self._specs[name] = (api_object, read_slice(api_object))
-        return known[1]
+            cached = self._specs[name] = (api_object, read_slice(api_object))
+        return cached[1]
 
     async def _execute(self, plan: SlicePlan) -> str:
         for deletion in plan.deletes:

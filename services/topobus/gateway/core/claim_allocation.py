@@ -76,10 +76,10 @@ class ClaimAllocation(Struct, frozen=True, kw_only=True):
     @property
     def requests(self) -> dict[str, tuple[str, ...]]:
         """The devices of each request, sorted; requests in the order of the allocation."""
-        found: dict[str, set[str]] = {}
+        by_class: dict[str, set[str]] = {}
         for allocated in self.devices:
-            found.setdefault(allocated.request, set()).add(allocated.device)
-        return {request: tuple(sorted(names)) for request, names in found.items()}
+            by_class.setdefault(allocated.request, set()).add(allocated.device)
+        return {request: tuple(sorted(names)) for request, names in by_class.items()}
 
 
 def allocation_of(claim: ApiObject | None, *, namespace: str, name: str, uid: str, driver: str, node: str) -> ClaimAllocation | Refusal:
@@ -131,8 +131,10 @@ def allocation_of(claim: ApiObject | None, *, namespace: str, name: str, uid: st
             return _refuse("claim-elsewhere", f"{where}: device {device} is in pool {pool}, this node is {node}", pool=pool, node=node)
         name = request.partition("/")[0]
         devices.append(AllocatedDevice(request=name, pool=pool, device=device, is_shared=is_shared, share_id=share_id))
-        mine = config.setdefault(device, [])
-        mine += [one for requests, one in parameters if (not requests or requests & {name, request}) and one not in mine]
+        device_config = config.setdefault(device, [])
+        device_config += [
+            settings for requests, settings in parameters if (not requests or requests & {name, request}) and settings not in device_config
+        ]
     if not devices:
         return _refuse("claim-elsewhere", f"{where} has no device of driver {driver}")
     sorted_held = {device_class: tuple(sorted(names)) for device_class, names in sorted(held.items())}
@@ -142,7 +144,7 @@ def allocation_of(claim: ApiObject | None, *, namespace: str, name: str, uid: st
         if (shares := tuple(name for name in names if (device_class, name) not in whole))
     }
     tolerated = tuple(sorted({allocated_device.device for allocated_device in devices} - untolerated))
-    configured = {device: tuple(found) for device, found in sorted(config.items()) if found}
+    configured = {device: tuple(settings) for device, settings in sorted(config.items()) if settings}
     return ClaimAllocation(devices=tuple(devices), held=sorted_held, by_share=by_share, config=configured, tolerated=tolerated)
 
 
@@ -295,7 +297,7 @@ def _parameters(claim: ApiObject, driver: str, where: str) -> list[tuple[frozens
     entries = claim.status["allocation"]["devices"].get("config") or []
     if not isinstance(entries, list):
         return _refuse("claim-malformed", f"{where}: status.allocation.devices.config is no list")
-    found: list[tuple[bool, frozenset[str], dict[str, Any]]] = []
+    settings: list[tuple[bool, frozenset[str], dict[str, Any]]] = []
     for index, entry in enumerate(entries):
         opaque = entry.get("opaque") if isinstance(entry, Mapping) else None
         if not isinstance(opaque, Mapping) or opaque.get("driver") != driver:
@@ -304,8 +306,8 @@ def _parameters(claim: ApiObject, driver: str, where: str) -> list[tuple[frozens
         if not isinstance(requests, list) or not all(isinstance(request, str) for request in requests) or not isinstance(parameters, dict):
             text = f"{where}: status.allocation.devices.config[{index}] needs requests as names and opaque.parameters as an object"
             return _refuse("claim-malformed", text)
-        found.append((entry.get("source") != "FromClass", frozenset(requests), parameters))
-    return [(requests, parameters) for _, requests, parameters in sorted(found, key=lambda one: one[0])]
+        settings.append((entry.get("source") != "FromClass", frozenset(requests), parameters))
+    return [(requests, parameters) for _, requests, parameters in sorted(settings, key=lambda entry: entry[0])]
 
 
 def _refuse(code: str, message: str, **facts: str) -> Refusal:

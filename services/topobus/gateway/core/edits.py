@@ -53,27 +53,27 @@ def differences(given: ContainerEdits, now: ContainerEdits) -> tuple[str, ...]:
     >>> differences(ContainerEdits(device_nodes=(DeviceNode(path="/dev/nvidia0"),)), ContainerEdits(device_nodes=(DeviceNode(path="/dev/nvidia1"),)))
     ('device node /dev/nvidia0 is not its own any more',)
     """
-    found = [
+    changes = [
         f"variable {key} was {value!r} and is {now.env[key]!r}" if key in now.env else f"variable {key} is not its own any more"
         for key, value in sorted(given.env.items())
         if now.env.get(key) != value
     ]
-    found += [f"annotation {key} was {value!r}" for key, value in sorted(given.annotations.items()) if now.annotations.get(key) != value]
+    changes += [f"annotation {key} was {value!r}" for key, value in sorted(given.annotations.items()) if now.annotations.get(key) != value]
     nodes, mounts = (
         {_node(device_node) for device_node in now.device_nodes},
         {(mount.host_path, mount.container_path) for mount in now.mounts},
     )
-    found += [
+    changes += [
         f"device node {device_node.host_path or device_node.path} is not its own any more"
         for device_node in given.device_nodes
         if _node(device_node) not in nodes
     ]
-    found += [
+    changes += [
         f"mount {mount.host_path} is not its own any more"
         for mount in given.mounts
         if (mount.host_path, mount.container_path) not in mounts
     ]
-    return tuple(found)
+    return tuple(changes)
 
 
 def foreign_variables(edits: ContainerEdits, device_class: str, owners: Mapping[str, str]) -> tuple[str, ...]:

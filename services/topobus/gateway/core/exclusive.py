@@ -58,7 +58,7 @@ def compare_exclusive(uses: Iterable[ExclusiveUse], ledger: Holders | None) -> t
     lacking: list[ExclusiveUse] = []
     disagreements: list[Disagreement] = []
     for use in sorted(uses, key=lambda use: (use.namespace, use.pod, use.container)):
-        mine: list[int] = []
+        cpus: list[int] = []
         is_placed = False
         for cpu in use.cpus:
             holder = holders.get(cpu)
@@ -67,7 +67,7 @@ def compare_exclusive(uses: Iterable[ExclusiveUse], ledger: Holders | None) -> t
             elif holder is None or holder.kind is OwnerKind.CONTAINER:
                 is_anothers = holder is not None and holder != use.owner and (cpu, holder.key) in listed
                 if not is_anothers and cpu not in given:
-                    mine.append(cpu)
+                    cpus.append(cpu)
                     given.add(cpu)
             else:
                 disagreements.append(
@@ -77,7 +77,7 @@ def compare_exclusive(uses: Iterable[ExclusiveUse], ledger: Holders | None) -> t
             namespace=use.namespace,
             pod=use.pod,
             container=use.container,
-            cpus=CpuSet.of(mine),
+            cpus=CpuSet.of(cpus),
             # Of a placed pod the ledger knows the memory, too.
             memory=() if is_placed else use.memory,
         )

@@ -113,7 +113,7 @@ def plugin_lists(
 def is_resource_of(resource: str, device_class: str, own: str) -> bool:
     """Say whether a resource is a class's own or could be one of its pools: a pool's name begins with the class's.
 
-    >>> [is_resource_of(one, "gpu", "topobus.dev/gpu") for one in ("topobus.dev/gpu", "topobus.dev/gpu-h100", "old.dev/gpu", "topobus.dev/nic")]
+    >>> [is_resource_of(name, "gpu", "topobus.dev/gpu") for name in ("topobus.dev/gpu", "topobus.dev/gpu-h100", "old.dev/gpu", "topobus.dev/nic")]
     [True, True, False, False]
     """
     domain, _, name = resource.partition("/")

@@ -335,13 +335,13 @@ def _missing(sent: Any, stored: Any, path: str) -> Iterable[str]:
             yield from _missing(first, second, f"{path}.*")
 
 
-def _remove(one: Any, path: Sequence[str]) -> None:
+def _remove(value: Any, path: Sequence[str]) -> None:
     head, *rest = path
     if head == "*":
-        for inner in one.values() if isinstance(one, dict) else one if isinstance(one, list | tuple) else ():
+        for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
             _remove(inner, rest)
-    elif isinstance(one, dict) and head in one:
+    elif isinstance(value, dict) and head in value:
         if rest:
-            _remove(one[head], rest)
+            _remove(value[head], rest)
         else:
-            del one[head]
+            del value[head]

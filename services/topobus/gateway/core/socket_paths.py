@@ -50,7 +50,11 @@ def is_instance_name(text: str) -> bool:
     >>> is_instance_name("3cec39ef-a300"), is_instance_name("../x")
     (True, False)
     """
-    return len(text) <= _INSTANCE_LIMIT and all(one.isascii() and (one.isalnum() or one in "-_.") for one in text) and ".." not in text
+    return (
+        len(text) <= _INSTANCE_LIMIT
+        and all(character.isascii() and (character.isalnum() or character in "-_.") for character in text)
+        and ".." not in text
+    )
 
 
 def stale_patterns(driver: str) -> tuple[str, str]:

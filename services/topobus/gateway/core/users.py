@@ -29,12 +29,12 @@ def unnamed_users(ledger: Holders, uses: Iterable[PodUse]) -> tuple[tuple[Alloca
         for device in use.devices if use.resource else ():
             user = Owner(kind=OwnerKind.POD, namespace=use.namespace, name=use.pod, uid="")
             pods.setdefault((use.resource, device), set()).add(user)
-    found: list[tuple[Allocation, Owner]] = []
+    unnamed: list[tuple[Allocation, Owner]] = []
     for _, allocation in sorted(ledger.allocations.items()):
         if allocation.owner.kind is not OwnerKind.DEVICE_PLUGIN:
             continue
         held = [name for names in names_of(allocation).values() for name in names]
         users = {user for name in held for user in pods.get((allocation.owner.name, name), ())}
         if len(users) == 1 and users != {allocation.user}:
-            found.append((allocation, users.pop()))
-    return tuple(found)
+            unnamed.append((allocation, users.pop()))
+    return tuple(unnamed)

@@ -97,17 +97,17 @@ def waiting_claim(claim: ApiObject | None, node: str) -> WaitingClaim | None:
     names = {class_of_driver(str(result.get("driver", ""))) for result in results if result.get("pool") == node}
     classes = sorted(device_class for device_class in names if device_class)
     name, namespace, uid = (str(claim.metadata.get(key, "")) for key in ("name", "namespace", "uid"))
-    found: list[tuple[str, ClaimAllocation]] = []
+    parts: list[tuple[str, ClaimAllocation]] = []
     for device_class in classes:
         read = allocation_of(claim, namespace=namespace, name=name, uid=uid, driver=driver_name(device_class), node=node)
         if isinstance(read, Refusal):
             return None
-        found.append((device_class, read))
-    if not found:
+        parts.append((device_class, read))
+    if not parts:
         return None
     owner = Owner(kind=OwnerKind.CLAIM, namespace=namespace, name=name, uid=uid)
-    _, first = found[0]
-    tolerated = frozenset((device_class, device) for device_class, claim_allocation in found for device in claim_allocation.tolerated)
+    _, first = parts[0]
+    tolerated = frozenset((device_class, device) for device_class, claim_allocation in parts for device in claim_allocation.tolerated)
     return WaitingClaim(owner=owner, held=first.held, by_share=first.by_share, classes=tuple(classes), tolerated=tolerated)
 
 

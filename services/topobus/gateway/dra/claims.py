@@ -267,7 +267,7 @@ class ClaimPreparer:
                 raise _ClaimFailed(_text(refusal))
             await self._write_cdi(entry, only_missing=True)
             return answer_of(entry)
-        found = allocation_of(
+        allocation = allocation_of(
             await self._reader.read(claim.namespace, claim.name),
             namespace=claim.namespace,
             name=claim.name,
@@ -275,31 +275,33 @@ class ClaimPreparer:
             driver=driver_name(device_class),
             node=self._state.node,
         )
-        if isinstance(found, Refusal):
-            raise _ClaimFailed(_text(found))
-        if entry is not None and (entry.devices != found.devices or entry.is_undoing):
+        if isinstance(allocation, Refusal):
+            raise _ClaimFailed(_text(allocation))
+        if entry is not None and (entry.devices != allocation.devices or entry.is_undoing):
             # Allocated anew between two tries, or half undone: what was begun is undone to its end, and this is another operation.
             await self._unprepare(device_class, claim)
             entry = None
-        self._check_rivals(claim, device_class, found)
+        self._check_rivals(claim, device_class, allocation)
         if entry is None:
             entry = ClaimEntry(
                 namespace=claim.namespace, name=claim.name, uid=claim.uid, device_class=device_class, attempt=uuid.uuid4().hex
             )
         if not entry.is_running:
-            entry = msgspec.structs.replace(entry, devices=found.devices)
+            entry = msgspec.structs.replace(entry, devices=allocation.devices)
             await self._checkpoint.put(entry)
-        entry = await self._adopt(entry, claim, found)
-        async with self._alone_with(device_class, found.names):
+        entry = await self._adopt(entry, claim, allocation)
+        async with self._alone_with(device_class, allocation.names):
             # After a reboot the devices are made ready once more, by another operation.
             op_id = f"{entry.attempt}-prepare" + (f"-{self._boot_id[:8]}" if entry.is_running else "")
             answers: list[Held[PrepareReply]] = []
-            prepared = await self._ask_to_prepare(op_id, claim, device_class, found, found.names, answers)
+            prepared = await self._ask_to_prepare(op_id, claim, device_class, allocation, allocation.names, answers)
             by_request: dict[str, Prepared] = {}
-            if len(found.requests) > 1:
+            if len(allocation.requests) > 1:
                 # Containers that name one request get what its devices have in common, which only their driver knows.
-                for request, names in found.requests.items():
-                    by_request[request] = await self._ask_to_prepare(f"{op_id}-of-{request}", claim, device_class, found, names, answers)
+                for request, names in allocation.requests.items():
+                    by_request[request] = await self._ask_to_prepare(
+                        f"{op_id}-of-{request}", claim, device_class, allocation, names, answers
+                    )
         spec = cdi_spec(claim.uid, device_class, prepared, by_request)
         entry = msgspec.structs.replace(entry, is_prepared=True, boot_id=self._boot_id, cdi=spec)
         # Side by side: each is made whole from the other at the next start, and kubelet hears of neither before both are on disk.
@@ -313,7 +315,7 @@ class ClaimPreparer:
             await self._disk.do(lambda: asyncio.to_thread(delete, self._cdi_dir, _file(entry)))
             raise _ClaimFailed(_text(refusal))
         where = f"{claim.namespace}/{claim.name}"
-        get_logger().info("claim.prepared", claim_uid=claim.uid, claim=where, device_class=device_class, devices=list(found.names))
+        get_logger().info("claim.prepared", claim_uid=claim.uid, claim=where, device_class=device_class, devices=list(allocation.names))
         return answer_of(entry)
 
     async def _ask_to_prepare(

@@ -125,9 +125,9 @@ class DraDriver(registration_rpc.RegistrationServicer):
             serving(self._registry, lambda server: registration_rpc.add_RegistrationServicer_to_server(self, server)),
         ):
             get_logger().info("driver.served", driver=self.driver)
-            mine = [(path, identity(path)) for path in (self._service, self._registry)]
+            sockets = [(path, identity(path)) for path in (self._service, self._registry)]
             try:
-                await self._watch.until(lambda: any(identity(path) != known for path, known in mine))
+                await self._watch.until(lambda: any(identity(path) != own for path, own in sockets))
             finally:
                 await self._finish_calls()
         get_logger().info("driver.lost", driver=self.driver, why="a socket of ours was removed or replaced")
@@ -248,7 +248,7 @@ class DraDriver(registration_rpc.RegistrationServicer):
         if not isinstance(preparer, ClaimPreparer):
             return preparer
 
-        async def one(claim: ClaimKey) -> dra.NodePrepareResourceResponse:
+        async def prepare(claim: ClaimKey) -> dra.NodePrepareResourceResponse:
             prepared = await _guarded(claim, "NodePrepareResources", preparer.prepare(self.device_class, claim))
             if isinstance(prepared, str):
                 return dra.NodePrepareResourceResponse(error=prepared)
@@ -265,18 +265,18 @@ class DraDriver(registration_rpc.RegistrationServicer):
                 ]
             )
 
-        return dra.NodePrepareResourcesResponse(claims=await _for_each(request.claims, one))
+        return dra.NodePrepareResourcesResponse(claims=await _for_each(request.claims, prepare))
 
     async def _unprepare(self, request: dra.NodeUnprepareResourcesRequest) -> dra.NodeUnprepareResourcesResponse:
         preparer = await self._desk.own_or_answer(self.driver, "NodeUnprepareResources", request, dra.NodeUnprepareResourcesResponse)
         if not isinstance(preparer, ClaimPreparer):
             return preparer
 
-        async def one(claim: ClaimKey) -> dra.NodeUnprepareResourceResponse:
+        async def unprepare(claim: ClaimKey) -> dra.NodeUnprepareResourceResponse:
             error = await _guarded(claim, "NodeUnprepareResources", preparer.unprepare(self.device_class, claim))
             return dra.NodeUnprepareResourceResponse(error=error)
 
-        return dra.NodeUnprepareResourcesResponse(claims=await _for_each(request.claims, one))
+        return dra.NodeUnprepareResourcesResponse(claims=await _for_each(request.claims, unprepare))
 
     def _health_message(self, entries: Iterable[HealthEntry], seen_at: int) -> health.NodeWatchResourcesResponse:
         """Write the complete health; without the devices' own messages when kubelet would not take it with them, for that would end the stream."""

@@ -196,11 +196,11 @@ class ForeignDriver:
         if not names:
             return own
         files, problems = read_cdi_files(self._cdi_folders)
-        found = resolve_cdi(names, files)
-        if isinstance(found, Refusal):
-            text = "; ".join([*(reason.message for reason in found.reasons), *problems])
+        resolved = resolve_cdi(names, files)
+        if isinstance(resolved, Refusal):
+            text = "; ".join([*(reason.message for reason in resolved.reasons), *problems])
             return _refuse("plugin-cdi-unresolved", f"the device plugin of {self.resource} names CDI devices: {text}")
-        return join((own, *(edits for _, edits in found)))
+        return join((own, *(edits for _, edits in resolved)))
 
 
 def _dialled(socket: Path) -> grpc.Channel:

@@ -115,11 +115,11 @@ class ForeignPlugins(rpc.RegistrationServicer):
                 await asyncio.to_thread(_remove_sockets, self._folder)
                 path = self._folder / KUBELET_SOCKET
                 async with serving(path, lambda server: rpc.add_RegistrationServicer_to_server(self, server)):
-                    mine = identity(path)
+                    own = identity(path)
                     get_logger().info("foreign.served", socket=str(path))
                     self._is_served = True
                     self._tell()
-                    await self._watch.until(lambda path=path, mine=mine: identity(path) != mine)  # type: ignore[misc]  # bound at once
+                    await self._watch.until(lambda path=path, own_socket=own: identity(path) != own_socket)  # type: ignore[misc]  # bound at once
 
     async def Register(self, request: pb.RegisterRequest, context: grpc.aio.ServicerContext[pb.RegisterRequest, pb.Empty]) -> pb.Empty:
         """Take a registration in kubelet's order: check, dial, ask for the options, answer, then follow the list. The newest one wins."""
@@ -273,6 +273,6 @@ def _remove_sockets(folder: Path) -> None:
 def _load(path: Path) -> tuple[str, ...]:
     try:
         resources = json.loads(path.read_bytes())["resources"] if path.exists() else []
-        return tuple(sorted(str(one) for one in resources))
+        return tuple(sorted(str(resource) for resource in resources))
     except (OSError, ValueError, KeyError, TypeError) as err:
         raise ConfigError(f"gateway: foreign.dir: cannot read {path}: {err}", next_step="remove the file; plugins register again") from err

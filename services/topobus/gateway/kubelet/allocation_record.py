@@ -69,13 +69,13 @@ class AllocationRecord:
         """Tell what was given; None when that is not known."""
         if owner_key in self._fresh:
             return self._fresh[owner_key]
-        found = self._entries.get(owner_key)
-        return found.edits if found is not None else None
+        entry = self._entries.get(owner_key)
+        return entry.edits if entry is not None else None
 
     def is_of_this_boot(self, owner_key: str) -> bool:
         """Say whether it was given, or seen to be right, since the machine started: devices are renumbered at its start."""
-        found = self._entries.get(owner_key)
-        return owner_key in self._fresh or (found is not None and found.boot_id == self._boot_id)
+        entry = self._entries.get(owner_key)
+        return owner_key in self._fresh or (entry is not None and entry.boot_id == self._boot_id)
 
     async def confirm(self, owner_key: str, edits: ContainerEdits) -> None:
         """Store what a container starts with, and forget what nobody holds any more; it is on disk when this returns.
@@ -90,7 +90,7 @@ class AllocationRecord:
 
     async def _confirm(self, owner_key: str, entry: _Given) -> None:
         if self._entries.get(owner_key) != entry:
-            kept = {key: one for key, one in self._entries.items() if self._is_holder(key)}
+            kept = {key: record for key, record in self._entries.items() if self._is_holder(key)}
             entries = dict(sorted({**kept, owner_key: entry}.items()))
             await asyncio.to_thread(write, self._path.parent, self._path.name, encode(_File(version=_VERSION, entries=entries)))
             self._entries = entries

@@ -82,7 +82,7 @@ class PodResourcesReader:
 
     def _to_listing(self, answer: pb.ListPodResourcesResponse) -> Listing:
         in_use: dict[str, set[str]] = {}
-        found: dict[tuple[str, ...], set[str]] = {}
+        devices: dict[tuple[str, ...], set[str]] = {}
         exclusive: list[ExclusiveUse] = []
         for pod in answer.pod_resources:
             exclusive_uses = [_exclusive(pod, container.name, container) for container in pod.containers]
@@ -94,13 +94,13 @@ class PodResourcesReader:
                     in_use.setdefault(entry.resource_name, set()).update(entry.device_ids)
                     device_class = self._resources.get(entry.resource_name)
                     if device_class is not None:
-                        found.setdefault((*where, entry.resource_name, "", "", device_class), set()).update(entry.device_ids)
+                        devices.setdefault((*where, entry.resource_name, "", "", device_class), set()).update(entry.device_ids)
                 for claim in container.dynamic_resources:
                     for claim_resource in claim.claim_resources:
                         device_class = class_of_driver(claim_resource.driver_name)
                         if device_class and claim_resource.pool_name == self._node:
                             key = (*where, "", claim.claim_namespace, claim.claim_name, device_class)
-                            found.setdefault(key, set()).add(claim_resource.device_name)
+                            devices.setdefault(key, set()).add(claim_resource.device_name)
         return Listing(
             in_use={resource: frozenset(ids) for resource, ids in in_use.items()},
             uses=tuple(
@@ -114,7 +114,7 @@ class PodResourcesReader:
                     device_class=key[6],
                     devices=tuple(sorted(names)),
                 )
-                for key, names in sorted(found.items())
+                for key, names in sorted(devices.items())
             ),
             exclusive=tuple(exclusive_use for exclusive_use in exclusive if exclusive_use.cpus or exclusive_use.memory),
         )

@@ -116,7 +116,7 @@ async def serving(path: Path, add: Callable[[grpc.aio.Server], None]) -> AsyncIt
         await asyncio.to_thread(path.parent.mkdir, parents=True, exist_ok=True)
         server.add_insecure_port(f"unix:{path}")
         await server.start()
-        mine = identity(path)
+        own = identity(path)
     except (OSError, RuntimeError) as err:
         raise ConfigError(f"cannot listen on {path}: {err}", next_step="check the folder's rights") from err
     try:
@@ -124,7 +124,7 @@ async def serving(path: Path, add: Callable[[grpc.aio.Server], None]) -> AsyncIt
     finally:
         # No grace: kubelet's streams never end by themselves.
         await server.stop(None)
-        if identity(path) == mine:
+        if identity(path) == own:
             # Another gateway may serve under this name by now: only our own socket is ours to remove.
             path.unlink(missing_ok=True)  # noqa: ASYNC240  (one unlink is shorter than a thread's start)
 

@@ -85,18 +85,18 @@ class PodLook:
         return PodsReply(containers=tuple(wanted), disagreements=comparison.disagreements, folders=self._folders)
 
     def _prepared(self) -> dict[tuple[str, str], PreparedHere]:
-        found: dict[tuple[str, str], PreparedHere] = {}
+        prepared: dict[tuple[str, str], PreparedHere] = {}
         for entry in self._checkpoint.entries():
             # A claim that is begun may hold its devices already, and its containers may not run yet.
-            known = found.get((entry.namespace, entry.name))
-            held = dict(known.held) if known is not None else {}
-            looked_at = known.looked_at if known is not None else frozenset()
+            earlier = prepared.get((entry.namespace, entry.name))
+            held = dict(earlier.held) if earlier is not None else {}
+            looked_at = earlier.looked_at if earlier is not None else frozenset()
             if names := tuple(sorted({device.device for device in entry.devices if not device.is_shared})):
                 held[entry.device_class] = names
             looked_at |= {(entry.device_class, device.device) for device in entry.devices if device.is_shared}
             owner = ClaimKey(namespace=entry.namespace, name=entry.name, uid=entry.uid).owner
-            found[(entry.namespace, entry.name)] = PreparedHere(owner=owner, held=held, looked_at=looked_at)
-        return found
+            prepared[(entry.namespace, entry.name)] = PreparedHere(owner=owner, held=held, looked_at=looked_at)
+        return prepared
 
 
 def _container(use: PodUse, inventory: Inventory | None) -> ContainerDevices:

@@ -40,16 +40,16 @@ class UserNaming:
     async def run(self) -> None:
         """Look for ever, while there is an allocation whose pod nobody has said."""
         pause_s = _FIRST_LOOK_S
-        known: set[str] = set()
+        seen: set[str] = set()
         while True:
             ticket = self._state.ledger_changed.ticket()
             waiting = {allocation.decision_id for allocation in nameless(self._state.ledger)}
             if not waiting:
-                known, pause_s = set(), _FIRST_LOOK_S
+                seen, pause_s = set(), _FIRST_LOOK_S
                 await ticket.wait()
                 continue
-            if waiting - known:
-                known, pause_s = waiting, _FIRST_LOOK_S
+            if waiting - seen:
+                seen, pause_s = waiting, _FIRST_LOOK_S
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, self._longest_pause_s)
             listing = await self._look.listing()
@@ -61,11 +61,11 @@ class UserNaming:
         ledger = self._state.ledger
         if ledger is None:
             return
-        self._told = {key: told for key, told in self._told.items() if key in ledger.allocations}
+        self._told = {key: sent for key, sent in self._told.items() if key in ledger.allocations}
         for allocation, user in unnamed_users(ledger, listing.uses):
-            told = (user, self._state.times_handed_out(allocation.owner), allocation.decision_id, ledger.epoch, ledger.sequence)
-            if self._told.get(allocation.owner.key) != told:
-                self._told[allocation.owner.key] = told
+            message = (user, self._state.times_handed_out(allocation.owner), allocation.decision_id, ledger.epoch, ledger.sequence)
+            if self._told.get(allocation.owner.key) != message:
+                self._told[allocation.owner.key] = message
                 await self._tell(allocation, user)
 
     async def _tell(self, allocation: Allocation, user: Owner) -> None:

@@ -177,7 +177,7 @@ def _kfd_nodes(tree: Tree) -> list[_KfdNode]:
 def _properties(tree: Tree, path: str) -> dict[str, int]:
     """Read KFD's `name number` lines; a line that is none is left out."""
     words = (line.split() for line in (tree.read(path) or "").splitlines())
-    return {one[0]: int(one[1]) for one in words if len(one) == 2 and one[1].isdecimal()}
+    return {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdecimal()}
 
 
 def _gfx_name(version: int) -> str:

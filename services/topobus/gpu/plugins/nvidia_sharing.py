@@ -65,8 +65,8 @@ def _find_daemon(tree: Tree) -> str | None:
         if not name.isdecimal() or (tree.read_bytes(f"proc/{name}/comm") or b"").strip() != _DAEMON:
             continue
         environment = (tree.read_bytes(f"proc/{name}/environ", _ENVIRONMENT_BYTES) or b"").decode("utf-8", "replace")
-        found = dict(part.partition("=")[::2] for part in environment.split("\0"))
-        return found.get(_PIPES_VARIABLE) or _PIPES
+        variables = dict(part.partition("=")[::2] for part in environment.split("\0"))
+        return variables.get(_PIPES_VARIABLE) or _PIPES
     return None
 
 

@@ -50,7 +50,7 @@ def gpu_facts(library: Any, handle: Any, ask: Callable[..., Any | None]) -> dict
     if index is None:
         return {}
     mig = ask(library.nvmlDeviceGetMigMode, handle)
-    found: dict[str, AttributeValue] = {"index": int(index), "migEnabled": bool(mig is not None and mig[0])}
+    attributes: dict[str, AttributeValue] = {"index": int(index), "migEnabled": bool(mig is not None and mig[0])}
     texts = {
         "architecture": _ARCHITECTURES.get(ask(library.nvmlDeviceGetArchitecture, handle) or 0, ""),
         "brand": _BRANDS.get(ask(library.nvmlDeviceGetBrand, handle) or 0, ""),
@@ -62,4 +62,4 @@ def gpu_facts(library: Any, handle: Any, ask: Callable[..., Any | None]) -> dict
     if version is not None:
         # 12020 is 12.2 (nvml.h, NVML_CUDA_DRIVER_VERSION_MAJOR and _MINOR); three numbers make it a version to selectors.
         texts["cudaDriverVersion"] = f"{int(version) // 1000}.{int(version) % 1000 // 10}.0"
-    return found | {name: text for name, text in texts.items() if text}
+    return attributes | {name: text for name, text in texts.items() if text}

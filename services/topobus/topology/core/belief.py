@@ -1,8 +1,9 @@
-"""What to believe of a ledger that stands in the bucket and that this process did not write.
+"""Decides whether to accept a ledger from the bucket that this process did not write.
 
-Flows in: the ledger that is known, and one that was found after it. Flows out: the one found, when it explains itself; else what must be put back. Another
-instance of this service (a roll-over, a twin by mistake) writes ledgers like ours: each change has a record, and only what a record names differs. A ledger
-that somebody forged, put together from old parts or moved to another epoch does not. Records are no signatures: who forges them, too, is believed.
+Flows in: the ledger that this process holds and the one that the bucket has now. Flows out: the stored ledger when its operation records explain every
+difference; else the ledger to write back, with the reason (`Doubt`). Another instance of this service (a roll-over, a second one started by mistake) writes a
+record with each change, and changes only what the record names. A ledger that was forged, assembled from old parts or moved to another epoch fails this check.
+Records are not signatures: somebody who also forges the records passes.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Doubt(StrEnum):
 
 
 class Belief(Struct, frozen=True, kw_only=True):
-    """What to hold now, and why that is not what was found; no doubt: it is."""
+    """The ledger to hold from now on. `doubt` says why it is not the stored one; None when it is."""
 
     ledger: Ledger
     doubt: Doubt | None = None
@@ -65,56 +66,58 @@ def is_plausible(ledger: Ledger) -> bool:
     return ledger.epoch <= _HIGHEST and ledger.sequence <= _HIGHEST and _is_sound(ledger)
 
 
-def believe(known: Ledger, found: Ledger, *, is_next: bool) -> Belief:
-    """Decide between what is known and what was found.
+def believe(cached: Ledger, stored: Ledger, *, is_next: bool) -> Belief:
+    """Decide whether the stored ledger replaces the one that this process holds.
 
-    Shapes: is_next — nothing was written between the two, so `found` is at most one operation further.
-    Result: `found` itself without a doubt; else `known` with those of the newer operations of `found` that are explained, as a newer epoch.
-    Order: deterministic; where both hold the same device, what is known stays.
+    Shapes: cached — the ledger in this process; stored — what the bucket has now; is_next — nothing was written between the two, so `stored` is at most one
+    operation further.
+    Result: `stored` itself without a doubt; else `cached` with the newer operations of `stored` that are explained, as a newer epoch.
+    Order: deterministic; where both hold the same device, `cached` wins.
+    Errors: none; a ledger that is refused gives a `Doubt`.
     Cost: O(allocations + operations).
     """
-    doubt = _numbers(known, found, is_next=is_next)
-    if doubt is Doubt.JUMPED or not _is_sound(found) or found.node != known.node:
-        return Belief(ledger=structs.replace(known, epoch=known.epoch + 1), doubt=doubt or Doubt.CONTRADICTORY)
+    doubt = _numbers(cached, stored, is_next=is_next)
+    if doubt is Doubt.JUMPED or not _is_sound(stored) or stored.node != cached.node:
+        return Belief(ledger=structs.replace(cached, epoch=cached.epoch + 1), doubt=doubt or Doubt.CONTRADICTORY)
     if doubt is Doubt.ROLLED_BACK:
-        return Belief(ledger=structs.replace(known, epoch=max(known.epoch, found.epoch) + 1), doubt=doubt)
-    last = _last_words(known, found)
-    strange = [key for key in sorted(known.allocations.keys() | found.allocations.keys()) if not _is_explained(known, found, key, last)]
-    if not strange and _keeps_answers(known, found):
-        return Belief(ledger=found)
-    return Belief(ledger=_mended(known, found, frozenset(strange), last), doubt=Doubt.UNEXPLAINED)
+        return Belief(ledger=structs.replace(cached, epoch=max(cached.epoch, stored.epoch) + 1), doubt=doubt)
+    last = _last_words(cached, stored)
+    strange = [key for key in sorted(cached.allocations.keys() | stored.allocations.keys()) if not _is_explained(cached, stored, key, last)]
+    if not strange and _keeps_answers(cached, stored):
+        return Belief(ledger=stored)
+    return Belief(ledger=_mended(cached, stored, frozenset(strange), last), doubt=Doubt.UNEXPLAINED)
 
 
-def _numbers(ledger: Ledger, found_ledger: Ledger, *, is_next: bool) -> Doubt | None:
-    if (found_ledger.epoch, found_ledger.sequence) < (ledger.epoch, ledger.sequence):
+def _numbers(ledger: Ledger, stored: Ledger, *, is_next: bool) -> Doubt | None:
+    if (stored.epoch, stored.sequence) < (ledger.epoch, ledger.sequence):
         return Doubt.ROLLED_BACK
-    ahead = found_ledger.sequence - ledger.sequence
-    if found_ledger.epoch - ledger.epoch > _EPOCHS_AHEAD or ahead > _SEQUENCES_AHEAD:
+    ahead = stored.sequence - ledger.sequence
+    if stored.epoch - ledger.epoch > _EPOCHS_AHEAD or ahead > _SEQUENCES_AHEAD:
         return Doubt.JUMPED
     # A write-back (another epoch) may stand anywhere; within an epoch each write is one operation, or marks alone.
-    return Doubt.JUMPED if is_next and found_ledger.epoch == ledger.epoch and ahead > 1 else None
+    return Doubt.JUMPED if is_next and stored.epoch == ledger.epoch and ahead > 1 else None
 
 
-def _last_words(ledger: Ledger, found_ledger: Ledger) -> dict[str, tuple[str, OperationRecord]]:
+def _last_words(ledger: Ledger, stored: Ledger) -> dict[str, tuple[str, OperationRecord]]:
     """Give for each owner the newest record that names it and that is not known yet, with its operation id."""
-    newer = sorted((record.number, op_id) for op_id, record in found_ledger.operations.items() if op_id not in ledger.operations)
+    newer = sorted((record.number, op_id) for op_id, record in stored.operations.items() if op_id not in ledger.operations)
     words: dict[str, tuple[str, OperationRecord]] = {}
     for _, op_id in newer:
-        record = found_ledger.operations[op_id]
+        record = stored.operations[op_id]
         if not isinstance(record.outcome, Refusal):
             for key in (record.owner_key, *(owner.key for owner in record.displaced)):
                 words[key] = (op_id, record)
     return words
 
 
-def _is_explained(ledger: Ledger, found_ledger: Ledger, key: str, last: Mapping[str, tuple[str, OperationRecord]]) -> bool:
+def _is_explained(ledger: Ledger, stored: Ledger, key: str, last: Mapping[str, tuple[str, OperationRecord]]) -> bool:
     """Say whether what an owner holds is as it was, or as the newest record about it says."""
-    before, after = ledger.allocations.get(key), found_ledger.allocations.get(key)
+    before, after = ledger.allocations.get(key), stored.allocations.get(key)
     if before == after:
         return True
     if key not in last:
         # So far ahead, the record may have been dropped to keep the ledger small.
-        return found_ledger.sequence - ledger.sequence > _RECORDS_SURE
+        return stored.sequence - ledger.sequence > _RECORDS_SURE
     record = last[key][1]
     if record.owner_key != key:
         return after is None or before is not None
@@ -128,10 +131,10 @@ def _is_only_unprepared(before: Allocation | None, after: Allocation) -> bool:
     return before is None or structs.replace(before, is_prepared=False) == after
 
 
-def _keeps_answers(ledger: Ledger, found: Ledger) -> bool:
-    """Say whether the records that both have are about the same, and the newest of `found` are there."""
-    for op_id in ledger.operations.keys() & found.operations.keys():
-        own_operation, other_operation = ledger.operations[op_id], found.operations[op_id]
+def _keeps_answers(ledger: Ledger, stored: Ledger) -> bool:
+    """Say whether the records that both ledgers have are about the same operations, and `stored` has all of its newest records."""
+    for op_id in ledger.operations.keys() & stored.operations.keys():
+        own_operation, other_operation = ledger.operations[op_id], stored.operations[op_id]
         if (own_operation.verb, own_operation.owner_key, own_operation.decision_id, own_operation.number) != (
             other_operation.verb,
             other_operation.owner_key,
@@ -139,20 +142,20 @@ def _keeps_answers(ledger: Ledger, found: Ledger) -> bool:
             other_operation.number,
         ):
             return False
-    numbers = {record.number for record in found.operations.values()}
-    return numbers >= set(range(max(ledger.sequence + 1, found.sequence - _RECORDS_SURE + 1), found.sequence + 1))
+    numbers = {record.number for record in stored.operations.values()}
+    return numbers >= set(range(max(ledger.sequence + 1, stored.sequence - _RECORDS_SURE + 1), stored.sequence + 1))
 
 
-def _mended(ledger: Ledger, found_ledger: Ledger, strange: frozenset[str], last: Mapping[str, tuple[str, OperationRecord]]) -> Ledger:
+def _mended(ledger: Ledger, stored: Ledger, strange: frozenset[str], last: Mapping[str, tuple[str, OperationRecord]]) -> Ledger:
     """Put back what was known, and keep what another instance has decided meanwhile and can explain, unless it stands in the way."""
     explained = {key for key in last if key not in strange}
     allocations = {key: allocation for key, allocation in ledger.allocations.items() if key not in explained}
     operations = dict(ledger.operations)
-    epoch = max(ledger.epoch, found_ledger.epoch) + 1
+    epoch = max(ledger.epoch, stored.epoch) + 1
     mended = structs.replace(ledger, epoch=epoch, allocations=allocations)
     for key in sorted(explained):
         op_id, record = last[key]
-        after = found_ledger.allocations.get(key)
+        after = stored.allocations.get(key)
         wanted = {**mended.allocations, **({key: after} if after is not None else {})}
         changed = structs.replace(mended, allocations=wanted)
         if _is_sound(changed):

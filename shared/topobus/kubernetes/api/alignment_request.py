@@ -100,7 +100,7 @@ def read_parameters(parameters: Mapping[str, Any], where: str) -> AlignmentReque
 def read_locality(text: str, where: str) -> tuple[Locality, ...]:
     """Read a locality by the grammar above.
 
-    >>> [str(one) for one in read_locality("hard:numa, soft:switch", "topobus.dev/locality")]
+    >>> [str(wish) for wish in read_locality("hard:numa, soft:switch", "topobus.dev/locality")]
     ['hard:numa', 'soft:switch']
     """
     localities: list[Locality] = []

@@ -59,35 +59,35 @@ class _Writer:
 
     def terms(self, device_selector: DeviceSelector) -> list[str]:
         """List the terms of one level that must all hold."""
-        found: list[str] = []
+        tests: list[str] = []
         for field in ("product_name", "brand", "architecture", "uuid"):
             text = getattr(device_selector, field)
             if text is not None:
-                found.append(self._text(self._of(field), text, "Equals"))
+                tests.append(self._text(self._of(field), text, "Equals"))
         if device_selector.index is not None:
-            found.append(self._plain(self._of("index"), "int", "==", str(device_selector.index)))
+            tests.append(self._plain(self._of("index"), "int", "==", str(device_selector.index)))
         if device_selector.mig_enabled is not None:
-            found.append(self._plain(self._of("mig_enabled"), "bool", "==", "true" if device_selector.mig_enabled else "false"))
+            tests.append(self._plain(self._of("mig_enabled"), "bool", "==", "true" if device_selector.mig_enabled else "false"))
         if device_selector.memory is not None:
-            found.append(self._amount("memory", device_selector.memory.value, device_selector.memory.operator))
+            tests.append(self._amount("memory", device_selector.memory.value, device_selector.memory.operator))
         for field in ("driver_version", "cuda_runtime_version", "cuda_compute_capability"):
             version: VersionCondition | None = getattr(device_selector, field)
             if version is not None:
-                found.append(self._version(self._of(field), version))
+                tests.append(self._version(self._of(field), version))
         if device_selector.attribute is not None:
             value, path = device_selector.attribute.value, self._path("attributes", device_selector.attribute.name)
             if isinstance(value, str):
-                found.append(self._text(path, value, device_selector.attribute.operator))
+                tests.append(self._text(path, value, device_selector.attribute.operator))
             elif isinstance(value, bool):
-                found.append(self._plain(path, "bool", _SIGNS[device_selector.attribute.operator], "true" if value else "false"))
+                tests.append(self._plain(path, "bool", _SIGNS[device_selector.attribute.operator], "true" if value else "false"))
             else:
-                found.append(self._plain(path, "int", _SIGNS[device_selector.attribute.operator], str(value)))
+                tests.append(self._plain(path, "int", _SIGNS[device_selector.attribute.operator], str(value)))
         if device_selector.capacity is not None:
-            found.append(self._amount(device_selector.capacity.name, device_selector.capacity.value, device_selector.capacity.operator))
-        found.extend(_bracketed(self.terms(part), " && ") for part in device_selector.and_expression)
+            tests.append(self._amount(device_selector.capacity.name, device_selector.capacity.value, device_selector.capacity.operator))
+        tests.extend(_bracketed(self.terms(part), " && ") for part in device_selector.and_expression)
         if device_selector.or_expression:
-            found.append(_bracketed([_bracketed(self.terms(part), " && ") for part in device_selector.or_expression], " || "))
-        return found
+            tests.append(_bracketed([_bracketed(self.terms(part), " && ") for part in device_selector.or_expression], " || "))
+        return tests
 
     def _of(self, field: str) -> str:
         return self._path("attributes", attribute_name(field, self._names))
@@ -104,7 +104,7 @@ class _Writer:
         lowered = text.translate(_LOWER)
         test = f"{path}.lowerAscii()"
         if "*" in text or "?" in text:
-            pattern = "".join({"*": ".*", "?": "."}.get(one, re.escape(one)) for one in lowered)
+            pattern = "".join({"*": ".*", "?": "."}.get(character, re.escape(character)) for character in lowered)
             test = f"{test}.matches({_literal(f'(?s)^{pattern}$')})"
             test = f"!{test}" if operator == "NotEquals" else test
         else:

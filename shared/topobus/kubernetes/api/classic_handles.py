@@ -75,17 +75,20 @@ def as_structured(claim: ApiObject) -> ApiObject:
     if claim.kind != "ResourceClaim" or not classic.is_classic(claim):
         return claim
     status = read_as(claim.status, classic.ClaimStatus, where=f"{name_of(claim)}: status")
-    told = {key: value for key, value in claim.status.items() if key != "allocation"}
+    status_fields = {key: value for key, value in claim.status.items() if key != "allocation"}
     if status.allocation is not None:
         results: list[dict[str, Any]] = []
         config: list[dict[str, Any]] = []
         for driver, handle in device_handles(status, name_of(claim)):
             results.extend({"request": REQUEST, "driver": driver, "pool": handle.node, "device": device} for device in handle.devices)
-            config.extend({"source": "FromClaim", "requests": [], "opaque": {"driver": driver, "parameters": one}} for one in handle.config)
-        told["allocation"] = {"devices": {"results": results, "config": config}}
+            config.extend(
+                {"source": "FromClaim", "requests": [], "opaque": {"driver": driver, "parameters": parameters}}
+                for parameters in handle.config
+            )
+        status_fields["allocation"] = {"devices": {"results": results, "config": config}}
         if status.allocation.available_on_nodes is not None:
-            told["allocation"]["nodeSelector"] = claim.status["allocation"]["availableOnNodes"]
-    return msgspec.structs.replace(claim, api_version=API_VERSIONS["ResourceClaim"], spec={}, status=told)
+            status_fields["allocation"]["nodeSelector"] = claim.status["allocation"]["availableOnNodes"]
+    return msgspec.structs.replace(claim, api_version=API_VERSIONS["ResourceClaim"], spec={}, status=status_fields)
 
 
 def shown(claim: ApiObject) -> ApiObject:

@@ -94,7 +94,7 @@ def migrate(objects: Sequence[ApiObject | Mapping[str, Any]]) -> Migration:
     Shapes: objects — classic ones read strictly, others as written. Order: as given.
     Errors: none raised; what cannot be read or said becomes a note.
     """
-    return _Migrator([one for one in objects if isinstance(one, ApiObject)]).migrate(objects)
+    return _Migrator([api_object for api_object in objects if isinstance(api_object, ApiObject)]).migrate(objects)
 
 
 class _Stop(Exception):
@@ -105,26 +105,26 @@ class _Stop(Exception):
 class _Migrator:
     """One migration; finds what classes and claims refer to."""
 
-    known: list[ApiObject]
+    api_objects: list[ApiObject]
     notes: list[Note] = field(default_factory=list)
     used: set[tuple[str, str, str]] = field(default_factory=set)
 
     def migrate(self, objects: Sequence[ApiObject | Mapping[str, Any]]) -> Migration:
         made: list[dict[str, Any]] = []
-        for one in objects:
-            if not isinstance(one, ApiObject):
-                made.append(_with_pod_claims(one))
+        for api_object in objects:
+            if not isinstance(api_object, ApiObject):
+                made.append(_with_pod_claims(api_object))
                 continue
             try:
-                found = self._translate(one)
+                translated = self._translate(api_object)
             except _Stop as stop:
-                self._note(one, str(stop.args[0]), Severity.OMITTED, str(stop.args[1]))
+                self._note(api_object, str(stop.args[0]), Severity.OMITTED, str(stop.args[1]))
                 continue
-            if found is not None:
-                made.append(found)
-        for one in self.known:
-            if one.kind.endswith("Parameters") and _key(one) not in self.used:
-                self._note(one, "", Severity.INFO, "no class or claim among these files refers to it: it is left out")
+            if translated is not None:
+                made.append(translated)
+        for parameters_object in self.api_objects:
+            if parameters_object.kind.endswith("Parameters") and _key(parameters_object) not in self.used:
+                self._note(parameters_object, "", Severity.INFO, "no class or claim among these files refers to it: it is left out")
         return Migration(tuple(made), tuple(self.notes))
 
     def _translate(self, api_object: ApiObject) -> dict[str, Any] | None:
@@ -241,7 +241,7 @@ class _Migrator:
 
     def _dialect(self, api_object: ApiObject, spec: classic.ClaimSpec, path: str) -> Dialect | None:
         """Find the dialect of a claim's class, or else that of its parameters."""
-        for other in self.known:
+        for other in self.api_objects:
             if other.kind == "ResourceClass" and metadata_of(other).name == spec.resource_class_name:
                 return dialect_of(str(other.spec.get("driverName")))
         message = f"ResourceClass {spec.resource_class_name} is not among these files: a DeviceClass of that name is taken for granted"
@@ -269,7 +269,9 @@ class _Migrator:
         message = "is understood by its driver alone: it is passed on as opaque configuration; what it says of count and selection is not translated"
         self._note(api_object, path, Severity.LOST, f"{_shown(reference)} {message}")
 
-    def _selector(self, one: ApiObject, path: str, selector: parameters.DeviceSelector, dialect: Dialect, expressions: list[str]) -> None:
+    def _selector(
+        self, api_object: ApiObject, path: str, selector: parameters.DeviceSelector, dialect: Dialect, expressions: list[str]
+    ) -> None:
         text = selector_expression(selector, dialect.driver, dialect.names)
         if len(text.encode()) > MAX_EXPRESSION_BYTES:
             raise _Stop(f"{path}.selector", f"as CEL it has {len(text.encode())} bytes, and {MAX_EXPRESSION_BYTES} are the most")
@@ -302,7 +304,7 @@ class _Migrator:
         return read
 
     def _find(self, reference: classic.ParametersReference | classic.ClassParametersReference, namespace: str) -> ApiObject | None:
-        for api_object in self.known:
+        for api_object in self.api_objects:
             group = api_object.api_version.partition("/")[0]
             is_there = metadata_of(api_object).namespace in ("", namespace) or (
                 namespace == "default" and not metadata_of(api_object).namespace
@@ -321,10 +323,10 @@ class _Migrator:
         self.notes.append(Note(name_of(api_object), path, severity, message))
 
 
-def _with_pod_claims(one: Mapping[str, Any]) -> dict[str, Any]:
+def _with_pod_claims(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Write the claims of a pod, and of the pod templates of workloads, in the form of Kubernetes 1.31 and later."""
     made: dict[str, Any] = {}
-    for key, value in one.items():
+    for key, value in manifest.items():
         if key == "resourceClaims" and isinstance(value, list):
             made[key] = [_flat(entry) for entry in value]
         elif key in ("spec", "template", "jobTemplate") and isinstance(value, Mapping):

@@ -28,7 +28,7 @@ def node_allocation_state(node: str, inventories: Iterable[Inventory], ledger: L
             otherHolders, for it is taken from claims, too.
     Order:  devices by class and name, claims by uid.
     """
-    mine = sorted((inventory for inventory in inventories if inventory.node == node), key=lambda inventory: inventory.device_class)
+    own = sorted((inventory for inventory in inventories if inventory.node == node), key=lambda inventory: inventory.device_class)
     held = sorted((ledger.allocations if ledger is not None else {}).items())
     claims = {allocation.owner.uid: _holding(allocation) for _, allocation in held if allocation.owner.kind is OwnerKind.CLAIM}
     prepared = {
@@ -41,13 +41,13 @@ def node_allocation_state(node: str, inventories: Iterable[Inventory], ledger: L
         for _, allocation in held
         if allocation.owner.kind is not OwnerKind.CLAIM
     ]
-    why = _why_not_ready(mine, ledger)
+    why = _why_not_ready(own, ledger)
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
         "metadata": {"name": node},
         "spec": {
-            "allocatableDevices": [_device(device) for inventory in mine for device in inventory.devices],
+            "allocatableDevices": [_device(device) for inventory in own for device in inventory.devices],
             "allocatedClaims": claims,
             "preparedClaims": prepared,
             "otherHolders": others,
@@ -58,8 +58,8 @@ def node_allocation_state(node: str, inventories: Iterable[Inventory], ledger: L
 
 def _device(device: Device) -> dict[str, Any]:
     shown: dict[str, Any] = {"class": device.device_class, "name": device.name, "health": device.health.state.value}
-    told = {"model": device.model, "uuid": device.uuid, "parent": device.parent}
-    shown |= {key: value for key, value in told.items() if value}
+    attributes = {"model": device.model, "uuid": device.uuid, "parent": device.parent}
+    shown |= {key: value for key, value in attributes.items() if value}
     return shown | ({"capacity": dict(sorted(device.capacity.items()))} if device.capacity else {})
 
 

@@ -182,7 +182,7 @@ def check_status(status: r.ClaimStatus, spec: r.ClaimSpec | None = None) -> list
                 path = f"{_ALLOCATION}.devices.results[{index}].shareID"
                 problems.append(Problem(path, f"got {granted_device.share_id!r}, wanted a UUID in lower case"))
     problems.extend(at_most(status.reserved_for, MAX_RESERVED_FOR, "status.reservedFor"))
-    problems.extend(unique([str(one.get("uid")) for one in status.reserved_for], "status.reservedFor", field="uid"))
+    problems.extend(unique([str(user.get("uid")) for user in status.reserved_for], "status.reservedFor", field="uid"))
     for index, user in enumerate(status.reserved_for):
         missing = [name for name in ("resource", "name", "uid") if not user.get(name)]
         if missing:
@@ -306,12 +306,12 @@ def _request_names(spec: r.ClaimSpec) -> list[str]:
     ]
 
 
-def _references(names: Sequence[str], known: Sequence[str], path: str) -> Iterator[Problem]:
+def _references(names: Sequence[str], declared: Sequence[str], path: str) -> Iterator[Problem]:
     """Check names of requests: each is one, and none stands twice."""
     if len(names) > MAX_LIST:
         yield from at_most(names, MAX_LIST, path)
         return
     yield from unique(names, path, field="")
     for index, name in enumerate(names):
-        if name not in known:
-            yield Problem(f"{path}[{index}]", f"there is no request {name!r}{did_you_mean(name, known)}")
+        if name not in declared:
+            yield Problem(f"{path}[{index}]", f"there is no request {name!r}{did_you_mean(name, declared)}")

@@ -94,7 +94,7 @@ def parse_manifest(text: str, *, where: str, has_nodes: bool = False) -> tuple[A
     Shapes: where — the file's name, for messages; has_nodes — take v1 Nodes, too, for their names and labels. Order: as written.
     Errors: raises ContractError that lists what is wrong, each with document, line and path; also when there is no object at all.
 
-    >>> [one.kind for one in parse_manifest("{apiVersion: v1, kind: Pod, metadata: {name: a}, spec: {containers: [{name: c}]}}", where="pod.yaml")]
+    >>> [api_object.kind for api_object in parse_manifest("{apiVersion: v1, kind: Pod, metadata: {name: a}, spec: {containers: [{name: c}]}}", where="pod.yaml")]
     ['Pod']
     """
 
@@ -102,8 +102,8 @@ def parse_manifest(text: str, *, where: str, has_nodes: bool = False) -> tuple[A
         is_node = has_nodes and (value.get("apiVersion"), value.get("kind")) == ("v1", "Node")
         return None if is_node else value
 
-    found = parse_some(text, where=where, choose=choose)
-    return tuple(one if isinstance(one, ApiObject) else _node(one) for one in found)
+    documents = parse_some(text, where=where, choose=choose)
+    return tuple(document if isinstance(document, ApiObject) else _node(document) for document in documents)
 
 
 def parse_some(
@@ -115,7 +115,7 @@ def parse_some(
     """
     if len(text.encode("utf-8", "replace")) > _MAX_BYTES:
         raise ContractError(f"{where}: the manifest is larger than {_MAX_BYTES} bytes")
-    found: list[ApiObject | dict[str, Any]] = []
+    documents: list[ApiObject | dict[str, Any]] = []
     problems: list[str] = []
     for number, node in enumerate(_compose(text, where), start=1):
         document = _Document(node, f"{where}: document {number}")
@@ -123,14 +123,14 @@ def parse_some(
             chosen = choose(value) if isinstance(value, dict) else value
             api_object = document.read(path, chosen, problems) if chosen is not None else value
             if api_object is not None:
-                found.append(api_object)
+                documents.append(api_object)
     if problems:
         more = len(problems) - _MAX_PROBLEMS
         shown = [*problems[:_MAX_PROBLEMS], *([f"{where}: and {more} more"] if more > 0 else [])]
         raise ContractError("\n".join(shown), problems=len(problems))
-    if not found:
+    if not documents:
         raise ContractError(f"{where}: there is no object in it: wanted a {' or '.join(sorted(KINDS))}")
-    return tuple(found)
+    return tuple(documents)
 
 
 def _compose(text: str, where: str) -> list[yaml.Node]:
@@ -181,14 +181,14 @@ class _Document:
 
     def read(self, prefix: str, value: Any, problems: list[str]) -> ApiObject | None:
         """Read one object; append what is wrong to `problems`."""
-        found: list[Problem] = []
-        api_object = _read(value, found)
+        issues: list[Problem] = []
+        api_object = _read(value, issues)
         name = f" ({name_of(api_object)})" if api_object is not None else ""
-        for problem in found:
+        for problem in issues:
             path = prefix + problem.path
             line = self._line(path)
             problems.append(f"{self.where}{name}, line {line}: {problem}")
-        return api_object if not found else None
+        return api_object if not issues else None
 
     def _line(self, path: str) -> int:
         """Find the line of the nearest enclosing value that stands in the text."""
@@ -205,7 +205,7 @@ class _Document:
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, path, depth)
         if isinstance(node, yaml.SequenceNode):
-            return [self._plain(one, f"{path}[{index}]", depth + 1) for index, one in enumerate(node.value)]
+            return [self._plain(item, f"{path}[{index}]", depth + 1) for index, item in enumerate(node.value)]
         try:
             value = self._loader.construct_object(node)
         except (yaml.YAMLError, ValueError) as err:
@@ -217,18 +217,18 @@ class _Document:
         return value
 
     def _mapping(self, node: yaml.MappingNode, path: str, depth: int) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         for key_node, inner in node.value:
             line = key_node.start_mark.line + 1
             key = key_node.value
             if not isinstance(key_node, yaml.ScalarNode) or key_node.tag != "tag:yaml.org,2002:str":
                 raise ContractError(f"{self.where}, line {line}: {path}: the key {key!r} is not text: write it in quotes")
-            if key in found:
+            if key in fields:
                 raise ContractError(f"{self.where}, line {line}: {path}: {key} stands here twice")
             place = f"{path}.{key}" if path else key
             self.lines[place] = line
-            found[key] = self._plain(inner, place, depth + 1)
-        return found
+            fields[key] = self._plain(inner, place, depth + 1)
+        return fields
 
 
 def _read(value: Any, problems: list[Problem]) -> ApiObject | None:
@@ -284,7 +284,7 @@ def _spec_of(kind: Any, version: Any, problems: list[Problem]) -> Any:
             return _PARAMETER_SPECS[kind]
         if kind.endswith("Parameters") and _FOREIGN.fullmatch(version):
             return dict[str, Any]
-    legal = [one for one in (API_VERSIONS.get(str(kind)), CLASSIC_VERSIONS.get(str(kind))) if one is not None]
+    legal = [api_version for api_version in (API_VERSIONS.get(str(kind)), CLASSIC_VERSIONS.get(str(kind))) if api_version is not None]
     if kind in _PARAMETER_SPECS:
         legal.append(f"<class>.{classic_parameters.PARAMETERS_GROUP}/{_PARAMETERS_VERSION}")
     if legal:

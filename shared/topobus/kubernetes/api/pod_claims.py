@@ -19,7 +19,7 @@ def check_pod_claims(spec: PodSpec, *, is_grouped: bool = False) -> list[Problem
 
     Shapes: is_grouped — an entry may get its claim from the pod's group (`podGroupResourceClaim`), so that it may name none itself.
 
-    >>> [str(one) for one in check_pod_claims(PodSpec())]
+    >>> [str(problem) for problem in check_pod_claims(PodSpec())]
     []
     """
     return [*_entries(spec, is_grouped=is_grouped), *_uses(spec)]
@@ -49,8 +49,8 @@ def _uses(spec: PodSpec) -> Iterator[Problem]:
             for index, use in enumerate(container.resources.claims):
                 path = f"spec.{part}[{place}].resources.claims[{index}]"
                 if use.name not in names:
-                    known = f"the pod's are {', '.join(names)}" if names else "the pod has none in spec.resourceClaims"
-                    yield Problem(f"{path}.name", f"there is no claim {use.name!r}: {known}{did_you_mean(use.name, names)}")
+                    claims_text = f"the pod's are {', '.join(names)}" if names else "the pod has none in spec.resourceClaims"
+                    yield Problem(f"{path}.name", f"there is no claim {use.name!r}: {claims_text}{did_you_mean(use.name, names)}")
                 elif (use.name, use.request) in seen or (use.request and (use.name, "") in seen):
                     yield Problem(path, f"{use.name!r} is used here already")
                 seen.add((use.name, use.request))

@@ -65,9 +65,9 @@ def check_names(value: object, wanted: object, path: str, ignored: Mapping[type,
             kept[key] = check_names(inner, fields[key], _inside(path, key), ignored, problems) if is_nested else inner
         return kept
     if element is not None and not is_map and isinstance(value, list | tuple):
-        return [check_names(one, element, f"{path}[{index}]", ignored, problems) for index, one in enumerate(value)]
+        return [check_names(item, element, f"{path}[{index}]", ignored, problems) for index, item in enumerate(value)]
     if element is not None and is_map and isinstance(value, Mapping):
-        return {key: check_names(one, element, f"{path}.{key}", ignored, problems) for key, one in value.items() if one is not None}
+        return {key: check_names(item, element, f"{path}.{key}", ignored, problems) for key, item in value.items() if item is not None}
     return value
 
 
@@ -100,9 +100,9 @@ def _shape(wanted: object) -> tuple[type[Struct] | None, object | None, bool]:
     """Take an annotation apart: a struct, or the element of a list, or of a map."""
     if get_origin(wanted) in (Union, types.UnionType):
         for option in get_args(wanted):
-            found = _shape(option)
-            if found != (None, None, False):
-                return found
+            shape = _shape(option)
+            if shape != (None, None, False):
+                return shape
         return None, None, False
     if isinstance(wanted, type) and issubclass(wanted, Struct):
         return wanted, None, False

@@ -220,11 +220,11 @@ class Admitter:
             if count == 0:
                 continue
             held = self._store.held(pod.uid, container.name, resource)
-            known = self._store.answer(pod.uid, container.name, resource)
+            earlier = self._store.answer(pod.uid, container.name, resource)
             self._check_held(pod.uid, container.name, resource, count, held)
-            if held and known is not None:
+            if held and earlier is not None:
                 # From the checkpoint: the answer of then is used, and the plugin is not asked again.
-                responses.append((resource, pb.ContainerAllocateResponse.FromString(known)))
+                responses.append((resource, pb.ContainerAllocateResponse.FromString(earlier)))
                 continue
             if held:
                 taken, endpoint = set(held), self._serving(resource)
@@ -255,17 +255,17 @@ class Admitter:
 
         After kubelet's restart alone its containers run, and nothing is asked.
         """
-        mine = set(held)
-        if not mine:
+        own = set(held)
+        if not own:
             return
-        if len(mine) != count:
+        if len(own) != count:
             raise CallFailed(
-                f'pod "{pod_uid}" container "{container}" changed request for resource "{resource}" from {len(mine)} to {count}'
+                f'pod "{pod_uid}" container "{container}" changed request for resource "{resource}" from {len(own)} to {count}'
             )
         healthy = self._store.healthy(resource)
         if not healthy:
             raise CallFailed(f"no healthy devices present; cannot allocate unhealthy devices {resource}")
-        if not mine <= healthy:
+        if not own <= healthy:
             raise CallFailed(f"previously allocated devices are no longer healthy; cannot allocate unhealthy devices {resource}")
 
     async def _choose(self, resource: str, count: int, affinity: NodeSet | None, reusable: Iterable[str]) -> tuple[set[str], Endpoint]:
@@ -338,9 +338,9 @@ def merge_responses(
     cdi_devices: dict[str, None] = {}
     conflicts: list[str] = []
 
-    def keep(what: str, resource: str, known: dict[str, _V], key: str, value: _V) -> None:
-        if known.setdefault(key, value) != value:
-            conflicts.append(f"{what} {key}: {resource} wants {value}, {known[key]} was there first")
+    def keep(what: str, resource: str, values: dict[str, _V], key: str, value: _V) -> None:
+        if values.setdefault(key, value) != value:
+            conflicts.append(f"{what} {key}: {resource} wants {value}, {values[key]} was there first")
 
     for resource, response in responses:
         for key, value in response.envs.items():

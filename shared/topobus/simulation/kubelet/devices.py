@@ -53,14 +53,14 @@ def split_by_affinity(devices: Mapping[str, PluginDevice], available: Iterable[s
     aligned: list[str] = []
     unaligned: list[str] = []
     without: list[str] = []
-    for one in free:
-        nodes = devices[one].nodes
+    for device_id in free:
+        nodes = devices[device_id].nodes
         if not nodes:
-            without.append(one)
+            without.append(device_id)
         elif nodes & affinity:
-            aligned.append(one)
+            aligned.append(device_id)
         else:
-            unaligned.append(one)
+            unaligned.append(device_id)
     return AffinitySplit(aligned=tuple(aligned), unaligned=tuple(unaligned), no_topology=tuple(without))
 
 
@@ -131,14 +131,14 @@ class DeviceStore:
         self, resource: str, count: int, nodes: NodeSet, reusable: Iterable[str], *, held: Iterable[str] = ()
     ) -> tuple[Hint, ...] | None:
         """Give kubelet's hints for `count` devices of a resource; a container that holds some already can only have these again."""
-        mine = set(held)
-        if mine and len(mine) != count:
+        own = set(held)
+        if own and len(own) != count:
             return ()
         devices = [
             Device(name=device.id, device_class="plugin", numa_nodes=device.nodes or None)
             for device in sorted(self.devices(resource).values(), key=lambda device: device.id)
         ]
-        return device_hints(devices, mine or self.available(resource), count, nodes, reusable=set() if mine else set(reusable))
+        return device_hints(devices, own or self.available(resource), count, nodes, reusable=set() if own else set(reusable))
 
     def in_use(self, resource: str) -> set[str]:
         """Ids that some container holds."""

@@ -231,11 +231,11 @@ class Drivers:
         leave: Callable[[], object] | None = None
         try:
             while driver is None and leave is None:
-                found = await self._register(path)
-                if isinstance(found, Driver):
-                    driver = found
-                elif found is not None:
-                    leave = found
+                registered = await self._register(path)
+                if isinstance(registered, Driver):
+                    driver = registered
+                elif registered is not None:
+                    leave = registered
                 else:
                     await asyncio.sleep(pause_s)
                     pause_s = min(pause_s * 2, _RETRY_LIMIT_S)

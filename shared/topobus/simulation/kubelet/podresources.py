@@ -74,10 +74,10 @@ class PodResources(rpc.PodResourcesListerServicer):
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
         self._admitter.collect()
         wanted = (request.pod_namespace, request.pod_name)
-        found = next((pod for pod in self._admitter.active() if (pod.namespace, pod.name) == wanted), None)
-        if found is None:
+        active_pod = next((pod for pod in self._admitter.active() if (pod.namespace, pod.name) == wanted), None)
+        if active_pod is None:
             await context.abort(grpc.StatusCode.UNKNOWN, f"pod {request.pod_name} in namespace {request.pod_namespace} not found")
-        return pb.GetPodResourcesResponse(pod_resources=self._describe(found))
+        return pb.GetPodResourcesResponse(pod_resources=self._describe(active_pod))
 
     async def GetAllocatableResources(
         self, request: pb.AllocatableResourcesRequest, context: Context[pb.AllocatableResourcesRequest, pb.AllocatableResourcesResponse]

@@ -241,15 +241,15 @@ class KubeletSimulator:
     async def wait_for_event(self, event: str, *, subject: str = "", count: int = 1, timeout_s: float = 10.0) -> KubeletEvent:
         """Wait until an event of that name (and subject, when given) came `count` times; the last of them."""
 
-        def found() -> list[KubeletEvent]:
+        def matching() -> list[KubeletEvent]:
             return [
                 kubelet_event
                 for kubelet_event in self._log.all()
                 if kubelet_event.event == event and subject in ("", kubelet_event.subject)
             ]
 
-        await self._log.until(lambda: len(found()) >= count, timeout_s, f"{event}({subject or 'anything'}) x {count}")
-        return found()[count - 1]
+        await self._log.until(lambda: len(matching()) >= count, timeout_s, f"{event}({subject or 'anything'}) x {count}")
+        return matching()[count - 1]
 
     async def wait_for_resource(self, resource: str, *, allocatable: int, timeout_s: float = 10.0) -> Capacity:
         """Wait until a resource has so many allocatable devices."""

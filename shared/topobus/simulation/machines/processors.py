@@ -163,11 +163,11 @@ def proc_content(profile: Profile, online: CpuSet, boot_id: str) -> Content:
     threads = {thread.cpu: thread for thread in all_threads(profile)}
     blocks: list[str] = []
     for cpu in online:
-        one = threads[cpu]
+        cpu_thread = threads[cpu]
         if profile.architecture == "x86_64":
             blocks.append(
                 f"processor\t: {cpu}\nvendor_id\t: {profile.cpu.vendor}\nmodel name\t: {profile.cpu.model}\n"
-                f"physical id\t: {one.socket}\ncore id\t\t: {one.core_id}\n"
+                f"physical id\t: {cpu_thread.socket}\ncore id\t\t: {cpu_thread.core_id}\n"
             )
         else:
             blocks.append(f"processor\t: {cpu}\nCPU implementer\t: 0x41\nCPU architecture: 8\nCPU part\t: 0xd4f\n")

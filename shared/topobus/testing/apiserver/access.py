@@ -111,10 +111,10 @@ class Access:
             for resource in rule.get("resources") or ()
         }
         return frozenset(
-            one
-            for one in granted
+            rule
+            for rule in granted
             if not any(
-                (used.verb, used.group, used.resource) == (one.verb, one.group, one.resource) and one.namespace in ("", used.namespace)
+                (used.verb, used.group, used.resource) == (rule.verb, rule.group, rule.resource) and rule.namespace in ("", used.namespace)
                 for used in self._used.get(user, ())
             )
         )
@@ -129,8 +129,10 @@ class Access:
                 if not any(_is_user(subject, user, scope) for subject in binding.get("subjects") or ()):
                     continue
                 reference = binding.get("roleRef") or {}
-                found = roles.get((scope, reference["name"])) if reference.get("kind") == "Role" else cluster_roles.get(reference["name"])
-                for rule in (found or {}).get("rules") or ():
+                granted_role = (
+                    roles.get((scope, reference["name"])) if reference.get("kind") == "Role" else cluster_roles.get(reference["name"])
+                )
+                for rule in (granted_role or {}).get("rules") or ():
                     yield rule, scope
 
 

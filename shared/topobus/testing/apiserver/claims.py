@@ -54,7 +54,7 @@ def release_claims(store: Store, pods: Resource, claims: Resource) -> list[str]:
     for claim in store.select(claims):
         status = claim.get("status") or {}
         reserved = status.get("reservedFor") or ()
-        kept = [one for one in reserved if one.get("resource") != "pods" or one.get("uid") in living]
+        kept = [user for user in reserved if user.get("resource") != "pods" or user.get("uid") in living]
         if len(kept) == len(reserved):
             continue
         after = {key: value for key, value in status.items() if key != "reservedFor"}

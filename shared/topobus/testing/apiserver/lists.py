@@ -54,11 +54,11 @@ def to_keyed(value: Any, path: tuple[str, ...] = ()) -> Any:
     if not isinstance(value, list) or not value or not path:
         return value
     if path[-1] in _SETS:
-        return {_MEMBER + json.dumps(one): one for one in value}
+        return {_MEMBER + json.dumps(item): item for item in value}
     keys = _STATUS_DEVICES if path == ("status", "devices") else (_MERGE_KEYS.get(path[-1], ""),)
-    if keys == ("",) or not all(isinstance(one, dict) and keys[0] in one for one in value):
+    if keys == ("",) or not all(isinstance(item, dict) and keys[0] in item for item in value):
         return value
-    return {_ITEM + json.dumps({key: one[key] for key in keys if key in one}): to_keyed(one, path) for one in value}
+    return {_ITEM + json.dumps({key: item[key] for key in keys if key in item}): to_keyed(item, path) for item in value}
 
 
 def from_keyed(value: Any) -> Any:
@@ -100,7 +100,7 @@ def strategic_merge(present: Any, patch: Any) -> Any:
     for directive, members in patch.items():
         head, _, name = directive.partition("/")
         if head == "$deleteFromPrimitiveList":
-            result[name] = [one for one in result.get(name) or () if one not in members]
+            result[name] = [item for item in result.get(name) or () if item not in members]
     for name, value in wanted.items():
         if value is None:
             result.pop(name, None)
@@ -117,23 +117,23 @@ def strategic_merge(present: Any, patch: Any) -> Any:
 
 def _merge_list(name: str, present: list[Any], patch: list[Any]) -> list[Any]:
     if name in _SETS:
-        return [*present, *(one for one in patch if one not in present)]
+        return [*present, *(item for item in patch if item not in present)]
     key = _MERGE_KEYS.get(name)
-    items = [one for one in patch if isinstance(one, dict)]
+    items = [item for item in patch if isinstance(item, dict)]
     if key == "containerPort" and any("port" in item for item in [*present, *items]):
         # A Service's ports have another key than a container's.
         key = "port"
     if any(item == {"$patch": "replace"} for item in items):
-        return copy.deepcopy([one for one in patch if one != {"$patch": "replace"}])
+        return copy.deepcopy([item for item in patch if item != {"$patch": "replace"}])
     if key is None or len(items) != len(patch):
         return copy.deepcopy(patch)
     result = list(present)
     for item in items:
         if key not in item:
             raise bad_request(f"map: {item} does not contain declared merge key: {key}")
-        at = next((index for index, known in enumerate(result) if known.get(key) == item[key]), None)
+        at = next((index for index, member in enumerate(result) if member.get(key) == item[key]), None)
         if item.get("$patch") == "delete":
-            result = [known for known in result if known.get(key) != item[key]]
+            result = [member for member in result if member.get(key) != item[key]]
         elif at is None:
             result.append(strategic_merge({}, item))
         else:
@@ -145,8 +145,8 @@ def _ordered(name: str, present: list[Any], order: list[Any]) -> list[Any]:
     """Sort what the directive names into its order; what it does not name stays behind them, in its own."""
     key = _MERGE_KEYS.get(name)
 
-    def mark(one: Any) -> Any:
-        return one.get(key) if key is not None and isinstance(one, dict) else one
+    def mark(item: Any) -> Any:
+        return item.get(key) if key is not None and isinstance(item, dict) else item
 
-    places = {json.dumps(mark(one)): index for index, one in enumerate(order)}
-    return sorted(present, key=lambda one: places.get(json.dumps(mark(one)), len(places)))
+    places = {json.dumps(mark(item)): index for index, item in enumerate(order)}
+    return sorted(present, key=lambda item: places.get(json.dumps(mark(item)), len(places)))

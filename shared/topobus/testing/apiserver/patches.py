@@ -81,10 +81,10 @@ def _parts(path: str) -> list[str]:
     return [part.replace("~1", "/").replace("~0", "~") for part in path.split("/")[1:]]
 
 
-def _look(one: Any, path: list[str]) -> Any:
+def _look(value: Any, path: list[str]) -> Any:
     for key in path:
-        one = one[int(key)] if isinstance(one, list) else one[key]
-    return one
+        value = value[int(key)] if isinstance(value, list) else value[key]
+    return value
 
 
 def _put(root: Any, path: list[str], value: Any, *, is_new: bool) -> Any:

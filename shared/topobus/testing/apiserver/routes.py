@@ -84,12 +84,15 @@ def discovery(path: str) -> Object:
         case ["api"]:
             return {"kind": "APIVersions", "versions": ["v1"]}
         case ["apis"]:
-            return {"kind": "APIGroupList", "apiVersion": "v1", "groups": [_group(one) for one in groups]}
+            return {"kind": "APIGroupList", "apiVersion": "v1", "groups": [_group(api_group) for api_group in groups]}
         case ["apis", group] if group in groups:
             return {"kind": "APIGroup", "apiVersion": "v1", **_group(group)}
         case ["openapi", "v3"]:
             return {
-                "paths": {one: {"serverRelativeURL": f"/openapi/v3/{one}"} for one in sorted({_root(resource) for resource in RESOURCES})}
+                "paths": {
+                    group_root: {"serverRelativeURL": f"/openapi/v3/{group_root}"}
+                    for group_root in sorted({_root(resource) for resource in RESOURCES})
+                }
             }
         case ["openapi", "v3", *root] if "/".join(root) in {_root(resource) for resource in RESOURCES}:
             return _openapi("/".join(root))

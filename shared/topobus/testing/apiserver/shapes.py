@@ -53,11 +53,11 @@ class Selector:
     True
     """
 
-    def __init__(self, fields: str, labels: str, known: Sequence[str]) -> None:
+    def __init__(self, fields: str, labels: str, allowed: Sequence[str]) -> None:
         self._fields = _terms(fields)
         self._labels = _terms(labels)
         for key, operator, _ in self._fields:
-            if key not in (*known, "metadata.name", "metadata.namespace"):
+            if key not in (*allowed, "metadata.name", "metadata.namespace"):
                 raise bad_request(f"field label not supported: {key}")
             if operator not in ("=", "!="):
                 raise bad_request(f"invalid field selector: {fields}")
@@ -70,17 +70,17 @@ class Selector:
         )
 
 
-def find(one: Any, path: str) -> Any:
+def find(value: Any, path: str) -> Any:
     """Read what stands at a path; None when nothing does.
 
     >>> find({"spec": {"pool": {"name": "n1"}}}, "spec.pool.name")
     'n1'
     """
     for key in path.split("."):
-        if not isinstance(one, Mapping):
+        if not isinstance(value, Mapping):
             return None
-        one = one.get(key)
-    return one
+        value = value.get(key)
+    return value
 
 
 def merge(target: Any, patch: Any) -> Any:
@@ -100,7 +100,7 @@ def merge(target: Any, patch: Any) -> Any:
     return result
 
 
-def apply(present: Object, wanted: Object, mine: Applied, others: Mapping[str, Applied], *, is_forced: bool) -> tuple[Object, Applied]:
+def apply(present: Object, wanted: Object, own: Applied, others: Mapping[str, Applied], *, is_forced: bool) -> tuple[Object, Applied]:
     """Apply server-side: set what is wanted, remove what this manager set before and wants no more.
 
     Errors: raises ApiError 409 when another manager has applied another value there and `is_forced` is not set.
@@ -110,18 +110,18 @@ def apply(present: Object, wanted: Object, mine: Applied, others: Mapping[str, A
     leaves = {path: value for path, value in leaves.items() if path not in (("metadata", "name"), ("metadata", "namespace"))}
     contested = sorted(
         f'conflict with "{manager}": .{".".join(path)}'
-        for manager, theirs in others.items()
+        for manager, fields in others.items()
         for path, value in leaves.items()
-        if path in theirs and theirs[path] != value
+        if path in fields and fields[path] != value
     )
     if contested and not is_forced:
-        causes = [{"reason": "FieldManagerConflict", "message": one} for one in contested]
+        causes = [{"reason": "FieldManagerConflict", "message": message} for message in contested]
         raise ApiError(
             409, "Conflict", f"Apply failed with {len(contested)} conflict(s): {'; '.join(contested)}", details={"causes": causes}
         )
     result = copy.deepcopy(present)
-    for path in mine.keys() - leaves.keys():
-        if not any(path in theirs for theirs in others.values()):
+    for path in own.keys() - leaves.keys():
+        if not any(path in fields for fields in others.values()):
             _remove(result, path)
     return from_keyed(merge(result, wanted)), leaves
 
@@ -129,8 +129,8 @@ def apply(present: Object, wanted: Object, mine: Applied, others: Mapping[str, A
 def drop_fields(api_object: Object, paths: Iterable[str]) -> None:
     """Remove fields as a server does that does not know them; `*` stands for every element of a list or map.
 
-    >>> one = {"spec": {"devices": [{"name": "a", "taints": [1]}]}}
-    >>> drop_fields(one, ["spec.devices.*.taints"]); one
+    >>> resource_slice = {"spec": {"devices": [{"name": "a", "taints": [1]}]}}
+    >>> drop_fields(resource_slice, ["spec.devices.*.taints"]); resource_slice
     {'spec': {'devices': [{'name': 'a'}]}}
     """
     for path in paths:
@@ -170,18 +170,20 @@ def problems_of_change(resource: Resource, before: Object, after: Object) -> lis
         old, new = before.get("status") or {}, after.get("status") or {}
         if old.get("allocation") and new.get("allocation") and old["allocation"] != new["allocation"]:
             return [("status.allocation", "Invalid value: field is immutable")]
-        users = {one.get("uid") for one in new.get("reservedFor") or ()}
+        users = {user.get("uid") for user in new.get("reservedFor") or ()}
         if users and not new.get("allocation"):
             return [("status.reservedFor", "Forbidden: may not be specified when `allocated` is not set")]
-        if after.get("metadata", {}).get("deletionTimestamp") and users - {one.get("uid") for one in old.get("reservedFor") or ()}:
+        if after.get("metadata", {}).get("deletionTimestamp") and users - {user.get("uid") for user in old.get("reservedFor") or ()}:
             return [("status.reservedFor", "Forbidden: new entries may not be added while `deletionTimestamp` is set")]
     if resource.kind == "Pod":
-        gates = [{one.get("name") for one in (find(one, "spec.schedulingGates") or ())} for one in (before, after)]
+        gates = [{gate.get("name") for gate in (find(version, "spec.schedulingGates") or ())} for version in (before, after)]
         if gates[1] - gates[0]:
             return [
                 ("spec.schedulingGates", f"Forbidden: only deletion is allowed, but found new scheduling gate '{min(gates[1] - gates[0])}'")
             ]
-        specs = [{key: value for key, value in (one.get("spec") or {}).items() if key not in _POD_MAY_CHANGE} for one in (before, after)]
+        specs = [
+            {key: value for key, value in (version.get("spec") or {}).items() if key not in _POD_MAY_CHANGE} for version in (before, after)
+        ]
         if specs[0] != specs[1]:
             return [("spec", "Forbidden: pod updates may not change fields other than some; see the validation of pods")]
     return []
@@ -206,12 +208,12 @@ def _terms(text: str) -> list[tuple[str, str, tuple[str, ...]]]:
     return terms
 
 
-def _holds(operator: str, values: tuple[str, ...], found: str | None) -> bool:
+def _holds(operator: str, values: tuple[str, ...], label: str | None) -> bool:
     if operator == "exists":
-        return found is not None
+        return label is not None
     if operator == "absent":
-        return found is None
-    return (found in values) == (operator in ("=", "in"))
+        return label is None
+    return (label in values) == (operator in ("=", "in"))
 
 
 def _text(value: Any) -> str:
@@ -227,27 +229,27 @@ def _leaves(value: Any, path: tuple[str, ...] = ()) -> Applied:
     return {path: value}
 
 
-def _remove(one: Any, path: tuple[str, ...], *, depth: int = 0) -> None:
+def _remove(value: Any, path: tuple[str, ...], *, depth: int = 0) -> None:
     """Remove a leaf, and with it whatever held nothing else, but for the object's own parts."""
     head, *rest = path
-    if not isinstance(one, dict) or head not in one:
+    if not isinstance(value, dict) or head not in value:
         return
     if rest:
-        _remove(one[head], tuple(rest), depth=depth + 1)
-    if not rest or (depth and one[head] == {}):
-        del one[head]
+        _remove(value[head], tuple(rest), depth=depth + 1)
+    if not rest or (depth and value[head] == {}):
+        del value[head]
 
 
-def _drop(one: Any, path: list[str]) -> None:
+def _drop(value: Any, path: list[str]) -> None:
     head, *rest = path
     if head == "*":
-        for inner in one.values() if isinstance(one, dict) else one if isinstance(one, list) else ():
+        for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
             _drop(inner, rest)
-    elif isinstance(one, dict) and head in one:
+    elif isinstance(value, dict) and head in value:
         if rest:
-            _drop(one[head], rest)
+            _drop(value[head], rest)
         else:
-            del one[head]
+            del value[head]
 
 
 def _without_nulls(value: Any) -> Any:

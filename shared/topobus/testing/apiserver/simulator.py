@@ -7,7 +7,7 @@
         server.wipe_slices("n1")                     # what kubelet does at its start
         server.compact()                             # the next watch from an old version gets 410
         server.refuse("POST", "resourceslices", code=500, times=2)
-        assert not [one for one in server.requests if one.is_write]
+        assert not [request for request in server.requests if request.is_write]
 
 As a process: `python -m topobus.testing.apiserver --kubeconfig FILE --node n1` serves until it is told to stop.
 
@@ -332,14 +332,14 @@ class ApiServerSimulator:
                 raise ApiError(410, "Expired", "The provided continue parameter is too old to display a consistent list result.") from err
         elif query.get("resourceVersionMatch") == "Exact":
             self._store.check_version(version_of(query) or 0)
-        found = [
+        api_objects = [
             api_object for api_object in self._store.select(target.resource, target.namespace, selector) if place_of(api_object) > after
         ]
-        limit = int(query.get("limit") or 0) or len(found)
-        page = as_list(target.resource, found[:limit], self._store.version)
-        if found[limit:]:
-            token = json.dumps([self._store.version, place_of(found[limit - 1])]).encode()
-            page["metadata"] |= {"continue": base64.urlsafe_b64encode(token).decode(), "remainingItemCount": len(found) - limit}
+        limit = int(query.get("limit") or 0) or len(api_objects)
+        page = as_list(target.resource, api_objects[:limit], self._store.version)
+        if api_objects[limit:]:
+            token = json.dumps([self._store.version, place_of(api_objects[limit - 1])]).encode()
+            page["metadata"] |= {"continue": base64.urlsafe_b64encode(token).decode(), "remainingItemCount": len(api_objects) - limit}
         return page
 
     def _patch(self, target: Target, request: HttpRequest, body: Any, user: str) -> tuple[int, Object]:

@@ -127,13 +127,13 @@ class Store:
 
     def select(self, resource: Resource, namespace: str = "", selector: Selector | None = None) -> list[Object]:
         """Read all objects of a kind, by namespace and name; an empty namespace is all of them."""
-        found = [self._objects[key] for key in sorted(self._objects) if _is_of(key, resource, namespace)]
-        return [self._show(resource, one) for one in found if selector is None or selector.matches(one)]
+        stored = [self._objects[key] for key in sorted(self._objects) if _is_of(key, resource, namespace)]
+        return [self._show(resource, api_object) for api_object in stored if selector is None or selector.matches(api_object)]
 
     def create(self, resource: Resource, namespace: str, wanted: Object) -> Object:
         """Make an object: name, uid, times and version are the server's."""
-        one = self._admit(resource, wanted)
-        metadata = one["metadata"]
+        admitted = self._admit(resource, wanted)
+        metadata = admitted["metadata"]
         name = str(metadata.get("name") or "")
         if not name:
             if not metadata.get("generateName"):
@@ -152,9 +152,9 @@ class Store:
             metadata["namespace"] = namespace
         if resource.has_status and resource.group:
             # What an author writes into status at creation is not believed; pods and nodes are created with theirs by kubelet's mirror and tests.
-            one.pop("status", None)
-        self._validate(resource, name, one)
-        return self._store(resource, key, one)
+            admitted.pop("status", None)
+        self._validate(resource, name, admitted)
+        return self._store(resource, key, admitted)
 
     def update(
         self, resource: Resource, namespace: str, name: str, wanted: Object, *, subresource: str = "", is_trusted: bool = False
@@ -167,8 +167,8 @@ class Store:
         before = self._objects.get(key)
         if before is None:
             raise not_found(resource, name)
-        one = self._admit(resource, wanted)
-        metadata, present = one["metadata"], before["metadata"]
+        admitted = self._admit(resource, wanted)
+        metadata, present = admitted["metadata"], before["metadata"]
         if metadata.get("name", name) != name:
             raise bad_request(f"the name of the object ({metadata['name']}) does not match the name on the URL ({name})")
         if metadata.get("uid", present["uid"]) != present["uid"]:
@@ -177,7 +177,7 @@ class Store:
             )
         if metadata.get("resourceVersion", present["resourceVersion"]) != present["resourceVersion"]:
             raise conflict(resource, name, "the object has been modified; please apply your changes to the latest version and try again")
-        after = self._merge_update(resource, before, one, subresource)
+        after = self._merge_update(resource, before, admitted, subresource)
         self._validate(resource, name, after)
         problems = [] if is_trusted else problems_of_change(resource, before, after)
         if problems:
@@ -201,15 +201,15 @@ class Store:
         managers = self._applied.get(key, {}) if before else {}
         owner = f"{manager}/{subresource}" if subresource else manager
         others = {other: leaves for other, leaves in managers.items() if other != owner}
-        merged, mine = apply(before or {}, wanted, managers.get(owner, {}), others, is_forced=is_forced)
+        merged, own = apply(before or {}, wanted, managers.get(owner, {}), others, is_forced=is_forced)
         if is_forced:
-            others = {other: {path: value for path, value in leaves.items() if path not in mine} for other, leaves in others.items()}
+            others = {other: {path: value for path, value in leaves.items() if path not in own} for other, leaves in others.items()}
         merged.setdefault("metadata", {})["name"] = name
         if before is None:
             result = self.create(resource, namespace, merged)
         else:
             result = self.update(resource, namespace, name, merged, subresource=subresource)
-        self._applied[key] = {**others, owner: mine}
+        self._applied[key] = {**others, owner: own}
         return result, before is None
 
     def delete(self, resource: Resource, namespace: str, name: str, options: Object | None = None) -> tuple[Object, bool]:
@@ -309,10 +309,10 @@ class Store:
         for field, expected in (("kind", resource.kind), ("apiVersion", resource.api_version)):
             if wanted.get(field, expected) != expected:
                 raise bad_request(f"{field} in the object ({wanted[field]}) does not match the expected {expected}")
-        one = copy.deepcopy(wanted)
-        one.setdefault("metadata", {})
-        drop_fields(one, self.drops.get(resource.kind, ()))
-        return normalise(resource, one, self._clock())
+        api_object = copy.deepcopy(wanted)
+        api_object.setdefault("metadata", {})
+        drop_fields(api_object, self.drops.get(resource.kind, ()))
+        return normalise(resource, api_object, self._clock())
 
     def _merge_update(self, resource: Resource, before: Object, wanted: Object, subresource: str) -> Object:
         # The status door changes nothing but status, the other door everything but status.

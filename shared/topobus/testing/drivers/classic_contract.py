@@ -189,7 +189,7 @@ class ClassicDriverContract:
         assert await driver.deallocate(work.claim) is None
         others = await _works(driver, scene, scene.claims)
         again = await driver.allocate([_attempt(claim_work, 2) for claim_work in others], scene.nodes[0])
-        assert all(isinstance(one, classic.AllocationResult) for one in again)
+        assert all(isinstance(result, classic.AllocationResult) for result in again)
 
 
 async def _works(driver: ClassicDriver, scene: ClassicScene, claims: Sequence[ApiObject]) -> list[ClaimWork]:

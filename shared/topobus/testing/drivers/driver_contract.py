@@ -160,7 +160,7 @@ class DriverContract:
         with _opened_files() as opened:
             _use_all(driver, tree, machine)
 
-        outside = [one for one in opened if one.startswith(("/sys/", "/proc/", "/dev/")) and not one.startswith(f"{tree.root}/")]
+        outside = [path for path in opened if path.startswith(("/sys/", "/proc/", "/dev/")) and not path.startswith(f"{tree.root}/")]
         assert outside == [], "absolute paths were read; use the Tree"
 
     def test_discover_finds_nothing_when_the_tree_is_empty(self, driver: DeviceDriver, tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ class DriverContract:
         with _opened_files() as opened:
             _use_all(driver, tree, machine)
         # One file of each name stands for all of that name: the files of a card's neighbours are read by the same code.
-        kinds = {Path(one).name: Path(one) for one in reversed(opened) if one.startswith(f"{recorded.root}/") and Path(one).is_file()}
+        kinds = {Path(path).name: Path(path) for path in reversed(opened) if path.startswith(f"{recorded.root}/") and Path(path).is_file()}
         failures: dict[str, str] = {}
         for name, path in sorted(kinds.items()):
             content = path.read_bytes()

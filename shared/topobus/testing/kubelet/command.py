@@ -86,12 +86,12 @@ def _replay(path: Path, dial_s: float) -> int:
         _complain(str(err))
         return _EXIT_USAGE
     with tempfile.TemporaryDirectory(prefix="kl") as root:
-        found = asyncio.run(replay(sessions, Path(root), timings=KubeletTimings(dial_s=dial_s)))
-    for line in found:
+        differences = asyncio.run(replay(sessions, Path(root), timings=KubeletTimings(dial_s=dial_s)))
+    for line in differences:
         _complain(line)
     count = sum(len(session.lines) for session in sessions)
-    _say({"transcript": str(path), "sessions": len(sessions), "lines": count, "is_same": not found})
-    return _EXIT_DIFFERENT if found else 0
+    _say({"transcript": str(path), "sessions": len(sessions), "lines": count, "is_same": not differences})
+    return _EXIT_DIFFERENT if differences else 0
 
 
 async def _serve(kubelet: KubeletSimulator) -> int:
@@ -121,12 +121,12 @@ async def _serve(kubelet: KubeletSimulator) -> int:
 
 
 async def _tell_events(kubelet: KubeletSimulator) -> None:
-    told = 0
+    shown = 0
     while True:
-        events = await kubelet.wait_for_more(told)
-        for event in events[told:]:
+        events = await kubelet.wait_for_more(shown)
+        for event in events[shown:]:
             _say(msgspec.to_builtins(event))
-        told = len(events)
+        shown = len(events)
 
 
 async def _obey(kubelet: KubeletSimulator, pods: dict[str, Pod], words: list[str]) -> None:
@@ -188,8 +188,8 @@ def _answer(answer: Admission | Rejection) -> dict[str, Any]:
     return {"admitted" if isinstance(answer, Admission) else "rejected": answer.pod.name, **{k: v for k, v in plain.items() if k != "pod"}}
 
 
-def _say(one: dict[str, Any]) -> None:
-    print(json.dumps(one), flush=True)  # noqa: T201  (the answer of a program)
+def _say(entry: dict[str, Any]) -> None:
+    print(json.dumps(entry), flush=True)  # noqa: T201  (the answer of a program)
 
 
 def _complain(text: str) -> None:

@@ -39,13 +39,13 @@ async def replay(sessions: tuple[Session, ...], root: Path, *, timings: KubeletT
     Units: patience_s — how long kubelet may be silent where the transcript has a line, on top of a dial's limit.
     """
     timings = timings or KubeletTimings()
-    found: list[str] = []
+    mismatches: list[str] = []
     async with KubeletSimulator(root, timings=timings) as kubelet:
         stage = _Stage(kubelet, patience_s + timings.dial_s)
         for session in sessions:
-            found += [f"session {session.name}: {difference}" for difference in differences(session.lines, await stage.play(session))]
+            mismatches += [f"session {session.name}: {difference}" for difference in differences(session.lines, await stage.play(session))]
         await stage.leave()
-    return found
+    return mismatches
 
 
 class _Stage:
@@ -126,7 +126,7 @@ class _Stage:
         plain = Pod(name="pod", uid=f"pod-{self._made}", containers=(Container(name="main", resources={resource: step.count}),))
         pods = [plain]
         if step.claims:
-            claims = tuple(ClaimReference(drivers=(_DRIVER,), **one) for one in step.claims)
+            claims = tuple(ClaimReference(drivers=(_DRIVER,), **claim) for claim in step.claims)
             pods.append(Pod(name="drapod", uid=f"drapod-{self._made}", containers=(Container(name="main"),), claims=claims))
         self._pods = pods
         await self._kubelet.admit_together(pods)

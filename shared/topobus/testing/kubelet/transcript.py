@@ -106,7 +106,7 @@ def _normalised(lines: Iterable[Line]) -> Iterator[Line]:
         plain = _plain({key: value for key, value in line.items() if key not in _BY_CHANCE})
         if line["event"] not in kind:
             yield from sorted(run, key=_text)
-            run, kind = [], next((one for one in _AT_ONCE if line["event"] in one), frozenset())
+            run, kind = [], next((events for events in _AT_ONCE if line["event"] in events), frozenset())
         run.append(plain)
     yield from sorted(run, key=_text)
 
@@ -120,7 +120,7 @@ def _plain(value: Any, key: str = "") -> Any:
     if isinstance(value, dict):
         return {name: _plain(inner, name) for name, inner in value.items()}
     if isinstance(value, list):
-        inner = [_plain(one) for one in value]
+        inner = [_plain(item) for item in value]
         return sorted(inner) if key in _SETS else inner
     return value
 
@@ -129,7 +129,7 @@ def _session(name: str, lines: list[Line]) -> Session:
     lists = [line["msg"]["devices"] for line in lines if line["event"] == "ListAndWatch.send"]
     refused = [line["req"] for line in lines if line["event"] == "Register.refused"]
     # A wrong version is said with the plugin's own name and socket.
-    own = next((one for one in refused if one.get("version") != "v1beta1"), None)
+    own = next((registration for registration in refused if registration.get("version") != "v1beta1"), None)
     if not lists or own is None:
         raise ValueError(
             f"transcript session {name}: it needs a ListAndWatch.send and a registration with a wrong version, which names the plugin"

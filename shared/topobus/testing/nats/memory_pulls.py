@@ -44,8 +44,8 @@ class Pull:
         """Deliver what there is; the last message of the batch ends the request without a word."""
         if not self._is_wanted():
             return
-        while self._left and (found := self.consumer.next()) is not None:
-            self._server.deliver(self.consumer, *found, self._inbox)
+        while self._left and (delivery := self.consumer.next()) is not None:
+            self._server.deliver(self.consumer, *delivery, self._inbox)
             self._left -= 1
             self._has_served = True
         if not self._left:

@@ -81,8 +81,8 @@ class MemoryStream:
         if "Nats-Rollup" in headers and not self.config.get("allow_rollup_hdrs"):
             raise Refused(500, 10111, "rollup not permitted")
         message_id = headers.get("Nats-Msg-Id")
-        if message_id is not None and (known := self._known(message_id, now_ns)) is not None:
-            return None, {"stream": self.name, "seq": known, "duplicate": True}
+        if message_id is not None and (earlier := self._known(message_id, now_ns)) is not None:
+            return None, {"stream": self.name, "seq": earlier, "duplicate": True}
         sequences = self._subjects.get(subject, deque())
         expected = headers.get("Nats-Expected-Last-Subject-Sequence")
         last = sequences[-1] if sequences else 0
