@@ -8,7 +8,7 @@ PARALLEL := -n $(JOBS) --dist loadfile
 # Set-up may put a nats-server there.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup demo up test checks suite lint types imports proto docs unit integration engine versions bench format clean
+.PHONY: help setup demo up test checks suite coverage lint types imports proto docs unit integration engine versions bench format clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do printf '  make %-12s %s\n' "$$name" "$$what"; done
@@ -29,6 +29,12 @@ checks: setup lint types imports proto docs ## all that runs no test file
 
 suite: setup ## the tests, three files at a time
 	$(BIN)/python -m pytest -q -m "not engine and not quarantined" $(PARALLEL)
+
+# The tests of the rooms that only decide (pyproject.toml, [tool.coverage.run]): none waits, so one process a core, and each takes what is left.
+DECISIONS := tests/unit/alignment tests/unit/cel tests/unit/controller tests/unit/domain tests/unit/topology \
+  $(wildcard tests/contract/test_allocation_*.py tests/contract/test_cel_*.py) tests/property
+coverage: setup ## every branch of domain, allocation and cel is taken (about a minute and a half on two cores)
+	$(BIN)/python -m pytest --cov -q -p no:randomly -m "not integration and not engine and not quarantined" -n auto --dist worksteal --hypothesis-profile repeatable $(DECISIONS)
 
 lint: setup ## style
 	$(BIN)/ruff check .
