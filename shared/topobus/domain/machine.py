@@ -133,10 +133,6 @@ class Machine(Struct, frozen=True, kw_only=True):
         """All online CPUs."""
         return CpuSet.of(cpu.id for cpu in self.cpus if cpu.online)
 
-    def numa(self, node_id: int) -> NumaNode | None:
-        """Find a NUMA node by id; None when the machine lacks it."""
-        return next((numa_node for numa_node in self.numa_nodes if numa_node.id == node_id), None)
-
     def distance(self, first: int, second: int) -> int:
         """SLIT distance between two node ids; 10 to itself and 20 to others where the machine does not tell.
 

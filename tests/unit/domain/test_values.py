@@ -3,11 +3,13 @@
 import pytest
 
 from topobus.contracts.codec import decode, encode
+from topobus.domain.device import Device, Inventory
 from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState
 from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.machine import Machine, NumaNode, PciLink
-from topobus.domain.names import is_dns_label, is_dns_subdomain, to_dns_label
+from topobus.domain.machine import Cpu, Machine, NumaNode, PciLink
+from topobus.domain.names import is_dns_label, is_dns_subdomain, next_generation, to_dns_label
 from topobus.domain.pci import PciAddress
+from topobus.domain.quantity import Quantity
 from topobus.domain.request import Owner, OwnerKind
 
 
@@ -120,3 +122,67 @@ def test_owner_key_tells_pod_from_claim() -> None:
     keys = {Owner(kind=kind, namespace="a", name="b", uid="c").key for kind in OwnerKind}
 
     assert len(keys) == len(OwnerKind)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(PciAddress.parse("3b:00.0"), "PciAddress('0000:3b:00.0')"), (Quantity.parse("2048Mi"), "Quantity.parse('2Gi')")],
+    ids=["address", "quantity"],
+)
+def test_value_is_shown_as_it_is_read_and_nobody_changes_it(value: PciAddress | Quantity, shown: str) -> None:
+    """Values are shared: what one reader could change, all others would see."""
+    assert repr(value) == shown
+    with pytest.raises(AttributeError, match="is immutable"):
+        value.nano = 1  # type: ignore[misc, union-attr]  # what is refused
+
+
+@pytest.mark.parametrize(("number", "name"), [((1 << 32, 0, 0, 0), "domain"), ((0, 256, 0, 0), "bus"), ((0, 0, 0, -1), "function")])
+def test_pci_address_is_refused_when_a_number_is_out_of_range(number: tuple[int, int, int, int], name: str) -> None:
+    """The part is named, and what it may be."""
+    with pytest.raises(ValueError, match=f"PCI {name} -?[0-9]+ is out of range: wanted 0 to"):
+        PciAddress(*number)
+
+
+def test_bitset_is_refused_when_it_is_negative() -> None:
+    """A negative integer has endless bits."""
+    with pytest.raises(ValueError, match="cannot be negative: got -1"):
+        CpuSet.from_bits(-1)
+
+
+def test_generation_begins_anew_when_it_is_beyond_what_anybody_can_count() -> None:
+    """A forged number must not end the counting of its successors."""
+    assert (next_generation(7), next_generation(2**53)) == (8, 1)
+
+
+def test_dns_label_is_made_of_any_text() -> None:
+    """Lower case, one dash for what a label may not have, and no dash at an end."""
+    assert to_dns_label("__0000:3B:00.0__") == "0000-3b-00-0"
+
+
+def test_machine_knows_its_online_cpus() -> None:
+    """An offline CPU is listed and not counted."""
+    machine = Machine(node="n", numa_nodes=(), cpus=(Cpu(id=0, online=True), Cpu(id=1, online=False), Cpu(id=2, online=True)))
+
+    assert machine.online_cpus == CpuSet(0, 2)
+
+
+def test_inventory_finds_a_device_by_name() -> None:
+    """What is not in the inventory is None."""
+    inventory = Inventory(
+        node="n", device_class="gpu", generation=1, devices=(Device(name="gpu-0", device_class="gpu", vendor="v", model="m"),)
+    )
+
+    assert [device.name if device is not None else None for device in map(inventory.device, ("gpu-0", "gpu-1"))] == ["gpu-0", None]
+
+
+@pytest.mark.parametrize(
+    ("kind", "uid", "text"),
+    [
+        (OwnerKind.CONTAINER, "main", "container main of pod default/trainer"),
+        (OwnerKind.CONTAINER, "", "container (all) of pod default/trainer"),
+        (OwnerKind.POD, "1f0c", "pod default/trainer"),
+    ],
+)
+def test_owner_is_written_for_people(kind: OwnerKind, uid: str, text: str) -> None:
+    """A container names its pod; a uid is for machines."""
+    assert str(Owner(kind=kind, namespace="default", name="trainer", uid=uid)) == text
