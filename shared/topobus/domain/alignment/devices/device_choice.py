@@ -57,7 +57,12 @@ class Choice(Struct, frozen=True, kw_only=True):
 def split_by_affinity(devices: Iterable[Device], nodes: NodeSet | None) -> Split:
     """Split devices into aligned, unaligned and without affinity, as kubelet does; a device is aligned when any of its nodes is in the mask.
 
-    Source: kubelet 1.36 devicemanager filterByAffinity; without a mask all are "without affinity".
+    Shapes:  nodes — the affinity; None puts all devices into "without affinity".
+    Order:   each bucket is sorted by name, whatever the order of devices.
+    Source:  kubelet 1.36 devicemanager/manager.go, filterByAffinity.
+
+    >>> split_by_affinity([Device(name="a", device_class="gpu", numa_nodes=NodeSet(0)), Device(name="b", device_class="gpu")], NodeSet(1))
+    Split(aligned=(), unaligned=('a',), no_affinity=('b',))
     """
     buckets: tuple[list[str], list[str], list[str]] = ([], [], [])
     for device in devices:
@@ -82,8 +87,13 @@ def choose_devices(
     """Choose `count` devices, those that must be included among them.
 
     Shapes:  candidates — may or may not hold `must_include`; sites — of all devices named; free — all free devices of the class, for the damage;
-             is_from_end — ties are won by the largest names instead of the smallest.
+             neighbours — the devices of the container's other classes, chosen or still to be chosen; is_from_end — ties are won by the largest names
+             instead of the smallest.
+    Units:   bandwidths in Gbit/s.
+    Order:   independent of the order of candidates.
     Result:  `count` names, sorted; fewer only when there are fewer.
+    Errors:  raises nothing; a search that its bound cut has `is_exact` False.
+    Cost:    at most `SEARCH_BUDGET` vectors of counts a symmetry class, about 5 ms for 16 devices of which no two are alike.
     """
     musts = {device.name for device in must_include}
     pool = [*must_include, *(candidate for candidate in candidates if candidate.name not in musts)]

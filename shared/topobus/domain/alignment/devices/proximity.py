@@ -61,7 +61,7 @@ class Reach(Struct, frozen=True):
 
 
 def socket_of_nodes(cores: Iterable[CoreView]) -> dict[int, int]:
-    """Map each NUMA node that has CPUs to the bits of its sockets."""
+    """Map each NUMA node that has CPUs to the bits of its sockets. Cost: O(cores)."""
     sockets: dict[int, int] = {}
     for core in cores:
         if core.numa_node is not None and core.socket is not None:
@@ -70,7 +70,10 @@ def socket_of_nodes(cores: Iterable[CoreView]) -> dict[int, int]:
 
 
 def site_of(device: Device, sockets: Mapping[int, int]) -> Site:
-    """Say where a device sits; `sockets` comes from `socket_of_nodes`."""
+    """Say where a device sits.
+
+    Shapes:  sockets — node id to bits of socket ids, from `socket_of_nodes`. What is not known is empty or 0, and near to nothing.
+    """
     bits = 0
     for node in device.numa_nodes or ():
         bits |= sockets.get(node, 0)

@@ -1,4 +1,4 @@
-"""A pod's claims and the pod itself, aligned as one: the claims' devices count as wanted by name by the containers that use them.
+"""A pod's claims and the pod itself, aligned together: the claims' devices count as wanted by name by the containers that use them.
 
 Flows in: a view in which the claims hold their devices, and a request that names the claims. Flows out: the same as if the pod had asked for exactly these
 devices and nobody held them; and from the placement of that, what is the pod's own. So there is one engine and one set of rules for devices of claims and of
@@ -19,7 +19,7 @@ __all__ = ["join_claims", "leave_claims", "with_claim_held"]
 
 
 def join_claims(view: NodeView, request: PodRequest) -> tuple[NodeView, PodRequest]:
-    """Hand the claims' devices to the containers that use them.
+    """Hand the claims' devices to the containers that use them: the view without these claims, and the request with their devices by name.
 
     A claim that several containers use is aligned with the first of them. One that none uses counts for the pod as a whole when that is aligned (scope pod).
     """
@@ -37,7 +37,7 @@ def join_claims(view: NodeView, request: PodRequest) -> tuple[NodeView, PodReque
 
 
 def leave_claims(view: NodeView, request: PodRequest, placement: Placement) -> Placement:
-    """Take what the claims hold out of a placement; where it lies stays said."""
+    """Take what the claims hold out of a placement: they hold it already. The placement's NUMA nodes and reasons still count it."""
     keys = {use.owner_key for use in request.claims}
     cpus = CpuSet()
     for key in keys:
@@ -47,7 +47,10 @@ def leave_claims(view: NodeView, request: PodRequest, placement: Placement) -> P
 
 
 def with_claim_held(view: NodeView, owner_key: str, devices: dict[str, tuple[str, ...]], cpus: CpuSet) -> NodeView:
-    """The same node when a claim holds these devices, too: what will be once it is allocated."""
+    """Give the same node when a claim holds these devices, too: what will be once it is allocated.
+
+    Shapes:  owner_key — as in `Owner.key`; devices — class to names without CPUs, which come as `cpus`.
+    """
     held = {name: dict(owners) for name, owners in view.held_devices.items()}
     for name, names in devices.items():
         held.setdefault(name, {}).update(dict.fromkeys(names, owner_key))

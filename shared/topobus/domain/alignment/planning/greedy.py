@@ -34,7 +34,12 @@ class PlacementTask(Struct, frozen=True, kw_only=True):
 
 
 def place_greedily(available: NodeAvailability, task: PlacementTask) -> Placement | Conflict:
-    """Place all containers, or give the conflict of the first that fails. Updates what is available."""
+    """Place all containers, or give the conflict of the first that fails. Updates what is available.
+
+    Order:   containers in the order of the task; nothing is taken back.
+    Cost:    one merge and one choice a container; with a locality one of each for every domain of the tier.
+    Source:  kubelet 1.36 cm/topologymanager/scope_{container,pod}.go.
+    """
     placed: dict[int, ContainerPlacement] = {}
     for group in groups_of(task):
         placements = _admit_local(available, task, group) if task.locality and _wants_places(group) else _admit(available, task, group)
@@ -45,17 +50,17 @@ def place_greedily(available: NodeAvailability, task: PlacementTask) -> Placemen
 
 
 def groups_of(task: PlacementTask) -> list[tuple[ContainerDemand, ...]]:
-    """Containers that are aligned together."""
+    """List the containers that are aligned together: all of them in scope pod, else each by itself."""
     return [task.demands] if task.is_pod else [(demand,) for demand in task.demands]
 
 
 def total_of(task: PlacementTask, group: Sequence[ContainerDemand]) -> ContainerDemand:
-    """What a group demands in total."""
+    """Give what a group demands in total."""
     return pod_total(group) if task.is_pod else group[0]
 
 
 def tiers_of(available: NodeAvailability, task: PlacementTask, group: Sequence[ContainerDemand]) -> list[list[Domain | None]]:
-    """The domains to plan a group within, the most local tier first."""
+    """List the domains to plan a group within, the most local tier first."""
     if not task.locality or not _wants_places(group):
         return [[None]]
     return tiers(available.locality(), total_of(task, group), task.locality)

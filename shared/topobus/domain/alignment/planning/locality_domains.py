@@ -56,7 +56,10 @@ class LocalityTopology(Struct, frozen=True, kw_only=True):
 def tiers(topology: LocalityTopology, demand: ContainerDemand, localities: Sequence[Locality]) -> list[list[Domain | None]]:
     """List the domains to plan within, the most local tier first; None is the whole node.
 
-    Result:  one list a tier; a list is empty when the node has no such place.
+    Shapes:  demand — whose classes must find links in a domain of linked devices; localities — as asked, the most important soft one first.
+    Result:  one list a tier: all soft localities kept, then one less each time, at last the hard ones alone. A list is empty when the node has no such place.
+    Errors:  raises nothing.
+    Cost:    at most 512 domains a tier.
     """
     hard = [locality for locality in localities if locality.is_hard]
     soft = [locality for locality in localities if not locality.is_hard]

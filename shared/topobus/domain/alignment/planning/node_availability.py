@@ -32,7 +32,11 @@ __all__ = ["NodeAvailability"]
 
 
 class NodeAvailability:
-    """The free part of one node during one plan. Mutable, private to a plan."""
+    """What is free on one node during one plan. Mutable, so private to the plan; a search works on forks.
+
+    Shapes:  devices — class to name to device, all of them; free — class to names that are healthy and not held; reusable — class to names that init
+             containers of this pod left; the same for CPUs.
+    """
 
     def __init__(self, view: NodeView) -> None:
         self.view = view
@@ -59,7 +63,7 @@ class NodeAvailability:
         self._sites: dict[str, dict[str, Site]] = {}
 
     def sites(self, device_class: str) -> Mapping[str, Site]:
-        """Where the devices of a class sit."""
+        """Say where the devices of a class sit; empty for a class that the node does not have. Worked out once a plan."""
         if device_class not in self._sites:
             self._sites[device_class] = {
                 device.name: site_of(device, self._sockets) for device in self.devices.get(device_class, {}).values()
@@ -67,7 +71,7 @@ class NodeAvailability:
         return self._sites[device_class]
 
     def locality(self) -> LocalityTopology:
-        """What is where, for locality."""
+        """Give what lies where on the node: the input of `locality_domains.tiers`."""
         topology = self.topology
         return LocalityTopology(
             devices=self.devices,
@@ -104,7 +108,11 @@ class NodeAvailability:
             self.reusable_cpus = (self.reusable_cpus - cpus) | fork.reusable_cpus
 
     def hint_lists(self, demand: ContainerDemand, *, is_pod: bool = False) -> list[ResourceHints]:
-        """Collect one hint list a resource; pod scope starts without anything to reuse."""
+        """Collect the opinion of each resource that the demand touches, in kubelet's order: CPUs, devices by class, memory by kind.
+
+        Shapes:  is_pod — scope pod, which starts without anything to reuse. Named CPUs and devices are resources of their own.
+        Errors:  raises nothing for a demand that `demand_faults` has nothing against.
+        """
         lists: list[ResourceHints] = []
         reusable_cpus = CpuSet() if is_pod else self.reusable_cpus
         if demand.cpus:
@@ -125,7 +133,12 @@ class NodeAvailability:
         return [*lists, *self._memory_lists(demand, is_pod=is_pod)]
 
     def take(self, demand: ContainerDemand, hint: Hint) -> ContainerAllocation | list[Reason]:
-        """Take what a container demands, inside the alignment first; the reasons when that fails. Updates what is free and what may be reused."""
+        """Take what a container demands, inside the alignment first; the reasons when that fails. Updates what is free and what may be reused.
+
+        Shapes:  hint — the merged one; without nodes nothing is aligned.
+        Order:   memory first, since it alone may fail after a merge; devices with links before others, so that these can go next to them.
+        Source:  kubelet 1.36 cm/{cpumanager/policy_static,devicemanager/manager,memorymanager/policy_static}.go, Allocate.
+        """
         nodes = hint.nodes
         blocks = self.memory.take(demand.memory, hint, demand.kind)
         if isinstance(blocks, Reason):

@@ -1,4 +1,8 @@
-"""Make the NodeView that a plan works on, out of the machine, the inventories and the ledger."""
+"""Make the NodeView that a plan works on, out of the machine, the inventories and the ledger.
+
+Flows in: what discovery, the device services and the ledger say. Flows out: one frozen value, which a decision event keeps, so that the plan can be made again.
+A view of another state (an owner gone, a claim allocated, another ledger) is a new value made from it.
+"""
 
 from __future__ import annotations
 
@@ -61,8 +65,11 @@ def node_view(
 ) -> NodeView:
     """Put together what a plan sees.
 
-    Shapes:  inventories — by class; ledger None means that nothing is held; custom_hints — by `class/count`; reserved_memory — bytes by NUMA node;
-    unheard_classes — classes of silent services to since when: their devices are Unknown.
+    Shapes:  inventories — by class; ledger — None when nothing is held; custom_hints — by `class/count`; unheard_classes — classes of silent services to
+             since when (their devices are Unknown); silent_classes — classes whose service was asked for hints and did not answer.
+    Units:   reserved_memory — bytes by NUMA node.
+    Order:   independent of the order of inventories and devices: all are sorted.
+    Errors:  raises nothing; CPUs that are offline are left out.
     """
     silences = unheard_classes or {}
     inventories = {
@@ -114,7 +121,11 @@ def aligned_view(
     *,
     unheard_classes: Mapping[str, str] | None = None,
 ) -> NodeView:
-    """Put together what the node's own plan would see, from what it publishes."""
+    """Put together what the node's own plan would see, from what it publishes: for who plans for a node from elsewhere.
+
+    Shapes:  alignment — the node's options, reserved CPUs and memory (text of a node id to bytes; what is no id is ignored).
+    Errors:  raises nothing. Custom hints are not published, so classes that have some are planned by their devices' nodes.
+    """
     reserved = {int(node): size for node, size in alignment.reserved_memory.items() if node.isascii() and node.isdecimal()}
     return node_view(
         machine,
@@ -128,7 +139,10 @@ def aligned_view(
 
 
 def with_ledger(view: NodeView, ledger: Ledger) -> NodeView:
-    """The same node with what this ledger says is held."""
+    """Give the same node with what this ledger says is held; what the view said before is dropped.
+
+    Cost:    O(devices, CPUs and blocks that are held).
+    """
     held_devices: dict[str, dict[str, str]] = {}
     held_cpus: dict[str, CpuSet] = {}
     held_memory: dict[str, tuple[MemoryBlock, ...]] = {}
@@ -153,9 +167,9 @@ def with_ledger(view: NodeView, ledger: Ledger) -> NodeView:
 
 
 def with_devices(view: NodeView, owner: str, devices: Mapping[str, Iterable[str]]) -> NodeView:
-    """The same node with more devices held by an owner; what is held already stays its holder's.
+    """Give the same node with more devices held by an owner; what is held already stays its holder's.
 
-    Shapes: devices — class to names, CPUs by their device names.
+    Shapes:  devices — class to names, CPUs by their device names (`cpu-7`); what is no CPU's name is ignored there.
     """
     held = {name: dict(holders) for name, holders in view.held_devices.items()}
     cpus = CpuSet()
@@ -185,7 +199,10 @@ def _size(size_bytes: int) -> str:
 
 
 def without_owners(view: NodeView, owner_keys: frozenset[str]) -> NodeView:
-    """The same node with nothing held by these owners: what would be if they went."""
+    """Give the same node with nothing held by these owners: what would be if they went.
+
+    Shapes:  owner_keys — as in `Owner.key`; keys that hold nothing change nothing.
+    """
     return structs.replace(
         view,
         held_devices={

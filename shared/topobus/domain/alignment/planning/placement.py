@@ -5,7 +5,7 @@ same answer, so a decision event replays by calling `place` again.
 
 Containers are planned in kubelet's order (init containers and sidecars, then app containers), each with one merge (scope container) or all with one
 merge of the pod's totals (scope pod); CPUs and devices are taken inside the alignment first, then, where the policy allows it, outside.
-Pools are resources of their own, as they are to kubelet: `resources` says how.
+Pools are resources of their own, as they are to kubelet: `resource_pools` says how.
 """
 
 from __future__ import annotations
@@ -43,7 +43,13 @@ _HINT_STEPS = 200
 
 
 def place(view: NodeView, request: PodRequest) -> Placement | Refusal:
-    """Place all containers of a pod, or say why not and what would have to be freed."""
+    """Place all containers of a pod, or say why not and what would have to be freed.
+
+    Shapes:  view — by class, with what the pod's claims hold held by them; request — as it came. The Placement has one entry a container, in its order.
+    Errors:  raises nothing for any request; a Refusal has a reason for each fault, and `to_free` is proved by planning without these owners.
+    Cost:    one merge and one choice of devices a container; a refusal up to 200 further plans, in mode corrected up to `search_steps` tries.
+    Source:  kubelet 1.36 cm/topologymanager/scope_{container,pod}.go; mode corrected: docs/adr/0009-kubelets-order-by-default.md.
+    """
     request = named_by_class(view, request)
     if request.claims:
         outcome = place(*join_claims(view, request))
@@ -55,9 +61,12 @@ def place(view: NodeView, request: PodRequest) -> Placement | Refusal:
 
 
 def plan(view: NodeView, request: PodRequest, steps: Steps | None = None) -> Placement | Refusal | Conflict | GaveUp:
-    """Place without looking into what would have to be freed; a Refusal is a fault of the request itself.
+    """Place without looking into what would have to be freed: for whoever tries many requests.
 
-    `steps`, when given, is the budget of the search in mode corrected instead of the node's own.
+    Shapes:  view, request — as for `place`; steps — the budget of the search in mode corrected, instead of the node's own.
+    Result:  a Refusal is a fault of the request itself, a Conflict what stopped the first container that failed, GaveUp that the budget was spent.
+    Errors:  raises nothing.
+    Cost:    as `place` without a refusal's plans.
     """
     request = named_by_class(view, request)
     if request.claims:
@@ -160,7 +169,10 @@ def _too_many_nodes(view: NodeView, policy: Policy) -> list[Reason]:
 
 
 def policy_of(view: NodeView, request: PodRequest) -> Policy:
-    """The policy that applies: the request's, else the node's; a claim whose devices are all chosen already is only recorded, never turned away."""
+    """Give the policy that applies: the request's, else the node's.
+
+    A claim whose devices are all chosen already is aligned as well as possible and never turned away: its allocation stands.
+    """
     if request.policy is not None:
         return request.policy
     is_chosen = request.owner.kind is OwnerKind.CLAIM and all(
@@ -179,11 +191,13 @@ def prefer(
     withheld: Collection[str] = (),
     is_from_end: bool = False,
 ) -> tuple[tuple[str, ...], str]:
-    """Choose the best `size` of the available devices, and say why; total: keeps what must be included, never fails.
+    """Choose the best `size` of the available devices, and say why: the answer to GetPreferredAllocation.
 
-    Names that the inventory does not know are used last, by name. Fewer come back only when fewer are available.
-    `withheld` are free devices that are about to be somebody else's: they come after all that are not. `is_from_end` prefers the largest names among what
-    is equally aligned, for who chooses beside somebody that takes the smallest.
+    Shapes:  available, must_include — device names of the class, in any order; withheld — free devices that are about to be another owner's, taken
+             after all others; is_from_end — of equally aligned devices the largest names, for a caller beside one that takes the smallest.
+    Result:  `size` names, those of `must_include` first; fewer only when fewer are available. Names that the inventory does not know come last.
+    Errors:  raises nothing and never fails: kubelet would refuse the pod.
+    Cost:    one choice of devices (`choose_devices`).
     """
     musts = tuple(dict.fromkeys(must_include))
     pool = tuple(sorted(set(available) - set(musts)))

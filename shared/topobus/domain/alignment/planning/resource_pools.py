@@ -21,12 +21,16 @@ __all__ = ["class_of_resource", "has_pools", "named_by_class", "offered_part", "
 
 
 def has_pools(view: NodeView) -> bool:
-    """Say whether any device is in a pool; without one a view by resource is the view by class."""
+    """Say whether any device is in a pool; without one a view by resource is the view by class. Cost: O(devices)."""
     return any(device.pool for devices in view.devices.values() for device in devices)
 
 
 def named_by_class(view: NodeView, request: PodRequest) -> PodRequest:
-    """The same request with resources of other people's device plugins by the class that has their devices; what nobody offers keeps its name."""
+    """Give the same request with resources of third-party device plugins by the class that has their devices.
+
+    Shapes:  a resource name (`vendor.com/thing`) becomes the class that `view.resource_names` says; one that nobody offers keeps its name, which is
+             refused later with what comes near to it.
+    """
     if not any(is_resource_name(device_request.device_class) for container in request.containers for device_request in container.devices):
         return request
 
@@ -40,7 +44,7 @@ def named_by_class(view: NodeView, request: PodRequest) -> PodRequest:
 
 
 def offered_part(view: NodeView, request: PodRequest) -> PodRequest:
-    """The same request without resources that no service of this node knows: on a cluster's node kubelet has them from plugins that never met us."""
+    """Give the same request without resources that no service of this node knows: on a cluster's node kubelet has them from plugins that do not run here."""
 
     def is_known(device_request: DeviceRequest) -> bool:
         return not is_resource_name(device_request.device_class) or device_request.device_class in view.resource_names
@@ -52,14 +56,17 @@ def offered_part(view: NodeView, request: PodRequest) -> PodRequest:
 
 
 def class_of_resource(view: NodeView, resource: str) -> str:
-    """Name the class of a resource (without the prefix); the same text when it is a class, or nothing on this node."""
+    """Name the class whose devices a resource has.
+
+    Shapes:  resource — without the prefix (`gpu-h100`). Result: the class (`gpu`); the same text when it is a class, or nothing on this node.
+    """
     if resource in view.devices:
         return resource
     return next((name for name, devices in view.devices.items() if any(device.pool == resource for device in devices)), resource)
 
 
 def view_by_resource(view: NodeView) -> NodeView:
-    """The same node with each pool as a class of its own; a class keeps its name for what no pool has."""
+    """Give the same node with each pool as a class of its own; a class keeps its name for what no pool has."""
     devices: dict[str, tuple[Device, ...]] = {}
     held: dict[str, dict[str, str]] = {name: dict(owners) for name, owners in view.held_devices.items()}
     unheard = dict(view.unheard_classes)
@@ -83,7 +90,7 @@ def view_by_resource(view: NodeView) -> NodeView:
 
 
 def request_by_resource(view: NodeView, request: PodRequest) -> PodRequest:
-    """The same request with names sorted by the resource that has them. `view` is the one by class."""
+    """Give the same request with names sorted by the resource that has them. `view` is the one by class."""
     places = {
         (device_class, device.name): resource
         for device_class, devices in view.devices.items()
@@ -94,7 +101,7 @@ def request_by_resource(view: NodeView, request: PodRequest) -> PodRequest:
 
 
 def placed_by_class(view: NodeView, placement: Placement) -> Placement:
-    """The same placement with devices by class. `view` is the one by class."""
+    """Give the same placement with devices by class. `view` is the one by class."""
     return structs.replace(placement, containers=tuple(_placed(container, view) for container in placement.containers))
 
 
