@@ -9,7 +9,7 @@ from random import Random
 import pytest
 import pytest_asyncio
 
-from support.classic_home import ClassicPlace, MortalBus, classic_place, controller, devices_of, node_of
+from support.classic_home import ClassicPlace, classic_place, controller, devices_of, node_of
 from support.running import service
 from topobus.contracts import catalogue
 from topobus.contracts.messages import PlaceRequest
@@ -18,6 +18,7 @@ from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, Owner
 from topobus.kubernetes.api.classic_handles import as_structured
 from topobus.runtime.bus import Bus
 from topobus.simulation.nats_server import NatsServer
+from topobus.testing.fates import FatedBus
 
 pytestmark = pytest.mark.integration
 
@@ -122,7 +123,7 @@ async def _clean(place: ClassicPlace, name: str) -> None:
             await place.gone(kind, one)
 
 
-async def _round(place: ClassicPlace, story: str, name: str, dies_at: int, *, is_after: bool) -> MortalBus:
+async def _round(place: ClassicPlace, story: str, name: str, dies_at: int, *, is_after: bool) -> FatedBus:
     """Let one replica die at a step of the story, and another one end it."""
     before, is_ready, act, is_done = STORIES[story]
     if before is not None and is_ready is not None:
@@ -132,10 +133,10 @@ async def _round(place: ClassicPlace, story: str, name: str, dies_at: int, *, is
     async with controller(place.url, dies_at=dies_at, is_after=is_after) as mortal:
         await act(place, name)
         done = asyncio.create_task(is_done(place, name))
-        died = asyncio.create_task(mortal.is_dead.wait())
+        died = asyncio.create_task(mortal.fates.died.wait())
         await asyncio.wait({done, died}, return_when=asyncio.FIRST_COMPLETED)
         died.cancel()
-        if not mortal.is_dead.is_set():
+        if not mortal.fates.died.is_set():
             await done
         done.cancel()
         await asyncio.gather(done, return_exceptions=True)
@@ -152,16 +153,16 @@ async def _round(place: ClassicPlace, story: str, name: str, dies_at: int, *, is
 async def test_another_replica_goes_on_when_one_dies_at_any_step(place: ClassicPlace, story: str) -> None:
     """Before and after each write and each ask: the claim ends as if nobody had died, its devices are in one ledger once, and all is let go in the end."""
     whole = await _round(place, story, "whole", 0, is_after=False)
-    assert any(step.startswith("ask") for step in whole.steps)
+    assert any(step.operation == "ask" for step in whole.fates.steps)
 
     deaths = 0
-    for step in range(1, len(whole.steps) + 1):
+    for step in range(1, len(whole.fates.steps) + 1):
         for is_after in (False, True):
             mortal = await _round(place, story, f"s{step}-{'after' if is_after else 'before'}", step, is_after=is_after)
-            deaths += mortal.is_dead.is_set()
+            deaths += mortal.fates.died.is_set()
 
     # The last steps of one order of events may not come in another one: what must not happen is that hardly anybody dies.
-    assert deaths >= len(whole.steps)
+    assert deaths >= len(whole.fates.steps)
 
 
 async def test_replicas_give_one_device_once_when_they_work_at_the_same_claims(place: ClassicPlace) -> None:

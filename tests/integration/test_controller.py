@@ -17,7 +17,7 @@ import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
-from support.mortal_bus import MortalBus, died_or
+from support.mortal_bus import died_or, mortal_bus
 from support.small_topology import SmallTopology
 from topobus.contracts import catalogue
 from topobus.contracts.messages import ApiObject, DecisionEvent, PlanRequest
@@ -44,6 +44,7 @@ from topobus.simulation.machines import build
 from topobus.simulation.nats_server import NatsServer
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.testing.fates import FatedBus
 from topobus.testing.reading import Reader
 from topobus.topology.config import TopologySettings
 from topobus.topology.service import serve as serve_topology
@@ -176,7 +177,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Machine, list[In
 
 
 @asynccontextmanager
-async def controller(url: str, *, mortal: Callable[[Bus], Any] = lambda bus: bus) -> AsyncIterator[Readiness]:
+async def controller(url: str, *, mortal: Callable[[Bus], Bus] = lambda bus: bus) -> AsyncIterator[Readiness]:
     """Run one replica; gives its readiness. `mortal` puts something between it and the bus."""
     readiness = Readiness()
     async with Bus.session(NatsSettings(url=url), name="controller") as real:
@@ -456,14 +457,14 @@ async def test_controller_keeps_claims_and_ledger_equal_when_replicas_die_at_any
             await home.delete(name)
         else:
             await home.apply_new(claim(name, count=random.choice([1, 2, 3])))
-        mortals: list[MortalBus] = []
+        mortals: list[FatedBus] = []
 
-        def mortal(bus: Bus, mortals: list[MortalBus] = mortals, step: int = step, is_done: bool = is_done) -> MortalBus:
-            mortals.append(MortalBus(bus, step, is_done=is_done))
+        def mortal(bus: Bus, mortals: list[FatedBus] = mortals, step: int = step, is_done: bool = is_done) -> FatedBus:
+            mortals.append(mortal_bus(bus, step, is_done=is_done))
             return mortals[0]
 
         async with controller(nats_server.url, mortal=mortal):
-            deaths += await died_or(home.objects.until(_is_settled, timeout_s=60), mortals[0].died)
+            deaths += await died_or(home.objects.until(_is_settled, timeout_s=60), mortals[0].fates.died)
     assert deaths >= 3
 
     async with controller(nats_server.url):

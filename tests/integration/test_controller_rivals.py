@@ -44,6 +44,7 @@ from topobus.runtime.bus import Bus, Written
 from topobus.runtime.clock import SystemClock
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.service import Runtime
+from topobus.testing.fates import FatedBus, Fates, Interrupted
 
 pytestmark = pytest.mark.integration
 
@@ -64,26 +65,12 @@ spec:
 """
 
 
-class InterruptedBus:
-    """A real bus; something else happens while the first write is under way."""
-
-    def __init__(self, bus: Bus, meanwhile: Callable[[], Awaitable[None]]) -> None:
-        self._bus = bus
-        self._meanwhile: Callable[[], Awaitable[None]] | None = meanwhile
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._bus, name)
-
-    async def compare_and_set(self, *arguments: Any, **parts: Any) -> Any:
-        """Write; what happens meanwhile happens before it is known to be done."""
-        done = await self._bus.compare_and_set(*arguments, **parts)
-        meanwhile, self._meanwhile = self._meanwhile, None
-        if meanwhile is not None:
-            await meanwhile()
-        return done
+def interrupted_bus(bus: Bus, meanwhile: Callable[[], Awaitable[None]]) -> FatedBus:
+    """Give a bus on which something else happens while the first write is under way, before it is known to be done."""
+    return FatedBus(bus, Fates({1: Interrupted(meanwhile)}, counted=frozenset({"compare_and_set"})))
 
 
-def runtime_on(bus: Any) -> Runtime:
+def runtime_on(bus: Bus) -> Runtime:
     """Give a replica's runtime on a bus."""
     return Runtime(name="controller", node="central", bus=bus, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry())
 
@@ -117,7 +104,7 @@ async def test_claims_of_a_new_pod_stay_when_it_comes_while_other_pods_are_worke
         await store(bus, world, second)
         made.append(await store(bus, world, claim_from_template(second, wanted, template, now=NOW)))
 
-    interrupted: Any = InterruptedBus(bus, arrive)
+    interrupted = interrupted_bus(bus, arrive)
     await ClaimTemplateReconciler(runtime_on(interrupted), world).reconcile_all()
 
     entry = await bus.get(OBJECT, **made[0]._asdict())
@@ -219,7 +206,7 @@ async def test_evicted_pod_that_its_user_made_anew_stays(bus: Bus) -> None:
         await bus.delete(OBJECT, **key._asdict())
         await bus.compare_and_set(OBJECT, fresh, 0, **key._asdict())
 
-    interrupted: Any = InterruptedBus(bus, make_anew)
+    interrupted = interrupted_bus(bus, make_anew)
     nobody: Any = None
     evictor = Evictor(runtime_on(interrupted), world, nobody)
     await evictor._mark_pod(key, "uid-victim", Reason(code="evicted", message="hot"))

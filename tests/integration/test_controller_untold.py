@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -11,34 +10,15 @@ from prometheus_client import CollectorRegistry
 from integration.test_controller import SETTINGS, Home, claim, home, recorded  # noqa: F401  # fixtures
 from topobus.contracts.messages import ApiObject
 from topobus.controller.service import serve
-from topobus.domain.errors import PeerUnavailable
 from topobus.runtime.bus import Bus
 from topobus.runtime.clock import SystemClock
 from topobus.runtime.config import NatsSettings
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.service import Runtime
 from topobus.simulation.nats_server import NatsServer
+from topobus.testing.fates import Fate, FatedBus, Fates, Refused, Step
 
 pytestmark = pytest.mark.integration
-
-
-class DeafBus:
-    """A real bus that does not confirm the first writes of one object."""
-
-    def __init__(self, bus: Bus, name: str, times: int) -> None:
-        self._bus = bus
-        self._name = name
-        self.left = times
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._bus, name)
-
-    async def compare_and_set(self, what: Any, value: Any, revision: int, **parts: str) -> Any:
-        """Keep silent when it is the object's turn."""
-        if parts.get("name") == self._name and self.left:
-            self.left -= 1
-            raise PeerUnavailable("no answer to the write")
-        return await self._bus.compare_and_set(what, value, revision, **parts)
 
 
 async def test_controller_goes_on_when_it_cannot_write_what_is_wrong(home: Home, nats_server: NatsServer) -> None:  # noqa: F811
@@ -48,7 +28,15 @@ async def test_controller_goes_on_when_it_cannot_write_what_is_wrong(home: Home,
     )
     await home.apply(bad)
     async with Bus.session(NatsSettings(url=nats_server.url), name="controller") as bus:
-        deaf: Any = DeafBus(bus, "bad", 2)
+        refused: list[Step] = []
+
+        def refuse_twice(step: Step) -> Fate | None:
+            if step.operation != "compare_and_set" or step.parts.get("name") != "bad" or len(refused) == 2:
+                return None
+            refused.append(step)
+            return Refused("no answer to the write")
+
+        deaf = FatedBus(bus, Fates(refuse_twice))
         runtime = Runtime(
             name="controller", node="central", bus=deaf, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry()
         )
@@ -65,4 +53,4 @@ async def test_controller_goes_on_when_it_cannot_write_what_is_wrong(home: Home,
             await asyncio.wait({task, told})
 
     assert "requests" in told.result()
-    assert deaf.left == 0
+    assert len(refused) == 2

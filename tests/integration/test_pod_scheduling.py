@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
-from support.mortal_bus import MortalBus, died_or
+from support.mortal_bus import died_or, mortal_bus
 from support.small_topology import SmallTopology
 from topobus.contracts import catalogue
 from topobus.contracts.messages import ApiObject, PlaceRequest
@@ -44,6 +44,7 @@ from topobus.simulation.machines import build
 from topobus.simulation.nats_server import NatsServer
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.testing.fates import FatedBus
 from topobus.testing.reading import Reader
 
 pytestmark = pytest.mark.integration
@@ -179,13 +180,13 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Machine, list[In
 async def controller(url: str, settings: ControllerSettings = SETTINGS, *, step: int = 0) -> AsyncIterator[asyncio.Event]:
     """Run one replica; with a step it dies before its write or ask of that number, and the event says that it did."""
     async with Bus.session(NatsSettings(url=url), name="controller") as real:
-        bus: Any = MortalBus(real, step, is_done=False) if step else real
+        bus = mortal_bus(real, step, is_done=False) if step else real
         runtime = Runtime(
             name="controller", node="central", bus=bus, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry()
         )
         task = asyncio.create_task(serve(settings, runtime))
         try:
-            yield bus.died if step else asyncio.Event()
+            yield bus.fates.died if isinstance(bus, FatedBus) else asyncio.Event()
         finally:
             task.cancel()
             await asyncio.wait({task})

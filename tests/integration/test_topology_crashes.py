@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import pytest
 
 from support.alignment_nodes import container, dgx_facts, pod
-from topobus.contracts.catalogue import DECISION, INVENTORY, LEDGER, MACHINE
+from topobus.contracts.catalogue import DECISION, INVENTORY, LEDGER, MACHINE, Event
 from topobus.contracts.messages import AdoptRequest, CommitRequest, DecisionEvent, PlaceRequest, ReleaseRequest
 from topobus.domain import transitions
 from topobus.domain.errors import PeerUnavailable
@@ -21,6 +21,7 @@ from topobus.domain.view import AlignmentOptions
 from topobus.runtime.bus import Bus
 from topobus.runtime.readiness import Readiness
 from topobus.testing.clock import ManualClock
+from topobus.testing.fates import Died, Dies, FatedBus, Fates
 from topobus.topology.announcer import Announcer
 from topobus.topology.ask_handlers import AskHandlers
 from topobus.topology.ledger_store import LedgerStore
@@ -33,62 +34,23 @@ pytestmark = pytest.mark.integration
 NODE = "demo-node"
 LIMIT_S = 30.0
 EXPIRE_S = 60.0
-T = TypeVar("T")
+M = TypeVar("M")
 
 TRAINER = pod("trainer", container(cpus=4, gpu=2))
 IMPOSSIBLE = pod("impossible", container(gpu=9))
 KUBELET = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name="topobus.dev/gpu", uid="a")
 
 
-class Died(BaseException):
-    """The process is gone: no handler of ours may catch it."""
+class MortalBus(FatedBus):
+    """A bus in a process that dies at one of its operations: before it is sent, or after it has happened and before anybody knows."""
 
+    def __init__(self, bus: Bus, *, dies_at: int = 0, is_after: bool = False) -> None:
+        counted = frozenset({"get", "history", "compare_and_set", "publish", "last"})
+        super().__init__(bus, Fates({dies_at: Dies(is_after)}, counted=counted))
 
-class MortalBus:
-    """A real bus in a process that dies at one of its operations: before it is sent, or after it has happened and before anybody knows."""
-
-    def __init__(self, bus: Bus, *, dies_at: int | None = None, is_after: bool = False) -> None:
-        self._bus = bus
-        self._dies_at = dies_at
-        self._is_after = is_after
-        self.count = 0
-        self.is_dead = asyncio.Event()
-
-    async def _do(self, action: Callable[[], Awaitable[T]]) -> T:
-        if self.is_dead.is_set():
-            raise Died
-        self.count += 1
-        is_last = self.count == self._dies_at
-        if is_last and not self._is_after:
-            self._die()
-        done = await action()
-        if is_last or self.is_dead.is_set():
-            self._die()
-        return done
-
-    def _die(self) -> None:
-        self.is_dead.set()
-        raise Died
-
-    async def get(self, state: Any, **parts: str) -> Any:
-        """Read, mortally."""
-        return await self._do(lambda: self._bus.get(state, **parts))
-
-    async def history(self, state: Any, **parts: str) -> Any:
-        """Read what the bucket has kept, mortally."""
-        return await self._do(lambda: self._bus.history(state, **parts))
-
-    async def compare_and_set(self, state: Any, value: Any, expected_revision: int, **parts: str) -> Any:
-        """Write, mortally."""
-        return await self._do(lambda: self._bus.compare_and_set(state, value, expected_revision, **parts))
-
-    async def publish(self, event: Any, value: Any, *, event_id: str, **parts: str) -> int:
-        """Publish, mortally; under another message id, so that the server's own de-duplication cannot hide a second event."""
-        return await self._do(lambda: self._bus.publish(event, value, event_id=f"{event_id}-{id(self)}", **parts))
-
-    async def last(self, event: Any, *, limit: int, **parts: str) -> Any:
-        """Read the newest events, mortally."""
-        return await self._do(lambda: self._bus.last(event, limit=limit, **parts))
+    async def publish(self, event: Event[M], value: M, *, event_id: str, **parts: str) -> int:
+        """Publish under another message id, so that the server's own de-duplication cannot hide a second event."""
+        return await super().publish(event, value, event_id=f"{event_id}-{id(self)}", **parts)
 
 
 class Life:
@@ -101,12 +63,11 @@ class Life:
         self.mortal = mortal
         self.opened = asyncio.Event()
         self.facts = NodeInputs(bus, node=NODE, options=AlignmentOptions(), reserved_cpus=CpuSet(), readiness=readiness)
-        mine: Any = mortal
-        self.book = LedgerStore(mine, node=NODE, readiness=readiness, metrics=metrics)
-        self.announcer = Announcer(mine, node=NODE, book=self.book, metrics=metrics)
+        self.book = LedgerStore(mortal, node=NODE, readiness=readiness, metrics=metrics)
+        self.announcer = Announcer(mortal, node=NODE, book=self.book, metrics=metrics)
         self.reservations = Reservations(book=self.book, announcer=self.announcer, clock=clock, expire_s=EXPIRE_S)
         self.answers = AskHandlers(
-            mine,
+            mortal,
             node=NODE,
             facts=self.facts,
             book=self.book,
@@ -129,9 +90,9 @@ class Life:
                         break
                     except PeerUnavailable:
                         await asyncio.sleep(0.01)
-                # Nothing tells when the mark is written; a turn of the loop is all that a look costs.
-                while transitions.unannounced(self.book.ledger) and not self.mortal.is_dead.is_set():  # noqa: ASYNC110
-                    await asyncio.sleep(0)
+                # Nothing tells when the mark is written; time is virtual, and stands still in a loop that never waits.
+                while transitions.unannounced(self.book.ledger) and not self.mortal.fates.died.is_set():  # noqa: ASYNC110
+                    await asyncio.sleep(0.001)
         except Died:
             pass
         finally:
@@ -233,9 +194,9 @@ async def test_topology_leaks_and_loses_nothing_when_it_dies_at_any_step(bus: Bu
             clock = ManualClock()
             for operation in before:
                 await Life(bus, MortalBus(bus), clock, at).do(operation)
-            mortal = MortalBus(bus, dies_at=step or None, is_after=is_after)
+            mortal = MortalBus(bus, dies_at=step, is_after=is_after)
             await Life(bus, mortal, clock, at).do(cut)
-            if mortal.is_dead.is_set():
+            if mortal.fates.died.is_set():
                 deaths += 1
                 await Life(bus, MortalBus(bus), clock, at).do(cut)
             entry = await bus.get(LEDGER, node=NODE)
@@ -251,7 +212,7 @@ async def test_topology_leaks_and_loses_nothing_when_it_dies_at_any_step(bus: Bu
         ), at
         assert len(published) == told, at
         wholes.append((ledger.sequence, [allocation.holdings for allocation in ledger.allocations.values()]))
-        if step and not mortal.is_dead.is_set():
+        if step and not mortal.fates.died.is_set():
             break
         step, is_after = (step, True) if step and not is_after else (step + 1, False)
 

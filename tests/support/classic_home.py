@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -30,53 +30,13 @@ from topobus.runtime.clock import SystemClock
 from topobus.runtime.config import NatsSettings
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.service import Runtime
+from topobus.testing.fates import Died, Dies, FatedBus, Fates
 from topobus.testing.reading import Reader
 
 SETTINGS = ControllerSettings(ask_timeout_s=1.0, retry_s=0.2, classic_call_s=2.0)
 NOW = "2026-01-01T00:00:00Z"
 NODES = ("n1", "n2")
 T = TypeVar("T")
-
-
-class Died(BaseException):
-    """The process is gone: no handler of ours may catch it."""
-
-
-class MortalBus:
-    """A real bus in a process that dies at one of its writes or asks: before it is sent, or after it has happened and before anybody knows."""
-
-    def __init__(self, bus: Bus, dies_at: int, *, is_after: bool) -> None:
-        self._bus = bus
-        self._dies_at = dies_at
-        self._is_after = is_after
-        self.steps: list[str] = []
-        self.is_dead = asyncio.Event()
-
-    def __getattr__(self, name: str) -> Any:
-        real = getattr(self._bus, name)
-        if name not in ("compare_and_set", "compare_and_delete", "ask", "delete", "put", "publish"):
-            return real
-
-        async def mortal(what: Any, *arguments: Any, **parts: Any) -> Any:
-            return await self._do(f"{name} {what.name}", lambda: real(what, *arguments, **parts))
-
-        return mortal
-
-    async def _do(self, step: str, action: Callable[[], Awaitable[T]]) -> T:
-        if self.is_dead.is_set():
-            raise Died
-        self.steps.append(step)
-        is_last = len(self.steps) == self._dies_at
-        if is_last and not self._is_after:
-            self._die()
-        done = await action()
-        if is_last or self.is_dead.is_set():
-            self._die()
-        return done
-
-    def _die(self) -> None:
-        self.is_dead.set()
-        raise Died
 
 
 class ClassicPlace:
@@ -242,14 +202,14 @@ async def classic_place(bus: Bus, url: str) -> AsyncIterator[ClassicPlace]:
 
 
 @asynccontextmanager
-async def controller(url: str, *, dies_at: int = 0, is_after: bool = False) -> AsyncIterator[MortalBus]:
+async def controller(url: str, *, dies_at: int = 0, is_after: bool = False) -> AsyncIterator[FatedBus]:
     """Run one replica; with `dies_at` it is gone at that step and the block goes on."""
     async with Bus.session(NatsSettings(url=url), name="controller") as bus:
-        mortal = MortalBus(bus, dies_at, is_after=is_after)
+        mortal = FatedBus(bus, Fates({dies_at: Dies(is_after)}))
         runtime = Runtime(
             name="controller",
             node="central",
-            bus=mortal,  # type: ignore[arg-type]  # a bus in all but name
+            bus=mortal,
             clock=SystemClock(),
             readiness=Readiness(),
             registry=CollectorRegistry(),

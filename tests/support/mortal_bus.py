@@ -3,53 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any
 
 from topobus.runtime.bus import Bus
+from topobus.testing.fates import Dies, FatedBus, Fates
 
-__all__ = ["MortalBus", "died_or"]
+__all__ = ["died_or", "mortal_bus"]
 
 
-class MortalBus:
-    """A bus whose owner dies before or after one of its steps: a write to the store, or an ask to a node."""
+_STEPS = frozenset({"compare_and_set", "delete", "compare_and_delete", "ask"})
 
-    def __init__(self, bus: Bus, step: int, *, is_done: bool) -> None:
-        self._bus = bus
-        self._left = step
-        self._is_done = is_done
-        self.died = asyncio.Event()
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._bus, name)
+def mortal_bus(bus: Bus, step: int, *, is_done: bool) -> FatedBus:
+    """Give a bus whose owner dies before or after one of its steps: a write to the store, or an ask to a node.
 
-    async def compare_and_set(self, *arguments: Any, **parts: str) -> Any:
-        """Write, unless the end comes first."""
-        return await self._step(lambda: self._bus.compare_and_set(*arguments, **parts))
-
-    async def delete(self, *arguments: Any, **parts: str) -> Any:
-        """Delete, unless the end comes first."""
-        return await self._step(lambda: self._bus.delete(*arguments, **parts))
-
-    async def compare_and_delete(self, *arguments: Any, **parts: str) -> Any:
-        """Delete what was read, unless the end comes first."""
-        return await self._step(lambda: self._bus.compare_and_delete(*arguments, **parts))
-
-    async def ask(self, ask: Any, request: Any, **parts: Any) -> Any:
-        """Ask, unless the end comes first; a dry run changes nothing, so nobody needs to die there."""
-        if getattr(request, "is_dry_run", False):
-            return await self._bus.ask(ask, request, **parts)
-        return await self._step(lambda: self._bus.ask(ask, request, **parts))
-
-    async def _step(self, work: Callable[[], Awaitable[Any]]) -> Any:
-        self._left -= 1
-        if self._left > 0:
-            return await work()
-        if self._left == 0 and self._is_done:
-            await work()
-        self.died.set()
-        await asyncio.Event().wait()  # what is dead does not go on
-        raise AssertionError("nobody wakes the dead")
+    A dry run changes nothing, so nobody needs to die there.
+    """
+    fates = Fates({step: Dies(is_done)}, counted=_STEPS, spared=lambda value: getattr(value, "is_dry_run", False), hangs=True)
+    return FatedBus(bus, fates)
 
 
 async def died_or(done: Coroutine[Any, Any, Any], *deaths: asyncio.Event) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from topobus.contracts.catalogue import Ask, Event, State
@@ -92,16 +93,23 @@ class Fates:
     """The fates of one process: counts its operations, and asks for each what becomes of it."""
 
     def __init__(
-        self, choose: Callable[[Step], Fate | None] | Mapping[int, Fate], *, counted: frozenset[str] = WRITES, hangs: bool = False
+        self,
+        choose: Callable[[Step], Fate | None] | Mapping[int, Fate] = MappingProxyType({}),
+        *,
+        counted: frozenset[str] = WRITES,
+        spared: Callable[[Any], bool] = lambda _: False,
+        hangs: bool = False,
     ) -> None:
         """Choose by a function or by number.
 
-        Shapes: counted — the operations that have a fate; the others are done as ever, while the process lives. hangs — one that died stands still for
-        ever at its step, and is cancelled from outside; otherwise Died is raised in it.
+        Shapes: counted — the operations that have a fate; the others are done as ever, while the process lives. spared — values and requests that have none
+        either, such as those of a dry run. hangs — one that died stands still for ever at its step, and is cancelled from outside; otherwise Died is raised
+        in it.
         """
         self._choose = choose.get if isinstance(choose, Mapping) else None
         self._decide = None if isinstance(choose, Mapping) else choose
         self._counted = counted
+        self._spared = spared
         self._hangs = hangs
         self.steps: list[Step] = []
         """All operations that were counted, in order."""
@@ -111,7 +119,7 @@ class Fates:
         """Do one operation, as its fate lets it be."""
         if self.died.is_set():
             await self._die()
-        if operation not in self._counted:
+        if operation not in self._counted or self._spared(value):
             return await act()
         step = Step(number=len(self.steps) + 1, operation=operation, noun=noun, parts=parts, value=value)
         self.steps.append(step)
