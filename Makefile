@@ -8,10 +8,10 @@ PARALLEL := -n $(JOBS) --dist loadfile
 # Set-up may put a nats-server there.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup demo up test checks suite coverage lint types imports proto docs unit integration engine versions bench format clean
+.PHONY: help setup demo up test checks suite coverage lint types imports proto docs unit integration real-bus engine versions bench format clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do printf '  make %-12s %s\n' "$$name" "$$what"; done
+	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do printf '  make %-12s %s\n' "$$name" "$$what"; done
 
 setup: ## make the virtual environment with locked dependencies and find a nats-server
 	@tools/setup
@@ -57,6 +57,9 @@ unit: setup ## tests that need no server
 
 integration: setup ## tests with real processes and a real nats-server
 	$(BIN)/python -m pytest -q -m "integration and not quarantined" $(PARALLEL)
+
+real-bus: setup ## the tests on the bus in memory once more, on a real nats-server and in real time
+	$(BIN)/python -m pytest -q -m "memory_bus and not quarantined" --real-bus $(PARALLEL)
 
 engine: setup ## compose on a real Docker, devices on a real containerd 2 (as root: installs or unpacks what is absent)
 	$(BIN)/python -m pytest -q -s -x -m engine tests/engine

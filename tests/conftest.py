@@ -53,8 +53,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Run what is marked `virtual_time` on a loop whose time jumps, the rest on asyncio's own; a real server's sockets need real time."""
-    is_real = config.getoption("--real-bus") and item.get_closest_marker("memory_bus") is not None
-    return {"virtual": VirtualTimeLoop} if item.get_closest_marker("virtual_time") and not is_real else {"real": asyncio.new_event_loop}
+    in_memory = not config.getoption("--real-bus") and item.get_closest_marker("real_server") is None
+    is_virtual = item.get_closest_marker("virtual_time") is not None and (in_memory or item.get_closest_marker("memory_bus") is None)
+    return {"virtual": VirtualTimeLoop} if is_virtual else {"real": asyncio.new_event_loop}
 
 
 _QUARANTINED = pytest.StashKey[dict[str, str]]()

@@ -34,7 +34,7 @@ from topobus.testing.reading import Reader
 from topobus.topology.config import AlignmentSettings, TopologySettings
 from topobus.topology.service import serve as serve_topology
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 
 NODE = "demo-node"
 NEAR = Path(__file__).parents[2] / "examples" / "claims" / "gpu-nic-near.yaml"

@@ -21,7 +21,7 @@ from topobus.kubernetes.api.classic_handles import as_structured
 from topobus.runtime.bus import Bus
 from topobus.simulation.nats_server import NatsServer
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 
 CLASSES = """
 apiVersion: resource.k8s.io/v1alpha2

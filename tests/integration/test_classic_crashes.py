@@ -20,7 +20,7 @@ from topobus.runtime.bus import Bus
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.fates import FatedBus
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 
 CLASSES = """
 apiVersion: resource.k8s.io/v1alpha2
@@ -229,6 +229,7 @@ def _is_consistent(place: ClassicPlace) -> bool:
     return held == given
 
 
+@pytest.mark.real_server
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.timeout(300)
 async def test_nothing_is_given_twice_when_replicas_are_killed_while_claims_of_both_generations_come_and_go(

@@ -28,7 +28,7 @@ from topobus.simulation.nats_server import NatsServer
 from topobus.testing.drivers.classic_contract import ClassicDriverContract, ClassicScene, SceneContext
 from topobus.testing.fates import FatedBus, Fates, Interrupted
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 
 GPU_GROUP = "gpu.resource.topobus.dev"
 

@@ -28,7 +28,7 @@ from topobus.domain.errors import PeerUnavailable
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
 
 class Crash(BaseException):
@@ -284,6 +284,7 @@ async def _spawn(home: ClusterHome, folder: Path) -> asyncio.subprocess.Process:
     )
 
 
+@pytest.mark.real_server
 async def test_killed_replicas_leave_nothing_half_done(home: ClusterHome, tmp_path: Path) -> None:
     """Three processes serve pods of one and two claims, each is killed and replaced: in the end all pods have devices, and no device was ever in two claims."""
     random = Random(7)

@@ -14,7 +14,7 @@ from support.older_server import older_server
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
 
 @pytest_asyncio.fixture

@@ -39,7 +39,7 @@ from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.apiserver import ApiServerSimulator
 from topobus.testing.reading import Reader
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
 NODE = "demo-node"
 DRIVER = "gpu.topobus.dev"

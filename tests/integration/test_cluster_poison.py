@@ -31,7 +31,7 @@ from topobus.runtime.bus import Bus
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
 BAD_NODE = "bad-node"
 DRIVER = "gpu.topobus.dev"

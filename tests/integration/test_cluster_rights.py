@@ -12,7 +12,7 @@ from support.cluster_home import ClusterHome, claim, node, pod, slice_of, templa
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
 MANIFEST = Path(__file__).parents[2] / "deploy" / "kubernetes" / "controller.yaml"
 USER = "system:serviceaccount:topobus:topobus-controller"

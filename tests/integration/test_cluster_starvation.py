@@ -19,7 +19,7 @@ from topobus.controller.reconcilers import allocation_runner
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
 TEN = "[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]"
 HEAVY = f"{TEN}.all(a, {TEN}.all(b, {TEN}.all(c, a > 0)))"

@@ -49,7 +49,7 @@ from topobus.testing.reading import Reader
 from topobus.topology.config import TopologySettings
 from topobus.topology.service import serve as serve_topology
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 
 NODE = "demo-node"
 EXAMPLES = Path(__file__).parents[2] / "examples" / "claims"
@@ -686,6 +686,7 @@ async def test_claim_is_held_and_let_go_by_the_real_topology(
     assert held[-1] == ["claim/default/late/uid-late"]
 
 
+@pytest.mark.real_server
 async def test_controller_process_says_ready_and_stops_when_told(nats_server: NatsServer, tmp_path: Path) -> None:
     """The console entry starts, connects, and ends with status 0 on SIGTERM."""
     environment = {**os.environ, "TOPOBUS_ALL__NATS__URL": nats_server.url, "TOPOBUS_ALL__LOG__FORMAT": "json"}

@@ -14,7 +14,7 @@ from topobus.contracts.messages import ApiObject
 from topobus.kubernetes.api import admit, object_parts, parse_manifest
 from topobus.runtime.bus import Conflict
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 
 MANIFEST = f"""
 apiVersion: resource.k8s.io/v1

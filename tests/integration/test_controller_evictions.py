@@ -17,7 +17,7 @@ from topobus.kubernetes.api import admit
 from topobus.runtime.bus import Start
 from topobus.testing.reading import Reader
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 
 
 def rule(device: str, effect: str = "NoExecute") -> ApiObject:

@@ -8,7 +8,7 @@ from integration.test_controller import Home, home, recorded, served  # noqa: F4
 from integration.test_controller_evictions import conditions, until
 from topobus.kubernetes.api import admit, parse_manifest
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 
 MANIFEST = """
 apiVersion: resource.k8s.io/v1

@@ -38,7 +38,7 @@ from topobus.simulation.nats_server import NatsServer
 from topobus.testing.reading import Reader
 from topobus.topology.core.limits import complaint_of_operation, complaint_of_pod
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 
 NOW = "2026-01-01T00:00:00Z"
 GOOD = """
@@ -262,6 +262,7 @@ async def test_pod_is_told_when_every_node_refuses_to_read_it(
     assert isinstance(reply.chosen.result, Placement)
 
 
+@pytest.mark.real_server
 @pytest.mark.parametrize(
     "answer",
     [ContractError("a newer release"), HardwareError("no machine"), b"garbage", b'{"result": 7}'],

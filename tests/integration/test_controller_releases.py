@@ -32,7 +32,7 @@ from topobus.runtime.service import Runtime
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.reading import Reader
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 
 NOW = "2026-01-01T00:00:00Z"
 

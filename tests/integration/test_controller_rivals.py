@@ -46,7 +46,7 @@ from topobus.runtime.readiness import Readiness
 from topobus.runtime.service import Runtime
 from topobus.testing.fates import FatedBus, Fates, Interrupted
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 
 NOW = "2026-01-01T00:00:00Z"
 TEMPLATE = """

@@ -22,7 +22,7 @@ from topobus.runtime.service import Runtime
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.clock import ManualClock
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 
 # A length that nothing else waits for, so that the clock follows the looks alone.
 LOOKS = SilenceSettings(every_s=0.97)

@@ -18,7 +18,7 @@ from topobus.runtime.service import Runtime
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.fates import Fate, FatedBus, Fates, Refused, Step
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 
 
 async def test_controller_goes_on_when_it_cannot_write_what_is_wrong(home: Home, nats_server: NatsServer) -> None:  # noqa: F811

@@ -14,7 +14,7 @@ from topobus.domain.view import AlignmentOptions, NodeAlignment
 from topobus.runtime.bus import Bus
 from topobus.topology.options import publish_options
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 
 MINE = NodeAlignment(
     node="n1", options=AlignmentOptions(policy=Policy.RESTRICTED), reserved_cpus=CpuSet(0, 8), reserved_memory={"0": 1 << 30}

@@ -20,7 +20,7 @@ from topobus.runtime.clock import SystemClock
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.service import Runtime
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 
 TRAINER = pod("trainer", container(gpu=2))
 

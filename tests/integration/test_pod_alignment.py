@@ -9,7 +9,7 @@ from topobus.domain.idset import NodeSet
 
 __all__ = ["home", "recorded", "served"]
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 
 NIC = """
 apiVersion: resource.k8s.io/v1

@@ -47,7 +47,7 @@ from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.fates import FatedBus
 from topobus.testing.reading import Reader
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 
 SETTINGS = ControllerSettings(ask_timeout_s=1.0, retry_s=0.2)
 DELAYED = msgspec.structs.replace(SETTINGS, claim_allocation=AllocationMode.DELAYED)
@@ -509,6 +509,7 @@ class Replicas:
         await asyncio.gather(*self._reading)
 
 
+@pytest.mark.real_server
 async def test_pods_are_whole_or_gone_when_three_processes_are_killed_in_turn(home: Place, nats_server: NatsServer) -> None:
     """Three controllers as real processes, one of them killed with each change: pods and ledgers agree in the end, and no device is held twice."""
     random = Random(7)

@@ -38,7 +38,7 @@ from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.fates import FatedBus
 from topobus.testing.reading import Reader
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 
 SETTINGS = ControllerSettings(ask_timeout_s=1.0, retry_s=0.2)
 NODE = "n1"
