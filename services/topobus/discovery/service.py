@@ -16,6 +16,7 @@ from topobus.discovery.config import DiscoverySettings
 from topobus.discovery.core.changes import describe_changes, machine_to_publish, steady
 from topobus.domain.errors import ContractError, HardwareError, PeerUnavailable
 from topobus.domain.machine import Machine
+from topobus.runtime.clock import until_tick
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
 from topobus.sysfs.machine import read_machine
@@ -47,7 +48,7 @@ async def serve(settings: DiscoverySettings, runtime: Runtime) -> None:
             await publisher.look()
             beat.rest()
             try:
-                async with asyncio.timeout(settings.hardware.rescan_s):
+                async with asyncio.timeout(until_tick(runtime.clock.monotonic(), settings.hardware.rescan_s)):
                     await wake.wait()
                     publisher.distrust()
                     await asyncio.sleep(_SETTLE_S)

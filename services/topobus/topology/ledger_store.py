@@ -21,6 +21,7 @@ from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.ledger import Ledger
 from topobus.domain.transitions import Step, announce, shed
 from topobus.runtime.bus import Bus, Entry
+from topobus.runtime.clock import until_tick
 from topobus.runtime.failures import AmbiguousWrite
 from topobus.runtime.heartbeat import Heartbeat
 from topobus.runtime.logging import get_logger
@@ -109,7 +110,7 @@ class LedgerStore:
         """Look at the bucket now and then, for ever: what was lost there is written back, what another instance wrote is taken in."""
         while True:
             beat.rest()
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(until_tick(asyncio.get_running_loop().time(), _LOOK_S))
             # The lock is every decision's: as long as this loop gets it, decisions are made.
             beat.turn()
             try:

@@ -11,7 +11,7 @@ from topobus.domain.errors import ContractError, InvariantError, PeerUnavailable
 from topobus.domain.ledger import Allocation, AllocationPhase, Ledger, OperationRecord, PendingDecision
 from topobus.domain.outcome import Refusal
 from topobus.domain.transitions import Step
-from topobus.runtime.clock import Clock, rfc3339
+from topobus.runtime.clock import Clock, rfc3339, until_tick
 from topobus.runtime.logging import get_logger
 from topobus.topology.announcer import Announcer
 from topobus.topology.core.decisions import decision_id
@@ -40,7 +40,7 @@ class Reservations:
                 await self.look()
             except (PeerUnavailable, ContractError) as err:
                 get_logger().warning("reservation.kept-longer", error=str(err))
-            await self._clock.sleep(min(_LOOK_S, self._expire_s / 4))
+            await self._clock.sleep(until_tick(self._clock.monotonic(), min(_LOOK_S, self._expire_s / 4)))
 
     async def look(self) -> None:
         """Let go of what has been reserved for too long."""

@@ -37,7 +37,7 @@ from topobus.domain.machine import Machine
 from topobus.domain.names import next_generation
 from topobus.domain.request import Owner
 from topobus.runtime.bus import ChangeKind, Entry
-from topobus.runtime.clock import rfc3339
+from topobus.runtime.clock import rfc3339, until_tick
 from topobus.runtime.logging import get_logger
 from topobus.runtime.proof import read_keys
 from topobus.runtime.service import Runtime
@@ -198,7 +198,7 @@ class _DeviceHost:
     async def _confirm(self) -> None:
         """Look for ever whether what we said last still stands there: nobody else writes it, so what differs is garbage, gone or an older copy."""
         while True:
-            await self._runtime.clock.sleep(self._settings.hardware.rescan_s)
+            await self._runtime.clock.sleep(until_tick(self._runtime.clock.monotonic(), self._settings.hardware.rescan_s))
             try:
                 if not await self._is_standing() or await self._announcer.look():
                     self._told = None
@@ -256,7 +256,8 @@ class _DeviceHost:
             beat.turn()
             machine = self._machine
             if machine is not None:
-                is_due = machine.generation != generation or self._runtime.clock.monotonic() >= due_at
+                # Looks come at ticks: half a pause early is due, else a rescan that ended a little after its tick would wait for one tick more.
+                is_due = machine.generation != generation or self._runtime.clock.monotonic() >= due_at - self._settings.health.poll_s / 2
                 if is_due:
                     generation = machine.generation
                     due_at = self._runtime.clock.monotonic() + self._settings.hardware.rescan_s
@@ -268,10 +269,9 @@ class _DeviceHost:
 
     def _pause_s(self, name: str, due_at: float) -> float:
         """Say how long it is until the next look at a driver's devices: where it found none there is nothing to observe, until it may find some."""
-        poll_s, view = self._settings.health.poll_s, self._views[name]
-        if view.devices == () and view.silence is None:
-            return max(poll_s, due_at - self._runtime.clock.monotonic())
-        return poll_s
+        now_s, poll_s, view = self._runtime.clock.monotonic(), self._settings.health.poll_s, self._views[name]
+        has_devices = view.devices != () or view.silence is not None
+        return until_tick(now_s, poll_s) if has_devices else max(until_tick(now_s, poll_s), due_at - now_s)
 
     async def _wait_for_machine(self, generation: int, limit_s: float | None) -> None:
         """Wait until the next look is due; a changed machine ends the wait at once."""

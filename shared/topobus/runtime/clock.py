@@ -12,7 +12,11 @@ from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from typing import Protocol
 
-__all__ = ["Clock", "SystemClock", "rfc3339"]
+__all__ = ["Clock", "SystemClock", "rfc3339", "until_tick"]
+
+# A timer may fire a little before its time by the resolution of the clock: then the tick is the one that just comes, and is not waited for again.
+_EARLY = 0.1
+_ROUNDING_S = 1e-6
 
 
 class Clock(Protocol):
@@ -56,6 +60,21 @@ class SystemClock:
     def timeout(self, seconds: float | None) -> AbstractAsyncContextManager[asyncio.Timeout]:
         """Give a block that ends with TimeoutError after so many seconds of the event loop."""
         return asyncio.timeout(seconds)
+
+
+def until_tick(now_s: float, every_s: float) -> float:
+    """Give the seconds until the next whole multiple of a period: loops of one process that wait for it wake the process up once, together.
+
+    Shapes: now_s — of the monotonic clock; result — above a tenth of the period, and at most a tenth more than one.
+
+    >>> until_tick(7.25, 1.0), until_tick(7.25, 5.0), until_tick(7.0, 1.0)
+    (0.75, 2.75, 1.0)
+    """
+    left_s = every_s - now_s % every_s
+    if left_s <= _EARLY * every_s:
+        left_s += every_s
+    # At a tick the pause is the period itself, not what rounding leaves of it.
+    return every_s if abs(left_s - every_s) < _ROUNDING_S else left_s
 
 
 def rfc3339(moment: datetime) -> str:

@@ -3,12 +3,13 @@
 nats-py's own reconnecting leaves clients that say they are connected and hear nothing (read loop dead after a late PONG), that are closed
 for good by any -ERR, and that replay requests whose askers gave up. So it is switched off: whatever goes wrong with a client, it is thrown
 away, everything that waited on it fails at once, and a new one is made, for ever, with full jitter. A canary decides whether a client lives:
-each 3 s a message to ourselves must come back. Subscriptions made here move to the new client; everything else is told by `on_change`.
+each 3 s a message to ourselves must come back, unless others' messages and answers came meanwhile. Subscriptions made here move to the new client; everything else is told by `on_change`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -24,7 +25,7 @@ from topobus.contracts.nats_permissions import PRINCIPALS
 from topobus.domain.errors import ConfigError, ContractError, PeerUnavailable
 from topobus.runtime.backoff import full_jitter
 from topobus.runtime.client import GatedClient
-from topobus.runtime.clock import Clock
+from topobus.runtime.clock import Clock, until_tick
 from topobus.runtime.config import NatsSettings
 from topobus.runtime.endpoint import read_files, read_url, why_tls
 from topobus.runtime.failures import NobodyThere
@@ -48,6 +49,8 @@ Callback = Callable[[Msg], Awaitable[None]]
 # Watchdog: a message to ourselves each 3 s, given up after twice 1.5 s: 6 s in all.
 CANARY_EVERY_S = 3.0
 _CANARY_TIMEOUT_S = 1.5
+# Looks come at whole seconds, when the process's other loops wake up, too; so the silence before a look is up to a second shorter than the period.
+_TICK_S = 1.0
 # The first message to ourselves on a new client: the server may still be busy with all who came back at the same time.
 _FIRST_CANARY_TIMEOUT_S = 2.0
 # Pending limits of one subscription. nats-py's own (512 Ki messages, 128 MiB) are more memory than a whole service may use.
@@ -100,6 +103,7 @@ class Connection:
         self._mailbox = ReplyInbox(name)
         self._asides = NatsErrors(metrics, readiness, clock)
         self._lasting: list[Lasting] = []
+        self._heard_at = -math.inf
         self._listeners: list[Callable[[], None]] = []
         self._supervisor: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
@@ -355,15 +359,31 @@ class Connection:
         reason = "closed"
         while not (lost.is_set() or client.is_closed):
             try:
-                async with asyncio.timeout(CANARY_EVERY_S):
+                async with asyncio.timeout(self._canary_pause_s()):
                     await lost.wait()
             except TimeoutError:
-                if not await self._is_alive(client):
+                if not self._is_talking and not await self._is_alive(client):
                     reason = "closed" if lost.is_set() else "canary"
                     break
         get_logger().warning("bus.lost", url=self._url, reason=reason, error=str(client.last_error or ""))
         self.readiness.set("bus", is_ready=False, why=f"lost NATS at {self._url}")
         self._drop(reason)
+
+    @property
+    def _silent_s(self) -> float:
+        """Seconds since anything came, whatever it was."""
+        return min(self._mailbox.silent_s, asyncio.get_running_loop().time() - self._heard_at)
+
+    @property
+    def _is_talking(self) -> bool:
+        """Say whether what came lately shows that the client lives: any message that we hear, an answer that we are heard. Then there is no need to ask ourselves."""
+        return self._silent_s < CANARY_EVERY_S - _TICK_S and self._mailbox.silent_s < 2 * CANARY_EVERY_S
+
+    def _canary_pause_s(self) -> float:
+        """Say when to look next: at the first tick by which the client would be silent for too long if nothing came until then."""
+        now_s = asyncio.get_running_loop().time()
+        rest_s = max(0.0, CANARY_EVERY_S - _TICK_S - self._silent_s)
+        return rest_s + until_tick(now_s + rest_s, _TICK_S)
 
     async def _is_alive(self, client: Client) -> bool:
         # Twice: when our own process stood still, the first timeout comes due before the echo that lies in the socket has been read.
@@ -399,11 +419,16 @@ class Connection:
             # Made while this client was being set up, and attached from both sides: once is enough, twice would be every message twice.
             return
         lasting.client = client
+
+        async def on_message(message: Msg) -> None:
+            self._heard_at = asyncio.get_running_loop().time()
+            await lasting.callback(message)
+
         try:
             lasting.live = await client.subscribe(
                 lasting.subject,
                 queue=lasting.queue,
-                cb=lasting.callback,
+                cb=on_message,
                 pending_msgs_limit=PENDING_MESSAGES,
                 pending_bytes_limit=PENDING_BYTES,
             )

@@ -7,14 +7,14 @@ A pass over ten thousand objects is long and not stuck: it says so with each obj
 
 from __future__ import annotations
 
-from topobus.runtime.clock import Clock, SystemClock
+from topobus.runtime.clock import Clock, SystemClock, until_tick
 
 __all__ = ["EVENT_LOOP", "EVERY_S", "Heartbeat", "Heartbeats"]
 
 EVENT_LOOP = "event-loop"
-# The pause between two beats of the event loop; a quarter of what counts as stalled where that is less. Each beat wakes the process up.
-EVERY_S = 2.5
-_BEATS_A_LIMIT = 4
+# The pause between two beats of the event loop, as the canary's; a third of what counts as stalled where that is less. Each beat wakes the process up.
+EVERY_S = 3.0
+_BEATS_A_LIMIT = 3
 _EVENT_LOOP_LIMIT_S = 10.0
 _WORK_LIMIT_S = 120.0
 
@@ -79,6 +79,6 @@ class Heartbeats:
         try:
             while True:
                 beat.turn()
-                await self._clock.sleep(self._every_s)
+                await self._clock.sleep(until_tick(self._clock.monotonic(), self._every_s))
         finally:
             beat.rest()

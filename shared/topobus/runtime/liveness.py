@@ -15,7 +15,7 @@ from typing import Any
 from topobus.contracts.catalogue import Ask
 from topobus.domain.silence import Answered, Silence, SilenceSettings, Silent, next_silence
 from topobus.runtime.bus import Bus
-from topobus.runtime.clock import Clock, rfc3339
+from topobus.runtime.clock import Clock, rfc3339, until_tick
 from topobus.runtime.logging import get_logger
 
 __all__ = ["ServiceLiveness"]
@@ -64,7 +64,7 @@ class ServiceLiveness:
         while True:
             if self.is_due():
                 await self.look()
-            await self._clock.sleep(self._settings.every_s)
+            await self._clock.sleep(until_tick(self._clock.monotonic(), self._settings.every_s))
 
     def is_due(self) -> bool:
         """Say, each `every_s`, whether it is time for a look: at once for a class that is new or did not answer, else when the last look is long ago.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -92,6 +93,12 @@ class ReplyInbox:
         self._name = name
         self._waiting: dict[str, Expectation] = {}
         self._random = new_token()
+        self._answered_at = -math.inf
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since an answer came that somebody awaited."""
+        return asyncio.get_running_loop().time() - self._answered_at
 
     @property
     def pattern(self) -> str:
@@ -126,6 +133,7 @@ class ReplyInbox:
         """Hand an answer to who waits for it; one that nobody waits for is dropped."""
         expected = self._waiting.get(message.subject)
         if expected is not None:
+            self._answered_at = asyncio.get_running_loop().time()
             expected.take(message)
 
     def fail_all(self) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from topobus.contracts import catalogue
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.domain.silence import SilenceSettings
+from topobus.runtime.clock import until_tick
 from topobus.runtime.liveness import ServiceLiveness
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
@@ -36,7 +37,7 @@ class SilentServices:
         """Look for ever."""
         while True:
             await self.look()
-            await self._runtime.clock.sleep(self._settings.every_s)
+            await self._runtime.clock.sleep(until_tick(self._runtime.clock.monotonic(), self._settings.every_s))
 
     async def look(self) -> None:
         """Look at all services once, and tell the world what is different."""

@@ -21,6 +21,7 @@ from topobus.domain.errors import ConfigError, ContractError, PeerUnavailable, T
 from topobus.domain.outcome import Refusal
 from topobus.gateway.kubelet.malformed_calls import MalformedCalls
 from topobus.gateway.node_state import Broadcast
+from topobus.runtime.clock import until_tick
 from topobus.runtime.folder_events import FolderEvents
 from topobus.runtime.logging import get_logger
 
@@ -192,7 +193,7 @@ class FolderWatch:
     async def _changed(self, events: FolderEvents) -> bool:
         """Wait for the folder's next event, or for the watchdog; False when the folder is gone."""
         try:
-            async with asyncio.timeout(self._watchdog_s):
+            async with asyncio.timeout(until_tick(asyncio.get_running_loop().time(), self._watchdog_s)):
                 return await events.next()
         except TimeoutError:
             return self.folder.is_dir()
