@@ -52,8 +52,8 @@ proto: setup ## generated gRPC code equals its protos
 docs: setup ## generated pages equal the code
 	$(BIN)/python tools/render-docs --check
 
-unit: setup ## tests that need no server
-	$(BIN)/python -m pytest -q -m "not integration and not engine and not quarantined" $(PARALLEL)
+unit: setup ## tests that need no server, with few examples of each law
+	TOPOBUS_EXAMPLES=0.05 $(BIN)/python -m pytest -q -m "not integration and not engine and not quarantined" $(PARALLEL) tests/unit tests/property
 
 integration: setup ## tests with real processes and a real nats-server
 	$(BIN)/python -m pytest -q -m "integration and not quarantined" $(PARALLEL)

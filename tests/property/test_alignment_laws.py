@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.alignment_nodes import container, dgx, holding, pod
+from support.laws import examples
 from support.merge_twin import better_by_kubelet, merge_by_permutations
 from topobus.domain.alignment.merge.dispatch import Merged, merge_hints
 from topobus.domain.alignment.merge.fitness import fit_order, width_class
@@ -37,7 +38,7 @@ def merge(lists: Sequence[Sequence[Hint] | None], policy: Policy, *, prefer_clos
     return merge_hints(lists, MACHINE, policy, distances=DISTANCES, prefer_closest=prefer_closest)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 @given(hint_lists, policies, st.booleans())
 def test_merge_equals_kubelets_own_walk(lists: HintLists, policy: Policy, prefer_closest: bool) -> None:
     """The merge without permutations gives what walking all of them gives."""
@@ -64,7 +65,7 @@ def test_kubelets_comparison_keeps_the_smaller_key_when_any_two_candidates_meet(
             assert kept == min(current, candidate, key=lambda hint: key(hint, width))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(hint_lists, policies, st.randoms(use_true_random=False))
 def test_merge_ignores_the_order_of_resources_and_of_hints(lists: HintLists, policy: Policy, drawn: object) -> None:
     """Neither the order of resources nor that of their hints changes the answer."""
@@ -78,7 +79,7 @@ def test_merge_ignores_the_order_of_resources_and_of_hints(lists: HintLists, pol
     assert merge(shuffled, policy).hint == merge(lists, policy).hint
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(hint_lists)
 def test_merge_admits_no_less_when_the_policy_is_wider(lists: HintLists) -> None:
     """What single-numa-node admits, restricted admits; what restricted admits, best-effort admits."""
@@ -88,7 +89,7 @@ def test_merge_admits_no_less_when_the_policy_is_wider(lists: HintLists) -> None
     assert admitted == sorted(admitted)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(hint_lists)
 def test_merge_never_loses_a_preferred_answer(lists: HintLists) -> None:
     """If one mask is preferred by every resource, the answer is preferred."""
@@ -127,7 +128,7 @@ def busy_nodes(draw: st.DrawFn) -> NodeView:
     return holding(view, "two", gpu=tuple(gpus[cut:end]), fpga=draw(st.sampled_from([(), ("fpga-0",)])))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(busy_nodes(), requests())
 def test_place_gives_all_that_is_asked_or_reasons(view: NodeView, request: PodRequest) -> None:
     """A placement has every count, nothing held, nothing twice among app containers; a refusal has a reason; both come out again the same."""
@@ -150,7 +151,7 @@ def test_place_gives_all_that_is_asked_or_reasons(view: NodeView, request: PodRe
     assert len(taken) == len(set(taken))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(busy_nodes(), requests())
 def test_place_is_right_about_what_to_free(view: NodeView, request: PodRequest) -> None:
     """Freeing exactly the owners that a refusal names makes the pod fit."""

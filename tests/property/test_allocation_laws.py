@@ -9,6 +9,7 @@ from hypothesis import given as for_all
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from support.laws import examples
 from topobus.controller.allocation import search
 from topobus.controller.allocation.search import allocate
 from topobus.controller.allocation.values import (
@@ -63,7 +64,7 @@ def _answer(outcome: Outcome) -> object:
     return outcome.results if isinstance(outcome, Allocated) else type(outcome)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @for_all(situations(), st.randoms(use_true_random=False))
 def test_allocate_gives_the_same_answer_in_any_order_of_arrival(situation: tuple[list[Any], list[Any], list[str]], random: Any) -> None:
     """Slices and holders may arrive in any order: the answer is the same."""
@@ -76,7 +77,7 @@ def test_allocate_gives_the_same_answer_in_any_order_of_arrival(situation: tuple
     assert _answer(one) == _answer(other)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @for_all(situations())
 def test_allocate_gives_no_device_twice_and_keeps_every_promise(situation: tuple[list[Any], list[Any], list[str]]) -> None:
     """What is allocated is free, wanted in this number, untainted, unique, and satisfies the constraints."""
@@ -110,7 +111,7 @@ def test_allocate_gives_no_device_twice_and_keeps_every_promise(situation: tuple
             assert len(set(texts)) == (1 if constraint.match_attribute else len(texts))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @for_all(situations(), st.sampled_from(Mode))
 def test_allocate_leaves_out_only_what_must_fail_when_clever(situation: tuple[list[Any], list[Any], list[str]], mode: Mode) -> None:
     """The short cuts of the search change how long it takes, never the answer."""
@@ -125,7 +126,7 @@ def test_allocate_leaves_out_only_what_must_fail_when_clever(situation: tuple[li
     assert clever.steps <= plain.steps
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @for_all(situations())
 def test_allocate_refuses_only_what_a_fresh_look_refuses_too(situation: tuple[list[Any], list[Any], list[str]]) -> None:
     """The same input gives the same outcome, reasons and steps included: nothing is kept between two searches."""

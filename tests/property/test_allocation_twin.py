@@ -14,6 +14,7 @@ from hypothesis import given as for_all
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from support.laws import examples
 from topobus.controller.allocation.values import Allocated, GaveUp
 from topobus.domain.quantity import Quantity
 from topobus.kubernetes.api.resource import (
@@ -172,7 +173,7 @@ class Twin:
         return frozenset(attribute.strings) if attribute.strings is not None else frozenset({str(attribute.string)})
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(400))
 @for_all(machines(), wanted())
 def test_allocate_finds_the_first_way_that_keeps_all_rules(machine: tuple[list[Any], list[str], int], one: Any) -> None:
     """What the twin finds first is what the search finds; where the twin finds nothing, the search finds nothing."""

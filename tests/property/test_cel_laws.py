@@ -10,6 +10,7 @@ from cel_expr_python.ext import ext_bindings, ext_optional, ext_strings  # type:
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from support.laws import examples
 from topobus.cel.seam import DeviceFacts, SelectorError
 from topobus.cel.selector import CelSelector, compile_expression
 
@@ -88,7 +89,7 @@ def _ours(expression: str) -> object:
     return verdict if isinstance(verdict, bool) else "error"
 
 
-@settings(deadline=None, max_examples=600)
+@settings(deadline=None, max_examples=examples(600))
 @given(expressions)
 def test_selector_gives_what_the_reference_engine_gives(expression: str) -> None:
     """Value, run-time error or refusal to compile: both engines agree."""
@@ -107,7 +108,7 @@ def test_reference_engine_fails_when_a_name_is_bound_behind_a_loop_that_was_left
     assert _ours(expression) is True
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(expressions)
 def test_selector_costs_no_more_than_was_estimated(expression: str) -> None:
     """The estimate covers every evaluation; upstream estimates a prefix by its own length and charges that of the text, so those are left out."""
@@ -118,7 +119,7 @@ def test_selector_costs_no_more_than_was_estimated(expression: str) -> None:
         assert cost <= selector.max_cost, verdict
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=examples(500))
 @given(st.text(alphabet="device.attributes[]()\"'1a +-&|?:{},.<>=!%/*\\\n", max_size=60))
 def test_compiler_answers_when_the_text_is_garbage(text: str) -> None:
     """Whatever is written: a selector, or an error with a place in the text."""

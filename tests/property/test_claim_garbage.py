@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.laws import examples
 from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.search import allocate
 from topobus.controller.claims import lifecycle
@@ -56,7 +57,7 @@ def _may_refuse(action: Any, *arguments: Any) -> Any:
         return None
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(400))
 @given(OBJECTS)
 def test_objects_are_read_or_refused_whatever_they_are(one: ApiObject) -> None:
     """Any object can be named, told a condition and deleted; reading it gives a value or a ContractError."""
@@ -81,7 +82,7 @@ def test_objects_are_read_or_refused_whatever_they_are(one: ApiObject) -> None:
         _may_refuse(action, one)
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(400))
 @given(st.lists(OBJECTS, max_size=4), st.dictionaries(WORDS, JSON, max_size=4))
 def test_world_answers_whatever_is_stored(stored: list[ApiObject], spec: dict[str, Any]) -> None:
     """A world full of garbage still gives every readable claim an outcome."""

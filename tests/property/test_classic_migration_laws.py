@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from property.test_classic_selector_laws import COMPILER, selectors
+from support.laws import examples
 from topobus.controller.allocation.pools import gather_pools
 from topobus.controller.allocation.search import allocate
 from topobus.controller.allocation.values import (
@@ -85,7 +86,7 @@ def _manifest(of_class: dict[str, Any], of_claim: dict[str, Any]) -> str:
 
 
 @given(devices, selectors, selectors, st.integers(1, 3), sharing, sharing)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_migrated_claim_gets_what_the_classic_one_could_get(
     found: list[tuple[Any, ...]],
     of_class: dict[str, Any],

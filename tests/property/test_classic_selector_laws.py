@@ -8,6 +8,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.laws import examples
 from topobus.cel.seam import DeviceFacts, SelectorError, Version
 from topobus.cel.selector import CelCompiler
 from topobus.controller.classic.core.selection import is_wanted
@@ -109,7 +110,7 @@ def devices(draw: st.DrawFn) -> DeviceFacts:
 
 
 @given(selectors, st.lists(devices(), min_size=1, max_size=4))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_migrated_cel_wants_what_the_classic_selector_wants(written: dict[str, Any], found: list[DeviceFacts]) -> None:
     """Whatever is asked and whatever devices publish, both give the same verdict, and CEL never ends in an error.
 

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from support.laws import examples
 from support.merge_twin import merge_by_permutations
 from topobus.domain.alignment.merge import beyond_bitset, dispatch, exact
 from topobus.domain.alignment.merge.dispatch import merge_hints
@@ -64,7 +65,7 @@ def walk(rule: HintRule) -> tuple[Hint, ...]:
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(rules())
 def test_rule_knows_what_kubelet_walks_when_asked_for_any_of_it(rule: HintRule) -> None:
     """The list, membership, emptiness, width, single nodes, projections and the record all agree with a walk over all sets."""
@@ -86,7 +87,7 @@ def test_rule_knows_what_kubelet_walks_when_asked_for_any_of_it(rule: HintRule) 
 
 
 @pytest.mark.parametrize("sums_limit", [512, 0], ids=["sums", "dense"])
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.one_of(st.none(), rules()), max_size=3), st.sampled_from(list(Policy)), st.booleans())
 def test_merge_of_rules_equals_kubelets_own_walk(
     monkeypatch: pytest.MonkeyPatch, sums_limit: int, opinions: list[HintRule | None], policy: Policy, prefer_closest: bool
@@ -105,7 +106,7 @@ def test_merge_of_rules_equals_kubelets_own_walk(
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(rules().filter(lambda rule: not rule.is_empty), min_size=1, max_size=4), st.booleans())
 def test_answer_is_as_wide_as_the_widest_need_when_rules_only_grow(opinions: list[HintRule], prefer_closest: bool) -> None:
     """An answer that is not preferred has the target width, or is the whole window where that is narrower."""
@@ -121,7 +122,7 @@ def test_answer_is_as_wide_as_the_widest_need_when_rules_only_grow(opinions: lis
         assert not merged.hint.nodes.bits & ~window
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(simple_rules, min_size=1, max_size=4), st.booleans())
 def test_search_equals_bitsets_when_there_were_too_many_nodes(
     monkeypatch: pytest.MonkeyPatch,
@@ -139,7 +140,7 @@ def test_search_equals_bitsets_when_there_were_too_many_nodes(
     assert by_search.hint == by_bitset.hint
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(rules(), min_size=1, max_size=3), st.booleans(), st.sampled_from([20_000, 3]))
 def test_search_gives_right_hints_when_its_budget_ends(
     monkeypatch: pytest.MonkeyPatch, opinions: list[HintRule], prefer_closest: bool, budget: int
@@ -178,7 +179,7 @@ def test_merge_answers_exactly_when_nodes_are_many_and_alike(nodes: int) -> None
     assert merged.hint.nodes == NodeSet(0, 1, 2)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(2, 7), st.data())
 def test_closest_mask_is_found_without_looking_at_all(monkeypatch: pytest.MonkeyPatch, nodes: int, data: st.DataObject) -> None:
     """Branch and bound gives the mask of least distance, and of equal ones that of smallest value."""

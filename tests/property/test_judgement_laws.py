@@ -10,6 +10,7 @@ from hypothesis import given as for_all
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from support.laws import examples
 from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation import search
 from topobus.controller.allocation.pools import Pool, gather_pools
@@ -96,7 +97,7 @@ def _described(pools: tuple[Pool, ...]) -> object:
     ]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @for_all(publications())
 def test_slice_book_shows_what_a_look_at_all_slices_shows(published: list[tuple[str, dict[str, Any] | None]]) -> None:
     """After any changes a node's pools are those that upstream's walk over all slices of the cluster finds."""
@@ -200,7 +201,7 @@ def _plain(outcome: Outcome) -> object:
     return outcome.results if isinstance(outcome, Allocated) else type(outcome)
 
 
-@settings(deadline=None, max_examples=250)
+@settings(deadline=None, max_examples=examples(250))
 @for_all(clusters(), st.lists(st.tuples(wanted(), st.booleans()), min_size=1, max_size=12), st.sampled_from(Mode))
 def test_judgements_give_what_fresh_searches_give(
     slices: list[dict[str, Any]], asked: list[tuple[dict[str, Any], bool]], mode: Mode
@@ -240,7 +241,7 @@ def test_judgements_give_what_fresh_searches_give(
             world.drop_object(ObjectKey("resourceclaim", "default", gone.metadata["name"]))
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(400))
 @for_all(clusters(), st.lists(wanted(), min_size=1, max_size=3), st.sampled_from(Mode))
 def test_search_leaves_out_only_what_must_fail_when_devices_share(
     slices: list[dict[str, Any]], asked: list[dict[str, Any]], mode: Mode

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
 from support.alignment_nodes import container, dgx, owner, pod
+from support.laws import examples
 from topobus.contracts.codec import decode, encode
 from topobus.domain import transitions
 from topobus.domain.alignment.planning.node_view import with_ledger
@@ -210,7 +211,7 @@ class LedgerMachine(RuleBasedStateMachine):
             assert len(self.ledger.operations) <= transitions.OPERATIONS_KEPT
 
 
-LedgerMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+LedgerMachine.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=30, deadline=None)
 TestLedger = LedgerMachine.TestCase
 
 

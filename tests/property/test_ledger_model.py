@@ -18,6 +18,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from msgspec import structs
 
 from support.alignment_nodes import container, dgx_facts, owner, pod
+from support.laws import examples
 from topobus.contracts.catalogue import LEDGER
 from topobus.contracts.codec import decode, encode
 from topobus.contracts.messages import AdoptRequest, CommitRequest, DecisionEvent, PlaceRequest, ReleaseRequest
@@ -432,5 +433,5 @@ class LedgerModel(RuleBasedStateMachine):
         assert ledger.epoch <= 1 + EPOCHS_A_FORGERY * self.forgeries
 
 
-LedgerModel.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+LedgerModel.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
 TestLedgerModel = LedgerModel.TestCase

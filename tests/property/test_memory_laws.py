@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from support.laws import examples
 from topobus.domain.alignment.memory.memory_allocation import MemoryBlock, allocate_memory, memory_nodes
 from topobus.domain.alignment.memory.memory_rule import MemoryAmount, MemoryNode, memory_rule
 from topobus.domain.alignment.merge import dispatch, exact
@@ -67,7 +68,7 @@ def memory_states(draw: st.DrawFn) -> tuple[list[MemoryNode], dict[str, int], di
     return nodes, {kind: draw(st.integers(1, 12)) for kind in kinds}, reusable
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(memory_states())
 def test_memory_rule_lists_what_kubelet_walks(state: tuple[list[MemoryNode], dict[str, int], dict[NodeSet, dict[str, int]]]) -> None:
     """The same hints in the same order, and the rule knows their width, their nodes, and each projection."""
@@ -103,7 +104,7 @@ lists = st.lists(
 
 
 @pytest.mark.parametrize("sums_limit", [512, 0], ids=["sums", "dense"])
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     memory=memory_states(),
     others=st.lists(st.one_of(st.none(), rules, lists), max_size=3),
@@ -133,7 +134,7 @@ def test_merge_with_memory_and_lists_equals_the_merge_of_lists(
     assert (by_rule.hint, by_rule.is_admitted, by_rule.width) == (by_list.hint, by_list.is_admitted, by_list.width)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 12), st.booleans()), min_size=1, max_size=8))
 def test_memory_is_conserved_when_blocks_come_and_go(wishes: list[tuple[int, bool]]) -> None:
     """Whatever is allocated is taken from somewhere once, groups never overlap, and all is free again when all blocks are gone."""
@@ -156,7 +157,7 @@ def test_memory_is_conserved_when_blocks_come_and_go(wishes: list[tuple[int, boo
     assert all(node.amounts["memory"].free == 8 and node.assignments == 0 for node in memory_nodes(capacity, []))
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(memory=memory_states(), others=st.lists(st.one_of(rules, lists), min_size=1, max_size=3), prefer_closest=st.booleans())
 def test_merge_of_very_large_machines_gives_right_hints(
     monkeypatch: pytest.MonkeyPatch,

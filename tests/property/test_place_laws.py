@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from support.alignment_nodes import container, dgx, holding, pod
+from support.laws import examples
 from support.outcome_text import explain_text
 from support.placement_checker import mistakes
 from topobus.domain import transitions
@@ -64,7 +65,7 @@ def pods(draw: st.DrawFn, *, has_locality: bool = True) -> PodRequest:
     return structs.replace(request, locality=tuple(draw(wishes))) if has_locality else request
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(nodes(), pods(has_locality=False))
 def test_place_admits_no_less_when_the_policy_is_wider(view: NodeView, request: PodRequest) -> None:
     """What single-numa-node admits, restricted admits, then best-effort, then none; a search that gave up has refused nothing."""
@@ -75,7 +76,7 @@ def test_place_admits_no_less_when_the_policy_is_wider(view: NodeView, request: 
         assert gave_up or not isinstance(narrow, Placement) or isinstance(wide, Placement), explain_text(wide)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(nodes(), pods(), st.randoms(use_true_random=False))
 def test_place_gives_the_same_answer_in_whatever_order_things_stand(view: NodeView, request: PodRequest, drawn: random.Random) -> None:
     """Neither the order of classes, devices, cores and owners in the view nor that of a container's wants changes the answer."""
@@ -102,7 +103,7 @@ def test_place_gives_the_same_answer_in_whatever_order_things_stand(view: NodeVi
     assert place(other, again) == place(view, request)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(nodes(), pods())
 def test_place_keeps_what_is_promised_whatever_is_asked(view: NodeView, request: PodRequest) -> None:
     """A placement has every amount, within policy and hard localities; the same comes out again."""
@@ -120,7 +121,7 @@ def test_place_keeps_what_is_promised_whatever_is_asked(view: NodeView, request:
         assert outcome.reasons
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(pods(), min_size=1, max_size=4), st.randoms(use_true_random=False))
 def test_release_restores_exactly_what_was_before(requests: list[PodRequest], drawn: random.Random) -> None:
     """After any placements, released in any order, the node is as it was: the same pods get the same again."""

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from support.alignment_nodes import container, pod
+from support.laws import examples
 from support.outcome_text import explain_text
 from support.placement_checker import fits, mistakes
 from topobus.domain.alignment.planning.placement import place
@@ -62,7 +63,7 @@ def small_pods(draw: st.DrawFn) -> PodRequest:
     return pod("asked", *containers, scope=draw(st.sampled_from([Scope.CONTAINER, Scope.CONTAINER, Scope.POD])))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(small_nodes(), small_pods())
 def test_planner_finds_a_placement_exactly_when_trying_everything_does(view: NodeView, request: PodRequest) -> None:
     """On small machines the planner places a pod if and only if some placement is right, and the one it gives is."""
@@ -74,7 +75,7 @@ def test_planner_finds_a_placement_exactly_when_trying_everything_does(view: Nod
         assert [reason.code for reason in outcome.reasons] == ["gave-up"] or not fits(view, request), explain_text(outcome)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(small_nodes(), small_pods(), st.sampled_from([LocalityLevel.SWITCH, LocalityLevel.NUMA]))
 def test_planner_keeps_hard_localities_exactly_when_that_can_be_done(view: NodeView, request: PodRequest, level: LocalityLevel) -> None:
     """With a hard locality, too, a pod is placed if and only if there is a right placement; a soft one never turns anybody away."""
@@ -94,7 +95,7 @@ def test_planner_keeps_hard_localities_exactly_when_that_can_be_done(view: NodeV
         assert [reason.code for reason in softly.reasons] == ["gave-up"] or not fits(view, request), explain_text(softly)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(small_nodes(), small_pods())
 def test_planner_leaves_alone_what_kubelets_order_admits(view: NodeView, request: PodRequest) -> None:
     """Mode corrected never refuses, nor places otherwise, what mode compatible admits."""
@@ -105,7 +106,7 @@ def test_planner_leaves_alone_what_kubelets_order_admits(view: NodeView, request
     assert place(in_mode(view, PlanMode.CORRECTED), request) == corrected
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(small_nodes(), small_pods(), st.integers(0, 6))
 def test_planner_never_says_that_a_pod_does_not_fit_when_it_gave_up(view: NodeView, request: PodRequest, steps: int) -> None:
     """With a tiny budget the answer is a right placement, a proved refusal, or `gave-up` and nothing else."""
@@ -120,7 +121,7 @@ def test_planner_never_says_that_a_pod_does_not_fit_when_it_gave_up(view: NodeVi
         assert mistakes(view, request, outcome) == []
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(small_nodes(), small_pods())
 def test_planner_tells_of_itself_when_kubelets_order_refuses(view: NodeView, request: PodRequest) -> None:
     """A refusal of mode compatible says that mode corrected would place the pod only when it does."""
@@ -130,7 +131,7 @@ def test_planner_tells_of_itself_when_kubelets_order_refuses(view: NodeView, req
         assert isinstance(place(in_mode(view, PlanMode.CORRECTED), request), Placement)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(small_nodes(), small_pods(), st.data())
 def test_planner_shares_memory_rightly_when_it_is_aligned(view: NodeView, request: PodRequest, data: st.DataObject) -> None:
     """With memory aligned, too, mode corrected admits what compatible does, and no node gives more than it has."""
@@ -194,7 +195,7 @@ def solvable(draw: st.DrawFn) -> tuple[NodeView, PodRequest]:
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(solvable())
 def test_planner_places_a_pod_that_was_cut_out_of_the_node(both: tuple[NodeView, PodRequest]) -> None:
     """A pod that is known to fit is placed, rightly, within the default budget."""

@@ -10,6 +10,7 @@ from hypothesis import given as for_all
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from support.laws import examples
 from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.values import (
     ClaimToAllocate,
@@ -125,7 +126,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @for_all(st.tuples(*[st.integers(0, 4)] * 3), st.tuples(*[st.integers(1, 3)] * 4), STEPS)
 def test_devices_and_reservations_stay_right_when_pods_come_and_go(
     sizes: tuple[int, ...], counts: tuple[int, ...], steps: list[Any]
@@ -149,7 +150,7 @@ def test_devices_and_reservations_stay_right_when_pods_come_and_go(
                 assert {result["pool"] for result in home.claims[use].status["allocation"]["devices"]["results"]} == {node}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @for_all(st.tuples(*[st.integers(0, 4)] * 3), st.tuples(*[st.integers(1, 3)] * 2))
 def test_pod_is_bound_when_one_node_is_large_enough(sizes: tuple[int, ...], counts: tuple[int, ...]) -> None:
     """On empty nodes a pod is bound exactly when some node has devices enough for all of its claims."""
@@ -161,7 +162,7 @@ def test_pod_is_bound_when_one_node_is_large_enough(sizes: tuple[int, ...], coun
     assert bool(home.bound) == (max(sizes) >= sum(counts))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @for_all(st.integers(1, 3), st.sampled_from(NODES), st.sampled_from(NODES))
 def test_pod_reaches_its_node_when_unreserved_claims_stand_elsewhere(count: int, first: str, second: str) -> None:
     """A claim that a pod left behind allocated is brought to the node that the next pod needs, whatever node that is."""
