@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from random import Random
 
@@ -261,7 +262,7 @@ async def test_nothing_is_given_twice_when_replicas_are_killed_while_claims_of_b
                 wanted = before + random.randrange(4, 16)
                 await place.objects.until(lambda items, wanted=wanted: len(items) >= wanted)  # type: ignore[misc]  # a default argument
                 doomed.process.kill()
-                await doomed.process.wait()
+                assert await doomed.process.wait() == -signal.SIGKILL  # it worked until then
         async with asyncio.timeout(60):
             while not _is_consistent(place):  # noqa: ASYNC110 - ledgers and claims settle by two watches: nothing tells when both are through
                 await asyncio.sleep(0.05)
