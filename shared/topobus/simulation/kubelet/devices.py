@@ -70,6 +70,11 @@ class _Resource:
     def __init__(self) -> None:
         self.devices: dict[str, PluginDevice] = {}
         self.stopped_at: float | None = None
+        self.healthy_counts: list[int] = []
+
+    def note(self) -> None:
+        """Remember how many are healthy now."""
+        self.healthy_counts.append(sum(1 for device in self.devices.values() if device.is_healthy))
 
 
 class DeviceStore:
@@ -86,6 +91,7 @@ class DeviceStore:
         entry = self._resources.setdefault(resource, _Resource())
         entry.devices = {device.id: device for device in devices}
         entry.stopped_at = None
+        entry.note()
 
     def stop(self, resource: str, now: float) -> None:
         """The plugin is gone: all its devices are unhealthy, and stay in the capacity for the grace time."""
@@ -93,12 +99,19 @@ class DeviceStore:
         entry = self._resources.setdefault(resource, _Resource())
         entry.devices = {key: PluginDevice(id=key, is_healthy=False, nodes=device.nodes) for key, device in entry.devices.items()}
         entry.stopped_at = now
+        entry.note()
 
     def restart(self) -> None:
         """Start over as a restarted kubelet: resources are known from its checkpoint, without devices until their plugins come back; holdings stay."""
         for entry in self._resources.values():
             entry.devices = {}
             entry.stopped_at = None
+            entry.note()
+
+    def healthy_counts(self, resource: str) -> tuple[int, ...]:
+        """Tell how many devices were healthy after each change, in order."""
+        entry = self._resources.get(resource)
+        return tuple(entry.healthy_counts) if entry else ()
 
     def capacity(self, now: float) -> dict[str, Capacity]:
         """What the node would report; a plugin gone for longer than the grace time leaves zeros."""

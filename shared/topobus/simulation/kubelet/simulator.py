@@ -222,6 +222,10 @@ class KubeletSimulator:
         """What the node would report, by resource."""
         return self._store.capacity(self._monotonic())
 
+    def healthy_counts(self, resource: str) -> tuple[int, ...]:
+        """Tell how many devices of a resource were healthy after each list, each plugin's end and each restart: what flickered is in it, however shortly."""
+        return self._store.healthy_counts(resource)
+
     def devices(self, resource: str) -> dict[str, PluginDevice]:
         """The present list of a resource."""
         return self._store.devices(resource)
