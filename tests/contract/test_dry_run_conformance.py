@@ -26,12 +26,8 @@ from topobus.controller.allocation.explanations import explain_nodes
 from topobus.controller.allocation.values import Allocated, Outcome
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.config import ControllerSettings
-from topobus.controller.dry_run.run import (
-    DryAnswer,
-    Silence,
-    Situation,
-    dry_run,
-)
+from topobus.controller.dry_run.run import dry_run
+from topobus.controller.dry_run.situation import DryAnswer, Silence, Situation
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.reconcilers.allocator import Allocator, member
 from topobus.controller.state.standalone_state import StandaloneState

@@ -11,6 +11,7 @@ from support.laws import examples
 from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.search import allocate
 from topobus.controller.claims import lifecycle
+from topobus.controller.claims.objects import Claim
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.claims.templates import owner_pod_uid, wanted_claims
 from topobus.controller.state.standalone_state import StandaloneState
@@ -96,4 +97,4 @@ def test_world_answers_whatever_is_stored(stored: list[ApiObject], spec: dict[st
         read = _may_refuse(lifecycle.read_claim, claim)
         if read is not None:
             for node in world.nodes_for(claim):
-                allocate(world.input_for(node, [(claim, read)]), COMPILER, step_budget=500)
+                allocate(world.input_for(node, [(Claim(claim), read)]), COMPILER, step_budget=500)

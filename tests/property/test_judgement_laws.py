@@ -24,6 +24,7 @@ from topobus.controller.allocation.values import (
     node_of,
 )
 from topobus.controller.claims.lifecycle import Attempt, with_allocation, with_attempt
+from topobus.controller.claims.objects import Claim
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.state.result_cache import ResultCache
 from topobus.controller.state.slice_index import SliceIndex
@@ -215,7 +216,7 @@ def test_judgements_give_what_fresh_searches_give(
         spec = read_as(raw, ClaimSpec, where="claim")
 
         def find(node: str, claim: ApiObject = claim, spec: ClaimSpec = spec) -> Outcome:
-            return allocate(world.input_for(node, [(claim, spec)], mode=mode), COMPILER)
+            return allocate(world.input_for(node, [(Claim(claim), spec)], mode=mode), COMPILER)
 
         question = judgements.question([spec])
         fresh = {node: find(node) for node in NODES}
@@ -249,7 +250,7 @@ def test_search_leaves_out_only_what_must_fail_when_devices_share(
     """With counters, shares and lists, too, going back past choices that have no part in a miss loses no solution and finds none that is not there."""
     world = _world(slices)
     objects = [_object("ResourceClaim", f"c{number}", raw, "default") for number, raw in enumerate(asked)]
-    specs = [(api_object, read_as(api_object.spec, ClaimSpec, where="claim")) for api_object in objects]
+    specs = [(Claim(api_object), read_as(api_object.spec, ClaimSpec, where="claim")) for api_object in objects]
     given = world.input_for("n1", specs, mode=mode)
 
     plain = allocate(given, COMPILER, is_clever=False)

@@ -20,6 +20,7 @@ from topobus.controller.allocation.values import (
     Usage,
 )
 from topobus.controller.claims import reservations as objects
+from topobus.controller.claims.objects import Claim, Pod
 from topobus.controller.scheduling.decisions import (
     NodeFit,
     NodeMiss,
@@ -71,7 +72,7 @@ class Home:
             spec={"containers": [], "resourceClaims": entries},
         )
         for _ in range(len(uses) + 1):
-            plan = pre_filter(pod, self.claims.get)
+            plan = pre_filter(Pod(pod), lambda use: Claim(self.claims[use]) if use in self.claims else None)
             if not isinstance(plan, PodPlan):
                 return None
             seen = [filter_node(plan, Node(node), self.search) for node in NODES if only in ("", node)]
@@ -84,16 +85,16 @@ class Home:
             if not isinstance(answer, TakeBack):
                 return plan
             assert all(user.uid == plan.pod.uid for user in answer.claim.consumers)
-            self.claims[answer.claim.name] = objects.without_allocation(answer.claim.object, why=answer.why, now=NOW)
+            self.claims[answer.claim.name] = objects.without_allocation(answer.claim.claim.object, why=answer.why, now=NOW)
         return None
 
     def bind(self, plan: PodPlan, fit: NodeFit) -> None:
         """Write what Reserve says."""
         for reservation in reserve(plan, fit):
             if reservation.is_new:
-                bound = objects.with_bound_allocation(reservation.claim.object, reservation.allocation, plan.pod, now=NOW)
+                bound = objects.with_bound_allocation(reservation.claim.claim.object, reservation.allocation, plan.pod, now=NOW)
             else:
-                bound = objects.with_reservation(reservation.claim.object, plan.pod)
+                bound = objects.with_reservation(reservation.claim.claim.object, plan.pod)
             assert isinstance(bound, ApiObject)
             self.claims[reservation.claim.name] = bound
         self.bound[plan.pod.uid] = fit.node

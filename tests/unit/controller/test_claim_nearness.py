@@ -19,6 +19,7 @@ from topobus.controller.allocation.values import (
     Outcome,
 )
 from topobus.controller.claims.lifecycle import owner_of, placement_request, read_claim
+from topobus.controller.claims.objects import Claim
 from topobus.controller.scheduling.aligned_allocation import AlignedClaims, allocate_near, read_wishes
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.domain.device import Link, LinkClass
@@ -68,8 +69,8 @@ def world(**held: tuple[str, ...]) -> StandaloneState:
 
 def solve(there: StandaloneState, *wanted: ApiObject, step_budget: int = 10_000) -> Outcome:
     """Allocate these claims together."""
-    specs = [(api_object, read_claim(api_object)) for api_object in wanted]
-    wished = [AlignedClaims(api_object, read_wishes(spec, "claim")) for api_object, spec in specs]
+    specs = [(Claim(api_object), read_claim(api_object)) for api_object in wanted]
+    wished = [AlignedClaims(asked, read_wishes(spec, "claim")) for asked, spec in specs]
     return allocate_near(there.input_for(NODE, specs), wished, there.view_of(NODE), COMPILER, step_budget=step_budget)
 
 
@@ -179,7 +180,7 @@ def test_search_is_the_ordinary_one_when_nothing_is_wished() -> None:
 
     found = solve(there, api_object)
 
-    assert found == allocate(there.input_for(NODE, [(api_object, read_claim(api_object))]), COMPILER)
+    assert found == allocate(there.input_for(NODE, [(Claim(api_object), read_claim(api_object))]), COMPILER)
 
 
 def test_search_gives_up_when_its_budget_is_spent() -> None:
@@ -228,9 +229,11 @@ def test_search_ends_when_nobody_waits_for_it_any_more() -> None:
     """An abandoned search stops before the next place and claims no result."""
     there, api_object = world(), claim({"gpu": 1}, entry(locality="hard:numa"))
     spec = read_claim(api_object)
-    wished = [AlignedClaims(api_object, read_wishes(spec, "claim"))]
+    wished = [AlignedClaims(Claim(api_object), read_wishes(spec, "claim"))]
 
-    outcome = allocate_near(there.input_for(NODE, [(api_object, spec)]), wished, there.view_of(NODE), COMPILER, is_abandoned=lambda: True)
+    outcome = allocate_near(
+        there.input_for(NODE, [(Claim(api_object), spec)]), wished, there.view_of(NODE), COMPILER, is_abandoned=lambda: True
+    )
 
     assert outcome == GaveUp(0)
 

@@ -10,6 +10,7 @@ import pytest
 from support.cluster_home import CLASS, claim, node, slice_of
 from support.cluster_poison import WHOLE, poison
 from topobus.controller.allocation.values import DeviceId, Mode
+from topobus.controller.claims.objects import Claim
 from topobus.controller.state.api_server_state import ApiServerState
 from topobus.controller.state.cluster_objects import read_object
 from topobus.domain.errors import ContractError
@@ -36,7 +37,7 @@ def _holders(world: ApiServerState) -> dict[DeviceId, str]:
     """Say who holds what on the node, as another claim sees it."""
     other = read_object("ResourceClaim", "v1", claim("other", uid="o"))
     assert other is not None
-    return dict(world.input_for("n1", [(other, None)], mode=Mode.CORRECTED).usage.holders)  # type: ignore[list-item]  # the spec is not looked at
+    return dict(world.input_for("n1", [(Claim(other), None)], mode=Mode.CORRECTED).usage.holders)  # type: ignore[list-item]  # the spec is not looked at
 
 
 @pytest.mark.parametrize("what", sorted(WHOLE))

@@ -10,6 +10,7 @@ from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.values import Allocated, AllocationInput, Fault
 from topobus.controller.claims import lifecycle
 from topobus.controller.claims.lifecycle import read_claim
+from topobus.controller.claims.objects import Claim
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.claims.templates import claim_from_template, owner_pod_uid, wanted_claims
 from topobus.controller.state.standalone_state import StandaloneState
@@ -45,7 +46,7 @@ def _put(world: StandaloneState, api_object: ApiObject, revision: int = 1) -> No
 
 
 def _input(world: StandaloneState, api_object: ApiObject, node: str = "n1") -> AllocationInput:
-    return world.input_for(node, [(api_object, read_claim(api_object))])
+    return world.input_for(node, [(Claim(api_object), read_claim(api_object))])
 
 
 def _devices(given: AllocationInput) -> list[str]:
@@ -111,7 +112,7 @@ def test_world_keeps_a_pods_claims_on_one_node() -> None:
     _put(world, first)
     _put(world, second)
     _put(world, ApiObject(api_version="v1", kind="Pod", metadata={"name": "p", "uid": "pod-1"}, spec=spec))
-    together = [(api_object, read_claim(api_object)) for api_object in (first, second)]
+    together = [(Claim(api_object), read_claim(api_object)) for api_object in (first, second)]
 
     assert [key.name for key, _ in world.mates(first)] == ["second"]
     outcome = solve(world.input_for("n2", together))

@@ -19,6 +19,7 @@ from topobus.controller.allocation.values import (
 )
 from topobus.controller.claims.eviction import next_eviction, rule_condition
 from topobus.controller.claims.lifecycle import read_claim
+from topobus.controller.claims.objects import Claim
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.state.taint_index import TaintIndex, read_rule
@@ -73,7 +74,7 @@ def put_rule(made: StandaloneState, api_object: ApiObject) -> None:
 def outcome(made: StandaloneState, *tolerations: dict[str, Any]) -> Outcome:
     """Allocate one GPU."""
     api_object = claim(*tolerations)
-    return solve(made.input_for("n1", [(api_object, read_claim(api_object))]))
+    return solve(made.input_for("n1", [(Claim(api_object), read_claim(api_object))]))
 
 
 def device_of(found: Outcome) -> str:

@@ -10,12 +10,8 @@ from support.alignment_nodes import dgx_facts
 from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.suggestions import nearest, would_fit
 from topobus.controller.allocation.values import Allocated, NoFit
-from topobus.controller.dry_run.run import (
-    DryAnswer,
-    DryRun,
-    Situation,
-    dry_run,
-)
+from topobus.controller.dry_run.run import DryRun, dry_run
+from topobus.controller.dry_run.situation import DryAnswer, Situation
 from topobus.domain.errors import ContractError
 from topobus.domain.outcome import Reason
 from unit.controller.allocation import COMPILER, claim, given, gpus, request, slice_of, solve

@@ -10,6 +10,7 @@ from topobus.contracts.catalogue import CLUSTER
 from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.values import Allocated, Outcome
 from topobus.controller.claims.lifecycle import placement_request, read_claim
+from topobus.controller.claims.objects import Claim
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.domain.device import Device, Inventory
@@ -63,7 +64,7 @@ def world(place: str, device: str = "") -> StandaloneState:
 def outcome(made: StandaloneState, node: str) -> Outcome:
     """Allocate a card for a node."""
     api_object = put(made, CLAIM)
-    return solve(made.input_for(node, [(api_object, read_claim(api_object))]))
+    return solve(made.input_for(node, [(Claim(api_object), read_claim(api_object))]))
 
 
 @pytest.mark.parametrize(

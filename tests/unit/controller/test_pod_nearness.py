@@ -10,6 +10,7 @@ from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.search import allocate
 from topobus.controller.allocation.values import Allocated, NoFit, Outcome
 from topobus.controller.claims.lifecycle import owner_of, read_claim
+from topobus.controller.claims.objects import Claim
 from topobus.controller.scheduling.aligned_allocation import AlignedClaims, allocate_near, read_wishes
 from topobus.controller.scheduling.pod_alignment import claim_uses, groups_of, wished_request
 from topobus.controller.state.standalone_state import StandaloneState
@@ -39,8 +40,8 @@ def pod(annotations: dict[str, str], *containers: dict[str, Any], claims: tuple[
 
 def solve(there: StandaloneState, api_object: ApiObject, *wanted: ApiObject) -> Outcome:
     """Allocate a pod's claims together, named in its spec as they are themselves."""
-    specs = [(claim_, read_claim(claim_)) for claim_ in wanted]
-    wished = [AlignedClaims(claim_, read_wishes(spec, "claim")) for claim_, spec in specs]
+    specs = [(Claim(claim_), read_claim(claim_)) for claim_ in wanted]
+    wished = [AlignedClaims(asked, read_wishes(spec, "claim")) for asked, spec in specs]
     request = wished_request(api_object, {claim_.metadata["name"]: owner_of(claim_).key for claim_ in wanted})
     return allocate_near(there.input_for(NODE, specs), wished, there.view_of(NODE), COMPILER, pod=request)
 
@@ -77,7 +78,7 @@ def test_claims_of_a_pod_lie_together_when_the_pod_wishes_it(
 def test_claims_of_a_pod_are_served_as_ever_when_it_wishes_nothing() -> None:
     """Without annotations the result is the very one of the ordinary search, whatever lies where."""
     there = world(gpu=("gpu-0", "gpu-1"))
-    specs = [(api_object, read_claim(api_object)) for api_object in (GPUS, NICS)]
+    specs = [(Claim(api_object), read_claim(api_object)) for api_object in (GPUS, NICS)]
 
     assert wished_request(pod({}), {"gpus": owner_of(GPUS).key}) is None
     assert solve(there, pod({}), GPUS, NICS) == allocate(there.input_for(NODE, specs), COMPILER)

@@ -16,6 +16,7 @@ from topobus.controller.allocation.values import (
     Outcome,
 )
 from topobus.controller.claims import reservations as objects
+from topobus.controller.claims.objects import Claim, Pod
 from topobus.controller.claims.reservations import AllocationMode, PodRef
 from topobus.controller.scheduling.decisions import (
     Blocked,
@@ -85,12 +86,12 @@ def _claim(name: str, *, allocation: Any = None, users: Sequence[str] = (), **me
     )
 
 
-def _world(*claims: ApiObject) -> dict[str, ApiObject]:
-    return {claim.metadata["name"]: claim for claim in claims}
+def _world(*claims: ApiObject) -> dict[str, Claim]:
+    return {claim.metadata["name"]: Claim(claim) for claim in claims}
 
 
-def _plan(api_objects: Mapping[str, ApiObject], **how: Any) -> PodPlan:
-    plan = pre_filter(POD, api_objects.get, **how)
+def _plan(claims: Mapping[str, Claim], **how: Any) -> PodPlan:
+    plan = pre_filter(Pod(POD), claims.get, **how)
     assert isinstance(plan, PodPlan), plan
     return plan
 
@@ -131,7 +132,7 @@ def test_pre_filter_blocks_when_a_claim_cannot_be_used(common: ApiObject | None,
     """Each thing that no node can mend is told with its own code."""
     claims = [_claim("trainer-own-1", **OWNED), *([common] if common is not None else [])]
 
-    assert _codes(pre_filter(POD, _world(*claims).get)) == [code]
+    assert _codes(pre_filter(Pod(POD), _world(*claims).get)) == [code]
 
 
 def test_pre_filter_goes_on_when_the_claim_is_full_of_which_it_is_a_part() -> None:
@@ -147,21 +148,21 @@ def test_pre_filter_blocks_when_claims_are_not_made_or_are_anothers() -> None:
     fresh = ApiObject(api_version="v1", kind="Pod", metadata=POD.metadata, spec=POD.spec)
     common = _claim("common")
 
-    assert _codes(pre_filter(fresh, _world(common).get)) == ["claim-not-made"]
-    assert _codes(pre_filter(POD, _world(_claim("trainer-own-1"), common).get)) == ["claim-of-another"]
+    assert _codes(pre_filter(Pod(fresh), _world(common).get)) == ["claim-not-made"]
+    assert _codes(pre_filter(Pod(POD), _world(_claim("trainer-own-1"), common).get)) == ["claim-of-another"]
 
 
 def test_pre_filter_blocks_when_somebody_allocates_the_claim_now() -> None:
     """What is in flight is not allocated a second time."""
     world = _world(_claim("trainer-own-1", **OWNED), _claim("common"))
 
-    assert _codes(pre_filter(POD, world.get, in_flight={"uid-common"})) == ["claim-in-flight"]
+    assert _codes(pre_filter(Pod(POD), world.get, in_flight={"uid-common"})) == ["claim-in-flight"]
 
 
 def test_pre_filter_leaves_an_entry_out_when_the_status_says_that_it_needs_none() -> None:
     """A null name in resourceClaimStatuses is an answer: no claim is needed."""
     pod = ApiObject(api_version="v1", kind="Pod", metadata=POD.metadata, spec=POD.spec, status={"resourceClaimStatuses": [{"name": "own"}]})
-    plan = pre_filter(pod, _world(_claim("common")).get)
+    plan = pre_filter(Pod(pod), _world(_claim("common")).get)
 
     assert isinstance(plan, PodPlan)
     assert [claim.name for claim in plan.claims] == ["common"]
@@ -169,7 +170,7 @@ def test_pre_filter_leaves_an_entry_out_when_the_status_says_that_it_needs_none(
 
 def test_pre_filter_waits_for_immediate_claims_when_that_is_the_default() -> None:
     """A claim that does not say follows the default; a template's claim is always allocated for its pod."""
-    answer = pre_filter(POD, _world(_claim("trainer-own-1", **OWNED), _claim("common")).get, default_mode=AllocationMode.IMMEDIATE)
+    answer = pre_filter(Pod(POD), _world(_claim("trainer-own-1", **OWNED), _claim("common")).get, default_mode=AllocationMode.IMMEDIATE)
 
     assert isinstance(answer, Blocked)
     assert [(reason.code, reason.facts["claim"]) for reason in answer.reasons] == [("claim-immediate", "common")]

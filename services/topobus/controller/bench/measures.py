@@ -31,10 +31,10 @@ from topobus.controller.bench import cases
 from topobus.controller.bench.cases import Cluster, Puzzle
 from topobus.controller.claims.lifecycle import (
     Attempt,
-    read_claim,
     with_allocation,
     with_attempt,
 )
+from topobus.controller.claims.objects import Claim
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.state.result_cache import ResultCache
 from topobus.controller.state.standalone_state import StandaloneState
@@ -99,8 +99,8 @@ class Bench:
 
     def judge_all(self, raw: dict[str, Any], *, is_shared: bool = True) -> list[Outcome]:
         """Ask every node about a claim, as scheduling does."""
-        claim = _object(raw)
-        spec = read_claim(claim)
+        claim = Claim(_object(raw))
+        spec = claim.spec
         question = self.judgements.question([spec])
         nodes = self.world.nodes()
         if is_shared:
@@ -122,21 +122,21 @@ class Bench:
 
     def place(self, raw: dict[str, Any]) -> bool:
         """Allocate a claim on the first node where it fits, and write it down."""
-        claim = _object(raw)
-        spec = read_claim(claim)
+        claim = Claim(_object(raw))
+        spec = claim.spec
         question = self.judgements.question([spec])
         for node in self.judgements.open_nodes(question):
             outcome = self.judgements.look(question, node, partial(self._search, node, claim, spec))
             if isinstance(outcome, Allocated):
                 # Both writes of the controller: the attempt, then the status.
-                attempted = with_attempt(claim, Attempt(number=1, node=node, allocation=outcome.results[0]))
+                attempted = with_attempt(claim.object, Attempt(number=1, node=node, allocation=outcome.results[0]))
                 self._store(attempted)
                 self._store(with_allocation(attempted, outcome.results[0], now=_TIME))
                 return True
             self.judgements.close(question, node)
         return False
 
-    def _search(self, node: str, claim: ApiObject, spec: ClaimSpec) -> Outcome:
+    def _search(self, node: str, claim: Claim, spec: ClaimSpec) -> Outcome:
         return allocate(self.world.input_for(node, [(claim, spec)], mode=self.mode), self.compiler, is_brief=True)
 
     def _put(self, raw: dict[str, Any]) -> None:

@@ -8,19 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from topobus.cel.seam import SelectorCompiler
-from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.admission import admin_problem, costly_selector
 from topobus.controller.allocation.values import Fault
-from topobus.controller.claims.lifecycle import owner_of
+from topobus.controller.claims.objects import Claim
 from topobus.domain.outcome import Reason
 from topobus.kubernetes.api import limits
-from topobus.kubernetes.api.objects import name_of
 from topobus.kubernetes.api.resource import AllocationResult, ClaimSpec
 
 __all__ = ["LabelsOf", "Wanted", "objection_to_claims", "objection_to_results"]
 
-Wanted = tuple[ApiObject, ClaimSpec]
-"""A claim as stored, and its spec."""
+Wanted = tuple[Claim, ClaimSpec]
+"""A claim, and what is asked for it: its spec."""
 
 
 LabelsOf = Callable[[str], Mapping[str, str]]
@@ -30,7 +28,7 @@ LabelsOf = Callable[[str], Mapping[str, str]]
 def objection_to_claims(wanted: Sequence[Wanted], labels_of: LabelsOf, compiler: SelectorCompiler) -> Fault | None:
     """Say what an API server would have refused of these claims: admin access outside of a namespace for it, a selector that may cost too much."""
     for claim, spec in wanted:
-        reason = admin_problem(spec, owner_of(claim).namespace, labels_of) or costly_selector(spec, name_of(claim), compiler)
+        reason = admin_problem(spec, claim.owner.namespace, labels_of) or costly_selector(spec, claim.shown, compiler)
         if reason is not None:
             return Fault(reason, 0)
     return None
@@ -41,5 +39,5 @@ def objection_to_results(node: str, wanted: Sequence[Wanted], results: Sequence[
     for (claim, spec), result in zip(wanted, results, strict=True):
         problems = limits.check_allocation(result, spec)
         if problems:
-            return Fault(Reason(code="result-too-large", message=f"node {node}: {name_of(claim)}: {problems[0]}"), steps)
+            return Fault(Reason(code="result-too-large", message=f"node {node}: {claim.shown}: {problems[0]}"), steps)
     return None

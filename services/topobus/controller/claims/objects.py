@@ -86,6 +86,14 @@ class Claim(ReadObject):
         """The status."""
         return _readable(self._status)
 
+    def check_status(self) -> None:
+        """Make sure that the status, and who has reserved the claim, can be read.
+
+        Errors: raises ContractError.
+        """
+        _readable(self._status)
+        _readable(self._consumers)
+
     @property
     def allocation(self) -> AllocationResult | None:
         """What the claim's status gives it."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from topobus.contracts.messages import ApiObject
 from topobus.controller.claims.objects import Claim, Pod, ReadObject
+from topobus.kubernetes.api.classic_handles import as_structured
 from topobus.kubernetes.api.objects import Metadata
 
 __all__ = ["ObjectKey", "Stored"]
@@ -38,6 +39,12 @@ class Stored:
     def pod(self) -> Pod:
         """The object as a pod."""
         return Pod(self.value)
+
+    @cached_property
+    def structured(self) -> Claim:
+        """The object as a claim of structured parameters, also where it is one of classic DRA."""
+        value = as_structured(self.value)
+        return self.claim if value is self.value else Claim(value)
 
     @property
     def metadata(self) -> Metadata:

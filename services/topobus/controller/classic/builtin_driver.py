@@ -20,6 +20,7 @@ from topobus.controller.allocation.miss_reasons import summarize
 from topobus.controller.allocation.pools import node_matches
 from topobus.controller.allocation.values import DeviceId, node_of
 from topobus.controller.claims.lifecycle import owner_of
+from topobus.controller.claims.objects import Claim
 from topobus.controller.classic.core import classic_lifecycle
 from topobus.controller.classic.core.device_choice import Wanted, choose
 from topobus.controller.config import ControllerSettings
@@ -186,7 +187,7 @@ class BuiltinDriver:
                 message = f"node {node}: {name_of(claim.resource_class)} does not have it among its suitableNodes"
                 return Refusal(reasons=(Reason(code="node-not-suitable", message=message, facts={"node": node}),))
         excluded = {device: why for claim in claims for device, why in self._refusals.refused(metadata_of(claim.claim).uid).items()}
-        given = self._world.input_for(node, [(claim.claim, ClaimSpec()) for claim in claims], excluded=excluded)
+        given = self._world.input_for(node, [(Claim(claim.claim), ClaimSpec()) for claim in claims], excluded=excluded)
         pools = given.pools or ()
         devices = [candidate for pool in pools if (pool.id.driver, pool.id.pool) == (self.name, node) for candidate in pool.candidates]
         wanted = [

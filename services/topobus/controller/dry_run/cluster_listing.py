@@ -12,7 +12,7 @@ import msgspec
 from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.admission import asks_admin
 from topobus.controller.config import ClusterSettings
-from topobus.controller.dry_run.run import Situation
+from topobus.controller.dry_run.situation import Situation, place_of
 from topobus.controller.state.cluster_objects import read_object
 from topobus.controller.store.api import (
     CLAIMS,
@@ -27,7 +27,6 @@ from topobus.controller.store.api import (
 )
 from topobus.controller.store.kubernetes_api import KubernetesApi
 from topobus.domain.errors import ContractError, PeerUnavailable
-from topobus.kubernetes.api.objects import metadata_of
 from topobus.kubernetes.api.resource import ClaimSpec
 from topobus.kubernetes.api.shape import read_as
 
@@ -48,14 +47,8 @@ async def list_situation(situation: Situation, kubeconfig: Path | None, context:
         listed = [api_object for kind in kinds for api_object in await _list(api, kind)]
     finally:
         await api.close()
-    given = {
-        (api_object.kind, metadata_of(api_object).namespace or "default", metadata_of(api_object).name) for api_object in situation.objects
-    }
-    added = tuple(
-        api_object
-        for api_object in listed
-        if (api_object.kind, metadata_of(api_object).namespace or "default", metadata_of(api_object).name) not in given
-    )
+    given = {(api_object.kind, place_of(api_object)) for api_object in situation.objects}
+    added = tuple(api_object for api_object in listed if (api_object.kind, place_of(api_object)) not in given)
     return msgspec.structs.replace(situation, objects=(*situation.objects, *added))
 
 

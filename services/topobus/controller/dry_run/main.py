@@ -16,7 +16,8 @@ import msgspec
 
 from topobus.cel.selector import CelCompiler
 from topobus.contracts.codec import decode, encode
-from topobus.controller.dry_run.run import DryAnswer, DryRun, Situation
+from topobus.controller.dry_run.run import DryRun
+from topobus.controller.dry_run.situation import DryAnswer, Situation
 from topobus.domain.errors import ConfigError, ContractError, PeerUnavailable, TopobusError
 
 __all__ = ["main"]

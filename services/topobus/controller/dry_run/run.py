@@ -12,27 +12,27 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
-from msgspec import Struct
 
 from topobus.cel.seam import SelectorCompiler
 from topobus.contracts.catalogue import CLUSTER
 from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.explanations import explain_nodes
 from topobus.controller.allocation.pools import node_matches
-from topobus.controller.allocation.search import DEFAULT_STEP_BUDGET, allocate
+from topobus.controller.allocation.search import allocate
 from topobus.controller.allocation.suggestions import ADVICE_STEPS, nearest, would_fit
 from topobus.controller.allocation.values import (
     Allocated,
     AllocationInput,
-    Mode,
     NoFit,
     Outcome,
 )
 from topobus.controller.claims.claim_admission import Wanted, objection_to_claims, objection_to_results
 from topobus.controller.claims.extended_resources import claim_of_pod, extended_claim, with_extended_status
-from topobus.controller.claims.lifecycle import devices_of, owner_of
+from topobus.controller.claims.lifecycle import devices_of
+from topobus.controller.claims.objects import Claim, Pod
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.claims.templates import claim_from_template, wanted_claims, with_claim_names
+from topobus.controller.dry_run.situation import DryAnswer, Situation, holder_of, made_up_uid, place_of, pod_holder_of
 from topobus.controller.scheduling.aligned_allocation import AlignedClaims, allocate_near, read_wishes
 from topobus.controller.scheduling.decisions import (
     Blocked,
@@ -47,77 +47,28 @@ from topobus.controller.state.inventory_slices import built_in_class
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.domain.alignment.planning.node_view import with_devices
 from topobus.domain.alignment.planning.placement import place
-from topobus.domain.device import Inventory, class_of_driver, driver_name
+from topobus.domain.device import class_of_driver, driver_name
 from topobus.domain.errors import ContractError
-from topobus.domain.ledger import Ledger
-from topobus.domain.machine import Machine
 from topobus.domain.outcome import Reason, Refusal
 from topobus.domain.request import PodRequest
-from topobus.domain.view import NodeAlignment
 from topobus.kubernetes.api.alignment_request import AlignmentRequest
 from topobus.kubernetes.api.objects import (
     NODE_ANNOTATION,
     admit,
-    metadata_of,
     name_of,
     object_parts,
 )
-from topobus.kubernetes.api.pod import PodSpec
 from topobus.kubernetes.api.resource import (
-    AllocationResult,
     ClaimSpec,
     ClaimTemplateSpec,
     SliceSpec,
 )
 from topobus.kubernetes.api.shape import read_as
 
-__all__ = ["DryAnswer", "DryRun", "Silence", "Situation", "dry_run"]
+__all__ = ["DryRun", "dry_run"]
 
 # What an API server would give; a dry run has no clock and needs no order but the one given.
 _NOW = "2026-01-01T00:00:00Z"
-
-
-class Silence(Struct, frozen=True, kw_only=True):
-    """A device service that does not answer: nothing of it is allocated."""
-
-    node: str
-    device_class: str
-    since: str
-    """RFC 3339, UTC."""
-
-
-class Situation(Struct, frozen=True, kw_only=True):
-    """All that a dry run depends on. Whatever of it is not known is left out."""
-
-    wanted: tuple[ApiObject, ...]
-    """ResourceClaims and Pods to find a place for, with the templates and claims that the pods name."""
-    objects: tuple[ApiObject, ...] = ()
-    """DeviceClasses, ResourceSlices, DeviceTaintRules, Namespaces, and claims that are allocated already; Nodes, for their labels and taints."""
-    machines: tuple[Machine, ...] = ()
-    inventories: tuple[Inventory, ...] = ()
-    ledgers: tuple[Ledger, ...] = ()
-    alignments: tuple[NodeAlignment, ...] = ()
-    silences: tuple[Silence, ...] = ()
-    mode: Mode = Mode.CORRECTED
-    step_budget: int = DEFAULT_STEP_BUDGET
-
-
-class DryAnswer(Struct, frozen=True, kw_only=True):
-    """What one claim, or all claims of one pod, would be told."""
-
-    name: str
-    """`ResourceClaim default/fast`, or the pod that brings several along."""
-    condition: str
-    """`Allocated`, or the condition's reason for which it would wait."""
-    node: str = ""
-    allocations: dict[str, AllocationResult] = {}
-    """Claim to its allocation."""
-    reasons: tuple[Reason, ...] = ()
-    """Why not, node by node; then the nearest miss, and what would fit."""
-    stored: tuple[ApiObject, ...] = ()
-    """The claims as they would be stored, allocated."""
-    request: PodRequest | None = None
-    """What the pod itself asks of its node beside its claims; None: nothing."""
 
 
 class _Claim(NamedTuple):
@@ -125,9 +76,13 @@ class _Claim(NamedTuple):
 
     shown: str
     """Its name in the answer: `default/fast`; of one made from a template the pod's and the entry's names."""
-    object: ApiObject
-    spec: ClaimSpec
+    claim: Claim
     wishes: AlignmentRequest | None
+
+    @property
+    def spec(self) -> ClaimSpec:
+        """What the claim asks for."""
+        return self.claim.spec
 
 
 def dry_run(situation: Situation, compiler: SelectorCompiler) -> tuple[DryAnswer, ...]:
@@ -147,12 +102,12 @@ class DryRun:
         self._mode, self._budget = situation.mode, situation.step_budget
         self._is_running = bool(situation.machines or situation.inventories)
         self._templates = {
-            (metadata_of(api_object).namespace or "default", metadata_of(api_object).name): api_object
+            place_of(api_object): api_object
             for api_object in (*situation.objects, *situation.wanted)
             if api_object.kind == "ResourceClaimTemplate"
         }
-        asked = {_holder(api_object) for api_object in situation.wanted}
-        asked |= {_holder(api_object) for api_object in situation.objects if _pod_of(api_object) in asked}
+        asked = {holder_of(api_object) for api_object in situation.wanted}
+        asked |= {holder_of(api_object) for api_object in situation.objects if pod_holder_of(api_object) in asked}
         for machine in situation.machines:
             self.world.put_machine(machine)
         self.world.note_silence({(silence.node, silence.device_class): silence.since for silence in situation.silences})
@@ -167,7 +122,7 @@ class DryRun:
         others = [
             api_object
             for api_object in situation.objects
-            if api_object.kind not in ("Pod", "ResourceClaim") or _holder(api_object) not in asked
+            if api_object.kind not in ("Pod", "ResourceClaim") or holder_of(api_object) not in asked
         ]
         self.faults = tuple(fault for api_object in others if (fault := _put(self.world, api_object)))
         """What is wrong with objects that nobody can read; they count as absent, as in the controller."""
@@ -191,20 +146,15 @@ class DryRun:
 
         Errors: raises ContractError for one that nobody can read.
         """
-        claims = {
-            (metadata_of(api_object).namespace or "default", metadata_of(api_object).name): api_object
-            for api_object in wanted
-            if api_object.kind == "ResourceClaim"
-        }
+        claims = {place_of(api_object): api_object for api_object in wanted if api_object.kind == "ResourceClaim"}
         for claim in claims.values():
             self._store(claim, status=claim.status)
         answers: list[DryAnswer] = []
         used: set[tuple[str, str]] = set()
-        for pod in (api_object for api_object in wanted if api_object.kind == "Pod"):
-            namespace = metadata_of(pod).namespace or "default"
-            spec = read_as(pod.spec, PodSpec, where=f"{name_of(pod)}: spec")
-            used |= {(namespace, resource_claim.claim_name) for resource_claim in spec.resource_claims if resource_claim.claim_name}
-            answer = self._answer_pod(pod, spec)
+        for pod in (Pod(api_object) for api_object in wanted if api_object.kind == "Pod"):
+            claims_of_pod = pod.spec.resource_claims
+            used |= {(pod.ref.namespace, resource_claim.claim_name) for resource_claim in claims_of_pod if resource_claim.claim_name}
+            answer = self._answer_pod(pod)
             if answer is not None:
                 answers.append(answer)
         for place_, claim in claims.items():
@@ -212,45 +162,42 @@ class DryRun:
                 answers.append(self._answer_claim(claim))
         return tuple(answers)
 
-    def _answer_pod(self, pod: ApiObject, spec: PodSpec) -> DryAnswer | None:
+    def _answer_pod(self, wanted: Pod) -> DryAnswer | None:
         """Answer a pod; None for one that has no claim to allocate."""
-        pod, shown = self._with_claims(pod, spec)
-        namespace = metadata_of(pod).namespace or "default"
-        plan = pre_filter(pod, lambda name: self._stored("resourceclaim", namespace, name), waits_for_immediate=False)
+        pod, shown = self._with_claims(wanted)
+        namespace = pod.ref.namespace
+        plan = pre_filter(pod, lambda name: self._claim(namespace, name), waits_for_immediate=False)
         if isinstance(plan, Blocked):
-            return DryAnswer(name=name_of(pod), condition="Unschedulable", reasons=plan.reasons)
+            return DryAnswer(name=pod.shown, condition="Unschedulable", reasons=plan.reasons)
         if not plan.pending:
             return None
         claims = [
             _Claim(
                 shown.get(pod_claim.name, f"{namespace}/{pod_claim.name}"),
-                pod_claim.object,
-                pod_claim.spec,
-                self._wishes(pod_claim.object, pod_claim.spec),
+                pod_claim.claim,
+                self._wishes(pod_claim.claim),
             )
             for pod_claim in plan.pending
         ]
-        named = spec.node_name
+        named = wanted.spec.node_name
         if named and named not in self._nodes:
-            return self._unknown_node(name_of(pod), named)
-        return self._answer(name_of(pod), claims, (named,) if named else self._nodes, pod=pod, plan=plan)
+            return self._unknown_node(pod.shown, named)
+        return self._answer(pod.shown, claims, (named,) if named else self._nodes, pod=pod, plan=plan)
 
-    def _answer_claim(self, claim: ApiObject) -> DryAnswer:
-        metadata = metadata_of(claim)
-        claim = self._store(claim)
-        spec = read_as(claim.spec, ClaimSpec, where=f"{name_of(claim)}: spec")
-        named = metadata.annotations.get(NODE_ANNOTATION, "")
+    def _answer_claim(self, wanted: ApiObject) -> DryAnswer:
+        claim = self._store(wanted)
+        asked = _Claim(f"{claim.owner.namespace}/{claim.owner.name}", claim, self._wishes(claim))
+        named = claim.metadata.annotations.get(NODE_ANNOTATION, "")
         if named and named not in self._nodes:
-            return self._unknown_node(name_of(claim), named)
-        nodes = self.world.nodes_for(claim)
-        one = _Claim(f"{metadata.namespace or 'default'}/{metadata.name}", claim, spec, self._wishes(claim, spec))
-        return self._answer(name_of(claim), [one], self._nodes if nodes is self.world.nodes() else nodes)
+            return self._unknown_node(claim.shown, named)
+        nodes = self.world.nodes_for(claim.object)
+        return self._answer(claim.shown, [asked], self._nodes if nodes is self.world.nodes() else nodes)
 
     def _answer(
-        self, name: str, claims: Sequence[_Claim], nodes: Sequence[str], *, pod: ApiObject | None = None, plan: PodPlan | None = None
+        self, name: str, claims: Sequence[_Claim], nodes: Sequence[str], *, pod: Pod | None = None, plan: PodPlan | None = None
     ) -> DryAnswer:
         """Try node after node, as the controller does."""
-        wanted: list[Wanted] = [(claim.object, claim.spec) for claim in claims]
+        wanted: list[Wanted] = [(claim.claim, claim.spec) for claim in claims]
         wrong = objection_to_claims(wanted, self.world.labels_of, self._compiler)
         outcomes: list[Outcome] = [wrong] * len(nodes[:1]) if wrong is not None else []
         for node in nodes if wrong is None else ():
@@ -258,7 +205,7 @@ class DryRun:
             if isinstance(outcome, Allocated):
                 allocations = {claim.shown: result for claim, result in zip(claims, outcome.results, strict=True)}
                 stored = tuple(
-                    self._store(claim.object, status={"allocation": msgspec.to_builtins(result)})
+                    self._store(claim.claim.object, status={"allocation": msgspec.to_builtins(result)}).object
                     for claim, result in zip(claims, outcome.results, strict=True)
                 )
                 request = _request(pod, plan) if pod is not None and plan is not None else None
@@ -269,7 +216,7 @@ class DryRun:
         condition, reasons = explain_nodes(nodes, outcomes)
         return DryAnswer(name=name, condition=condition, reasons=(*reasons, *self._advice(nodes, outcomes, claims, wanted)))
 
-    def _look(self, node: str, claims: Sequence[_Claim], wanted: Sequence[Wanted], pod: ApiObject | None, plan: PodPlan | None) -> Outcome:
+    def _look(self, node: str, claims: Sequence[_Claim], wanted: Sequence[Wanted], pod: Pod | None, plan: PodPlan | None) -> Outcome:
         """Judge one node: what the pod says of nodes, where its other claims are, the search, and what the pod itself asks there."""
         if pod is not None and plan is not None:
             missed = self._at_first_sight(pod, node)
@@ -278,8 +225,8 @@ class DryRun:
             miss = look_at_node(plan, self.world.describe(node))
             if miss is not None:
                 return miss.outcome
-        owners = {claim.entry: owner_of(claim.object).key for claim in plan.claims} if plan is not None else {}
-        outcome = self._search(node, claims, wanted, wished_request(pod, owners) if pod is not None else None)
+        owners = {claim.entry: claim.claim.owner.key for claim in plan.claims} if plan is not None else {}
+        outcome = self._search(node, claims, wanted, wished_request(pod.object, owners) if pod is not None else None)
         if not isinstance(outcome, Allocated) or pod is None or plan is None:
             return outcome
         refused = self._own_part(node, pod, plan, outcome)
@@ -290,26 +237,26 @@ class DryRun:
         if wishing is None and all(claim.wishes is None for claim in claims):
             outcome = allocate(given, self._compiler, step_budget=self._budget)
         else:
-            wished = [AlignedClaims(claim.object, claim.wishes) for claim in claims]
+            wished = [AlignedClaims(claim.claim, claim.wishes) for claim in claims]
             outcome = allocate_near(given, wished, self.world.view_of(node), self._compiler, pod=wishing, step_budget=self._budget)
         if isinstance(outcome, Allocated):
             return objection_to_results(node, wanted, outcome.results, steps=outcome.steps) or outcome
         return outcome
 
-    def _at_first_sight(self, pod: ApiObject, node: str) -> Reason | None:
+    def _at_first_sight(self, pod: Pod, node: str) -> Reason | None:
         """Say why the pod does not go to a node by its own word, or the node's."""
-        stored = self._stored("node", CLUSTER, node)
+        stored = self.world.objects.get(ObjectKey("node", CLUSTER, node))
         if stored is not None and not self._is_running:
-            return why_not(read_placing(pod), node_facts(stored))
-        selector = node_selector(pod)
+            return why_not(read_placing(pod.object), node_facts(stored.value))
+        selector = node_selector(pod.object)
         if selector is None or node_matches(self.world.describe(node), None, selector, is_everywhere=False):
             return None
         return Reason(code="node-selector", message=f"node {node}: the pod asks for another node", facts={"node": node})
 
-    def _own_part(self, node: str, pod: ApiObject, plan: PodPlan, outcome: Allocated) -> Reason | None:
+    def _own_part(self, node: str, pod: Pod, plan: PodPlan, outcome: Allocated) -> Reason | None:
         """Say why the node refuses what the pod itself asks beside its claims; None when it takes it, or says nothing of its machine."""
         view = self.world.view_of(node)
-        request = own_request(pod)
+        request = own_request(pod.object)
         if view is None or request is None:
             return None
         taken: dict[str, list[str]] = {}
@@ -319,7 +266,7 @@ class DryRun:
         who = request.owner
         view = with_devices(view, f"claim/{who.namespace}/claims-of-{who.name}/-", taken)
         answer = place(
-            view, with_claims(request, pod, {pod_claim.entry: owner_of(pod_claim.object).key for pod_claim in plan.allocated}) or request
+            view, with_claims(request, pod.object, {pod_claim.entry: pod_claim.claim.owner.key for pod_claim in plan.allocated}) or request
         )
         if not isinstance(answer, Refusal):
             return None
@@ -341,19 +288,19 @@ class DryRun:
     def _input(self, node: str, wanted: Sequence[Wanted]) -> AllocationInput:
         return self.world.input_for(node, wanted, mode=self._mode)
 
-    def _with_claims(self, pod: ApiObject, spec: PodSpec) -> tuple[ApiObject, Mapping[str, str]]:
+    def _with_claims(self, pod: Pod) -> tuple[Pod, Mapping[str, str]]:
         """Store a pod as the API would have it, with the claims made that its templates and its extended resources ask for.
 
         Shapes: result — the pod, and for claims that were made how they are shown.
         """
-        namespace = metadata_of(pod).namespace or "default"
-        admitted = admit(pod, uid=metadata_of(pod).uid or _uid(pod), now=_NOW)
-        for use in spec.resource_claims:
+        namespace = pod.ref.namespace
+        admitted = admit(pod.object, uid=pod.uid or made_up_uid(pod), now=_NOW)
+        for use in pod.spec.resource_claims:
             kind, name = ("ResourceClaim", use.claim_name) if use.claim_name else ("ResourceClaimTemplate", use.template_name)
-            api_object = self._stored("resourceclaim", namespace, name) if use.claim_name else self._templates.get((namespace, name))
-            if api_object is None:
+            is_known = self._claim(namespace, name) is not None if use.claim_name else (namespace, name) in self._templates
+            if not is_known:
                 raise ContractError(
-                    f"{name_of(pod)}: resourceClaims {use.name}: there is no {kind} {namespace}/{name}",
+                    f"{pod.shown}: resourceClaims {use.name}: there is no {kind} {namespace}/{name}",
                     next_step="put it into the same manifest, or apply it first",
                 )
         shown: dict[str, str] = {}
@@ -362,32 +309,32 @@ class DryRun:
             template = self._templates[namespace, wanted_claim.template]
             read_as(template.spec, ClaimTemplateSpec, where=f"{name_of(template)}: spec")
             self._store(claim_from_template(admitted, wanted_claim, template, now=_NOW))
-            shown[wanted_claim.name] = f"{namespace}/{metadata_of(pod).name}-{wanted_claim.entry}"
+            shown[wanted_claim.name] = f"{namespace}/{pod.ref.name}-{wanted_claim.entry}"
         admitted = with_claim_names(admitted, wanted)
         special = extended_claim(admitted, self.world.class_names())
         if special is not None:
-            claim = claim_of_pod(admitted, special, now=_NOW)
-            self._store(claim)
-            shown[metadata_of(claim).name] = f"{namespace}/{metadata_of(pod).name}-extended-resources"
-            admitted = with_extended_status(admitted, metadata_of(claim).name, special)
+            name = self._store(claim_of_pod(admitted, special, now=_NOW)).metadata.name
+            shown[name] = f"{namespace}/{pod.ref.name}-extended-resources"
+            admitted = with_extended_status(admitted, name, special)
         _put(self.world, admitted)
-        return admitted, shown
+        return Pod(admitted), shown
 
-    def _store(self, claim: ApiObject, *, status: Mapping[str, object] | None = None) -> ApiObject:
+    def _store(self, claim: ApiObject, *, status: Mapping[str, object] | None = None) -> Claim:
         """Store a claim as it would be, allocated or not."""
-        admitted = admit(claim, uid=metadata_of(claim).uid or _uid(claim), now=_NOW)
+        given = Claim(claim)
+        admitted = admit(claim, uid=given.uid or made_up_uid(given), now=_NOW)
         stored = msgspec.structs.replace(admitted, status=dict(status or {}))
         fault = _put(self.world, stored)
         if fault:
             raise ContractError(fault)
-        return stored
+        return Claim(stored)
 
-    def _stored(self, kind: str, namespace: str, name: str) -> ApiObject | None:
-        stored = self.world.objects.get(ObjectKey(kind, namespace, name))
-        return stored.value if stored is not None else None
+    def _claim(self, namespace: str, name: str) -> Claim | None:
+        stored = self.world.objects.get(ObjectKey("resourceclaim", namespace, name))
+        return stored.claim if stored is not None else None
 
-    def _wishes(self, claim: ApiObject, spec: ClaimSpec) -> AlignmentRequest | None:
-        return read_wishes(spec, name_of(claim), self.world.classes)
+    def _wishes(self, claim: Claim) -> AlignmentRequest | None:
+        return read_wishes(claim.spec, claim.shown, self.world.classes)
 
     def _unknown_node(self, name: str, node: str) -> DryAnswer:
         known = ", ".join(self._nodes) or "none"
@@ -398,28 +345,22 @@ class DryRun:
         """List the nodes by name: of a running system those that say so themselves, else those that are described and those that slices name."""
         if self._is_running:
             return self.world.nodes()
-        names = {metadata_of(api_object).name for api_object in situation.objects if api_object.kind == "Node"}
+        names = {place_of(api_object)[1] for api_object in situation.objects if api_object.kind == "Node"}
         names |= {resource_slice.node_name for resource_slice in self._slices if resource_slice.node_name}
         names |= {device.node_name for resource_slice in self._slices for device in resource_slice.devices if device.node_name}
         return tuple(sorted(names))
 
 
-def _request(pod: ApiObject, plan: PodPlan) -> PodRequest | None:
+def _request(pod: Pod, plan: PodPlan) -> PodRequest | None:
     """Read what a pod itself asks of its node once all its claims are allocated."""
-    return with_claims(own_request(pod), pod, {claim.entry: owner_of(claim.object).key for claim in plan.claims})
-
-
-def _uid(pod: ApiObject) -> str:
-    """Make up the uid of an object that is not stored: the same for the same name."""
-    metadata = metadata_of(pod)
-    return f"dry-run-{metadata.namespace or 'default'}-{metadata.name}"
+    return with_claims(own_request(pod.object), pod.object, {claim.entry: claim.claim.owner.key for claim in plan.claims})
 
 
 def _put(world: StandaloneState, api_object: ApiObject) -> str:
     """Take an object into the copies; says what is wrong with one that nobody can read, which counts as absent."""
     if api_object.kind == "ResourceClaim" and not api_object.metadata.get("uid"):
         # Out of a manifest that nobody has applied yet.
-        api_object = msgspec.structs.replace(api_object, metadata={**api_object.metadata, "uid": _uid(api_object)})
+        api_object = msgspec.structs.replace(api_object, metadata={**api_object.metadata, "uid": made_up_uid(Claim(api_object))})
     try:
         world.put_object(ObjectKey(**object_parts(api_object)), Stored(1, api_object))
     except ContractError as err:
@@ -435,23 +376,3 @@ def _is_readable_slice(resource_slice: ApiObject) -> bool:
     except ContractError:
         return False
     return True
-
-
-def _holder(api_object: ApiObject) -> str:
-    """Name a claim or pod as holders are named."""
-    metadata = metadata_of(api_object)
-    return f"{'claim' if api_object.kind == 'ResourceClaim' else api_object.kind.lower()} {metadata.namespace or 'default'}/{metadata.name}"
-
-
-def _pod_of(claim: ApiObject) -> str:
-    """Name the pod that a claim was made for, as holders are named; empty for a claim of its own."""
-    metadata = metadata_of(claim)
-    owner = next(
-        (
-            owner_reference
-            for owner_reference in metadata.owner_references
-            if owner_reference.get("kind") == "Pod" and owner_reference.get("controller")
-        ),
-        None,
-    )
-    return f"pod {metadata.namespace or 'default'}/{owner.get('name')}" if owner is not None else ""

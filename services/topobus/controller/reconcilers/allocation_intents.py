@@ -37,7 +37,6 @@ from topobus.controller.store.api_server_store import ApiServerWriter
 from topobus.controller.store.informers import Informer
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.outcome import Placement, Reason, Refusal
-from topobus.kubernetes.api.objects import name_of
 from topobus.kubernetes.api.resource import AllocationResult
 from topobus.runtime.clock import Clock
 from topobus.runtime.logging import get_logger
@@ -102,7 +101,7 @@ class Intents:
         Errors: raises PeerUnavailable.
         """
         for pod_claim in plan.pending:
-            if await self._ledgers.release(pod_claim.object, f"before-{number_of(pod_claim.object) + 1}") is not None:
+            if await self._ledgers.release(pod_claim.claim.object, f"before-{number_of(pod_claim.claim.object) + 1}") is not None:
                 return False
         return True
 
@@ -177,9 +176,7 @@ class Intents:
                 break
             self._metrics.decisions.labels("allocated").inc()
             names = [granted.device for granted in note.allocation.devices.results]
-            self._log.info(
-                "claim.allocated", claim=name_of(pod_claim.object), node=node, devices=names, attempt=note.number, pod=str(plan.pod)
-            )
+            self._log.info("claim.allocated", claim=pod_claim.claim.shown, node=node, devices=names, attempt=note.number, pod=str(plan.pod))
             self._written.discard((owner_of(claim).uid, note.number))
             written.append((claim, note, placement))
         # Not before: a bus that is slow must not keep a pod half served.
@@ -200,11 +197,11 @@ class Intents:
         """Say whether another replica is at work on this: who wrote an intent gets a moment to make it true, and only then others go on for it."""
         now_s = self._clock.monotonic()
         for pod_claim, note in intents:
-            key = (owner_of(pod_claim.object).uid, note.number)
+            key = (pod_claim.claim.uid, note.number)
             if key not in self._written and now_s - self._met.setdefault(key, now_s) < self._grace_s:
                 return True
         for pod_claim, note in intents:
-            self._met.pop((owner_of(pod_claim.object).uid, note.number), None)
+            self._met.pop((pod_claim.claim.uid, note.number), None)
         return False
 
     def forget(self) -> None:
@@ -245,7 +242,7 @@ class Intents:
             return newest is not None and not newest.status.get("allocation") and self._world.book.note(key) == note
 
         try:
-            return await self._ledgers.hold(pod_claim.object, note, is_newest)
+            return await self._ledgers.hold(pod_claim.claim.object, note, is_newest)
         except PeerUnavailable as err:
             # It may be held by now; whatever comes of it, the node's gateway lets go of what no claim's status says.
             code = "node-failed" if err.facts.get("code") == NODE_FAILED else "node-silent"
@@ -265,7 +262,7 @@ class Intents:
         await self.withdraw(plan, plan.pending)
         for pod_claim in plan.pending:
             try:
-                await self._ledgers.release(pod_claim.object, f"refused-{note.number}")
+                await self._ledgers.release(pod_claim.claim.object, f"refused-{note.number}")
             except PeerUnavailable as err:
                 self._log.warning("ledger.silent", node=note.node, error=str(err))
 

@@ -179,7 +179,7 @@ class Allocator:
     def _wrong(self, members: Sequence[Member]) -> Fault | None:
         """Say what an API server would have refused of these claims: admin access outside of a namespace for it, a selector that may cost too much."""
         return objection_to_claims(
-            [(each_member.stored.value, each_member.spec) for each_member in members], self._world.labels_of, self._compiler
+            [(each_member.stored.claim, each_member.spec) for each_member in members], self._world.labels_of, self._compiler
         )
 
     def _are_plain(self, members: Sequence[Member]) -> bool:
@@ -206,11 +206,11 @@ class Allocator:
         elif is_cheap:
             return GaveUp(0)  # some hundred searches, place after place
         else:
-            wished = [AlignedClaims(each_member.stored.value, each_member.wishes) for each_member in members]
+            wished = [AlignedClaims(each_member.stored.claim, each_member.wishes) for each_member in members]
             outcome = await self._searcher.search_near(given, wished, self._world.view_of(node), pod=pod)
         self.spent += outcome.steps
         if isinstance(outcome, Allocated):
-            wanted = [(each_member.stored.value, each_member.spec) for each_member in members]
+            wanted = [(each_member.stored.claim, each_member.spec) for each_member in members]
             return objection_to_results(node, wanted, outcome.results, steps=outcome.steps) or outcome
         return outcome
 
@@ -239,7 +239,7 @@ class Allocator:
 
     def _input(self, node: str, members: Sequence[Member]) -> AllocationInput:
         excluded = {device: why for each_member in members for device, why in self.refusals.refused(each_member.key).items()}
-        wanted = [(each_member.stored.value, each_member.spec) for each_member in members]
+        wanted = [(each_member.stored.claim, each_member.spec) for each_member in members]
         given = self._world.input_for(node, wanted, mode=self._settings.mode, excluded=excluded)
         if not self.quarantined.keys() & given.usage.holders.keys():
             return given

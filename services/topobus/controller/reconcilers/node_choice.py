@@ -24,7 +24,6 @@ from topobus.controller.allocation.values import (
     Outcome,
 )
 from topobus.controller.claims.claim_admission import objection_to_results
-from topobus.controller.claims.lifecycle import owner_of
 from topobus.controller.claims.stored import ObjectKey
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
@@ -177,7 +176,7 @@ class NodeChooser:
         return not excluded and all(
             pod_claim.wishes is None
             and not has_heavy_selector(pod_claim.spec, self._compiler)
-            and self._world.stock.is_new(ObjectKey("resourceclaim", plan.pod.namespace, pod_claim.name), owner_of(pod_claim.object))
+            and self._world.stock.is_new(ObjectKey("resourceclaim", plan.pod.namespace, pod_claim.name), pod_claim.claim.owner)
             for pod_claim in plan.pending
         )
 
@@ -293,15 +292,15 @@ class NodeChooser:
         elif is_cheap:
             return GaveUp(0)  # some hundred searches, place after place
         else:
-            wished = [AlignedClaims(pod_claim.object, pod_claim.wishes) for pod_claim in plan.pending]
+            wished = [AlignedClaims(pod_claim.claim, pod_claim.wishes) for pod_claim in plan.pending]
             outcome = await self._searcher.search_near(given, wished, self._world.view_of(node), pod=wishing)
         if isinstance(outcome, Allocated):
-            wanted = [(pod_claim.object, pod_claim.spec) for pod_claim in plan.pending]
+            wanted = [(pod_claim.claim, pod_claim.spec) for pod_claim in plan.pending]
             return objection_to_results(node, wanted, outcome.results, steps=outcome.steps) or outcome
         return outcome
 
     def _input(self, node: str, plan: PodPlan, excluded: Mapping[DeviceId, str], *, ignoring: Collection[str] = ()) -> AllocationInput:
-        wanted = [(pod_claim.object, pod_claim.spec) for pod_claim in plan.pending]
+        wanted = [(pod_claim.claim, pod_claim.spec) for pod_claim in plan.pending]
         return self._world.input_for(node, wanted, mode=self._mode, excluded=excluded, ignoring=ignoring)
 
 
@@ -312,7 +311,7 @@ def _wishing(pod: ApiObject, plan: PodPlan) -> PodRequest | None:
     """
     if not any(key.startswith(RESOURCE_PREFIX) for key in metadata_of(pod).annotations):
         return None
-    return wished_request(pod, {claim.entry: owner_of(claim.object).key for claim in plan.claims})
+    return wished_request(pod, {claim.entry: claim.claim.owner.key for claim in plan.claims})
 
 
 def _late(crowded: Mapping[str, bool]) -> Iterable[tuple[str, bool]]:

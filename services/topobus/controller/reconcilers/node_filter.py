@@ -18,7 +18,7 @@ from topobus.controller.allocation.values import (
     NoFit,
     Outcome,
 )
-from topobus.controller.claims.lifecycle import devices_of, owner_of
+from topobus.controller.claims.lifecycle import devices_of
 from topobus.controller.claims.stored import ObjectKey
 from topobus.controller.config import ControllerSettings
 from topobus.controller.planner import Planner
@@ -73,7 +73,7 @@ class NodeFilter:
         Shapes: is_cheap — None is given, and nobody asked, when the pod's claims need more than a short search.
         """
         members = self.members(plan)
-        wishing = wished_request(pod, {claim.entry: owner_of(claim.object).key for claim in plan.claims})
+        wishing = wished_request(pod, {claim.entry: claim.claim.owner.key for claim in plan.claims})
         refused = self.refused.refused(key)
         fits: list[NodeFit] = []
         misses: list[NodeMiss] = []

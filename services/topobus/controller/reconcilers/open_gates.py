@@ -20,6 +20,7 @@ from topobus.contracts.messages import ApiObject
 from topobus.controller.claims import gated_claims
 from topobus.controller.claims.gate import has_gate, is_over, version_of
 from topobus.controller.claims.gated_claims import GateAttempt
+from topobus.controller.claims.objects import Claim, Pod
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.reconcilers.allocation_intents import Intents, Progress
@@ -284,7 +285,7 @@ class GatedPodReconciler:
     async def _step(self, key: Key, pod: ApiObject, *, is_cheap: bool) -> bool:
         """Do one step; False when there is nothing to do now."""
         sight = self._sight(key)
-        plan = pre_filter(pod, lambda name: self._bare((key[0], name)))
+        plan = pre_filter(Pod(pod), lambda name: self._bare((key[0], name)))
         if isinstance(plan, Blocked):
             self._seen[_uid(pod)] = sight
             since_s = self._blocked.setdefault(_uid(pod), self._clock.monotonic())
@@ -454,10 +455,10 @@ class GatedPodReconciler:
             if claim is not None and not claim.status.get("allocation"):
                 await self._events.warn(claim, reason, message)
 
-    def _bare(self, key: Key) -> ApiObject | None:
+    def _bare(self, key: Key) -> Claim | None:
         """Show a claim without our note and without the wish for another mode, which the cluster does not know."""
         claim = self._world.claims.get(key)
-        return gated_claims.without_note(claim) if claim is not None else None
+        return Claim(gated_claims.without_note(claim)) if claim is not None else None
 
     def _with_wishes(self, plan: PodPlan) -> PodPlan:
         """Let classes wish for claims that say nothing of their alignment themselves.
@@ -465,7 +466,7 @@ class GatedPodReconciler:
         Errors: raises ContractError for a class that nobody can read, and for classes that disagree.
         """
         classes = self._world.classes
-        wished = tuple(replace(claim, wishes=read_wishes(claim.spec, name_of(claim.object), classes)) for claim in plan.claims)
+        wished = tuple(replace(claim, wishes=read_wishes(claim.spec, claim.claim.shown, classes)) for claim in plan.claims)
         return replace(plan, claims=wished)
 
     def _is_alive(self, key: Key, note: GateAttempt) -> bool:

@@ -14,7 +14,7 @@ import msgspec
 
 from topobus.contracts import catalogue
 from topobus.controller.allocation.miss_reasons import summarize
-from topobus.controller.claims.lifecycle import owner_of
+from topobus.controller.claims.objects import Pod
 from topobus.controller.claims.reservations import (
     PodRef,
     with_finalizer,
@@ -57,7 +57,6 @@ from topobus.domain.errors import ContractError
 from topobus.domain.outcome import Placement, Reason, Refusal
 from topobus.domain.request import Owner, OwnerKind, PodRequest
 from topobus.kubernetes.api.classic import is_classic
-from topobus.kubernetes.api.classic_handles import as_structured
 from topobus.kubernetes.api.objects import PLACEMENT_PROTECTION
 from topobus.runtime.clock import rfc3339
 from topobus.runtime.logging import get_logger
@@ -209,14 +208,14 @@ class PodScheduler:
         if self._settled.get(key) == seen or (is_cheap and self._costly.holds(key, stored.revision)):
             return False
         # An immediate claim that is still free when its pod comes is best allocated where the pod fits.
-        plan = pre_filter(pod, lambda name: as_structured(found[name].value) if name in found else None, waits_for_immediate=False)
+        plan = pre_filter(stored.pod, lambda name: found[name].structured if name in found else None, waits_for_immediate=False)
         if isinstance(plan, Blocked) and self._is_passing(key, plan, seen):
             return True
         if isinstance(plan, Blocked):
             self._settled[key] = seen
             await self._tell(key, stored, "Unschedulable", plan.reasons)
             return False
-        wanted = with_claims(own_request(pod), pod, {pod_claim.entry: owner_of(pod_claim.object).key for pod_claim in plan.allocated})
+        wanted = with_claims(own_request(pod), pod, {pod_claim.entry: pod_claim.claim.owner.key for pod_claim in plan.allocated})
         placed = self._nodes.node_of(wanted.owner) if wanted is not None else None
         if placed is not None and plan.is_reserved:
             return await self._bind(key, stored, placed)
@@ -258,7 +257,7 @@ class PodScheduler:
         found = {
             name: self._world.objects[claim_key] for name, claim_key in self._claim_keys(key).items() if claim_key in self._world.objects
         }
-        plan = pre_filter(slim, lambda name: found[name].value if name in found else None, waits_for_immediate=False)
+        plan = pre_filter(Pod(slim), lambda name: found[name].claim if name in found else None, waits_for_immediate=False)
         if isinstance(plan, Blocked):
             return (), plan.reasons
         wanted = own_request(slim)
@@ -313,14 +312,14 @@ class PodScheduler:
             known = self._world.objects.get(claim_key)
             if known is not None and is_classic(known.value):
                 continue  # reserved already: the pod would wait for it otherwise
-            if known is None or known.value is not claim.object:
+            if known is None or known.value is not claim.claim.object:
                 return False
-            reserved = with_reservation(claim.object, plan.pod)
+            reserved = with_reservation(claim.claim.object, plan.pod)
             if isinstance(reserved, Reason):
                 await self._unreserve(plan.pod, key)
                 await self._tell(key, stored, "Unschedulable", (reserved,))
                 return False
-            if reserved is not claim.object and await self._pen.write(claim_key, known.revision, reserved) is None:
+            if reserved is not claim.claim.object and await self._pen.write(claim_key, known.revision, reserved) is None:
                 return False
         return True
 

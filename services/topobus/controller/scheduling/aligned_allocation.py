@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from topobus.cel.seam import SelectorCompiler
-from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.matched_values import with_matches
 from topobus.controller.allocation.miss_reasons import summarize
 from topobus.controller.allocation.pools import Candidate, Pool, gather_pools
@@ -27,7 +26,8 @@ from topobus.controller.allocation.values import (
     NoFit,
     Outcome,
 )
-from topobus.controller.claims.lifecycle import owner_of, placement_request
+from topobus.controller.claims.lifecycle import placement_request
+from topobus.controller.claims.objects import Claim
 from topobus.controller.scheduling.pod_alignment import groups_of, objection_of_pod
 from topobus.domain.alignment.planning.demands import ContainerDemand, DeviceDemand
 from topobus.domain.alignment.planning.locality_domains import Domain, tiers
@@ -62,7 +62,7 @@ _SHOWN = 8
 class AlignedClaims:
     """A claim with what it wishes; None wishes nothing."""
 
-    claim: ApiObject
+    claim: Claim
     wishes: AlignmentRequest | None
 
 
@@ -141,7 +141,7 @@ def allocate_near(
         pools = gather_pools(given.slices, given.node, given.gates) if given.pools is None else given.pools
     except ValueError as err:
         return Fault(Reason(code="malformed-slice", message=f"node {node}: {err}"), 0, is_local=True)
-    keys = [owner_of(aligned_claims.claim).key for aligned_claims in wished]
+    keys = [aligned_claims.claim.owner.key for aligned_claims in wished]
     groups = groups_of(pod, keys, pod.scope or view.options.scope) if pod is not None else ()
     places = [_places(view, _wishes_of(pod), [given.claims[one].spec for one in sorted(group)]) for group in groups]
     places += [_places(view, aligned_claims.wishes, [spec.spec]) for aligned_claims, spec in zip(wished, given.claims, strict=True)]
@@ -267,10 +267,10 @@ def _objection(view: NodeView, wished: Sequence[AlignedClaims], results: Sequenc
     for aligned_claims, result in zip(wished, results, strict=True):
         if aligned_claims.wishes is None:
             continue
-        request = placement_request(aligned_claims.claim, result, view.node, aligned_claims.wishes)
+        request = placement_request(aligned_claims.claim.object, result, view.node, aligned_claims.wishes)
         if request is None:
             continue
-        node_view = without_owners(view, frozenset({owner_of(aligned_claims.claim).key}))
+        node_view = without_owners(view, frozenset({aligned_claims.claim.owner.key}))
         if isinstance(plan(node_view, request), Placement):
             continue
         judged = place(node_view, request)  # the same, with its reasons

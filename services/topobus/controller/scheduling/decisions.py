@@ -26,31 +26,21 @@ from topobus.controller.allocation.values import (
     NoFit,
     Outcome,
 )
-from topobus.controller.claims.lifecycle import (
-    attempt_of,
-    deallocation_of,
-    read_claim,
-    status_of,
-)
+from topobus.controller.claims.objects import Claim, Pod
 from topobus.controller.claims.reservations import (
     MAX_CONSUMERS,
     AllocationMode,
     Consumer,
     PodRef,
-    claim_uses,
-    consumers_of,
     full_reason,
     is_made_for,
-    mode_of,
     node_of_pod,
-    pod_ref,
     without_reservations,
 )
 from topobus.controller.scheduling.aligned_allocation import read_wishes
 from topobus.domain.errors import ContractError
 from topobus.domain.outcome import Reason
 from topobus.kubernetes.api.alignment_request import AlignmentRequest
-from topobus.kubernetes.api.objects import metadata_of, name_of
 from topobus.kubernetes.api.resource import (
     AllocationResult,
     ClaimSpec,
@@ -90,12 +80,29 @@ class PodClaim:
 
     entry: str
     """The name under which the pod's containers know it."""
-    name: str
-    object: ApiObject
-    spec: ClaimSpec
-    allocation: AllocationResult | None = None
-    consumers: tuple[Consumer, ...] = ()
+    claim: Claim
+    """Of which spec, status and consumers can be read."""
     wishes: AlignmentRequest | None = None
+
+    @property
+    def name(self) -> str:
+        """The claim's name."""
+        return self.claim.metadata.name
+
+    @property
+    def spec(self) -> ClaimSpec:
+        """What the claim asks for."""
+        return self.claim.spec
+
+    @property
+    def allocation(self) -> AllocationResult | None:
+        """What the claim has been given."""
+        return self.claim.allocation
+
+    @property
+    def consumers(self) -> tuple[Consumer, ...]:
+        """Who has reserved the claim."""
+        return self.claim.consumers
 
 
 @dataclass(frozen=True)
@@ -173,8 +180,8 @@ class Reservation:
 
 
 def pre_filter(
-    pod: ApiObject,
-    find: Callable[[str], ApiObject | None],
+    pod: Pod,
+    find: Callable[[str], Claim | None],
     *,
     in_flight: Collection[str] = (),
     default_mode: AllocationMode = AllocationMode.DELAYED,
@@ -187,26 +194,26 @@ def pre_filter(
     Order:   claims as the pod lists them; all that is wrong is told, claim by claim.
     Errors:  raises ContractError for a pod that nobody can read.
     """
-    who = pod_ref(pod)
+    who = pod.ref
     reasons: list[Reason] = []
     claims: dict[str, PodClaim] = {}
-    for use in claim_uses(pod):
+    for use in pod.uses:
         if not use.claim:
             message = (
                 f"{who}: resourceClaims {use.entry}: its claim is not made yet from ResourceClaimTemplate {who.namespace}/{use.template}"
             )
             reasons.append(Reason(code="claim-not-made", message=message, facts={"entry": use.entry, "template": use.template}))
             continue
-        api_object = find(use.claim)
-        if api_object is None:
+        claim = find(use.claim)
+        if claim is None:
             message = f"{who}: resourceClaims {use.entry}: there is no ResourceClaim {who.namespace}/{use.claim}"
             reasons.append(Reason(code="claim-missing", message=message, facts={"entry": use.entry, "claim": use.claim}))
             continue
         if use.claim in claims:
             continue  # two entries may name one claim
         try:
-            pod_claim = _read(use.entry, api_object)
-            mode = mode_of(api_object) or default_mode
+            pod_claim = _read(use.entry, claim)
+            mode = claim.mode or default_mode
             is_waited_for = waits_for_immediate and mode is AllocationMode.IMMEDIATE and not use.is_generated
             problem = _problem(who, pod_claim, is_generated=use.is_generated, in_flight=in_flight, is_waited_for=is_waited_for)
         except ContractError as err:
@@ -230,7 +237,7 @@ def look_at_node(plan: PodPlan, node: Node, *, refused: Reason | None = None) ->
         reasons = tuple(
             Reason(
                 code="claim-elsewhere",
-                message=f"node {node.name}: {name_of(pod_claim.object)} is allocated for {_where(pod_claim)}",
+                message=f"node {node.name}: {pod_claim.claim.shown} is allocated for {_where(pod_claim)}",
                 facts={"node": node.name, "claim": pod_claim.name},
             )
             for pod_claim in away
@@ -294,7 +301,7 @@ def post_filter(plan: PodPlan, misses: Sequence[NodeMiss]) -> TakeBack | Blocked
     away = frozenset(name for miss in misses for name in miss.unavailable)
     for claim in sorted(plan.allocated, key=lambda claim: claim.name):
         if claim.name in away and all(user.uid == plan.pod.uid for user in claim.consumers):
-            return TakeBack(claim, f"{plan.pod} fits on no node as long as {name_of(claim.object)} is allocated for {_where(claim)}")
+            return TakeBack(claim, f"{plan.pod} fits on no node as long as {claim.claim.shown} is allocated for {_where(claim)}")
     return Blocked(explain_misses(misses)[1])
 
 
@@ -321,39 +328,34 @@ def unreserve(pod: PodRef, claims: Mapping[str, ApiObject]) -> dict[str, ApiObje
     return {name: claim for name, claim in sorted(freed.items()) if claim is not claims[name]}
 
 
-def _read(entry: str, claim: ApiObject) -> PodClaim:
-    spec = read_claim(claim)
-    return PodClaim(
-        entry=entry,
-        name=metadata_of(claim).name,
-        object=claim,
-        spec=spec,
-        allocation=status_of(claim).allocation,
-        consumers=consumers_of(claim),
-        wishes=read_wishes(spec, name_of(claim)),
-    )
+def _read(entry: str, claim: Claim) -> PodClaim:
+    """Make sure that all of a claim can be read that scheduling asks for.
+
+    Errors: raises ContractError.
+    """
+    wishes = read_wishes(claim.spec, claim.shown)
+    claim.check_status()
+    return PodClaim(entry, claim, wishes)
 
 
 def _problem(pod: PodRef, pod_claim: PodClaim, *, is_generated: bool, in_flight: Collection[str], is_waited_for: bool) -> Reason | None:
     """Say why a pod has to wait because of a claim; None when it may go on."""
-    metadata, name = metadata_of(pod_claim.object), name_of(pod_claim.object)
+    claim, name = pod_claim.claim, pod_claim.claim.shown
     facts: dict[str, str | int | float | bool | tuple[str, ...]] = {"claim": pod_claim.name}
     is_mine = any(user.uid == pod.uid for user in pod_claim.consumers)
-    if is_generated and not is_made_for(pod_claim.object, pod):
+    if is_generated and not is_made_for(claim.object, pod):
         return Reason(code="claim-of-another", message=f"{name} was not made for {pod}: another object of that name exists", facts=facts)
-    if metadata.deletion_timestamp:
+    if claim.is_deleting:
         return Reason(code="claim-deleting", message=f"{name} is being deleted", facts=facts)
-    if deallocation_of(pod_claim.object):
+    if claim.deallocation:
         return Reason(code="claim-taken-back", message=f"the allocation of {name} is being taken back", facts=facts)
     if pod_claim.allocation is not None:
-        return (
-            full_reason(pod_claim.object, len(pod_claim.consumers)) if not is_mine and len(pod_claim.consumers) >= MAX_CONSUMERS else None
-        )
+        return full_reason(claim.object, len(pod_claim.consumers)) if not is_mine and len(pod_claim.consumers) >= MAX_CONSUMERS else None
     if pod_claim.consumers:
         # Nobody writes this; were it allocated now, the reservations of others would hold for devices that they never saw.
         users = tuple(str(user) for user in pod_claim.consumers)
         return Reason(code="claim-reserved", message=f"{name} is reserved for {', '.join(users)} and not allocated", facts=facts)
-    if metadata.uid in in_flight or attempt_of(pod_claim.object) is not None:
+    if claim.uid in in_flight or claim.attempt is not None:
         return Reason(code="claim-in-flight", message=f"{name} is being allocated", facts=facts)
     if is_waited_for:
         return Reason(code="claim-immediate", message=f"{name} is to be allocated at once, and is not yet", facts=facts)

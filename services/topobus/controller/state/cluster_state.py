@@ -16,7 +16,6 @@ from topobus.controller.allocation.tolerations import TaintRule
 from topobus.controller.allocation.values import AllocationInput, ClaimToAllocate, DeviceId, Mode, Node, Slice, node_of
 from topobus.controller.claims.claim_admission import Wanted
 from topobus.controller.claims.gated_claims import RESERVED_TAINT
-from topobus.controller.claims.lifecycle import owner_of
 from topobus.controller.state.free_devices import FreeDevices
 from topobus.controller.state.node_state import NodeState
 from topobus.controller.state.slice_index import Origin
@@ -76,7 +75,7 @@ class ClusterState(NodeState):
         Shapes: wanted — one claim, or several of one pod; excluded — devices that they must not get now, and why; ignoring — uids of claims whose intents count for
                 nothing here.
         """
-        owners = [owner_of(claim) for claim, _ in wanted]
+        owners = [claim.owner for claim, _ in wanted]
         return AllocationInput(
             node=self.describe(node),
             claims=tuple(

@@ -1,0 +1,96 @@
+"""What a dry run is asked, and what it answers; and how objects that are not stored are named.
+
+Flows in: objects as they were listed, from a file, a running system or a cluster. Flows out: values that `topobus allocate --dry-run` reads and prints.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from topobus.contracts.messages import ApiObject
+from topobus.controller.allocation.search import DEFAULT_STEP_BUDGET
+from topobus.controller.allocation.values import Mode
+from topobus.controller.claims.objects import ReadObject
+from topobus.domain.device import Inventory
+from topobus.domain.ledger import Ledger
+from topobus.domain.machine import Machine
+from topobus.domain.outcome import Reason
+from topobus.domain.request import PodRequest
+from topobus.domain.view import NodeAlignment
+from topobus.kubernetes.api.objects import metadata_of
+from topobus.kubernetes.api.resource import AllocationResult
+
+__all__ = ["DryAnswer", "Silence", "Situation", "holder_of", "made_up_uid", "place_of", "pod_holder_of"]
+
+
+class Silence(Struct, frozen=True, kw_only=True):
+    """A device service that does not answer: nothing of it is allocated."""
+
+    node: str
+    device_class: str
+    since: str
+    """RFC 3339, UTC."""
+
+
+class Situation(Struct, frozen=True, kw_only=True):
+    """All that a dry run depends on. Whatever of it is not known is left out."""
+
+    wanted: tuple[ApiObject, ...]
+    """ResourceClaims and Pods to find a place for, with the templates and claims that the pods name."""
+    objects: tuple[ApiObject, ...] = ()
+    """DeviceClasses, ResourceSlices, DeviceTaintRules, Namespaces, and claims that are allocated already; Nodes, for their labels and taints."""
+    machines: tuple[Machine, ...] = ()
+    inventories: tuple[Inventory, ...] = ()
+    ledgers: tuple[Ledger, ...] = ()
+    alignments: tuple[NodeAlignment, ...] = ()
+    silences: tuple[Silence, ...] = ()
+    mode: Mode = Mode.CORRECTED
+    step_budget: int = DEFAULT_STEP_BUDGET
+
+
+class DryAnswer(Struct, frozen=True, kw_only=True):
+    """What one claim, or all claims of one pod, would be told."""
+
+    name: str
+    """`ResourceClaim default/fast`, or the pod that brings several along."""
+    condition: str
+    """`Allocated`, or the condition's reason for which it would wait."""
+    node: str = ""
+    allocations: dict[str, AllocationResult] = {}
+    """Claim to its allocation."""
+    reasons: tuple[Reason, ...] = ()
+    """Why not, node by node; then the nearest miss, and what would fit."""
+    stored: tuple[ApiObject, ...] = ()
+    """The claims as they would be stored, allocated."""
+    request: PodRequest | None = None
+    """What the pod itself asks of its node beside its claims; None: nothing."""
+
+
+def place_of(api_object: ApiObject) -> tuple[str, str]:
+    """Name an object's namespace and its name."""
+    metadata = metadata_of(api_object)
+    return metadata.namespace or "default", metadata.name
+
+
+def made_up_uid(wanted: ReadObject) -> str:
+    """Make up the uid of an object that is not stored: the same for the same name."""
+    return f"dry-run-{'-'.join(place_of(wanted.object))}"
+
+
+def holder_of(api_object: ApiObject) -> str:
+    """Name a claim or pod as holders are named."""
+    return f"{'claim' if api_object.kind == 'ResourceClaim' else api_object.kind.lower()} {'/'.join(place_of(api_object))}"
+
+
+def pod_holder_of(claim: ApiObject) -> str:
+    """Name the pod that a claim was made for, as holders are named; empty for a claim of its own."""
+    metadata = metadata_of(claim)
+    owner = next(
+        (
+            owner_reference
+            for owner_reference in metadata.owner_references
+            if owner_reference.get("kind") == "Pod" and owner_reference.get("controller")
+        ),
+        None,
+    )
+    return f"pod {metadata.namespace or 'default'}/{owner.get('name')}" if owner is not None else ""
