@@ -17,10 +17,11 @@ from topobus.contracts.catalogue import HEALTH, HINTS, INVENTORY, LEDGER, MACHIN
 from topobus.contracts.codec import encode
 from topobus.contracts.messages import HealthEvent, HintsReply, HintsRequest, Prepared, PrepareRequest, UnprepareRequest
 from topobus.devicekit import host
+from topobus.devicekit.health import HealthSettings
 from topobus.devicekit.host import serve_devices
 from topobus.devicekit.inventory_merge import Roster
 from topobus.devicekit.registry import DriverRegistry, SkippedPlugin
-from topobus.devicekit.settings import DeviceServiceSettings, DriverSettings, HealthSettings
+from topobus.devicekit.settings import DeviceServiceSettings, DriverSettings
 from topobus.domain.device import Device, Inventory
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.health import Dimension, HealthState, Observation

@@ -8,8 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topobus.devicekit.health import next_health, silence
-from topobus.devicekit.settings import HealthSettings
+from topobus.devicekit.health import HealthSettings, next_health, silence
 from topobus.domain.health import DeviceHealth, Dimension, HealthState, Observation
 
 _START = datetime(2026, 1, 1, tzinfo=UTC)

@@ -33,10 +33,11 @@ from topobus.domain.ledger import AllocationPhase, Ledger, OperationRecord, Pend
 from topobus.domain.outcome import Placement, Reason, Refusal
 from topobus.domain.pools import resource_split
 from topobus.domain.request import Owner, PodRequest
+from topobus.domain.timestamps import rfc3339
 from topobus.domain.transitions import Step
 from topobus.domain.view import NodeView
 from topobus.runtime.bus import Bus
-from topobus.runtime.clock import Clock, rfc3339
+from topobus.runtime.clock import Clock
 from topobus.runtime.logging import get_logger
 from topobus.topology.announcer import Announcer
 from topobus.topology.core.decisions import decision_id, request_of_devices

@@ -10,8 +10,9 @@ from topobus.domain import transitions
 from topobus.domain.errors import ContractError, InvariantError, PeerUnavailable
 from topobus.domain.ledger import Allocation, AllocationPhase, Ledger, OperationRecord, PendingDecision
 from topobus.domain.outcome import Refusal
+from topobus.domain.timestamps import rfc3339
 from topobus.domain.transitions import Step
-from topobus.runtime.clock import Clock, rfc3339, until_tick
+from topobus.runtime.clock import Clock, until_tick
 from topobus.runtime.logging import get_logger
 from topobus.topology.announcer import Announcer
 from topobus.topology.core.decisions import decision_id

@@ -1,4 +1,4 @@
-"""The health machine: how a device's health moves from one look to the next. Pure.
+"""The health machine: how a device's health changes from one poll to the next. Pure.
 
 Flows in: the health so far, what a driver saw now (or that it said nothing), the time and the settings. Flows out: the health now.
 
@@ -11,20 +11,36 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta, Struct
 
-from topobus.devicekit.settings import HealthSettings
 from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState, Observation, RecoveryAction
-from topobus.runtime.clock import rfc3339
+from topobus.domain.timestamps import rfc3339
 
-__all__ = ["SILENT_REASONS", "forgive", "is_same_to_readers", "next_health", "silence"]
+__all__ = ["SILENT_REASONS", "HealthSettings", "forgive", "is_same_to_readers", "next_health", "silence"]
 
 # Worst first. Unknown stands before Recovering: a device that nobody can see is not known to recover.
 _SEVERITY = (HealthState.UNHEALTHY, HealthState.UNKNOWN, HealthState.RECOVERING, HealthState.DEGRADED, HealthState.HEALTHY)
 
 # Reasons of the DRIVER dimension that mean "no word", not "something is wrong".
 SILENT_REASONS = frozenset({"driver-hung", "driver-failed", "driver-not-loaded", "unmonitored"})
+
+
+class HealthSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a device's health moves between two looks."""
+
+    poll_s: Annotated[float, Meta(gt=0)] = 1.0
+    """Seconds between two looks at all devices. 1 s: some files a device; a fault is known before a scheduler could use the device again."""
+    hold_s: Annotated[float, Meta(ge=0)] = 30.0
+    """Seconds without evidence until Recovering becomes Healthy. 30 s: longer than a GPU reset or a link's retraining takes."""
+    flap_count: Annotated[int, Meta(ge=0, le=16)] = 4
+    """After so many relapses the hold stops growing: it doubles with each relapse while Recovering. 4: at most 16 times `hold_s`."""
+    forget_s: Annotated[float, Meta(ge=0)] = 600.0
+    """Seconds a vanished device stays listed as Unhealthy after nobody holds it. 10 min: longer than a node's drain and a card's re-seat."""
+    forgive: tuple[str, ...] = ()
+    """Devices whose sticky faults are forgiven as the service starts: an operator has repaired or replaced them."""
 
 
 def silence(reason: str, message: str) -> Observation:

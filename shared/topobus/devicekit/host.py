@@ -20,7 +20,7 @@ from topobus.contracts.codec import encode
 from topobus.contracts.messages import HintsReply, HintsRequest
 from topobus.contracts.stored import objection
 from topobus.devicekit.announcer import HealthAnnouncer
-from topobus.devicekit.health import forgive, silence
+from topobus.devicekit.health import HealthSettings, forgive, silence
 from topobus.devicekit.hints import hinting_driver, hints_of
 from topobus.devicekit.inventory_merge import DriverView, Roster, advance_roster
 from topobus.devicekit.isolation import DriverFailed, DriverHung, IsolatedDriver
@@ -28,7 +28,7 @@ from topobus.devicekit.pci import pci_folder
 from topobus.devicekit.pool_assignment import check_pools, odd_pools, with_pools
 from topobus.devicekit.prepare import Preparer
 from topobus.devicekit.registry import DriverRegistry, load_drivers, unserved
-from topobus.devicekit.settings import DeviceServiceSettings, DriverSettings, HealthSettings
+from topobus.devicekit.settings import DeviceServiceSettings, DriverSettings
 from topobus.domain.device import Device, Inventory
 from topobus.domain.errors import ContractError, HardwareError, PeerUnavailable
 from topobus.domain.health import HealthState, Observation
@@ -36,8 +36,9 @@ from topobus.domain.ledger import Holders
 from topobus.domain.machine import Machine
 from topobus.domain.names import next_generation
 from topobus.domain.request import Owner
+from topobus.domain.timestamps import rfc3339
 from topobus.runtime.bus import ChangeKind, Entry
-from topobus.runtime.clock import rfc3339, until_tick
+from topobus.runtime.clock import until_tick
 from topobus.runtime.logging import get_logger
 from topobus.runtime.proof import read_keys
 from topobus.runtime.service import Runtime

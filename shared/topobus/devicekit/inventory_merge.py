@@ -12,8 +12,7 @@ from datetime import datetime
 
 import msgspec
 
-from topobus.devicekit.health import next_health, silence
-from topobus.devicekit.settings import HealthSettings
+from topobus.devicekit.health import HealthSettings, next_health, silence
 from topobus.domain.device import Device
 from topobus.domain.health import Condition, Dimension, HealthState, Observation, RecoveryAction
 from topobus.domain.machine import Machine

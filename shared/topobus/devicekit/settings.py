@@ -9,12 +9,13 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from topobus.devicekit.health import HealthSettings
 from topobus.domain.pools import Pool
 from topobus.runtime.config import ServiceSettings
 from topobus.runtime.proof import AnswerSettings
 from topobus.sysfs.tree import HardwareSettings
 
-__all__ = ["DeviceServiceSettings", "DriverSettings", "HealthSettings"]
+__all__ = ["DeviceServiceSettings", "DriverSettings"]
 
 
 class DriverSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,21 +31,6 @@ class DriverSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Seconds the first inventory waits for slow plugins. 2 s: a node must be registered with kubelet within 3 s of its start."""
     hints_timeout_s: Annotated[float, Meta(gt=0)] = 0.015
     """Seconds a plugin with hints of its own may think. 15 ms: the asker gives up after 20 ms."""
-
-
-class HealthSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a device's health moves between two looks."""
-
-    poll_s: Annotated[float, Meta(gt=0)] = 1.0
-    """Seconds between two looks at all devices. 1 s: some files a device; a fault is known before a scheduler could use the device again."""
-    hold_s: Annotated[float, Meta(ge=0)] = 30.0
-    """Seconds without evidence until Recovering becomes Healthy. 30 s: longer than a GPU reset or a link's retraining takes."""
-    flap_count: Annotated[int, Meta(ge=0, le=16)] = 4
-    """After so many relapses the hold stops growing: it doubles with each relapse while Recovering. 4: at most 16 times `hold_s`."""
-    forget_s: Annotated[float, Meta(ge=0)] = 600.0
-    """Seconds a vanished device stays listed as Unhealthy after nobody holds it. 10 min: longer than a node's drain and a card's re-seat."""
-    forgive: tuple[str, ...] = ()
-    """Devices whose sticky faults are forgiven as the service starts: an operator has repaired or replaced them."""
 
 
 class DeviceServiceSettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):

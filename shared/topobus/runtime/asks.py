@@ -19,7 +19,7 @@ from topobus.contracts.codec import decode, encode
 from topobus.contracts.inboxes import answerer_of, askers_of, is_inbox_of
 from topobus.domain.errors import ConfigError, ContractError, HardwareError, InvariantError, PeerUnavailable, TopobusError
 from topobus.domain.silence import Answered, Silent, SilentBecause
-from topobus.runtime.clock import rfc3339
+from topobus.domain.timestamps import rfc3339
 from topobus.runtime.connection import Connection, Headers, Lasting
 from topobus.runtime.failures import ConnectionLost, NobodyThere
 from topobus.runtime.logging import get_logger

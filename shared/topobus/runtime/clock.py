@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from typing import Protocol
 
-__all__ = ["Clock", "SystemClock", "rfc3339", "until_tick"]
+__all__ = ["Clock", "SystemClock", "until_tick"]
 
 # A timer may fire a little before its time by the resolution of the clock: then the tick is the one that just comes, and is not waited for again.
 _EARLY = 0.1
@@ -75,12 +75,3 @@ def until_tick(now_s: float, every_s: float) -> float:
         left_s += every_s
     # At a tick the pause is the period itself, not what rounding leaves of it.
     return every_s if abs(left_s - every_s) < _ROUNDING_S else left_s
-
-
-def rfc3339(moment: datetime) -> str:
-    """Write a moment as RFC 3339 in UTC with microseconds, so that texts sort as moments do.
-
-    >>> rfc3339(datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC))
-    '2026-01-02T03:04:05.000000Z'
-    """
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from topobus.contracts.catalogue import Event, from_token
 from topobus.contracts.codec import decode, encode
 from topobus.domain.errors import ContractError, PeerUnavailable
-from topobus.runtime.clock import rfc3339
+from topobus.domain.timestamps import rfc3339
 from topobus.runtime.connection import Connection
 from topobus.runtime.failures import JetStreamError
 from topobus.runtime.feed import Delivery, Feed, From, Mark

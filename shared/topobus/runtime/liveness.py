@@ -14,8 +14,9 @@ from typing import Any
 
 from topobus.contracts.catalogue import Ask
 from topobus.domain.silence import Answered, Silence, SilenceSettings, Silent, next_silence
+from topobus.domain.timestamps import rfc3339
 from topobus.runtime.bus import Bus
-from topobus.runtime.clock import Clock, rfc3339, until_tick
+from topobus.runtime.clock import Clock, until_tick
 from topobus.runtime.logging import get_logger
 
 __all__ = ["ServiceLiveness"]

@@ -7,8 +7,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from topobus.devicekit.health import forgive, is_same_to_readers, next_health, silence
-from topobus.devicekit.settings import HealthSettings
+from topobus.devicekit.health import HealthSettings, forgive, is_same_to_readers, next_health, silence
 from topobus.domain.health import DeviceHealth, Dimension, HealthState, Observation, RecoveryAction
 
 _START = datetime(2026, 1, 1, tzinfo=UTC)

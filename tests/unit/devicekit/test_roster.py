@@ -7,9 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from topobus.devicekit.health import silence
+from topobus.devicekit.health import HealthSettings, silence
 from topobus.devicekit.inventory_merge import DriverView, Roster, advance_roster
-from topobus.devicekit.settings import HealthSettings
 from topobus.domain.device import Device
 from topobus.domain.health import Dimension, HealthState, Observation
 from topobus.domain.idset import CpuSet

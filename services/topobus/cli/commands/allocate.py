@@ -29,9 +29,9 @@ from topobus.contracts.messages import ApiObject
 from topobus.domain.device import Inventory
 from topobus.domain.errors import ContractError
 from topobus.domain.outcome import Reason
+from topobus.domain.timestamps import rfc3339
 from topobus.kubernetes.api.objects import object_parts
 from topobus.runtime.bus import Bus
-from topobus.runtime.clock import rfc3339
 
 __all__ = ["allocate"]
 

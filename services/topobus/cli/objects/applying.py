@@ -19,6 +19,7 @@ from topobus.contracts.codec import encode
 from topobus.contracts.messages import ApiObject
 from topobus.domain.errors import ContractError, PeerUnavailable, TopobusError
 from topobus.domain.request import OwnerKind
+from topobus.domain.timestamps import rfc3339
 from topobus.kubernetes.api.classic import is_classic
 from topobus.kubernetes.api.objects import (
     admit,
@@ -29,7 +30,7 @@ from topobus.kubernetes.api.objects import (
     object_parts,
 )
 from topobus.runtime.bus import Bus, Conflict, Entry
-from topobus.runtime.clock import SystemClock, rfc3339
+from topobus.runtime.clock import SystemClock
 
 __all__ = [
     "CONDITIONS",

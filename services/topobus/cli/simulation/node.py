@@ -24,10 +24,10 @@ from topobus.cli.objects.input_files import SNAPSHOT_BYTES, read_bytes
 from topobus.contracts.codec import decode
 from topobus.contracts.messages import DecisionEvent
 from topobus.devicekit.driver import DeviceDriver, HintingDriver
+from topobus.devicekit.health import HealthSettings
 from topobus.devicekit.hints import hinting_driver
 from topobus.devicekit.inventory_merge import DriverView, advance_roster
 from topobus.devicekit.registry import load_drivers
-from topobus.devicekit.settings import HealthSettings
 from topobus.domain import transitions
 from topobus.domain.alignment.planning.node_view import node_view
 from topobus.domain.alignment.planning.placement import place
@@ -38,8 +38,8 @@ from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine
 from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import Owner, PodRequest
+from topobus.domain.timestamps import rfc3339
 from topobus.domain.view import AlignmentOptions, NodeAlignment
-from topobus.runtime.clock import rfc3339
 from topobus.simulation.machines import PROFILES, build
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree

@@ -24,8 +24,8 @@ from topobus.controller.store.nats_store import NatsStore
 from topobus.controller.store.object_writer import ObjectWriter
 from topobus.devicekit.classic import ClassicDriver
 from topobus.devicekit.classic_registry import load_classic_drivers
+from topobus.domain.timestamps import rfc3339
 from topobus.kubernetes.api.classic_handles import class_of
-from topobus.runtime.clock import rfc3339
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
 

@@ -33,10 +33,10 @@ from topobus.controller.store.object_writer import ObjectWriter
 from topobus.devicekit.classic import ClaimWork, ClassicDriver
 from topobus.domain.errors import ContractError, PeerUnavailable, TopobusError
 from topobus.domain.outcome import Reason, Refusal
+from topobus.domain.timestamps import rfc3339
 from topobus.kubernetes.api import classic
 from topobus.kubernetes.api.classic_limits import check_status
 from topobus.kubernetes.api.objects import metadata_of, name_of
-from topobus.runtime.clock import rfc3339
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
 

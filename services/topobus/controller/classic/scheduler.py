@@ -30,10 +30,10 @@ from topobus.controller.store.nats_store import NatsStore
 from topobus.controller.store.object_writer import ObjectWriter
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.outcome import Reason
+from topobus.domain.timestamps import rfc3339
 from topobus.kubernetes.api import classic
 from topobus.kubernetes.api.classic_limits import MAX_RESERVED
 from topobus.kubernetes.api.objects import admit, metadata_of, name_of
-from topobus.runtime.clock import rfc3339
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
 

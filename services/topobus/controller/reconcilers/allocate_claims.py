@@ -41,10 +41,10 @@ from topobus.controller.store.object_writer import ObjectWriter
 from topobus.domain.errors import ContractError, HardwareError, PeerUnavailable
 from topobus.domain.outcome import Reason, Refusal
 from topobus.domain.request import Owner
+from topobus.domain.timestamps import rfc3339
 from topobus.kubernetes.api.objects import metadata_of, name_of, object_parts
 from topobus.kubernetes.api.resource import AllocationResult
 from topobus.runtime.bus import AmbiguousWrite
-from topobus.runtime.clock import rfc3339
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
 

@@ -11,8 +11,9 @@ from topobus.contracts.messages import DecisionEvent
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import Owner
+from topobus.domain.timestamps import rfc3339
 from topobus.runtime.bus import Bus
-from topobus.runtime.clock import Clock, rfc3339
+from topobus.runtime.clock import Clock
 from topobus.runtime.logging import get_logger
 
 __all__ = ["DecisionPublisher"]

@@ -33,11 +33,11 @@ from topobus.controller.store.nats_store import NatsStore
 from topobus.controller.store.object_writer import ObjectWriter
 from topobus.domain.errors import ContractError
 from topobus.domain.outcome import Reason, Refusal
+from topobus.domain.timestamps import rfc3339
 from topobus.kubernetes.api.classic import is_classic
 from topobus.kubernetes.api.classic_handles import as_structured
 from topobus.kubernetes.api.objects import ask_deletion, metadata_of
 from topobus.kubernetes.api.resource import AllocationResult, Taint
-from topobus.runtime.clock import rfc3339
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
 

@@ -29,8 +29,8 @@ from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.nats_store import NatsStore
 from topobus.controller.store.object_writer import ObjectWriter
 from topobus.domain.errors import ContractError
+from topobus.domain.timestamps import rfc3339
 from topobus.kubernetes.api.objects import ask_deletion, metadata_of, name_of
-from topobus.runtime.clock import rfc3339
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
 

@@ -56,9 +56,9 @@ from topobus.controller.store.object_writer import ObjectWriter
 from topobus.domain.errors import ContractError
 from topobus.domain.outcome import Placement, Reason, Refusal
 from topobus.domain.request import Owner, OwnerKind, PodRequest
+from topobus.domain.timestamps import rfc3339
 from topobus.kubernetes.api.classic import is_classic
 from topobus.kubernetes.api.objects import PLACEMENT_PROTECTION
-from topobus.runtime.clock import rfc3339
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
 

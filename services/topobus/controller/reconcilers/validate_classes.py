@@ -16,11 +16,11 @@ from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.nats_store import NatsStore
 from topobus.controller.store.object_writer import ObjectWriter
 from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.domain.timestamps import rfc3339
 from topobus.kubernetes.api import limits
 from topobus.kubernetes.api.objects import name_of
 from topobus.kubernetes.api.resource import DeviceClassSpec
 from topobus.kubernetes.api.shape import read_as
-from topobus.runtime.clock import rfc3339
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
 

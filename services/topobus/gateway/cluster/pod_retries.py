@@ -17,6 +17,7 @@ from msgspec import structs
 
 from topobus.domain.errors import TopobusError
 from topobus.domain.request import Owner
+from topobus.domain.timestamps import rfc3339
 from topobus.gateway.cluster.objects import (
     CLAIMS,
     PODS,
@@ -40,7 +41,7 @@ from topobus.gateway.core.waiting import (
 from topobus.gateway.dra.attempts import Attempts
 from topobus.gateway.dra.checkpoint import Checkpoint
 from topobus.gateway.node_state import Broadcast, NodeState
-from topobus.runtime.clock import Clock, rfc3339
+from topobus.runtime.clock import Clock
 from topobus.runtime.logging import get_logger
 
 __all__ = ["ANNOTATION", "PodRetries"]

@@ -20,9 +20,10 @@ import grpc.aio
 import msgspec
 
 from topobus.devicekit.cdi_files import write
+from topobus.devicekit.health import HealthSettings
 from topobus.devicekit.host import serve_devices
 from topobus.devicekit.registry import DriverRegistry
-from topobus.devicekit.settings import DeviceServiceSettings, DriverSettings, HealthSettings
+from topobus.devicekit.settings import DeviceServiceSettings, DriverSettings
 from topobus.domain.errors import ConfigError
 from topobus.domain.idset import NodeSet
 from topobus.domain.names import is_extended_resource_name

@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from topobus.contracts.catalogue import DISAGREEMENT
 from topobus.contracts.messages import Disagreement, DisagreementEvent
 from topobus.domain.errors import TopobusError
+from topobus.domain.timestamps import rfc3339
 from topobus.runtime.bus import Bus
-from topobus.runtime.clock import Clock, SystemClock, rfc3339
+from topobus.runtime.clock import Clock, SystemClock
 from topobus.runtime.logging import get_logger
 
 __all__ = ["LedgerDrift"]
