@@ -1,6 +1,7 @@
-"""Names: what is a legal one, and how one is made from what hardware calls itself.
+"""Names and ids: which names are legal, and how a name is made from what hardware calls itself.
 
-Ids are NewTypes so that a claim's uid never ends up where a pod's is wanted.
+The uids of pods and of claims are NewTypes, because code handles both at once and mixing them up would go unnoticed. A uid whose kind another field tells
+(`Owner.uid`, `metadata.uid`) is a plain str until somebody has read that field.
 """
 
 import re
@@ -10,11 +11,7 @@ from msgspec import Meta
 
 __all__ = [
     "ClaimUid",
-    "DeviceClass",
-    "DeviceName",
     "Generation",
-    "NodeName",
-    "OperationId",
     "PodUid",
     "is_dns_label",
     "is_dns_subdomain",
@@ -23,21 +20,14 @@ __all__ = [
     "to_dns_label",
 ]
 
-NodeName = NewType("NodeName", str)
-"""A Kubernetes node's name: a DNS subdomain."""
-DeviceClass = NewType("DeviceClass", str)
-"""A hardware class: `gpu`, `nic`, `fpga`, `cpu` or one that a plugin adds. A DNS label."""
-DeviceName = NewType("DeviceName", str)
-"""A device's name: a DNS label, stable over reboots, unique in node and class; also its name in DRA."""
+PodUid = NewType("PodUid", str)
+"""A pod's `metadata.uid`. An API server gives a new one to a pod of the same name."""
+ClaimUid = NewType("ClaimUid", str)
+"""A ResourceClaim's `metadata.uid`. Kubelet names a claim by it, and claims and pods are looked up side by side in the gateway."""
 Generation = Annotated[int, Meta(ge=0, le=2**53)]
 """A number that grows with each change of something. Up to 2**53 every JSON reader keeps it exactly (RFC 8259 section 6), and one more is a number still."""
 # A thousand changes a second reach it in 34 years: above it stands only what somebody forged.
 _HIGHEST_GENERATION = 2**40
-PodUid = NewType("PodUid", str)
-ClaimUid = NewType("ClaimUid", str)
-OperationId = NewType("OperationId", str)
-"""Chosen by the caller, the same on every retry; the effect is stored under it."""
-
 # RFC 1123, as Kubernetes applies it: at most 63 characters a label, 253 a name.
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 # The name part of a qualified name: 63 characters at most.
@@ -64,7 +54,7 @@ def is_extended_resource_name(name: str) -> bool:
     Rule: a domain prefix that is not Kubernetes' own, and `requests.` + name (the form that quotas use) is still a qualified name.
     Source: k8s.io/kubernetes pkg/apis/core/v1/helper IsExtendedResourceName.
 
-    >>> [is_extended_resource_name(one) for one in ("topobus.dev/gpu", "nodomain", "kubernetes.io/x", "a.b/-x")]
+    >>> [is_extended_resource_name(name) for name in ("topobus.dev/gpu", "nodomain", "kubernetes.io/x", "a.b/-x")]
     [True, False, False, False]
     """
     prefix, slash, part = name.partition("/")

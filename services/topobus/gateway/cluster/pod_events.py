@@ -7,10 +7,11 @@ forgotten: nothing rests on it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from topobus.domain.errors import TopobusError
+from topobus.domain.names import ClaimUid, PodUid
 from topobus.domain.request import Owner
 from topobus.gateway.cluster.objects import Cluster
 from topobus.gateway.core.waiting import NodePod
@@ -35,7 +36,7 @@ class PodEvents:
         self._told: dict[str, str] = {}
         """Uid of a pod or claim to what was told last."""
 
-    def keep(self, uids: set[str]) -> None:
+    def keep(self, uids: Collection[PodUid | ClaimUid]) -> None:
         """Forget what is gone."""
         self._told = {uid: event for uid, event in self._told.items() if uid in uids}
 

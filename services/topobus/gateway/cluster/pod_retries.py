@@ -16,6 +16,7 @@ from contextlib import aclosing
 from msgspec import structs
 
 from topobus.domain.errors import TopobusError
+from topobus.domain.names import PodUid
 from topobus.domain.request import Owner
 from topobus.domain.timestamps import rfc3339
 from topobus.gateway.cluster.objects import (
@@ -75,15 +76,15 @@ class PodRetries:
         self._clock = clock
         self._events = PodEvents(cluster, clock, state.node)
         self._changed = Broadcast()
-        self._pods: dict[str, NodePod] = {}
+        self._pods: dict[PodUid, NodePod] = {}
         self._claims: dict[tuple[str, str], WaitingClaim | None] = {}
         """Claims of pods as they were read; absent: to be read."""
         self._unallocated_since: dict[tuple[str, str], float] = {}
         """Claims that were read without an allocation: they change yet, and are read again."""
-        self._waits: dict[str, PodWait] = {}
-        self._obstacles: dict[str, str] = {}
-        self._blocked_since: dict[str, float] = {}
-        self._evicted_at: dict[str, float] = {}
+        self._waits: dict[PodUid, PodWait] = {}
+        self._obstacles: dict[PodUid, str] = {}
+        self._blocked_since: dict[PodUid, float] = {}
+        self._evicted_at: dict[PodUid, float] = {}
         self._failed_calls: dict[str, str] = {}
 
     async def run(self) -> None:
@@ -116,7 +117,7 @@ class PodRetries:
                     self._claims.clear()
                     self._unallocated_since.clear()
                 else:
-                    uid = str(change.object.metadata.get("uid", ""))
+                    uid = PodUid(str(change.object.metadata.get("uid", "")))
                     pod = pod_of(change.object) if change.kind is ClusterChangeKind.PUT else None
                     if pod == self._pods.get(uid):
                         # Most changes are of a status that is nothing to us.
@@ -137,8 +138,8 @@ class PodRetries:
             for uid in by_uid.keys() - self._pods.keys():
                 del by_uid[uid]
         self._failed_calls = {what: why for what, why in self._failed_calls.items() if what in _COMMON_CALLS or what in self._pods}
-        self._attempts.keep({claim.owner.uid for claim in self._claims.values() if claim is not None})
-        self._events.keep({*self._pods, *(claim.owner.uid for claim in self._claims.values() if claim is not None)})
+        self._attempts.keep({claim.uid for claim in self._claims.values() if claim is not None})
+        self._events.keep({*self._pods, *(claim.uid for claim in self._claims.values() if claim is not None)})
 
     async def _read_claims(self) -> None:
         """Read the claims that are not known yet; one that was allocated before its pod was bound does not change any more."""
@@ -166,7 +167,7 @@ class PodRetries:
         )
 
     def _is_prepared(self, claim: WaitingClaim) -> bool:
-        entries = [self._checkpoint.get(claim.owner.uid, device_class) for device_class in claim.classes]
+        entries = [self._checkpoint.get(claim.uid, device_class) for device_class in claim.classes]
         return all(entry is not None and entry.is_running for entry in entries)
 
     def _waiting_claims(self, pod: NodePod) -> tuple[WaitingClaim, ...]:
@@ -197,9 +198,9 @@ class PodRetries:
     async def _look_at(self, pod: NodePod, claims: Iterable[WaitingClaim]) -> None:
         now_s = self._clock.monotonic()
         wait = self._waits.setdefault(pod.uid, PodWait(since_s=now_s))
-        failures = [failure for claim in claims if (failure := self._attempts.failure(claim.owner.uid)) is not None]
+        failures = [failure for claim in claims if (failure := self._attempts.failure(claim.uid)) is not None]
         for claim in claims:
-            failure = self._attempts.failure(claim.owner.uid)
+            failure = self._attempts.failure(claim.uid)
             if failure is not None:
                 await self._events.tell(pod, claim.owner, failure.error, self._users_of(claim))
         obstacle = next((text for claim in claims if (text := self._obstacle_of(claim))), "")
@@ -212,7 +213,7 @@ class PodRetries:
         else:
             self._blocked_since.pop(pod.uid, None)
         wait = structs.replace(wait, failed_s=max((failure.at_s for failure in failures), default=None))
-        is_trying = any(self._attempts.is_running(claim.owner.uid) for claim in claims)
+        is_trying = any(self._attempts.is_running(claim.uid) for claim in claims)
         if self._settings.retries_pods and not obstacle and not is_trying and now_s >= due_at(wait):
             wait = structs.replace(wait, nudged_s=now_s, tries=wait.tries + 1)
             await self._annotate(pod)

@@ -18,7 +18,7 @@ from topobus.contracts.messages import ApiObject, Prepared
 from topobus.devicekit.cdi import CdiDevice, CdiSpec
 from topobus.domain.device import class_of_driver
 from topobus.domain.edits import ContainerEdits
-from topobus.domain.names import is_dns_label
+from topobus.domain.names import ClaimUid, is_dns_label
 from topobus.domain.outcome import Reason, Refusal
 from topobus.kubernetes.api.resource import Toleration
 from topobus.kubernetes.api.slices import SICK_TAINT
@@ -82,7 +82,9 @@ class ClaimAllocation(Struct, frozen=True, kw_only=True):
         return {request: tuple(sorted(names)) for request, names in by_class.items()}
 
 
-def allocation_of(claim: ApiObject | None, *, namespace: str, name: str, uid: str, driver: str, node: str) -> ClaimAllocation | Refusal:
+def allocation_of(
+    claim: ApiObject | None, *, namespace: str, name: str, uid: ClaimUid, driver: str, node: str
+) -> ClaimAllocation | Refusal:
     """Read what a driver must prepare of a claim on this node.
 
     Errors: raises nothing; Refusal codes claim-missing, claim-replaced, claim-unallocated, claim-malformed, claim-elsewhere.
@@ -148,14 +150,14 @@ def allocation_of(claim: ApiObject | None, *, namespace: str, name: str, uid: st
     return ClaimAllocation(devices=tuple(devices), held=sorted_held, by_share=by_share, config=configured, tolerated=tolerated)
 
 
-def is_allocated_here(claim: ApiObject | None, uid: str, node: str) -> bool:
+def is_allocated_here(claim: ApiObject | None, uid: ClaimUid, node: str) -> bool:
     """Say whether the claim of this uid still has devices on this node: then they stay its own after an unprepare."""
     if claim is None or claim.metadata.get("uid") != uid:
         return False
     return any(isinstance(result, Mapping) and result.get("pool") == node for result in _results(claim) or ())
 
 
-def cdi_device_name(uid: str, device: str) -> str:
+def cdi_device_name(uid: ClaimUid, device: str) -> str:
     """Name a claim's device in CDI.
 
     The claim's uid is in it, since two files that define one name cancel each other out. It begins with a letter, which every CDI version takes.
@@ -166,7 +168,7 @@ def cdi_device_name(uid: str, device: str) -> str:
     return f"claim-{uid}-{device}"
 
 
-def cdi_request_name(uid: str, request: str) -> str:
+def cdi_request_name(uid: ClaimUid, request: str) -> str:
     """Name what the devices of one request have in common; no device has such a name, for those have no '_'.
 
     >>> cdi_request_name("3cec", "big")
@@ -175,12 +177,14 @@ def cdi_request_name(uid: str, request: str) -> str:
     return f"claim-{uid}_request-{request}"
 
 
-def cdi_whole_name(uid: str) -> str:
+def cdi_whole_name(uid: ClaimUid) -> str:
     """Name what all devices of a claim have in common, for containers that name no request."""
     return f"claim-{uid}_whole"
 
 
-def cdi_spec(uid: str, device_class: str, prepared: Prepared, requests: Mapping[str, Prepared] = MappingProxyType({})) -> CdiSpec | None:
+def cdi_spec(
+    uid: ClaimUid, device_class: str, prepared: Prepared, requests: Mapping[str, Prepared] = MappingProxyType({})
+) -> CdiSpec | None:
     """Describe a claim's CDI file; None when nothing is to be edited (a runtime refuses an empty file).
 
     Shapes: requests — what was prepared for each request alone, where the claim has several. Kubelet gives a container the names of the requests that it
@@ -208,12 +212,12 @@ def cdi_spec(uid: str, device_class: str, prepared: Prepared, requests: Mapping[
     return CdiSpec(vendor=CDI_VENDOR, device_class=_cdi_class(device_class), devices=entries, common=_bound(_without_annotations(common)))
 
 
-def cdi_names(spec: CdiSpec | None, uid: str, device: str, request: str) -> tuple[str, ...]:
+def cdi_names(spec: CdiSpec | None, uid: ClaimUid, device: str, request: str) -> tuple[str, ...]:
     """List the names that give a container one device of a request; the device's own first, by which kubelet tells people of its health."""
     return _defined(spec, cdi_device_name(uid, device), cdi_request_name(uid, request))
 
 
-def cdi_whole_names(spec: CdiSpec | None, uid: str) -> tuple[str, ...]:
+def cdi_whole_names(spec: CdiSpec | None, uid: ClaimUid) -> tuple[str, ...]:
     """List the name that a container gets besides when it names no request; none where the claim has one request."""
     return _defined(spec, cdi_whole_name(uid))
 

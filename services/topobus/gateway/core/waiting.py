@@ -13,6 +13,7 @@ from msgspec import Struct
 from topobus.contracts.messages import ApiObject
 from topobus.domain.device import Inventory, class_of_driver, driver_name
 from topobus.domain.health import HealthState
+from topobus.domain.names import ClaimUid, PodUid
 from topobus.domain.outcome import Refusal
 from topobus.domain.request import Owner, OwnerKind
 from topobus.gateway.core.claim_allocation import ClaimAllocation, allocation_of
@@ -34,7 +35,7 @@ class NodePod(Struct, frozen=True, kw_only=True):
 
     namespace: str
     name: str
-    uid: str
+    uid: PodUid
     claims: tuple[str, ...]
     """Names of its claims, as far as they are known yet."""
     has_controller: bool = False
@@ -52,6 +53,11 @@ class WaitingClaim(Struct, frozen=True, kw_only=True):
     """Of our drivers that have to prepare it."""
     tolerated: frozenset[tuple[str, str]] = frozenset()
     """Class and device that the claim takes also when they are sick."""
+
+    @property
+    def uid(self) -> ClaimUid:
+        """The uid of the claim."""
+        return ClaimUid(self.owner.uid)
 
 
 class PodWait(Struct, frozen=True, kw_only=True):
@@ -81,7 +87,7 @@ def pod_of(pod: ApiObject) -> NodePod | None:
     return NodePod(
         namespace=str(metadata.get("namespace", "")),
         name=str(metadata.get("name", "")),
-        uid=str(metadata.get("uid", "")),
+        uid=PodUid(str(metadata.get("uid", ""))),
         claims=claims,
         has_controller=any(entry.get("controller") is True for entry in _mappings(metadata.get("ownerReferences"))),
     )
@@ -99,7 +105,7 @@ def waiting_claim(claim: ApiObject | None, node: str) -> WaitingClaim | None:
     name, namespace, uid = (str(claim.metadata.get(key, "")) for key in ("name", "namespace", "uid"))
     parts: list[tuple[str, ClaimAllocation]] = []
     for device_class in classes:
-        read = allocation_of(claim, namespace=namespace, name=name, uid=uid, driver=driver_name(device_class), node=node)
+        read = allocation_of(claim, namespace=namespace, name=name, uid=ClaimUid(uid), driver=driver_name(device_class), node=node)
         if isinstance(read, Refusal):
             return None
         parts.append((device_class, read))

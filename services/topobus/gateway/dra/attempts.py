@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from msgspec import Struct
 
+from topobus.domain.names import ClaimUid
 from topobus.gateway.node_state import Broadcast
 
 __all__ = ["Attempts", "Failure"]
@@ -28,11 +29,11 @@ class Attempts:
 
     def __init__(self) -> None:
         self.changed = Broadcast()
-        self._running: dict[str, int] = {}
-        self._failures: dict[tuple[str, str], Failure] = {}
+        self._running: dict[ClaimUid, int] = {}
+        self._failures: dict[tuple[ClaimUid, str], Failure] = {}
 
     @contextmanager
-    def running(self, uid: str) -> Iterator[None]:
+    def running(self, uid: ClaimUid) -> Iterator[None]:
         """Count a try while it is under way."""
         self._running[uid] = self._running.get(uid, 0) + 1
         try:
@@ -43,24 +44,24 @@ class Attempts:
                 del self._running[uid]
             self.changed.announce()
 
-    def is_running(self, uid: str) -> bool:
+    def is_running(self, uid: ClaimUid) -> bool:
         """Say whether a try of this claim is under way."""
         return uid in self._running
 
-    def failed(self, uid: str, device_class: str, error: str, at_s: float) -> None:
+    def failed(self, uid: ClaimUid, device_class: str, error: str, at_s: float) -> None:
         """Note that a try failed."""
         self._failures[uid, device_class] = Failure(error=error, at_s=at_s)
 
-    def ended(self, uid: str, device_class: str) -> None:
+    def ended(self, uid: ClaimUid, device_class: str) -> None:
         """Forget failures of a claim's class: it is prepared, or undone."""
         self._failures.pop((uid, device_class), None)
 
-    def failure(self, uid: str) -> Failure | None:
+    def failure(self, uid: ClaimUid) -> Failure | None:
         """The newest failure of a claim; None when no try has failed since it was prepared or undone."""
         return max(
             (failure for (claim, _), failure in self._failures.items() if claim == uid), key=lambda failure: failure.at_s, default=None
         )
 
-    def keep(self, uids: set[str]) -> None:
+    def keep(self, uids: set[ClaimUid]) -> None:
         """Forget claims that nobody waits for any more."""
         self._failures = {key: failure for key, failure in self._failures.items() if key[0] in uids}

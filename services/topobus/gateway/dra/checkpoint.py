@@ -19,6 +19,7 @@ from topobus.contracts.codec import decode, encode, to_builtins
 from topobus.devicekit.cdi import CdiSpec
 from topobus.devicekit.cdi_files import remove_leftovers, write
 from topobus.domain.errors import ConfigError, ContractError
+from topobus.domain.names import ClaimUid
 from topobus.gateway.core.claim_allocation import AllocatedDevice
 from topobus.gateway.disk import DiskWork
 
@@ -32,7 +33,7 @@ class ClaimEntry(Struct, frozen=True, kw_only=True):
 
     namespace: str
     name: str
-    uid: str
+    uid: ClaimUid
     device_class: str
     attempt: str
     """Part of the operation ids of this preparation: the same on every retry, another one after an unprepare."""
@@ -149,7 +150,7 @@ class Checkpoint:
         """All entries, by claim and class."""
         return tuple(self._entries[key] for key in sorted(self._entries))
 
-    def get(self, uid: str, device_class: str) -> ClaimEntry | None:
+    def get(self, uid: ClaimUid, device_class: str) -> ClaimEntry | None:
         """One claim at one driver."""
         return self._entries.get(f"{uid}/{device_class}")
 
@@ -160,7 +161,7 @@ class Checkpoint:
         """
         await self._disk.do(lambda: self._save(lambda: {**self._entries, entry.key: entry}))
 
-    async def remove(self, uid: str, device_class: str) -> None:
+    async def remove(self, uid: ClaimUid, device_class: str) -> None:
         """Forget an entry; one that is not there is no error."""
         key = f"{uid}/{device_class}"
         await self._disk.do(lambda: self._save(lambda: {other: entry for other, entry in self._entries.items() if other != key}))

@@ -21,6 +21,7 @@ from topobus.devicekit.cdi import file_name, render
 from topobus.devicekit.cdi_files import check_writable, delete, restore_files, write, write_missing
 from topobus.domain.device import driver_name
 from topobus.domain.errors import ConfigError, PeerUnavailable, TopobusError
+from topobus.domain.names import ClaimUid
 from topobus.domain.outcome import Refusal
 from topobus.domain.request import Owner, OwnerKind
 from topobus.gateway.asks import NodeAsks, contradicted
@@ -56,7 +57,7 @@ class ClaimKey(Struct, frozen=True, kw_only=True):
 
     namespace: str
     name: str
-    uid: str
+    uid: ClaimUid
 
     @property
     def owner(self) -> Owner:
@@ -151,7 +152,7 @@ class ClaimPreparer:
         ledger = self._state.ledger
         for allocation in ledger.allocations.values() if ledger is not None else ():
             owner = allocation.owner
-            claim = ClaimKey(namespace=owner.namespace, name=owner.name, uid=owner.uid)
+            claim = ClaimKey(namespace=owner.namespace, name=owner.name, uid=ClaimUid(owner.uid))
             async with self._locks.of(owner.uid):
                 if not allocation.is_prepared or any(entry.uid == owner.uid for entry in self._checkpoint.entries()):
                     continue

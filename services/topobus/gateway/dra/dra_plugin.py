@@ -19,6 +19,7 @@ import grpc.aio
 
 from topobus.domain.device import driver_name
 from topobus.domain.errors import ConfigError
+from topobus.domain.names import ClaimUid
 from topobus.gateway.config import DeadlineSettings, KubeletSettings
 from topobus.gateway.core.lists import DraHealth, HealthEntry
 from topobus.gateway.core.socket_paths import driver_sockets, stale_patterns
@@ -318,7 +319,7 @@ async def _guarded(claim: ClaimKey, method: str, work: Awaitable[R]) -> R | str:
 
 async def _for_each(claims: Iterable[dra.Claim], work: Callable[[ClaimKey], Coroutine[Any, Any, R]]) -> dict[str, R]:
     """Do the same to all claims at once; a slow one holds up none of the others."""
-    keys = [ClaimKey(namespace=claim.namespace, name=claim.name, uid=claim.uid) for claim in claims]
+    keys = [ClaimKey(namespace=claim.namespace, name=claim.name, uid=ClaimUid(claim.uid)) for claim in claims]
     async with asyncio.TaskGroup() as group:
         tasks = {key.uid: group.create_task(work(key)) for key in keys}
     return {uid: task.result() for uid, task in tasks.items()}

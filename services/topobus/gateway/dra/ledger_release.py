@@ -11,6 +11,7 @@ import asyncio
 import uuid
 
 from topobus.domain.errors import TopobusError
+from topobus.domain.names import ClaimUid
 from topobus.domain.request import Owner, OwnerKind
 from topobus.gateway.asks import NodeAsks
 from topobus.gateway.config import DeadlineSettings
@@ -63,7 +64,7 @@ class LedgerRelease:
                 continue
             try:
                 claim = await self._reader.read(owner.namespace, owner.name)
-                if is_allocated_here(claim, owner.uid, self._state.node):
+                if is_allocated_here(claim, ClaimUid(owner.uid), self._state.node):
                     continue
                 over.add(owner.key)
                 if owner.key in self._left or owner.key in over_before:
