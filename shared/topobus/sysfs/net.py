@@ -58,7 +58,7 @@ def function_interfaces(tree: Tree, address: PciAddress) -> tuple[NetInterface, 
     A virtio function has them one folder further down, below `virtioN`.
     """
     base = function_path(address)
-    folders = [base, *(f"{base}/{name}" for name in tree.names(base) if re.fullmatch(r"virtio\d+", name))]
+    folders = [base, *(f"{base}/{name}" for name in tree.names(base) if name.startswith("virtio") and re.fullmatch(r"virtio\d+", name))]
     return tuple(_read_interface(tree, f"{folder}/net/{name}", name) for folder in folders for name in tree.names(f"{folder}/net"))
 
 
