@@ -22,3 +22,11 @@ def test_dockerfile_copies_all_that_the_wheel_is_made_of() -> None:
 
     assert [one for one in wanted if not any(PurePosixPath(one).is_relative_to(source) for source in _copied())] == []
     assert [one for one in wanted if PurePosixPath(one).parts[0] in ignored] == []
+
+
+def test_images_are_built_without_the_test_kit() -> None:
+    """Developers take the kit from the wheel; a service neither imports nor carries it."""
+    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
+
+    assert "shared/topobus/testing" in ignored
+    assert (ROOT / "shared" / "topobus" / "testing").is_dir()
