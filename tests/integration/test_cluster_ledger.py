@@ -18,8 +18,7 @@ from topobus.contracts import catalogue
 from topobus.contracts.codec import encode
 from topobus.contracts.messages import ApiObject, PlanRequest
 from topobus.controller.claims.gated_claims import GateAttempt
-from topobus.controller.reconcilers.held_allocation import Holding
-from topobus.controller.reconcilers.node_ledgers import NodeLedgers
+from topobus.controller.reconcilers.node_ledgers import Held, NodeLedgers, Overtaken
 from topobus.controller.state.api_server_state import ApiServerState
 from topobus.controller.state.cluster_objects import read_object
 from topobus.domain.device import Inventory, driver_name
@@ -269,7 +268,7 @@ async def _place(ledgers: NodeLedgers, rig: Rig, number: int, *devices: str) -> 
     async def is_newest() -> bool:
         return True
 
-    assert isinstance(await ledgers.hold(_stored_claim(), _attempt(number, *devices), is_newest), Placement)
+    assert isinstance(await ledgers.hold(_stored_claim(), _attempt(number, *devices), is_newest), Held)
 
 
 def _held(rig: Rig) -> list[str]:
@@ -289,7 +288,7 @@ async def test_stale_holding_is_let_go_only_while_the_attempt_is_the_newest(
     """What an older attempt left at the node goes; what another replica got there by a newer one stays, also when it comes after the second look."""
     first, second, third = [device.name for device in recorded[1][0].devices[:3]]
     world = ApiServerState()
-    ledgers = NodeLedgers(rig.home.settings, rig.bus, world)
+    ledgers = NodeLedgers(rig.bus, world, rig.home.settings.ask_timeout_s)
     await _place(ledgers, rig, 1, first)
     rig.topology.refuse_next = 1
 
@@ -303,7 +302,7 @@ async def test_stale_holding_is_let_go_only_while_the_attempt_is_the_newest(
 
     answer = await ledgers.hold(_stored_claim(), _attempt(2, second), is_newest)
 
-    assert answer is Holding.OVERTAKEN if who == "overtaken" else isinstance(answer, Refusal)
+    assert isinstance(answer, Overtaken) if who == "overtaken" else isinstance(answer, Refusal)
     assert _held(rig) == {"ours": [], "overtaken": [first], "overtaken-late": [third]}[who]
 
 

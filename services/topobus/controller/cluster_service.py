@@ -22,12 +22,13 @@ from topobus.controller.planner import Planner
 from topobus.controller.reconcilers.allocation_intents import Intents
 from topobus.controller.reconcilers.allocation_runner import AllocationRunner
 from topobus.controller.reconcilers.cluster_housekeeping import ClaimHousekeeping
-from topobus.controller.reconcilers.deallocate_claims import Deallocations
+from topobus.controller.reconcilers.deallocate_claims import ClusterDeallocation
 from topobus.controller.reconcilers.decision_publisher import DecisionPublisher
 from topobus.controller.reconcilers.node_choice import NodeChooser
 from topobus.controller.reconcilers.node_ledgers import NodeLedgers
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.reconcilers.open_gates import GatedPodReconciler
+from topobus.controller.reconcilers.unschedulable_pods import UnschedulablePods
 from topobus.controller.state.api_server_state import ApiServerState
 from topobus.controller.store.api import (
     CLAIMS,
@@ -113,16 +114,21 @@ class ClusterController:
         self._metrics = ClusterMetrics(runtime.registry)
         self._malformed_parts = ObjectBoundary("node-state", metrics.set_aside)
         writer = ApiServerWriter(ApiServerStore(api, self._world, self._metrics))
-        ledgers = NodeLedgers(settings, runtime.bus, self._world)
+        ledgers = NodeLedgers(runtime.bus, self._world, settings.ask_timeout_s)
+        deallocation = ClusterDeallocation(self._world, writer, ledgers, metrics)
         events = EventRecorder(api, runtime.clock, f"{runtime.name}-{runtime.node}")
         self._events = events
         self._told_foreign: dict[str, str] = {}
         chooser = NodeChooser(settings, self._world, searcher, compiler, metrics)
         decisions = DecisionPublisher(runtime.bus, runtime.clock)
         intents = Intents(settings, runtime.clock, self._world, writer, self._informers[CLAIMS], ledgers, chooser, decisions, metrics)
-        self._gates = GatedPodReconciler(settings, runtime.clock, self._world, writer, intents, chooser, events, metrics, self._changed.set)
-        self._takebacks = Deallocations(settings, runtime.clock, self._world, writer, ledgers, events, metrics)
-        self._housekeeper = ClaimHousekeeping(runtime.clock, self._world, writer, events, metrics, is_own=cluster.housekeeping == "own")
+        self._gates = GatedPodReconciler(
+            settings, runtime.clock, self._world, writer, intents, deallocation, chooser, events, metrics, self._changed.set
+        )
+        self._unschedulable = UnschedulablePods(settings, runtime.clock, self._world, writer, deallocation, events, metrics)
+        self._housekeeper = ClaimHousekeeping(
+            runtime.clock, self._world, writer, deallocation, events, metrics, is_own=cluster.housekeeping == "own"
+        )
         self._planner = Planner(settings, runtime, self._world, metrics)
         for part in (*_BUS_PARTS, "cluster"):
             runtime.readiness.set(part, is_ready=False, why="no snapshot yet")
@@ -215,7 +221,7 @@ class ClusterController:
             if not all(informer.is_synced for informer in self._informers.values()):
                 continue
             await self._tell_foreign()
-            dues = (self._gates.start_all(group), await self._takebacks.reconcile_all(), await self._housekeeper.reconcile_all())
+            dues = (self._gates.start_all(group), await self._unschedulable.reconcile_all(), await self._housekeeper.reconcile_all())
             wait_s = min((due_s for due_s in dues if due_s is not None), default=None)
             spent_s = self._runtime.clock.monotonic() - started_s
 

@@ -24,15 +24,19 @@ from topobus.controller.reconcilers.allocate_claims import ClaimReconciler
 from topobus.controller.reconcilers.allocator import Allocator
 from topobus.controller.reconcilers.binding_conditions import BindingConditions
 from topobus.controller.reconcilers.claim_users import ClaimUsers
+from topobus.controller.reconcilers.deallocate_claims import ClaimDeallocation
 from topobus.controller.reconcilers.evict_tainted import Evictor
 from topobus.controller.reconcilers.ledger_releases import LedgerReleases
 from topobus.controller.reconcilers.make_claims import ClaimTemplateReconciler
+from topobus.controller.reconcilers.node_ledgers import NodeLedgers
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.reconcilers.release_orphans import OrphanedAllocations
 from topobus.controller.reconcilers.schedule_pods import PodScheduler
 from topobus.controller.reconcilers.silent_services import SilentServices
 from topobus.controller.reconcilers.validate_classes import ClassReconciler
 from topobus.controller.state.standalone_state import StandaloneState
+from topobus.controller.store.nats_store import NatsStore
+from topobus.controller.store.object_writer import ObjectWriter
 from topobus.domain.device import Inventory
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.ledger import Ledger
@@ -70,11 +74,14 @@ class _Controller:
         self._classes = ClassReconciler(runtime, self._world, compiler, self._boundary("classes"))
         finder = Allocator(settings, runtime, self._world, compiler, metrics)
         self._consumers = ClaimUsers(self._world, self._boundary("consumers"))
+        ledgers = NodeLedgers(runtime.bus, self._world, settings.ask_timeout_s, self._releases)
+        writer = ObjectWriter(NatsStore(runtime.bus, self._world))
+        deallocation = ClaimDeallocation(runtime.clock, self._world, writer, ledgers, metrics)
         self._keeper = ClaimReconciler(
-            settings, runtime, self._world, finder, self._consumers, metrics, self._boundary("claims"), self._releases
+            settings, runtime, self._world, finder, self._consumers, metrics, self._boundary("claims"), ledgers, deallocation
         )
-        self._evictor = Evictor(runtime, self._world, self._keeper, self._boundary("evictions"))
-        self._binder = BindingConditions(settings.binding_timeout_s, runtime, self._world, finder, self._keeper, self._boundary("binding"))
+        self._evictor = Evictor(runtime, self._world, deallocation, self._boundary("evictions"))
+        self._binder = BindingConditions(settings.binding_timeout_s, runtime, self._world, finder, deallocation, self._boundary("binding"))
         self._pods = ClaimTemplateReconciler(runtime, self._world, self._boundary("templates"))
         self._planner = Planner(settings, runtime, self._world, metrics)
         self._classic = ClassicScheduler(runtime, self._world, self._boundary("classic-pods"))
@@ -85,17 +92,18 @@ class _Controller:
             finder,
             self._consumers,
             self._keeper,
+            deallocation,
             self._planner,
             self._classic,
             metrics,
             self._binder,
             self._boundary("pods"),
-            self._releases,
+            ledgers,
         )
         self._classic.look = self._scheduler.look_without
         self._changed = asyncio.Event()
         self._presence = SilentServices(settings.silence, settings.parallel_asks, runtime, self._world, self._wake)
-        self._orphans = OrphanedAllocations(settings, runtime, self._world, finder, metrics, self._boundary("orphans"), self._releases)
+        self._orphans = OrphanedAllocations(settings, runtime, self._world, finder, metrics, self._boundary("orphans"), ledgers)
         self._missing = set(_PARTS)
         self._drivers = ClassicDriverRunner(settings, runtime, self._world, metrics, lambda: not self._missing)
         for part in _PARTS:

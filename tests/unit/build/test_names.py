@@ -27,7 +27,6 @@ _NOT_YET_RENAMED = frozenset(
         "services/topobus/controller/classic/reconciler.py",
         "services/topobus/controller/conformance.py",
         "services/topobus/controller/dry_run/run.py",
-        "services/topobus/controller/reconcilers/deallocate_claims.py",
         "services/topobus/controller/reconcilers/schedule_pods.py",
         "services/topobus/controller/scheduling/aligned_allocation.py",
         "services/topobus/controller/scheduling/node_resources.py",

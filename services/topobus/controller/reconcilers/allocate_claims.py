@@ -12,39 +12,33 @@ from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from topobus.contracts import catalogue
-from topobus.contracts.messages import ApiObject, PlaceReply, PlaceRequest, ReleaseRequest
+from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.explanations import explain_nodes
 from topobus.controller.allocation.miss_reasons import summarize
 from topobus.controller.allocation.values import GaveUp
 from topobus.controller.claims import lifecycle
 from topobus.controller.claims.lifecycle import Attempt
-from topobus.controller.claims.objects import Pod
 from topobus.controller.claims.reservations import (
     AllocationMode,
-    with_retreat,
-    without_allocation,
 )
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.reconcilers.allocator import Allocator, Member, member
-from topobus.controller.reconcilers.claim_users import ClaimUsers, consuming_pods, known_consumers
+from topobus.controller.reconcilers.claim_users import ClaimUsers
+from topobus.controller.reconcilers.deallocate_claims import ClaimDeallocation
 from topobus.controller.reconcilers.decision_publisher import DecisionPublisher
-from topobus.controller.reconcilers.held_allocation import Holding, look_at_holding
-from topobus.controller.reconcilers.ledger_releases import LedgerReleases, UnderWay
+from topobus.controller.reconcilers.node_ledgers import NodeLedgers, Overtaken
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.state.costly_work import CostlyWork
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.nats_store import NatsStore
 from topobus.controller.store.object_writer import ObjectWriter
-from topobus.domain.errors import ContractError, HardwareError, PeerUnavailable
+from topobus.domain.errors import ContractError
 from topobus.domain.outcome import Reason, Refusal
-from topobus.domain.request import Owner
 from topobus.domain.timestamps import rfc3339
 from topobus.kubernetes.api.objects import metadata_of, name_of, object_parts
 from topobus.kubernetes.api.resource import AllocationResult
-from topobus.runtime.bus import AmbiguousWrite
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
 
@@ -76,22 +70,21 @@ class ClaimReconciler:
         consumers: ClaimUsers,
         metrics: ControllerMetrics,
         boundary: ObjectBoundary | None = None,
-        releases: LedgerReleases | None = None,
+        ledgers: NodeLedgers | None = None,
+        deallocation: ClaimDeallocation | None = None,
     ) -> None:
-        self._releases = releases or LedgerReleases(runtime.bus, settings.ask_timeout_s)
         self._boundary = boundary or ObjectBoundary("claims")
         self._settings = settings
         self._runtime = runtime
-        self._bus = runtime.bus
         self._world = world
         self._finder = finder
         self._consumers = consumers
         self._metrics = metrics
         self._pen = ObjectWriter(NatsStore(runtime.bus, world))
+        self._ledgers = ledgers or NodeLedgers(runtime.bus, world, settings.ask_timeout_s)
+        self._deallocation = deallocation or ClaimDeallocation(runtime.clock, world, self._pen, self._ledgers, metrics)
         self._advice_left = _MOST_ADVICE
         self._settled: dict[ObjectKey, _Seen] = {}
-        self._fenced: dict[ObjectKey, tuple[int, frozenset[str]]] = {}
-        """Pods, by uid, that nobody can bind any more to what a claim loses, with the number of the claim's attempt."""
         self._done: dict[ObjectKey, int] = {}
         """At which revision a claim was found to be allocated for good: nothing but a change of itself concerns it."""
         self._costly: CostlyWork[ObjectKey] = CostlyWork(settings.retry_s)
@@ -118,7 +111,7 @@ class ClaimReconciler:
         self._boundary.keep(self._world.objects.keys())
         self._metrics.waiting.set(waiting)
         self._settled = {key: seen for key, seen in self._settled.items() if key in self._world.objects}
-        self._fenced = {key: fence for key, fence in self._fenced.items() if key in self._world.objects}
+        self._deallocation.keep()
         if len(self._done) > 2 * len(self._world.of_kind("resourceclaim")):
             self._done = {key: revision for key, revision in self._done.items() if key in self._world.objects}
         return self._is_due or self._finder.refusals.is_waiting
@@ -152,30 +145,18 @@ class ClaimReconciler:
         """Do one piece of work for a claim, and set the claim aside when it fails in a way that nobody thought of."""
 
         async def guarded() -> bool:
-            await self._guarded(key, stored, work())
-            return False
-
-        async def report(reason: Reason) -> None:
-            await self._guarded(key, stored, self.tell(key, stored, "Malformed", (reason,)))
-
-        version = (stored.revision, self._world.supply, self._world.shared_epoch)
-        self._is_due = await self._boundary.run(key, version, guarded, name=stored.shown, report=report) or self._is_due
-
-    async def _guarded(self, key: ObjectKey, stored: Stored, work: Coroutine[None, None, None]) -> None:
-        """Do one piece of work for a claim; what a peer or the claim itself does wrong concerns no other claim."""
-        try:
             try:
-                await work
+                await work()
             except ContractError as err:
                 # Telling is a write, too, and may fail as any other.
                 await self.tell(key, stored, "Malformed", (Reason(code="malformed", message=str(err)),))
-        except AmbiguousWrite as err:
-            # Neither done nor undone: the watch tells which, and the next round goes on from there.
-            self._log.warning("claim.write-ambiguous", claim=stored.shown, error=str(err))
-            self._is_due = True
-        except (PeerUnavailable, HardwareError) as err:
-            self._log.warning("claim.peer-silent", claim=stored.shown, error=str(err))
-            self._is_due = True
+            return False
+
+        async def report(reason: Reason) -> None:
+            await self.tell(key, stored, "Malformed", (reason,))
+
+        version = (stored.revision, self._world.supply, self._world.shared_epoch)
+        self._is_due = await self._boundary.run(key, version, guarded, name=stored.shown, report=report) or self._is_due
 
     def _forgive(self) -> None:
         """Let refused devices be tried again when their time has come."""
@@ -196,20 +177,23 @@ class ClaimReconciler:
         if object_parts(claim) != key._asdict():
             raise ContractError(f"{name_of(claim)} is stored under {key.kind} {key.namespace}/{key.name}: wanted its own name there")
         if metadata_of(claim).deletion_timestamp:
-            await self._finish(key, stored)
+            await self._deallocation.delete(key, stored)
             return
         if lifecycle.deallocation_of(claim):
-            await self._take_back(key, stored)
+            self._is_due = await self._deallocation.finish(key, stored) or self._is_due
             return
         if lifecycle.status_of(claim).allocation is not None:
-            await self._leave_leftovers(key, stored)
-            await self._end_when_unused(key, stored)
+            await self._deallocation.release_leftovers(key, stored)
+            if (stored.claim.mode or self._settings.claim_allocation) is AllocationMode.IMMEDIATE:
+                self._done[key] = stored.revision
+            elif not stored.claim.consumers and not self._consumers.users(key):
+                await self._deallocation.begin(key, stored, "no pod uses it any more")
             return
         attempt = lifecycle.attempt_of(claim)
         if attempt is None:
             if not await self._is_mine_to_begin(key, stored):
                 if not self._consumers.waiting(key):
-                    await self._leave_leftovers(key, self._world.objects.get(key, stored))
+                    await self._deallocation.release_leftovers(key, self._world.objects.get(key, stored))
                 return
             found = await self._begin(key, stored, is_cheap=is_cheap)
             if found is None:
@@ -239,83 +223,6 @@ class ClaimReconciler:
         message = "is allocated when a pod that uses it is scheduled, and no stored pod waits for it"
         await self.tell(key, stored, "WaitsForPod", (Reason(code="waits-for-pod", message=message),))
         return False
-
-    async def _end_when_unused(self, key: ObjectKey, stored: Stored) -> None:
-        """Take the allocation of a delayed claim back when no pod uses it any more; an immediate one stays allocated."""
-        if (stored.claim.mode or self._settings.claim_allocation) is AllocationMode.IMMEDIATE:
-            self._done[key] = stored.revision
-            return
-        if not stored.claim.consumers and not self._consumers.users(key):
-            await self.deallocate(key, stored, "no pod uses it any more")
-
-    async def deallocate(self, key: ObjectKey, stored: Stored, why: str) -> bool:
-        """Ask for an allocation to be taken back; False when somebody else wrote first. What follows happens in the claim's own turn."""
-        self._log.info("claim.taken-back", claim=stored.shown, why=why)
-        return await self._pen.write(key, stored.revision, lifecycle.with_deallocation(stored.value, why=why)) is not None
-
-    async def _take_back(self, key: ObjectKey, stored: Stored) -> None:
-        """Let the node go first, then clear the allocation: in between the mark keeps everybody off the claim."""
-        claim = stored.value
-        if not await self._fence(key, stored) or not await self._let_go(key, stored):
-            return
-        self._fenced.pop(key, None)
-        now = rfc3339(self._runtime.clock.now())
-        if await self._pen.write(key, stored.revision, without_allocation(claim, why=stored.claim.deallocation, now=now)) is not None:
-            self._metrics.decisions.labels("taken-back").inc()
-
-    async def _fence(self, key: ObjectKey, stored: Stored) -> bool:
-        """Make sure that nobody binds a pod to what is about to be taken from it; False when a pod was bound already, or another try is needed.
-
-        A replica that read the claim before the mark may be about to bind the pod: a write of the pod makes its write lose. Whoever reads the pod after that has read
-        the mark before, for both stand in one stream. A bound pod that is not on its way out keeps its claim: the mark is taken off again.
-        """
-        claim = stored.value
-        number, known = lifecycle.number_of(claim), self._fenced.get(key)
-        fenced = known[1] if known is not None and known[0] == number else frozenset()
-        for user in consuming_pods(claim):
-            pod_key = ObjectKey("pod", key.namespace, user.name)
-            try:
-                entry = await self._pen.read(pod_key)
-            except ContractError:
-                continue  # no pod can be read there, so none is bound
-            pod = Pod(entry.value) if entry is not None else None
-            if entry is None or pod is None or pod.uid != user.uid or pod.is_deleting:
-                continue
-            if pod.is_bound:
-                self._log.info(
-                    "claim.kept",
-                    claim=stored.shown,
-                    pod=pod.shown,
-                    why="the pod was bound before the claim could be taken back",
-                )
-                await self._pen.write(key, stored.revision, lifecycle.without_deallocation(claim))
-                return False
-            if user.uid not in fenced:
-                if await self._pen.write(pod_key, entry.revision, with_retreat(entry.value)) is None:
-                    self._is_due = True
-                    return False
-                fenced |= {user.uid}
-        self._fenced[key] = (number, fenced)
-        return True
-
-    async def _leave_leftovers(self, key: ObjectKey, stored: Stored) -> None:
-        """Have nodes let go of what a claim holds beside its allocation: a placement arrived after its attempt was dropped."""
-        owner = stored.claim.owner
-        holding = self._world.stock.nodes_holding(owner.key)
-        if not holding:
-            return
-        kept = _nodes_of(stored.claim.status.allocation)
-        for node in holding:
-            if node in kept:
-                continue
-            entry = await self._bus.get(catalogue.LEDGER, node=node)
-            newest = await self._pen.read(key)
-            if entry is None or owner.key not in entry.value.allocations or newest is None or newest.revision != stored.revision:
-                continue  # another replica has gone on: what is held may be its next attempt's
-            # An attempt is written before it is placed, and the claim has none: what this decision gave is nobody's.
-            held = entry.value.allocations[owner.key]
-            self._log.info("claim.left-node", claim=stored.shown, node=node)
-            await self._release(owner, node, f"release-{owner.uid}-left-{entry.value.sequence}", decision_id=held.decision_id)
 
     async def _begin(self, key: ObjectKey, stored: Stored, *, is_cheap: bool) -> tuple[Stored, Attempt] | None:
         """Search for devices and write the attempt down; None when there is no way forward now, or somebody else wrote first.
@@ -383,21 +290,25 @@ class ClaimReconciler:
         """Have the node's ledger take the attempt, and write the status; a refusal drops the attempt, and the next round searches anew."""
         claim = stored.value
         op_id = f"allocate-{stored.uid}-{attempt.number}"
-        reply = await self._place(claim, attempt, op_id)
-        is_held = reply is None or not isinstance(reply.result, Refusal) or await self._holds_already(key, stored, attempt)
-        if is_held is None:
+
+        async def is_newest() -> bool:
+            newest = await self._pen.read(key)
+            return newest is not None and newest.revision == stored.revision
+
+        held = await self._ledgers.hold(claim, attempt, is_newest)
+        if isinstance(held, Overtaken):
             return
-        if reply is not None and isinstance(reply.result, Refusal) and not is_held:
+        if isinstance(held, Refusal):
             self._metrics.decisions.labels("refused-by-node").inc()
-            why = summarize(reply.result.reasons)
+            why = summarize(held.reasons)
             self._log.info("claim.refused", claim=stored.shown, node=attempt.node, op_id=op_id, why=why)
             # Where the node forbids what the claim wishes, no other of its devices helps.
-            is_forbidden = any(reason.code == "policy-forbidden" for reason in reply.result.reasons)
+            is_forbidden = any(reason.code == "policy-forbidden" for reason in held.reasons)
             devices = self._world.devices_of(attempt.node) if is_forbidden else lifecycle.devices_of(attempt.allocation, attempt.node)
             self._finder.refusals.remember(key, devices, why, now_s=self._runtime.clock.monotonic())
             dropped = await self._pen.write(key, stored.revision, lifecycle.without_attempt(claim))
             if dropped is not None:
-                await self.tell(key, dropped, "RefusedByNode", reply.result.reasons)
+                await self.tell(key, dropped, "RefusedByNode", held.reasons)
             return
         now = rfc3339(self._runtime.clock.now())
         written = await self._pen.write(key, stored.revision, lifecycle.with_allocation(claim, attempt.allocation, now=now))
@@ -406,113 +317,9 @@ class ClaimReconciler:
         self._metrics.decisions.labels("allocated").inc()
         names = [granted_device.device for granted_device in attempt.allocation.devices.results]
         self._log.info("claim.allocated", claim=stored.shown, node=attempt.node, devices=names, op_id=op_id)
-        result = reply.result if reply is not None else None
-        sequence = reply.ledger_sequence if reply is not None else 0
-        owner = stored.claim.owner
-        await self._decisions.publish("allocate", owner, result, op_id=op_id, node=attempt.node, ledger_sequence=sequence)
-
-    async def _place(self, claim: ApiObject, attempt: Attempt, op_id: str) -> PlaceReply | None:
-        """Ask the node to hold the devices; None when none of them is the node's topology's to hold."""
-        request = lifecycle.placement_request(claim, attempt.allocation, attempt.node, attempt.wishes)
-        if request is None:
-            return None
-        return await self._bus.ask(
-            catalogue.PLACE, PlaceRequest(op_id=op_id, pod=request), timeout_s=self._settings.ask_timeout_s, node=attempt.node
+        await self._decisions.publish(
+            "allocate", stored.claim.owner, held.placement, op_id=op_id, node=attempt.node, ledger_sequence=held.ledger_sequence
         )
-
-    async def _holds_already(self, key: ObjectKey, stored: Stored, attempt: Attempt) -> bool | None:
-        """Say whether the ledger shows this very attempt as done: a node keeps only the newest operations, the ledger keeps what is held.
-
-        What the claim holds otherwise, from an attempt that nobody remembers, is let go. None says that the attempt is not the newest any more: what is
-        held may be what another replica got by a later one, and is its.
-        """
-        owner = stored.claim.owner
-
-        async def is_newest() -> bool:
-            newest = await self._pen.read(key)
-            return newest is not None and newest.revision == stored.revision
-
-        async def release(op_id: str, decision_id: str) -> None:
-            await self._release(owner, attempt.node, op_id, decision_id=decision_id)
-
-        holding = await look_at_holding(
-            self._bus,
-            attempt.node,
-            owner,
-            lifecycle.devices_of(attempt.allocation, attempt.node),
-            cpu_devices=self._world.cpu_devices(attempt.node),
-            is_newest=is_newest,
-            release=release,
-        )
-        return None if holding is Holding.OVERTAKEN else holding is Holding.DONE
-
-    async def _finish(self, key: ObjectKey, stored: Stored) -> None:
-        """Let go of a claim that is to be deleted: first its devices, then the finalizer, then the object."""
-        claim = stored.value
-        users = tuple(str(consumer) for consumer in known_consumers(claim))
-        if users:
-            message = f"it is reserved for {', '.join(users)}: it goes when no pod uses it any more"
-            await self._wait_for_release(key, stored, "InUse", message)
-            return
-        if not await self._let_go(key, stored):
-            return
-        freed = lifecycle.without_protection(claim)
-        if not lifecycle.is_finished(freed):
-            if freed != claim:
-                await self._pen.write(key, stored.revision, freed)
-            return
-        last = stored if freed == claim else await self._pen.write(key, stored.revision, freed)
-        if last is None or not await self._pen.delete(key, last.revision):
-            return
-        self._metrics.decisions.labels("released").inc()
-        self._log.info("claim.released", claim=stored.shown)
-
-    async def _let_go(self, key: ObjectKey, stored: Stored) -> bool:
-        """Have every node let go of the claim's devices; False when one refuses, which the claim is told.
-
-        Errors: raises PeerUnavailable.
-        """
-        owner = stored.claim.owner
-        nodes = {node for node, ledger in self._world.ledgers.items() if owner.key in ledger.allocations}
-        try:
-            attempt = stored.claim.attempt
-            allocation = stored.claim.status.allocation
-        except ContractError:
-            attempt, allocation = None, None  # a claim that nobody can read must be deletable; the ledgers say what it holds
-        if attempt is not None:
-            nodes.add(attempt.node)
-        nodes |= _nodes_of(allocation) & set(self._world.nodes())
-        # The revision makes a later release another operation: another replica may have placed in between. All of them at once: a node that answers must not
-        # wait for one that does not.
-        refusals = {node: await self._release(owner, node, f"release-{owner.uid}-{stored.revision}") for node in sorted(nodes)}
-        for node, refusal in refusals.items():
-            if isinstance(refusal, UnderWay):
-                return False
-            if refusal is not None:
-                await self._wait_for_release(key, stored, "Prepared", f"node {node}: {summarize(refusal.reasons)}")
-                return False
-        return True
-
-    async def _release(self, owner: Owner, node: str, op_id: str, *, decision_id: str = "") -> Refusal | UnderWay | None:
-        """Ask a node to let go; it refuses while containers may be using the devices, and only the node can know.
-
-        Shapes: decision_id — let go only of what this decision gave; empty for whatever the claim holds.
-        """
-        held = self._world.ledgers[node].allocations.get(owner.key) if node in self._world.ledgers else None
-        if held is not None and held.is_prepared:
-            return Refusal(reasons=(Reason(code="prepared", message=f"{owner} is prepared: its devices are let go when that is undone"),))
-        request = ReleaseRequest(op_id=op_id, owner=owner, decision_id=decision_id)
-        reply = await self._releases.ask(node, request)
-        return reply if isinstance(reply, UnderWay) else reply.refusal
-
-    async def _wait_for_release(self, key: ObjectKey, stored: Stored, reason: str, message: str) -> None:
-        """Say in the claim why it is still there."""
-        if lifecycle.has_condition(stored.value, reason=reason, message=message, kind=lifecycle.RELEASED):
-            return
-        self._log.info("claim.release-waiting", claim=stored.shown, why=message)
-        now = rfc3339(self._runtime.clock.now())
-        api_object = lifecycle.with_condition(stored.value, is_true=False, reason=reason, message=message, now=now, kind=lifecycle.RELEASED)
-        await self._pen.write(key, stored.revision, api_object)
 
     async def tell(
         self,
@@ -551,8 +358,3 @@ class ClaimReconciler:
 
     def _is_allocated(self, claim: ApiObject) -> bool:
         return bool(claim.status.get("allocation"))
-
-
-def _nodes_of(allocation: AllocationResult | None) -> set[str]:
-    """Name the nodes whose devices an allocation has: our pools are named like their nodes."""
-    return {granted_device.pool for granted_device in allocation.devices.results} if allocation is not None else set()

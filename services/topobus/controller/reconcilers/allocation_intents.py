@@ -26,9 +26,8 @@ from topobus.controller.claims.lifecycle import (
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.reconcilers.decision_publisher import DecisionPublisher
-from topobus.controller.reconcilers.held_allocation import Holding
 from topobus.controller.reconcilers.node_choice import NodeChooser
-from topobus.controller.reconcilers.node_ledgers import NODE_FAILED, NodeLedgers
+from topobus.controller.reconcilers.node_ledgers import NODE_FAILED, Held, NodeLedgers, Overtaken
 from topobus.controller.scheduling.decisions import NodeFit, PodClaim, PodPlan
 from topobus.controller.state.api_server_state import ApiServerState, Key
 from topobus.controller.state.refusal_backoff import RefusalBackoff
@@ -36,7 +35,7 @@ from topobus.controller.store.api import CLAIMS, PODS
 from topobus.controller.store.api_server_store import ApiServerWriter
 from topobus.controller.store.informers import Informer
 from topobus.domain.errors import PeerUnavailable
-from topobus.domain.outcome import Placement, Reason, Refusal
+from topobus.domain.outcome import Reason, Refusal
 from topobus.kubernetes.api.resource import AllocationResult
 from topobus.runtime.clock import Clock
 from topobus.runtime.logging import get_logger
@@ -152,18 +151,18 @@ class Intents:
             self._log.info("pod.overtaken", pod=str(plan.pod), node=node)
             await self.withdraw(plan, plan.pending)
             return Progress.ON
-        placed: list[Placement | None] = []
+        placed: list[Held] = []
         for pod_claim, note in intents:
             held = await self._hold(plan, pod_claim, note)
             if isinstance(held, Refusal):
                 await self._give_way(plan, note, held)
                 return held
-            if held is Holding.OVERTAKEN:
+            if isinstance(held, Overtaken):
                 return Progress.ON
-            placed.append(held if isinstance(held, Placement) else None)
+            placed.append(held)
         now = self._clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
-        written: list[tuple[ApiObject, GateAttempt, Placement | None]] = []
-        for (pod_claim, note), placement, result in zip(intents, placed, fit.results, strict=True):
+        written: list[tuple[ApiObject, GateAttempt, Held]] = []
+        for (pod_claim, note), held, result in zip(intents, placed, fit.results, strict=True):
             claim = self._world.claims.get(_key(plan, pod_claim))
             if claim is None or version_of(claim) > newest or self._world.book.note(_key(plan, pod_claim)) != note:
                 break
@@ -178,11 +177,13 @@ class Intents:
             names = [granted.device for granted in note.allocation.devices.results]
             self._log.info("claim.allocated", claim=pod_claim.claim.shown, node=node, devices=names, attempt=note.number, pod=str(plan.pod))
             self._written.discard((owner_of(claim).uid, note.number))
-            written.append((claim, note, placement))
+            written.append((claim, note, held))
         # Not before: a bus that is slow must not keep a pod half served.
-        for claim, note, placement in written:
-            owner = owner_of(claim)
-            await self._decisions.publish("allocate", owner, placement, op_id=f"allocate-{owner.uid}-{note.number}", node=note.node)
+        for claim, note, held in written:
+            owner, op_id = owner_of(claim), f"allocate-{owner_of(claim).uid}-{note.number}"
+            await self._decisions.publish(
+                "allocate", owner, held.placement, op_id=op_id, node=note.node, ledger_sequence=held.ledger_sequence
+            )
         return Progress.ON
 
     async def _bound_to(self, plan: PodPlan) -> str:
@@ -234,7 +235,7 @@ class Intents:
             patch = gated_claims.intent_patch(claim, kept) if is_open else gated_claims.withdrawal_patch(claim)
             await self._writer.claim(_key(plan, pod_claim), patch)
 
-    async def _hold(self, plan: PodPlan, pod_claim: PodClaim, note: GateAttempt) -> Placement | Refusal | Holding | None:
+    async def _hold(self, plan: PodPlan, pod_claim: PodClaim, note: GateAttempt) -> Held | Refusal | Overtaken:
         key = _key(plan, pod_claim)
 
         async def is_newest() -> bool:

@@ -16,8 +16,8 @@ from topobus.controller.claims.binding import (
     binding_state,
 )
 from topobus.controller.claims.stored import ObjectKey, Stored
-from topobus.controller.reconcilers.allocate_claims import ClaimReconciler
 from topobus.controller.reconcilers.allocator import Allocator
+from topobus.controller.reconcilers.deallocate_claims import ClaimDeallocation
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.domain.errors import ContractError
@@ -36,7 +36,7 @@ class BindingConditions:
         runtime: Runtime,
         world: StandaloneState,
         finder: Allocator,
-        keeper: ClaimReconciler,
+        deallocation: ClaimDeallocation,
         boundary: ObjectBoundary | None = None,
     ) -> None:
         self._boundary = boundary or ObjectBoundary("binding")
@@ -44,7 +44,7 @@ class BindingConditions:
         self._clock = runtime.clock
         self._world = world
         self._finder = finder
-        self._keeper = keeper
+        self._deallocation = deallocation
 
     async def reconcile_all(self) -> bool:
         """Give back what failed; True says that some claim waits, whose time may run out."""
@@ -90,4 +90,4 @@ class BindingConditions:
             if granted_device.binding_conditions
         ]
         self._finder.refusals.remember(key, devices, f"binding failed: {state.why}", now_s=self._clock.monotonic())
-        await self._keeper.deallocate(key, stored, f"binding failed: {state.why}")
+        await self._deallocation.begin(key, stored, f"binding failed: {state.why}")

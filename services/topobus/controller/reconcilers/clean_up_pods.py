@@ -6,8 +6,7 @@ its nodes have let go, so a crash anywhere leaves the rest to whoever comes next
 
 from __future__ import annotations
 
-from topobus.contracts import catalogue
-from topobus.contracts.messages import ApiObject, ReleaseRequest
+from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.miss_reasons import summarize
 from topobus.controller.claims.reservations import (
     PodRef,
@@ -17,7 +16,8 @@ from topobus.controller.claims.reservations import (
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.config import ControllerSettings
 from topobus.controller.reconcilers.claim_users import known_consumers
-from topobus.controller.reconcilers.ledger_releases import LedgerReleases, UnderWay
+from topobus.controller.reconcilers.ledger_releases import UnderWay
+from topobus.controller.reconcilers.node_ledgers import NodeLedgers
 from topobus.controller.scheduling.pod_alignment import own_request
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.object_writer import ObjectWriter
@@ -40,9 +40,9 @@ class PodCleanup:
         runtime: Runtime,
         world: StandaloneState,
         pen: ObjectWriter,
-        releases: LedgerReleases | None = None,
+        ledgers: NodeLedgers | None = None,
     ) -> None:
-        self._releases = releases or LedgerReleases(runtime.bus, settings.ask_timeout_s)
+        self._ledgers = ledgers or NodeLedgers(runtime.bus, world, settings.ask_timeout_s)
         self._bus = runtime.bus
         self._world = world
         self._pen = pen
@@ -57,14 +57,14 @@ class PodCleanup:
             owner = Owner(kind=OwnerKind.POD, namespace=who.namespace, name=who.name, uid=who.uid)
             nodes = {node for node, ledger in self._world.ledgers.items() if owner.key in ledger.allocations}
             nodes |= {stored.pod.node} & set(self._world.nodes()) if _asks(pod) else set()
-            request = ReleaseRequest(op_id=f"release-{owner.uid}-{stored.revision}", owner=owner)
+            op_id = f"release-{owner.uid}-{stored.revision}"
             # All of them at once: a node that answers must not wait for one that does not.
-            replies = {node: await self._releases.ask(node, request) for node in sorted(nodes)}
-            for node, reply in replies.items():
-                if isinstance(reply, UnderWay):
+            answers = {node: await self._ledgers.release_on(node, owner, op_id) for node in sorted(nodes)}
+            for node, answer in answers.items():
+                if isinstance(answer, UnderWay):
                     return False
-                if reply.refusal is not None:
-                    self._log.info("pod.release-waiting", pod=stored.shown, node=node, why=summarize(reply.refusal.reasons))
+                if answer is not None:
+                    self._log.info("pod.release-waiting", pod=stored.shown, node=node, why=summarize(answer.reasons))
                     return False
             for claim_key, claim in self._reserved_by(who):
                 if await self._pen.write(claim_key, claim.revision, without_reservations(claim.value, (who.uid,))) is None:
@@ -88,14 +88,11 @@ class PodCleanup:
         for node in self._world.stock.nodes_holding(owner.key):
             if not bound or node == bound:
                 continue
-            entry = await self._bus.get(catalogue.LEDGER, node=node)
-            if entry is None or owner.key not in entry.value.allocations:
+            ledger = await self._ledgers.read(node)
+            if ledger is None or owner.key not in ledger.allocations:
                 continue
-            held = entry.value.allocations[owner.key]
-            request = ReleaseRequest(
-                op_id=f"release-{owner.uid}-elsewhere-{entry.value.sequence}", owner=owner, decision_id=held.decision_id
-            )
-            if not isinstance(await self._releases.ask(node, request), UnderWay):
+            op_id, decision_id = f"release-{owner.uid}-elsewhere-{ledger.sequence}", ledger.allocations[owner.key].decision_id
+            if not isinstance(await self._ledgers.release_on(node, owner, op_id, decision_id=decision_id), UnderWay):
                 self._log.info("pod.left-node", pod=stored.shown, node=node, bound=bound)
 
     def reserved_claims(self) -> list[tuple[ObjectKey, Stored]]:

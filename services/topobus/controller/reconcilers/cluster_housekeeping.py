@@ -27,6 +27,7 @@ from topobus.controller.claims.reservations import (
 from topobus.controller.claims.stored import ObjectKey
 from topobus.controller.claims.templates import claim_from_template, owner_pod_uid, wanted_claims
 from topobus.controller.metrics import ControllerMetrics
+from topobus.controller.reconcilers.deallocate_claims import ClusterDeallocation
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.state.api_server_state import ApiServerState, Key
 from topobus.controller.store.api import (
@@ -54,6 +55,7 @@ class ClaimHousekeeping:
         clock: Clock,
         world: ApiServerState,
         writer: ApiServerWriter,
+        deallocation: ClusterDeallocation,
         events: EventRecorder,
         metrics: ControllerMetrics,
         *,
@@ -62,6 +64,7 @@ class ClaimHousekeeping:
         self._clock = clock
         self._world = world
         self._writer = writer
+        self._deallocation = deallocation
         self._events = events
         self._boundary = ObjectBoundary("housekeeping", metrics.set_aside)
         self._is_own = is_own
@@ -156,8 +159,7 @@ class ClaimHousekeeping:
         gone = frozenset([user.uid for user in users if await self._has_ended(key[0], user)])
         is_unused = len(gone) == len(users) and (bool(gone) or bool(metadata_of(claim).deletion_timestamp))
         if is_unused:
-            self._log.info("claim.deallocated", claim=name_of(claim), why="its pods have ended" if gone else "it is being deleted")
-            await self._writer.claim(key, gated_claims.deallocation_patch(claim), part="status")
+            await self._deallocation.deallocate(key, claim, "its pods have ended" if gone else "it is being deleted")
         elif gone:
             await self._writer.claim(key, gated_claims.unreservation_patch(claim, gone), part="status")
 

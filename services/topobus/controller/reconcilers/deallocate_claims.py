@@ -1,272 +1,244 @@
-"""Taking an allocation back: when kube-scheduler cannot place the pod where its devices are, and when a device was given to two claims at one moment.
+"""Takes an allocation back, in both homes: `ClaimDeallocation` in the stand-alone home, `ClusterDeallocation` in a cluster.
 
-kube-scheduler binds a pod whose claims are reserved without writing to them, so a binding may be under way while we look. Hence two stages: first the reservation
-goes, so that any later scheduling must write to the claim and one of us two loses by the resource version; then, after `settle_s`, the pod is read, and the devices
-go only while it has no node. A pod that was bound meanwhile gets its reservation back, and one that was bound later still gets devices on that node. What was begun and left by a crash is found in this very state.
-A pod behind its gate has no scheduler at work: its allocation is taken back at once.
+Who decides it is elsewhere: an eviction, a failed binding, a pod that fits nowhere, a claim that nobody uses or that is deleted, and in a cluster a pod that
+kube-scheduler cannot place. The order differs, because the binding does. Stand-alone pods are bound here, so a mark in the claim comes first, then a write of each pod
+that makes a binding under way lose, then the node's ledger, and the status last: in between nobody gets the devices. In a cluster kube-scheduler binds without writing to
+the claim, so the status goes first, by compare-and-set, and the ledgers hear of it from the copy.
 
-Flows in: the copy of the cluster. Flows out: status writes; the gatekeeper then allocates elsewhere. An allocation that kube-scheduler made is never touched.
+Flows in: claims as stored. Flows out: writes of claims and pods, RELEASE asks. What a crash leaves begun is found in the object and gone on with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass
-from functools import partial
+from enum import Enum
 
 from topobus.contracts.messages import ApiObject
-from topobus.controller.allocation.values import DeviceId
-from topobus.controller.claims import gated_claims
-from topobus.controller.claims.gate import has_gate, is_over, version_of
-from topobus.controller.claims.gated_claims import GateAttempt
-from topobus.controller.claims.reservations import pod_ref
-from topobus.controller.config import ControllerSettings
+from topobus.controller.allocation.miss_reasons import summarize
+from topobus.controller.claims import gated_claims, lifecycle
+from topobus.controller.claims.objects import Pod
+from topobus.controller.claims.reservations import with_retreat, without_allocation
+from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.metrics import ControllerMetrics
+from topobus.controller.reconcilers.claim_users import consuming_pods, known_consumers
+from topobus.controller.reconcilers.ledger_releases import UnderWay
 from topobus.controller.reconcilers.node_ledgers import NodeLedgers
-from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.state.api_server_state import ApiServerState, Key
-from topobus.controller.store.api import PODS
+from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.api_server_store import ApiServerWriter
-from topobus.controller.store.cluster_events import EventRecorder
-from topobus.domain.outcome import Reason
+from topobus.controller.store.object_writer import ObjectWriter
+from topobus.domain.errors import ContractError
+from topobus.domain.timestamps import rfc3339
 from topobus.kubernetes.api.objects import metadata_of, name_of
+from topobus.kubernetes.api.resource import AllocationResult
 from topobus.runtime.clock import Clock
 from topobus.runtime.logging import get_logger
 
-__all__ = ["Deallocations"]
+__all__ = ["ClaimDeallocation", "ClusterDeallocation"]
 
 
-@dataclass(frozen=True)
-class _Mine:
-    """A claim that we allocated for a pod."""
+class _Fence(Enum):
+    """Whether the pods of a claim can be bound to what it is about to lose."""
 
-    key: Key
-    claim: ApiObject
-    note: GateAttempt
-    users: frozenset[str]
+    CLOSED = "closed"
+    """Nobody can bind them any more."""
+    KEPT = "kept"
+    """A pod was bound already: the claim keeps its allocation."""
+    LOST = "lost"
+    """A pod was written by somebody else: look again."""
 
 
-class Deallocations:
-    """Looks at pods that have their devices and no node."""
+class ClaimDeallocation:
+    """Deallocates claims of the stand-alone home, and ends those that are deleted."""
 
     def __init__(
-        self,
-        settings: ControllerSettings,
-        clock: Clock,
-        world: ApiServerState,
-        writer: ApiServerWriter,
-        ledgers: NodeLedgers,
-        events: EventRecorder,
-        metrics: ControllerMetrics,
+        self, clock: Clock, world: StandaloneState, writer: ObjectWriter, ledgers: NodeLedgers, metrics: ControllerMetrics
     ) -> None:
-        self._settings = settings.cluster
         self._clock = clock
         self._world = world
         self._writer = writer
         self._ledgers = ledgers
-        self._events = events
         self._metrics = metrics
-        self._since: dict[tuple[str, str, int], float] = {}
-        self._boundary = ObjectBoundary("deallocation", metrics.set_aside)
+        self._fenced: dict[ObjectKey, tuple[int, frozenset[str]]] = {}
+        """Pods, by uid, that nobody can bind any more to what a claim loses, with the number of the claim's attempt."""
         self._log = get_logger()
 
-    async def reconcile_all(self) -> float | None:
-        """Look at every pod; gives after how many seconds another look is due, None when nothing waits for time."""
-        doubles = self._yielding()
-        waits: list[float] = []
-        seen: set[tuple[str, str, int]] = set()
-        looked_at: set[Hashable] = set()
-        for key in sorted(self._world.book.placeless()):
-            pod = self._world.pods.get(key)
-            if pod is None:
-                continue
-            looked_at.add(("pod", key))
-            is_due = await self._boundary.run(
-                ("pod", key),
-                self._versions(key, pod),
-                partial(self._look_at_pod, key, pod, doubles, seen, waits),
-                name=name_of(pod),
-                report=partial(self._report, pod),
-            )
-            if is_due:
-                waits.append(self._settings.retry_s)
-        self._since = {key: since for key, since in self._since.items() if key in seen}
-        await self._tell_doubles(looked_at)
-        for key, before in tuple(self._world.let_go.items()):
-            looked_at.add(("let-go", key))
-            version = (version_of(before), self._world.is_taken_back(key))
-            if await self._boundary.run(("let-go", key), version, partial(self._let_go, key, before), name=name_of(before)):
-                waits.append(self._settings.retry_s)
-        self._boundary.keep(looked_at)
-        return min(waits, default=None)
+    def keep(self) -> None:
+        """Forget claims that are gone. Call it once a round."""
+        self._fenced = {key: fence for key, fence in self._fenced.items() if key in self._world.objects}
 
-    def _versions(self, key: Key, pod: ApiObject) -> Hashable:
-        """Tell states of a pod and its claims apart."""
-        claims = [self._world.claims.get(claim_key) for claim_key in self._world.claims_of(key)]
-        return version_of(pod), tuple(version_of(claim) for claim in claims if claim is not None)
+    async def begin(self, key: ObjectKey, stored: Stored, why: str) -> bool:
+        """Mark a claim whose allocation is to be taken back; False when somebody else wrote first. What follows happens in the claim's own turn."""
+        self._log.info("claim.taken-back", claim=stored.shown, why=why)
+        return await self._writer.write(key, stored.revision, lifecycle.with_deallocation(stored.value, why=why)) is not None
 
-    async def _report(self, pod: ApiObject, reason: Reason) -> None:
-        await self._events.warn(pod, "Malformed", reason.message)
+    async def finish(self, key: ObjectKey, stored: Stored) -> bool:
+        """Take the allocation of a marked claim back: the node lets go first, then the status is cleared. True says that another try is due.
 
-    async def _look_at_pod(
-        self, key: Key, pod: ApiObject, doubles: frozenset[Key], seen: set[tuple[str, str, int]], waits: list[float]
-    ) -> bool:
-        """Look at one pod that has its devices and no node, or that has not reserved them; adds to `waits` after how long another look is due."""
-        mine = self._allocated_for(key, pod)
-        if not mine or is_over(pod):
-            return False
-        if pod.spec.get("nodeName"):
-            await self._reserve_again(pod, [claim for claim in mine if metadata_of(pod).uid not in claim.users])
-            return False
-        wait_s = await self._look(key, pod, mine, seen, is_double=bool(doubles & {claim.key for claim in mine}))
-        if wait_s is not None:
-            waits.append(wait_s)
+        Errors: raises PeerUnavailable.
+        """
+        fence = await self._fence(key, stored)
+        if fence is not _Fence.CLOSED or not await self._release(key, stored):
+            return fence is _Fence.LOST
+        self._fenced.pop(key, None)
+        now = rfc3339(self._clock.now())
+        freed = without_allocation(stored.value, why=stored.claim.deallocation, now=now)
+        if await self._writer.write(key, stored.revision, freed) is not None:
+            self._metrics.decisions.labels("taken-back").inc()
         return False
 
-    async def _look(self, key: Key, pod: ApiObject, mine: list[_Mine], seen: set[tuple[str, str, int]], *, is_double: bool) -> float | None:
-        """Bring one pod's taking back further; gives how long to wait for the next step."""
-        uid = metadata_of(pod).uid
-        number = max(one.note.number for one in mine)
-        ours = [one for one in mine if one.users <= {uid}]
-        if has_gate(pod):
-            if is_double and len(ours) == len(mine):
-                await self._deallocate(pod, mine, "a device was given to another claim as well")
-            return None
-        if not ours:
-            return None  # other pods use them, too: they stay
-        left = [one for one in ours if not one.users]
-        if left:
-            return await self._second(key, pod, left, self._waited("left", uid, number, seen))
-        if is_double:
-            await self._first(pod, ours, "a device was given to another claim as well")
-            return self._settings.settle_s
-        if not _is_unschedulable(pod):
-            return None
-        rest_s = self._settings.unschedulable_s - self._waited("unschedulable", uid, number, seen)
-        if rest_s > 0:
-            return rest_s
-        await self._first(pod, ours, f"kube-scheduler could not place the pod for {self._settings.unschedulable_s:g} s: {_why(pod)}")
-        return self._settings.settle_s
+    async def delete(self, key: ObjectKey, stored: Stored) -> None:
+        """Let go of a claim that is to be deleted: first its devices, then the finalizer, then the object.
 
-    def _waited(self, what: str, uid: str, number: int, seen: set[tuple[str, str, int]]) -> float:
-        """Say for how long this has been so, as far as we have watched: a replica that has just started waits the whole time again."""
-        key = (what, uid, number)
-        seen.add(key)
-        now_s = self._clock.monotonic()
-        return now_s - self._since.setdefault(key, now_s)
+        Errors: raises PeerUnavailable.
+        """
+        claim = stored.value
+        users = tuple(str(consumer) for consumer in known_consumers(claim))
+        if users:
+            message = f"it is reserved for {', '.join(users)}: it goes when no pod uses it any more"
+            await self._wait_for_release(key, stored, "InUse", message)
+            return
+        if not await self._release(key, stored):
+            return
+        freed = lifecycle.without_protection(claim)
+        if not lifecycle.is_finished(freed):
+            if freed != claim:
+                await self._writer.write(key, stored.revision, freed)
+            return
+        last = stored if freed == claim else await self._writer.write(key, stored.revision, freed)
+        if last is None or not await self._writer.delete(key, last.revision):
+            return
+        self._metrics.decisions.labels("released").inc()
+        self._log.info("claim.released", claim=stored.shown)
 
-    async def _first(self, pod: ApiObject, ours: list[_Mine], why: str) -> None:
-        """Take the reservations off."""
-        uid = metadata_of(pod).uid
-        self._log.info("claim.unreserved", pod=name_of(pod), claims=[one.key[1] for one in ours], why=why)
-        for one in ours:
-            await self._writer.claim(one.key, gated_claims.unreservation_patch(one.claim, frozenset({uid})), part="status")
-        await self._events.warn(pod, "AllocationTakenBack", f"its devices are taken back, to be allocated elsewhere: {why}")
+    async def release_leftovers(self, key: ObjectKey, stored: Stored) -> None:
+        """Have nodes let go of what a claim holds beside its allocation: a placement arrived after its attempt was dropped.
 
-    async def _second(self, key: Key, pod: ApiObject, left: list[_Mine], waited_s: float) -> float | None:
-        """Take the devices back, or the reservation if the pod was bound after all."""
-        rest_s = self._settings.settle_s - waited_s
-        if rest_s > 0:
-            return rest_s
-        now = await self._writer.refresh(PODS, key)
-        if now is not None and metadata_of(now).uid == metadata_of(pod).uid and now.spec.get("nodeName"):
-            await self._reserve_again(now, left)
-            return None
-        await self._deallocate(pod, left, "the pod has no node")
-        return None
-
-    async def _reserve_again(self, pod: ApiObject, left: list[_Mine]) -> None:
-        """Give a bound pod its reservations back: a binding that was under way when they went has won."""
-        for one in left:
-            self._log.info("claim.reserved-again", claim=name_of(one.claim), pod=name_of(pod), node=pod.spec.get("nodeName"))
-            patch = gated_claims.reservation_patch(one.claim, pod_ref(pod))
-            if isinstance(patch, Reason):
-                await self._events.warn(pod, "ClaimFull", patch.message)
+        Errors: raises PeerUnavailable.
+        """
+        owner = stored.claim.owner
+        holding = self._world.stock.nodes_holding(owner.key)
+        if not holding:
+            return
+        kept = _nodes_of(stored.claim.status.allocation)
+        for node in holding:
+            if node in kept:
                 continue
-            await self._writer.claim(one.key, patch, part="status")
+            ledger = await self._ledgers.read(node)
+            newest = await self._writer.read(key)
+            if ledger is None or owner.key not in ledger.allocations or newest is None or newest.revision != stored.revision:
+                continue  # another replica has gone on: what is held may be its next attempt's
+            # An attempt is written before it is placed, and the claim has none: what this decision gave is nobody's.
+            decision_id = ledger.allocations[owner.key].decision_id
+            self._log.info("claim.left-node", claim=stored.shown, node=node)
+            await self._ledgers.release_on(node, owner, f"release-{owner.uid}-left-{ledger.sequence}", decision_id=decision_id)
 
-    async def _deallocate(self, pod: ApiObject, ours: list[_Mine], why: str) -> None:
-        for one in ours:
-            freed = await self._writer.claim(one.key, gated_claims.deallocation_patch(one.claim), part="status")
-            if freed is not None and not freed.status.get("allocation"):
-                self._metrics.decisions.labels("taken-back").inc()
-                self._log.info("claim.taken-back", claim=name_of(one.claim), node=one.note.node, pod=name_of(pod), why=why)
+    async def _fence(self, key: ObjectKey, stored: Stored) -> _Fence:
+        """Make sure that nobody binds a pod to what is about to be taken from it.
 
-    async def _let_go(self, key: Key, before: ApiObject) -> bool:
-        """Tell ledgers of an allocation that is gone, whoever took it.
+        A replica that read the claim before the mark may be about to bind the pod: a write of the pod makes its write lose. Whoever reads the pod after that has read
+        the mark before, for both stand in one stream. A bound pod that is not on its way out keeps its claim: the mark is taken off again.
+        """
+        claim = stored.value
+        number, known = lifecycle.number_of(claim), self._fenced.get(key)
+        fenced = known[1] if known is not None and known[0] == number else frozenset()
+        for user in consuming_pods(claim):
+            pod_key = ObjectKey("pod", key.namespace, user.name)
+            try:
+                entry = await self._writer.read(pod_key)
+            except ContractError:
+                continue  # no pod can be read there, so none is bound
+            pod = Pod(entry.value) if entry is not None else None
+            if entry is None or pod is None or pod.uid != user.uid or pod.is_deleting:
+                continue
+            if pod.is_bound:
+                why = "the pod was bound before the claim could be taken back"
+                self._log.info("claim.kept", claim=stored.shown, pod=pod.shown, why=why)
+                await self._writer.write(key, stored.revision, lifecycle.without_deallocation(claim))
+                return _Fence.KEPT
+            if user.uid not in fenced:
+                if await self._writer.write(pod_key, entry.revision, with_retreat(entry.value)) is None:
+                    return _Fence.LOST
+                fenced |= {user.uid}
+        self._fenced[key] = (number, fenced)
+        return _Fence.CLOSED
 
+    async def _release(self, key: ObjectKey, stored: Stored) -> bool:
+        """Have every node let go of the claim's devices; False when one has not, which the claim is told if the node refuses.
+
+        Errors: raises PeerUnavailable.
+        """
+        owner = stored.claim.owner
+        nodes = set(self._world.stock.nodes_holding(owner.key))
+        try:
+            attempt = stored.claim.attempt
+            allocation = stored.claim.status.allocation
+        except ContractError:
+            attempt, allocation = None, None  # a claim that nobody can read must be deletable; the ledgers say what it holds
+        if attempt is not None:
+            nodes.add(attempt.node)
+        nodes |= _nodes_of(allocation) & set(self._world.nodes())
+        # The revision makes a later release another operation: another replica may have placed in between. All of them at once: a node that answers must not
+        # wait for one that does not.
+        op_id = f"release-{owner.uid}-{stored.revision}"
+        refusals = {node: await self._ledgers.release_on(node, owner, op_id) for node in sorted(nodes)}
+        for node, refusal in refusals.items():
+            if isinstance(refusal, UnderWay):
+                return False
+            if refusal is not None:
+                await self._wait_for_release(key, stored, "Prepared", f"node {node}: {summarize(refusal.reasons)}")
+                return False
+        return True
+
+    async def _wait_for_release(self, key: ObjectKey, stored: Stored, reason: str, message: str) -> None:
+        """Say in the claim why it is still there."""
+        if lifecycle.has_condition(stored.value, reason=reason, message=message, kind=lifecycle.RELEASED):
+            return
+        self._log.info("claim.release-waiting", claim=stored.shown, why=message)
+        now = rfc3339(self._clock.now())
+        api_object = lifecycle.with_condition(stored.value, is_true=False, reason=reason, message=message, now=now, kind=lifecycle.RELEASED)
+        await self._writer.write(key, stored.revision, api_object)
+
+
+class ClusterDeallocation:
+    """Deallocates claims of a cluster that we allocated, and tells ledgers of allocations that are gone."""
+
+    def __init__(self, world: ApiServerState, writer: ApiServerWriter, ledgers: NodeLedgers, metrics: ControllerMetrics) -> None:
+        self._world = world
+        self._writer = writer
+        self._ledgers = ledgers
+        self._metrics = metrics
+        self._log = get_logger()
+
+    async def deallocate(self, key: Key, claim: ApiObject, why: str) -> bool:
+        """Clear a claim's allocation and reservations; False when somebody else wrote first. The ledgers hear of it in their own turn (`release`).
+
+        Errors: raises PeerUnavailable.
+        """
+        freed = await self._writer.claim(key, gated_claims.deallocation_patch(claim), part="status")
+        if freed is None or freed.status.get("allocation"):
+            return False
+        self._metrics.decisions.labels("taken-back").inc()
+        self._log.info("claim.taken-back", claim=name_of(claim), why=why)
+        return True
+
+    async def release(self, key: Key, before: ApiObject) -> bool:
+        """Tell ledgers of an allocation that is gone, whoever took it; always False, for no other try is due.
+
+        Shapes: before — the claim as it was when it lost the allocation.
         Errors: raises PeerUnavailable when a node was silent.
         """
         now = self._world.claims.get(key)
         is_same = now is not None and metadata_of(now).uid == metadata_of(before).uid
-        if (
-            now is not None
-            and is_same
-            and (now.status.get("allocation") or (gated_claims.is_pending(now) and not self._world.is_taken_back(key)))
-        ):
-            # It has devices again, or is about to: what is held for it is its own affair.
-            self._world.let_go.pop(key, None)
-            return False
-        # A node that has it prepared keeps it until its gateway has undone that, and lets go then.
-        await self._ledgers.release(before, f"over-{before.metadata.get('resourceVersion')}")
+        is_served = now is not None and (
+            bool(now.status.get("allocation")) or (gated_claims.is_pending(now) and not self._world.is_taken_back(key))
+        )
+        if not (is_same and is_served):
+            # What has devices again, or is about to, holds them by its own right. A node that has them prepared keeps them until its gateway has undone that.
+            await self._ledgers.release(before, f"over-{before.metadata.get('resourceVersion')}")
         self._world.let_go.pop(key, None)
         return False
 
-    def _allocated_for(self, key: Key, pod: ApiObject) -> list[_Mine]:
-        """List the claims of a pod that we allocated for it."""
-        uid = metadata_of(pod).uid
-        found = [self._mine(claim) for claim in self._world.claims_of(key)]
-        return [one for one in found if one is not None and one.note.pod == uid]
 
-    def _mine(self, key: Key) -> _Mine | None:
-        """Read a claim as one that we allocated; None when it is not."""
-        claim, note, users = self._world.claims.get(key), self._world.book.note(key), self._world.book.users_of_ours(key)
-        if claim is None or note is None or users is None or claim.metadata.get("deletionTimestamp"):
-            return None
-        return _Mine(key, claim, note, users)
-
-    def _yielding(self) -> frozenset[Key]:
-        """Of each device that two claims have, name the claims that give way: ours to another's, and of two of ours the later one."""
-        found: set[Key] = set()
-        for _, keys in self._world.doubles():
-            mine = {key: claim for key in keys if (claim := self._mine(key)) is not None}
-            if len(mine) == len(keys):
-                first = min(mine, key=lambda key: (_allocated_at(mine[key].claim), key))
-                del mine[first]
-            found |= mine.keys()
-        return frozenset(found)
-
-    async def _tell_doubles(self, looked_at: set[Hashable]) -> None:
-        """Tell the users of claims that have one device together: where both pods run already, the node's ledger lets only the first one prepare."""
-        for device, keys in self._world.doubles():
-            looked_at.add(("double", device))
-            await self._boundary.run(("double", device), keys, partial(self._tell_double, device, keys), name=f"device {device}")
-
-    async def _tell_double(self, device: DeviceId, keys: tuple[Key, ...]) -> bool:
-        message = f"device {device} is allocated to {' and '.join(f'{namespace}/{name}' for namespace, name in keys)} at once"
-        for key in keys:
-            claim = self._world.claims.get(key)
-            if claim is not None:
-                await self._events.warn(claim, "DoubleAllocation", message)
-        return False
-
-
-def _allocated_at(claim: ApiObject) -> str:
-    allocation = claim.status.get("allocation")
-    return str(allocation.get("allocationTimestamp") or "") if isinstance(allocation, dict) else ""
-
-
-def _is_unschedulable(pod: ApiObject) -> bool:
-    return any(
-        condition.get("type") == "PodScheduled" and condition.get("status") == "False" and condition.get("reason") == "Unschedulable"
-        for condition in _conditions(pod)
-    )
-
-
-def _why(pod: ApiObject) -> str:
-    return next((str(condition.get("message") or "") for condition in _conditions(pod) if condition.get("type") == "PodScheduled"), "")
-
-
-def _conditions(pod: ApiObject) -> list[dict[str, object]]:
-    conditions = pod.status.get("conditions")
-    return [one for one in conditions if isinstance(one, dict)] if isinstance(conditions, list) else []
+def _nodes_of(allocation: AllocationResult | None) -> set[str]:
+    """Name the nodes whose devices an allocation has: our pools are named like their nodes."""
+    return {granted_device.pool for granted_device in allocation.devices.results} if allocation is not None else set()

@@ -24,8 +24,8 @@ from topobus.controller.claims.eviction import (
 )
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.classic.core import classic_lifecycle
-from topobus.controller.reconcilers.allocate_claims import ClaimReconciler
 from topobus.controller.reconcilers.claim_users import consuming_pods
+from topobus.controller.reconcilers.deallocate_claims import ClaimDeallocation
 from topobus.controller.reconcilers.decision_publisher import DecisionPublisher
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.state.standalone_state import StandaloneState
@@ -54,11 +54,13 @@ _Mark = tuple[DeviceId, str, str, str]
 class Evictor:
     """Looks at all allocated claims while any device carries a taint that evicts."""
 
-    def __init__(self, runtime: Runtime, world: StandaloneState, keeper: ClaimReconciler, boundary: ObjectBoundary | None = None) -> None:
+    def __init__(
+        self, runtime: Runtime, world: StandaloneState, deallocation: ClaimDeallocation, boundary: ObjectBoundary | None = None
+    ) -> None:
         self._boundary = boundary or ObjectBoundary("evictions")
         self._runtime = runtime
         self._world = world
-        self._keeper = keeper
+        self._deallocation = deallocation
         self._pen = ObjectWriter(NatsStore(runtime.bus, world))
         self._first_seen: dict[_Mark, datetime] = {}
         self._seen_before: dict[_Mark, datetime] = {}
@@ -131,7 +133,7 @@ class Evictor:
             # Its driver takes it back when its pods have gone, which are on their way now.
             await self._pen.write(key, stored.revision, classic_lifecycle.with_deallocation_request(claim))
         else:
-            await self._keeper.deallocate(key, stored, reason.message)
+            await self._deallocation.begin(key, stored, reason.message)
 
     async def _mark_pod(self, key: ObjectKey, uid: str, reason: Reason) -> None:
         stored = self._world.objects.get(key)

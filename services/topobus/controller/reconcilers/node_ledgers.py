@@ -1,29 +1,32 @@
 """The ledgers of nodes that run Topobus, asked before a claim's status says what it has, and told when an allocation is taken back.
 
-Flows in: claims with what they are to get. Flows out: asks to the node's topology over NATS. Operation ids are made of the claim's uid and the attempt's number, so
-any replica that goes on repeats the very same operation. Devices of others' drivers have no ledger: for them the API server alone stands.
+Flows in: claims with what they are to get, and owners that are to let go. Flows out: PLACE and RELEASE asks to the node's topology. Operation ids are made of the claim's
+uid and the attempt's number, so any replica that goes on repeats the very same operation. Devices of others' drivers have no ledger: for them the claim alone stands.
 A node that answers with an error, or with something that is no answer, is unavailable as a silent one is: it keeps claims from its own devices and from no others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+from enum import Enum
 from typing import TypeVar
 
 from topobus.contracts import catalogue
 from topobus.contracts.messages import ApiObject, PlaceRequest, ReleaseRequest
-from topobus.controller.claims.gated_claims import GateAttempt
-from topobus.controller.claims.lifecycle import devices_of, owner_of, placement_request
-from topobus.controller.config import ControllerSettings
-from topobus.controller.reconcilers.held_allocation import Holding, look_at_holding
-from topobus.controller.state.api_server_state import ApiServerState
+from topobus.controller.allocation.values import DeviceId
+from topobus.controller.claims.lifecycle import Attempt, devices_of, owner_of, placement_request
+from topobus.controller.reconcilers.ledger_releases import LedgerReleases, UnderWay
+from topobus.controller.state.cluster_state import ClusterState
+from topobus.controller.state.inventory_slices import holders_from_ledger
 from topobus.domain.errors import ConfigError, ContractError, HardwareError, PeerUnavailable
+from topobus.domain.ledger import Ledger
 from topobus.domain.outcome import Placement, Reason, Refusal
 from topobus.domain.request import Owner
 from topobus.runtime.bus import Bus
 from topobus.runtime.logging import get_logger
 
-__all__ = ["NODE_FAILED", "NodeLedgers"]
+__all__ = ["NODE_FAILED", "Held", "NodeLedgers", "Overtaken"]
 
 NODE_FAILED = "node-failed"
 """The code of a reason, and of an error: a node answered, but with an error or with what is no answer."""
@@ -31,52 +34,73 @@ NODE_FAILED = "node-failed"
 T = TypeVar("T")
 
 
-class NodeLedgers:
-    """Asks nodes."""
+@dataclass(frozen=True)
+class Held:
+    """The node holds the attempt's devices, or has no say in them."""
 
-    def __init__(self, settings: ControllerSettings, bus: Bus, world: ApiServerState) -> None:
-        self._timeout_s = settings.ask_timeout_s
+    placement: Placement | None = None
+    """What the node placed; None when it held this very attempt before, or has no say."""
+    ledger_sequence: int = 0
+
+
+class Overtaken(Enum):
+    """The attempt is not the claim's newest any more: what is held may be what another replica got by a later one, and is its."""
+
+    OVERTAKEN = "overtaken"
+
+
+class NodeLedgers:
+    """Asks nodes.
+
+    Args: releases — how a RELEASE is asked; without `run` of it, and without one at all, each ask is awaited.
+    """
+
+    def __init__(self, bus: Bus, world: ClusterState, timeout_s: float, releases: LedgerReleases | None = None) -> None:
         self._bus = bus
         self._world = world
+        self._timeout_s = timeout_s
+        self._releases = releases or LedgerReleases(bus, timeout_s)
+        self._log = get_logger()
 
-    async def hold(
-        self, claim: ApiObject, attempt: GateAttempt, is_newest: Callable[[], Awaitable[bool]]
-    ) -> Placement | Refusal | Holding | None:
-        """Have the node hold what a claim is to get; None when it has no say.
+    async def hold(self, claim: ApiObject, attempt: Attempt, is_newest: Callable[[], Awaitable[bool]]) -> Held | Refusal | Overtaken:
+        """Have the node hold what a claim is to get.
 
-        Shapes: is_newest — reads the claim anew and says whether the attempt is still its newest; a Holding is DONE when the node held this very attempt before, and
-        OVERTAKEN when another attempt is on its way.
-        Errors: raises PeerUnavailable when the node does not answer, or not as it should: neither done nor undone.
+        A node keeps only its newest operations while its ledger keeps what is held: a refusal of what the ledger shows as done is no refusal, and what an older attempt
+        left there is let go.
+        Shapes: is_newest — reads the claim anew and says whether the attempt is still its newest.
+        Errors: raises PeerUnavailable when the node does not answer, or not as it should: neither done nor undone. Raises what `is_newest` raises.
         """
         request = placement_request(claim, attempt.allocation, attempt.node, attempt.wishes)
         if request is None:
-            return None
+            return Held()
         owner, node = owner_of(claim), attempt.node
-        op_id = f"allocate-{owner.uid}-{attempt.number}"
-        place = PlaceRequest(op_id=op_id, pod=request)
+        place = PlaceRequest(op_id=f"allocate-{owner.uid}-{attempt.number}", pod=request)
         reply = await _from_node(node, self._bus.ask(catalogue.PLACE, place, timeout_s=self._timeout_s, node=node))
         if not isinstance(reply.result, Refusal):
+            return Held(reply.result, reply.ledger_sequence)
+        ledger = await self.read(node)
+        if ledger is None or owner.key not in ledger.allocations:
             return reply.result
+        if self._devices_held(ledger, owner) == set(devices_of(attempt.allocation, node)):
+            return Held()
+        # In this order: each attempt is written before it is placed, so as long as the claim still has ours, what was held before is from an older one.
+        if not await is_newest():
+            return Overtaken.OVERTAKEN
+        try:
+            # Another replica may let go of it, and have the next attempt placed, before this is heard: what that holds stays.
+            decision_id = ledger.allocations[owner.key].decision_id
+            await self.release_on(node, owner, f"release-{owner.uid}-stale-{ledger.sequence}", decision_id=decision_id)
+        except PeerUnavailable as err:
+            self._log.warning("ledger.silent", node=node, error=str(err))
+        return reply.result
 
-        async def release(op_id: str, decision_id: str) -> None:
-            try:
-                await self._release(owner, node, op_id, decision_id=decision_id)
-            except PeerUnavailable as err:
-                get_logger().warning("ledger.silent", node=node, error=str(err))
+    async def read(self, node: str) -> Ledger | None:
+        """Read a node's ledger as it is now, not as the copy shows it; None when it has none.
 
-        holding = await _from_node(
-            node,
-            look_at_holding(
-                self._bus,
-                node,
-                owner,
-                devices_of(attempt.allocation, node),
-                cpu_devices=self._world.cpu_devices(node),
-                is_newest=is_newest,
-                release=release,
-            ),
-        )
-        return reply.result if holding is Holding.NOT_DONE else holding
+        Errors: raises PeerUnavailable.
+        """
+        entry = await _from_node(node, self._bus.get(catalogue.LEDGER, node=node))
+        return entry.value if entry is not None else None
 
     async def release(self, claim: ApiObject, why: str) -> Refusal | None:
         """Have every node let go of what it holds for a claim; a node refuses while containers may be using the devices.
@@ -92,23 +116,37 @@ class NodeLedgers:
             held = ledger.allocations.get(owner.key) if ledger is not None else None
             if ledger is None or held is None:
                 continue
-            if held.is_prepared:
-                refused = refused or Refusal(reasons=(Reason(code="prepared", message=f"node {node}: {owner} is prepared"),))
-                continue
             try:
                 op_id = f"release-{owner.uid}-{why}-{ledger.sequence}"
-                refused = await self._release(owner, node, op_id, decision_id=held.decision_id) or refused
+                answer = await self.release_on(node, owner, op_id, decision_id=held.decision_id)
+                refused = answer if isinstance(answer, Refusal) else refused
             except PeerUnavailable as err:
                 trouble = trouble or err
         if trouble is not None:
             raise trouble
         return refused
 
-    async def _release(self, owner: Owner, node: str, op_id: str, *, decision_id: str) -> Refusal | None:
+    async def release_on(self, node: str, owner: Owner, op_id: str, *, decision_id: str = "") -> Refusal | UnderWay | None:
+        """Ask one node to let go; it refuses while containers may be using the devices, and only the node can know.
+
+        Shapes: decision_id — let go only of what this decision gave; empty for whatever the owner holds.
+        Errors: raises PeerUnavailable when the node does not answer, or not as it should.
+        """
+        ledger = self._world.ledgers.get(node)
+        held = ledger.allocations.get(owner.key) if ledger is not None else None
+        if held is not None and held.is_prepared:
+            return Refusal(reasons=(Reason(code="prepared", message=f"{owner} is prepared: its devices are let go when that is undone"),))
         request = ReleaseRequest(op_id=op_id, owner=owner, decision_id=decision_id)
-        reply = await _from_node(node, self._bus.ask(catalogue.RELEASE, request, timeout_s=self._timeout_s, node=node))
-        get_logger().info("ledger.released", claim=str(owner), node=node, is_refused=reply.refusal is not None)
+        reply = await _from_node(node, self._releases.ask(node, request))
+        if isinstance(reply, UnderWay):
+            return reply
+        self._log.info("ledger.released", owner=str(owner), node=node, is_refused=reply.refusal is not None)
         return reply.refusal
+
+    def _devices_held(self, ledger: Ledger, owner: Owner) -> Collection[DeviceId]:
+        """Name the devices that a ledger gives to an owner."""
+        holders = holders_from_ledger(ledger, self._world.cpu_devices(ledger.node))
+        return {device for device, holder in holders.items() if holder == owner}
 
 
 async def _from_node(node: str, answer: Awaitable[T]) -> T:

@@ -24,6 +24,7 @@ from topobus.controller.claims.objects import Claim, Pod
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.reconcilers.allocation_intents import Intents, Progress
+from topobus.controller.reconcilers.deallocate_claims import ClusterDeallocation
 from topobus.controller.reconcilers.node_choice import NodeChooser, NoNodeFits
 from topobus.controller.scheduling.aligned_allocation import read_wishes
 from topobus.controller.scheduling.decisions import (
@@ -41,7 +42,7 @@ from topobus.controller.store.api_server_store import ApiServerWriter
 from topobus.controller.store.cluster_events import EventRecorder
 from topobus.domain.errors import ContractError, HardwareError, InvariantError, PeerUnavailable
 from topobus.domain.outcome import Reason, Refusal
-from topobus.kubernetes.api.objects import metadata_of, name_of
+from topobus.kubernetes.api.objects import metadata_of
 from topobus.runtime.clock import Clock
 from topobus.runtime.logging import get_logger
 
@@ -90,6 +91,7 @@ class GatedPodReconciler:
         world: ApiServerState,
         writer: ApiServerWriter,
         intents: Intents,
+        deallocation: ClusterDeallocation,
         chooser: NodeChooser,
         events: EventRecorder,
         metrics: ControllerMetrics,
@@ -100,6 +102,7 @@ class GatedPodReconciler:
         self._world = world
         self._writer = writer
         self._intents = intents
+        self._deallocation = deallocation
         self._chooser = chooser
         self._events = events
         self._metrics = metrics
@@ -406,9 +409,8 @@ class GatedPodReconciler:
             or not claim.status.get("allocation")
         ):
             return False
-        self._log.info("claim.taken-back", claim=name_of(claim), pod=str(plan.pod), why=found.why if isinstance(found, TakeBack) else "")
-        self._metrics.decisions.labels("taken-back").inc()
-        await self._writer.claim((key[0], metadata_of(claim).name), gated_claims.deallocation_patch(claim), part="status")
+        why = found.why if isinstance(found, TakeBack) else ""
+        await self._deallocation.deallocate((key[0], metadata_of(claim).name), claim, f"pod {plan.pod}: {why}")
         return True
 
     async def _reserve(self, key: Key, pod: ApiObject, plan: PodPlan) -> bool:

@@ -10,18 +10,18 @@ from __future__ import annotations
 from functools import partial
 
 from topobus.contracts import catalogue
-from topobus.contracts.messages import ReleaseRequest
 from topobus.controller.allocation.miss_reasons import summarize
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.reconcilers.allocator import Allocator
 from topobus.controller.reconcilers.decision_publisher import DecisionPublisher
-from topobus.controller.reconcilers.ledger_releases import LedgerReleases, UnderWay
+from topobus.controller.reconcilers.ledger_releases import UnderWay
+from topobus.controller.reconcilers.node_ledgers import NodeLedgers
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.state.inventory_slices import holders_from_ledger
 from topobus.controller.state.standalone_state import StandaloneState
-from topobus.domain.errors import ContractError, HardwareError, PeerUnavailable
+from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.ledger import Ledger
 from topobus.domain.outcome import Reason, Refusal
 from topobus.domain.request import Owner, OwnerKind
@@ -48,9 +48,9 @@ class OrphanedAllocations:
         finder: Allocator,
         metrics: ControllerMetrics,
         boundary: ObjectBoundary | None = None,
-        releases: LedgerReleases | None = None,
+        ledgers: NodeLedgers | None = None,
     ) -> None:
-        self._releases = releases or LedgerReleases(runtime.bus, settings.ask_timeout_s)
+        self._ledgers = ledgers or NodeLedgers(runtime.bus, world, settings.ask_timeout_s)
         self._boundary = boundary or ObjectBoundary("orphans")
         self._settings = settings
         self._runtime = runtime
@@ -147,8 +147,8 @@ class OrphanedAllocations:
         if not owners:
             return {}
         # The object goes after its devices; a copy of the ledger that is behind shows both the other way round.
-        entry = await self._bus.get(catalogue.LEDGER, node=ledger.node)
-        return {key: owner for key, owner in owners.items() if entry is not None and key in entry.value.allocations}
+        newest = await self._ledgers.read(ledger.node)
+        return {key: owner for key, owner in owners.items() if newest is not None and key in newest.allocations}
 
     async def _is_gone(self, owner: Owner) -> bool:
         place = ObjectKey(_KINDS[owner.kind], owner.namespace, owner.name)
@@ -179,16 +179,15 @@ class OrphanedAllocations:
         if held.is_prepared:
             await self._tell(node, owner, "prepared", "a container may be using its devices: they are let go when that is undone")
             return False
-        request = ReleaseRequest(op_id=f"release-{owner.uid}-gone-{ledger.sequence}", owner=owner)
         try:
-            reply = await self._releases.ask(node, request)
-        except (PeerUnavailable, HardwareError) as err:
+            answer = await self._ledgers.release_on(node, owner, f"release-{owner.uid}-gone-{ledger.sequence}")
+        except PeerUnavailable as err:
             await self._tell(node, owner, "node-silent", f"the node does not answer: {err}")
             return True
-        if isinstance(reply, UnderWay):
+        if isinstance(answer, UnderWay):
             return False
-        if reply.refusal is not None:
-            await self._tell(node, owner, "prepared", summarize(reply.refusal.reasons))
+        if answer is not None:
+            await self._tell(node, owner, "prepared", summarize(answer.reasons))
             return False
         self._found[node].pop(owner.key, None)
         self._log.info("orphan.released", owner=owner.key, node=node)

@@ -33,9 +33,10 @@ from topobus.controller.reconcilers.allocator import Allocator
 from topobus.controller.reconcilers.binding_conditions import BindingConditions
 from topobus.controller.reconcilers.claim_users import ClaimUsers
 from topobus.controller.reconcilers.clean_up_pods import PodCleanup, own_request
+from topobus.controller.reconcilers.deallocate_claims import ClaimDeallocation
 from topobus.controller.reconcilers.decision_publisher import DecisionPublisher
-from topobus.controller.reconcilers.ledger_releases import LedgerReleases
 from topobus.controller.reconcilers.node_filter import NodeFilter, is_held, refusal_of
+from topobus.controller.reconcilers.node_ledgers import NodeLedgers
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.scheduling.decisions import (
     Blocked,
@@ -79,12 +80,13 @@ class PodScheduler:
         finder: Allocator,
         consumers: ClaimUsers,
         keeper: ClaimReconciler,
+        deallocation: ClaimDeallocation,
         planner: Planner,
         classic: ClassicScheduler,
         metrics: ControllerMetrics,
         binder: BindingConditions,
         boundary: ObjectBoundary | None = None,
-        releases: LedgerReleases | None = None,
+        ledgers: NodeLedgers | None = None,
     ) -> None:
         self._boundary = boundary or ObjectBoundary("pods")
         self._settings = settings
@@ -96,8 +98,9 @@ class PodScheduler:
         self._finder = finder
         self._consumers = consumers
         self._keeper = keeper
+        self._deallocation = deallocation
         self._pen = ObjectWriter(NatsStore(runtime.bus, world))
-        self._leaver = PodCleanup(settings, runtime, world, self._pen, releases)
+        self._leaver = PodCleanup(settings, runtime, world, self._pen, ledgers)
         self._planner = planner
         self._metrics = metrics
         self._settled: dict[ObjectKey, Hashable] = {}
@@ -355,7 +358,7 @@ class PodScheduler:
                     await self._classic.take_back(claim_key)
             elif known is not None:
                 # The mark comes first: whoever sees the pod's next version has seen it, for both stand in one stream. The keeper of claims keeps others from binding it.
-                await self._keeper.deallocate(claim_key, known, answer.why)
+                await self._deallocation.begin(claim_key, known, answer.why)
             return False
         condition, reasons = explain_misses(misses)
         await self._tell(key, stored, "Unschedulable", reasons)
