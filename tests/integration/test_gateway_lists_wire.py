@@ -50,7 +50,7 @@ class Served:
             Offer(resource=GPU, device_class="gpu"),
             state=self.state,
             asks=OTHERS,
-            given=AllocationRecord(folder / "given.json", lambda _: True, boot_id="b"),
+            record=AllocationRecord(folder / "given.json", lambda _: True, boot_id="b"),
             metrics=CallMetrics(self.registry),
             variables={},
             deadlines=DeadlineSettings(),

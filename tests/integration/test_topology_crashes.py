@@ -64,13 +64,13 @@ class Life:
         self.opened = asyncio.Event()
         self.facts = NodeInputs(bus, node=NODE, options=AlignmentOptions(), reserved_cpus=CpuSet(), readiness=readiness)
         self.book = LedgerStore(mortal, node=NODE, readiness=readiness, metrics=metrics)
-        self.announcer = Announcer(mortal, node=NODE, book=self.book, metrics=metrics)
-        self.reservations = Reservations(book=self.book, announcer=self.announcer, clock=clock, expire_s=EXPIRE_S)
+        self.announcer = Announcer(mortal, node=NODE, store=self.book, metrics=metrics)
+        self.reservations = Reservations(store=self.book, announcer=self.announcer, clock=clock, expire_s=EXPIRE_S)
         self.answers = AskHandlers(
             mortal,
             node=NODE,
-            facts=self.facts,
-            book=self.book,
+            inputs=self.facts,
+            store=self.book,
             announcer=self.announcer,
             clock=clock,
             metrics=metrics,
@@ -143,10 +143,10 @@ async def commit(life: Life) -> Any:
 
 async def expire(life: Life) -> Any:
     """Look twice, a minute apart."""
-    await life.reservations.look()
+    await life.reservations.expire()
     clock: Any = life.reservations._clock
     clock.advance(EXPIRE_S)
-    await life.reservations.look()
+    await life.reservations.expire()
 
 
 # What goes before, what is cut short, the operations told of in the end, who holds what in the end.

@@ -158,13 +158,13 @@ class Instance:
         facts = NodeInputs(bus, node=NODE, options=AlignmentOptions(), reserved_cpus=CpuSet(), readiness=readiness)
         facts.machine, facts.inventories, facts._has_inventories = FACTS[0], FACTS[1], True
         self.book = LedgerStore(bus, node=NODE, readiness=readiness, metrics=metrics)
-        self.announcer = Announcer(bus, node=NODE, book=self.book, metrics=metrics)
-        self.reservations = Reservations(book=self.book, announcer=self.announcer, clock=clock, expire_s=EXPIRE_S)
+        self.announcer = Announcer(bus, node=NODE, store=self.book, metrics=metrics)
+        self.reservations = Reservations(store=self.book, announcer=self.announcer, clock=clock, expire_s=EXPIRE_S)
         self.answers = AskHandlers(
             bus,
             node=NODE,
-            facts=facts,
-            book=self.book,
+            inputs=facts,
+            store=self.book,
             announcer=self.announcer,
             clock=clock,
             metrics=metrics,
@@ -389,9 +389,9 @@ class LedgerModel(RuleBasedStateMachine):
     def let_time_pass(self, which: int, fates: list[str], seconds: float) -> None:
         """Reservations that are old enough end; committed holdings never do."""
         committed = {key for key, (_, phase) in self.holds.items() if phase is AllocationPhase.COMMITTED}
-        self._on(which, lambda instance: instance.reservations.look(), [])
+        self._on(which, lambda instance: instance.reservations.expire(), [])
         self.clock.advance(seconds)
-        self._on(which, lambda instance: instance.reservations.look(), fates)
+        self._on(which, lambda instance: instance.reservations.expire(), fates)
 
         assert committed <= self.holds.keys()
 

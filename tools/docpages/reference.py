@@ -48,7 +48,7 @@ def _lines() -> Iterable[str]:
                 str(state.history),
                 _size(state.max_value_bytes) + (", then gzip" if state.may_be_compressed else ""),
                 _size(state.max_bucket_bytes),
-                "oldest goes" if state.is_said_again else "refuses",
+                "oldest goes" if state.is_rewritten else "refuses",
             )
             for state in STATES
         ),

@@ -45,7 +45,7 @@ async def serve(settings: DiscoverySettings, runtime: Runtime) -> None:
         beat = runtime.beats.loop("discovery")
         while True:
             beat.turn()
-            await publisher.look()
+            await publisher.check()
             beat.rest()
             try:
                 async with asyncio.timeout(until_tick(runtime.clock.monotonic(), settings.hardware.rescan_s)):
@@ -79,7 +79,7 @@ class _Publisher:
         """Read everything at the next look: the kernel told of a change."""
         self._volatile = None
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Read once and publish when something changed; what fails is logged once and tried again at the next look."""
         volatile = await self._read_volatile()
         is_same = volatile is not None and volatile == self._volatile and self._runtime.clock.monotonic() < self._full_look_due_at

@@ -20,7 +20,7 @@ from topobus.domain.errors import ConfigError
 from topobus.runtime.logging import get_logger
 from topobus.runtime.readiness import Readiness
 
-__all__ = ["NodeLock", "in_line"]
+__all__ = ["NodeLock", "open_node_lock"]
 
 # Claims wait as long as nobody has the turn, so this is what a roll-over costs at most; two system calls each time are nothing.
 _RETRY_S = 0.05
@@ -98,7 +98,7 @@ class NodeLock:
 
 
 @contextmanager
-def in_line(checkpoint: Path, instance: str, readiness: Readiness) -> Iterator[NodeLock]:
+def open_node_lock(checkpoint: Path, instance: str, readiness: Readiness) -> Iterator[NodeLock]:
     """Stand in line for this node's turn for the length of a block.
 
     Errors: raises ConfigError when the lock file cannot be made.

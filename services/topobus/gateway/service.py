@@ -38,7 +38,7 @@ from topobus.gateway.kubelet.sockets import (
     identity,
     remove_stale,
 )
-from topobus.gateway.node_lock import NodeLock, in_line
+from topobus.gateway.node_lock import NodeLock, open_node_lock
 from topobus.gateway.node_state import NodeState, Offer
 from topobus.gateway.reconcile.pod_usage import PodLook, folders_of
 from topobus.gateway.reconcile.reconciliation import Reconciler
@@ -68,9 +68,9 @@ async def serve(settings: GatewaySettings, runtime: Runtime) -> None:
     runtime.bus.use_answer_keys(demanded=read_keys(settings.answers.key_dir))
     # Of this process alone where no pod's uid is given: a socket of an earlier one may still be in kubelet's hands.
     instance = settings.instance or uuid.uuid4().hex[:8]
-    with in_line(Path(settings.checkpoint_path), instance, runtime.readiness) as turn:
+    with open_node_lock(Path(settings.checkpoint_path), instance, runtime.readiness) as lock:
         async with _opened(settings) as cluster:
-            await _Gateway(settings, runtime, cluster, turn).run()
+            await _Gateway(settings, runtime, cluster, lock).run()
 
 
 @asynccontextmanager
@@ -96,11 +96,11 @@ class _Work:
     preparer: ClaimPreparer
     settler: LedgerRelease | None
     pods: PodLook
-    given: AllocationRecord
+    record: AllocationRecord
 
 
 class _Gateway:
-    def __init__(self, settings: GatewaySettings, runtime: Runtime, cluster: Cluster | None, turn: NodeLock) -> None:
+    def __init__(self, settings: GatewaySettings, runtime: Runtime, cluster: Cluster | None, lock: NodeLock) -> None:
         self._settings = settings
         self._runtime = runtime
         self._readiness = runtime.readiness
@@ -117,8 +117,8 @@ class _Gateway:
         self._asks = NodeAsks(runtime.bus, runtime.node, settings.deadlines, self._rights_of)
         self._metrics = CallMetrics(runtime.registry)
         self._cluster = cluster
-        self._turn = turn
-        self._desk = ClaimForwarder(settings.kubelet, turn, settings.deadlines.claim_s)
+        self._lock = lock
+        self._forwarder = ClaimForwarder(settings.kubelet, lock, settings.deadlines.claim_s)
         self._checkpoint: Checkpoint | None = None
         """None: another gateway has the turn, so the file is not ours to read yet."""
         self._work: _Work | None = None
@@ -139,7 +139,7 @@ class _Gateway:
         self._readiness.set("inventories", is_ready=False, why="waiting for inventories and the ledger")
         self._stands_by_until = 0.0
         # After a reboot all files are there again before anybody is served; who stands by leaves them to the one that has the turn.
-        work = await self._begin() if self._turn.try_begin() else None
+        work = await self._begin() if self._lock.try_begin() else None
         if work is None:
             # What could not be taken over must be known before we are ready: a roll-over then ends the gateway that works.
             await asyncio.to_thread(Checkpoint.load, Path(self._settings.checkpoint_path))
@@ -148,15 +148,15 @@ class _Gateway:
             try:
                 await self._serve(lists, work)
             finally:
-                self._is_awaited = self._turn.is_awaited()
+                self._is_awaited = self._lock.is_awaited()
                 if self._is_awaited:
                     # Else the next one finds that somebody answers already, and says so to the operator.
                     await self._runtime.bus.stop_answering()
                 if self._work is not None:
                     # A write that nobody waits for any more must not fall upon the next one's files.
                     await self._work.preparer.finish()
-                    await self._work.given.finish()
-                self._turn.end()
+                    await self._work.record.finish()
+                self._lock.end()
 
     async def _begin(self) -> _Work:
         """Take over the checkpoint: it is our turn.
@@ -168,7 +168,7 @@ class _Gateway:
         # In threads: when the turn comes from another gateway, kubelet is served already.
         checkpoint = await asyncio.to_thread(Checkpoint.load, path)
         # Beside the checkpoint: what must survive a reboot.
-        given = await asyncio.to_thread(AllocationRecord.open, path.with_name("given.json"), self._state.is_holder)
+        record = await asyncio.to_thread(AllocationRecord.open, path.with_name("given.json"), self._state.is_holder)
         reader: ClaimReader = BusClaims(self._runtime.bus)
         settler: LedgerRelease | None = None
         if self._cluster is not None:
@@ -188,10 +188,10 @@ class _Gateway:
         await preparer.restore(is_offered=settings.offers_any_dra)
         await asyncio.to_thread(remove_stale, self._plugin_watch.folder, socket_pattern())
         self._checkpoint = checkpoint
-        self._desk.open(preparer)
+        self._forwarder.open(preparer)
         reader_of_pods = PodResourcesReader(Path(settings.pod_resources_socket), self._runtime.node, self._resources)
         pods = PodLook(reader_of_pods, self._state, checkpoint, await asyncio.to_thread(folders_of, settings))
-        self._work = _Work(preparer, settler, pods, given)
+        self._work = _Work(preparer, settler, pods, record)
         return self._work
 
     async def _serve(self, lists: asyncio.TaskGroup, work: _Work | None) -> None:
@@ -210,7 +210,7 @@ class _Gateway:
             group.create_task(self._report_registration())
             group.create_task(self._rollcall.run())
             if work is None:
-                await self._turn.begin()
+                await self._lock.begin()
                 work = await self._begin()
                 for driver in tuple(self._drivers.values()):
                     await driver.take_over()
@@ -225,7 +225,7 @@ class _Gateway:
             if self._foreign is not None:
                 group.create_task(self._foreign.run())
             self._join_cluster(group, work)
-            await self._open_plugins(lists, work.given)
+            await self._open_plugins(lists, work.record)
 
     def _join_cluster(self, group: asyncio.TaskGroup, work: _Work) -> None:
         """Publish slices, settle claims and look after pods that wait, where there is a cluster."""
@@ -250,13 +250,13 @@ class _Gateway:
         attempts, settings = work.preparer.attempts, self._settings.cluster
         group.create_task(PodRetries(self._cluster, self._state, attempts, self._checkpoint, settings, self._runtime.clock).run())
 
-    async def _open_plugins(self, lists: asyncio.TaskGroup, given: AllocationRecord) -> None:
+    async def _open_plugins(self, lists: asyncio.TaskGroup, record: AllocationRecord) -> None:
         """Serve each class and pool as a device plugin from its first device on; none is ever closed again while we run."""
         while True:
             ticket = self._state.changed.ticket()
             for offer in self._state.offers():
                 if offer.resource not in self._plugins and self._settings.offers_plugin(offer.device_class, offer.pool):
-                    self._plugins[offer.resource] = self._make_plugin(offer, given)
+                    self._plugins[offer.resource] = self._make_plugin(offer, record)
                     self._resources[offer.resource] = offer.device_class
                     lists.create_task(self._plugins[offer.resource].run())
             await ticket.wait()
@@ -290,7 +290,7 @@ class _Gateway:
         pools = {"", *(device.pool for device in inventory.devices)} if inventory is not None else {""}
         return any(self._settings.offers_dra(device_class, pool) for pool in pools)
 
-    def _make_plugin(self, offer: Offer, given: AllocationRecord) -> PluginRegistrar:
+    def _make_plugin(self, offer: Offer, record: AllocationRecord) -> PluginRegistrar:
         is_foreign = self._foreign is not None and bool(self._foreign.resource_of(offer.device_class))
         if self._foreign is not None and is_foreign:
             self._asks.preferences[offer.device_class] = self._foreign.preference(offer.device_class, _FOREIGN_PREFER_S)
@@ -299,7 +299,7 @@ class _Gateway:
             watch=self._plugin_watch,
             state=self._state,
             asks=self._asks,
-            given=given,
+            record=record,
             metrics=self._metrics,
             variables=self._variables,
             deadlines=self._settings.deadlines,
@@ -315,8 +315,8 @@ class _Gateway:
             kubelet=self._settings.kubelet,
             watch=self._registry_watch,
             state=self._state,
-            desk=self._desk,
-            instance=self._turn.instance,
+            forwarder=self._forwarder,
+            instance=self._lock.instance,
             metrics=self._metrics,
             deadlines=self._settings.deadlines,
             clock=self._runtime.clock,

@@ -31,10 +31,10 @@ _QUIET_S = 1.0
 class Announcer:
     """Publishes decision events in the order of the ledger."""
 
-    def __init__(self, bus: Bus, *, node: str, book: LedgerStore, metrics: TopologyMetrics) -> None:
+    def __init__(self, bus: Bus, *, node: str, store: LedgerStore, metrics: TopologyMetrics) -> None:
         self._bus = bus
         self._node = node
-        self._book = book
+        self._store = store
         self._metrics = metrics
         self._wake = asyncio.Event()
         self._dry_runs: list[DecisionEvent] = []
@@ -44,7 +44,7 @@ class Announcer:
         """There may be something to announce."""
         self._wake.set()
 
-    def tell_dry_run(self, event: DecisionEvent) -> None:
+    def publish_dry_run(self, event: DecisionEvent) -> None:
         """Publish a dry run's event when there is time; nothing rests on it, so a crash may lose it."""
         self._dry_runs.append(event)
         self._wake.set()
@@ -57,7 +57,7 @@ class Announcer:
             is_quiet = not await self._wait()
             try:
                 if is_quiet:
-                    await self._book.write_marks()
+                    await self._store.write_marks()
                 else:
                     await self._publish_all()
                 self._metrics.unannounced.set(self._count_waiting())
@@ -70,7 +70,7 @@ class Announcer:
     async def _wait(self) -> bool:
         """Wait for something to announce; False: nothing came for a while, and there are marks to be written."""
         try:
-            async with asyncio.timeout(_QUIET_S if self._book.has_marks else None):
+            async with asyncio.timeout(_QUIET_S if self._store.has_marks else None):
                 await self._wake.wait()
         except TimeoutError:
             return False
@@ -79,7 +79,7 @@ class Announcer:
 
     async def _recall(self) -> None:
         """Find out which unannounced decisions are in the stream already."""
-        waiting = {record.decision_id for _, record in unannounced(self._book.ledger)}
+        waiting = {record.decision_id for _, record in unannounced(self._store.ledger)}
         while waiting:
             try:
                 received = await self._bus.last(DECISION, limit=_LOOK_BACK, node=self._node)
@@ -94,7 +94,7 @@ class Announcer:
         while self._dry_runs:
             await self._publish(self._dry_runs[0])
             self._dry_runs.pop(0)
-        waiting = unannounced(self._book.ledger)
+        waiting = unannounced(self._store.ledger)
         self._metrics.unannounced.set(self._count_waiting())
         # What is no longer there is marked in the bucket.
         self._out &= {record.decision_id for _, record in waiting}
@@ -103,10 +103,10 @@ class Announcer:
             if event is not None and record.decision_id not in self._out:
                 await self._publish(event)
                 self._out.add(record.decision_id)
-            self._book.mark_announced([op_id])
+            self._store.mark_announced([op_id])
 
     def _count_waiting(self) -> int:
-        return sum(record.decision_id not in self._out for _, record in unannounced(self._book.ledger))
+        return sum(record.decision_id not in self._out for _, record in unannounced(self._store.ledger))
 
     async def _publish(self, event: DecisionEvent) -> None:
         await self._bus.publish(DECISION, event, event_id=event.id, node=self._node)

@@ -63,8 +63,8 @@ class AskHandlers:
         bus: Bus,
         *,
         node: str,
-        facts: NodeInputs,
-        book: LedgerStore,
+        inputs: NodeInputs,
+        store: LedgerStore,
         announcer: Announcer,
         clock: Clock,
         metrics: TopologyMetrics,
@@ -72,8 +72,8 @@ class AskHandlers:
     ) -> None:
         self._bus = bus
         self._node = node
-        self._facts = facts
-        self._book = book
+        self._inputs = inputs
+        self._store = store
         self._announcer = announcer
         self._clock = clock
         self._metrics = metrics
@@ -108,14 +108,14 @@ class AskHandlers:
         step = await self._change("place", asked.op_id, asked.pod.owner, decide, began)
         record = step.record
         reused = _reused(asked.op_id, record, "place", asked.pod.owner)
-        outcome = reused or transitions.placed_by(self._book.ledger, record)
-        return PlaceReply(decision_id=record.decision_id, node=self._node, result=outcome, ledger_sequence=self._book.ledger.sequence)
+        outcome = reused or transitions.placed_by(self._store.ledger, record)
+        return PlaceReply(decision_id=record.decision_id, node=self._node, result=outcome, ledger_sequence=self._store.ledger.sequence)
 
     async def prefer(self, asked: PreferRequest) -> PreferReply:
         """Choose the best devices of those available; never refuses."""
         began = self._clock.monotonic()
         try:
-            view = self._facts.view(self._book.ledger)
+            view = self._inputs.view(self._store.ledger)
         except PeerUnavailable:
             # kubelet treats an error as fatal for the pod, so an uninformed choice is better than none: by name.
             rest = sorted(set(asked.available) - set(asked.must_include), reverse=asked.is_from_end)
@@ -151,7 +151,7 @@ class AskHandlers:
             made = decision_id(ledger, asked.op_id)
             request = request_of_devices(asked.owner, asked.devices, is_shared=asked.is_shared)
             pending = self._pending(ledger, asked.owner, request, None)
-            unknown = self._unknown(self._facts.bare_view(), asked.devices)
+            unknown = self._unknown(self._inputs.bare_view(), asked.devices)
             step: Step | Refusal = unknown or transitions.adopt(
                 ledger,
                 op_id=asked.op_id,
@@ -175,10 +175,10 @@ class AskHandlers:
         record = (await self._change("adopt", asked.op_id, asked.owner, decide, began)).record
         # Admin access holds nothing, so nothing of it can be lost.
         held = {} if asked.is_shared else asked.devices
-        refusal = _reused(asked.op_id, record, "adopt", asked.owner) or transitions.adopted_by(self._book.ledger, record, held)
+        refusal = _reused(asked.op_id, record, "adopt", asked.owner) or transitions.adopted_by(self._store.ledger, record, held)
         if refusal is not None:
             return AdoptReply(result=refusal)
-        adopted = Adopted(decision_id=record.decision_id, ledger_sequence=self._book.ledger.sequence, displaced=record.displaced)
+        adopted = Adopted(decision_id=record.decision_id, ledger_sequence=self._store.ledger.sequence, displaced=record.displaced)
         return AdoptReply(result=adopted)
 
     async def commit(self, asked: CommitRequest) -> CommitReply:
@@ -199,7 +199,7 @@ class AskHandlers:
         refusal = _reused(asked.op_id, record, "commit", asked.owner)
         if refusal is None and isinstance(record.outcome, Refusal):
             refusal = record.outcome
-        return CommitReply(refusal=refusal, ledger_sequence=self._book.ledger.sequence)
+        return CommitReply(refusal=refusal, ledger_sequence=self._store.ledger.sequence)
 
     async def release(self, asked: ReleaseRequest) -> ReleaseReply:
         """Let go of what an owner holds; nothing held is no error, and what is prepared stays."""
@@ -229,15 +229,15 @@ class AskHandlers:
         if reused is not None:
             raise ContractError(reused.reasons[0].message)
         refusal = record.outcome if isinstance(record.outcome, Refusal) else None
-        return ReleaseReply(refusal=refusal, devices=record.devices, ledger_sequence=self._book.ledger.sequence)
+        return ReleaseReply(refusal=refusal, devices=record.devices, ledger_sequence=self._store.ledger.sequence)
 
     async def _dry_run(self, asked: PlaceRequest, began: float) -> PlaceReply:
-        ledger = self._book.ledger
+        ledger = self._store.ledger
         who = asked.pod.owner
         view = with_devices(await self._view(ledger, asked.pod), f"claim/{who.namespace}/claims-of-{who.name}/-", asked.besides)
         outcome = await asyncio.to_thread(place, view, asked.pod)
         made = decision_id(ledger, asked.op_id, is_dry_run=True)
-        self._announcer.tell_dry_run(
+        self._announcer.publish_dry_run(
             DecisionEvent(
                 id=made,
                 verb="place",
@@ -262,7 +262,7 @@ class AskHandlers:
             operation_record = transitions.known(ledger, op_id)
             return await decide(ledger) if operation_record is None else Step(ledger=ledger, record=operation_record, is_repeat=True)
 
-        step = await self._book.change(decide_once)
+        step = await self._store.change(decide_once)
         if step.is_repeat:
             get_logger().debug("operation.repeated", op_id=op_id, verb=verb)
             return step
@@ -314,7 +314,7 @@ class AskHandlers:
 
     async def _view(self, ledger: Ledger, pod: PodRequest) -> NodeView:
         """The node as the plan sees it, with the hints of services that have their own."""
-        view = self._facts.view(ledger)
+        view = self._inputs.view(ledger)
         pod = named_by_class(view, pod)
         asks = sorted(
             {
@@ -339,7 +339,7 @@ class AskHandlers:
         return structs.replace(view, custom_hints=custom, silent_classes=tuple(sorted(silent)))
 
     def _has_custom_hints(self, device_class: str) -> bool:
-        inventory = self._facts.inventories.get(device_class)
+        inventory = self._inputs.inventories.get(device_class)
         return inventory is not None and inventory.has_custom_hints
 
     async def _hints(self, view: NodeView, resource: str, count: int) -> tuple[tuple[NodeSet | None, bool], ...] | None:

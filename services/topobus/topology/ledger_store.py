@@ -106,7 +106,7 @@ class LedgerStore:
                     return
                 await self._reload()
 
-    async def look_after(self, beat: Heartbeat) -> None:
+    async def repair_loop(self, beat: Heartbeat) -> None:
         """Look at the bucket now and then, for ever: what was lost there is written back, what another instance wrote is taken in."""
         while True:
             beat.rest()

@@ -27,8 +27,8 @@ _LOOK_S = 1.0
 class Reservations:
     """Watches over what is reserved and not committed."""
 
-    def __init__(self, *, book: LedgerStore, announcer: Announcer, clock: Clock, expire_s: float) -> None:
-        self._book = book
+    def __init__(self, *, store: LedgerStore, announcer: Announcer, clock: Clock, expire_s: float) -> None:
+        self._store = store
         self._announcer = announcer
         self._clock = clock
         self._expire_s = expire_s
@@ -38,17 +38,17 @@ class Reservations:
         """Look for ever."""
         while True:
             try:
-                await self.look()
+                await self.expire()
             except (PeerUnavailable, ContractError) as err:
                 get_logger().warning("reservation.kept-longer", error=str(err))
             await self._clock.sleep(until_tick(self._clock.monotonic(), min(_LOOK_S, self._expire_s / 4)))
 
-    async def look(self) -> None:
+    async def expire(self) -> None:
         """Let go of what has been reserved for too long."""
         now = self._clock.monotonic()
         reserved = {
             (key, allocation.decision_id): allocation
-            for key, allocation in self._book.ledger.allocations.items()
+            for key, allocation in self._store.ledger.allocations.items()
             if allocation.phase is AllocationPhase.RESERVED
         }
         self._since = {key: self._since.get(key, now) for key in reserved}
@@ -71,7 +71,7 @@ class Reservations:
                 raise InvariantError(f"a reservation of {reserved.owner} is prepared: an adoption commits it first")
             return step
 
-        step = await self._book.change(decide)
+        step = await self._store.change(decide)
         if not step.is_repeat:
             self._announcer.wake()
             get_logger().warning("reservation.expired", owner=reserved.owner.key, op_id=op_id, after_s=self._expire_s)

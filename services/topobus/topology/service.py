@@ -31,7 +31,7 @@ async def serve(settings: TopologySettings, runtime: Runtime) -> None:
     options = settings.alignment.options()
     reserved = CpuSet.parse(settings.alignment.reserved_cpus)
     reserved_memory: dict[str, int] = dict(settings.alignment.memory.reserved_bytes)
-    facts = NodeInputs(
+    inputs = NodeInputs(
         bus,
         node=node,
         options=options,
@@ -39,22 +39,22 @@ async def serve(settings: TopologySettings, runtime: Runtime) -> None:
         reserved_memory={int(key): size for key, size in reserved_memory.items()},
         readiness=runtime.readiness,
     )
-    book = LedgerStore(bus, node=node, readiness=runtime.readiness, metrics=metrics)
-    announcer = Announcer(bus, node=node, book=book, metrics=metrics)
+    store = LedgerStore(bus, node=node, readiness=runtime.readiness, metrics=metrics)
+    announcer = Announcer(bus, node=node, store=store, metrics=metrics)
     answers = AskHandlers(
         bus,
         node=node,
-        facts=facts,
-        book=book,
+        inputs=inputs,
+        store=store,
         announcer=announcer,
         clock=runtime.clock,
         metrics=metrics,
         hint_timeout_s=settings.hints.timeout_s,
     )
-    reservations = Reservations(book=book, announcer=announcer, clock=runtime.clock, expire_s=settings.reservations.expire_s)
+    reservations = Reservations(store=store, announcer=announcer, clock=runtime.clock, expire_s=settings.reservations.expire_s)
 
     def note_silence() -> None:
-        facts.note_silence(dict(rollcall.silent))
+        inputs.note_silence(dict(rollcall.silent))
         metrics.silent_classes.clear()
         for device_class in rollcall.silent:
             metrics.silent_classes.labels(device_class).set(1)
@@ -65,14 +65,14 @@ async def serve(settings: TopologySettings, runtime: Runtime) -> None:
         node=node,
         clock=runtime.clock,
         settings=settings.silence,
-        classes=lambda: facts.inventories,
+        classes=lambda: inputs.inventories,
         on_change=note_silence,
     )
-    await book.open()
+    await store.open()
     get_logger().info("topology.opened", policy=options.policy.value, scope=options.scope.value, mode=options.mode.value)
     async with asyncio.TaskGroup() as group:
-        group.create_task(facts.watch())
-        group.create_task(book.look_after(runtime.beats.loop("ledger")))
+        group.create_task(inputs.watch())
+        group.create_task(store.repair_loop(runtime.beats.loop("ledger")))
         group.create_task(announcer.run())
         group.create_task(reservations.run())
         group.create_task(rollcall.run())

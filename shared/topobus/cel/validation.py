@@ -34,7 +34,7 @@ def validate(expression: str, node: Node, functions: Functions) -> None:
 
     Errors: raises CompileError with line and column.
     """
-    _Validator(expression, functions).look(node, may_mix=False)
+    _Validator(expression, functions).check(node, may_mix=False)
 
 
 class _Validator:
@@ -42,7 +42,7 @@ class _Validator:
         self._expression = expression
         self._functions = functions
 
-    def look(self, node: Node, *, may_mix: bool) -> None:
+    def check(self, node: Node, *, may_mix: bool) -> None:
         """Look at a node and all below it; types may be mixed within the arguments of `format`."""
         if isinstance(node, Call):
             if node.name in _WRITTEN_OUT and node.arguments:
@@ -58,7 +58,7 @@ class _Validator:
             self._one_type([(entry.key, False) for entry in node.entries])
             self._one_type([(entry.value, entry.is_optional) for entry in node.entries])
         for below in children(node):
-            self.look(below, may_mix=may_mix)
+            self.check(below, may_mix=may_mix)
 
     def _literal(self, node: Call, argument: Node) -> None:
         if not isinstance(argument, Constant):

@@ -125,7 +125,7 @@ class State(Noun, Generic[M]):
     """What all keys with their history may take on the disk together, so that one bucket's writers cannot starve another's."""
     may_be_compressed: bool = False
     """True when a value larger than the bucket takes is stored as gzip (ADR 0019); one that fits is always plain JSON."""
-    is_said_again: bool = False
+    is_rewritten: bool = False
     """True when each writer compares its keys with what it knows and writes again what is gone: then a full bucket may drop its oldest values."""
 
     def key(self, **values: str) -> str:
@@ -211,7 +211,7 @@ MACHINE = State(
     max_value_bytes=900 * 1024,
     max_bucket_bytes=192 * 1024 * 1024,
     may_be_compressed=True,
-    is_said_again=True,
+    is_rewritten=True,
 )
 INVENTORY = State(
     name="inventory",
@@ -223,7 +223,7 @@ INVENTORY = State(
     description="All devices of one class on one node with their health.",
     max_bucket_bytes=384 * 1024 * 1024,
     may_be_compressed=True,
-    is_said_again=True,
+    is_rewritten=True,
 )
 LEDGER = State(
     name="ledger",

@@ -127,7 +127,7 @@ def _bucket_config(state: State[Any], replicas: int, part: float) -> dict[str, A
         "max_bytes": _bound(state.max_bucket_bytes, part),
         # A reader for each node of a fleet, and server 2.15 refuses consumer 1001 of a stream that does not say its own limit.
         "max_consumers": 16_384,
-        "discard": "old" if state.is_said_again else "new",
+        "discard": "old" if state.is_rewritten else "new",
     }
 
 

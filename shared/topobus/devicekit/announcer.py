@@ -56,7 +56,7 @@ class HealthAnnouncer:
         self._stands_at.clear()
         self._lost.clear()
 
-    async def look(self) -> bool:
+    async def check(self) -> bool:
         """Look what the stream still has of what was said last; say whether something is gone, which `announce` says again then. Costs one request.
 
         Errors: raises PeerUnavailable.

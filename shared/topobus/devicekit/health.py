@@ -19,7 +19,7 @@ from msgspec import Meta, Struct
 from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState, Observation, RecoveryAction
 from topobus.domain.timestamps import rfc3339
 
-__all__ = ["SILENT_REASONS", "HealthSettings", "forgive", "is_same_to_readers", "next_health", "silence"]
+__all__ = ["SILENT_REASONS", "HealthSettings", "clear_sticky_faults", "is_same_to_readers", "next_health", "silence"]
 
 # Worst first. Unknown stands before Recovering: a device that nobody can see is not known to recover.
 _SEVERITY = (HealthState.UNHEALTHY, HealthState.UNKNOWN, HealthState.RECOVERING, HealthState.DEGRADED, HealthState.HEALTHY)
@@ -83,7 +83,7 @@ def next_health(
     return DeviceHealth(state=state, since=since, conditions=tuple(conditions))
 
 
-def forgive(health: DeviceHealth) -> DeviceHealth:
+def clear_sticky_faults(health: DeviceHealth) -> DeviceHealth:
     """Lift the stickiness of all conditions: from here they heal as ordinary ones do."""
     return msgspec.structs.replace(
         health, conditions=tuple(msgspec.structs.replace(condition, is_sticky=False) for condition in health.conditions)

@@ -20,7 +20,7 @@ from topobus.contracts.codec import encode
 from topobus.contracts.messages import HintsReply, HintsRequest
 from topobus.contracts.stored import objection
 from topobus.devicekit.announcer import HealthAnnouncer
-from topobus.devicekit.health import HealthSettings, forgive, silence
+from topobus.devicekit.health import HealthSettings, clear_sticky_faults, silence
 from topobus.devicekit.hints import hinting_driver, hints_of
 from topobus.devicekit.inventory_merge import DriverView, Roster, advance_roster
 from topobus.devicekit.isolation import DriverFailed, DriverHung, IsolatedDriver
@@ -96,7 +96,7 @@ class _DeviceHost:
         """Fingerprint of the inventory that stood in the bucket when it was last read and was ours, and its generation."""
         self._generation = 0
         self._devices: tuple[Device, ...] = ()
-        self._told: tuple[Device, ...] | None = None
+        self._published: tuple[Device, ...] | None = None
         """What everybody has been told, or is being told; None when that may not be so."""
         self._has_news = asyncio.Event()
         self._settled: tuple[Machine, Mapping[str, DriverView]] | None = None
@@ -175,7 +175,7 @@ class _DeviceHost:
         """Lift the sticky faults of a device that the operator says is repaired."""
         if device.name not in self._settings.health.forgive:
             return device
-        return msgspec.structs.replace(device, health=forgive(device.health))
+        return msgspec.structs.replace(device, health=clear_sticky_faults(device.health))
 
     async def _watch_machine(self) -> None:
         self._log.info("machine.awaited", node=self._node)
@@ -190,7 +190,7 @@ class _DeviceHost:
             elif change.kind is ChangeKind.RESET:
                 # The store lost its history: what we said may be lost with it, so all is said again (what is not lost is not repeated).
                 self._stored = None
-                self._told = None
+                self._published = None
                 self._announcer.forget()
                 self._has_news.set()
             elif change.kind is ChangeKind.SNAPSHOT_END and self._machine is None:
@@ -201,8 +201,8 @@ class _DeviceHost:
         while True:
             await self._runtime.clock.sleep(until_tick(self._runtime.clock.monotonic(), self._settings.hardware.rescan_s))
             try:
-                if not await self._is_standing() or await self._announcer.look():
-                    self._told = None
+                if not await self._is_standing() or await self._announcer.check():
+                    self._published = None
                     self._has_news.set()
             except PeerUnavailable as err:
                 self._log.debug("inventory.unseen", why=err.message)
@@ -333,7 +333,7 @@ class _DeviceHost:
                 await self._step()
             except* PeerUnavailable as errors:
                 # What was not published is still news at the next look.
-                self._told = None
+                self._published = None
                 self._log.warning("publishing.delayed", why="; ".join(str(exception) for exception in errors.exceptions))
             beat.rest()
             await self._has_news.wait()
@@ -358,12 +358,12 @@ class _DeviceHost:
         views, before, self._settled = dict(self._views), self._devices, None
         now = self._runtime.clock.now()
         roster = await self._advance(machine, views, now, held=None)
-        if roster.devices != self._told or any(device.health.state is not HealthState.HEALTHY for device in roster.devices):
+        if roster.devices != self._published or any(device.health.state is not HealthState.HEALTHY for device in roster.devices):
             # Whoever holds a device is told of its health, and what is held does not leave.
             await self._read_owners()
             roster = await self._advance(machine, views, now, held=None if self._owners is None else self._owners.keys())
         # Before it is so, for the store may lose its history meanwhile.
-        self._told = roster.devices
+        self._published = roster.devices
         await self._announcer.recall([device.name for device in (*roster.devices, *roster.removed)])
         # A removal is told first: after a crash in between, the device is still listed and leaves (silently) at the next start.
         for device in roster.removed:
@@ -389,7 +389,7 @@ class _DeviceHost:
 
     def _is_settled(self) -> bool:
         """Say whether one more step on what the drivers see now would do nothing: they see what they saw, and what we said stands."""
-        return self._told is not None and self._settled is not None and self._settled == (self._machine, self._views)
+        return self._published is not None and self._settled is not None and self._settled == (self._machine, self._views)
 
     async def _advance(self, machine: Machine, views: Mapping[str, DriverView], now: datetime, *, held: Collection[str] | None) -> Roster:
         # In a thread, as the look at the readers below, and for the same reason.

@@ -31,7 +31,7 @@ from topobus.runtime.endpoint import read_files, read_url, why_tls
 from topobus.runtime.failures import NobodyThere
 from topobus.runtime.logging import get_logger
 from topobus.runtime.metrics import BusMetrics
-from topobus.runtime.nats_errors import NatsErrors, say
+from topobus.runtime.nats_errors import NatsErrors, error_text
 from topobus.runtime.quiet import QuietLog
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.reply_inbox import (
@@ -101,7 +101,7 @@ class Connection:
         self._lost: asyncio.Event = asyncio.Event()
         self._up: asyncio.Event = asyncio.Event()
         self._mailbox = ReplyInbox(name)
-        self._asides = NatsErrors(metrics, readiness, clock)
+        self._nats_errors = NatsErrors(metrics, readiness, clock)
         self._lasting: list[Lasting] = []
         self._heard_at = -math.inf
         self._listeners: list[Callable[[], None]] = []
@@ -201,7 +201,7 @@ class Connection:
         try:
             await client.publish(subject, payload, reply=reply, headers=headers)
         except nats.errors.Error as err:
-            raise PeerUnavailable(f"cannot send to {subject}: {say(err)}", subject=subject) from err
+            raise PeerUnavailable(f"cannot send to {subject}: {error_text(err)}", subject=subject) from err
 
     async def request(
         self,
@@ -279,7 +279,7 @@ class Connection:
             except (OSError, TimeoutError, nats.errors.Error, PeerUnavailable, ConfigError) as err:
                 if isinstance(err, ConfigError) and self.generation == 0:
                     raise
-                error = self._asides.last or say(err)
+                error = self._nats_errors.last or error_text(err)
                 # The first try and then every tenth: a wait of hours must show, and must not fill the disk.
                 (get_logger().info if attempt % 10 == 0 else get_logger().debug)("bus.waiting", url=self._url, error=error, attempt=attempt)
                 self.readiness.set("bus", is_ready=False, why=f"waiting for NATS at {self._url}: {error}")
@@ -303,7 +303,7 @@ class Connection:
             lost.set()
 
         async def on_error(err: Exception) -> None:
-            self._asides.note(err, is_current=client is self._client)
+            self._nats_errors.note(err, is_current=client is self._client)
 
         settings = self.settings
         password, tls = await asyncio.to_thread(read_files, settings)
@@ -344,7 +344,7 @@ class Connection:
             self._drop("connect")
             raise
         self.generation += 1
-        self._asides.forgive()
+        self._nats_errors.clear_denials()
         self.metrics.connects.inc()
         self.metrics.is_connected.set(1)
         self._up.set()
@@ -433,7 +433,7 @@ class Connection:
                 pending_bytes_limit=PENDING_BYTES,
             )
         except nats.errors.Error as err:
-            raise PeerUnavailable(f"cannot listen at {lasting.subject}: {say(err)}") from err
+            raise PeerUnavailable(f"cannot listen at {lasting.subject}: {error_text(err)}") from err
 
     async def _echo(self, client: Client, timeout_s: float) -> None:
         started = self.clock.monotonic()
@@ -441,7 +441,7 @@ class Connection:
             try:
                 await client.publish(expected.subject, b"")
             except nats.errors.Error as err:
-                raise PeerUnavailable(f"cannot reach NATS: {say(err)}") from err
+                raise PeerUnavailable(f"cannot reach NATS: {error_text(err)}") from err
             async with asyncio.timeout(timeout_s):
                 await expected.answer
         self.metrics.echo_s.observe(self.clock.monotonic() - started)

@@ -64,7 +64,7 @@ class ServiceLiveness:
         """Look for ever."""
         while True:
             if self.is_due():
-                await self.look()
+                await self.check_all()
             await self._clock.sleep(until_tick(self._clock.monotonic(), self._settings.every_s))
 
     def is_due(self) -> bool:
@@ -77,7 +77,7 @@ class ServiceLiveness:
         is_recent = self._clock.monotonic() - self._looked_at < (_CALM_PAUSES - 0.5) * self._settings.every_s
         return not (is_calm and is_recent and set(self._classes()) == self._known.keys())
 
-    async def look(self) -> None:
+    async def check_all(self) -> None:
         """Look at all classes once, at the same time: a hung one delays no other."""
         classes = sorted(set(self._classes()))
         answers = await asyncio.gather(*(self._call(device_class) for device_class in classes))

@@ -7,13 +7,13 @@ from topobus.runtime.logging import get_logger
 from topobus.runtime.metrics import BusMetrics
 from topobus.runtime.readiness import Readiness
 
-__all__ = ["NatsErrors", "say"]
+__all__ = ["NatsErrors", "error_text"]
 
 # A slow consumer reports each message that it drops; one line a kind in so many seconds tells as much.
 _REPORT_EVERY_S = 5.0
 
 
-def say(err: Exception) -> str:
+def error_text(err: Exception) -> str:
     """Give an error's text, or its kind: several of nats-py's and asyncio's have no text."""
     return str(err) or type(err).__name__
 
@@ -32,7 +32,7 @@ class NatsErrors:
     def note(self, err: Exception, *, is_current: bool) -> None:
         """Take note of an error; only the current client's is worth a line."""
         kind = type(err).__name__
-        self.last = say(err)
+        self.last = error_text(err)
         self._metrics.errors.labels(kind).inc()
         if not is_current:
             return
@@ -46,7 +46,7 @@ class NatsErrors:
             self._reported[kind] = now
             (get_logger().error if is_denial else get_logger().warning)("bus.error-reported", kind=kind, error=self.last)
 
-    def forgive(self) -> None:
+    def clear_denials(self) -> None:
         """Forget denials: a new client may have other rights."""
         self.last = ""
         if self._is_denied:

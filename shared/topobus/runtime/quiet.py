@@ -19,17 +19,17 @@ class QuietLog:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._told: OrderedDict[tuple[str, str], tuple[float | None, int]] = OrderedDict()
+        self._written: OrderedDict[tuple[str, str], tuple[float | None, int]] = OrderedDict()
 
     def warning(self, event: str, key: str, /, **facts: object) -> None:
         """Log a warning, unless one of the same event and key was written a moment ago; `count` is how many this line stands for."""
         now = self._clock.monotonic()
         kind = (event, key)
-        written_at, left_out = self._told.pop(kind, (None, 0))
+        written_at, left_out = self._written.pop(kind, (None, 0))
         if written_at is not None and now - written_at < _EVERY_S:
-            self._told[kind] = (written_at, left_out + 1)
+            self._written[kind] = (written_at, left_out + 1)
             return
-        self._told[kind] = (now, 0)
-        if len(self._told) > _MAX_KEYS:
-            self._told.popitem(last=False)
+        self._written[kind] = (now, 0)
+        if len(self._written) > _MAX_KEYS:
+            self._written.popitem(last=False)
         get_logger().warning(event, **{**facts, "count": left_out + 1})

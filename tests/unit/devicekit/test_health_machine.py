@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from topobus.devicekit.health import HealthSettings, forgive, is_same_to_readers, next_health, silence
+from topobus.devicekit.health import HealthSettings, clear_sticky_faults, is_same_to_readers, next_health, silence
 from topobus.domain.health import DeviceHealth, Dimension, HealthState, Observation, RecoveryAction
 
 _START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -74,7 +74,7 @@ def test_health_recovers_slower_when_it_relapses() -> None:
 def test_sticky_fault_stays_when_its_evidence_goes() -> None:
     """A sticky fault is Unhealthy for ever, until forgiven: then it heals as others do."""
     sick = _walk((0, [_sees(is_sticky=True)]), (1, []), (10_000, []))
-    forgiven = next_health(forgive(sick), [], now=_at(10_001), settings=_SETTINGS)
+    forgiven = next_health(clear_sticky_faults(sick), [], now=_at(10_001), settings=_SETTINGS)
 
     assert sick.state is HealthState.UNHEALTHY
     assert forgiven.state is HealthState.RECOVERING

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from topobus.domain.errors import ConfigError
-from topobus.gateway.node_lock import NodeLock, in_line
+from topobus.gateway.node_lock import NodeLock, open_node_lock
 from topobus.runtime.readiness import Readiness
 
 
 def turns(tmp_path: Path, stack: ExitStack, *instances: str) -> list[NodeLock]:
     """Gateways in line; the kernel keeps their locks apart as it does those of processes."""
-    return [stack.enter_context(in_line(tmp_path / "state" / "checkpoint.json", instance, Readiness())) for instance in instances]
+    return [stack.enter_context(open_node_lock(tmp_path / "state" / "checkpoint.json", instance, Readiness())) for instance in instances]
 
 
 async def test_turn_is_had_by_one_and_comes_to_the_next_when_it_ends(tmp_path: Path) -> None:

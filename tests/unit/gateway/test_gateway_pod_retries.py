@@ -70,7 +70,7 @@ class SmallCluster:
         self.annotated.append(name)
         return None
 
-    async def tell(self, namespace: str, event: Mapping[str, Any]) -> Rejected | None:
+    async def create_event(self, namespace: str, event: Mapping[str, Any]) -> Rejected | None:
         """Take an event."""
         return None
 

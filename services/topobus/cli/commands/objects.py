@@ -18,11 +18,11 @@ from topobus.cli.objects.applying import (
     WRONG,
     Applied,
     apply_objects,
+    condition_of,
     delete_object,
     find_object,
-    first_word,
     parts_of,
-    word_of,
+    wait_for_condition,
 )
 from topobus.cli.objects.kinds import is_node_allocation_state, plural_of, read_target
 from topobus.cli.objects.manifests import read_objects
@@ -42,7 +42,7 @@ from topobus.kubernetes.api.objects import (
 __all__ = ["Files", "Format", "Namespace", "apply", "apply_files", "delete", "delete_places", "get", "plain_object"]
 
 # The controller answers within milliseconds; five seconds are a busy machine, or no controller.
-_WORD_S = 5.0
+_CONDITION_S = 5.0
 
 Files = Annotated[
     tuple[Path, ...],
@@ -117,12 +117,15 @@ async def apply_files(files: tuple[Path, ...], options: BusOptions, *, waits: bo
         output.note(system_text(options))
         applied = await apply_objects(bus, objects)
         async with asyncio.TaskGroup() as group:
-            words = [group.create_task(first_word(bus, applied_object.stored, _WORD_S)) for applied_object in applied if waits]
-    heard = [word.result() for word in words] or [applied_object.stored for applied_object in applied]
+            waits_for = [
+                group.create_task(wait_for_condition(bus, applied_object.stored, _CONDITION_S)) for applied_object in applied if waits
+            ]
+    heard = [wait.result() for wait in waits_for] or [applied_object.stored for applied_object in applied]
     if output.is_json:
         output.document({"applied": [plain_object(api_object) for api_object in heard]})
     return max(
-        (_told(output, applied_object, now, waits=waits) for applied_object, now in zip(applied, heard, strict=True)), default=ExitCode.OK
+        (_show_result(output, applied_object, now, waits=waits) for applied_object, now in zip(applied, heard, strict=True)),
+        default=ExitCode.OK,
     )
 
 
@@ -205,25 +208,25 @@ async def _get(kinds: tuple[str, ...], names: tuple[str, ...], namespace: str, f
     return ExitCode.OK
 
 
-def _told(output: Output, applied: Applied, now: ApiObject, *, waits: bool) -> ExitCode:
+def _show_result(output: Output, applied: Applied, now: ApiObject, *, waits: bool) -> ExitCode:
     """Say what became of one object, and what the controller said."""
     name = name_of(applied.stored)
     output.show(Text.assemble((name, "name"), f" {applied.verb}"))
-    word = word_of(now) if waits else None
-    if word is None:
+    condition = condition_of(now) if waits else None
+    if condition is None:
         if waits and now.kind in CONDITIONS and not is_classic(now):
             output.note(
-                f"{name}: no word from the controller within {_WORD_S:g} s; is it running? `topobus get {now.kind.lower()}` shows it later"
+                f"{name}: no word from the controller within {_CONDITION_S:g} s; is it running? `topobus get {now.kind.lower()}` shows it later"
             )
         return ExitCode.OK
-    if word.get("reason") in WRONG:
-        output.show(Text.assemble("  ", (str(word.get("reason")), "fail")))
+    if condition.get("reason") in WRONG:
+        output.show(Text.assemble("  ", (str(condition.get("reason")), "fail")))
         way = (
             "correct the manifest and apply it again" if now.kind == "DeviceClass" else "delete it, correct the manifest and apply it again"
         )
-        output.error(NotFoundError(f"{name} cannot be used: {word.get('message')}", next_step=way))
+        output.error(NotFoundError(f"{name} cannot be used: {condition.get('message')}", next_step=way))
         return ExitCode.NO
     if now.kind != "DeviceClass":
-        style = "ok" if word.get("status") == "True" else "warn"
-        output.show(Text.assemble("  ", (str(word.get("reason")), style), f": {word.get('message')}"))
+        style = "ok" if condition.get("status") == "True" else "warn"
+        output.show(Text.assemble("  ", (str(condition.get("reason")), style), f": {condition.get('message')}"))
     return ExitCode.OK

@@ -117,7 +117,7 @@ async def show_fault(scene: Scene, kubelet: KubeletSimulator) -> None:
 
 async def _fail(scene: Scene, kubelet: KubeletSimulator, subscriber: Subscriber, victim: str, address: str) -> None:
     stage = scene.stage
-    stage.say(f"the kernel loses {address} now")
+    stage.show_text(f"the kernel loses {address} now")
     started_at = time.monotonic()
     await asyncio.to_thread(scene.hardware.remove_pci, address)
     heard = await subscriber.until(lambda watched_event: not watched_event.event.health.is_allocatable, f"{victim} to be reported")
@@ -144,7 +144,7 @@ async def _fail(scene: Scene, kubelet: KubeletSimulator, subscriber: Subscriber,
 
 async def _recover(scene: Scene, kubelet: KubeletSimulator, subscriber: Subscriber, victim: str, address: str) -> None:
     stage = scene.stage
-    stage.say(f"{address} comes back")
+    stage.show_text(f"{address} comes back")
     started_at = time.monotonic()
     await asyncio.to_thread(scene.hardware.restore_pci, address)
     steps: list[WatchedEvent] = []

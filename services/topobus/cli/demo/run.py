@@ -92,7 +92,7 @@ async def _demo(state: Path, stage: Stage, output: Output) -> int:
         async with running:
             with stage.step("A NATS server and eight services start, each a process of its own", "topobus up"):
                 hardware = await asyncio.to_thread(build, "dgx", Layout(state=state).machine)
-                starting = start_system(state, hardware_root=hardware.root, node=DEMO_NODE, environment=_QUICK, say=stage.say)
+                starting = start_system(state, hardware_root=hardware.root, node=DEMO_NODE, environment=_QUICK, say=stage.show_text)
                 system = await running.enter_async_context(starting)
                 try:
                     await system.until_ready(timeout_s=_READY_S)
@@ -106,7 +106,7 @@ async def _demo(state: Path, stage: Stage, output: Output) -> int:
                 left = [pid for pid in pids if is_alive(pid)]
                 stage.expect(not left, f"all {len(pids)} processes are gone", left)
     except asyncio.CancelledError:
-        stage.say("interrupted; everything is stopped and removed")
+        stage.show_text("interrupted; everything is stopped and removed")
         return ExitCode.INTERRUPTED
     except TopobusError as err:
         # The folder that the error may point to is removed: the logs' ends are shown instead.

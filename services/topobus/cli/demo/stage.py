@@ -64,8 +64,8 @@ class Stage:
         if self._is_pictured:
             self.picture.print(*parts)
 
-    def say(self, text: str) -> None:
-        """Tell what happens."""
+    def show_text(self, text: str) -> None:
+        """Show one line about what happens."""
         self._print(Padding(Text(text), (0, 0, 0, 2)))
 
     def show(self, part: RenderableType, *, indent: int = 0) -> None:

@@ -38,13 +38,13 @@ __all__ = [
     "Applied",
     "apply_object",
     "apply_objects",
+    "condition_of",
     "delete_object",
     "find_object",
-    "first_word",
     "is_allocated",
     "is_scheduled",
     "parts_of",
-    "word_of",
+    "wait_for_condition",
 ]
 
 # The controller writes status at the same time; each try reads anew, and more losses than this in a row mean that something spins.
@@ -196,23 +196,23 @@ def parts_of(kind: str, namespace: str, name: str) -> dict[str, str]:
     return {"kind": kind.lower(), "namespace": CLUSTER if is_of_cluster(kind) else namespace, "name": name}
 
 
-async def first_word(bus: Bus, stored: ApiObject, limit_s: float) -> ApiObject:
+async def wait_for_condition(bus: Bus, stored: ApiObject, limit_s: float) -> ApiObject:
     """Wait until the controller has said something of this very spec; the object with it, or as it was when nothing comes in time."""
     newest = stored
-    if stored.kind not in CONDITIONS or is_classic(stored) or word_of(stored) is not None:
+    if stored.kind not in CONDITIONS or is_classic(stored) or condition_of(stored) is not None:
         return stored
     try:
         async with asyncio.timeout(limit_s), aclosing(bus.watch(OBJECT, **object_parts(stored))) as changes:
             async for change in changes:
                 newest = change.value or newest
-                if word_of(newest) is not None:
+                if condition_of(newest) is not None:
                     break
     except TimeoutError:
         pass
     return newest
 
 
-def word_of(api_object: ApiObject) -> dict[str, Any] | None:
+def condition_of(api_object: ApiObject) -> dict[str, Any] | None:
     """Find what the controller says of an object as it is now; a word on an older spec is none."""
     conditions = api_object.status.get("conditions")
     for condition in conditions if isinstance(conditions, list) else []:
@@ -230,8 +230,8 @@ def is_allocated(api_object: ApiObject) -> bool:
 
 def is_scheduled(api_object: ApiObject) -> bool:
     """Say whether a pod has its node from the controller."""
-    word = word_of(api_object)
-    return api_object.kind == "Pod" and word is not None and word.get("status") == "True"
+    condition = condition_of(api_object)
+    return api_object.kind == "Pod" and condition is not None and condition.get("status") == "True"
 
 
 def _admitted(wanted: ApiObject, entry: Entry[ApiObject] | None) -> ApiObject:

@@ -13,7 +13,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from topobus.cli.objects.applying import WRONG, is_allocated, word_of
+from topobus.cli.objects.applying import WRONG, condition_of, is_allocated
 from topobus.contracts.messages import ApiObject
 from topobus.kubernetes.api.classic_handles import shown
 from topobus.kubernetes.api.objects import is_of_cluster, metadata_of
@@ -48,9 +48,9 @@ def state_of(api_object: ApiObject, *, is_wide: bool = True) -> Text:
     """Say in a few words how an object stands; why it waits only where there is room."""
     if metadata_of(api_object).deletion_timestamp:
         return Text("going", "warn")
-    word = word_of(api_object)
-    reason = str(word.get("reason") or "") if word is not None else ""
-    why = f": {word.get('message')}" if word is not None and is_wide and word.get("message") else ""
+    condition = condition_of(api_object)
+    reason = str(condition.get("reason") or "") if condition is not None else ""
+    why = f": {condition.get('message')}" if condition is not None and is_wide and condition.get("message") else ""
     if reason in WRONG:
         return Text(f"{reason}{why}", "fail")
     if api_object.kind == "ResourceClaim":
@@ -58,7 +58,7 @@ def state_of(api_object: ApiObject, *, is_wide: bool = True) -> Text:
             return Text("allocated,reserved" if api_object.status.get("reservedFor") else "allocated", "ok")
         return Text(f"pending{f' ({reason})' if reason else ''}{why}", "warn")
     if api_object.kind == "Pod":
-        if word is not None and word.get("status") == "True":
+        if condition is not None and condition.get("status") == "True":
             return Text("scheduled", "ok")
         return Text(f"pending{f' ({reason})' if reason else ''}{why}", "warn")
     return Text(reason.lower() if reason else "stored", "ok" if reason else "")

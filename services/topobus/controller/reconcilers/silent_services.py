@@ -56,7 +56,7 @@ class SilentServices:
     async def _look_at(self, node: str, call: ServiceLiveness) -> None:
         async with self._gate:
             try:
-                await call.look()
+                await call.check_all()
             except Exception as err:  # noqa: BLE001 - boundary: one node's roll call; the others are looked at
                 get_logger().warning("presence.unread", node=node, error=str(err), exc_info=err)
 

@@ -105,7 +105,7 @@ class KubernetesCluster:
         answer = await self._ask("PATCH", _path(kind, await self._version_of(kind), namespace, name), body=body)
         return answer if isinstance(answer, Rejected) else None
 
-    async def tell(self, namespace: str, event: Mapping[str, Any]) -> Rejected | None:
+    async def create_event(self, namespace: str, event: Mapping[str, Any]) -> Rejected | None:
         """Make a v1 Event."""
         answer = await self._ask("POST", object_path("v1", "events", namespace=namespace), body=dict(event))
         return answer if isinstance(answer, Rejected) else None

@@ -87,7 +87,7 @@ class Cluster(Protocol):
         """Set annotations of an object if it is still this one; None is done."""
         ...
 
-    async def tell(self, namespace: str, event: Mapping[str, Any]) -> Rejected | None:
+    async def create_event(self, namespace: str, event: Mapping[str, Any]) -> Rejected | None:
         """Make a v1 Event; None is done."""
         ...
 

@@ -33,25 +33,25 @@ class PodEvents:
         self._cluster = cluster
         self._clock = clock
         self._node = node
-        self._told: dict[str, str] = {}
+        self._published: dict[str, str] = {}
         """Uid of a pod or claim to what was told last."""
 
     def keep(self, uids: Collection[PodUid | ClaimUid]) -> None:
         """Forget what is gone."""
-        self._told = {uid: event for uid, event in self._told.items() if uid in uids}
+        self._published = {uid: event for uid, event in self._published.items() if uid in uids}
 
-    async def tell(self, pod: NodePod, claim: Owner, error: str, users: Mapping[str, Owner]) -> None:
+    async def publish(self, pod: NodePod, claim: Owner, error: str, users: Mapping[str, Owner]) -> None:
         """Tell both, unless they were told of the same error; `users` are the pods that have a device of the claim, as far as they are known."""
         who = "".join(f" ({user} uses {name})" for name, user in sorted(users.items()))
         message = f"node {self._node}: {error}{who}"[: _MAX_MESSAGE - len(_TAIL)] + _TAIL
         named = (("v1", "Pod", pod.name, pod.uid), ("resource.k8s.io/v1", "ResourceClaim", claim.name, claim.uid))
         for api_version, kind, name, uid in named:
-            if self._told.get(uid) == error:
+            if self._published.get(uid) == error:
                 continue
-            self._told[uid] = error
+            self._published[uid] = error
             event = self._event({"apiVersion": api_version, "kind": kind, "name": name, "uid": uid}, pod.namespace, message)
             try:
-                rejected = await self._cluster.tell(pod.namespace, event)
+                rejected = await self._cluster.create_event(pod.namespace, event)
             except TopobusError as err:
                 get_logger().warning("event.untold", kind=kind, name=name, error=str(err))
             else:

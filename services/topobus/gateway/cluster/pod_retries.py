@@ -202,7 +202,7 @@ class PodRetries:
         for claim in claims:
             failure = self._attempts.failure(claim.uid)
             if failure is not None:
-                await self._events.tell(pod, claim.owner, failure.error, self._users_of(claim))
+                await self._events.publish(pod, claim.owner, failure.error, self._users_of(claim))
         obstacle = next((text for claim in claims if (text := self._obstacle_of(claim))), "")
         if not obstacle and self._obstacles.get(pod.uid):
             # What stood in the way is over: the next try is the first one again.

@@ -36,9 +36,9 @@ _ENDING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 class ClaimForwarder:
     """One gateway's way to whoever works on claims."""
 
-    def __init__(self, kubelet: KubeletSettings, turn: NodeLock, limit_s: float) -> None:
+    def __init__(self, kubelet: KubeletSettings, lock: NodeLock, limit_s: float) -> None:
         self._kubelet = kubelet
-        self._turn = turn
+        self._lock = lock
         self._limit_s = limit_s
         self._preparer: ClaimPreparer | None = None
         self._opened = asyncio.Event()
@@ -69,7 +69,7 @@ class ClaimForwarder:
 
     async def _pass_on(self, driver: str, method: str, request: Message, reply: type[R]) -> R | None:
         """Ask the other gateway; None when it is ending, or about to begin."""
-        instance = self._turn.other_instance()
+        instance = self._lock.other_instance()
         if instance is None:
             return None
         path = Path(driver_sockets(self._kubelet.plugins_dir, self._kubelet.plugins_registry_dir, driver, instance).service)

@@ -69,7 +69,7 @@ class DraDriver(registration_rpc.RegistrationServicer):
         kubelet: KubeletSettings,
         watch: FolderWatch,
         state: NodeState,
-        desk: ClaimForwarder,
+        forwarder: ClaimForwarder,
         instance: str,
         metrics: CallMetrics,
         deadlines: DeadlineSettings,
@@ -88,7 +88,7 @@ class DraDriver(registration_rpc.RegistrationServicer):
         self._idle.set()
         self._watch = watch
         self._state = state
-        self._desk = desk
+        self._forwarder = forwarder
         self._metrics = metrics
         self._deadlines = deadlines
         self._clock = clock
@@ -245,7 +245,7 @@ class DraDriver(registration_rpc.RegistrationServicer):
             await self._clock.sleep(_AFTER_LISTS_S)
 
     async def _prepare(self, request: dra.NodePrepareResourcesRequest) -> dra.NodePrepareResourcesResponse:
-        preparer = await self._desk.own_or_answer(self.driver, "NodePrepareResources", request, dra.NodePrepareResourcesResponse)
+        preparer = await self._forwarder.own_or_answer(self.driver, "NodePrepareResources", request, dra.NodePrepareResourcesResponse)
         if not isinstance(preparer, ClaimPreparer):
             return preparer
 
@@ -269,7 +269,7 @@ class DraDriver(registration_rpc.RegistrationServicer):
         return dra.NodePrepareResourcesResponse(claims=await _for_each(request.claims, prepare))
 
     async def _unprepare(self, request: dra.NodeUnprepareResourcesRequest) -> dra.NodeUnprepareResourcesResponse:
-        preparer = await self._desk.own_or_answer(self.driver, "NodeUnprepareResources", request, dra.NodeUnprepareResourcesResponse)
+        preparer = await self._forwarder.own_or_answer(self.driver, "NodeUnprepareResources", request, dra.NodeUnprepareResourcesResponse)
         if not isinstance(preparer, ClaimPreparer):
             return preparer
 

@@ -26,24 +26,24 @@ class ForgottenClaims:
     """Looks at all prepared claims of one node."""
 
     def __init__(
-        self, preparer: ClaimPreparer, checkpoint: Checkpoint, reader: ClaimReader, look: PodLook, deadlines: DeadlineSettings, node: str
+        self, preparer: ClaimPreparer, checkpoint: Checkpoint, reader: ClaimReader, usage: PodLook, deadlines: DeadlineSettings, node: str
     ) -> None:
         self._preparer = preparer
         self._checkpoint = checkpoint
         self._reader = reader
-        self._look = look
+        self._usage = usage
         self._deadlines = deadlines
         self._node = node
 
     async def run(self) -> None:
         """Look for ever."""
         loop = asyncio.get_running_loop()
-        kubelet, appeared_at = identity(self._look.socket), loop.time()
+        kubelet, appeared_at = identity(self._usage.socket), loop.time()
         forgotten_before: frozenset[str] = frozenset()
         while True:
             await asyncio.sleep(self._deadlines.forgotten_s)
-            if identity(self._look.socket) != kubelet:
-                kubelet, appeared_at = identity(self._look.socket), loop.time()
+            if identity(self._usage.socket) != kubelet:
+                kubelet, appeared_at = identity(self._usage.socket), loop.time()
             if kubelet is None or loop.time() - appeared_at < self._deadlines.kubelet_grace_s:
                 forgotten_before = frozenset()
                 continue
@@ -51,7 +51,7 @@ class ForgottenClaims:
 
     async def _undo(self, forgotten_before: frozenset[str]) -> frozenset[str]:
         """Look once, and undo what the look before said, too: the keys of what this one says."""
-        listing = await self._look.listing()
+        listing = await self._usage.listing()
         if isinstance(listing, str):
             return frozenset()
         forgotten: set[str] = set()

@@ -232,7 +232,7 @@ class ForeignPlugins(rpc.RegistrationServicer):
             return
         away = sorted(driver.resource for driver in self._drivers.values() if driver.endpoint is None)
         words = [f"waiting for the device plugin of {', '.join(away)}"] if away else []
-        words += [f"{resource}: {remark}" for resource, remarks in sorted(self._remarks.items()) for remark in remarks.words()]
+        words += [f"{resource}: {remark}" for resource, remarks in sorted(self._remarks.items()) for remark in remarks.report_lines()]
         self._runtime.readiness.set(_PART, is_ready=True, why="; ".join(words))
 
     async def _remember(self, resource: str) -> None:
@@ -253,7 +253,7 @@ class _Remarks(Readiness):
         super().set(part, is_ready, why)
         self._news()
 
-    def words(self) -> list[str]:
+    def report_lines(self) -> list[str]:
         """Say what stands in the host's way, or what it remarks, by part."""
         return [text.removeprefix("ready: ") for text in self.report().values() if text != "ready"]
 

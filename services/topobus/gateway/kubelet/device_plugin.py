@@ -67,7 +67,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
         *,
         state: NodeState,
         asks: NodeAsks,
-        given: AllocationRecord,
+        record: AllocationRecord,
         metrics: CallMetrics,
         variables: dict[str, str],
         deadlines: DeadlineSettings,
@@ -84,7 +84,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
         self._label = offer.name
         self._state = state
         self._asks = asks
-        self._given = given
+        self._record = record
         self._metrics = metrics
         self._variables = variables
         self._deadlines = deadlines
@@ -217,7 +217,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
             # Cancelled: the deadline, or a kubelet that went away. Either way nobody gets the devices.
             await self._give_back(op_id, owner, adopted.decision_id)
             raise
-        self._given.note(owner.key, edits)
+        self._record.note(owner.key, edits)
         self._watch_variables(edits)
         get_logger().info(
             "devices.allocated",
@@ -241,25 +241,25 @@ class DevicePlugin(rpc.DevicePluginServicer):
         names = sorted(set(request.devices_ids))
         self._check(names)
         if self._before_start is None:
-            await self._check_given(names)
+            await self._check_record(names)
         else:
             refusal = await self._before_start(names)
             if refusal is not None:
                 refuse(refusal, f"{self.resource}: cannot start a container with {', '.join(names)}")
         return pb.PreStartContainerResponse()
 
-    async def _check_given(self, names: list[str]) -> None:
+    async def _check_record(self, names: list[str]) -> None:
         """Make the devices ready once more, and refuse the start when what kubelet replays is no longer what they are.
 
         A service that cannot be asked is no evidence against its devices; but after a reboot, when drivers number devices anew, the start waits for it.
         """
         owner = plugin_owner(self.resource, names)
-        given = self._given.of(owner.key)
+        given = self._record.of(owner.key)
         try:
             self._check_is_heard()
             edits = await self._prepare(f"start-{uuid.uuid4().hex}", owner, names)
         except PeerUnavailable as err:
-            if given is not None and not self._given.is_of_this_boot(owner.key):
+            if given is not None and not self._record.is_of_this_boot(owner.key):
                 raise
             get_logger().warning("start.unchecked", resource=self.resource, devices=names, error=str(err))
             return
@@ -268,7 +268,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
             text = f"{self.resource}: {', '.join(names)} changed since they were allocated to the container: {'; '.join(wrong)}"
             raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, f"{text}. Delete the pod, so that a new one is given what is right")
         try:
-            await self._given.confirm(owner.key, edits if given is None else given)
+            await self._record.confirm(owner.key, edits if given is None else given)
         except OSError as err:
             get_logger().error("given.unwritten", resource=self.resource, error=f"{err.filename}: {err.strerror}")
 

@@ -69,7 +69,7 @@ class PluginRegistrar:
         watch: FolderWatch,
         state: NodeState,
         asks: NodeAsks,
-        given: AllocationRecord,
+        record: AllocationRecord,
         metrics: CallMetrics,
         variables: dict[str, str],
         deadlines: DeadlineSettings,
@@ -85,7 +85,7 @@ class PluginRegistrar:
         self._watch = watch
         self._state = state
         self._asks = asks
-        self._given = given
+        self._record = record
         self._metrics = metrics
         self._variables = variables
         self._deadlines = deadlines
@@ -95,7 +95,7 @@ class PluginRegistrar:
         self._clock = clock or SystemClock()
         # A name of this process's own: a socket of an earlier one may still be in kubelet's hands.
         self._token = uuid.uuid4().hex[:8]
-        self._turn = 0
+        self._server_number = 0
 
     async def run(self) -> None:
         """Serve and register, again and again."""
@@ -114,13 +114,13 @@ class PluginRegistrar:
         """Serve on a new socket until it is of no use any more; the reason why, and how long to wait before the next."""
         if not is_extended_resource_name(self.resource):
             raise ConfigError(f"{self.resource} is no name that kubelet takes for a resource", next_step="rename the class or pool")
-        self._turn += 1
-        path = self._watch.folder / f"topobus-{short_name(self._offer.name)}-{self._token}-{self._turn % 100:02d}.sock"
+        self._server_number += 1
+        path = self._watch.folder / f"topobus-{short_name(self._offer.name)}-{self._token}-{self._server_number % 100:02d}.sock"
         plugin = DevicePlugin(
             self._offer,
             state=self._state,
             asks=self._asks,
-            given=self._given,
+            record=self._record,
             metrics=self._metrics,
             variables=self._variables,
             deadlines=self._deadlines,

@@ -33,10 +33,10 @@ class LedgerDrift:
         self._bus = bus
         self._node = node
         self._clock = clock or SystemClock()
-        self._told: dict[_Key, Disagreement] | None = None
+        self._published: dict[_Key, Disagreement] | None = None
         self._ending: set[_Key] = set()
 
-    async def tell(self, confirmed: Iterable[Disagreement], seen: Iterable[Disagreement]) -> None:
+    async def publish(self, confirmed: Iterable[Disagreement], seen: Iterable[Disagreement]) -> None:
         """Tell what is new of that which was seen twice, and what was not seen twice in a row. What could not be told is told next time."""
         wanted = {(disagreement.device_class, disagreement.device): disagreement for disagreement in confirmed}
         present = {(disagreement.device_class, disagreement.device) for disagreement in seen}
@@ -53,15 +53,15 @@ class LedgerDrift:
             self._ending = absent
         except TopobusError as err:
             # Done or not done is not known: what the stream has decides next time.
-            self._told = None
+            self._published = None
             get_logger().warning("disagreement.untold", error=str(err))
 
     async def _recall(self) -> dict[_Key, Disagreement]:
-        if self._told is None:
+        if self._published is None:
             newest: dict[_Key, DisagreementEvent] = {}
             for received in await self._bus.last(DISAGREEMENT, limit=_RECALLED, node=self._node):
                 newest[(received.value.device_class, received.value.device)] = received.value
-            self._told = {
+            self._published = {
                 key: Disagreement(
                     device_class=disagreement_event.device_class,
                     device=disagreement_event.device,
@@ -71,7 +71,7 @@ class LedgerDrift:
                 for key, disagreement_event in newest.items()
                 if not disagreement_event.is_over
             }
-        return self._told
+        return self._published
 
     async def _publish(self, disagreement: Disagreement, *, is_over: bool) -> None:
         time = rfc3339(self._clock.now())

@@ -51,7 +51,7 @@ class PodLook:
         """Look at kubelet's pods alone; the text says why kubelet does not tell."""
         return await self._reader.read()
 
-    async def look(self) -> tuple[Listing, Comparison] | str:
+    async def compare_with_ledger(self) -> tuple[Listing, Comparison] | str:
         """Look; the text says why kubelet does not tell."""
         listing = await self._reader.read()
         if isinstance(listing, str):
@@ -63,7 +63,7 @@ class PodLook:
 
     async def answer(self, request: PodsRequest) -> PodsReply:
         """Answer `pods`."""
-        seen = await self.look()
+        seen = await self.compare_with_ledger()
         if isinstance(seen, str):
             return PodsReply(why=seen, folders=self._folders)
         listing, comparison = seen

@@ -41,10 +41,10 @@ _Mark = tuple[str, str, int]
 class Reconciler:
     """Looks at PodResources, period after period."""
 
-    def __init__(self, look: PodLook, state: NodeState, asks: NodeAsks, deadlines: DeadlineSettings, users: UserNaming) -> None:
-        self._look = look
+    def __init__(self, usage: PodLook, state: NodeState, asks: NodeAsks, deadlines: DeadlineSettings, users: UserNaming) -> None:
+        self._usage = usage
         self._users = users
-        self._socket = look.socket
+        self._socket = usage.socket
         self._doubted: frozenset[Disagreement] = frozenset()
         self._disagreed: frozenset[Disagreement] = frozenset()
         self._failed: dict[str, str] = {}
@@ -66,7 +66,7 @@ class Reconciler:
             await self._pause()
             beat.turn()
             self._look_at_kubelet()
-            seen = await self._look.look()
+            seen = await self._usage.compare_with_ledger()
             if isinstance(seen, str) or self._state.ledger is None or not self._state.is_connected:
                 idle_before, lacking_before = frozenset(), frozenset()
                 continue
@@ -111,7 +111,7 @@ class Reconciler:
         What no pod was named for may be an allocation whose pod is not listed yet: that is left to the ordinary looks.
         """
         self._look_at_kubelet()
-        listing = await self._look.listing()
+        listing = await self._usage.listing()
         ledger = self._state.ledger
         if isinstance(listing, str) or ledger is None or not self._state.is_connected:
             return frozenset()
@@ -196,7 +196,7 @@ class Reconciler:
         """Tell each disagreement once, when it is seen at a second look; one that ends and comes again is told again."""
         self._disagreed = disagreements & (self._doubted | self._disagreed)
         self._doubted = disagreements
-        await self._asks.disagreements.tell(self._disagreed, disagreements)
+        await self._asks.disagreements.publish(self._disagreed, disagreements)
 
     async def _release(self, allocation: Allocation) -> None:
         try:

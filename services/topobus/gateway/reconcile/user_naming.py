@@ -29,12 +29,12 @@ _FIRST_LOOK_S = 0.1
 class UserNaming:
     """Names the pods of one node's device plugin allocations."""
 
-    def __init__(self, look: PodLook, state: NodeState, asks: NodeAsks, longest_pause_s: float) -> None:
-        self._look = look
+    def __init__(self, usage: PodLook, state: NodeState, asks: NodeAsks, longest_pause_s: float) -> None:
+        self._usage = usage
         self._state = state
         self._asks = asks
         self._longest_pause_s = longest_pause_s
-        self._told: dict[str, tuple[Owner, int, str, int, int]] = {}
+        self._sent: dict[str, tuple[Owner, int, str, int, int]] = {}
         """By allocation: what was told, and of which ledger. A ledger that has changed since and does not say it was told of an earlier allocation."""
 
     async def run(self) -> None:
@@ -52,7 +52,7 @@ class UserNaming:
                 seen, pause_s = waiting, _FIRST_LOOK_S
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, self._longest_pause_s)
-            listing = await self._look.listing()
+            listing = await self._usage.listing()
             if not isinstance(listing, str):
                 await self.name(listing)
 
@@ -61,21 +61,21 @@ class UserNaming:
         ledger = self._state.ledger
         if ledger is None:
             return
-        self._told = {key: sent for key, sent in self._told.items() if key in ledger.allocations}
+        self._sent = {key: sent for key, sent in self._sent.items() if key in ledger.allocations}
         for allocation, user in unnamed_users(ledger, listing.uses):
             message = (user, self._state.times_handed_out(allocation.owner), allocation.decision_id, ledger.epoch, ledger.sequence)
-            if self._told.get(allocation.owner.key) != message:
-                self._told[allocation.owner.key] = message
-                await self._tell(allocation, user)
+            if self._sent.get(allocation.owner.key) != message:
+                self._sent[allocation.owner.key] = message
+                await self._send(allocation, user)
 
-    async def _tell(self, allocation: Allocation, user: Owner) -> None:
+    async def _send(self, allocation: Allocation, user: Owner) -> None:
         owner = allocation.owner
         try:
             await self._asks.name_user(
                 f"name-{uuid.uuid4().hex}", owner, names_of(allocation), decision_id=allocation.decision_id, user=user
             )
         except TopobusError as err:
-            del self._told[owner.key]
+            del self._sent[owner.key]
             get_logger().warning("user.untold", owner=owner.key, pod=f"{user.namespace}/{user.name}", error=str(err))
         else:
             get_logger().info("user.named", owner=owner.key, pod=f"{user.namespace}/{user.name}", decision_id=allocation.decision_id)

@@ -233,7 +233,7 @@ class Admitter:
             self._store.hold(pod.uid, container.name, resource, taken)
             try:
                 answer = await endpoint.allocate(taken)
-                self._store.remember(pod.uid, container.name, resource, answer.SerializeToString())
+                self._store.keep_answer(pod.uid, container.name, resource, answer.SerializeToString())
                 responses.append((resource, answer))
             except CallFailed:
                 # The reservation of this resource is undone; what earlier resources of the pod hold stays until the pod is collected.

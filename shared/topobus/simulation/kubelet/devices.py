@@ -161,7 +161,7 @@ class DeviceStore:
         """Write down who has what."""
         self._held[(pod_uid, container, resource)] = tuple(sorted(ids))
 
-    def remember(self, pod_uid: str, container: str, resource: str, answer: bytes) -> None:
+    def keep_answer(self, pod_uid: str, container: str, resource: str, answer: bytes) -> None:
         """Keep what the plugin answered for a holding."""
         self._answers[(pod_uid, container, resource)] = answer
 

@@ -63,7 +63,7 @@ class Subscription:
                 await self._callback(message)
             except Exception as err:  # noqa: BLE001
                 # boundary: as nats-py's own loop over a subscription, which tells the error callback and goes on.
-                await self.client.tell_error(err)
+                await self.client.report_error(err)
 
 
 class MemoryClient:
@@ -121,7 +121,7 @@ class MemoryClient:
         if is_told:
             self.last_error = nats.errors.UnexpectedEOF()
 
-    async def tell_error(self, err: Exception) -> None:
+    async def report_error(self, err: Exception) -> None:
         """Hand an error to the error callback."""
         if self._on_error is not None:
             await self._on_error(err)

@@ -53,7 +53,7 @@ class Pull:
 
     def refuse(self, why: str) -> None:
         """End with the server's word that there will be nothing."""
-        self._server.say(self._inbox, {"Status": "409", "Description": why})
+        self._server.deliver_status(self._inbox, {"Status": "409", "Description": why})
         self._end()
 
     def _beat(self) -> None:
@@ -61,14 +61,14 @@ class Pull:
             return
         if self._server.is_answering and not self._has_served:
             numbers = {"Nats-Last-Consumer": str(self.consumer.delivered), "Nats-Last-Stream": str(self.consumer.last_sequence)}
-            self._server.say(self._inbox, {"Status": "100", "Description": "Idle Heartbeat", **numbers})
+            self._server.deliver_status(self._inbox, {"Status": "100", "Description": "Idle Heartbeat", **numbers})
         self._has_served = False
         self._heartbeat = asyncio.get_running_loop().call_later(self._heartbeat_s, self._beat)
 
     def _expire(self) -> None:
         if self in self._waiting:
             counts = {"Nats-Pending-Messages": str(self._left), "Nats-Pending-Bytes": "0"}
-            self._server.say(self._inbox, {"Status": "408", "Description": "Request Timeout", **counts})
+            self._server.deliver_status(self._inbox, {"Status": "408", "Description": "Request Timeout", **counts})
             self._end()
 
     def _is_wanted(self) -> bool:

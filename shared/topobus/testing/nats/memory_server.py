@@ -280,7 +280,7 @@ class MemoryNats:
         reply = f"$JS.ACK.{consumer.stream.name}.{consumer.name}.{numbers}"
         self._route(message.subject, message.data, reply, message.headers, listened=inbox)
 
-    def say(self, inbox: str, headers: Headers) -> None:
+    def deliver_status(self, inbox: str, headers: Headers) -> None:
         """Deliver a status."""
         self._route(inbox, b"", "", headers)
 
