@@ -119,8 +119,8 @@ def _preferred_by_all(families: Sequence[HintRule | HintMasks], whole: int, fit:
         masks = {mask & whole for mask in frozenset.intersection(*lists) if all(rule.prefers(mask) for rule in rules)}
         return sorted(masks - {0}, key=fit), True
     if not rules:
-        wild = (family.preferred for family in families if isinstance(family, HintMasks))
-        return sorted({mask & whole for mask in {whole}.union(*wild)} - {0}, key=fit), True
+        preferred = (family.preferred for family in families if isinstance(family, HintMasks))
+        return sorted({mask & whole for mask in {whole}.union(*preferred)} - {0}, key=fit), True
     widths = {rule.narrowest for rule in rules if not rule.sockets}
     if len(widths) > 1:
         return [], True

@@ -48,8 +48,8 @@ class _lazy(cached_property[T]):  # noqa: N801
     def __get__(self, instance: object, owner: type[Any] | None = None) -> Self | T:
         if instance is None or self.attrname is None:
             return self
-        made = instance.__dict__[self.attrname] = self.func(instance)
-        return made
+        value = instance.__dict__[self.attrname] = self.func(instance)
+        return value
 
 
 class Unit(Struct, frozen=True):
@@ -87,10 +87,14 @@ class HintRule(Struct, frozen=True, kw_only=True, dict=True):
         """Bits of the candidates that may be combined."""
         return self.candidates & self.combinable
 
-    @_lazy
+    @property
     def guards(self) -> int:
         """The top bits of all lanes but the last, whose sign is that of the integer."""
-        return sum(1 << self.lane_bits * lane - 1 for lane in range(1, self.kinds)) if self.kinds > 1 else 0
+        return self._guards if self.kinds > 1 else 0
+
+    @_lazy
+    def _guards(self) -> int:
+        return sum(1 << self.lane_bits * lane - 1 for lane in range(1, self.kinds))
 
     def spare_of(self, amount: int) -> int:
         """What is left of an amount after the request, guards set; `is_left` says whether that is anything."""
@@ -150,10 +154,10 @@ class HintRule(Struct, frozen=True, kw_only=True, dict=True):
         """Say whether the mask is a preferred hint."""
         return self.has(mask) and self.is_preferred(mask)
 
-    @_lazy
+    @property
     def is_combining(self) -> bool:
-        """Say whether there is any combination. The widest mask decides, for combinations only get more feasible with width."""
-        return self.combines(self.nodes)
+        """Say whether there is any combination."""
+        return self.combination_width is not None
 
     @_lazy
     def reach(self) -> int:
@@ -177,7 +181,7 @@ class HintRule(Struct, frozen=True, kw_only=True, dict=True):
         guards = self.guards
         for node, amount in self.free_by_node.items():
             left = (amount | guards) - self.request
-            if left >= 0 and left & guards == guards and all(must >> node & 1 for must in self.musts):
+            if left >= 0 and left & guards == guards and (not self.musts or all(must >> node & 1 for must in self.musts)):
                 singles |= 1 << node
         return singles
 
