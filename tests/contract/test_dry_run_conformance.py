@@ -1,6 +1,6 @@
-"""A dry run answers what the controller would: the recorded cases of Kubernetes' own allocator, and generated ones with what a dry run once forgot.
+"""A dry run answers what the controller would, and both homes ask the same: the recorded cases of Kubernetes' own allocator, and generated ones with what a dry run once forgot.
 
-The other side is the controller's own: a `World` filled here object by object, and its `Finder`.
+The other side is the controller's own: a `StandaloneState` filled here object by object, and its `Allocator`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,16 @@ from topobus.contracts.codec import encode
 from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.explanations import explain_nodes
 from topobus.controller.allocation.values import Allocated, Outcome
+from topobus.controller.claims.gated_claims import RESERVED_TAINT
+from topobus.controller.claims.objects import Claim
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.config import ControllerSettings
 from topobus.controller.dry_run.run import dry_run
 from topobus.controller.dry_run.situation import DryAnswer, Silence, Situation
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.reconcilers.allocator import Allocator, member
+from topobus.controller.state.api_server_state import ApiServerState
+from topobus.controller.state.cluster_state import ClusterState
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.domain.errors import ContractError
 from topobus.domain.idset import CpuSet
@@ -211,6 +215,61 @@ def test_dry_run_equals_the_controller_in_recorded_cases(chunk: int) -> None:
 
     assert different == []
     assert compared >= 400
+
+
+def _with_reserved_taint(api_object: ApiObject) -> ApiObject:
+    """Taint a slice's devices as a gateway does, to keep kube-scheduler away from them."""
+    if api_object.kind != "ResourceSlice":
+        return api_object
+    mark = {"key": RESERVED_TAINT, "effect": "NoSchedule"}
+    devices = [{**device, "taints": [*(device.get("taints") or ()), mark]} for device in api_object.spec.get("devices") or ()]
+    return msgspec.structs.replace(api_object, spec={**api_object.spec, "devices": devices})
+
+
+def _input(world: ClusterState, node: str, claim: Claim) -> object:
+    """Show what a search of a node would begin with; the node's own name as a label is the stand-alone home's."""
+    given = world.input_for(node, [(claim, claim.spec)])
+    pools = [
+        (
+            pool.id,
+            pool.state,
+            pool.why,
+            pool.counters,
+            [(candidate.id, candidate.device) for candidate in (*pool.candidates, *pool.elsewhere)],
+        )
+        for pool in given.pools
+    ]
+    labels = {name: value for name, value in given.node.labels.items() if name != "kubernetes.io/hostname"}
+    return given.claims, given.classes, pools, given.usage, labels
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_both_homes_make_the_same_input_when_the_objects_are_the_same(chunk: int) -> None:
+    """Classes, devices with their taints, and who holds what are the same, whichever store the objects came from."""
+    compared = 0
+    for case in _cases(chunk):
+        situation, node, claims = _situation(case, Random(case["id"]))
+        alone, cluster = StandaloneState(), ApiServerState()
+        for api_object in map(_with_reserved_taint, situation.objects):
+            refused: list[str] = []
+            try:
+                alone.put_object(ObjectKey(**object_parts(api_object)), Stored(1, api_object))
+            except ContractError as err:
+                refused.append(err.message)
+            try:
+                cluster.put(api_object.kind, "v1", {part: getattr(api_object, part) for part in ("metadata", "spec", "status")})
+            except ContractError as err:
+                refused.append(err.message)
+            assert len(refused) != 1, (case["id"], refused)
+        for claim in map(Claim, claims):
+            try:
+                _ = claim.spec
+            except ContractError:
+                continue
+            compared += 1
+            assert _input(cluster, node, claim) == _input(alone, node, claim), case["id"]
+
+    assert compared >= 200
 
 
 def _gpu_claim(count: int, **parameters: Any) -> ApiObject:

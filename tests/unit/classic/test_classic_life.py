@@ -116,7 +116,7 @@ def test_allocation_is_read_as_a_structured_one_by_whoever_asks_what_is_held() -
     """The gateway and the count of what is taken read one shape, whichever generation the claim is of."""
     done = classic_lifecycle.with_allocation(_claim(), DRIVER, RESULT, now=NOW)
     holdings = ClaimHoldings()
-    holdings.put("c", done)
+    holdings.put("c", Stored(1, done))
 
     assert [result["device"] for result in as_structured(done).status["allocation"]["devices"]["results"]] == ["gpu-0", "gpu-1"]
     assert holdings.holders(["n1"], except_uids=()).keys() == {DeviceId(DRIVER, "n1", "gpu-0"), DeviceId(DRIVER, "n1", "gpu-1")}

@@ -10,6 +10,7 @@ from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.values import DeviceId, PoolId
 from topobus.controller.claims import lifecycle
 from topobus.controller.claims.lifecycle import Attempt
+from topobus.controller.claims.stored import Stored
 from topobus.controller.state.holdings import ClaimHoldings
 from topobus.domain.errors import ContractError
 from topobus.domain.quantity import Quantity
@@ -81,11 +82,11 @@ def test_holdings_count_attempts_but_not_admin_access() -> None:
     holdings = ClaimHoldings()
 
     taken = {PoolId(granted_device.driver, "n1") for granted_device in ALLOCATION.devices.results if not granted_device.admin_access}
-    assert holdings.put("k", lifecycle.with_attempt(CLAIM, ATTEMPT)) == (taken, frozenset())
+    assert holdings.put("k", Stored(1, lifecycle.with_attempt(CLAIM, ATTEMPT))) == (taken, frozenset())
     assert sorted(device_id.device for device_id in holdings.holders(["n1"], except_uids=())) == ["gpu-0", "gpu-1", "x"]
     assert holdings.holders(["n2"], except_uids=()) == {}
     assert holdings.holders(["n1"], except_uids=("u-1",)) == {}
-    assert holdings.put("k", lifecycle.with_allocation(CLAIM, ALLOCATION, now="t")) == (frozenset(), frozenset())
+    assert holdings.put("k", Stored(2, lifecycle.with_allocation(CLAIM, ALLOCATION, now="t"))) == (frozenset(), frozenset())
     assert holdings.put("k", None) == (taken, taken)
     assert holdings.holders(["n1"], except_uids=()) == {}
 
@@ -96,7 +97,8 @@ def test_holdings_add_up_shares_when_claims_share_a_device() -> None:
     for uid in ("a", "b"):
         granted = _granted("net.example.com", "big", shareID=uid, consumedCapacity={"memory": "2Gi"})
         api_object = msgspec.structs.replace(CLAIM, metadata=CLAIM.metadata | {"uid": uid})
-        holdings.put(uid, lifecycle.with_allocation(api_object, AllocationResult(devices=DevicesAllocated(results=(granted,))), now="t"))
+        shared = lifecycle.with_allocation(api_object, AllocationResult(devices=DevicesAllocated(results=(granted,))), now="t")
+        holdings.put(uid, Stored(1, shared))
 
     device = DeviceId("net.example.com", "n1", "big")
     assert holdings.consumed(["n1"], except_uids=()) == {device: {"memory": Quantity.parse("4Gi")}}

@@ -16,9 +16,7 @@ from topobus.controller.allocation.values import (
     Slice,
 )
 from topobus.controller.claims.gate import version_of
-from topobus.controller.claims.lifecycle import owner_of, status_of
-from topobus.controller.claims.reservations import claim_uses
-from topobus.controller.claims.stored import ObjectKey
+from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.scheduling.node_fit import NodeFacts, node_facts
 from topobus.controller.scheduling.node_resources import NodeResources
 from topobus.controller.state.cluster_objects import read_object
@@ -44,6 +42,8 @@ class ApiServerState(ClusterState):
         self.node_facts: dict[str, NodeFacts] = {}
         self.node_names: tuple[str, ...] = ()
         """All nodes, by name; the same tuple as long as they are the same."""
+        self.objects: dict[ObjectKey, Stored] = {}
+        """Pods and claims, each with what was read in it."""
         self.pods: dict[Key, ApiObject] = {}
         self.claims: dict[Key, ApiObject] = {}
         self.templates: dict[Key, ApiObject] = {}
@@ -64,7 +64,7 @@ class ApiServerState(ClusterState):
         self._doubles: set[DeviceId] = set()
         self._taken: dict[str, int] = {}
         self._uses: dict[Key, tuple[Key, ...]] = {}
-        self._unreadable: dict[Key, ApiObject] = {}
+        self._unreadable: dict[Key, Stored] = {}
         """Claims that nobody can read now, as they were before: nobody works on them, and what they held stays held."""
 
     def put(self, kind: str, version: str, plain: Mapping[str, Any]) -> None:
@@ -86,9 +86,9 @@ class ApiServerState(ClusterState):
                 case "Node":
                     self._put_node(api_object)
                 case "Pod":
-                    self.put_pod(key, api_object)
+                    self.put_pod(key, Stored(version_of(api_object), api_object))
                 case "ResourceClaim":
-                    self.put_claim(key, api_object)
+                    self.put_claim(key, Stored(version_of(api_object), api_object))
                 case "ResourceClaimTemplate":
                     self.templates[key] = api_object
                 case "DeviceClass":
@@ -119,10 +119,10 @@ class ApiServerState(ClusterState):
                 self.room.put_pod(key, None)
                 self._drop_pod(key)
             case "ResourceClaim":
-                gone = self.claims.pop(key, None) or self._unreadable.pop(key, None)
+                gone = self._pop_claim(key) or self._unreadable.pop(key, None)
                 if gone is not None:
                     self._note_loss(key, gone, None)
-                    self._taken.pop(owner_of(gone).uid, None)
+                    self._taken.pop(gone.uid, None)
                     self._hold(key, None)
             case "ResourceClaimTemplate":
                 self.templates.pop(key, None)
@@ -138,38 +138,45 @@ class ApiServerState(ClusterState):
 
     def _drop_pod(self, key: Key) -> None:
         self.pods.pop(key, None)
+        self.objects.pop(ObjectKey("pod", *key), None)
         self._uses.pop(key, None)
         self.book.put_pod(key, None)
 
-    def put_pod(self, key: Key, pod: ApiObject) -> None:
+    def put_pod(self, key: Key, pod: Stored) -> None:
         """Take in a pod."""
-        api_object = self.pods.get(key)
-        if api_object is not None and _is_older(pod, api_object):
+        known = self.objects.get(ObjectKey("pod", *key))
+        if known is not None and _is_older(pod, known):
             return
-        uses = tuple((key[0], claim_use.claim) for claim_use in claim_uses(pod) if claim_use.claim)
-        self.pods[key] = pod
+        uses = tuple((key[0], claim_use.claim) for claim_use in pod.pod.uses if claim_use.claim)
+        self.pods[key] = pod.value
+        self.objects[ObjectKey("pod", *key)] = pod
         self._uses[key] = uses
         self.book.put_pod(key, pod)
 
-    def put_claim(self, key: Key, claim: ApiObject) -> None:
+    def put_claim(self, key: Key, claim: Stored) -> None:
         """Take in a claim."""
-        status_of(claim)
-        api_object = self.claims.get(key) or self._unreadable.get(key)
-        if api_object is not None:
-            if _is_older(claim, api_object):
+        claim.claim.check_status()
+        known = self.objects.get(ObjectKey("resourceclaim", *key)) or self._unreadable.get(key)
+        if known is not None:
+            if _is_older(claim, known):
                 return
-            self._note_loss(key, api_object, claim)
+            self._note_loss(key, known, claim)
         self._unreadable.pop(key, None)
-        self.claims[key] = claim
+        self.claims[key] = claim.value
+        self.objects[ObjectKey("resourceclaim", *key)] = claim
         self._hold(key, claim)
+
+    def _pop_claim(self, key: Key) -> Stored | None:
+        self.claims.pop(key, None)
+        return self.objects.pop(ObjectKey("resourceclaim", *key), None)
 
     def _put_unreadable_claim(self, key: Key, plain: Mapping[str, Any]) -> None:
         """Leave a claim alone that nobody can read: what it held, or seems to hold now, is given to nobody else and released nowhere."""
-        api_object = self.claims.pop(key, None) or self._unreadable.get(key)
-        if api_object is None:
-            api_object = _salvaged(key, plain)
-            self._hold(key, api_object)
-        self._unreadable[key] = api_object
+        known = self._pop_claim(key) or self._unreadable.get(key)
+        if known is None:
+            known = Stored(0, _salvaged(key, plain))
+            self._hold(key, known)
+        self._unreadable[key] = known
 
     def count(self, kind: str) -> int:
         """Say how many objects of a kind are kept."""
@@ -195,8 +202,8 @@ class ApiServerState(ClusterState):
 
     def is_taken_back(self, key: Key) -> bool:
         """Say whether somebody took back the allocation that a claim's note tells of: the note is history then, no intent."""
-        claim, note = self.claims.get(key), self.book.note(key)
-        return claim is not None and note is not None and self._taken.get(owner_of(claim).uid) == note.number
+        claim, note = self.objects.get(ObjectKey("resourceclaim", *key)), self.book.note(key)
+        return claim is not None and note is not None and self._taken.get(claim.uid) == note.number
 
     def is_topobus_device(self, node: str, device: DeviceId) -> bool:
         """Say whether a node's own ledger has the last word on a device."""
@@ -274,7 +281,7 @@ class ApiServerState(ClusterState):
         inventory = self.inventories.get((node, device_class))
         return frozenset([device.name for device in inventory.devices]) if inventory is not None else None
 
-    def _hold(self, key: Key, claim: ApiObject | None) -> None:
+    def _hold(self, key: Key, claim: Stored | None) -> None:
         """Remember what a claim holds, allocated or about to be.
 
         A note counts until it is withdrawn, also one that tells of the past: another replica that did not see the loss may take it for an intent.
@@ -296,13 +303,13 @@ class ApiServerState(ClusterState):
             else:
                 self._doubles.discard(device)
 
-    def _note_loss(self, key: Key, before: ApiObject, after: ApiObject | None) -> None:
+    def _note_loss(self, key: Key, before: Stored, after: Stored | None) -> None:
         """Notice that somebody took an allocation of ours back: the note that stays tells of the past from now on."""
-        note, uid = self.book.note(key), owner_of(before).uid
-        keeps = after is not None and owner_of(after).uid == uid and bool(after.status.get("allocation"))
-        if note is not None and before.status.get("allocation") and not keeps:
+        note, uid = self.book.note(key), before.uid
+        keeps = after is not None and after.uid == uid and bool(after.value.status.get("allocation"))
+        if note is not None and before.value.status.get("allocation") and not keeps:
             self._taken[uid] = note.number
-            self.let_go[key] = before
+            self.let_go[key] = before.value
 
 
 def _key_of(plain: Mapping[str, Any]) -> Key:
@@ -328,17 +335,17 @@ def _salvaged(key: Key, plain: Mapping[str, Any]) -> ApiObject:
     return ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata=identity, spec={}, status=kept)
 
 
-def _is_older(api_object: ApiObject, known_api_object: ApiObject) -> bool:
+def _is_older(stored: Stored, known: Stored) -> bool:
     """Say whether this is late news of the same object."""
-    return api_object.metadata.get("uid") == known_api_object.metadata.get("uid") and version_of(api_object) < version_of(known_api_object)
+    return stored.uid == known.uid and stored.revision < known.revision
 
 
-def _devices_of(claim: ApiObject | None) -> frozenset[DeviceId]:
+def _devices_of(claim: Stored | None) -> frozenset[DeviceId]:
     """List the devices that a claim's status gives it whole."""
-    if claim is None or not claim.status.get("allocation"):
+    if claim is None or not claim.value.status.get("allocation"):
         return frozenset()
     try:
-        allocation = status_of(claim).allocation
+        allocation = claim.claim.allocation
     except ContractError:
         return frozenset()
     results = allocation.devices.results if allocation is not None else ()

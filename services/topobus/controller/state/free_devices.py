@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.node_table import NodeTable
 from topobus.controller.allocation.values import (
     DeviceId,
@@ -18,6 +17,7 @@ from topobus.controller.allocation.values import (
     Usage,
     node_of,
 )
+from topobus.controller.claims.stored import Stored
 from topobus.controller.state.holdings import ClaimHoldings
 from topobus.controller.state.inventory_slices import holders_from_ledger
 from topobus.controller.state.slice_index import Origin, SliceIndex
@@ -97,7 +97,7 @@ class FreeDevices:
         self._in_ledgers.pop(node, None)
         self._taken.pop(node, None)
 
-    def put_claim(self, key: Hashable, claim: ApiObject | None) -> None:
+    def put_claim(self, key: Hashable, claim: Stored | None) -> None:
         """Take in a claim, or None for one that is gone."""
         shift = self._held.put(key, claim)
         for pool in shift.touched:

@@ -8,15 +8,16 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from topobus.contracts.messages import ApiObject
-from topobus.controller.claims.gate import has_gate, is_over, version_of
+from topobus.controller.claims.gate import has_gate, is_over
 from topobus.controller.claims.gated_claims import (
     GateAttempt,
     gate_attempt_of,
     holds_what_was_noted,
     reserved_uids,
 )
+from topobus.controller.claims.stored import Stored
 from topobus.domain.errors import ContractError
-from topobus.kubernetes.api.objects import metadata_of
+from topobus.kubernetes.api.objects import ATTEMPT_ANNOTATION
 
 __all__ = ["GatedPodsIndex"]
 
@@ -48,7 +49,7 @@ class GatedPodsIndex:
         self._unreserved: set[Key] = set()
         self._pending: set[Key] = set()
 
-    def put_pod(self, key: Key, pod: ApiObject | None) -> None:
+    def put_pod(self, key: Key, pod: Stored | None) -> None:
         """Take in a pod, or None for one that is gone."""
         before = self._uids.pop(key, "")
         self._pods.pop(before, None)
@@ -56,15 +57,15 @@ class GatedPodsIndex:
         self._gated.discard(key)
         if pod is None:
             return
-        uid = metadata_of(pod).uid
+        uid = pod.uid
         self._uids[key] = uid
         self._pods[uid] = key
-        if has_gate(pod):
+        if has_gate(pod.value):
             self._gated.add(key)
-        if not pod.spec.get("nodeName") and not is_over(pod):
+        if not pod.value.spec.get("nodeName") and not is_over(pod.value):
             self._unbound.add(uid)
 
-    def put_claim(self, key: Key, claim: ApiObject | None) -> None:
+    def put_claim(self, key: Key, stored: Stored | None) -> None:
         """Take in a claim, or None for one that is gone."""
         before = self._noted.pop(key, None)
         if before is not None:
@@ -73,12 +74,13 @@ class GatedPodsIndex:
                 del self._of_pod[before.note.pod]
         for one in (self._lost, self._unreserved, self._pending):
             one.discard(key)
-        note = _note(claim) if claim is not None else None
-        if claim is None or note is None:
+        note = _note(stored.value) if stored is not None and ATTEMPT_ANNOTATION in stored.metadata.annotations else None
+        if stored is None or note is None:
             return
+        claim = stored.value
         is_allocated = bool(claim.status.get("allocation"))
         users = reserved_uids(claim)
-        found = _Noted(metadata_of(claim).uid, version_of(claim), note, users, is_allocated and holds_what_was_noted(claim, note))
+        found = _Noted(stored.uid, stored.revision, note, users, is_allocated and holds_what_was_noted(claim, note))
         self._noted[key] = found
         self._of_pod.setdefault(note.pod, set()).add(key)
         if not is_allocated:

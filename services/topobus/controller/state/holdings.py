@@ -10,13 +10,11 @@ from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.values import DeviceId, PoolId
-from topobus.controller.claims.lifecycle import ATTEMPT_ANNOTATION, allocation_of, owner_of
+from topobus.controller.claims.lifecycle import ATTEMPT_ANNOTATION
+from topobus.controller.claims.stored import Stored
 from topobus.domain.errors import ContractError
 from topobus.domain.quantity import Quantity
-from topobus.kubernetes.api.classic_handles import as_structured
-from topobus.kubernetes.api.objects import metadata_of
 
 __all__ = ["ClaimHoldings", "Shift"]
 
@@ -55,7 +53,7 @@ class ClaimHoldings:
         """Say whether a claim holds anything."""
         return key in self._claims
 
-    def put(self, key: Hashable, claim: ApiObject | None) -> Shift:
+    def put(self, key: Hashable, claim: Stored | None) -> Shift:
         """Take in a claim, or None for one that is gone; gives the pools that this changes.
 
         A claim that nobody can read holds nothing here: what it has stands in the ledger.
@@ -93,13 +91,12 @@ class ClaimHoldings:
         return [self._claims[key] for key in sorted(keys, key=str) if self._claims[key].uid not in except_uids]
 
 
-def _read(claim: ApiObject) -> _Held:
+def _read(stored: Stored) -> _Held:
     try:
-        claim = as_structured(claim)
-        if not claim.status.get("allocation") and ATTEMPT_ANNOTATION not in metadata_of(claim).annotations:
+        claim = stored.structured
+        if not claim.object.status.get("allocation") and ATTEMPT_ANNOTATION not in claim.metadata.annotations:
             return _Held()  # most of those that come: nothing to read
-        allocation = allocation_of(claim)
-        owner = owner_of(claim)
+        allocation, owner = claim.held, claim.owner
         results = allocation.devices.results if allocation is not None else ()
         return _Held(
             owner.uid,

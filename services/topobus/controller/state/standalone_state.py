@@ -16,9 +16,8 @@ from topobus.controller.allocation.values import (
     node_of,
 )
 from topobus.controller.claims.extended_resources import ClassName
-from topobus.controller.claims.lifecycle import allocation_of, owner_of
+from topobus.controller.claims.lifecycle import owner_of
 from topobus.controller.claims.stored import ObjectKey, Stored
-from topobus.controller.claims.templates import claim_names
 from topobus.controller.state.cluster_state import ClusterState, read_class, read_slice
 from topobus.controller.state.inventory_slices import built_in_class, slices_from_inventory
 from topobus.controller.state.taint_index import read_rule, silenced
@@ -28,7 +27,6 @@ from topobus.domain.machine import Machine
 from topobus.domain.silence import unheard
 from topobus.domain.strays import without_strays
 from topobus.kubernetes.api.classic import is_classic
-from topobus.kubernetes.api.classic_handles import as_structured
 from topobus.kubernetes.api.objects import NODE_ANNOTATION, metadata_of
 from topobus.kubernetes.api.resource import DeviceClassSpec
 
@@ -109,14 +107,11 @@ class StandaloneState(ClusterState):
         self.shared_epoch += key.kind not in _OWN_KINDS
         self.objects[key] = stored
         self._of_kind.setdefault(key.kind, {})[key] = stored
-        if key.kind == "resourceclaim" and is_classic(stored.value):
-            self.stock.put_claim(key, stored.value)
-            self._classic.add(key)
-        elif key.kind == "resourceclaim":
-            self.stock.put_claim(key, stored.value)
-            self._classic.discard(key)
+        if key.kind == "resourceclaim":
+            self.stock.put_claim(key, stored)
+            (self._classic.add if is_classic(stored.value) else self._classic.discard)(key)
         elif key.kind == "pod":
-            self._put_pod(key, stored.value)
+            self._put_pod(key, stored)
         elif key.kind == "node":
             self._relabel(key.name)
         if key.kind == "deviceclass":
@@ -140,12 +135,12 @@ class StandaloneState(ClusterState):
         elif key.kind in ("resourceclass", "namespace") or key.kind.endswith("parameters"):
             self.stock.free(None)
 
-    def _put_pod(self, key: ObjectKey, pod: ApiObject | None) -> None:
+    def _put_pod(self, key: ObjectKey, pod: Stored | None) -> None:
         """Remember which claims a pod uses."""
         for name in self._claims_of.pop(key, ()):
             self._users[key.namespace, name].discard(key)
         if pod is not None:
-            self._claims_of[key] = claim_names(pod)
+            self._claims_of[key] = pod.pod.claim_names
             for name in self._claims_of[key]:
                 self._users.setdefault((key.namespace, name), set()).add(key)
 
@@ -223,7 +218,7 @@ class StandaloneState(ClusterState):
         """Name the node on which another claim of the same pod is allocated."""
         for _, other in self._all_mates(claim):
             try:
-                allocation = allocation_of(as_structured(other.value))
+                allocation = other.structured.held
             except ContractError:
                 continue
             pools = {granted_device.pool for granted_device in allocation.devices.results} if allocation is not None else set()
