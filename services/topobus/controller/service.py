@@ -28,6 +28,7 @@ from topobus.controller.reconcilers.deallocate_claims import ClaimDeallocation
 from topobus.controller.reconcilers.evict_tainted import Evictor
 from topobus.controller.reconcilers.ledger_releases import LedgerReleases
 from topobus.controller.reconcilers.make_claims import ClaimTemplateReconciler
+from topobus.controller.reconcilers.node_filter import NodeFilter
 from topobus.controller.reconcilers.node_ledgers import NodeLedgers
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.reconcilers.release_orphans import OrphanedAllocations
@@ -84,7 +85,8 @@ class _Controller:
         self._binder = BindingConditions(settings.binding_timeout_s, runtime, self._world, finder, deallocation, self._boundary("binding"))
         self._pods = ClaimTemplateReconciler(runtime, self._world, self._boundary("templates"))
         self._planner = Planner(settings, runtime, self._world, metrics)
-        self._classic = ClassicScheduler(runtime, self._world, self._boundary("classic-pods"))
+        nodes = NodeFilter(settings, runtime, self._world, finder, self._planner, self._consumers)
+        self._classic = ClassicScheduler(runtime, self._world, nodes.look_without, self._boundary("classic-pods"))
         self._scheduler = PodScheduler(
             settings,
             runtime,
@@ -94,13 +96,13 @@ class _Controller:
             self._keeper,
             deallocation,
             self._planner,
+            nodes,
             self._classic,
             metrics,
             self._binder,
             self._boundary("pods"),
             ledgers,
         )
-        self._classic.look = self._scheduler.look_without
         self._changed = asyncio.Event()
         self._presence = SilentServices(settings.silence, settings.parallel_asks, runtime, self._world, self._wake)
         self._orphans = OrphanedAllocations(settings, runtime, self._world, finder, metrics, self._boundary("orphans"), ledgers)

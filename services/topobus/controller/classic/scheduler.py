@@ -50,11 +50,9 @@ _ENDED = ("Succeeded", "Failed")
 class ClassicScheduler:
     """Negotiates for pods with classic claims."""
 
-    look: LookWithout
-    """The pod's own scheduler, who knows this one, too: set once, before the first round."""
-
-    def __init__(self, runtime: Runtime, world: StandaloneState, boundary: ObjectBoundary | None = None) -> None:
+    def __init__(self, runtime: Runtime, world: StandaloneState, look_without: LookWithout, boundary: ObjectBoundary | None = None) -> None:
         self._boundary = boundary or ObjectBoundary("classic-pods")
+        self._look_without = look_without
         self._clock = runtime.clock
         self._world = world
         self._pen = ObjectWriter(NatsStore(runtime.bus, world))
@@ -185,7 +183,7 @@ class ClassicScheduler:
             return (Reason(code="context-of-another", message="its PodSchedulingContext is that of another pod of its name"),)
         spec = negotiation.read_spec(context.value) if context is not None else None
         said = negotiation.unsuitable_by_claim(context.value) if context is not None else {}
-        nodes, why = await self.look(key, {view.entry for view in views})
+        nodes, why = await self._look_without(key, {view.entry for view in views})
         step = negotiation.next_step(views, nodes, spec, said, self._rivals(context_key))
         if isinstance(step, Negotiate):
             await self._negotiate(context_key, context, pod, step)

@@ -19,15 +19,13 @@ from topobus.controller.claims.gate import has_gate, is_over, version_of
 from topobus.controller.claims.gated_claims import GateAttempt
 from topobus.controller.claims.reservations import (
     Consumer,
-    claim_uses,
     consumers_of,
-    is_made_for,
-    pod_ref,
 )
 from topobus.controller.claims.stored import ObjectKey
-from topobus.controller.claims.templates import claim_from_template, owner_pod_uid, wanted_claims
+from topobus.controller.claims.templates import owner_pod_uid
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.reconcilers.deallocate_claims import ClusterDeallocation
+from topobus.controller.reconcilers.make_claims import GatedPodClaims
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.state.api_server_state import ApiServerState, Key
 from topobus.controller.store.api import (
@@ -65,6 +63,7 @@ class ClaimHousekeeping:
         self._world = world
         self._writer = writer
         self._deallocation = deallocation
+        self._gated_pod_claims = GatedPodClaims(clock, world, writer)
         self._events = events
         self._boundary = ObjectBoundary("housekeeping", metrics.set_aside)
         self._is_own = is_own
@@ -115,43 +114,9 @@ class ClaimHousekeeping:
         return False
 
     async def _make(self, key: Key, pod: ApiObject) -> bool:
-        """Make the claims of a gated pod from their templates."""
-        missing = {use.entry for use in claim_uses(pod) if not use.claim}
-        if not missing:
-            return False
-        resource_claim_statuses = pod.status.get("resourceClaimStatuses")
-        statuses = (
-            [status for status in resource_claim_statuses if isinstance(status, dict)] if isinstance(resource_claim_statuses, list) else []
-        )
-        count = len(statuses)
-        for wanted in wanted_claims(pod):
-            template = self._world.templates.get((key[0], wanted.template))
-            if wanted.entry not in missing or template is None:
-                continue
-            name = await self._claim_of(key, pod, wanted.entry)
-            if not name:
-                now = self._clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
-                claim = claim_from_template(pod, wanted, template, now=now)
-                await self._writer.create(ObjectKey("resourceclaim", key[0], wanted.name), claim)
-                name = wanted.name
-                self._log.info("claim.created", claim=f"{key[0]}/{name}", pod=name_of(pod), template=wanted.template)
-            statuses.append({"name": wanted.entry, "resourceClaimName": name})
-        if len(statuses) > count:
-            identity = {"uid": pod.metadata.get("uid"), "resourceVersion": pod.metadata.get("resourceVersion")}
-            await self._writer.pod(key, {"metadata": identity, "status": {"resourceClaimStatuses": statuses}}, part="status")
+        """Make the claims of a gated pod."""
+        await self._gated_pod_claims.make(key, pod)
         return False
-
-    async def _claim_of(self, key: Key, pod: ApiObject, entry: str) -> str:
-        """Name the claim that was made for an entry already, by whom ever; empty when there is none."""
-        for (namespace, name), claim in self._world.claims.items():
-            annotations = metadata_of(claim).annotations
-            if (
-                namespace == key[0]
-                and annotations.get("resource.kubernetes.io/pod-claim-name") == entry
-                and is_made_for(claim, pod_ref(pod))
-            ):
-                return name
-        return ""
 
     async def _end(self, key: Key, claim: ApiObject) -> None:
         """Prune reservations of pods that ended; when none is left, take the devices back."""

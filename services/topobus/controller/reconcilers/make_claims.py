@@ -1,13 +1,17 @@
-"""The keeper of stored pods: makes the claims that their templates ask for, and ends those of pods that are gone.
+"""Makes the claims that pods ask for, from templates and for extended resources, in both homes; stand-alone it ends those of pods that are gone, too.
 
-Flows in: the world. Flows out: created and marked claims, and the names in the pods' status. It neither places pods nor waits for their claims: that is for
-whoever runs them. A claim is ended only on evidence: its pod was stored here once and is not any more, after a whole snapshot.
+Flows in: pods and templates as stored. Flows out: created claims, and their names in the pods' status. It neither places pods nor waits for their claims.
+Stand-alone every pod is served (`ClaimTemplateReconciler`), and a claim is ended only on evidence: its pod was stored here once and is not any more, after a whole
+snapshot. In a cluster that is kube-controller-manager's job; where nobody does it (`cluster.housekeeping = "own"`) gated pods are served (`GatedPodClaims`), and a claim
+that somebody else has made for an entry is taken as it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from functools import partial
+
+import msgspec
 
 from topobus.contracts.messages import ApiObject
 from topobus.controller.claims.extended_resources import (
@@ -16,25 +20,87 @@ from topobus.controller.claims.extended_resources import (
     extended_claim_name,
     with_extended_status,
 )
-from topobus.controller.claims.reservations import is_bound
+from topobus.controller.claims.gate import version_of
+from topobus.controller.claims.reservations import claim_uses, is_bound, is_made_for, pod_ref
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.claims.templates import (
+    POD_CLAIM_NAME,
+    WantedClaim,
     claim_from_template,
     owner_pod_uid,
     wanted_claims,
     with_claim_names,
 )
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
+from topobus.controller.state.api_server_state import ApiServerState, Key
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.nats_store import NatsStore
 from topobus.controller.store.object_writer import ObjectWriter
 from topobus.domain.errors import ContractError
 from topobus.domain.timestamps import rfc3339
 from topobus.kubernetes.api.objects import ask_deletion, metadata_of, name_of
+from topobus.runtime.clock import Clock
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
 
-__all__ = ["ClaimTemplateReconciler"]
+__all__ = ["ClaimTemplateReconciler", "GatedPodClaims"]
+
+
+class _ClaimMaker:
+    """Stores claims that are there once, whoever else makes them: their names and uids follow from the pod's uid."""
+
+    def __init__(self, clock: Clock, writer: ObjectWriter) -> None:
+        self._clock = clock
+        self._writer = writer
+
+    async def make(self, pod: ApiObject, wanted: WantedClaim, template: ApiObject) -> None:
+        """Make the claim of one entry; one of its name that is there already is left as it is.
+
+        Errors: raises ContractError for a template that nobody can read, PeerUnavailable.
+        """
+        await self.store(pod, claim_from_template(pod, wanted, template, now=rfc3339(self._clock.now())), wanted.template)
+
+    async def store(self, pod: ApiObject, claim: ApiObject, template: str = "") -> None:
+        """Store a claim that was made for a pod."""
+        metadata = metadata_of(claim)
+        if await self._writer.create(ObjectKey("resourceclaim", metadata.namespace, metadata.name), claim) is not None:
+            get_logger().info("claim.created", claim=name_of(claim), pod=name_of(pod), template=template)
+
+
+class GatedPodClaims:
+    """Makes the claims of gated pods in a cluster where nobody else does."""
+
+    def __init__(self, clock: Clock, world: ApiServerState, writer: ObjectWriter) -> None:
+        self._world = world
+        self._writer = writer
+        self._maker = _ClaimMaker(clock, writer)
+
+    async def make(self, key: Key, pod: ApiObject) -> None:
+        """Make what is missing of one pod's claims, and write the names into its status."""
+        missing = {use.entry for use in claim_uses(pod) if not use.claim}
+        known = pod.status.get("resourceClaimStatuses")
+        statuses = [status for status in known if isinstance(status, dict)] if isinstance(known, list) else []
+        made: list[dict[str, str]] = []
+        for wanted in wanted_claims(pod) if missing else ():
+            template = self._world.templates.get((key[0], wanted.template))
+            if wanted.entry not in missing or template is None:
+                continue
+            name = self._claim_of(key, pod, wanted.entry)
+            if not name:
+                await self._maker.make(pod, wanted, template)
+                name = wanted.name
+            made.append({"name": wanted.entry, "resourceClaimName": name})
+        if made:
+            named = msgspec.structs.replace(pod, status={**pod.status, "resourceClaimStatuses": [*statuses, *made]})
+            await self._writer.write(ObjectKey("pod", *key), version_of(pod), named)
+
+    def _claim_of(self, key: Key, pod: ApiObject, entry: str) -> str:
+        """Name the claim that was made for an entry already, by whom ever; empty when there is none."""
+        for (namespace, name), claim in self._world.claims.items():
+            is_of_entry = namespace == key[0] and metadata_of(claim).annotations.get(POD_CLAIM_NAME) == entry
+            if is_of_entry and is_made_for(claim, pod_ref(pod)):
+                return name
+        return ""
 
 
 class ClaimTemplateReconciler:
@@ -45,6 +111,7 @@ class ClaimTemplateReconciler:
         self._runtime = runtime
         self._world = world
         self._pen = ObjectWriter(NatsStore(runtime.bus, world))
+        self._maker = _ClaimMaker(runtime.clock, self._pen)
         self._told: dict[ObjectKey, str] = {}
 
     async def reconcile_all(self) -> bool:
@@ -91,9 +158,7 @@ class ClaimTemplateReconciler:
                 raise ContractError(
                     f"{stored.shown}: resourceClaims {wanted_claim.entry}: there is no ResourceClaimTemplate {key.namespace}/{wanted_claim.template}"
                 )
-            claim = claim_from_template(pod, wanted_claim, template.value, now=rfc3339(self._runtime.clock.now()))
-            if await self._pen.write(claim_key, 0, claim) is not None:
-                get_logger().info("claim.created", claim=name_of(claim), pod=stored.shown, template=wanted_claim.template)
+            await self._maker.make(pod, wanted_claim, template.value)
         named = await self._with_extended(key, with_claim_names(pod, wanted))
         if named != pod:
             await self._pen.write(key, stored.revision, named)
@@ -108,8 +173,8 @@ class ClaimTemplateReconciler:
             return pod
         claim = claim_of_pod(pod, wanted, now=rfc3339(self._runtime.clock.now()))
         claim_key = ObjectKey("resourceclaim", key.namespace, metadata_of(claim).name)
-        if claim_key not in self._world.objects and await self._pen.write(claim_key, 0, claim) is not None:
-            get_logger().info("claim.created", claim=name_of(claim), pod=name_of(pod), template="")
+        if claim_key not in self._world.objects:
+            await self._maker.store(pod, claim)
         return with_extended_status(pod, claim_key.name, wanted)
 
     async def _end(self, key: ObjectKey, stored: Stored) -> None:

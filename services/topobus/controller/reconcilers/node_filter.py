@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Sequence
 
+import msgspec
+
 from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.miss_reasons import summarize
 from topobus.controller.allocation.pools import node_matches
@@ -19,6 +21,7 @@ from topobus.controller.allocation.values import (
     Outcome,
 )
 from topobus.controller.claims.lifecycle import devices_of
+from topobus.controller.claims.objects import Pod
 from topobus.controller.claims.stored import ObjectKey
 from topobus.controller.config import ControllerSettings
 from topobus.controller.planner import Planner
@@ -29,16 +32,20 @@ from topobus.controller.reconcilers.allocator import (
     Member,
     member,
 )
+from topobus.controller.reconcilers.claim_users import ClaimUsers
 from topobus.controller.scheduling.decisions import (
+    Blocked,
     NodeFit,
     NodeMiss,
     PodPlan,
     enough_nodes,
+    explain_misses,
     judge_node,
     look_at_node,
     node_selector,
+    pre_filter,
 )
-from topobus.controller.scheduling.pod_alignment import wished_request
+from topobus.controller.scheduling.pod_alignment import own_request, wished_request
 from topobus.controller.scheduling.score import rank, score_node
 from topobus.controller.state.refusal_backoff import RefusalBackoff
 from topobus.controller.state.standalone_state import StandaloneState
@@ -57,11 +64,20 @@ _HELD = "already-placed"
 class NodeFilter:
     """Filter and Score over the nodes of the world."""
 
-    def __init__(self, settings: ControllerSettings, runtime: Runtime, world: StandaloneState, finder: Allocator, planner: Planner) -> None:
+    def __init__(
+        self,
+        settings: ControllerSettings,
+        runtime: Runtime,
+        world: StandaloneState,
+        finder: Allocator,
+        planner: Planner,
+        consumers: ClaimUsers,
+    ) -> None:
         self._runtime = runtime
         self._world = world
         self._finder = finder
         self._planner = planner
+        self._consumers = consumers
         self.refused: RefusalBackoff[str] = RefusalBackoff(settings.retry_s)
         """Nodes that said no to a pod a moment ago, by the pod's place."""
 
@@ -117,6 +133,25 @@ class NodeFilter:
             fits = [node_fit for node_fit in fits if node_fit.node in placements]
         scores = [score_node(plan, node_fit, placement=placements.get(node_fit.node), numa_of=self._numa_of) for node_fit in fits]
         return {name: (by_name[name], placements.get(name)) for name in rank(scores)}, misses, is_due
+
+    async def look_without(self, key: ObjectKey, left_out: Collection[str]) -> tuple[tuple[str, ...], tuple[Reason, ...]]:
+        """Say on which nodes a pod could run if it were not for these of its `resourceClaims` entries, best first; and, when on none, why.
+
+        Errors: raises ContractError for a pod that nobody can read.
+        """
+        pod = self._world.objects[key].value
+        rest = [resource_claim for resource_claim in pod.spec.get("resourceClaims") or [] if resource_claim.get("name") not in left_out]
+        slim = msgspec.structs.replace(pod, spec={**pod.spec, "resourceClaims": rest})
+        keys = {name: ObjectKey("resourceclaim", key.namespace, name) for name in self._consumers.claims(key)}
+        found = {name: self._world.objects[claim_key] for name, claim_key in keys.items() if claim_key in self._world.objects}
+        plan = pre_filter(Pod(slim), lambda name: found[name].claim if name in found else None, waits_for_immediate=False)
+        if isinstance(plan, Blocked):
+            return (), plan.reasons
+        wanted = own_request(slim)
+        placed = self.node_of(wanted.owner) if wanted is not None else None
+        looked = await self.look(key, plan, slim, wanted, placed)
+        fits, misses = (looked[0], looked[1]) if looked is not None else ({}, [])
+        return tuple(fits), () if fits else explain_misses(misses)[1]
 
     async def _as_it_is_now(
         self, misses: list[NodeMiss], searched: Collection[str], members: Sequence[Member], wishing: PodRequest | None

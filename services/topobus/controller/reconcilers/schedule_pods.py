@@ -7,14 +7,11 @@ ledger for what the pod itself asks; the pod's node. Whoever finds a pod between
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
-
-import msgspec
 
 from topobus.contracts import catalogue
 from topobus.controller.allocation.miss_reasons import summarize
-from topobus.controller.claims.objects import Pod
 from topobus.controller.claims.reservations import (
     PodRef,
     with_finalizer,
@@ -82,6 +79,7 @@ class PodScheduler:
         keeper: ClaimReconciler,
         deallocation: ClaimDeallocation,
         planner: Planner,
+        nodes: NodeFilter,
         classic: ClassicScheduler,
         metrics: ControllerMetrics,
         binder: BindingConditions,
@@ -106,7 +104,7 @@ class PodScheduler:
         self._settled: dict[ObjectKey, Hashable] = {}
         self._costly: CostlyWork[ObjectKey] = CostlyWork(settings.retry_s)
         self._passing: dict[ObjectKey, tuple[Hashable, float]] = {}
-        self._nodes = NodeFilter(settings, runtime, world, finder, planner)
+        self._nodes = nodes
         self._decisions = DecisionPublisher(runtime.bus, runtime.clock)
         self._log = get_logger()
 
@@ -248,26 +246,6 @@ class PodScheduler:
         if known is None or known[0] != seen:
             self._passing[key] = known = (seen, now_s)
         return now_s - known[1] < self._settings.retry_s
-
-    async def look_without(self, key: ObjectKey, left_out: Collection[str]) -> tuple[tuple[str, ...], tuple[Reason, ...]]:
-        """Say on which nodes a pod could run if it were not for these of its `resourceClaims` entries, best first; and, when on none, why.
-
-        Errors: raises ContractError for a pod that nobody can read.
-        """
-        pod = self._world.objects[key].value
-        rest = [resource_claim for resource_claim in pod.spec.get("resourceClaims") or [] if resource_claim.get("name") not in left_out]
-        slim = msgspec.structs.replace(pod, spec={**pod.spec, "resourceClaims": rest})
-        found = {
-            name: self._world.objects[claim_key] for name, claim_key in self._claim_keys(key).items() if claim_key in self._world.objects
-        }
-        plan = pre_filter(Pod(slim), lambda name: found[name].claim if name in found else None, waits_for_immediate=False)
-        if isinstance(plan, Blocked):
-            return (), plan.reasons
-        wanted = own_request(slim)
-        placed = self._nodes.node_of(wanted.owner) if wanted is not None else None
-        looked = await self._nodes.look(key, plan, slim, wanted, placed)
-        fits, misses = (looked[0], looked[1]) if looked is not None else ({}, [])
-        return tuple(fits), () if fits else explain_misses(misses)[1]
 
     async def _take(
         self,
