@@ -35,8 +35,8 @@ _PROGRAM = textwrap.dedent(
             get_logger().info("test.served", node_name=runtime.node)
             await asyncio.Event().wait()
         elif settings.mode == "stuck":
-            get_logger().info("test.served")
-            await asyncio.to_thread(time.sleep, 60)
+            # Said by the thread itself: one that has not begun can still be cancelled, and then nothing hangs.
+            await asyncio.to_thread(lambda: (get_logger().info("test.served"), time.sleep(60)))
         elif settings.mode == "stubborn":
             get_logger().info("test.served")
             try:
