@@ -1,4 +1,4 @@
-"""The controller's engine, asked once: a process of its own that needs neither NATS nor a running controller, for expressions (CEL) are the controller's alone.
+"""Runs the controller's engine once for a dry run, in a child process that needs neither NATS nor a running controller; only the controller has an evaluator for CEL.
 
 Flows in: a situation, as `topobus.controller.dry_run.run` describes it. Flows out: its answers.
 """

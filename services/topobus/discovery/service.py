@@ -1,7 +1,7 @@
-"""Keeps the machine's entry on the bus equal to the tree: reads, compares, publishes.
+"""Keeps the machine's entry on the bus equal to the hardware tree: reads, compares, publishes.
 
-Flows in: the hardware tree: what can change every `hardware.rescan_s`, all of it after each kernel event, each change, and every `full_rescan_s`. Flows out: one KV entry, written only when it changed, with a
-generation that goes on from the stored one. An unreadable tree changes nothing: the last good machine stays.
+Flows in: the hardware tree. What can change is read every `hardware.rescan_s`; everything is read after each kernel event, each change, and every `full_rescan_s`.
+Flows out: one KV entry, written only when it changed, with a generation that continues the stored one. When the tree cannot be read, the last good machine stays.
 """
 
 from __future__ import annotations

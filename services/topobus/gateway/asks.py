@@ -1,6 +1,7 @@
-"""What the gateway asks of the node plane: topology's choice and ledger, the device services' preparation. Every ask has our own deadline.
+"""The gateway's requests to the node plane: placement and ledger changes go to topology, preparation goes to the device services.
 
-Operation ids are the caller's: the same on a retry, so that asking again gives the same answer.
+Every request has a deadline of the gateway's own. The caller chooses the operation id and repeats it on a retry, so a repeated request
+gets the first answer and changes nothing a second time.
 """
 
 from __future__ import annotations

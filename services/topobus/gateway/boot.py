@@ -1,6 +1,7 @@
-"""Which boot of the machine this is: after another one devices are numbered anew, and nothing that was made ready still is.
+"""Reads the id of the machine's current boot.
 
-A container shares the host's id, so it is read where it always is and not below the recorded machine's root.
+After a reboot devices may be numbered differently and nothing is prepared any more, so records of an earlier boot do not hold. A container shares the host's
+boot id; it is read from /proc of this machine and not from the recorded machine's root.
 """
 
 from __future__ import annotations

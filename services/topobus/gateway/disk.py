@@ -1,7 +1,7 @@
-"""Writes to one place on the disk that come to their end, one after another, whoever has stopped waiting for them.
+"""Serialises writes to one path on disk; a write finishes even if its caller is cancelled.
 
-Flows in: work that ends in a thread. Flows out: its result. A thread cannot be cancelled: kubelet gives a call up, or our own deadline ends it, while the disk
-is slow, and the write goes on. Were the next one let past it, the older state could be the last to reach the disk.
+Flows in: blocking work that runs in a thread. Flows out: its result. A thread cannot be cancelled: when kubelet gives a call up, or a deadline ends it while the
+disk is slow, the write goes on. If the next write could overtake it, the older state might be the last one on the disk.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""One lock a key, there only as long as somebody wants it.
+"""Locks by key, which exist only while somebody holds or awaits them.
 
-Flows in: keys of claims and devices. Flows out: turns, first come first served; what has another key goes on beside.
+Flows in: keys of claims and devices. Flows out: an async context for the key's holder, first come first served; different keys do not block each other.
 """
 
 from __future__ import annotations

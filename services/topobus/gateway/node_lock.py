@@ -1,9 +1,9 @@
-"""One gateway a node at a time: whoever holds the lock beside the checkpoint has the node's turn, another one stands by.
+"""Lets one gateway work on a node at a time: the one that holds the lock file beside the checkpoint; others stand by.
 
-Two that worked at the same time would replace each other's checkpoint and forget claims that containers use. The kernel frees the lock when its holder
-ends, however it ends. Who stands by is ready as soon as it could go on: a roll-over that starts the new pod first waits for exactly that before it ends
-the old one. A gateway that ends while another one stands by hands over: it lets the lock go first and leaves kubelet's device lists up until the other
-has registered, so that kubelet sees no device vanish. Nothing that writes the checkpoint runs then any more.
+Two working gateways would overwrite each other's checkpoint and forget claims that containers use. The kernel frees the lock when its holder ends, however it ends. A
+gateway that stands by reports ready as soon as it could take over, because a rolling update waits for that before it ends the old one. A gateway that ends while
+another stands by hands over: it frees the lock first and keeps kubelet's device lists up until the other has registered, so that kubelet sees no device vanish.
+After it has freed the lock it writes nothing to the checkpoint.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the gateway knows of its node, kept from the bus and never lost with it: inventories, the ledger, and what it has just handed out.
+"""The gateway's view of its node, kept up to date from the bus: inventories, the ledger, and devices that were handed out but are not in the ledger yet.
 
-Flows in: KV changes. Flows out: the present lists and a wake-up for whoever streams them. When NATS goes away, or its store is lost, the last known
-state stays: silence is not death.
+Flows in: KV changes. Flows out: the present lists, and a wake-up for those who stream them. When NATS or its store is lost, the last known state stays: a broken
+connection does not mean that devices are gone.
 """
 
 from __future__ import annotations

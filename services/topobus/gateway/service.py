@@ -1,7 +1,7 @@
-"""The gateway's shell: one task for each thing that must be kept up, for each class as soon as it has devices.
+"""Runs the gateway: starts a task for each duty, and plugins for each class as soon as it has devices.
 
-Flows in: settings and the bus. Flows out: kubelet's sockets served. Ready when inventories and ledger were seen once; whether kubelet took us is part of
-readiness only where there is a kubelet.
+Flows in: settings and the bus. Flows out: served kubelet sockets. The gateway is ready when it has seen inventories and ledger once; registration with kubelet
+counts for readiness only on a node where kubelet runs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Decision events: each goes out exactly once, also when the process dies between the ledger's write and the event.
+"""Publishes each decision event exactly once, even when the process dies between the ledger's write and the event.
 
-The ledger keeps what an event needs until it is marked as announced. At start, and after every decision, what is unannounced is published in order; what
-the stream holds already (the process died between the event and the mark) is only marked. A mark is written with the next decision; alone only when none
-comes for a while, for each write of the ledger goes to every service of the node.
+The ledger keeps what an event needs until the event is marked as published. At start, and after every decision, unpublished events go out in order; an event that
+the stream has already (the process died between event and mark) is only marked. Marks are written with the next decision, or alone when none comes for a while,
+because every write of the ledger is delivered to all services of the node.
 """
 
 from __future__ import annotations

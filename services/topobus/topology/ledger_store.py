@@ -1,12 +1,12 @@
-"""The ledger in memory and in its bucket: loaded at start, changed by compare-and-set alone, one change at a time.
+"""Holds the ledger in memory and in its bucket: loads it at start, and applies one change at a time by compare-and-set.
 
-Memory holds exactly what the bucket is known to hold. When a write's fate is unknown, the bucket is read again, and the operation id in it says whether
-the write happened; when somebody else wrote first, the decision is made again on what they wrote.
+Memory equals what the bucket is known to hold. When the fate of a write is unknown, the bucket is read again, and the operation id in it shows whether the write
+happened. When another writer was first, the decision is made again on what it wrote.
 
-The store may fail us: be emptied, put back from an old copy, or hold bytes that are no ledger, or a ledger that nobody of us wrote (`core.belief`). What
-memory knows was answered to somebody, so it is written back under a new epoch, at the next decision or by the next look, whichever comes first. An epoch
-and a sequence never go back on their own. At the start memory knows nothing: then the revisions that the bucket has kept are judged one after the other,
-the last that is believed is put back, and without one the service does not start.
+The store may lose data: it may be emptied, restored from an old copy, or hold bytes that are no ledger or a ledger that no instance of this service wrote
+(`core.belief`). Answers were given on what memory holds, so it is written back under a new epoch, at the next decision or by `repair_loop`. Epoch and sequence
+never go back by themselves. At start memory is empty: the revisions that the bucket has kept are checked from old to new, the last plausible one is restored, and
+without one the service does not start.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What this node is, as others publish it: the machine and the inventories, kept in memory by watches."""
+"""The inputs that other services publish about this node, the machine and the inventories, kept in memory by watches."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The node's own options for alignment, published for those who judge in its stead.
+"""Publishes the node's alignment options, so that the controller and dry runs decide as this node would.
 
-Flows in: settings. Flows out: one state of the catalogue. What another instance of this service writes, with other settings during a rolling update, is left alone:
-the newest start wins.
+Flows in: settings. Flows out: one state of the catalogue. During a rolling update two instances may have different settings; the one that started last wins and
+the other does not write again.
 """
 
 from __future__ import annotations

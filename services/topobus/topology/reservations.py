@@ -1,7 +1,7 @@
-"""Reservations that nobody commits are let go, so that an asker that dies between reserve and commit leaks nothing.
+"""Releases reservations that nobody commits, so that a requester that dies between reserve and commit leaks nothing.
 
-Time is measured by the monotonic clock of this process from when it first saw a reservation: a restart counts anew, and a jump of the wall clock changes
-nothing. Letting go is a release like any other, with an operation id made of the reservation's decision, so that it happens and is announced once.
+A reservation's age counts from when this process first saw it, by its monotonic clock: a restart begins anew, and a jump of the wall clock changes nothing. The
+release is an ordinary one whose operation id comes from the reservation's decision, so it happens and is announced once.
 """
 
 from __future__ import annotations

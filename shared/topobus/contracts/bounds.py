@@ -1,9 +1,9 @@
-"""How large the parts of a message may be, for every message that crosses NATS, in one place.
+"""Limits the size of every part of a message that crosses NATS.
 
-Flows in: the message types of the catalogue. Flows out: for each a twin type of the same shape with limits on every text, list, map and number. The codec reads the bytes as the
-twin first: a message out of bounds is refused by msgspec's own reader, in C and with the JSON path, before anything is made of it. Without limits a few hundred bytes became
-gigabytes or minutes in whoever reads them (memory blocks by the thousand, CPU lists of a million). The limits follow what Linux, kubelet and Kubernetes can have; no honest
-message comes near them. Fields of type Any (Kubernetes' own objects, opaque configuration) are bounded by the size of the whole message, and checked where they are read.
+Flows in: the message types of the catalogue. Flows out: for each a twin type of the same shape with limits on every text, list, map and number. The codec decodes into
+the twin first, so msgspec refuses a message out of bounds in C, with the JSON path, before any object is made. Without limits a few hundred bytes cost a reader
+gigabytes or minutes (memory blocks by the thousand, CPU lists of a million). The limits follow what Linux, kubelet and Kubernetes can have, so no honest message
+comes near them. Fields of type Any (Kubernetes' own objects, opaque configuration) are bounded by the size of the whole message, and checked where they are read.
 """
 
 from __future__ import annotations

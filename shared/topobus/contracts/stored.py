@@ -1,7 +1,7 @@
-"""Values of a bucket as bytes and back: JSON, and compressed where the JSON is larger than the bucket takes.
+"""Encodes values of a bucket as JSON, or as gzip where the JSON is larger than the bucket takes, and decodes both.
 
-Flows in: a state of the catalogue and its value, or stored bytes. Flows out: bytes, or the value. The first byte tells which: JSON begins with `{`, gzip with 0x1f.
-A value that fits as it is stays as it is, so that readers of an older version, and people with NATS' own tools, read what they could always read.
+Flows in: a state of the catalogue and its value, or stored bytes. Flows out: bytes, or the value. The first byte distinguishes them: JSON begins with `{`, gzip with
+0x1f. A value that fits is stored uncompressed, so that older readers and people with NATS' own tools can still read it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How each stream behind the catalogue must be configured, and what is to be said of one that exists.
+"""Configures the streams behind the catalogue, and compares an existing stream with its configuration.
 
-Flows in: the catalogue, and a configuration as a server gives it. Flows out: configurations to make, and the differences of one from what is wanted. Every
-field counts, also those that this code has never heard of: a field that a server adds and that is not at its default may copy the stream elsewhere
-(republish), fill it from elsewhere (mirror, sources) or rename what is written (subject_transform).
+Flows in: the catalogue, and a configuration as a server gives it. Flows out: configurations to create, and differences. Every field is compared, also unknown ones: a
+field that a newer server adds and that is not at its default may copy the stream elsewhere (republish), fill it from elsewhere (mirror, sources) or rename what is
+written (subject_transform).
 """
 
 from __future__ import annotations

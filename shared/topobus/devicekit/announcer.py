@@ -1,7 +1,7 @@
-"""Health events of one class on one node: the first of each device, then every change, numbered on from what the stream holds.
+"""Publishes the health events of one class on one node: the first state of each device, then every change, with numbers that continue the stream's.
 
-What was said last is read from the stream itself, so a restart repeats nothing and a crash between two writes loses nothing. What the stream has lost since
-(its bound drops the oldest events of whatever device) is said again, so that the newest event of each device is its present state for late subscribers, too.
+The last published state is read from the stream itself, so a restart repeats nothing and a crash between two writes loses nothing. When the stream has dropped an
+event (its bound drops the oldest of any device), it is published again, so that late subscribers find the present state of each device as its newest event.
 """
 
 from __future__ import annotations

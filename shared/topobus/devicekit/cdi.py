@@ -1,8 +1,8 @@
-"""CDI files as values: a model, its rules, the lowest version that holds it, JSON and back.
+"""CDI files as values: the model, its rules, the lowest version that can express it, JSON and back. Pure.
 
-Flows in: container edits. Flows out: the bytes of a file for a container runtime. Pure; `cdi_files` puts the bytes on disk.
-Source: CDI spec 1.1.0 and the reference library's checks. Emitted is the lowest version that can say it, since older runtimes refuse newer files.
-A container edit's annotations have no CDI form (CDI annotations describe the file); they reach a container by the device plugin door alone.
+Flows in: container edits. Flows out: the bytes of a file for a container runtime; `cdi_files` writes them. The lowest version that can express the file is used,
+because older runtimes refuse newer ones. Annotations of a container edit have no CDI form (CDI's own annotations describe the file); a container gets them only
+through the device plugin API. Source: CDI spec 1.1.0 and the reference library's checks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""CDI files on disk: there whole or not at all, and still there after a crash.
+"""Writes CDI files to disk: atomically, and durable across a crash.
 
 Flows in: bytes that `cdi` rendered. Flows out: files in the folder that the container runtime watches. All functions block: call them in a thread.
 """

@@ -1,4 +1,4 @@
-"""Answers that drivers of many makes share: a file that cannot be read, a card that left, a device's own variable."""
+"""Texts and names that drivers of several vendors share: a file that cannot be read, a removed card, a device's own variable."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Hints of one class, as its device service gives them when it is asked.
+"""Answers a request for topology hints of one class, in its device service.
 
-The same pure function as topology uses decides; only a driver with an opinion of its own (`HintingDriver`) is asked instead.
+The same pure function that topology uses computes them; a driver with hints of its own (`HintingDriver`) is asked instead.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The process of a device service: drivers behind walls, the inventory, health events, and answers to prepare, unprepare and hints.
+"""Runs a device service: isolated drivers, the inventory, health events, and answers to prepare, unprepare and hints.
 
-Flows in: the machine of this node, its ledger when a device is not well, and what drivers see below the root. Flows out: the class's inventory and health events.
-One task looks at each driver, so a hung driver delays no other; one task alone publishes. Never waits for the cluster plane.
+Flows in: the machine of this node, its ledger while a device is unhealthy, and what drivers read below the root. Flows out: the class's inventory and health events.
+Each driver is polled by a task of its own, so a hung driver delays no other; a single task publishes. Nothing here waits for the cluster plane.
 """
 
 from __future__ import annotations

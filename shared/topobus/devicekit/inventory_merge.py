@@ -1,7 +1,7 @@
-"""The list of a class's devices from look to look: what is listed, how each one is, and what leaves. Pure.
+"""Merges what the drivers report into the list of a class's devices: what is listed, each device's health, and what is removed. Pure.
 
-Flows in: the devices known so far, one `DriverView` per driver, who holds what, the time. Flows out: the devices to publish, and those that left.
-A device never leaves because a driver fell silent, nor while somebody holds it: a vanished one stays listed as Unhealthy.
+Flows in: the devices of the previous poll, one `DriverView` for each driver, who holds what, the time. Flows out: the devices to publish, and those removed. A device
+is never removed because its driver stopped answering, nor while somebody holds it: a vanished device stays listed as Unhealthy.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""One driver behind a wall: its calls in a thread of its own, one at a time, with a time limit.
+"""Isolates one driver: its calls run in a thread of their own, one at a time, with a time limit.
 
-A call that hangs keeps the thread and makes the driver "hung": further calls fail at once until the old one comes back. It is one thread for all calls:
-to start one costs a loaded machine milliseconds, in the middle of kubelet's Allocate. Whatever a vendor's code raises comes out as HardwareError. The
-thread is a daemon: a hung vendor library never keeps the process from ending.
+A call that hangs keeps the thread and marks the driver as hung; further calls fail at once until the hung one returns. All calls share one thread, because starting
+a thread costs a loaded machine milliseconds, in the middle of kubelet's Allocate. Any exception of the vendor's code becomes a HardwareError. The thread is a daemon,
+so a hung vendor library does not keep the process from ending.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A container's OCI spec with its devices in it, made as kubelet and a container runtime make it, and every disagreement told.
+"""Applies devices to a container's OCI spec as kubelet and a container runtime do, and reports every conflict. Pure.
 
-Flows in: a base spec (what image and pod want), what each resource's Allocate gave, CDI files with the names to inject, facts about device nodes of the
-host. Flows out: a new spec; nothing is changed in place. Order: kubelet merges the answers of all resources (the first one keeps a key), the pod's own
-wins over them, CDI edits come last and win over all. kubelet and runtimes are silent about what is lost; here it is a Conflict.
+Flows in: a base spec (what image and pod want), what each resource's Allocate gave, CDI files with the names to inject, facts about device nodes of the host. Flows
+out: a new spec. Order: kubelet merges the answers of all resources (the first one keeps a key), the pod's own values win over them, CDI edits come last and win over
+all. Kubelet and runtimes drop the losing value without a message; here it is a Conflict.
 Source: kubelet cm/devicemanager (deviceRunContainerOptions) and kubelet_pods.go; containerd internal/cri/opts; CDI pkg/cdi container-edits.go.
 """
 

@@ -1,4 +1,4 @@
-"""What an OCI spec needs to know of this host: device nodes' numbers, and CDI files. All functions block: call them in a thread.
+"""Reads what `oci` needs from this host: numbers of device nodes, and CDI files. All functions block: call them in a thread.
 
 Flows in: paths. Flows out: facts for `oci`.
 """

@@ -1,4 +1,4 @@
-"""What all drivers of PCI cards share: finding functions, filling in a Device, and health that every PCI function can tell.
+"""Shared code of drivers for PCI cards: find functions, fill in a Device, and read the health that every PCI function reports.
 
 Flows in: the machine's PCI functions and the tree. Flows out: Devices with place fields filled, and Observations (presence, errors, link).
 Source: Documentation/ABI/testing/sysfs-bus-pci and sysfs-bus-pci-devices-aer_stats of the Linux kernel.

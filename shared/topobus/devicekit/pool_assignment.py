@@ -1,6 +1,6 @@
-"""Devices of a class put into their pools, for the inventory.
+"""Assigns devices of a class to the operator's pools, for the inventory. Pure.
 
-Flows in: devices, the operator's pools. Flows out: the same devices with their pool, and what is odd about the pools here. Pure.
+Flows in: devices, pools. Flows out: the same devices with their pool, and warnings about pools that get no device on this node.
 """
 
 from __future__ import annotations

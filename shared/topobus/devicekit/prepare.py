@@ -1,7 +1,7 @@
-"""Answers of `prepare` and `unprepare`: which driver, what edits, the same answer for the same operation.
+"""Handles `prepare` and `unprepare`: chooses the driver, joins the edits, and gives the same answer to the same operation.
 
-Preparing is idempotent in the driver; the newest answers are kept besides, so that a repeated question costs nothing. A refusal has no effect and is
-not kept: the same operation may succeed later.
+Drivers must be idempotent; the newest answers are cached besides, so that a repeated request costs nothing. A refusal changes nothing and is not cached: the same
+operation may succeed later.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Vendor plugins of one class, found by entry point.
+"""Finds the vendor plugins of one class by entry point.
 
-A plugin is a line in the group `topobus.drivers`: `<name> = "<module>:<driver class>"`. One that cannot be imported is skipped and told; two with one
-name are refused, for nobody could say which of them a setting means.
+A plugin is a line in the group `topobus.drivers`: `<name> = "<module>:<driver class>"`. One that cannot be imported is skipped and reported. Two with the same name
+are refused, because a setting could not say which of them it means.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Requests to one API server, in plain JSON: answers, the server's refusals as values, watches line by line.
+"""Sends requests to one API server in plain JSON: answers, the server's refusals as values, watches line by line.
 
-Flows in: paths, parameters, bodies. Flows out: objects as the server shows them. lightkube gives configuration, TLS and authentication; its own calls are not used: its
-delete has no preconditions, its watch no bookmarks, and its models would drop fields that are newer than they. Silence, an overloaded server and what is no answer are
-PeerUnavailable; a server that wants a pause gets it, whoever asks next. A token, a certificate or an authority that was replaced is read again, and the call that met
-it is made once more.
+Flows in: paths, parameters, bodies. Flows out: objects as the server gives them. lightkube provides configuration, TLS and authentication. Its own calls are not used:
+delete has no preconditions, watch no bookmarks, and its models would drop fields newer than they are. No answer, an overloaded server and an undecodable answer raise
+PeerUnavailable. A server that asks for a pause gets it from all callers. A token, certificate or authority that was replaced is read again, and the call that failed
+because of it is repeated once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Asks on the bus: one request, one answer, with a deadline; errors travel as a code and a sentence, never as a traceback."""
+"""Request and answer on the bus, with a deadline. An error travels as a code and a sentence, never as a traceback."""
 
 from __future__ import annotations
 

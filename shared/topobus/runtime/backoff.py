@@ -1,4 +1,4 @@
-"""How long to wait before trying again."""
+"""Computes the pause before the next attempt."""
 
 from __future__ import annotations
 

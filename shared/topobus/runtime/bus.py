@@ -1,4 +1,4 @@
-"""The bus: state, events and asks over one supervised connection. The only door to NATS."""
+"""The bus: state, events and asks over one supervised connection. No other room talks to NATS."""
 
 from __future__ import annotations
 

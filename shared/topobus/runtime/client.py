@@ -1,8 +1,8 @@
-"""nats-py's client, with a gate before its first word: where TLS is wanted, nothing is said over a connection that has none.
+"""nats-py's client with a check before it sends anything: where TLS is required, no byte goes over a connection without it.
 
-nats-py upgrades a connection only when the server's greeting asks for it, and the greeting is plain text: whoever stands between us and the server takes that
-line out, and would be sent user and password in clear. Here the connection itself is looked at, whatever the greeting said, at the last step before
-CONNECT: at the first connect, at each later one, and at every server that a greeting named.
+nats-py upgrades a connection only when the server's greeting asks for it, and the greeting is plain text. An attacker in between could remove that request and
+receive user and password in clear. So the connection itself is checked at the last step before CONNECT, whatever the greeting said: at the first connect, at each
+later one, and at every server that a greeting named.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Time at the seam: everything that asks for the time or waits for it asks a `Clock`, or the event loop that the clock follows.
+"""The clock as a parameter: code that needs the time or waits for it gets a `Clock`, or uses the event loop that the clock follows.
 
-`SystemClock` has no time of its own: it reads the running event loop, which drives `asyncio.sleep`, `asyncio.timeout` and `loop.call_later`, too. So a process has one
-monotonic clock, and a test that runs on `topobus.testing.clock.VirtualTimeLoop` holds every wait of the service at once.
+`SystemClock` reads the running event loop's time, which also drives `asyncio.sleep`, `asyncio.timeout` and `loop.call_later`. So a process has one monotonic clock,
+and a test on `topobus.testing.clock.VirtualTimeLoop` controls every wait of the service.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Settings: defaults, then a TOML file, then the environment; each mistake is named by its key and where it was written.
+"""Reads settings: defaults, then a TOML file, then the environment. Each error names the key and where it was written.
 
-`TOPOBUS_ALL__NATS__URL` speaks to every process, `TOPOBUS_GPU__NATS__URL` to one. A key that does not exist is an error, never ignored.
+`TOPOBUS_ALL__NATS__URL` applies to every process, `TOPOBUS_GPU__NATS__URL` to one. An unknown key is an error.
 """
 
 from __future__ import annotations

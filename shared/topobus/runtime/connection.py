@@ -1,9 +1,9 @@
-"""The supervised connection to NATS: one client at a time, never repaired, always replaced.
+"""The supervised connection to NATS: one client at a time, which is replaced and never repaired.
 
-nats-py's own reconnecting leaves clients that say they are connected and hear nothing (read loop dead after a late PONG), that are closed
-for good by any -ERR, and that replay requests whose askers gave up. So it is switched off: whatever goes wrong with a client, it is thrown
-away, everything that waited on it fails at once, and a new one is made, for ever, with full jitter. A canary decides whether a client lives:
-each 3 s a message to ourselves must come back, unless others' messages and answers came meanwhile. Subscriptions made here move to the new client; everything else is told by `on_change`.
+nats-py's own reconnecting leaves clients that claim to be connected and receive nothing (read loop dead after a late PONG), that are closed for good by any -ERR, or
+that replay requests whose callers gave up. So it is switched off. When anything goes wrong, the client is thrown away, everything that waited on it fails at once,
+and a new client is made, with full jitter, for as long as the process runs. A canary decides whether a client is alive: every 3 s a message to ourselves must come
+back, unless other messages and answers came meanwhile. Subscriptions made here move to the new client; other users are informed through `on_change`.
 """
 
 from __future__ import annotations

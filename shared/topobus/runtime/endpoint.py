@@ -1,4 +1,4 @@
-"""Where NATS is and as whom we come: the settings' text turned into servers, secrets and certificates, or a ConfigError that names the key."""
+"""Turns the NATS settings into servers, credentials and certificates, or raises a ConfigError that names the key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can go wrong on the bus beyond the domain's own errors."""
+"""Errors of the bus that the domain does not have."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""A feed: every message of a stream under a filter, in order, without gap or duplicate, for as long as somebody reads.
+"""A feed: delivers every message of a stream under a filter, in order, without gap or duplicate, until its reader stops.
 
-It stands on a named, ephemeral, in-memory *pull* consumer of our own. Pulling is the back-pressure: what we have not asked for stays on the
-server, so no queue overflows and nothing is dropped at the client. The consumer is disposable: a gap in its numbers, silence of its heartbeats,
-a lost connection or any status that we did not ask for, and it is made anew from the last position. A stream that was lost or rolled back
-(other creation time, fewer messages than we saw, another message at our position) gives RESET, and everything from the start.
+It uses a named, ephemeral, in-memory *pull* consumer. Pulling gives back-pressure: messages that were not requested stay on the server, so no queue overflows and
+nothing is dropped at the client. The consumer is disposable. After a gap in its numbers, missing heartbeats, a lost connection or an unexpected status it is created
+again from the last position. When the stream was lost or rolled back (another creation time, fewer messages than seen, another message at our position), the feed
+delivers RESET and then everything from the start.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Events of one folder, straight from the kernel: something in it came, went or was written.
+"""Reports changes in one folder through inotify: a file was created, removed or written.
 
-Flows in: a path. Flows out: wake-ups through the event loop, so that a folder in which nothing happens costs nothing: no thread, no timer. Says that
-something changed and never what: whoever waits looks for himself. Source: inotify(7).
+Flows in: a path. Flows out: wake-ups through the event loop; a folder in which nothing happens costs no thread and no timer. A wake-up does not say what changed;
+the receiver reads the folder. Source: inotify(7).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Heartbeats: whether the loops of a process turn, told by the loops themselves.
+"""Heartbeats: each loop of a process reports its own progress, and liveness follows from these reports.
 
-The endpoint answers from a thread of its own, so that it answers at all; without the loops' own word it would call a process alive whose event loop has hung for an hour.
-Each loop says when it makes progress and when it has nothing to do. A loop that waits for news may wait for ever; one that works and makes no progress is stuck.
-A pass over ten thousand objects is long and not stuck: it says so with each object.
+The probe endpoint runs in its own thread, so its answering proves nothing about the event loop. Each loop therefore reports when it makes progress (`turn`) and when it
+is idle (`rest`). An idle loop may wait for ever; a loop that works without progress counts as stuck. A pass over ten thousand objects reports with each object.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The probe and metrics endpoint: /healthz (the loops turn), /readyz (ready, and which part is not), /metrics (Prometheus).
+"""The probe and metrics endpoint: /healthz (the loops make progress), /readyz (ready, or which part is not), /metrics (Prometheus).
 
-The standard library's server in a thread of its own: it answers even while the event loop is busy, and costs no dependency. What it answers is the word of the loops
-(`heartbeat`): a process whose event loop has hung, or whose work makes no progress, is neither alive nor ready.
+It is the standard library's server in its own thread: it answers while the event loop is busy and adds no dependency. The content comes from the loops' reports
+(`heartbeat`): a process whose event loop hangs, or whose work makes no progress, is neither alive nor ready.
 """
 
 from __future__ import annotations

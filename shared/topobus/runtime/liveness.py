@@ -1,7 +1,7 @@
-"""The roll call: asks the device services of a node again and again whether they are there, and knows which have fallen silent.
+"""Asks the device services of a node periodically whether they run, and knows which have stopped answering.
 
-Flows in: the classes whose inventories the reader holds, and signs of life over the bus. Flows out: the silent classes with since when, and a call when
-that changes. It changes nothing else: what silence means is the reader's to say.
+Flows in: the classes whose inventories the caller holds, and answers over the bus. Flows out: the silent classes with the time since when, and a callback when that
+set changes. What follows from silence (a taint, a warning, no new pods) is the caller's decision.
 """
 
 from __future__ import annotations

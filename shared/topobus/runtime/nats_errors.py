@@ -1,4 +1,4 @@
-"""Errors that nats-py tells only its error callback: counted, logged without flooding, and where they are denials, a reason not to be ready."""
+"""Handles errors that nats-py reports only to its error callback: counts them, logs them without flooding, and makes the process not ready after a denial."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers in text that comes from the bus: headers, and the parts of a delivery's reply subject."""
+"""Parses numbers in text that comes from the bus: headers, and the parts of a delivery's reply subject."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a folder is ours alone to write to: what others may write to may hold links that lead our writes to any file of ours."""
+"""Checks that only this user can write to a folder. In a folder where others can write, a planted link could redirect our writes to any of our files."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The packages of a service that is not installed: what is missing and which extra brings it, in place of a traceback.
+"""Reports a missing extra: which package is not installed and which extra brings it, in place of a traceback.
 
-All console scripts come with every installation, for they are entry points of one wheel; what each needs comes with its extra. This module imports nothing,
-because it runs before anything else is known to be there.
+All console scripts are installed always, because they are entry points of one wheel; their dependencies come with the extras. This module imports nothing outside
+the standard library, because it runs before any dependency is known to be there.
 """
 
 import sys

@@ -1,7 +1,7 @@
-"""Proof that an answer is its device service's own, where the server cannot tell who publishes: a key for each class of a node, in files.
+"""Proves that an answer comes from its device service, where NATS cannot tell who published it: a key for each class of a node, in files.
 
-The answer's header `Topobus-Proof` is an HMAC-SHA256 (RFC 2104) over the reply subject, the ask's name, the body and the headers that carry an error: the
-reply subject has 176 random bits and is used once, so no answer can be used again for another ask. See docs/adr/0015.
+The answer's header `Topobus-Proof` is an HMAC-SHA256 (RFC 2104) over the reply subject, the ask's name, the body and the headers that carry an error. The reply subject
+has 176 random bits and is used once, so no answer can be replayed for another ask. See docs/adr/0015.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Provisioning: every stream and bucket of the catalogue, made when absent, brought up to date when an older release made it, compared when present.
+"""Creates every stream and bucket of the catalogue, updates those of an older release, and compares those that exist.
 
-Idempotent, and safe when eight services do it at once; the streams are looked at and made at the same time. A difference that nobody here made is never repaired in silence: ConfigError names stream, field,
-got, wanted. Who may not make streams waits for who may.
+It is idempotent, and eight services may run it at once; streams are read and created concurrently. A difference that no release of ours made is not repaired:
+ConfigError names stream, field, got, wanted. A process without the right to create streams waits for one that has it.
 """
 
 from __future__ import annotations

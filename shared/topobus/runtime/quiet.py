@@ -1,4 +1,4 @@
-"""Log lines that anybody on the bus can cause, without flooding: one line a key in so many seconds, with how many it stands for."""
+"""Rate-limits log lines that any sender on the bus can cause: one line for each key in so many seconds, with the number of lines that it stands for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a read of what is there already may go without progress: a watch waits for ever, a list must not."""
+"""Limits how long a read of existing data may go without progress. A watch has no such limit, a list has."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Readiness: the list of parts that must be ready before this process may be called ready.
+"""Readiness: the parts that must be ready before the process reports ready.
 
-A part that was ever named stays on the list. A process that named no part is not ready: nothing has vouched for it yet.
+A part stays on the list once it was named. A process that has named no part is not ready.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Answers that are awaited: one subscription a client, one subject an answer, and everybody told at once when the client is lost.
+"""Awaits answers: one subscription for each client, one subject for each answer; all waiters fail at once when the client is lost.
 
-The subject of an answer names who may give it: `_INBOX.<we>.<who answers>.<random>.<random>` (`contracts.inboxes`). All of one client's differ in the third
-and the last token only, so one subscription with two wildcards hears them all. What arrives at another subject than the awaited one is no answer, whatever
-its tokens: neither another's branch, nor a stored message that the server was made to deliver to us.
+The subject of an answer names who may give it: `_INBOX.<we>.<who answers>.<random>.<random>` (`contracts.inboxes`). All subjects of a client differ only in the third
+and the last token, so one subscription with two wildcards receives them all. A message at any other subject than the awaited one is ignored, whatever its tokens:
+it may come from another principal's branch, or be a stored message that somebody made the server deliver here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The life of a process: read settings, log, serve probes, connect, provision, serve, and stop within five seconds when told."""
+"""Runs a process from start to end: read settings, log, serve probes, connect, provision, serve, and stop within five seconds of a signal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`topobus migrate`: classic DRA manifests as structured ones, with what could not be said told on stderr."""
+"""`topobus migrate`: turns classic DRA manifests into structured ones, and lists on stderr what has no counterpart."""
 
 from __future__ import annotations
 

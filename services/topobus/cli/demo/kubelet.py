@@ -1,4 +1,4 @@
-"""The same through kubelet's door: device plugins for a pod, and the DRA socket for a claim. The kubelet is simulated, its sockets are real."""
+"""The demo's steps at kubelet's interfaces: device plugins for a pod, and the DRA socket for a claim. The kubelet is simulated, its sockets are real."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Objects of the stand-alone API as the CLI writes them: checked all before the first is written, then one after the other, and honest about a stop in between.
+"""Writes objects of the stand-alone API: checks all before it writes the first, then writes one after the other and reports where it stopped.
 
-Flows in: objects of manifests. Flows out: compare-and-set writes of their specs; what the controller wrote into a status stays.
+Flows in: objects of manifests. Flows out: compare-and-set writes of their specs; a status that the controller wrote stays.
 """
 
 from __future__ import annotations

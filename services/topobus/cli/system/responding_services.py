@@ -1,6 +1,6 @@
-"""Who answers right now: one look at the services of a command's inventories, all at the same time, so that no table shows a dead service's last word.
+"""Asks the services behind a command's inventories, all at once, whether they run, so that no table shows the last state of a dead service as current.
 
-A look is no judgement: a service that restarts at this moment shows as silent here, while topology waits some seconds before it says so.
+The result is a snapshot: a service that restarts at this moment counts as silent here, while topology waits some seconds before it says so.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The folder that a run of the whole system keeps its things in, made and removed safely also where everybody may write.
+"""Creates and removes the folder in which a run of the whole system keeps its files, safely also where every user may write.
 
-Flows in: the folder wanted, or none. Flows out: a folder of ours alone, locked for the run. Folders for temporary things are shared: anybody may have made what lies there
-under our names, links that lead elsewhere included. So nothing is opened or deleted by a path that somebody else can change: a folder is opened once without following
-links, must be ours and closed to others, and all below it is reached through that open folder. Source: open(2) O_NOFOLLOW, openat(2), symlink(7).
+Flows in: the folder wanted, or none. Flows out: a folder that only this user can use, locked for the run. In a shared folder for temporary files another user may have
+created anything under our names, links that lead elsewhere included. So nothing is opened or deleted by a path that somebody else can change: the folder is opened once
+without following links, must be ours and closed to others, and everything below it is reached through that open folder.
+Source: open(2) O_NOFOLLOW, openat(2), symlink(7).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What makes a machine a new one, and how to say what changed.
+"""Decides whether a freshly read machine counts as changed, and describes the change.
 
-Flows in: the machine as published and as just read. Flows out: the machine to publish (or none) and changes in words and codes. Values that move by
-themselves (free huge pages, a link that slows down to save power) make no new machine: they would wake every reader for nothing.
+Flows in: the machine as published and as just read. Flows out: the machine to publish (or none), and the changes as text and codes. Values that move by themselves
+(free huge pages, a link that slows down to save power) do not count, because every publication wakes all readers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The API server as the gateway uses it: objects in the shape of resource.k8s.io/v1, whichever version the server has, and lasting watches.
+"""Implements `Cluster` on an API server: objects in the shape of resource.k8s.io/v1, whichever version the server has, and watches that reconnect.
 
-Flows in: settings. Flows out: a Cluster. How a server is reached and asked is `topobus.kubernetes`, as in the controller. Which version of resource.k8s.io the server has is
-asked and never assumed; the rest of the gateway sees v1 alone. This module is imported only when a cluster is configured.
+Flows in: settings. Flows out: a Cluster. Connection and requests are `topobus.kubernetes`, which the controller uses, too. The server is asked which version of
+resource.k8s.io it has; the rest of the gateway sees v1 only. This module is imported only when a cluster is configured.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""What the gateway needs of a Kubernetes API server, as a protocol: the rest of the gateway knows no client library.
+"""The protocol through which the gateway uses a Kubernetes API server; no other module of the gateway knows the client library.
 
-Flows in: objects in Kubernetes' wire shape. Flows out: objects, the server's refusals as values, and changes. Silence is PeerUnavailable.
+Flows in: objects in Kubernetes' wire shape. Flows out: objects, changes, and the server's refusals as values (`Rejected`). A server that does not answer raises
+PeerUnavailable.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Kubernetes events on a pod and on its claim when the claim could not be prepared: `kubectl describe` of either says why, and who has the device.
+"""Writes Kubernetes events on a pod and its claim when the claim could not be prepared, so that `kubectl describe` shows the reason and who holds the device.
 
 Flows in: a pod, a claim, the error of its preparation. Flows out: one v1 Event on each, once for each text. An event that cannot be written is logged and
-forgotten: nothing rests on it.
+dropped, because nothing depends on it.
 """
 
 from __future__ import annotations

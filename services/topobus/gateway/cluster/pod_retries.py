@@ -1,9 +1,9 @@
-"""This node's pods that wait for claims: their devices are withheld from the other door, and kubelet looks again when what stood in the way is over.
+"""Follows the pods of this node that wait for claims: reserves their devices, and makes kubelet retry as soon as the obstacle is gone.
 
-Flows in: the node's pods from the API server, their claims, the ledger, inventories, how preparations went. Flows out: what is withheld, an annotation on a pod
-(kubelet looks at a pod whose annotations change; by itself it repeats a failed preparation only after 60 to 90 s), events on pod and claim, and where the
-settings say so an eviction. The pods are those bound to this node, by a field selector, so a thousand gateways do not read the claims of all nodes. Without
-the API server, or without the right, nothing is withheld or annotated, and everything else goes on.
+Flows in: the node's pods and their claims from the API server, the ledger, inventories, results of preparations. Flows out: devices that the device plugins must
+not offer meanwhile, an annotation on a pod, events on pod and claim, and an eviction where the settings say so. The annotation matters because kubelet retries a
+failed preparation only after 60 to 90 s, but looks at a pod at once when its annotations change. A field selector restricts the watch to pods bound to this node,
+so that a thousand gateways do not read all claims. Without the API server, or without the right, nothing is reserved or annotated; everything else goes on.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""This node's ResourceSlices, kept as the inventories say: written when something differs, and again when somebody deletes them.
+"""Keeps this node's ResourceSlices equal to the inventories: writes what differs, and writes again what somebody deleted.
 
-Flows in: inventories and ledger from the node's state, slices from a watch. Flows out: writes by the pure plan. kubelet deletes a node's slices at its
-start and a driver's when it stays away: the watch tells, and they are there again within a second. An API server that is gone costs nothing but the news.
+Flows in: inventories and ledger from the node's state, slices from a watch. Flows out: writes, as the pure plan (`core.slices`) decides. Kubelet deletes a node's
+slices when it starts, and a driver's when the driver stays away; the watch reports that, and the slices are back within a second. While the API server is
+unreachable the published slices grow old and nothing else suffers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Versions of resource.k8s.io: which one a server offers, and how objects look in it.
+"""Chooses the version of resource.k8s.io that a server offers, and converts objects between it and v1.
 
-Flows in: objects in the shape of v1, and objects as an older server gives them. Flows out: each in the other's shape. v1beta2 differs from v1 in its name
-alone; v1beta1 wraps what a device has besides its name. Claims are read only, and agree in what is read (status.allocation).
+Flows in: objects in the shape of v1, and objects as an older server gives them. Flows out: the same objects in the other version's shape. v1beta2 differs from v1
+in its name only; v1beta1 wraps everything of a device except its name. Claims are only read, and the part that is read (status.allocation) is equal in all.
 Source: k8s.io/api/resource/v1beta1 and v1beta2 types.go, 1.32 to 1.37.
 """
 

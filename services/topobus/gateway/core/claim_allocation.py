@@ -1,7 +1,7 @@
-"""A claim's allocation as one driver on one node reads it, and the CDI file that comes out.
+"""Reads a claim's allocation for one driver on one node, and makes the CDI file of what was prepared.
 
-Flows in: a ResourceClaim in Kubernetes' wire shape (v1, v1beta1 and v1beta2 agree in what is read here). Flows out: the devices of this driver on this
-node, or a Refusal with the place of the first thing that is wrong: an unreadable claim must never prepare something else.
+Flows in: a ResourceClaim in Kubernetes' wire shape (v1, v1beta1 and v1beta2 agree in what is read here). Flows out: the devices of this driver on this node, or a
+Refusal that names the first field that is wrong. An unreadable claim is always refused, because a guess could prepare somebody else's device.
 """
 
 from __future__ import annotations

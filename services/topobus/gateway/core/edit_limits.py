@@ -1,7 +1,8 @@
-"""What a device service may bring into a container: an allow-list for each class, checked once more before anything becomes root's doing.
+"""Checks what a device service wants to bring into a container against an allow-list for its class.
 
-Flows in: edits that came over the bus, the rights of their class, where their host paths lead. Flows out: None, or a Refusal that names class, device, edit
-and what would be allowed. An answer of `prepare` is data of whoever may write there; kubelet and a container runtime do with it what root can do.
+Flows in: edits that came over the bus, the rights of their class, where their host paths lead. Flows out: None, or a Refusal that names class, device, edit and
+what would be allowed. The check is repeated here because kubelet and the container runtime act on the edits as root, and whoever may publish on the bus could
+have written them.
 """
 
 from __future__ import annotations

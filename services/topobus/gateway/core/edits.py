@@ -1,7 +1,7 @@
-"""What a container gets: edits of several devices joined into one, for the Allocate answer and for a claim's CDI file.
+"""Joins the container edits of several devices into one, for the Allocate answer and for a claim's CDI file.
 
-Flows in: what a device service prepared. Flows out: one edit, or a Refusal when two devices contradict each other: kubelet and runtimes would keep
-one of two values in silence.
+Flows in: what device services prepared. Flows out: one edit, or a Refusal when two devices contradict each other. Kubelet and container runtimes would keep one of
+two conflicting values without a message.
 """
 
 from __future__ import annotations

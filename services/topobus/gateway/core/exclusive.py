@@ -1,7 +1,7 @@
-"""What kubelet's own managers gave to containers, against the ledger: exclusive CPUs and memory by NUMA node, which no door of ours hands out.
+"""Compares what kubelet's own managers gave to containers with the ledger: exclusive CPUs, and memory by NUMA node.
 
-Flows in: kubelet's list, the ledger. Flows out: what to write into the ledger so that alignment knows of it, what to let go, and where the two disagree.
-kubelet's word is a fact here: its managers have decided, and there is nothing to prepare.
+Flows in: kubelet's list, the ledger. Flows out: what to adopt into the ledger so that alignment counts it, what to release, and where the two disagree. Topobus
+offers neither resource to kubelet, so the list is taken as a fact: the managers have decided already, and nothing needs to be prepared.
 """
 
 from __future__ import annotations

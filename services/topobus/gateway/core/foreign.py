@@ -1,6 +1,7 @@
-"""Devices of somebody else's device plugin, as devices of ours: names, classes, health.
+"""Turns the devices of another vendor's device plugin into devices of an inventory: names, classes, health.
 
-Flows in: a resource name and a plugin's list. Flows out: devices. A plugin's ids are any text; ours are DNS labels, stable for the same id.
+Flows in: a resource name and a plugin's list. Flows out: devices. A plugin's ids are arbitrary text; the names made of them are DNS labels, and the same id always
+gives the same name.
 """
 
 from __future__ import annotations

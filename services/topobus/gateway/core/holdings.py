@@ -1,6 +1,7 @@
-"""Which device plugin allocations nobody uses any more, as kubelet tells it.
+"""Finds device plugin allocations that no pod uses any more.
 
-Flows in: the ledger, and the ids that kubelet's pods have. Flows out: allocations to let go. Claims and placed pods are none of this.
+Flows in: the ledger, and the ids that kubelet lists for its pods. Flows out: allocations to release. Claims and pods that topology placed are left out: they have a
+release of their own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What kubelet is told of the devices of one class: the device plugin's lists, and DRA health.
+"""Makes the lists that kubelet gets of a class's devices: ListAndWatch of the device plugin, and DRA health.
 
-Flows in: the inventory, who holds what, what was told before. Flows out: complete lists, sorted by name. Two rules of kubelet's shape them: an id
-that somebody holds must never leave the list (kubelet would call it healthy), and a list replaces the one before as a whole.
+Flows in: the inventory, who holds what, the list sent before. Flows out: complete lists, sorted by name. Two rules of kubelet shape them: a held id must stay in
+the list (kubelet would count a missing one as healthy), and each list replaces the one before as a whole.
 """
 
 from __future__ import annotations

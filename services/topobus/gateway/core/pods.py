@@ -1,7 +1,7 @@
-"""What kubelet's pods use, against the ledger: what the ledger lacks, and where the two say different things.
+"""Compares the devices that kubelet lists for its pods with the ledger.
 
-Flows in: devices by container as kubelet lists them, who holds what, the claims prepared here. Flows out: what to adopt, and disagreements with both
-sides. Devices of admin access hold nothing, so nobody's word about them can differ.
+Flows in: devices by container as kubelet lists them, who holds what, the claims prepared here. Flows out: allocations that the ledger lacks and should adopt, and
+disagreements with both sides. Devices of admin access are left out: the ledger has no holder for them, so there is nothing to compare.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""GetPreferredAllocation without an error: the topology service's choice when it is a legal one, else one by name.
+"""Answers GetPreferredAllocation, and never with an error: topology's choice when it is legal, else a choice by name.
 
-Two doors lead to one device. The scheduler gives claims the first free device of a slice, which is the first by name; where a class is offered at both
-doors, pods by the device plugin are therefore given the last ones, and those of claims that are allocated and not prepared yet after all others. The two
-meet only when a node is nearly full.
+A device can be reached in two ways, by device plugin and by claim. The scheduler gives claims the first free device of a slice, in order of names. Where a class is
+offered both ways, pods with device plugin requests therefore get the last devices, and devices of claims that are allocated but not yet prepared come after all
+others. So the two ways collide only on a node that is nearly full.
 """
 
 from __future__ import annotations

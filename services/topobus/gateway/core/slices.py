@@ -1,7 +1,7 @@
-"""What must be written so that the API server shows this node's devices: one pool a class, cut into slices, written only where something differs.
+"""Plans the writes that make the API server show this node's devices: one pool for each class, cut into slices, written only where something differs.
 
-Flows in: an inventory, who holds what, and the slices that are there. Flows out: deletes, updates and creates in that order. Generations follow the
-helper library of Kubernetes: kept while one update is enough, else one more for all slices, so that a scheduler never mixes two states of a pool.
+Flows in: an inventory, who holds what, and the slices that exist. Flows out: deletes, updates and creates, in that order. The pool's generation follows the helper
+library of Kubernetes: it stays while a single update is enough, else all slices get the next one, so that a scheduler never mixes two states of a pool.
 Source: k8s.io/dynamic-resource-allocation resourceslice controller (syncPool), 1.37.
 """
 

@@ -1,7 +1,7 @@
-"""Where a DRA driver's two sockets stand: names of one gateway's own, so that two of them stand side by side while one replaces the other.
+"""Chooses the paths of a DRA driver's two sockets. They contain the gateway's instance id, so that an old and a new gateway can run side by side during a roll-over.
 
-Flows in: kubelet's folders, the driver, the gateway's instance (its pod's uid). Flows out: two paths that fit into a socket address, shortened in two steps
-where they would not. kubelet reads the paths from the registration, so nobody else has to guess them.
+Flows in: kubelet's folders, the driver, the gateway's instance (its pod's uid). Flows out: two paths that fit into a socket address (108 bytes), shortened in two
+steps where they would not. Kubelet reads the paths from the registration, so no other program has to compute them.
 """
 
 from __future__ import annotations

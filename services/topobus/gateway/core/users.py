@@ -1,7 +1,7 @@
-"""Which pod uses what a device plugin's allocation holds: Allocate names no pod, kubelet's PodResources does so afterwards.
+"""Finds the pod that uses a device plugin allocation: Allocate names no pod, and kubelet's PodResources lists it afterwards.
 
-Flows in: the ledger, devices by container as kubelet lists them. Flows out: the pod of each allocation of which the ledger does not say it yet. What two
-pods are listed with (one that has ended is listed for a while) stays as it is until kubelet lists one.
+Flows in: the ledger, devices by container as kubelet lists them. Flows out: the pod of each allocation whose pod the ledger does not have yet. While two pods are
+listed for one allocation (kubelet lists an ended pod for a while) nothing is reported.
 """
 
 from __future__ import annotations

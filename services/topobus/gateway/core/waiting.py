@@ -1,7 +1,7 @@
-"""Pods of this node that wait for claims: which devices they are about to have, what stands in their way, and when kubelet should look again.
+"""Decides about pods of this node that wait for claims: which devices to reserve for them, what the obstacle is, and when kubelet should retry.
 
-Flows in: pods and claims in Kubernetes' wire shape, who holds what, inventories. Flows out: devices to withhold from other doors, the obstacle of a claim as a
-sentence, and the moment at which a pod is due. No clock: times come in as seconds of one monotonic clock.
+Flows in: pods and claims in Kubernetes' wire shape, who holds what, inventories, times in seconds of one monotonic clock. Flows out: devices that device plugins
+must not offer, the obstacle of a claim as a sentence, and the moment of the next retry.
 """
 
 from __future__ import annotations

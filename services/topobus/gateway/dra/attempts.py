@@ -1,6 +1,6 @@
-"""How the preparation of claims goes in this process: what is under way, and what failed last and why.
+"""Records how the preparations of claims go in this process: which run now, and the last failure of each claim.
 
-Flows in: the beginning and the end of each try. Flows out: the same, for whoever has the pods looked at again. Nothing of it survives the process.
+Flows in: start and end of each attempt. Flows out: the same, for `cluster.pod_retries`, which decides when kubelet should try again. Kept in memory only.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The node checkpoint: which claims this node has begun to prepare or has prepared, on disk before kubelet hears of it.
+"""The node checkpoint: a file of the claims that this node has prepared or has begun to prepare, written before kubelet gets an answer.
 
-Flows in: entries by claim and class. Flows out: a versioned JSON file, replaced whole and synced. A file that cannot be read stops the gateway: it is
-never taken for an empty one, since that would forget what containers use. Fields that we do not know are kept with their entry as long as it is the same
-preparation, so a downgrade works, and the upgrade after it, too; another number of `version` means that this would not be enough, and is refused.
+Flows in: entries by claim and class. Flows out: a versioned JSON file, replaced as a whole and synced. A file that cannot be read stops the gateway; to take it for
+empty would forget devices that containers use. Unknown fields stay with their entry while it is the same preparation, so a downgrade and the upgrade after it work.
+Another number in `version` means that keeping unknown fields is not enough; such a file is refused.
 """
 
 from __future__ import annotations

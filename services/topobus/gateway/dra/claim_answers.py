@@ -1,6 +1,6 @@
-"""What kubelet is told of a prepared claim: its devices, each with the CDI names of its request, and once what containers get that name no request.
+"""Makes kubelet's answer for a prepared claim.
 
-Flows in: a claim's entry of the checkpoint. Flows out: devices for kubelet.
+Flows in: a claim's checkpoint entry. Flows out: its devices, each with the CDI names of its request, and once the CDI name for containers that name no request.
 """
 
 from __future__ import annotations

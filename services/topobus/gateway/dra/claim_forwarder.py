@@ -1,8 +1,8 @@
-"""Where kubelet's calls about claims are worked on: here once it is our turn, and before that at the gateway whose turn it is.
+"""Decides where kubelet's calls about claims are handled: in this process when it holds the node lock, else in the gateway that holds it.
 
-Flows in: calls of any driver of ours. Flows out: our own preparer, or the other gateway's answer. kubelet calls the newest registered gateway, which is the
-one that still stands by: it passes the calls on, so that none is lost however long it waits, and none while the turn changes hands. Both calls may be
-asked again at any time, so a passed-on call that was cut off is simply asked once more.
+Flows in: calls to any of our drivers. Flows out: this process' claim preparer, or the other gateway's answer. Kubelet calls the gateway that registered last. During
+a roll-over that is the new one, which does not hold the lock yet; it forwards the calls, so none is lost while it waits or while the lock changes hands. Both calls
+are idempotent, so a forwarded call that was cut off is sent again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Where claims are read: the stand-alone store here, a cluster's API server beside `cluster`.
+"""Reads claims by name: from the stand-alone store in this module, from a cluster's API server in `gateway.cluster`.
 
-Flows in: a claim's name. Flows out: the claim in the shape of resource.k8s.io/v1; whoever reads it compares the uid.
+Flows in: a claim's namespace and name. Flows out: the claim in the shape of resource.k8s.io/v1. The caller compares the uid, because a claim of the same name may
+have replaced the one that kubelet means.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Claims prepared and unprepared: the ledger, the device service, the CDI file and the checkpoint in the one order that survives a crash anywhere.
+"""Prepares and unprepares claims, with ledger, device service, CDI file and checkpoint in an order that survives a crash at any point.
 
-Flows in: claims by namespace, name and uid. Flows out: devices with CDI names, or a sentence. Prepare: begun in the checkpoint -> adopted -> prepared ->
-CDI file and done in the checkpoint, both on disk -> answer. Unprepare is the reverse. Both may be asked again at any time.
+Flows in: claims by namespace, name and uid. Flows out: devices with CDI names, or an error text for kubelet. Prepare: write "begun" to the checkpoint, adopt in the
+ledger, prepare the devices, write the CDI file, write "done" to the checkpoint, answer. Unprepare goes the other way. Both are idempotent.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The DRA driver of one class: its two sockets, kept up for ever, and what kubelet calls on them.
+"""The DRA driver of one class: serves its two sockets, keeps them registered with kubelet, and handles kubelet's calls.
 
-Flows in: kubelet's calls. Flows out: prepared claims, health. Both API versions are served by one handler: v1 and v1beta1 (and v1 and v1alpha1 of the
-health API) differ in the package's name alone, which is why the handlers are added by name instead of by the generated helpers.
+Flows in: kubelet's calls. Flows out: prepared claims, health. One handler serves both API versions: v1 and v1beta1 (and v1 and v1alpha1 of the health API) differ
+only in the package's name, which is why handlers are added by name instead of by the generated helpers.
 """
 
 # ruff: noqa: N802  (gRPC calls its methods by their names in the proto)

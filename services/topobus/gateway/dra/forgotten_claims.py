@@ -1,7 +1,8 @@
-"""Undoing prepared claims that kubelet has forgotten, period after period.
+"""Periodically unprepares claims that kubelet has forgotten.
 
-Flows in: the checkpoint, claims from the API server, kubelet's PodResources. Flows out: claims undone. Both must answer, and say the same at two looks in a row,
-the first of them not before kubelet has been there for a while: a kubelet that has just started lists no pods yet. Silence undoes nothing.
+Flows in: the checkpoint, claims from the API server, kubelet's PodResources. Flows out: claims undone. A claim is undone only when the API server and kubelet both
+say twice in a row that nobody uses it. The first check waits until kubelet has run for a while, since a kubelet that has just started lists no pods. When either
+does not answer, nothing is undone.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Claims that are over, let go in the ledger: in a cluster the scheduler allocates and deallocates, and nobody else tells the ledger of the end.
+"""Releases claims in the ledger when the cluster has deallocated them. In a cluster the scheduler deallocates, and no other component tells the ledger.
 
-Flows in: the ledger, the checkpoint, claims from the API server. Flows out: releases. A claim that is prepared here is never looked at; one that was
-unprepared here goes as soon as the API server says that it is no longer allocated to this node; any other must look over twice in a row, for somebody may
-be about to write its allocation. No answer means no release.
+Flows in: the ledger, the checkpoint, claims from the API server. Flows out: releases. A claim that is prepared here is never released. One that was unprepared here
+is released as soon as the API server says that it is not allocated to this node any more. Any other must be found unallocated twice in a row, because its
+allocation may be about to be written. No answer means no release.
 """
 
 from __future__ import annotations

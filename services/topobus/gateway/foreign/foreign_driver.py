@@ -1,7 +1,7 @@
-"""A device plugin that knows nothing of Topobus, as a driver of ours: its list is discovered, its Allocate prepares.
+"""Runs another vendor's device plugin as a Topobus driver: its list becomes `discover`, its Allocate becomes `prepare`.
 
-Flows in: lists that the registration's stream delivers, calls of the device host in worker threads. Flows out: devices, health, container edits. CDI names
-in the plugin's answer are resolved here and become edits, so that both doors and every runtime can use them.
+Flows in: lists from the plugin's stream; calls of the device host, in worker threads. Flows out: devices, health, container edits. CDI names in the plugin's answer
+are resolved to edits here, so that device plugin requests, claims and every container runtime can use them.
 """
 
 from __future__ import annotations

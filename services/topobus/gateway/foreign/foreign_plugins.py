@@ -1,8 +1,8 @@
-"""kubelet's side of the device plugin API, for plugins that know nothing of Topobus: they register here as they would with kubelet.
+"""Plays kubelet for other vendors' device plugins: they register here as they would with kubelet, and know nothing of Topobus.
 
-Flows in: Register calls on a socket of our own, the plugins' lists. Flows out: one device host a resource, so that its devices have an inventory, health,
-hints and a ledger like all others, and both of kubelet's doors. As kubelet does at its start, all sockets in the folder are removed and kubelet.sock is
-made anew, which is how plugins notice that they must register again.
+Flows in: Register calls on a socket of the gateway, the plugins' lists. Flows out: a device host for each resource, which gives its devices an inventory, health,
+hints and a ledger, and offers them to kubelet as device plugin and as DRA driver. At start all sockets in the folder are removed and kubelet.sock is made again, as
+kubelet does: that is how plugins notice that they must register again.
 """
 
 # ruff: noqa: N802  (gRPC calls its methods by their names in the proto)

@@ -1,8 +1,8 @@
-"""What containers were given by Allocate, kept over restarts: kubelet replays an answer from its own checkpoint at each start of the container, for weeks.
+"""Records what Allocate gave to each container, across restarts. Kubelet replays an Allocate answer from its own checkpoint at each container start, for weeks.
 
-Flows in: the edits of an allocation. Flows out: the same, to be compared before a container starts again. Written when a container starts for the first
-time and not in Allocate: nobody uses the answer before that, and Allocate must not wait for a disk. A file that cannot be read is none: the next start of
-each container is then believed, as every start was before this file was.
+Flows in: the edits of an allocation. Flows out: the same edits, to be compared before a container starts again. They are written at the container's first start and
+not in Allocate: nobody uses the answer earlier, and Allocate must not wait for a disk. A file that cannot be read counts as empty; then the next start of each
+container is accepted unchecked.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The device plugin API of one resource (a class, or a pool of one), as kubelet calls it.
 
-Flows in: kubelet's calls. Flows out: lists from memory, the topology service's choice, the ledger's word, the device service's edits. Nothing here
-waits for the cluster plane, and only Allocate and PreStartContainer wait for anybody longer than a moment, within deadlines of our own.
+Flows in: kubelet's calls. Flows out: device lists from memory, topology's choice, ledger changes, the device service's edits. Nothing here waits for NATS' cluster
+plane; only Allocate and PreStartContainer wait for other processes, within deadlines of the gateway's own.
 """
 
 # ruff: noqa: N802  (gRPC calls its methods by their names in the proto)

@@ -1,7 +1,7 @@
-"""Bytes that are no message, in calls to us and in answers of plugins: an error and one line of the log.
+"""Turns undecodable bytes, in calls to our sockets and in answers of plugins, into an error and one log line.
 
-Flows in: every call of our sockets before its method, and answers of plugins. Flows out: the message, INVALID_ARGUMENT, or a value that says so. gRPC itself
-would write a traceback for each, as often as anybody on the node likes, and give a client None in place of the message.
+Flows in: every call before its method, and answers of plugins. Flows out: the message, INVALID_ARGUMENT, or a value that says that it was undecodable. gRPC itself
+would log a traceback for each, as often as any process on the node likes, and give a client None in place of the message.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Registration of one resource as a device plugin, kept up for ever.
+"""Registers one resource with kubelet as a device plugin, and registers again whenever kubelet or the socket went away.
 
-Flows in: the state of kubelet's folder and of our own streams. Flows out: a served socket and Register calls. Rules that kubelet forces on us: serve before
-Register; a socket name of our own for each server, since kubelets before 1.36 mix up two of one resource; register again when kubelet.sock is another
-one, when our socket vanished (kubelet deletes all at its start), when the streams ended, or when no stream came at all.
+Flows in: the state of kubelet's folder and of our own streams. Flows out: a served socket and Register calls. Rules that kubelet imposes: serve before Register; use
+a new socket name for each server, since kubelets before 1.36 confuse two of one resource; register again when kubelet.sock is another file, when our socket vanished
+(kubelet deletes all sockets when it starts), when the streams ended, or when kubelet opened no stream.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Unix sockets: serving gRPC on one, noticing when one is gone or replaced, and clearing away what a dead process left.
+"""Unix sockets: serve gRPC on one, notice when one is removed or replaced, and remove those that a dead process left.
 
-Flows in: paths. Flows out: running servers and wake-ups. The error boundary of every gRPC method stands here too.
+Flows in: paths. Flows out: running servers and wake-ups. The error boundary of every gRPC method is here, too.
 """
 
 from __future__ import annotations

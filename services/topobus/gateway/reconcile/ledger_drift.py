@@ -1,7 +1,7 @@
-"""Telling everybody where kubelet and the ledger say different things: one event when a disagreement was seen twice, one when it is over.
+"""Publishes an event when kubelet and the ledger disagree twice in a row about a device, and another one when they agree again.
 
-Flows in: the disagreements of the moment. Flows out: events, in which the newest of a device is its present state, and a log line each. What was told before is
-read from the stream, so a gateway that is started again does not tell it twice, and ends what ended meanwhile.
+Flows in: the current disagreements. Flows out: events, of which the newest about a device is its present state, and a log line for each. What was published before is
+read from the stream, so a restarted gateway neither repeats an event nor misses an end.
 """
 
 from __future__ import annotations

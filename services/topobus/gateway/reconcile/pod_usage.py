@@ -1,4 +1,4 @@
-"""Who has which device, as kubelet tells it, beside what the ledger says: for the reconciliation, and for whoever asks.
+"""Reads from kubelet which container has which device and compares it with the ledger, for the reconciliation and for the `pods` ask.
 
 Flows in: kubelet's PodResources, the ledger, the checkpoint, inventories. Flows out: comparisons, and the answer to `pods`.
 """

@@ -1,9 +1,9 @@
-"""Keeping the ledger true to kubelet's PodResources: what nobody uses any more is let go, what is in use and nobody's is adopted.
+"""Keeps the ledger equal to kubelet's PodResources: releases what no pod uses any more, adopts what is in use and not in the ledger.
 
-Flows in: the ledger and kubelet's list. Flows out: releases, adoptions, and an event with both sides where the two disagree; everything needs two looks
-in a row that say the same. Exclusive CPUs and aligned memory that kubelet's own managers gave are adopted, too. The device plugin API has no deallocate, so an allocation is let go only when two looks in a row, apart by the period, find none of its
-devices in use and it was in the ledger at both: kubelet lists a pod only some time after it has allocated for it. No answer means no release, and a
-kubelet that has just started is not believed yet.
+Flows in: the ledger and kubelet's list. Flows out: releases, adoptions (also of exclusive CPUs and aligned memory that kubelet's own managers gave), and an event
+with both sides where the two disagree. The device plugin API has no deallocate call, so releases are derived: an allocation is released when two listings, one
+period apart, show none of its devices in use and the ledger had it at both. Two are needed because kubelet lists a pod only some time after it has allocated for
+it. No answer means no release, and the list of a kubelet that has just started is not used.
 """
 
 from __future__ import annotations

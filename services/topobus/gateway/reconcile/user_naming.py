@@ -1,7 +1,7 @@
-"""Telling the ledger which pod uses what kubelet's Allocate has given out, as soon as kubelet says it.
+"""Tells the ledger which pod uses an Allocate result, as soon as kubelet lists that pod.
 
-Flows in: the ledger, kubelet's PodResources. Flows out: the pod of each allocation. kubelet lists a pod a moment after it has allocated for it, so the first
-looks come fast and later ones with the period of the reconciliation; nothing is asked while every allocation has its pod.
+Flows in: the ledger, kubelet's PodResources. Flows out: the pod of each allocation. Kubelet lists a pod a moment after it has allocated for it, so the first queries
+follow quickly and later ones with the period of the reconciliation. While every allocation has its pod, kubelet is not queried.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Decisions as values: their ids, and the events that tell of them.
+"""Decisions as values: their ids, and the events that report them.
 
-An id is made of what the decision was made on, so that a retry after a crash makes the same id and an event goes out once.
+A decision's id is a hash of its inputs. A retry after a crash therefore computes the same id, and the event goes out once.
 """
 
 from __future__ import annotations

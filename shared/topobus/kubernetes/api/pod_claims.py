@@ -1,4 +1,4 @@
-"""Whether a pod's claims are well said: each entry names one claim or one template, and containers use entries that there are.
+"""Checks a pod's claim entries: each names one claim or one template, and containers refer to entries that exist.
 
 Flows in: a pod's spec. Flows out: one Problem for each thing that is wrong. Source: pkg/apis/core/validation (ValidatePodResourceClaims), 1.36.
 """
