@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import cast
 
@@ -103,3 +103,10 @@ async def _provisioned(server: NatsServer) -> AsyncIterator[Bus]:
     async with Bus.session(NatsSettings(url=server.url), name="topobus-cli") as made:
         await made.provision()
         yield made
+
+
+@pytest_asyncio.fixture
+async def topologies() -> AsyncIterator[AsyncExitStack]:
+    """Ends the topology services that a test started in its own process, before its bus."""
+    async with AsyncExitStack() as stack:
+        yield stack

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,7 +18,7 @@ import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
 from support.mortal_bus import died_or, mortal_bus
-from support.small_topology import SmallTopology
+from support.real_topology import WatchedTopology, real_topology
 from topobus.contracts import catalogue
 from topobus.contracts.messages import ApiObject, DecisionEvent, PlanRequest
 from topobus.controller.config import ControllerSettings
@@ -93,7 +93,7 @@ def claim(name: str, *, device_class: str = "gpu.topobus.dev", count: int = 1, e
 class Home:
     """One recorded node on a bus, and a user of the API."""
 
-    def __init__(self, bus: Bus, objects: Reader[Change[ApiObject]], topology: SmallTopology, inventories: list[Inventory]) -> None:
+    def __init__(self, bus: Bus, objects: Reader[Change[ApiObject]], topology: WatchedTopology, inventories: list[Inventory]) -> None:
         self.bus = bus
         self.objects = objects
         self.topology = topology
@@ -196,14 +196,10 @@ async def controller(url: str, *, mortal: Callable[[Bus], Bus] = lambda bus: bus
 
 
 @pytest_asyncio.fixture
-async def home(bus: Bus, recorded: tuple[Machine, list[Inventory]]) -> AsyncIterator[Home]:
+async def home(bus: Bus, topologies: AsyncExitStack, recorded: tuple[Machine, list[Inventory]]) -> AsyncIterator[Home]:
     """The demo node with its topology, no controller yet."""
     machine, inventories = recorded
-    await bus.put(catalogue.MACHINE, machine, node=NODE)
-    for inventory in inventories:
-        await bus.put(catalogue.INVENTORY, inventory, node=NODE, device_class=inventory.device_class)
-    topology = SmallTopology(bus, machine, inventories)
-    await topology.start()
+    topology = await topologies.enter_async_context(real_topology(bus, machine, inventories))
     async with Reader(bus.watch(catalogue.OBJECT)) as objects:
         yield Home(bus, objects, topology, inventories)
 
@@ -497,7 +493,7 @@ def _given(items: list[Change[ApiObject]]) -> dict[str, list[str]]:
     }
 
 
-def _held(topology: SmallTopology) -> dict[str, list[str]]:
+def _held(topology: WatchedTopology) -> dict[str, list[str]]:
     """List what the ledger says that claims have, by uid."""
     return {allocation.owner.uid: sorted(allocation.holdings[0].devices["gpu"]) for allocation in topology.ledger.allocations.values()}
 
@@ -558,15 +554,16 @@ spec:
 """
 
 
-async def test_controller_puts_all_claims_of_a_pod_on_one_node(served: Home, recorded: tuple[Machine, list[Inventory]]) -> None:
+async def test_controller_puts_all_claims_of_a_pod_on_one_node(
+    served: Home, topologies: AsyncExitStack, recorded: tuple[Machine, list[Inventory]]
+) -> None:
     """Two claims of a pod are served where both fit, not each where it fits first."""
     (pod,) = parse_manifest(PAIR_POD, where="pod.yaml")
     await served.apply(claim("early", count=1, annotations={"topobus.dev/node": NODE}))
     await served.allocated("early")
     other = msgspec.structs.replace(recorded[0], node="other-node")
     inventories = [msgspec.structs.replace(inventory, node="other-node") for inventory in recorded[1]]
-    await served.bus.put(catalogue.MACHINE, other, node="other-node")
-    await SmallTopology(served.bus, other, inventories).start()
+    await topologies.enter_async_context(real_topology(served.bus, other, []))
     await served.apply(admit(pod, uid="uid-both", now="2026-01-01T00:00:00Z"))
     # Both at once, before the other node's inventory: whichever comes first must wait for its mate.
     await served.apply(claim("six", count=6))
@@ -616,13 +613,13 @@ async def test_plan_commits_at_the_node_and_lists_silent_ones_when_asked(served:
     assert len(served.topology.ledger.allocations) == 1
 
 
-async def test_plan_chooses_the_same_node_every_time_when_several_fit(served: Home, recorded: tuple[Machine, list[Inventory]]) -> None:
+async def test_plan_chooses_the_same_node_every_time_when_several_fit(
+    served: Home, topologies: AsyncExitStack, recorded: tuple[Machine, list[Inventory]]
+) -> None:
     """Of equally good nodes the first by name gets the pod; when it is full, the next one; a dry run holds nothing."""
     other = msgspec.structs.replace(recorded[0], node="another-node")
     inventories = [msgspec.structs.replace(inventory, node="another-node") for inventory in recorded[1]]
-    await served.bus.put(catalogue.MACHINE, other, node="another-node")
-    topology = SmallTopology(served.bus, other, inventories)
-    await topology.start()
+    topology = await topologies.enter_async_context(real_topology(served.bus, other, inventories))
     await _plan_ready(served)
 
     async def plan(name: str, *, is_dry_run: bool = False) -> str:
@@ -670,7 +667,7 @@ async def test_claim_is_held_and_let_go_by_the_real_topology(
             name="topology", node=NODE, bus=node_bus, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry()
         )
         topology = asyncio.create_task(serve_topology(TopologySettings(node=NODE), runtime))
-        home = Home(bus, objects, SmallTopology(bus, machine, inventories), inventories)
+        home = Home(bus, objects, WatchedTopology(bus, NODE), inventories)
         await home.apply(claim("real", count=8))
         await home.allocated("real")
         await home.apply(claim("late"))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
-from support.small_topology import SmallTopology
+from support.real_topology import real_topology
 from topobus.contracts import catalogue
 from topobus.contracts.messages import ApiObject, HintsReply, HintsRequest
 from topobus.controller.allocation.values import AllocationInput, Outcome
@@ -63,14 +64,12 @@ spec: {devices: {requests: [{name: r, exactly: {deviceClassName: gpu.topobus.dev
 
 
 @pytest_asyncio.fixture
-async def objects(bus: Bus) -> AsyncIterator[Reader[Change[ApiObject]]]:
+async def objects(bus: Bus, topologies: AsyncExitStack) -> AsyncIterator[Reader[Change[ApiObject]]]:
     """A node with twelve GPUs of a rank each, and what is stored."""
     devices = tuple(Device(name=f"gpu-{rank:02d}", device_class="gpu", attributes={"rank": rank}) for rank in range(12))
     inventory = Inventory(node=NODE, device_class="gpu", generation=1, devices=devices)
     machine = Machine(node=NODE, numa_nodes=(NumaNode(id=0, cpus=CpuSet(), memory_bytes=0),), cpus=())
-    await bus.put(catalogue.MACHINE, machine, node=NODE)
-    await bus.put(catalogue.INVENTORY, inventory, node=NODE, device_class="gpu")
-    await SmallTopology(bus, machine, [inventory]).start()
+    await topologies.enter_async_context(real_topology(bus, machine, [inventory]))
 
     async def hints(_: HintsRequest) -> HintsReply:
         return HintsReply(hints=None)

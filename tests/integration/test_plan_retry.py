@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
+
 import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
 from support.alignment_nodes import container, dgx_facts, pod
-from support.small_topology import SmallTopology
+from support.real_topology import WatchedTopology, real_topology
 from topobus.contracts import catalogue
 from topobus.contracts.messages import PlaceRequest, PlanRequest
 from topobus.controller.config import ControllerSettings
@@ -25,16 +27,17 @@ pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtu
 TRAINER = pod("trainer", container(gpu=2))
 
 
-async def test_plan_stays_with_the_node_that_holds_the_pod_when_the_ledgers_have_not_been_heard_yet(bus: Bus) -> None:
+async def test_plan_stays_with_the_node_that_holds_the_pod_when_the_ledgers_have_not_been_heard_yet(
+    bus: Bus, topologies: AsyncExitStack
+) -> None:
     """The answer of a plan was lost after its node had placed the pod: asked again at once, no second node gets it, and the answer is the lost one."""
     machine, inventories = dgx_facts()
     world = StandaloneState()
-    nodes: dict[str, SmallTopology] = {}
+    nodes: dict[str, WatchedTopology] = {}
     for name in ("a-node", "b-node"):
         there = [msgspec.structs.replace(inventory, node=name) for inventory in inventories.values()]
         world.put_machine(msgspec.structs.replace(machine, node=name))
-        nodes[name] = SmallTopology(bus, msgspec.structs.replace(machine, node=name), there)
-        await nodes[name].start()
+        nodes[name] = await topologies.enter_async_context(real_topology(bus, msgspec.structs.replace(machine, node=name), there))
     lost = await bus.ask(catalogue.PLACE, PlaceRequest(op_id="op-1", pod=TRAINER), node="b-node")
     runtime = Runtime(name="controller", node="central", bus=bus, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry())
     planner = Planner(ControllerSettings(), runtime, world, ControllerMetrics(runtime.registry))

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from random import Random
 from typing import Any
 
@@ -17,7 +17,7 @@ import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
 from support.mortal_bus import died_or, mortal_bus
-from support.small_topology import SmallTopology
+from support.real_topology import WatchedTopology, real_topology
 from topobus.contracts import catalogue
 from topobus.contracts.messages import ApiObject, PlaceRequest
 from topobus.controller.claims.reservations import AllocationMode
@@ -57,7 +57,7 @@ NOW = "2026-01-01T00:00:00Z"
 class Place:
     """Recorded nodes on a bus, and a user of the API."""
 
-    def __init__(self, bus: Bus, objects: Reader[Change[ApiObject]], nodes: dict[str, SmallTopology]) -> None:
+    def __init__(self, bus: Bus, objects: Reader[Change[ApiObject]], nodes: dict[str, WatchedTopology]) -> None:
         self.bus = bus
         self.objects = objects
         self.nodes = nodes
@@ -195,17 +195,13 @@ async def controller(url: str, settings: ControllerSettings = SETTINGS, *, step:
 
 
 @pytest_asyncio.fixture
-async def home(bus: Bus, recorded: tuple[Machine, list[Inventory]]) -> AsyncIterator[Place]:
+async def home(bus: Bus, topologies: AsyncExitStack, recorded: tuple[Machine, list[Inventory]]) -> AsyncIterator[Place]:
     """Two nodes of eight GPUs each, no controller yet."""
-    nodes: dict[str, SmallTopology] = {}
+    nodes: dict[str, WatchedTopology] = {}
     for name in ("n1", "n2"):
         machine = msgspec.structs.replace(recorded[0], node=name)
         inventories = [msgspec.structs.replace(inventory, node=name) for inventory in recorded[1]]
-        await bus.put(catalogue.MACHINE, machine, node=name)
-        for inventory in inventories:
-            await bus.put(catalogue.INVENTORY, inventory, node=name, device_class=inventory.device_class)
-        nodes[name] = SmallTopology(bus, machine, inventories)
-        await nodes[name].start()
+        nodes[name] = await topologies.enter_async_context(real_topology(bus, machine, inventories))
     async with Reader(bus.watch(catalogue.OBJECT)) as objects:
         yield Place(bus, objects, nodes)
 
