@@ -17,7 +17,7 @@ from topobus.kubernetes.api.classic_handles import only_node, write_handle
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import ClaimReference
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
 GPU = "gpu.topobus.dev"
 REFERENCE = ClaimReference(name="old", uid="u-old", drivers=(GPU,))

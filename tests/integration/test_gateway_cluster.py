@@ -27,7 +27,7 @@ from topobus.testing.apiserver import ApiServerSimulator
 from topobus.testing.clock import ManualClock
 from topobus.testing.kubelet import ClaimReference, KubeletTimings
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
 SLICES = "resourceslices"
 

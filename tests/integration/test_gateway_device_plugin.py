@@ -29,7 +29,7 @@ from topobus.testing.kubelet import (
     Rejection,
 )
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
 GPU = "topobus.dev/gpu"
 NIC = "topobus.dev/nic"

@@ -48,7 +48,7 @@ from topobus.testing.kubelet import (
     PreparedClaim,
 )
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
 DRIVER = "gpu.topobus.dev"
 UID = "3cec39ef-a300-4ce1-90fc-10e64dcb86ca"

@@ -17,7 +17,7 @@ from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
 from topobus.testing.kubelet import ClaimReference
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
 DRIVER = "gpu.topobus.dev"
 SPEC = {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu"}}]}}

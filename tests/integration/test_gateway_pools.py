@@ -23,7 +23,7 @@ from topobus.testing.kubelet import (
     Rejection,
 )
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
 GPU = "topobus.dev/gpu"
 POOL = "topobus.dev/gpu-h100"

@@ -39,7 +39,7 @@ from topobus.testing.kubelet import (
     PreparedClaim,
 )
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
 PROFILE = Path(__file__).parents[1] / "data" / "profiles" / "h100-pair.toml"
 UID = "3cec39ef-a300-4ce1-90fc-10e64dcb86ca"

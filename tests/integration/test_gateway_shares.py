@@ -16,7 +16,7 @@ from topobus.devicekit.cdi import parse
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import ClaimReference, PreparedClaim
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
 DRIVER = "gpu.topobus.dev"
 

@@ -24,7 +24,7 @@ from topobus.testing.kubelet import (
     PreparedClaim,
 )
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
 GPU = "topobus.dev/gpu"
 DRIVER = "gpu.topobus.dev"

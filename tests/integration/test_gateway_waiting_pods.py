@@ -26,7 +26,7 @@ from topobus.testing.kubelet import (
     PreparedClaim,
 )
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
 GPU, DRIVER = "topobus.dev/gpu", "gpu.topobus.dev"
 PLUGIN = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name=GPU, uid="hash")
