@@ -1,4 +1,4 @@
-"""The page of reason codes and the source say the same: a code that anybody can be given is explained, and none is explained that nobody gives."""
+"""The catalogue of reason codes and the source say the same: a code that anybody can be given is listed, and none is listed that nobody gives."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from topobus.contracts.reasons import codes
+
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "reference" / "reasons.md"
 CODE = re.compile(r"[a-z0-9]+(-([a-z0-9]+|\*))*")
 
 
@@ -42,7 +43,7 @@ def texts(node: ast.expr, assigned: dict[str, list[ast.expr]]) -> Iterator[str |
         yield from texts(node.body, assigned)
         yield from texts(node.orelse, assigned)
     elif isinstance(node, ast.JoinedStr):
-        # Put together of a fixed and a telling part: the page says `pool-*` and what may stand there.
+        # Put together of a fixed and a telling part: the catalogue says `pool-*` and what may stand there.
         yield "".join(str(expression.value) if isinstance(expression, ast.Constant) else "*" for expression in node.values)
     elif isinstance(node, ast.Attribute) and node.attr == "code":
         # Handed on from another Reason, which was made somewhere, too.
@@ -111,12 +112,6 @@ def codes_in_source() -> dict[str, set[str]]:
     return found
 
 
-def codes_on_page() -> set[str]:
-    """Codes in the first column of the page's tables."""
-    rows = [line.split("|")[1] for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
-    return {code for row in rows for code in re.findall(r"`([^`]+)`", row) if CODE.fullmatch(code)}
-
-
 def test_reason_codes_can_all_be_read_from_the_source() -> None:
     """No code is put together at run time: then nobody could list them."""
     unknown = {code: sorted(where) for code, where in codes_in_source().items() if not CODE.fullmatch(code)}
@@ -124,16 +119,16 @@ def test_reason_codes_can_all_be_read_from_the_source() -> None:
     assert unknown == {}
 
 
-def test_reason_codes_are_on_the_page_when_the_source_gives_them() -> None:
-    """Whoever gets a code finds it on the page."""
-    missing = {code: sorted(where) for code, where in codes_in_source().items() if CODE.fullmatch(code) and code not in codes_on_page()}
+def test_reason_codes_are_in_the_catalogue_when_the_source_gives_them() -> None:
+    """Whoever gets a code finds it on the page, which is generated from the catalogue."""
+    missing = {code: sorted(where) for code, where in codes_in_source().items() if CODE.fullmatch(code) and code not in codes()}
 
     assert missing == {}
 
 
-def test_reason_codes_are_given_somewhere_when_they_are_on_the_page() -> None:
-    """The page explains nothing that nobody gives."""
-    assert codes_on_page() - codes_in_source().keys() == set()
+def test_reason_codes_are_given_somewhere_when_they_are_in_the_catalogue() -> None:
+    """The catalogue explains nothing that nobody gives."""
+    assert codes() - codes_in_source().keys() == set()
 
 
 def test_reason_codes_are_followed_through_helpers() -> None:
