@@ -107,7 +107,7 @@ async def node(bus: Bus, nats_server: NatsServer, root: Path, alignment: Alignme
         Reader(bus.watch(catalogue.LEDGER)) as ledgers,
     ):
         topology = serve_topology(TopologySettings(node=NODE, alignment=alignment), runtime("topology", NODE, node_bus))
-        controller = serve(ControllerSettings(ask_timeout_s=1.0, retry_s=0.2), runtime("controller", "central", central_bus))
+        controller = serve(ControllerSettings(ask_timeout_s=30.0, retry_s=0.2), runtime("controller", "central", central_bus))
         tasks = {asyncio.create_task(topology), asyncio.create_task(controller)}
         try:
             yield Node(bus, objects, ledgers, inventories)

@@ -53,7 +53,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtu
 
 NODE = "demo-node"
 EXAMPLES = Path(__file__).parents[2] / "examples" / "claims"
-SETTINGS = ControllerSettings(ask_timeout_s=1.0, retry_s=0.2)
+SETTINGS = ControllerSettings(ask_timeout_s=30.0, retry_s=0.2)
 
 PAIR = """
 apiVersion: resource.k8s.io/v1

@@ -195,7 +195,7 @@ class Running:
         self._stack = AsyncExitStack()
         bus = await self._stack.enter_async_context(Bus.session(NatsSettings(url=self._url), name="controller"))
         runtime = Runtime(name="controller", node="central", bus=bus, clock=SystemClock(), readiness=Readiness(), registry=self.registry)
-        self._task = asyncio.create_task(serve(ControllerSettings(ask_timeout_s=1.0, retry_s=0.2), runtime))
+        self._task = asyncio.create_task(serve(ControllerSettings(ask_timeout_s=30.0, retry_s=0.2), runtime))
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -109,7 +109,7 @@ async def test_a_plain_claim_that_comes_later_waits_for_one_costly_search_alone(
     await store("".join(costly(f"costly-{number}") for number in range(COSTLY)))
     async with Bus.session(NatsSettings(url=nats_server.url), name="controller") as own:
         runtime = Runtime(name="controller", node="c", bus=own, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry())
-        task = asyncio.create_task(serve(ControllerSettings(ask_timeout_s=1.0, retry_s=0.2, step_budget=3_000), runtime))
+        task = asyncio.create_task(serve(ControllerSettings(ask_timeout_s=30.0, retry_s=0.2, step_budget=3_000), runtime))
         try:
             async with asyncio.timeout(90):
                 await has_begun.wait()
@@ -160,7 +160,7 @@ async def test_a_plain_claim_is_allocated_before_costly_ones_are_searched(
 
     async with Bus.session(NatsSettings(url=nats_server.url), name="controller") as own:
         runtime = Runtime(name="controller", node="c", bus=own, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry())
-        task = asyncio.create_task(serve(ControllerSettings(ask_timeout_s=1.0, retry_s=0.2, step_budget=3_000), runtime))
+        task = asyncio.create_task(serve(ControllerSettings(ask_timeout_s=30.0, retry_s=0.2, step_budget=3_000), runtime))
         await objects.until(lambda items: bool(newest(items, "plain").get("allocation")))
         await objects.until(
             lambda items: all(newest(items, f"costly-{number}").get("conditions") for number in range(COSTLY)), timeout_s=90

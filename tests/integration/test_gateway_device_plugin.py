@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from support.gateway_rig import Rig, make_rig
+from support.gateway_rig import IMPATIENT, Rig, make_rig
 from support.node_plane import device, no
 from topobus.domain.health import HealthState
 from topobus.domain.idset import NodeSet
@@ -230,7 +230,7 @@ async def test_gateway_answers_within_its_own_deadline_when_a_peer_hangs(rig: Ri
     """Kubelet sets no deadline for Allocate: a hung peer costs one pod seconds, not all pods for ever; another class goes on."""
     await rig.plane.show("gpu", *GPUS)
     rig.plane.hung.add(verb)
-    async with rig.kubelet, rig.gateway():
+    async with rig.kubelet, rig.gateway(deadlines=IMPATIENT):
         await rig.kubelet.wait_for_resource(GPU, allocatable=3)
         async with asyncio.timeout(5):
             answer = await rejected(rig, pod(gpu=1))
@@ -243,7 +243,7 @@ async def test_gateway_prefers_by_name_when_the_topology_service_hangs(rig: Rig)
     """GetPreferredAllocation is never an error, for an error would fail the pod."""
     await rig.plane.show("gpu", *GPUS)
     rig.plane.hung.add("prefer")
-    async with rig.kubelet, rig.gateway():
+    async with rig.kubelet, rig.gateway(deadlines=IMPATIENT):
         await rig.kubelet.wait_for_resource(GPU, allocatable=3)
         answer = await admitted(rig, pod(gpu=1))
 
@@ -267,7 +267,7 @@ async def test_gateway_prefers_the_last_by_name_when_topology_hangs_and_claims_a
     """Also without topology the two doors begin at two ends."""
     await rig.plane.show("gpu", *(device(f"gpu-{number}", 0) for number in range(3)))
     rig.plane.hung.add("prefer")
-    async with rig.kubelet, rig.gateway():
+    async with rig.kubelet, rig.gateway(deadlines=IMPATIENT):
         await rig.kubelet.wait_for_resource(GPU, allocatable=3)
         answer = await admitted(rig, pod(gpu=1))
 

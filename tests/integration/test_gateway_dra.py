@@ -20,7 +20,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from support.gateway_rig import SILENCE, Rig, make_rig
+from support.gateway_rig import IMPATIENT, SILENCE, Rig, make_rig
 from support.node_plane import NODE, claim, device, no
 from topobus.contracts.catalogue import PREPARE, RELEASE
 from topobus.contracts.messages import PrepareReply, PrepareRequest, ReleaseRequest
@@ -384,7 +384,7 @@ async def test_gateway_lets_go_of_what_it_does_not_know_when_its_checkpoint_was_
 
 async def test_pod_ends_when_the_device_service_is_away_and_its_devices_stay_held_until_it_is_back(rig: Rig) -> None:
     """Unprepare must end: kubelet is told that it is done, nobody else is given the devices, and the service undoes its part as soon as it answers."""
-    async with rig.kubelet, rig.gateway():
+    async with rig.kubelet, rig.gateway(deadlines=IMPATIENT):
         await rig.kubelet.wait_for_driver(DRIVER)
         await rig.kubelet.prepare_claims([TRAINING])
         await rig.plane.drop("training")
@@ -444,7 +444,7 @@ async def test_gateway_prepares_other_claims_when_one_hangs_in_its_driver(rig: R
     """A hung device service costs its own claim an error within our deadline; a claim of another class is done meanwhile."""
     await rig.plane.store(claim("net", "u-net", "nic-0"))
     rig.plane.hung_devices.add("gpu-0")
-    async with rig.kubelet, rig.gateway():
+    async with rig.kubelet, rig.gateway(deadlines=IMPATIENT):
         net = ClaimReference(name="net", uid="u-net", drivers=("nic.topobus.dev",))
         await rig.kubelet.wait_for_driver("nic.topobus.dev")
         async with asyncio.timeout(10):

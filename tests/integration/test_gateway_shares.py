@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from support.gateway_rig import Rig, make_rig
+from support.gateway_rig import IMPATIENT, Rig, make_rig
 from support.node_plane import NODE, device
 from topobus.contracts.messages import ApiObject
 from topobus.devicekit.cdi import parse
@@ -168,7 +168,7 @@ async def test_claim_is_prepared_anew_when_it_comes_back_after_a_half_done_undo(
     Kubelet is told that it is done, for its containers have ended; the devices stay held until it is.
     """
     training = await given(rig, "training", result("gpu-0"))
-    async with rig.gateway():
+    async with rig.gateway(deadlines=IMPATIENT):
         await prepare(rig, training)
         rig.plane.hung.add("release")
         failed = await rig.kubelet.unprepare_claims([training])

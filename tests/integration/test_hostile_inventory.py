@@ -84,7 +84,7 @@ async def controller(nats: SecuredNats) -> AsyncIterator[None]:
         runtime = Runtime(
             name="controller", node="central", bus=bus, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry()
         )
-        task = asyncio.create_task(serve(ControllerSettings(ask_timeout_s=1.0, retry_s=0.2), runtime))
+        task = asyncio.create_task(serve(ControllerSettings(ask_timeout_s=30.0, retry_s=0.2), runtime))
         yield
         assert not task.done()
         task.cancel()

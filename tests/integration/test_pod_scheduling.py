@@ -49,7 +49,7 @@ from topobus.testing.reading import Reader
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 
-SETTINGS = ControllerSettings(ask_timeout_s=1.0, retry_s=0.2)
+SETTINGS = ControllerSettings(ask_timeout_s=30.0, retry_s=0.2)
 DELAYED = msgspec.structs.replace(SETTINGS, claim_allocation=AllocationMode.DELAYED)
 NOW = "2026-01-01T00:00:00Z"
 

@@ -40,7 +40,7 @@ from topobus.testing.reading import Reader
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 
-SETTINGS = ControllerSettings(ask_timeout_s=1.0, retry_s=0.2)
+SETTINGS = ControllerSettings(ask_timeout_s=30.0, retry_s=0.2)
 NODE = "n1"
 # Writes and asks of a pod's way, and of its end, as counted: with fewer deaths than these, steps were missed. A death after the last one took effect is also the end
 # of the work, and which of the two is heard first is chance.

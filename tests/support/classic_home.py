@@ -33,7 +33,7 @@ from topobus.runtime.service import Runtime
 from topobus.testing.fates import Died, Dies, FatedBus, Fates
 from topobus.testing.reading import Reader
 
-SETTINGS = ControllerSettings(ask_timeout_s=1.0, retry_s=0.2, classic_call_s=2.0)
+SETTINGS = ControllerSettings(ask_timeout_s=30.0, retry_s=0.2, classic_call_s=2.0)
 NOW = "2026-01-01T00:00:00Z"
 NODES = ("n1", "n2")
 T = TypeVar("T")

@@ -93,7 +93,7 @@ class ClusterHome:
         self.kubeconfig = server.write_kubeconfig(folder / "kubeconfig")
         self.settings = ControllerSettings(
             home="cluster",
-            ask_timeout_s=1.0,
+            ask_timeout_s=30.0,
             retry_s=0.2,
             cluster=ClusterSettings(kubeconfig=str(self.kubeconfig), retry_s=0.05, unschedulable_s=0.2, settle_s=0.1, call_s=5.0),
         )

@@ -35,14 +35,16 @@ from topobus.testing.kubelet import KubeletSimulator
 DEADLINES = DeadlineSettings(
     retry_s=0.05,
     watchdog_s=0.1,
-    first_list_s=5.0,
-    prefer_s=1.0,
-    adopt_s=1.0,
-    prepare_s=1.0,
+    first_list_s=30.0,
+    prefer_s=30.0,
+    adopt_s=30.0,
+    prepare_s=30.0,
     reconcile_s=0.1,
     kubelet_grace_s=0.0,
     claim_retry_s=0.3,
 )
+IMPATIENT = msgspec.structs.replace(DEADLINES, prefer_s=1.0, adopt_s=1.0, prepare_s=1.0)
+"""For a test whose peer never answers, so that it waits no longer than that for it."""
 
 
 SILENCE = SilenceSettings(every_s=0.97)
