@@ -387,14 +387,21 @@ async def test_system_goes_on_when_a_stream_is_full_of_garbage(system: System, e
     await system.assert_well()
 
 
-async def test_system_starts_when_buckets_and_streams_are_full_of_garbage(system: System) -> None:
-    """What the tests before have left, and garbage in every key that a service reads at its start but the ledger's, does not keep the system down."""
-    for state in STATES:
-        if state.name != "ledger":
-            for key in bucket_keys(state):
-                await system.store(f"$KV.{state.bucket}.{key}", b'{"node": 5}')
-    for service in system.services.values():
-        assert await service.stop() == 0
-    shutil.rmtree(system.folder / "k", ignore_errors=True)
-    async with started(system.server, system.folder) as again:
-        await again.assert_well()
+async def test_system_starts_when_buckets_and_streams_are_full_of_garbage(short_folder: Path) -> None:
+    """Garbage in every key that a service reads at its start but the ledger's, and in every stream, does not keep the system down."""
+    async with NatsServer() as server:
+        async with started(server, short_folder) as system:
+            parts = {"node": NODE, "device_class": "gpu", "device": "gpu-0000-18-00-0"}
+            for event in EVENTS:
+                for data in GARBAGE.values():
+                    await system.store(event.subject(**{part: parts[part] for part in event.parts}), data)
+            for state in STATES:
+                if state.name != "ledger":
+                    for key in bucket_keys(state):
+                        for data in (*GARBAGE.values(), b'{"node": 5}'):
+                            await system.store(f"$KV.{state.bucket}.{key}", data)
+            for service in system.services.values():
+                assert await service.stop() == 0
+        shutil.rmtree(short_folder / "k", ignore_errors=True)
+        async with started(server, short_folder) as again:
+            await again.assert_well()
