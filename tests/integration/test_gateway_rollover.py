@@ -99,6 +99,8 @@ async def take_over(rig: Rig) -> tuple[int, ...]:
             answer = await rig.kubelet.admit(pod)
         await ending
         await rig.readiness.until(lambda report: report.get("registration") == "ready")
+        # Registered is not listed: kubelet opens the new gateway's list after it has taken its registration.
+        await until(lambda: len(rig.kubelet.healthy_counts(GPU)) >= 2)
         counts = rig.kubelet.healthy_counts(GPU)
         registered = len([event for event in rig.kubelet.events if event.event == "Register.ok"])
 
