@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from topobus.domain.alignment.cpus.cpu_assignment import assign_cpus, contradiction, take_cpus
+from topobus.domain.alignment.cpus.cpu_hints import cpu_hints
 from topobus.domain.alignment.cpus.cpu_topology import CpuPlace, CpuTopology
+from topobus.domain.alignment.cpus.numa_distribution import find_spread
+from topobus.domain.hint import Hint
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.view import CpuOptions
 
@@ -123,3 +126,34 @@ def test_take_cpus_never_loops_when_leftovers_are_smaller_than_a_core() -> None:
     taken = take_cpus(machine(2, 4), CpuSet.parse("0-2,8-9,4-6,12-13"), 10, options)
 
     assert taken is None or len(taken) == 10
+
+
+@pytest.mark.parametrize("options", [CpuOptions(distribute_cpus_across_numa=True), CpuOptions()], ids=["distribute", "plain"])
+def test_take_cpus_packs_when_no_cpu_tells_its_node(options: CpuOptions) -> None:
+    """A machine without NUMA has nothing to distribute over: whole cores are taken as without the option."""
+    topology = CpuTopology(CpuPlace(cpu, cpu % 4, 0, None, 0) for cpu in range(8))
+
+    assert take_cpus(topology, CpuSet.parse("0-2,5-7"), 3, options) == CpuSet(0, 1, 5)
+
+
+def test_spread_takes_the_first_combination_that_leaves_all_nodes_alike() -> None:
+    """Nothing is better than a balance of 0, so that the combinations behind it are not looked at."""
+    assert find_spread({0: 6, 1: 2, 2: 6}, 8, 1, total_nodes=3, total_cpus=18) == [(0, 4), (2, 4)]
+
+
+def test_spread_gives_the_remainder_in_turn_when_shares_are_not_equal() -> None:
+    """Whole groups of what is left over go to the nodes that keep the machine most even."""
+    spread = find_spread({0: 8, 1: 6}, 10, 2, total_nodes=2, total_cpus=16)
+
+    assert spread == [(0, 4), (1, 4), (0, 2)]
+
+
+def test_hints_are_none_when_a_cpu_to_be_reused_is_on_no_node() -> None:
+    """A reusable CPU that went offline is in no set of nodes, and kubelet lists only sets that have all of them."""
+    by_node = {0: CpuSet(0, 1), 1: CpuSet(2, 3)}
+
+    assert cpu_hints(by_node, CpuSet(0, 1, 2, 3), 1, reusable=CpuSet(9)) == ()
+    assert cpu_hints(by_node, CpuSet(0, 1, 2, 3), 1, reusable=CpuSet(3)) == (
+        Hint(NodeSet(1), preferred=True),
+        Hint(NodeSet(0, 1), preferred=False),
+    )

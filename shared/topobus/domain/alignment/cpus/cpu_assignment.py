@@ -46,16 +46,13 @@ def assign_cpus(topology: CpuTopology, usable: CpuSet, count: int, nodes: NodeSe
     Order:   deterministic: equal units go by id.
     Cost:    O(CPUs x levels); with distribute-cpus-across-numa at most 200,000 combinations of NUMA nodes.
     """
-    taken = CpuSet()
+    inside: CpuSet | None = CpuSet()
     if nodes is not None:
         near = topology.cpus_of_sockets_of(nodes) if options.align_by_socket else topology.cpus_of_nodes(nodes)
         aligned = CpuSet.from_bits(near & usable.bits)
         inside = take_cpus(topology, aligned, min(count, len(aligned)), options, floor=len(nodes))
-        if inside is None:
-            return None
-        taken = inside
-    rest = take_cpus(topology, usable - taken, count - len(taken), options)
-    return None if rest is None else taken | rest
+    rest = take_cpus(topology, usable - inside, count - len(inside), options) if inside is not None else None
+    return inside | rest if inside is not None and rest is not None else None
 
 
 def take_cpus(topology: CpuTopology, free: CpuSet, count: int, options: CpuOptions = _PLAIN, *, floor: int = 0) -> CpuSet | None:
@@ -67,7 +64,7 @@ def take_cpus(topology: CpuTopology, free: CpuSet, count: int, options: CpuOptio
     CpuSet(1, 5)
     """
     group = topology.threads_per_core if options.full_pcpus_only else 1
-    if not options.distribute_cpus_across_numa or count % group:
+    if not options.distribute_cpus_across_numa or count % group or not topology.by_numa:
         return _packed(topology, free, count, options)
     if count > len(free):
         return None
@@ -89,17 +86,17 @@ def take_cpus(topology: CpuTopology, free: CpuSet, count: int, options: CpuOptio
         return _packed(topology, free, count, plain)
     taken = CpuSet()
     for node, share in spread:
-        part = _packed(topology, CpuSet.from_bits(topology.by_numa[node] & free.bits) - taken, share, plain)
-        if part is not None:
-            taken |= part
+        left = CpuSet.from_bits(topology.by_numa[node] & free.bits) - taken
+        taken |= _pack(topology, left, min(share, len(left)), plain)
     return taken if len(taken) == count else None
 
 
 def _packed(topology: CpuTopology, free: CpuSet, count: int, options: CpuOptions) -> CpuSet | None:
-    if count <= 0:
-        return CpuSet()
-    if count > len(free):
-        return None
+    return _pack(topology, free, count, options) if count <= len(free) else None
+
+
+def _pack(topology: CpuTopology, free: CpuSet, count: int, options: CpuOptions) -> CpuSet:
+    """Take so many of the free CPUs; there are as many."""
     taking = _Taking(topology, free, count, options)
     taking.run()
     return CpuSet.from_bits(taking.taken)
@@ -124,10 +121,11 @@ class _Taking:
             steps.append(self._take_l3_groups)
         if not self.options.distribute_cpus_across_cores:
             steps.append(self._take_cores)
-        for step in (*steps, self._take_single_cpus):
+        for step in steps:
             step()
             if self.wanted <= 0:
                 return
+        self._take_single_cpus()
 
     def sorted_numa_nodes(self) -> list[int]:
         """NUMA nodes with free CPUs, the fullest first; inside their sockets when sockets are the wider level."""
@@ -164,10 +162,7 @@ class _Taking:
         else:
             groups = [self.topology.by_numa[numa_node] for numa_node in self.sorted_numa_nodes()]
         for group in (*groups, self.topology.all_bits):
-            within = self.free & group
-            if not within:
-                continue
-            for core in self._sorted(by_core, within):
+            for core in self._sorted(by_core, self.free & group):
                 if core not in seen:
                     seen.add(core)
                     yield core
@@ -218,9 +213,7 @@ class _Taking:
         if self.options.is_corrected:
             within = self.free & self.topology.by_l3[group]
             if within.bit_count() >= self.wanted:
-                inner = _packed(self.topology, CpuSet.from_bits(within), self.wanted, CpuOptions(is_corrected=True))
-                if inner is not None:
-                    self._take(inner.bits)
+                self._take(_pack(self.topology, CpuSet.from_bits(within), self.wanted, CpuOptions(is_corrected=True)).bits)
             return
         bits = 0
         for core in cores[: -(-self.wanted // threads)]:
@@ -235,8 +228,5 @@ class _Taking:
             groups = [self.topology.by_socket[socket] & self.free for socket in self._sorted_sockets()]
         else:
             groups = [self.topology.by_core[core] & self.free for core in self._sorted_cores()]
-        for group in groups:
-            for cpu in CpuSet.from_bits(group & self.free):
-                self._take(1 << cpu)
-                if self.wanted <= 0:
-                    return
+        single_cpus = [cpu for group in groups for cpu in CpuSet.from_bits(group)]
+        self._take(CpuSet.of(single_cpus[: self.wanted]).bits)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 
 __all__ = ["find_spread"]
 
@@ -82,8 +83,7 @@ def _combinations(nodes: Sequence[int], width: int, *, is_corrected: bool) -> It
         for place in range(start, len(nodes) - left + 1):
             yield from descend(place + 1, left - 1, chosen.append(nodes[place]))
 
-    if width >= 1:
-        yield from descend(0, width, _Slice([], 0))
+    yield from descend(0, width, _Slice([], 0))
 
 
 def _score(
@@ -105,29 +105,24 @@ def _score(
     best: tuple[float, _Slice | None] = (math.inf, None)
     for width in range(len(givers), 0, -1):
         for subset in _combinations(givers, width, is_corrected=is_corrected):
-            left = _give(after, subset.values(), remainder, group)
-            if left is None:
+            givers_in_turn = _givers_in_turn(after, subset.values(), remainder, group)
+            if givers_in_turn is None:
                 continue
+            left = dict(after)
+            for node in givers_in_turn:
+                left[node] -= group
             balance = _deviation(list(left.values()))
             if balance < best[0]:
                 best = (balance, subset)
     return best if best[1] is not None else None
 
 
-def _give(after: Mapping[int, int], subset: Sequence[int], remainder: int, group: int) -> dict[int, int] | None:
-    """Take the remainder group by group, in turn. kubelet 1.36 loops for ever where no node can give a whole group; that is never followed."""
-    if sum(after[node] for node in subset) < remainder:
-        return None
-    left = dict(after)
-    while remainder > 0:
-        before = remainder
-        for node in subset:
-            if remainder > 0 and left[node] >= group:
-                left[node] -= group
-                remainder -= group
-        if remainder == before:
-            return None
-    return left
+def _givers_in_turn(after: Mapping[int, int], subset: Sequence[int], remainder: int, group: int) -> list[int] | None:
+    """The nodes that give the remainder, a whole group each, in turn. kubelet 1.36 loops for ever where none can give one; that is never followed."""
+    wanted = -(-remainder // group)
+    turns = (node for turn in range(wanted) for node in subset if after[node] // group > turn)
+    found = list(islice(turns, wanted))
+    return found if len(found) == wanted else None
 
 
 def _shares(
@@ -135,22 +130,11 @@ def _shares(
 ) -> list[tuple[int, int]] | None:
     share = count // len(combination) // group * group
     left = dict(amounts)
-    shares: list[tuple[int, int]] = []
     for node in combination:
-        if share:
-            shares.append((node, share))
-            left[node] -= share
-    remainder = count - share * len(combination)
-    while remainder > 0:
-        before = remainder
-        for node in givers:
-            if remainder > 0 and left[node] >= group:
-                shares.append((node, group))
-                left[node] -= group
-                remainder -= group
-        if remainder == before:
-            return None
-    return shares
+        left[node] -= share
+    givers_in_turn = _givers_in_turn(left, givers, count - share * len(combination), group)
+    shares = [(node, share) for node in combination]
+    return [*shares, *((node, group) for node in givers_in_turn)] if givers_in_turn is not None else None
 
 
 def _deviation(values: Sequence[int]) -> float:
