@@ -14,7 +14,7 @@ from topobus.domain.alignment.memory.memory_rule import MemoryAmount, MemoryNode
 from topobus.domain.alignment.merge import dispatch, exact
 from topobus.domain.alignment.merge.dispatch import merge_hints
 from topobus.domain.alignment.merge.hint_rule import HintRule, Unit, list_hints
-from topobus.domain.alignment.merge.mask_algebra import MaskAlgebra, members, pack
+from topobus.domain.alignment.merge.mask_algebra import MaskAlgebra, members, pack, unpack
 from topobus.domain.hint import Hint
 from topobus.domain.idset import NodeSet
 from topobus.domain.outcome import Reason
@@ -87,6 +87,8 @@ def test_memory_rule_lists_what_kubelet_walks(state: tuple[list[MemoryNode], dic
         for order in itertools.combinations([node.id for node in nodes], size):
             projected = set(members(rule.clipped(MaskAlgebra(size), order))) - {0}
             assert projected == {pack(mask, order) for mask in masks} - {0}
+            inside = {unpack(mask, order) for mask in members(rule.inside(MaskAlgebra(size), order))}
+            assert inside == {mask for mask in masks if not mask & ~sum(1 << node for node in order)}
 
 
 unit = st.tuples(st.sampled_from(IDS), st.integers(0, 4), st.integers(0, 4)).map(

@@ -69,6 +69,14 @@ def test_choose_devices_counts_a_degraded_device_as_a_last_resort() -> None:
     assert len(choose_devices(devices, sites(devices), 3).names) == 3
 
 
+def test_choose_devices_takes_as_few_degraded_ones_as_it_can_when_healthy_ones_are_too_few() -> None:
+    """Whatever the places, another degraded device is never taken for a healthy one."""
+    sick = [structs.replace(gpu(place, per_switch=1), health=DeviceHealth(state=HealthState.DEGRADED)) for place in range(4)]
+    devices = [*sick, gpu(4, per_switch=1), gpu(5, per_switch=1)]
+
+    assert choose_devices(devices, sites(devices), 4).names == ("gpu-00", "gpu-01", "gpu-04", "gpu-05")
+
+
 def test_links_between_are_the_worst_when_nothing_is_known() -> None:
     """Two devices without any known place are as far apart as can be."""
     device, other = Device(name="a", device_class="gpu"), Device(name="b", device_class="gpu")

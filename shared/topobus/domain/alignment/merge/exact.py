@@ -13,6 +13,7 @@ from topobus.domain.alignment.merge.fitness import Fit, width_class
 from topobus.domain.alignment.merge.hint_list import HintMasks
 from topobus.domain.alignment.merge.hint_rule import HintRule
 from topobus.domain.alignment.merge.mask_algebra import MaskAlgebra, first, members, reverse, unpack
+from topobus.domain.errors import InvariantError
 
 __all__ = ["fittest_common", "fittest_reachable"]
 
@@ -57,7 +58,7 @@ def fittest_reachable(families: Sequence[HintRule | HintMasks], order: Sequence[
         reached = reverse(without, algebra.n)
     sizes = [size for size in range(1, len(order) + 1) if algebra.layers[size] & reached]
     if not sizes:
-        return 0
+        raise InvariantError("a family reaches a node that none of its masks has", order=order)
     size = min(sizes, key=lambda count: width_class(count, width))
     layer = algebra.layers[size] & reached
     return _closest(layer, size, order, fit) if is_closest else unpack(first(layer), order)
