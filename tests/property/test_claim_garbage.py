@@ -96,5 +96,5 @@ def test_world_answers_whatever_is_stored(stored: list[ApiObject], spec: dict[st
     for claim in (own_api_object, *(api_object for api_object in stored if api_object.kind == "ResourceClaim")):
         read = _may_refuse(lifecycle.read_claim, claim)
         if read is not None:
-            for node in world.nodes_for(claim):
+            for node in world.nodes_for(Claim(claim)):
                 allocate(world.input_for(node, [(Claim(claim), read)]), COMPILER, step_budget=500)

@@ -91,7 +91,7 @@ def test_world_gives_a_claim_what_it_holds_already_when_it_was_interrupted() -> 
     claim = _claim("mine", count=2)
     world.put_ledger(_ledger(lifecycle.owner_of(claim), "gpu-1", "gpu-3"))
 
-    assert world.nodes_for(claim) == ("n1",)
+    assert world.nodes_for(Claim(claim)) == ("n1",)
     assert _devices(_input(world, claim)) == ["gpu-1", "gpu-3"]
     assert not isinstance(solve(_input(world, _claim("mine", count=3))), Allocated)
 
@@ -100,8 +100,8 @@ def test_world_tries_the_named_node_alone_when_the_claim_names_one() -> None:
     """An annotation restricts the search; without it all nodes are tried by name."""
     world = _world("n2", "n1")
 
-    assert world.nodes_for(_claim("any")) == ("n1", "n2")
-    assert world.nodes_for(_claim("one", annotations={"topobus.dev/node": "n2"})) == ("n2",)
+    assert world.nodes_for(Claim(_claim("any"))) == ("n1", "n2")
+    assert world.nodes_for(Claim(_claim("one", annotations={"topobus.dev/node": "n2"}))) == ("n2",)
 
 
 def test_world_keeps_a_pods_claims_on_one_node() -> None:
@@ -114,16 +114,16 @@ def test_world_keeps_a_pods_claims_on_one_node() -> None:
     _put(world, ApiObject(api_version="v1", kind="Pod", metadata={"name": "p", "uid": "pod-1"}, spec=spec))
     together = [(Claim(api_object), read_claim(api_object)) for api_object in (first, second)]
 
-    assert [key.name for key, _ in world.mates(first)] == ["second"]
+    assert [key.name for key, _ in world.mates(Claim(first))] == ["second"]
     outcome = solve(world.input_for("n2", together))
     assert isinstance(outcome, Allocated)
     assert [[granted_device.device for granted_device in result.devices.results] for result in outcome.results] == [["gpu-0"], ["gpu-1"]]
 
     _put(world, lifecycle.with_allocation(first, outcome.results[0], now="t"), revision=2)
-    assert world.nodes_for(second) == ("n2",)
-    assert world.nodes_for(_claim("stranger")) == ("n1", "n2")
+    assert world.nodes_for(Claim(second)) == ("n2",)
+    assert world.nodes_for(Claim(_claim("stranger"))) == ("n1", "n2")
     world.drop_object(ObjectKey("pod", "default", "p"))
-    assert world.mates(first) == ()
+    assert world.mates(Claim(first)) == ()
 
 
 def test_world_tells_when_something_became_free_on_a_node_and_only_then() -> None:

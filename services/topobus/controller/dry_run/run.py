@@ -190,7 +190,7 @@ class DryRun:
         named = claim.metadata.annotations.get(NODE_ANNOTATION, "")
         if named and named not in self._nodes:
             return self._unknown_node(claim.shown, named)
-        nodes = self.world.nodes_for(claim.object)
+        nodes = self.world.nodes_for(claim)
         return self._answer(claim.shown, [asked], self._nodes if nodes is self.world.nodes() else nodes)
 
     def _answer(

@@ -37,7 +37,7 @@ from topobus.controller.store.object_writer import ObjectWriter
 from topobus.domain.errors import ContractError
 from topobus.domain.outcome import Reason, Refusal
 from topobus.domain.timestamps import rfc3339
-from topobus.kubernetes.api.objects import metadata_of, name_of, object_parts
+from topobus.kubernetes.api.objects import object_parts
 from topobus.kubernetes.api.resource import AllocationResult
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
@@ -138,7 +138,7 @@ class ClaimReconciler:
     def _read(self, key: ObjectKey) -> Hashable:
         """Name what a search for a claim reads and may be freed: while it is the same, the search finds the same."""
         stored = self._world.objects.get(key)
-        nodes = self._world.nodes_for(stored.value) if stored is not None else ()
+        nodes = self._world.nodes_for(stored.claim) if stored is not None else ()
         return self._world.shared_epoch, self._world.class_epoch, tuple(self._world.freedom_of(node) for node in nodes)
 
     async def _bounded(self, key: ObjectKey, stored: Stored, work: Callable[[], Coroutine[None, None, None]]) -> None:
@@ -173,23 +173,22 @@ class ClaimReconciler:
                 self._costly.drop(key)
 
     async def _reconcile(self, key: ObjectKey, stored: Stored, commits: asyncio.TaskGroup, *, is_cheap: bool = True) -> None:
-        claim = stored.value
-        if object_parts(claim) != key._asdict():
-            raise ContractError(f"{name_of(claim)} is stored under {key.kind} {key.namespace}/{key.name}: wanted its own name there")
-        if metadata_of(claim).deletion_timestamp:
+        if object_parts(stored.value) != key._asdict():
+            raise ContractError(f"{stored.shown} is stored under {key.kind} {key.namespace}/{key.name}: wanted its own name there")
+        if stored.claim.is_deleting:
             await self._deallocation.delete(key, stored)
             return
-        if lifecycle.deallocation_of(claim):
+        if stored.claim.deallocation:
             self._is_due = await self._deallocation.finish(key, stored) or self._is_due
             return
-        if lifecycle.status_of(claim).allocation is not None:
+        if stored.claim.allocation is not None:
             await self._deallocation.release_leftovers(key, stored)
             if (stored.claim.mode or self._settings.claim_allocation) is AllocationMode.IMMEDIATE:
                 self._done[key] = stored.revision
             elif not stored.claim.consumers and not self._consumers.users(key):
                 await self._deallocation.begin(key, stored, "no pod uses it any more")
             return
-        attempt = lifecycle.attempt_of(claim)
+        attempt = stored.claim.attempt
         if attempt is None:
             if not await self._is_mine_to_begin(key, stored):
                 if not self._consumers.waiting(key):
@@ -212,7 +211,7 @@ class ClaimReconciler:
         """Say whether a claim is to be allocated by itself: one that waits for a pod, or that a pod brings along, is not."""
         mode = stored.claim.mode
         if self._consumers.waiting(key):
-            missing = self._world.missing_mates(stored.value)
+            missing = self._world.missing_mates(stored.claim)
             if missing:
                 message = f"waits for {', '.join(missing)}, which the same pod wants: its claims are served together"
                 reason = Reason(code="waits-for-claims", message=message, facts={"claims": missing})
@@ -229,12 +228,11 @@ class ClaimReconciler:
 
         Shapes: is_cheap — a claim that needs more than a short search is put behind all others.
         """
-        claim = stored.value
         seen = _Seen(stored.revision, self._world.supply)
         if self._settled.get(key) == seen or (is_cheap and self._costly.holds(key, stored.revision)):
             return None
         members = self._together(key, stored)
-        nodes = self._world.nodes_for(claim)
+        nodes = self._world.nodes_for(stored.claim)
         read = self._read(key)
         found = await self._finder.first(nodes, members, is_cheap=is_cheap)
         if isinstance(found, tuple):
@@ -259,14 +257,14 @@ class ClaimReconciler:
         Errors: raises ContractError when the first cannot be read; another that cannot is told so in its own turn.
         """
         members = [member(key, stored, self._world.classes)]
-        if self._world.holds_devices(stored.value):
+        if self._world.holds_devices(stored.claim):
             return members
-        for mate_key, mate in self._world.mates(stored.value):
+        for mate_key, mate in self._world.mates(stored.claim):
             try:
                 is_waiting = mate.claim.held is None and not mate.metadata.deletion_timestamp
                 if self._consumers.waiting(mate_key):
                     continue  # the pod brings it along when it is scheduled
-                if is_waiting and not self._world.holds_devices(mate.value):
+                if is_waiting and not self._world.holds_devices(mate.claim):
                     members.append(member(mate_key, mate, self._world.classes))
             except ContractError:
                 continue
@@ -280,7 +278,7 @@ class ClaimReconciler:
         made: list[tuple[Stored, Attempt] | None] = []
         for each_member, result in zip(members, results, strict=True):
             claim = each_member.stored.value
-            allocation = lifecycle.with_uuids(result, metadata_of(claim).uid)
+            allocation = lifecycle.with_uuids(result, each_member.stored.uid)
             attempt = Attempt(number=lifecycle.number_of(claim) + 1, node=node, allocation=allocation, wishes=each_member.wishes)
             written = await self._pen.write(each_member.key, each_member.stored.revision, lifecycle.with_attempt(claim, attempt))
             made.append((written, attempt) if written is not None else None)

@@ -5,13 +5,11 @@ Flows in: the world. Flows out: the users of a claim, and among them those that 
 
 from __future__ import annotations
 
-from topobus.contracts.messages import ApiObject
-from topobus.controller.claims.reservations import Consumer, consumers_of
+from topobus.controller.claims.reservations import Consumer
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.domain.errors import ContractError
-from topobus.kubernetes.api.classic_handles import as_structured
 
 __all__ = ["ClaimUsers", "consuming_pods", "known_consumers"]
 
@@ -67,15 +65,15 @@ def is_waiting(pod: Stored) -> bool:
     return bool(metadata.uid) and not metadata.deletion_timestamp and not pod.pod.is_bound
 
 
-def known_consumers(claim: ApiObject) -> tuple[Consumer, ...]:
+def known_consumers(claim: Stored) -> tuple[Consumer, ...]:
     """List those who have reserved a claim, one of classic DRA too; a claim that nobody can read is reserved for nobody."""
     try:
-        return consumers_of(as_structured(claim))
+        return claim.structured.consumers
     except ContractError:
         return ()
 
 
-def consuming_pods(claim: ApiObject) -> tuple[Consumer, ...]:
+def consuming_pods(claim: Stored) -> tuple[Consumer, ...]:
     """List the pods that have reserved a claim; a claim that nobody can read is reserved for nobody."""
     return tuple(consumer for consumer in known_consumers(claim) if consumer.resource == "pods")
 

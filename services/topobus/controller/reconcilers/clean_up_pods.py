@@ -102,7 +102,7 @@ class PodCleanup:
     async def drop_gone_users(self, key: ObjectKey, stored: Stored) -> bool:
         """Take pods out of a claim's reservedFor that were deleted past their finalizer: no such pod is stored, on a second look either."""
         gone: list[str] = []
-        for user in known_consumers(stored.value):
+        for user in known_consumers(stored):
             pod_key = ObjectKey("pod", key.namespace, user.name)
             known = self._world.objects.get(pod_key)
             if user.resource != "pods" or (known is not None and known.uid == user.uid):
@@ -124,7 +124,7 @@ class PodCleanup:
         for key, stored in self._world.of_kind("resourceclaim").items():
             if key.namespace != who.namespace or is_classic(stored.value):
                 continue  # a classic claim's user is dropped once it is gone, for its driver is asked to take the claim back then
-            if any(user.uid == who.uid for user in known_consumers(stored.value)):
+            if any(user.uid == who.uid for user in known_consumers(stored)):
                 found.append((key, stored))
         return sorted(found)
 

@@ -92,7 +92,7 @@ class ClaimDeallocation:
         Errors: raises PeerUnavailable.
         """
         claim = stored.value
-        users = tuple(str(consumer) for consumer in known_consumers(claim))
+        users = tuple(str(consumer) for consumer in known_consumers(stored))
         if users:
             message = f"it is reserved for {', '.join(users)}: it goes when no pod uses it any more"
             await self._wait_for_release(key, stored, "InUse", message)
@@ -141,7 +141,7 @@ class ClaimDeallocation:
         claim = stored.value
         number, known = lifecycle.number_of(claim), self._fenced.get(key)
         fenced = known[1] if known is not None and known[0] == number else frozenset()
-        for user in consuming_pods(claim):
+        for user in consuming_pods(stored):
             pod_key = ObjectKey("pod", key.namespace, user.name)
             try:
                 entry = await self._writer.read(pod_key)

@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from functools import partial
 
 from topobus.contracts import catalogue
-from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.tolerations import TaintRule
 from topobus.controller.allocation.values import DeviceId
 from topobus.controller.claims import lifecycle
@@ -35,8 +34,7 @@ from topobus.domain.errors import ContractError
 from topobus.domain.outcome import Reason, Refusal
 from topobus.domain.timestamps import rfc3339
 from topobus.kubernetes.api.classic import is_classic
-from topobus.kubernetes.api.classic_handles import as_structured
-from topobus.kubernetes.api.objects import ask_deletion, metadata_of
+from topobus.kubernetes.api.objects import ask_deletion
 from topobus.kubernetes.api.resource import AllocationResult, Taint
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
@@ -76,7 +74,7 @@ class Evictor:
         is_due = False
         # What is not seen in this round is gone: if it comes back, its time begins anew.
         self._seen_before, self._first_seen = self._first_seen, {}
-        held = [(key, stored, allocation) for key, stored in self._claims() if (allocation := _allocation(stored.value)) is not None]
+        held = [(key, stored, allocation) for key, stored in self._claims() if (allocation := _allocation(stored)) is not None]
         pending: dict[str, int] = {}
         for key, stored, allocation in held:
             work = partial(self._reconcile, key, stored, allocation, pending)
@@ -123,9 +121,9 @@ class Evictor:
         claim = stored.value
         if stored.claim.deallocation or claim.status.get("deallocationRequested") or stored.metadata.deletion_timestamp:
             return
-        users = consuming_pods(claim)
+        users = consuming_pods(stored)
         reason = reason_of(eviction, f"{key.namespace}/{key.name}", [f"pod {key.namespace}/{user.name}" for user in users])
-        await self._announce(claim, eviction, reason)
+        await self._announce(stored, eviction, reason)
         for user in users:
             await self._mark_pod(ObjectKey("pod", key.namespace, user.name), user.uid, reason)
         self._log.warning("claim.evicted", claim=stored.shown, device=str(eviction.device), rule=eviction.rule, why=reason.message)
@@ -152,11 +150,12 @@ class Evictor:
             # Nothing holds it: it may go at once, as it is now. A pod of its name that a user makes meanwhile stays.
             await self._pen.delete(key, written.revision)
 
-    async def _announce(self, claim: ApiObject, eviction: Eviction, reason: Reason) -> None:
+    async def _announce(self, stored: Stored, eviction: Eviction, reason: Reason) -> None:
+        claim = stored.value
         number = classic_lifecycle.attempt_of(claim).number if is_classic(claim) else lifecycle.number_of(claim)
-        op_id = f"evict-{metadata_of(claim).uid}-{number}"
+        op_id = f"evict-{stored.uid}-{number}"
         node = eviction.device.pool if eviction.device.pool in self._world.nodes() else catalogue.CLUSTER
-        await self._decisions.publish("evict", lifecycle.owner_of(claim), Refusal(reasons=(reason,)), op_id=op_id, node=node)
+        await self._decisions.publish("evict", stored.claim.owner, Refusal(reasons=(reason,)), op_id=op_id, node=node)
 
     async def _tell_rule(
         self, key: Hashable, rule: TaintRule, pending: int, held: list[tuple[ObjectKey, Stored, AllocationResult]]
@@ -165,9 +164,7 @@ class Evictor:
         stored = self._world.objects.get(key) if isinstance(key, ObjectKey) else None
         if stored is None or not isinstance(key, ObjectKey):
             return False
-        allocations = [
-            (allocation, [f"{at.namespace}/{user.name}" for user in consuming_pods(claim.value)]) for at, claim, allocation in held
-        ]
+        allocations = [(allocation, [f"{at.namespace}/{user.name}" for user in consuming_pods(claim)]) for at, claim, allocation in held]
         published = self._world.taints.count(rule)
         is_true, reason, message = rule_condition(rule, published=published, pending=pending, allocations=allocations)
         now = rfc3339(self._runtime.clock.now())
@@ -178,9 +175,9 @@ class Evictor:
         return False
 
 
-def _allocation(claim: ApiObject) -> AllocationResult | None:
+def _allocation(claim: Stored) -> AllocationResult | None:
     try:
-        return lifecycle.status_of(as_structured(claim)).allocation
+        return claim.structured.allocation
     except ContractError:
         return None  # told so by the keeper of claims
 

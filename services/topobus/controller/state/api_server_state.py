@@ -163,7 +163,7 @@ class ApiServerState(ClusterState):
             self._note_loss(key, known, claim)
         self._unreadable.pop(key, None)
         self.claims[key] = claim.value
-        self.objects[ObjectKey("resourceclaim", *key)] = claim
+        self.objects[ObjectKey("resourceclaim", *key)] = claim.unread()
         self._hold(key, claim)
 
     def _pop_claim(self, key: Key) -> Stored | None:

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from topobus.controller.allocation.values import DeviceId, PoolId
-from topobus.controller.claims.lifecycle import ATTEMPT_ANNOTATION
+from topobus.controller.claims.lifecycle import ATTEMPT_ANNOTATION, allocation_of, owner_of
 from topobus.controller.claims.stored import Stored
 from topobus.domain.errors import ContractError
 from topobus.domain.quantity import Quantity
+from topobus.kubernetes.api.classic_handles import as_structured
+from topobus.kubernetes.api.objects import metadata_of
 
 __all__ = ["ClaimHoldings", "Shift"]
 
@@ -93,10 +95,11 @@ class ClaimHoldings:
 
 def _read(stored: Stored) -> _Held:
     try:
-        claim = stored.structured
-        if not claim.object.status.get("allocation") and ATTEMPT_ANNOTATION not in claim.metadata.annotations:
+        value = as_structured(stored.value)
+        if not value.status.get("allocation") and ATTEMPT_ANNOTATION not in metadata_of(value).annotations:
             return _Held()  # most of those that come: nothing to read
-        allocation, owner = claim.held, claim.owner
+        # Read here and let go of: most claims are never asked for again, and their parts would keep the garbage collector busy.
+        allocation, owner = allocation_of(value), owner_of(value)
         results = allocation.devices.results if allocation is not None else ()
         return _Held(
             owner.uid,

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from topobus.contracts.catalogue import CLUSTER
-from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.values import (
     Node,
     Slice,
     node_of,
 )
 from topobus.controller.claims.extended_resources import ClassName
-from topobus.controller.claims.lifecycle import owner_of
+from topobus.controller.claims.objects import Claim
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.state.cluster_state import ClusterState, read_class, read_slice
 from topobus.controller.state.inventory_slices import built_in_class, slices_from_inventory
@@ -27,7 +26,7 @@ from topobus.domain.machine import Machine
 from topobus.domain.silence import unheard
 from topobus.domain.strays import without_strays
 from topobus.kubernetes.api.classic import is_classic
-from topobus.kubernetes.api.objects import NODE_ANNOTATION, metadata_of
+from topobus.kubernetes.api.objects import NODE_ANNOTATION
 from topobus.kubernetes.api.resource import DeviceClassSpec
 
 __all__ = ["StandaloneState"]
@@ -182,39 +181,37 @@ class StandaloneState(ClusterState):
         """List all claims of classic DRA, oldest first."""
         return _by_age((key, self.objects[key]) for key in self._classic)
 
-    def nodes_for(self, claim: ApiObject) -> tuple[str, ...]:
+    def nodes_for(self, claim: Claim) -> tuple[str, ...]:
         """List the nodes to try, in order.
 
         The one where the claim holds devices already, else the one it names, else that of other claims of its pod, else all by name.
         """
-        holding = self.stock.nodes_holding(owner_of(claim).key)
+        holding = self.stock.nodes_holding(claim.owner.key)
         if holding:
             return holding
-        named = metadata_of(claim).annotations.get(NODE_ANNOTATION) or self._node_of_mates(claim)
+        named = claim.metadata.annotations.get(NODE_ANNOTATION) or self._node_of_mates(claim)
         return (named,) if named else self.nodes()
 
-    def mates(self, claim: ApiObject) -> tuple[tuple[ObjectKey, Stored], ...]:
+    def mates(self, claim: Claim) -> tuple[tuple[ObjectKey, Stored], ...]:
         """List the other structured claims of the pods that use this one, by name: a pod runs on one node, so they are best served together."""
         return tuple((key, stored) for key, stored in self._all_mates(claim) if key not in self._classic)
 
-    def _all_mates(self, claim: ApiObject) -> tuple[tuple[ObjectKey, Stored], ...]:
-        metadata = metadata_of(claim)
-        namespace = metadata.namespace or "default"
-        names = {name for pod in self._users.get((namespace, metadata.name), ()) for name in self._claims_of[pod]} - {metadata.name}
+    def _all_mates(self, claim: Claim) -> tuple[tuple[ObjectKey, Stored], ...]:
+        namespace, own_name = claim.owner.namespace, claim.owner.name
+        names = {name for pod in self._users.get((namespace, own_name), ()) for name in self._claims_of[pod]} - {own_name}
         keys = (ObjectKey("resourceclaim", namespace, name) for name in sorted(names))
         return tuple((key, self.objects[key]) for key in keys if key in self.objects)
 
-    def missing_mates(self, claim: ApiObject) -> tuple[str, ...]:
+    def missing_mates(self, claim: Claim) -> tuple[str, ...]:
         """List claims that are not stored yet and without which no pod that uses this one can start; none when one pod has all of its own."""
-        metadata = metadata_of(claim)
-        namespace = metadata.namespace or "default"
+        namespace, own_name = claim.owner.namespace, claim.owner.name
         missing = [
             tuple(name for name in self._claims_of[pod] if ObjectKey("resourceclaim", namespace, name) not in self.objects)
-            for pod in sorted(self._users.get((namespace, metadata.name), ()))
+            for pod in sorted(self._users.get((namespace, own_name), ()))
         ]
         return min(missing, key=len, default=())
 
-    def _node_of_mates(self, claim: ApiObject) -> str | None:
+    def _node_of_mates(self, claim: Claim) -> str | None:
         """Name the node on which another claim of the same pod is allocated."""
         for _, other in self._all_mates(claim):
             try:
@@ -263,9 +260,9 @@ class StandaloneState(ClusterState):
         stored = self.objects.get(key)
         return stored.metadata.creation_timestamp if stored is not None else ""
 
-    def holds_devices(self, claim: ApiObject) -> bool:
+    def holds_devices(self, claim: Claim) -> bool:
         """Say whether a ledger shows devices of the claim, whatever its status says."""
-        return bool(self.stock.nodes_holding(owner_of(claim).key))
+        return bool(self.stock.nodes_holding(claim.owner.key))
 
 
 def _by_age(found: Iterable[tuple[ObjectKey, Stored]]) -> tuple[tuple[ObjectKey, Stored], ...]:
