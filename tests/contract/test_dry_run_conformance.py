@@ -167,7 +167,7 @@ def _controller(situation: Situation, node: str, claims: list[ApiObject], compil
         members = [
             member(ObjectKey(**object_parts(claim)), world.objects[ObjectKey(**object_parts(claim))], world.classes) for claim in claims
         ]
-        return asyncio.run(_finder(world, compiler).search(node, members))
+        return asyncio.run(_finder(world, compiler).search_members(node, members))
     except ContractError as err:
         return err.message
 

@@ -20,7 +20,6 @@ from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.planner import Planner
 from topobus.controller.reconcilers.allocation_intents import Intents
-from topobus.controller.reconcilers.allocation_runner import AllocationRunner
 from topobus.controller.reconcilers.cluster_housekeeping import ClaimHousekeeping
 from topobus.controller.reconcilers.deallocate_claims import ClusterDeallocation
 from topobus.controller.reconcilers.decision_publisher import DecisionPublisher
@@ -110,7 +109,6 @@ class ClusterController:
             for kind in WATCHED
         }
         compiler = CelCompiler()
-        searcher = AllocationRunner(settings, runtime.clock, compiler, metrics)
         self._metrics = ClusterMetrics(runtime.registry)
         self._malformed_parts = ObjectBoundary("node-state", metrics.set_aside)
         writer = ApiServerWriter(ApiServerStore(api, self._world, self._metrics))
@@ -119,7 +117,7 @@ class ClusterController:
         events = EventRecorder(api, runtime.clock, f"{runtime.name}-{runtime.node}")
         self._events = events
         self._told_foreign: dict[str, str] = {}
-        chooser = NodeChooser(settings, self._world, searcher, compiler, metrics)
+        chooser = NodeChooser(settings, self._world, runtime.clock, compiler, metrics)
         decisions = DecisionPublisher(runtime.bus, runtime.clock)
         intents = Intents(settings, runtime.clock, self._world, writer, self._informers[CLAIMS], ledgers, chooser, decisions, metrics)
         self._gates = GatedPodReconciler(

@@ -103,9 +103,22 @@ async def test_finder_gives_up_the_nodes_left_when_a_claim_takes_too_long() -> N
 
 async def test_search_is_given_up_when_it_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """One node alone may not hold the others up, either."""
-    monkeypatch.setattr(allocation_runner, "_LONGEST_S", 0.0)
+    monkeypatch.setattr(allocation_runner, "LONGEST_S", 0.0)
     world = _world("n1")
 
-    outcome = await _finder(world, _HastyClock()).search("n1", [_member(HEAVY)])
+    outcome = await _finder(world, _HastyClock()).search_members("n1", [_member(HEAVY)])
 
     assert isinstance(outcome, GaveUp)
+
+
+async def test_node_is_counted_once_when_its_search_fails_in_a_way_that_nobody_thought_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both homes search by the same `NodeSearch`: a node at fault is told, and counted among what is set aside as long as it fails by the same."""
+    world, registry, no_bus = _world("n1", "n2"), CollectorRegistry(), None
+    runtime = Runtime(name="controller", node="central", bus=no_bus, clock=ManualClock(), readiness=Readiness(), registry=registry)  # type: ignore[arg-type]  # never asked
+    finder = Allocator(ControllerSettings(), runtime, world, CelCompiler(), ControllerMetrics(registry))
+    monkeypatch.setattr(world, "input_for", lambda *_, **__: {}["devices"])
+
+    outcomes = [await finder.look("n1", [_member("true")]) for _ in range(2)]
+
+    assert [outcome.reason.code for outcome in outcomes if isinstance(outcome, Fault) and outcome.is_local] == ["node-failed"] * 2
+    assert registry.get_sample_value("topobus_controller_objects_set_aside_total", {"loop": "nodes"}) == 1

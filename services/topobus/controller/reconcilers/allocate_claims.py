@@ -245,7 +245,7 @@ class ClaimReconciler:
         await self._finder.refresh(nodes, refused, members)
         self._settled[key] = seen
         reason, reasons = explain_nodes(nodes, refused)
-        await self.tell(key, stored, reason, reasons, lambda: self._finder.advise(nodes, refused, members))
+        await self.tell(key, stored, reason, reasons, lambda: self._finder.advise_members(nodes, refused, members))
         if not is_cheap:
             newest = self._world.objects.get(key, stored)
             self._costly.tried(key, newest.revision, read, now_s=self._runtime.clock.monotonic())

@@ -23,14 +23,14 @@ from topobus.domain.request import PodRequest
 from topobus.domain.view import NodeView
 from topobus.runtime.clock import Clock
 
-__all__ = ["CHEAP_STEPS", "AllocationRunner"]
+__all__ = ["CHEAP_STEPS", "LONGEST_S", "AllocationRunner"]
 
 CHEAP_STEPS = 5_000
 """Steps of one claim, or of one pod's claims, on all nodes together while cheaper ones wait: some ten milliseconds."""
 # Some ten milliseconds of search.
 _QUICK_STEPS = 1000
-# As long as kube-scheduler tries a pod; what takes longer is given up, so that other claims have their turn.
-_LONGEST_S = 10.0
+LONGEST_S = 10.0
+"""As long as kube-scheduler tries a pod; what takes longer is given up, so that other claims have their turn, and the nodes left are told as given up."""
 
 
 class AllocationRunner:
@@ -54,7 +54,7 @@ class AllocationRunner:
         outcome = allocate(given, self._compiler, step_budget=quick, is_brief=is_brief) if quick else GaveUp(0)
         if isinstance(outcome, GaveUp) and self._budget > quick and not is_cheap:
             abandoned = threading.Event()
-            end = started + _LONGEST_S
+            end = started + LONGEST_S
 
             def is_over() -> bool:
                 return abandoned.is_set() or self._clock.monotonic() > end

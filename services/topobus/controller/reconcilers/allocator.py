@@ -7,28 +7,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from topobus.cel.seam import SelectorCompiler
 from topobus.controller.allocation.admission import asks_admin, has_heavy_selector
 from topobus.controller.allocation.explanations import SHOWN_NODES
-from topobus.controller.allocation.suggestions import nearest
 from topobus.controller.allocation.values import (
     Allocated,
-    AllocationInput,
     DeviceId,
     Fault,
     GaveUp,
     NoFit,
     Outcome,
 )
-from topobus.controller.claims.claim_admission import objection_to_claims, objection_to_results
+from topobus.controller.claims.claim_admission import objection_to_claims
+from topobus.controller.claims.objects import Claim
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
-from topobus.controller.reconcilers.allocation_runner import CHEAP_STEPS, AllocationRunner
-from topobus.controller.scheduling.aligned_allocation import AlignedClaims, read_wishes
+from topobus.controller.reconcilers.allocation_runner import CHEAP_STEPS, LONGEST_S
+from topobus.controller.reconcilers.node_search import NodeSearch
+from topobus.controller.scheduling.aligned_allocation import read_wishes
 from topobus.controller.state.refusal_backoff import RefusalBackoff
 from topobus.controller.state.result_cache import RequestShape, ResultCache
 from topobus.controller.state.standalone_state import StandaloneState
@@ -37,18 +36,13 @@ from topobus.domain.outcome import Reason
 from topobus.domain.request import PodRequest
 from topobus.kubernetes.api.alignment_request import AlignmentRequest
 from topobus.kubernetes.api.resource import ClaimSpec, DeviceClassSpec
-from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
 
-__all__ = ["LONGEST_S", "Allocator", "Member", "member"]
+__all__ = ["Allocator", "Member", "member"]
 
 
-# An error's own words, as far as a condition shows them.
-_MAX_ERROR = 500
 # Some five milliseconds.
 _WARMED_AT_ONCE = 20
-LONGEST_S = 10.0
-"""As long as kube-scheduler tries a pod; a claim that takes longer gives way to the others, and the nodes left are told as given up."""
 
 
 class Member(NamedTuple):
@@ -58,6 +52,11 @@ class Member(NamedTuple):
     stored: Stored
     spec: ClaimSpec
     wishes: AlignmentRequest | None
+
+    @property
+    def claim(self) -> Claim:
+        """The claim as stored."""
+        return self.stored.claim
 
 
 def member(key: ObjectKey, stored: Stored, classes: Mapping[str, DeviceClassSpec] | None = None) -> Member:
@@ -71,26 +70,21 @@ def member(key: ObjectKey, stored: Stored, classes: Mapping[str, DeviceClassSpec
     return Member(key, stored, spec, read_wishes(spec, stored.shown, classes))
 
 
-class Allocator:
-    """Looks at nodes, and remembers what was found for the like of a claim."""
+class Allocator(NodeSearch):
+    """Looks at the nodes of the stand-alone home, and remembers what was found for the like of a claim."""
 
     def __init__(
         self, settings: ControllerSettings, runtime: Runtime, world: StandaloneState, compiler: SelectorCompiler, metrics: ControllerMetrics
     ) -> None:
-        self._settings = settings
+        results = ResultCache(world.stock, world.nodes, lambda: world.classes, compiler, settings.mode)
+        super().__init__(settings, runtime.clock, world, results, compiler, metrics)
         self._clock = runtime.clock
         self._world = world
         self._compiler = compiler
-        self._searcher = AllocationRunner(settings, runtime.clock, compiler, metrics)
-        self._judgements = ResultCache(world.stock, world.nodes, lambda: world.classes, compiler, settings.mode)
         self._warmed: tuple[str, ...] = ()
         self._asked: tuple[Sequence[Member], int, RequestShape | None] = (), -1, None
-        self._failed_nodes: dict[str, str] = {}
-        self.spent = 0
-        """Steps of all searches so far: what a round may spend is measured by it, not by time."""
         self.refusals: RefusalBackoff[DeviceId] = RefusalBackoff(settings.retry_s)
-        self.quarantined: dict[DeviceId, str] = {}
-        """Devices whose owner was deleted by force, and who that was: held until their node has let go."""
+        """Devices that nodes refused, by the claim's place."""
 
     async def warm(self) -> None:
         """Show new nodes to selectors before a claim has to wait for that; gives way now and then, for it takes a second for some thousand nodes."""
@@ -98,12 +92,12 @@ class Allocator:
         if nodes is self._warmed:
             return
         self._warmed = nodes
-        self._failed_nodes = {node: text for node, text in self._failed_nodes.items() if node in nodes}
+        self.keep(nodes)
         for place, node in enumerate(nodes):
             try:
                 self._world.stock.table_of(node).warm()
             except Exception as err:  # noqa: BLE001 - boundary: one node; it is told of when it is searched
-                self._node_failed(node, err)
+                self.node_failed(node, err)
             if place % _WARMED_AT_ONCE == 0:
                 await asyncio.sleep(0)
 
@@ -118,26 +112,12 @@ class Allocator:
         except (ContractError, PeerUnavailable):
             raise  # the claim's own, which its loop tells
         except Exception as err:  # noqa: BLE001 - boundary: one node of a search
-            return self._node_failed(node, err)
-
-    def _node_failed(self, node: str, err: Exception) -> Fault:
-        """Log what a node's search failed by, once as long as it stays the same; gives what is told of the node."""
-        text = f"{type(err).__name__}: {err}"
-        if self._failed_nodes.get(node) != text:
-            self._failed_nodes[node] = text
-            get_logger().error("node.set-aside", node=node, error=text, exc_info=err)
-        message = f"node {node}: what it publishes cannot be searched ({text[:_MAX_ERROR]})"
-        return Fault(Reason(code="node-failed", message=message, facts={"node": node}), 0, is_local=True)
+            return self.node_failed(node, err)
 
     async def _look(self, node: str, members: Sequence[Member], *, pod: PodRequest | None, is_cheap: bool) -> Outcome:
         if pod is not None or not self._are_plain(members):
-            return await self.search(node, members, pod=pod, is_cheap=is_cheap)
-        ticket = self._judgements.ticket(self._question(members), node)
-        outcome = self._judgements.recall(ticket)
-        if outcome is None:
-            outcome = await self.search(node, members, is_brief=True, is_cheap=is_cheap)
-            if not (is_cheap and isinstance(outcome, GaveUp)):
-                self._judgements.remember(ticket, outcome)
+            return await self.search_members(node, members, pod=pod, is_cheap=is_cheap)
+        outcome, _ = await self.recall_or_search(node, members, self._question(members), self._excluded(members), is_cheap=is_cheap)
         return outcome
 
     async def first(
@@ -155,7 +135,7 @@ class Allocator:
         outcomes: dict[str, Outcome] = {}
         end = self._clock.monotonic() + LONGEST_S
         spent = self.spent
-        for node in nodes if question is None else self._judgements.open_nodes(question):
+        for node in nodes if question is None else self.results.open_nodes(question):
             outcome = await self.look(node, members, is_cheap=is_cheap) if self._clock.monotonic() < end else GaveUp(0)
             if isinstance(outcome, Allocated):
                 return node, outcome
@@ -165,14 +145,14 @@ class Allocator:
                 return [outcome]  # wrong on every node: the others would only repeat it
             outcomes[node] = outcome
             if question is not None and isinstance(outcome, NoFit):
-                self._judgements.close(question, node)
+                self.results.close(question, node)
         return [outcomes.get(node, NoFit((), 0)) for node in nodes]
 
     def _question(self, members: Sequence[Member]) -> RequestShape:
         """Tell what is asked; the same claims are asked about on node after node."""
         asked, epoch, request_shape = self._asked
         if request_shape is None or asked is not members or epoch != self._world.class_epoch:
-            request_shape = self._judgements.question([each_member.spec for each_member in members])
+            request_shape = self.results.question([each_member.spec for each_member in members])
             self._asked = members, self._world.class_epoch, request_shape
         return request_shape
 
@@ -193,26 +173,11 @@ class Allocator:
             for each_member in members
         )
 
-    async def search(
-        self, node: str, members: Sequence[Member], *, pod: PodRequest | None = None, is_brief: bool = False, is_cheap: bool = False
+    async def search_members(
+        self, node: str, members: Sequence[Member], *, pod: PodRequest | None = None, is_cheap: bool = False
     ) -> Outcome:
-        """Search one node now, whatever is remembered of it; what would break a limit of the API is no fit."""
-        wrong = self._wrong(members)
-        if wrong is not None:
-            return wrong
-        given = self._input(node, members)
-        if pod is None and all(each_member.wishes is None for each_member in members):
-            outcome = await self._searcher.search(given, is_brief=is_brief, is_cheap=is_cheap)
-        elif is_cheap:
-            return GaveUp(0)  # some hundred searches, place after place
-        else:
-            wished = [AlignedClaims(each_member.stored.claim, each_member.wishes) for each_member in members]
-            outcome = await self._searcher.search_near(given, wished, self._world.view_of(node), pod=pod)
-        self.spent += outcome.steps
-        if isinstance(outcome, Allocated):
-            wanted = [(each_member.stored.claim, each_member.spec) for each_member in members]
-            return objection_to_results(node, wanted, outcome.results, steps=outcome.steps) or outcome
-        return outcome
+        """Search one node now, whatever is remembered of it."""
+        return self._wrong(members) or await self.search(node, members, self._excluded(members), pod=pod, is_cheap=is_cheap)
 
     async def refresh(
         self, nodes: Sequence[str], outcomes: list[Outcome], members: Sequence[Member], *, pod: PodRequest | None = None
@@ -221,27 +186,16 @@ class Allocator:
         for index, node in enumerate(nodes[: min(SHOWN_NODES, len(outcomes))]):
             if isinstance(outcomes[index], NoFit):
                 try:
-                    outcomes[index] = await self.search(node, members, pod=pod)
+                    outcomes[index] = await self.search_members(node, members, pod=pod)
                 except (ContractError, PeerUnavailable):
                     raise
                 except Exception as err:  # noqa: BLE001 - boundary: one node of a search
-                    outcomes[index] = self._node_failed(node, err)
+                    outcomes[index] = self.node_failed(node, err)
 
-    async def advise(self, nodes: Sequence[str], outcomes: Sequence[Outcome], members: Sequence[Member]) -> tuple[Reason, ...]:
-        """Name the nearest miss, and what would fit there instead; claims with wishes of their alignment are only told the first."""
-        found = nearest(nodes, outcomes)
-        if found is None:
-            return ()
-        node, reason = found
-        if any(each_member.wishes is not None for each_member in members):
-            return (reason,)
-        return reason, *await self._searcher.advise(self._input(node, members))
+    async def advise_members(self, nodes: Sequence[str], outcomes: Sequence[Outcome], members: Sequence[Member]) -> tuple[Reason, ...]:
+        """Name the nearest miss, and what would fit there instead."""
+        return await self.advise(nodes, outcomes, members, self._excluded(members))
 
-    def _input(self, node: str, members: Sequence[Member]) -> AllocationInput:
-        excluded = {device: why for each_member in members for device, why in self.refusals.refused(each_member.key).items()}
-        wanted = [(each_member.stored.claim, each_member.spec) for each_member in members]
-        given = self._world.input_for(node, wanted, mode=self._settings.mode, excluded=excluded)
-        if not self.quarantined.keys() & given.usage.holders.keys():
-            return given
-        holders = {device: self.quarantined.get(device, holder) for device, holder in given.usage.holders.items()}
-        return replace(given, usage=replace(given.usage, holders=holders))
+    def _excluded(self, members: Sequence[Member]) -> dict[DeviceId, str]:
+        """Name the devices that a node has refused to one of the claims a moment ago."""
+        return {device: why for each_member in members for device, why in self.refusals.refused(each_member.key).items()}

@@ -14,21 +14,18 @@ from topobus.cel.seam import SelectorCompiler
 from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.admission import has_heavy_selector
 from topobus.controller.allocation.explanations import SHOWN_NODES
-from topobus.controller.allocation.suggestions import nearest
 from topobus.controller.allocation.values import (
     Allocated,
-    AllocationInput,
     DeviceId,
     GaveUp,
     NoFit,
     Outcome,
 )
-from topobus.controller.claims.claim_admission import objection_to_results
 from topobus.controller.claims.stored import ObjectKey
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
-from topobus.controller.reconcilers.allocation_runner import CHEAP_STEPS, AllocationRunner
-from topobus.controller.scheduling.aligned_allocation import AlignedClaims
+from topobus.controller.reconcilers.allocation_runner import CHEAP_STEPS
+from topobus.controller.reconcilers.node_search import NodeSearch
 from topobus.controller.scheduling.decisions import (
     NodeFit,
     NodeMiss,
@@ -49,12 +46,12 @@ from topobus.controller.scheduling.pod_alignment import wished_request
 from topobus.controller.scheduling.score import rank, score_node
 from topobus.controller.state.api_server_state import ApiServerState
 from topobus.controller.state.result_cache import RequestShape, ResultCache
-from topobus.domain.errors import ContractError, InvariantError, PeerUnavailable, TopobusError
+from topobus.domain.errors import ContractError, InvariantError, PeerUnavailable
 from topobus.domain.outcome import Reason
 from topobus.domain.request import PodRequest
 from topobus.kubernetes.api.objects import metadata_of
 from topobus.kubernetes.api.pod import RESOURCE_PREFIX
-from topobus.runtime.logging import get_logger
+from topobus.runtime.clock import Clock
 
 __all__ = ["NoNodeFits", "NodeChooser"]
 
@@ -77,17 +74,14 @@ class NodeChooser:
         self,
         settings: ControllerSettings,
         world: ApiServerState,
-        searcher: AllocationRunner,
+        clock: Clock,
         compiler: SelectorCompiler,
         metrics: ControllerMetrics,
     ) -> None:
-        self._mode = settings.mode
         self._compiler = compiler
-        self._metrics = metrics
-        self._failed: dict[str, str] = {}
         self._world = world
-        self._searcher = searcher
-        self._judgements = ResultCache(world.stock, lambda: world.node_names, lambda: world.classes, compiler, settings.mode)
+        results = ResultCache(world.stock, lambda: world.node_names, lambda: world.classes, compiler, settings.mode)
+        self._search = NodeSearch(settings, clock, world, results, compiler, metrics)
 
     async def choose(
         self,
@@ -110,14 +104,14 @@ class NodeChooser:
         placing = read_placing(pod)
         wishing = _wishing(pod, plan)
         is_plain = wishing is None and self._is_plain(plan, excluded)
-        question = self._judgements.question([pod_claim.spec for pod_claim in plan.pending]) if is_plain else None
+        question = self._search.results.question([pod_claim.spec for pod_claim in plan.pending]) if is_plain else None
         has_alternatives = any(request.first_available for pod_claim in plan.pending for request in pod_claim.spec.devices.requests)
         asked = requests_of(pod.spec)
         crowded: dict[str, bool] = {}
         fits: list[NodeFit] = []
         failures: list[tuple[str, Exception]] = []
         has_searched = False
-        spent = 0
+        spent = 0  # not the search's own count: others search meanwhile
         for name, is_open in chain(self._in_order(placing, question), _late(crowded)):
             try:
                 at = self._world.node_facts.get(name)
@@ -146,12 +140,12 @@ class NodeChooser:
                 return NoNodeFits((found,))
             elif is_cheap and is_open and question is not None and isinstance(outcome, NoFit):
                 # Not after a long search: another pod's walk may have taken note meanwhile of what was freed there.
-                self._judgements.close(question, name)
+                self._search.results.close(question, name)
         if failures and not has_searched and isinstance(failures[0][1], ContractError):
             # It is the same on every node, so it is the pod or one of its claims.
             raise failures[0][1]
         for name, failure in failures:
-            self._tell_failed(name, failure)
+            self._search.node_failed(name, failure)
         if fits:
             best = rank([score_node(plan, node_fit) for node_fit in fits])[0]
             return next(node_fit for node_fit in fits if node_fit.node == best)
@@ -166,9 +160,9 @@ class NodeChooser:
         """
         if node not in self._world.node_facts:
             return None
-        given = self._input(node, plan, {}, ignoring=later)
+        given = self._search.given(node, plan.pending, {}, ignoring=later)
         others = {candidate.id: "not chosen" for pool in given.pools or () for candidate in pool.candidates if candidate.id not in devices}
-        outcome = await self._searcher.search(self._input(node, plan, others, ignoring=later), is_brief=True, is_cheap=is_cheap)
+        outcome = await self._search.search_only(self._search.given(node, plan.pending, others, ignoring=later), is_cheap=is_cheap)
         return outcome if isinstance(outcome, Allocated) or (is_cheap and isinstance(outcome, GaveUp)) else None
 
     def _is_plain(self, plan: PodPlan, excluded: Mapping[DeviceId, str]) -> bool:
@@ -187,7 +181,7 @@ class NodeChooser:
             return ((at.node.name, False) for at in nodes)
         if question is None:
             return ((name, False) for name in self._world.node_names)
-        return ((name, True) for name in self._judgements.open_nodes(question))
+        return ((name, True) for name in self._search.results.open_nodes(question))
 
     def _at_first_sight(self, placing: Placing, plan: PodPlan, at: NodeFacts, refused: Collection[str]) -> NodeMiss | None:
         """Rule a node out without a search."""
@@ -209,16 +203,9 @@ class NodeChooser:
     ) -> tuple[Outcome, int]:
         """Search one node, unless it is known what the like of these claims gets there; gives the steps that it took now as well."""
         if question is None:
-            outcome = await self._search(node, plan, excluded, wishing, is_brief=True, is_cheap=is_cheap)
+            outcome = await self._search.search(node, plan.pending, excluded, pod=wishing, is_brief=True, is_cheap=is_cheap)
             return outcome, outcome.steps
-        ticket = self._judgements.ticket(question, node)
-        known = self._judgements.recall(ticket)
-        if known is not None:
-            return known, 0
-        outcome = await self._search(node, plan, excluded, None, is_brief=True, is_cheap=is_cheap)
-        if not (is_cheap and isinstance(outcome, GaveUp)):
-            self._judgements.remember(ticket, outcome)
-        return outcome, outcome.steps
+        return await self._search.recall_or_search(node, plan.pending, question, excluded, is_cheap=is_cheap)
 
     async def _explain(
         self,
@@ -245,63 +232,20 @@ class NodeChooser:
                 searched.append(NodeMiss(name, outcome))
             else:
                 searched.append(NodeMiss(name, NoFit((), 0)))
-        found = nearest([node_miss.node for node_miss in searched], [node_miss.outcome for node_miss in searched])
-        if found is None:
-            return NoNodeFits((*searched, *unfit))
-        node, reason = found
-        if wishing is not None or any(pod_claim.wishes is not None for pod_claim in plan.pending):
-            return NoNodeFits((*searched, *unfit), (reason,))
-        return NoNodeFits((*searched, *unfit), (reason, *await self._searcher.advise(self._input(node, plan, excluded))))
-
-    def _tell_failed(self, node: str, err: Exception) -> Reason:
-        """Log and count a node that cannot be worked with, once as long as it stays the same; gives what a pod is told of it."""
-        text = str(err) if isinstance(err, TopobusError) else f"{type(err).__name__}: {err}"
-        if self._failed.get(node) != text:
-            self._failed[node] = text
-            self._metrics.set_aside.labels("nodes").inc()
-            get_logger().error("node.set-aside", node=node, error=text, exc_info=None if isinstance(err, TopobusError) else err)
-        return Reason(
-            code="node-failed", message=f"node {node}: what it says of itself cannot be worked with: {text}", facts={"node": node}
-        )
+        nodes, outcomes = [node_miss.node for node_miss in searched], [node_miss.outcome for node_miss in searched]
+        advice = await self._search.advise(nodes, outcomes, plan.pending, excluded, is_aligned=wishing is not None)
+        return NoNodeFits((*searched, *unfit), advice)
 
     async def _search_guarded(
         self, node: str, plan: PodPlan, excluded: Mapping[DeviceId, str], wishing: PodRequest | None, *, is_cheap: bool
     ) -> Outcome:
         """Search one node to explain what it lacks; one that cannot be worked with says so."""
         try:
-            return await self._search(node, plan, excluded, wishing, is_cheap=is_cheap)
+            return await self._search.search(node, plan.pending, excluded, pod=wishing, is_cheap=is_cheap)
         except (PeerUnavailable, InvariantError):
             raise
         except Exception as err:  # noqa: BLE001 - boundary: one node of an explanation; it says of itself that it failed
-            return NoFit((self._tell_failed(node, err),), 0)
-
-    async def _search(
-        self,
-        node: str,
-        plan: PodPlan,
-        excluded: Mapping[DeviceId, str],
-        wishing: PodRequest | None,
-        *,
-        is_brief: bool = False,
-        is_cheap: bool = False,
-    ) -> Outcome:
-        """Search one node now; what would break a limit of the API is no fit."""
-        given = self._input(node, plan, excluded)
-        if wishing is None and all(pod_claim.wishes is None for pod_claim in plan.pending):
-            outcome = await self._searcher.search(given, is_brief=is_brief, is_cheap=is_cheap)
-        elif is_cheap:
-            return GaveUp(0)  # some hundred searches, place after place
-        else:
-            wished = [AlignedClaims(pod_claim.claim, pod_claim.wishes) for pod_claim in plan.pending]
-            outcome = await self._searcher.search_near(given, wished, self._world.view_of(node), pod=wishing)
-        if isinstance(outcome, Allocated):
-            wanted = [(pod_claim.claim, pod_claim.spec) for pod_claim in plan.pending]
-            return objection_to_results(node, wanted, outcome.results, steps=outcome.steps) or outcome
-        return outcome
-
-    def _input(self, node: str, plan: PodPlan, excluded: Mapping[DeviceId, str], *, ignoring: Collection[str] = ()) -> AllocationInput:
-        wanted = [(pod_claim.claim, pod_claim.spec) for pod_claim in plan.pending]
-        return self._world.input_for(node, wanted, mode=self._mode, excluded=excluded, ignoring=ignoring)
+            return NoFit((self._search.node_failed(node, err).reason,), 0)
 
 
 def _wishing(pod: ApiObject, plan: PodPlan) -> PodRequest | None:

@@ -25,9 +25,8 @@ from topobus.controller.claims.objects import Pod
 from topobus.controller.claims.stored import ObjectKey
 from topobus.controller.config import ControllerSettings
 from topobus.controller.planner import Planner
-from topobus.controller.reconcilers.allocation_runner import CHEAP_STEPS
+from topobus.controller.reconcilers.allocation_runner import CHEAP_STEPS, LONGEST_S
 from topobus.controller.reconcilers.allocator import (
-    LONGEST_S,
     Allocator,
     Member,
     member,

@@ -346,7 +346,7 @@ class PodScheduler:
             claim_key = ObjectKey("resourceclaim", key.namespace, pod_claim.name)
             known = self._world.objects.get(claim_key)
             if known is not None:
-                await self._keeper.tell(claim_key, known, condition, reasons, lambda: self._finder.advise(nodes, outcomes, members))
+                await self._keeper.tell(claim_key, known, condition, reasons, lambda: self._finder.advise_members(nodes, outcomes, members))
         return False
 
     async def _retreat(self, key: ObjectKey, stored: Stored) -> Stored | None:
