@@ -100,7 +100,11 @@ class SelectorCompiler(Protocol):
 
 
 def seen(reads: Reads, device: DeviceFacts) -> object:
-    """Give what an expression sees at one place, with its type: 1 and true are equal in Python, not in CEL."""
+    """Give the value that an expression reads from a device at one place.
+
+    Shapes: result — a scalar as it is; a list as (class, items with their classes), because in Python 1 == True and in CEL they differ; for a whole map, whether
+    it exists; None for an absent value. Use it as a cache key: equal results mean equal results of the expression.
+    """
     if reads.part == "driver":
         return device.driver
     if reads.part == "allowMultipleAllocations":

@@ -115,7 +115,11 @@ class CelCompiler:
 
 
 def compile_expression(expression: str) -> CelSelector | SelectorError:
-    """Compile an expression anew."""
+    """Parse, check and plan a CEL expression, without the cache of `CelCompiler`.
+
+    Shapes: result — a selector whose type is bool or dynamic.
+    Errors: raises nothing; SelectorError with line and column for one that is too long, does not compile, has another type or nests too deep.
+    """
     if len(expression.encode("utf-8", "replace")) > MAX_EXPRESSION_BYTES:
         return SelectorError(f"is longer than {MAX_EXPRESSION_BYTES} bytes")
     try:

@@ -87,7 +87,11 @@ def to_token(name: str) -> str:
 
 
 def from_token(token: str) -> str:
-    """Turn a token back into the name; the cluster's token stays as it is."""
+    """Turn a subject's token back into the name, the inverse of `to_token`; the token that stands for the whole cluster stays as it is.
+
+    >>> from_token("node-1_example_com")
+    'node-1.example.com'
+    """
     return token if token == CLUSTER else token.replace("_", ".")
 
 

@@ -44,7 +44,14 @@ def _decode_custom(wanted: type, raw: object) -> object:
 
 
 def encode(value: object) -> bytes:
-    """Encode any contract message as JSON; struct fields keep their order, dicts are sorted by key, so equal values give equal bytes."""
+    """Encode a contract message as JSON.
+
+    Order: struct fields keep their order, dicts are sorted by key, so equal values give equal bytes.
+    Errors: raises NotImplementedError for a value of a type that has no wire form.
+
+    >>> encode({"b": 1, "a": [True, None]})
+    b'{"a":[true,null],"b":1}'
+    """
     return msgspec.json.encode(value, enc_hook=_encode_custom, order="deterministic")
 
 
@@ -81,7 +88,7 @@ def _messages() -> dict[type, type[Struct]]:
 
 
 def to_builtins(value: object) -> Any:
-    """Turn a message into dicts, lists and scalars (for YAML and for people)."""
+    """Turn a message into dicts, lists and scalars, for YAML and for people. Order and errors as in `encode`."""
     return msgspec.to_builtins(value, enc_hook=_encode_custom, order="deterministic")
 
 

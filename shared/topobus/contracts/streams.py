@@ -71,17 +71,20 @@ class Difference(Struct, frozen=True, kw_only=True):
 
 
 def bucket_stream(state: State[Any]) -> str:
-    """Name the stream behind a bucket, as every NATS client does."""
+    """Name the JetStream stream behind a bucket: `KV_<bucket>`. Source: NATS ADR-8 (KV)."""
     return f"KV_{state.bucket}"
 
 
 def stream_names() -> tuple[str, ...]:
-    """Name all streams of the catalogue."""
+    """Name all streams of the catalogue: those of buckets first, then those of events, in the catalogue's order."""
     return (*(bucket_stream(state) for state in STATES), *(event.stream for event in EVENTS))
 
 
 def total_bytes() -> int:
-    """Add up the bounds of all streams: what a server reserves for them on its disk."""
+    """Add up the size limits of all streams.
+
+    Units: bytes. A server reserves as much of its disk, so a smaller `max_file_store` refuses the last streams.
+    """
     return sum(state.max_bucket_bytes for state in STATES) + sum(event.max_stream_bytes for event in EVENTS)
 
 
@@ -95,7 +98,12 @@ def wanted_streams(replicas: int, *, store_bytes: int = 0) -> tuple[dict[str, An
 
 
 def differences(got: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[Difference, ...]:
-    """Compare a stream with what is wanted, field by field, the fields that nobody asked for included; drift first."""
+    """Compare a stream's configuration with the wanted one, field by field.
+
+    Shapes: got — a configuration as the server gives it; wanted — as `wanted_streams` gives it. Fields that `wanted` does not name must be at their default.
+    Order: by kind, in the order of `DifferenceKind`.
+    Errors: raises nothing; no difference is an empty tuple.
+    """
     found_differences = (*_of_wanted_fields(got, wanted), *_of_other_fields(got, wanted))
     order = list(DifferenceKind)
     return tuple(sorted(found_differences, key=lambda difference: order.index(difference.kind)))

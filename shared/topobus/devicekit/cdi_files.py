@@ -40,7 +40,11 @@ def write(folder: Path, name: str, data: bytes) -> Path:
 
 
 def delete(folder: Path, name: str) -> bool:
-    """Delete a file; False when it was not there, which is no error."""
+    """Delete a CDI file durably; blocks.
+
+    Shapes: result — whether the file existed.
+    Errors: raises OSError for anything but an absent file.
+    """
     try:
         (folder / name).unlink()
     except FileNotFoundError:
@@ -99,7 +103,11 @@ def check_writable(folder: Path, vendor: str) -> None:
 
 
 def remove_leftovers(folder: Path, pattern: str) -> None:
-    """Remove half-written files that a crash left of `write`, of all names that match; for the one process that writes there."""
+    """Remove the temporary files that a crash during `write` left; blocks.
+
+    Shapes: pattern — a glob of file names as `file_name` makes them. Only the one process that writes these names may call it: it would delete another's write.
+    Errors: raises OSError.
+    """
     for leftover in folder.glob(f".{pattern}.*.tmp"):
         leftover.unlink(missing_ok=True)
 

@@ -19,7 +19,10 @@ _RAW_CHARACTERS = 60
 
 
 def unreadable(err: HardwareError) -> Observation:
-    """Say that nobody knows how a device is, because one of its files exists and cannot be read; its neighbours are not touched."""
+    """Make the observation for a device one of whose files exists and cannot be read: its health is Unknown, other devices keep theirs.
+
+    Shapes: err — with the facts `path` and `raw`, which become the evidence.
+    """
     return Observation(
         dimension=Dimension.DRIVER,
         state=HealthState.UNKNOWN,
@@ -30,7 +33,10 @@ def unreadable(err: HardwareError) -> Observation:
 
 
 def gone(tree: Tree, devices: Sequence[Device]) -> Refusal | None:
-    """Refuse devices whose PCI function is no longer there; None when all are."""
+    """Refuse devices whose PCI function is no longer on the bus.
+
+    Shapes: result — one `device-gone` reason that names all of them, sorted; None when all are there. Devices without a PCI address are not checked.
+    """
     names = tuple(sorted(device.name for device in devices if device.pci is not None and not tree.exists(pci_folder(device.pci))))
     if not names:
         return None

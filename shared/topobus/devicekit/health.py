@@ -44,7 +44,10 @@ class HealthSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def silence(reason: str, message: str) -> Observation:
-    """Make the observation that stands for a driver's silence; `reason` is one of SILENT_REASONS."""
+    """Make the observation for a driver that gave no answer: all its devices become Unknown.
+
+    Shapes: reason — one of SILENT_REASONS, by which readers tell "no answer" from "a fault".
+    """
     return Observation(dimension=Dimension.DRIVER, state=HealthState.UNKNOWN, reason=reason, message=message, action=RecoveryAction.WAIT)
 
 

@@ -75,7 +75,10 @@ class OciResult(Struct, frozen=True, kw_only=True):
 
 
 def device_paths(answers: Iterable[PluginAnswer], cdi_devices: Iterable[str], files: Iterable[CdiFile]) -> tuple[str, ...]:
-    """List the host's device nodes about which `oci_spec` must be told."""
+    """List the device nodes of the host whose numbers `oci_spec` needs.
+
+    Shapes: as in `oci_spec`; result — absolute host paths, sorted, each once; pass them to `oci_host.look_up`.
+    """
     names = set(cdi_devices) | {name for plugin_answer in answers for name in plugin_answer.cdi_devices}
     parts = [plugin_answer.edits for plugin_answer in answers]
     for file in files:

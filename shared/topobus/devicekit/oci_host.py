@@ -18,7 +18,11 @@ __all__ = ["look_up", "read_cdi_files"]
 
 
 def look_up(paths: Iterable[str]) -> dict[str, HostNode]:
-    """Read device nodes; what is absent or no device node is left out."""
+    """Read kind, numbers, mode and owner of device nodes; blocks.
+
+    Shapes: result — path to node; a path that is absent, unreadable or no device node is left out, and `oci_spec` reports it.
+    Errors: raises nothing.
+    """
     host_nodes: dict[str, HostNode] = {}
     for path in paths:
         try:

@@ -39,7 +39,7 @@ _CORRECTED_STORM = 100
 
 
 def pci_folder(address: PciAddress) -> str:
-    """Give the folder of one PCI function in the tree."""
+    """Give the folder of a PCI function, relative to the tree's root."""
     return f"{PCI_DEVICES}/{address}"
 
 
@@ -149,7 +149,12 @@ def why_not_offered(tree: Tree, address: PciAddress) -> str:
 
 
 def observe_kernel_driver(tree: Tree, address: PciAddress) -> list[Observation]:
-    """See whether a kernel driver is bound: without one nobody can use the card."""
+    """Observe whether a kernel driver is bound to a PCI function.
+
+    Shapes: result — empty when one is bound, else one Unhealthy observation `no-kernel-driver`.
+    Errors: raises HardwareError when the function's folder cannot be read.
+    Source: Documentation/ABI/testing/sysfs-bus-pci (driver).
+    """
     path = f"{pci_folder(address)}/driver"
     # The link is the evidence, not the folder that it leads to: recordings often leave the drivers' folders out.
     if "driver" in tree.names(pci_folder(address)):

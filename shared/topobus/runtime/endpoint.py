@@ -16,7 +16,14 @@ __all__ = ["read_files", "read_secret", "read_url", "tls_context", "why_tls"]
 
 
 def read_url(text: str) -> tuple[list[str], str]:
-    """Split the servers, and give a form without passwords for logs."""
+    """Split a comma-separated list of NATS servers.
+
+    Shapes: result — the servers as written, and the same list without user and password, for logs.
+    Errors: raises ConfigError for a server that is not `nats://`, `tls://`, `ws://` or `wss://` with a host; the message has no password.
+
+    >>> read_url("nats://me:secret@a:4222, b")
+    (['nats://me:secret@a:4222', 'b'], 'nats://a:4222,nats://b')
+    """
     servers = [part.strip() for part in text.split(",") if part.strip()]
     shown = []
     for server in servers or [text]:

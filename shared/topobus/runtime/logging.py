@@ -20,13 +20,16 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 
 
 def get_logger() -> structlog.typing.FilteringBoundLogger:
-    """Give the logger; `service` and `node` come from the process's context."""
+    """Give the process's logger. Each line carries what `setup_logging` bound, and what the calling task bound through structlog's contextvars."""
     logger: structlog.typing.FilteringBoundLogger = structlog.get_logger()
     return logger
 
 
 def setup_logging(settings: LogSettings, **context: str) -> None:
-    """Configure logs for this process and bind what every line carries."""
+    """Configure logs on standard error for this process; call it once, at start.
+
+    Shapes: context — what every line carries (`service`, `node`). Warnings of libraries that use the standard library's logging come out in the same shape.
+    """
     is_json = settings.format == "json" or (settings.format == "auto" and not sys.stderr.isatty())
     renderer: Any = (
         structlog.processors.JSONRenderer() if is_json else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), event_key="event")

@@ -26,7 +26,11 @@ class DrmNodes(Struct, frozen=True, kw_only=True):
 
 
 def function_drm_nodes(tree: Tree, address: PciAddress) -> DrmNodes:
-    """Find the DRM nodes of one function; of several (none known) the lowest number counts."""
+    """Find the DRM card and render node of one PCI function.
+
+    Shapes: result — names like `card0` and `renderD128`, empty where there is none; of several (no such driver is known) the first by name.
+    Errors: raises HardwareError when the folder exists and cannot be read.
+    """
     names = tree.names(f"sys/bus/pci/devices/{address}/drm")
     return DrmNodes(
         # Connectors stand there too (card0-DP-1).

@@ -63,7 +63,11 @@ def function_interfaces(tree: Tree, address: PciAddress) -> tuple[NetInterface, 
 
 
 def read_sriov(tree: Tree, address: PciAddress) -> Sriov | None:
-    """Read a physical function's SR-IOV state; None when it has no such capability."""
+    """Read a physical function's SR-IOV state: how many virtual functions it has and could have.
+
+    Shapes: result — None when the function has no such capability.
+    Errors: raises HardwareError for a file that holds no number. Source: Documentation/ABI/testing/sysfs-bus-pci (sriov_numvfs, sriov_totalvfs).
+    """
     base = function_path(address)
     total = tree.read_int(f"{base}/sriov_totalvfs")
     if total is None:
@@ -72,7 +76,11 @@ def read_sriov(tree: Tree, address: PciAddress) -> Sriov | None:
 
 
 def default_route_interfaces(tree: Tree) -> frozenset[str]:
-    """Name every interface that the machine's default routes go over, with all interfaces stacked below (bond, bridge, VLAN)."""
+    """Name the interfaces that carry the machine's default routes, IPv4 and IPv6, with every interface below them (members of a bond or bridge, a VLAN's parent).
+
+    Shapes: result — interface names; stacks deeper than `_MAX_STACK` are cut off. Read it to leave these cards out of the inventory.
+    Errors: raises HardwareError when a route table cannot be read. Source: proc(5) /proc/net/route; `lower_*` links of sysfs-class-net.
+    """
     names = _default_routes_ipv4(tree) | _default_routes_ipv6(tree)
     roots: set[str] = set()
     for _ in range(_MAX_STACK):

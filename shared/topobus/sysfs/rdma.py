@@ -43,7 +43,11 @@ class RdmaDevice(Struct, frozen=True, kw_only=True):
 
 
 def function_rdma_devices(tree: Tree, address: PciAddress) -> tuple[RdmaDevice, ...]:
-    """Read the RDMA devices of one PCI function, sorted by name; one in another RDMA namespace is not seen and is no fault."""
+    """Read the RDMA devices of one PCI function with their ports and device nodes.
+
+    Order: by name. A device in another RDMA network namespace is invisible and missing in the result; that is no fault.
+    Errors: raises HardwareError for a file that cannot be read. Source: Documentation/ABI/stable/sysfs-class-infiniband.
+    """
     base = function_path(address)
     return tuple(
         RdmaDevice(name=name, ports=_read_ports(tree, f"{base}/infiniband/{name}/ports"), nodes=_nodes(tree, base, name))

@@ -71,7 +71,11 @@ class UeventSource:
 
 
 def open_uevents(tree: Tree) -> UeventSource | UeventsUnavailable:
-    """Open the kernel's event socket for a live tree; a value that says why when there is none to have."""
+    """Open the kernel's uevent socket.
+
+    Shapes: result — a source to be closed by the caller; UeventsUnavailable with the reason for a recorded tree, or where the kernel gives no such socket.
+    Errors: raises nothing. Source: netlink(7), NETLINK_KOBJECT_UEVENT.
+    """
     if not tree.is_live:
         return UeventsUnavailable(reason=f"{tree.root} is a recorded tree")
     try:

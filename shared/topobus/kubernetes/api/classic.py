@@ -153,7 +153,7 @@ class PodSchedulingStatus(Wire, frozen=True, kw_only=True):
 
 
 def is_classic(api_object: ApiObject) -> bool:
-    """Say whether an object is of classic DRA: kinds like ResourceClaim exist in both."""
+    """Say whether an object belongs to classic DRA (resource.k8s.io/v1alpha2). The version decides, because kinds like ResourceClaim exist in both."""
     return api_object.api_version == API_VERSION
 
 
@@ -182,5 +182,5 @@ def fold_class(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unfold_class(api_object: ApiObject) -> dict[str, Any]:
-    """Show a stored ResourceClass as Kubernetes writes it."""
+    """Give a stored ResourceClass as Kubernetes writes it, with its fields at the top instead of under `spec`; the inverse of `fold_class`."""
     return {"apiVersion": api_object.api_version, "kind": api_object.kind, "metadata": api_object.metadata, **api_object.spec}

@@ -46,7 +46,10 @@ class DeviceHandle(Wire, frozen=True, kw_only=True):
 
 
 def write_handle(driver: str, node: str, devices: tuple[str, ...], config: tuple[dict[str, Any], ...] = ()) -> classic.ResourceHandle:
-    """Make the handle of some devices."""
+    """Make the resource handle by which our classic driver tells the node what to prepare.
+
+    Shapes: node, devices — their names; config — opaque parameters for `prepare`, in order; result — `data` is JSON of at most 16 KiB, checked by `check_status`.
+    """
     data = DeviceHandle(api_version=_VERSION, kind=_KIND, node=node, devices=devices, config=config)
     return classic.ResourceHandle(driver_name=driver, data=encode(data).decode())
 
@@ -92,7 +95,10 @@ def as_structured(claim: ApiObject) -> ApiObject:
 
 
 def shown(claim: ApiObject) -> ApiObject:
-    """Show a claim to people as a structured one; one that cannot be read so stays as it is."""
+    """Give a classic claim in the shape of a structured one, for output; one that cannot be read is returned unchanged.
+
+    Errors: raises nothing.
+    """
     try:
         return as_structured(claim)
     except ContractError:
@@ -110,6 +116,6 @@ def class_of(driver: str) -> str:
 
 
 def only_node(name: str) -> NodeSelector:
-    """Select one node by its name, as kubelet and schedulers of any version read it."""
+    """Make a node selector that matches one node by name. It uses matchFields `metadata.name`, which kubelets and schedulers of every version understand."""
     requirement = NodeRequirement(key="metadata.name", operator="In", values=(name,))
     return NodeSelector(node_selector_terms=(NodeSelectorTerm(match_fields=(requirement,)),))

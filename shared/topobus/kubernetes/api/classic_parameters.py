@@ -223,7 +223,10 @@ def check_claim_parameters(spec: ClaimParameters, path: str = "spec") -> list[Pr
 
 
 def check_sharing(sharing: Sharing | None, path: str) -> Iterator[Problem]:
-    """Check a sharing strategy: a known one, and the configuration of that one only."""
+    """Check a sharing strategy: it is a known one, and only its own configuration is given.
+
+    Shapes: path — the place of `sharing` in the object, which each Problem begins with; None is sound.
+    """
     if sharing is None:
         return
     if sharing.strategy not in STRATEGIES:

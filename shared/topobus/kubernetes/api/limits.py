@@ -77,7 +77,11 @@ _ALLOCATION = "status.allocation"
 
 
 def check_object(api_object: ApiObject) -> list[Problem]:
-    """Check name and spec of any object that we know; of a claim, its status too."""
+    """Check name, namespace and spec of an object of any kind that Topobus knows, classic objects and parameters included.
+
+    Of an unknown kind only name and namespace are checked. Order: name, namespace, then the fields of the spec. Errors: raises nothing; a spec with wrong types gives one Problem.
+    Source: k8s.io/kubernetes pkg/apis/resource/validation/validation.go, 1.36.
+    """
     metadata = metadata_of(api_object)
     problems: list[Problem] = []
     if not is_dns_subdomain(metadata.name):

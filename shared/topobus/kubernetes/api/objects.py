@@ -110,7 +110,10 @@ def is_of_cluster(kind: str) -> bool:
 
 
 def metadata_of(api_object: ApiObject) -> Metadata:
-    """Read the metadata; what does not fit counts as absent, for an object must be nameable even when it is malformed."""
+    """Read an object's metadata.
+
+    Errors: raises nothing. When a field has a wrong type, all but name and namespace count as absent: a malformed object must still have a name in messages.
+    """
     try:
         return msgspec.convert({key: value for key, value in api_object.metadata.items() if value is not None}, Metadata)
     except msgspec.ValidationError:
@@ -129,7 +132,7 @@ def object_parts(api_object: ApiObject) -> dict[str, str]:
 
 
 def name_of(api_object: ApiObject) -> str:
-    """Name an object for people: `ResourceClaim default/fast`."""
+    """Name an object for people: `ResourceClaim default/fast`, and without a namespace for kinds of the whole cluster."""
     metadata = metadata_of(api_object)
     return (
         f"{api_object.kind} {metadata.name}"

@@ -99,7 +99,10 @@ def go_error(err: grpc.aio.AioRpcError) -> str:
 
 
 def deadline_of(context: grpc.aio.ServicerContext[Any, Any]) -> float | None:
-    """Seconds left for this call; None when the caller set no deadline."""
+    """Give the time left for a gRPC call; None when the caller set no deadline.
+
+    Units: seconds.
+    """
     # The stubs promise a float; at run time a call without a deadline gives None.
     left: float | None = context.time_remaining()
     return left
@@ -111,7 +114,7 @@ async def shown(message: Message) -> dict[str, Any]:
 
 
 def to_plain(message: Message) -> dict[str, Any]:
-    """Turn a message into plain values under kubelet's field names; defaults are left out."""
+    """Turn a protobuf message into dicts, lists and scalars under the proto's field names (snake_case); fields at their default are left out."""
     plain: dict[str, Any] = MessageToDict(message, preserving_proto_field_name=True)
     return plain
 

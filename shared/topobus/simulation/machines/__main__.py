@@ -16,7 +16,10 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; 0 when done, 78 for what the caller must correct."""
+    """Run one verb of the command line.
+
+    Shapes: argv — without the program's name; None takes the process's own. Result — the exit status: 0 done, 78 for a mistake of the caller, told on stderr.
+    """
     parser = argparse.ArgumentParser(prog="python -m topobus.simulation.machines", description="Recorded machines on disk.")
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("list", help="name the profiles")
