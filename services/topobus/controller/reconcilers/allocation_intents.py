@@ -189,7 +189,8 @@ class Intents:
     async def _bound_to(self, plan: PodPlan) -> str:
         """Name the node that the pod has by now; empty while it has none. Behind a gate nobody can bind it, so it is read only when its gate is open."""
         key = (plan.pod.namespace, plan.pod.name)
-        pod = self._world.pods.get(key)
+        stored = self._world.pods.get(key)
+        pod = stored.value if stored is not None else None
         if pod is None or not has_gate(pod):
             pod = await self._writer.refresh(PODS, key)
         return str(pod.spec.get("nodeName") or "") if pod is not None else ""
@@ -217,7 +218,7 @@ class Intents:
         Shapes: refused — nodes that such a note is to name as those on which kube-scheduler could not place the pod.
         """
         pod = self._world.pods.get((plan.pod.namespace, plan.pod.name))
-        is_open = pod is not None and not has_gate(pod) and not is_final
+        is_open = pod is not None and not has_gate(pod.value) and not is_final
         for pod_claim in claims:
             claim = self._world.claims.get(_key(plan, pod_claim))
             note = self._world.book.note(_key(plan, pod_claim))

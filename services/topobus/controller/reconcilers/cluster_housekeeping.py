@@ -81,7 +81,7 @@ class ClaimHousekeeping:
                 is_due = await self._guard("end", key, claim, partial(self._look_at_claim, key, claim, note, orphans), looked_at) or is_due
         self._orphans = orphans
         if self._is_own:
-            for key, pod in sorted(self._world.pods.items()):
+            for key, pod in sorted((key, stored.value) for key, stored in self._world.pods.items()):
                 if has_gate(pod) and not is_over(pod):
                     is_due = await self._guard("make", key, pod, partial(self._make, key, pod), looked_at) or is_due
             for key, claim in sorted(self._world.claims.items()):
@@ -102,7 +102,7 @@ class ClaimHousekeeping:
         """Withdraw an intent whose pod is gone; where nobody else does it, end a claim that nobody uses any more."""
         other = self._world.book.pod_of(note.pod)
         pod = self._world.pods.get(other) if other is not None else None
-        if not claim.status.get("allocation") and (pod is None or is_over(pod)):
+        if not claim.status.get("allocation") and (pod is None or is_over(pod.value)):
             uid = metadata_of(claim).uid
             orphans[uid] = self._orphans.get(uid, self._clock.monotonic())
             is_late = self._clock.monotonic() - orphans[uid] >= _ORPHAN_S
@@ -133,7 +133,8 @@ class ClaimHousekeeping:
         if user.resource != "pods" or user.api_group:
             return False
         key = self._world.book.pod_of(user.uid)
-        api_object = self._world.pods.get(key) if key is not None else None
+        stored = self._world.pods.get(key) if key is not None else None
+        api_object = stored.value if stored is not None else None
         if api_object is None:
             try:
                 api_object = await self._writer.refresh(PODS, (namespace, user.name))

@@ -20,7 +20,8 @@ from topobus.contracts.messages import ApiObject
 from topobus.controller.claims import gated_claims
 from topobus.controller.claims.gate import has_gate, is_over, version_of
 from topobus.controller.claims.gated_claims import GateAttempt
-from topobus.controller.claims.objects import Claim, Pod
+from topobus.controller.claims.objects import Claim
+from topobus.controller.claims.stored import Stored
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.reconcilers.allocation_intents import Intents, Progress
@@ -130,7 +131,9 @@ class GatedPodReconciler:
         self._failures = {key: count for key, count in self._failures.items() if key in self._world.pods}
         waits = [self._settings.cluster.retry_s] if self._intents.refusals.is_waiting else []
         now_s = self._clock.monotonic()
-        for key in sorted(keys, key=lambda pod: (-_priority(self._world.pods[pod]), _age(self._world.pods[pod]), pod)):
+        for key in sorted(
+            keys, key=lambda pod: (-_priority(self._world.pods[pod].value), self._world.pods[pod].metadata.creation_timestamp, pod)
+        ):
             if key in self._busy:
                 continue
             sight, due = self._sight(key), self._due.get(key)
@@ -141,12 +144,12 @@ class GatedPodReconciler:
                 self._costly.drop(key)
                 self._busy.add(key)
                 group.create_task(self._work(key))
-            elif self._seen.get(_uid(self._world.pods[key])) != sight and not self._costly.holds(key, sight.own):
+            elif self._seen.get(self._world.pods[key].uid) != sight and not self._costly.holds(key, sight.own):
                 self._busy.add(key)
                 group.create_task(self._work(key))
         if self._start_costly(group, set(keys)):
             waits.append(self._settings.cluster.retry_s)
-        living = {_uid(self._world.pods[key]) for key in keys}
+        living = {self._world.pods[key].uid for key in keys}
         self._seen = {uid: seen for uid, seen in self._seen.items() if uid in living}
         self._blocked = {uid: since for uid, since in self._blocked.items() if uid in living}
         self._told = {uid: at for uid, at in self._told.items() if uid in living}
@@ -184,14 +187,14 @@ class GatedPodReconciler:
             wait_s = min(self._settings.cluster.retry_s * 2 ** min(self._failures.get(key, 0), 16), _LONGEST_WAIT_S)
             self._due[key] = _Due(self._clock.monotonic() + wait_s, self._sight(key))
 
-    def _is_ours(self, key: Key, pod: ApiObject) -> bool:
+    def _is_ours(self, key: Key, pod: Stored) -> bool:
         """Say whether a pod is to be brought further: it waits behind our gate, or a claim that we allocated for it has lost its allocation.
 
         The latter on its node, too: a binding that overtook us must not leave a pod that can never start.
         """
-        if is_over(pod) or metadata_of(pod).deletion_timestamp:
+        if is_over(pod.value) or pod.pod.is_deleting:
             return False
-        return has_gate(pod) or any(self._is_lost(claim, _uid(pod)) for claim in self._world.claims_of(key))
+        return has_gate(pod.value) or any(self._is_lost(claim, pod.uid) for claim in self._world.claims_of(key))
 
     def _is_lost(self, key: Key, uid: str) -> bool:
         claim, note = self._world.claims.get(key), self._world.book.note(key)
@@ -204,7 +207,7 @@ class GatedPodReconciler:
         pod = self._world.pods[key]
         claims = [self._world.claims.get(claim) for claim in self._world.claims_of(key)]
         versions = tuple((_uid(claim), version_of(claim)) for claim in claims if claim is not None)
-        return _Seen(version_of(pod), versions, (self._world.supply, len(self._world.classes)))
+        return _Seen(pod.revision, versions, (self._world.supply, len(self._world.classes)))
 
     async def _work(self, key: Key) -> None:
         """Bring one pod as far as it goes now with short searches."""
@@ -241,7 +244,7 @@ class GatedPodReconciler:
             self._wait(key)
             pod = self._world.pods.get(key)
             if pod is not None and err.facts.get("code") in _REFUSALS:
-                await self._events.warn(pod, "WriteRefused", str(err))
+                await self._events.warn(pod.value, "WriteRefused", str(err))
 
     async def _walk_guarded(self, key: Key, *, is_cheap: bool) -> None:
         """Take steps; what is wrong with this pod or its claims concerns no other.
@@ -278,28 +281,28 @@ class GatedPodReconciler:
         pod = self._world.pods.get(key)
         if pod is None:
             return
-        self._seen[_uid(pod)] = self._sight(key)
+        self._seen[pod.uid] = self._sight(key)
         try:
             await self._tell(key, pod, "Malformed", (Reason(code="malformed", message=message),))
         except ContractError as untold:
             # What the server keeps of it cannot be read: the next version of it is looked at again.
             self._log.warning("pod.untold", pod=name, error=str(untold))
 
-    async def _step(self, key: Key, pod: ApiObject, *, is_cheap: bool) -> bool:
+    async def _step(self, key: Key, pod: Stored, *, is_cheap: bool) -> bool:
         """Do one step; False when there is nothing to do now."""
         sight = self._sight(key)
-        plan = pre_filter(Pod(pod), lambda name: self._bare((key[0], name)))
+        plan = pre_filter(pod.pod, lambda name: self._bare((key[0], name)))
         if isinstance(plan, Blocked):
-            self._seen[_uid(pod)] = sight
-            since_s = self._blocked.setdefault(_uid(pod), self._clock.monotonic())
+            self._seen[pod.uid] = sight
+            since_s = self._blocked.setdefault(pod.uid, self._clock.monotonic())
             if self._clock.monotonic() - since_s < _PATIENCE * self._settings.cluster.retry_s:
                 # Claims and pods come by different watches, and claims made from templates come later: that is no trouble yet.
-                del self._seen[_uid(pod)]
+                del self._seen[pod.uid]
                 self._wait(key)
             else:
                 await self._tell(key, pod, _WAITING, plan.reasons)
             return False
-        self._blocked.pop(_uid(pod), None)
+        self._blocked.pop(pod.uid, None)
         plan = self._with_wishes(plan)
         if plan.is_reserved:
             return await self._open(key, pod)
@@ -332,10 +335,10 @@ class GatedPodReconciler:
         """Leave a pod that needs more than a short search until it is its turn."""
         if key in self._world.pods:
             sight = self._sight(key)
-            self._seen[_uid(self._world.pods[key])] = sight
+            self._seen[self._world.pods[key].uid] = sight
             self._costly.put(key, sight.own)
 
-    async def _begin(self, key: Key, pod: ApiObject, plan: PodPlan, sight: _Seen, *, is_cheap: bool) -> bool:
+    async def _begin(self, key: Key, pod: Stored, plan: PodPlan, sight: _Seen, *, is_cheap: bool) -> bool:
         """Choose a node and devices, and write the intents."""
         if not await self._intents.clear(plan):
             self._wait(key)
@@ -393,18 +396,18 @@ class GatedPodReconciler:
         return False
 
     async def _choose(
-        self, pod: ApiObject, plan: PodPlan, refused: tuple[str, ...], *, is_brief: bool, is_cheap: bool
+        self, pod: Stored, plan: PodPlan, refused: tuple[str, ...], *, is_brief: bool, is_cheap: bool
     ) -> NodeFit | NoNodeFits | None:
         excluded = self._intents.refusals.refused(plan.pod.uid)
-        return await self._chooser.choose(pod, plan, refused=refused, excluded=excluded, is_brief=is_brief, is_cheap=is_cheap)
+        return await self._chooser.choose(pod.value, plan, refused=refused, excluded=excluded, is_brief=is_brief, is_cheap=is_cheap)
 
-    async def _make_room(self, key: Key, pod: ApiObject, plan: PodPlan, chosen: NoNodeFits) -> bool:
+    async def _make_room(self, key: Key, pod: Stored, plan: PodPlan, chosen: NoNodeFits) -> bool:
         """Take back an allocation of ours that keeps the pod's other claims from fitting: behind its gate no scheduler counts on it."""
         found = post_filter(plan, chosen.misses)
         claim = self._world.claims.get((key[0], found.claim.name)) if isinstance(found, TakeBack) else None
         if (
             claim is None
-            or not has_gate(pod)
+            or not has_gate(pod.value)
             or self._world.book.note((key[0], metadata_of(claim).name)) is None
             or not claim.status.get("allocation")
         ):
@@ -413,7 +416,7 @@ class GatedPodReconciler:
         await self._deallocation.deallocate((key[0], metadata_of(claim).name), claim, f"pod {plan.pod}: {why}")
         return True
 
-    async def _reserve(self, key: Key, pod: ApiObject, plan: PodPlan) -> bool:
+    async def _reserve(self, key: Key, pod: Stored, plan: PodPlan) -> bool:
         """Reserve claims that somebody allocated before: shared ones."""
         for pod_claim in plan.allocated:
             claim = self._world.claims.get((key[0], pod_claim.name))
@@ -421,37 +424,37 @@ class GatedPodReconciler:
                 continue
             patch = gated_claims.reservation_patch(claim, plan.pod)
             if isinstance(patch, Reason):
-                self._seen[_uid(pod)] = self._sight(key)
+                self._seen[pod.uid] = self._sight(key)
                 await self._tell(key, pod, _WAITING, (patch,))
                 return False
             if await self._writer.claim((key[0], pod_claim.name), patch, part="status") is None:
                 return True
         return True
 
-    async def _open(self, key: Key, pod: ApiObject) -> bool:
+    async def _open(self, key: Key, pod: Stored) -> bool:
         """Open the gate: all that the pod waited for is there."""
-        if not has_gate(pod):
+        if not has_gate(pod.value):
             return False
         condition_patch = gated_claims.condition_patch(
-            pod, is_true=True, reason="Allocated", message="its claims are allocated and reserved", now=self._now()
+            pod.value, is_true=True, reason="Allocated", message="its claims are allocated and reserved", now=self._now()
         )
-        if condition_patch is not None and gated_claims.has_condition(pod):
+        if condition_patch is not None and gated_claims.has_condition(pod.value):
             await self._writer.pod(key, condition_patch, part="status")
             return True
-        if await self._writer.pod(key, gated_claims.gate_patch(pod)) is not None:
+        if await self._writer.pod(key, gated_claims.gate_patch(pod.value)) is not None:
             self._log.info("gate.opened", pod=f"{key[0]}/{key[1]}")
         return True
 
-    async def _tell(self, key: Key, pod: ApiObject, reason: str, reasons: tuple[Reason, ...]) -> None:
+    async def _tell(self, key: Key, pod: Stored, reason: str, reasons: tuple[Reason, ...]) -> None:
         """Tell why a pod waits: a condition of the pod, and events of the pod and its claims; each once."""
         message = "; ".join(each_reason.message for each_reason in reasons)
         self._log.info("pod.waiting", pod=f"{key[0]}/{key[1]}", reason=reason, why=message)
-        patch = gated_claims.condition_patch(pod, is_true=False, reason=reason, message=message, now=self._now())
+        patch = gated_claims.condition_patch(pod.value, is_true=False, reason=reason, message=message, now=self._now())
         api_object = await self._writer.pod(key, patch, part="status") if patch is not None else None
-        if api_object is not None and _uid(pod) in self._seen:
+        if api_object is not None and pod.uid in self._seen:
             # Only our own write is no news; what came meanwhile is.
-            self._seen[_uid(pod)] = replace(self._seen[_uid(pod)], pod=version_of(api_object))
-        await self._events.warn(pod, reason, message)
+            self._seen[pod.uid] = replace(self._seen[pod.uid], pod=version_of(api_object))
+        await self._events.warn(pod.value, reason, message)
         for other_claim in self._world.claims_of(key):
             claim = self._world.claims.get(other_claim)
             if claim is not None and not claim.status.get("allocation"):
@@ -476,9 +479,9 @@ class GatedPodReconciler:
         other = self._world.book.pod_of(note.pod)
         return other is not None and other[0] == key[0] and other in self._world.pods and self._is_ours(other, self._world.pods[other])
 
-    def _refused_nodes(self, key: Key, pod: ApiObject, plan: PodPlan) -> tuple[str, ...]:
+    def _refused_nodes(self, key: Key, pod: Stored, plan: PodPlan) -> tuple[str, ...]:
         """List the nodes on which kube-scheduler could not place the pod; while the gate is closed it has not tried, and where the pod is bound it could."""
-        if has_gate(pod) or pod.spec.get("nodeName"):
+        if has_gate(pod.value) or pod.pod.node:
             return ()
         found: dict[str, None] = {}
         for pod_claim in plan.pending:
@@ -488,7 +491,7 @@ class GatedPodReconciler:
         return tuple(found)
 
     def _forgive(self) -> None:
-        living = {_uid(self._world.pods[key]) for key in self._ours()}
+        living = {self._world.pods[key].uid for key in self._ours()}
         for uid in self._intents.refusals.forgive(now_s=self._clock.monotonic(), is_done=lambda key: key not in living):
             self._seen.pop(str(uid), None)
             pod = self._world.book.pod_of(str(uid))
@@ -499,12 +502,8 @@ class GatedPodReconciler:
         return self._clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _uid(pod: ApiObject) -> str:
-    return metadata_of(pod).uid
-
-
-def _age(pod: ApiObject) -> str:
-    return metadata_of(pod).creation_timestamp
+def _uid(claim: ApiObject) -> str:
+    return metadata_of(claim).uid
 
 
 def _priority(pod: ApiObject) -> int:

@@ -83,10 +83,10 @@ class UnschedulablePods:
             looked_at.add(("pod", key))
             is_due = await self._boundary.run(
                 ("pod", key),
-                self._versions(key, pod),
-                partial(self._look_at_pod, key, pod, doubles, seen, waits),
-                name=name_of(pod),
-                report=partial(self._report, pod),
+                self._versions(key, pod.value),
+                partial(self._look_at_pod, key, pod.value, doubles, seen, waits),
+                name=pod.shown,
+                report=partial(self._report, pod.value),
             )
             if is_due:
                 waits.append(self._settings.retry_s)

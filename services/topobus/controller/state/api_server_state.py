@@ -44,7 +44,7 @@ class ApiServerState(ClusterState):
         """All nodes, by name; the same tuple as long as they are the same."""
         self.objects: dict[ObjectKey, Stored] = {}
         """Pods and claims, each with what was read in it."""
-        self.pods: dict[Key, ApiObject] = {}
+        self.pods: dict[Key, Stored] = {}
         self.claims: dict[Key, ApiObject] = {}
         self.templates: dict[Key, ApiObject] = {}
         self.room = NodeResources()
@@ -144,12 +144,11 @@ class ApiServerState(ClusterState):
 
     def put_pod(self, key: Key, pod: Stored) -> None:
         """Take in a pod."""
-        known = self.objects.get(ObjectKey("pod", *key))
+        known = self.pods.get(key)
         if known is not None and _is_older(pod, known):
             return
         uses = tuple((key[0], claim_use.claim) for claim_use in pod.pod.uses if claim_use.claim)
-        self.pods[key] = pod.value
-        self.objects[ObjectKey("pod", *key)] = pod
+        self.pods[key] = self.objects[ObjectKey("pod", *key)] = pod
         self._uses[key] = uses
         self.book.put_pod(key, pod)
 

@@ -17,7 +17,6 @@ from topobus.controller.state.api_server_state import ApiServerState, Key
 from topobus.controller.state.cluster_objects import downgraded_claim
 from topobus.controller.store.api import (
     CLAIMS,
-    PODS,
     WATCHED,
     Api,
     Kind,
@@ -145,8 +144,8 @@ class ApiServerStore:
         self._metrics.writes.labels(kind.name, outcome).inc()
 
     def _known(self, key: ObjectKey) -> ApiObject | None:
-        copies = {CLAIMS.name.lower(): self._world.claims, PODS.name.lower(): self._world.pods}
-        return copies[key.kind].get((key.namespace, key.name)) if key.kind in copies else None
+        stored = self._world.objects.get(key)
+        return stored.value if stored is not None else None
 
     async def _learn(self, kind: Kind, key: ObjectKey, plain: dict[str, Any]) -> Stored:
         """Take in what the server shows; one that nobody can read is not "gone": who asked sets aside what it was about to do.
