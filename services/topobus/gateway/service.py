@@ -329,7 +329,7 @@ class _Gateway:
         while True:
             here = identity(kubelet) is not None
             missing = [f"{plugin.resource}: {plugin.status}" for plugin in self._plugins.values() if plugin.status != "registered"]
-            # A kubelet without DRA is an ordinary one, so a driver counts only where it is the class's one door. Who stands by waits for all of them
+            # A kubelet without DRA is an ordinary one, so a driver counts only where its class is offered in no other way. Who stands by waits for all of them
             # at first: once it is ready, the one that kubelet has is ended.
             is_patient = self._checkpoint is None and asyncio.get_running_loop().time() < self._stands_by_until
             missing += [

@@ -43,7 +43,7 @@ _LOOK_S = 5.0
 
 
 class LedgerStore:
-    """The only door to the ledger."""
+    """Reads and changes the ledger; nothing else in this service writes it."""
 
     def __init__(self, bus: Bus, *, node: str, readiness: Readiness, metrics: TopologyMetrics) -> None:
         self.ledger = Ledger(node=node)

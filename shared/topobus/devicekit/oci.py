@@ -211,10 +211,10 @@ class _Merge:
         return OciResult(spec=spec, conflicts=tuple(self._conflicts), missing=tuple(sorted(set(self._missing))))
 
     def _set(self, entries: dict[str, tuple[Any, str]], key: str, value: Any, source: str, what: str) -> bool:
-        kept, keeper = entries.setdefault(key, (value, source))
+        kept, kept_from = entries.setdefault(key, (value, source))
         if kept != value:
-            self._conflicts.append(Conflict(what=f"{what} {key}", kept_from=keeper, lost_from=source))
-        return keeper == source
+            self._conflicts.append(Conflict(what=f"{what} {key}", kept_from=kept_from, lost_from=source))
+        return kept_from == source
 
     def _replace(self, entries: dict[str, tuple[Any, str]], key: str, value: Any, source: str, what: str) -> None:
         if key in entries and entries[key][0] != value:

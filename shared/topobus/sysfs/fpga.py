@@ -30,7 +30,7 @@ class ErrorRegister(Struct, frozen=True, kw_only=True):
 
 
 class DflPort(Struct, frozen=True, kw_only=True):
-    """One port: the door to one accelerator function (AFU)."""
+    """One port, through which one accelerator function (AFU) is reached."""
 
     name: str
     """`dfl-port.0`, also its character device."""

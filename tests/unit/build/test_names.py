@@ -26,7 +26,6 @@ _NOT_YET_RENAMED = frozenset(
         "services/topobus/controller/classic/core/selection.py",
         "services/topobus/controller/classic/reconciler.py",
         "services/topobus/controller/conformance.py",
-        "services/topobus/controller/dry_run/run.py",
         "services/topobus/controller/reconcilers/schedule_pods.py",
         "services/topobus/controller/scheduling/aligned_allocation.py",
         "services/topobus/controller/scheduling/node_resources.py",
@@ -36,19 +35,8 @@ _NOT_YET_RENAMED = frozenset(
         "services/topobus/controller/state/holdings.py",
         "services/topobus/controller/state/refusal_backoff.py",
         "services/topobus/controller/state/slice_index.py",
-        "services/topobus/controller/state/standalone_state.py",
         "services/topobus/controller/store/api.py",
         "services/topobus/controller/store/kubernetes_api.py",
-        "shared/topobus/domain/alignment/cpus/cpu_assignment.py",
-        "shared/topobus/domain/alignment/devices/device_choice.py",
-        "shared/topobus/domain/alignment/devices/proximity.py",
-        "shared/topobus/domain/alignment/memory/memory_allocation.py",
-        "shared/topobus/domain/alignment/planning/demands.py",
-        "shared/topobus/domain/alignment/planning/greedy.py",
-        "shared/topobus/domain/alignment/planning/node_view.py",
-        "shared/topobus/domain/alignment/planning/refusal_reasons.py",
-        "shared/topobus/domain/alignment/planning/unit_sharing.py",
-        "shared/topobus/domain/idset.py",
     }
 )
 _FILES = sorted(

@@ -178,7 +178,7 @@ async def _pod_by_kubelet(bus: Bus, node: str, namespace: str, name: str, contai
         if entry.claim:
             claims[parse_namespaced(entry.claim)] = None
         elif entry.resource == entry.device_class:
-            # kubelet's own CPU and memory managers; no door of ours.
+            # kubelet's own CPU and memory managers; Topobus offers neither.
             cpus += [device.name.removeprefix("cpu-") for device in entry.devices]
             memory += entry.memory
         else:

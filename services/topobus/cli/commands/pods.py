@@ -74,12 +74,12 @@ def pods_table(node: str, reply: PodsReply) -> Table:
         # Where a device sits and how it is must not be pushed out by long names.
         table.add_column(title, overflow="fold", no_wrap=title == "device")
     for container in reply.containers:
-        door = f"claim {container.claim}" if container.claim else container.resource
+        origin = f"claim {container.claim}" if container.claim else container.resource
         where = Text(f"{container.namespace}/{container.pod}", "name")
         if container.device_class == _CPU_CLASS and container.resource == _CPU_CLASS:
             # What kubelet's CPU and memory managers gave: a line for all CPUs, one for each kind of memory.
             if container.devices:
-                table.add_row(where, container.container or "(all)", door, *_cpus(container.devices))
+                table.add_row(where, container.container or "(all)", origin, *_cpus(container.devices))
             for block in container.memory:
                 table.add_row(where, container.container or "(all)", block.kind, _size(block.size_bytes), str(block.nodes), "")
             continue
@@ -88,7 +88,7 @@ def pods_table(node: str, reply: PodsReply) -> Table:
             table.add_row(
                 where,
                 container.container,
-                door,
+                origin,
                 device.name,
                 str(device.numa_nodes) if device.numa_nodes is not None else "?",
                 Text(health, HEALTH_STYLES[device.health] or "ok"),

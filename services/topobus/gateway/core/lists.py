@@ -85,7 +85,7 @@ def plugin_lists(
     """Build the complete lists of a class's resources: its own, and one of each pool.
 
     Shapes: own — the class's own resource; holders — device to owner; previous — resource to what was listed before; classes — all of this node's.
-    A device stands in one list, as not healthy when it is held through another door (a claim, a placed pod, another resource), so that kubelet does not
+    A device stands in one list, as not healthy when it is held in another way (a claim, a placed pod, another resource), so that kubelet does not
     choose it; held by kubelet's own allocation of this resource it keeps its real health. It stands in the list of a resource through which it is held,
     too, whichever pool it is in by now, and a held one that left the inventory stays where it was, not healthy.
     """

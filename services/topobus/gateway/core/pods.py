@@ -31,9 +31,9 @@ class PodUse(Struct, frozen=True, kw_only=True):
 
     @property
     def where(self) -> str:
-        """Name the container and the door."""
-        door = f"claim {self.claim_namespace}/{self.claim}" if self.claim else self.resource
-        return f"container {self.container} of pod {self.namespace}/{self.pod} ({door})"
+        """Name the container and the claim or resource by which it has the device."""
+        origin = f"claim {self.claim_namespace}/{self.claim}" if self.claim else self.resource
+        return f"container {self.container} of pod {self.namespace}/{self.pod} ({origin})"
 
 
 class PreparedHere(Struct, frozen=True, kw_only=True):

@@ -115,10 +115,10 @@ class ClaimPreparer:
         """Set when a claim was left that is to be undone later."""
 
     async def restore(self, *, is_offered: bool = True) -> None:
-        """Write CDI files that a reboot removed, and remove those that no claim stands behind. Runs before kubelet is served.
+        """Write CDI files that a reboot removed, and remove those that belong to no claim. Runs before kubelet is served.
 
-        Errors: raises ConfigError when there is something to write and the folder cannot be written. With nothing to write that is told only: the other
-        door works without, and the first claim may find the folder mended.
+        Errors: raises ConfigError when there is something to write and the folder cannot be written. With nothing to write it is only
+        logged: device plugins work without the folder, and it may be mended before the first claim comes.
         """
         running = [entry for entry in self._checkpoint.entries() if entry.is_running]
         # A gateway of before may have written what is forbidden now; its claim is told so when kubelet asks, and the others have their files.

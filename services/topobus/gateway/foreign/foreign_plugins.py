@@ -222,7 +222,7 @@ class ForeignPlugins(rpc.RegistrationServicer):
         try:
             await serve_devices(settings, own, driver.device_class, registry=registry, resource=driver.resource)
         except Exception as err:  # noqa: BLE001
-            # boundary: a vendor's plugin. Its devices, or what it says of them, must not end the node's doors for all others.
+            # boundary: a vendor's plugin. Its devices, or what it says of them, must not end the gateway for all others.
             get_logger().exception("foreign.host-failed", resource=driver.resource, device_class=driver.device_class)
             remarks.set("host", is_ready=False, why=f"its device host ended: {err}")
 

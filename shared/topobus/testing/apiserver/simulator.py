@@ -127,7 +127,7 @@ class ApiServerSimulator:
         self._port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """Close the door and every connection."""
+        """Close the listening socket and every connection."""
         if self._server is not None:
             self._server.close()
         for task in tuple(self._tasks):

@@ -315,7 +315,7 @@ class Store:
         return normalise(resource, api_object, self._clock())
 
     def _merge_update(self, resource: Resource, before: Object, wanted: Object, subresource: str) -> Object:
-        # The status door changes nothing but status, the other door everything but status.
+        # The status subresource changes status only, the main resource everything but status.
         after = copy.deepcopy(before if subresource else wanted)
         if subresource:
             after["status"] = wanted.get("status", {})
