@@ -20,7 +20,7 @@ from topobus.sysfs.boot import BOOT_ID_FILE
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.kubelet import Admission, Container, Pod
 
-pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
+pytestmark = pytest.mark.integration
 
 GPU = "topobus.dev/gpu"
 POD = Pod(name="p", uid="p-1", containers=(Container(name="main", resources={GPU: 1}),))

@@ -12,12 +12,15 @@ from prometheus_client import CollectorRegistry
 from topobus.contracts import catalogue
 from topobus.contracts.catalogue import Ask, State
 from topobus.contracts.messages import Adopted, AdoptReply, AdoptRequest, PlaceReply, PlaceRequest, ReleaseReply, ReleaseRequest
+from topobus.domain.alignment.planning.node_view import node_view
 from topobus.domain.device import Inventory
+from topobus.domain.idset import CpuSet
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine
 from topobus.domain.outcome import Reason, Refusal
 from topobus.domain.request import Owner
 from topobus.domain.silence import SilenceSettings
+from topobus.domain.view import AlignmentOptions, NodeView
 from topobus.runtime.bus import Bus, Conflict, Written
 from topobus.runtime.clock import SystemClock
 from topobus.runtime.readiness import Readiness
@@ -36,9 +39,10 @@ _SETTINGS = TopologySettings(silence=SilenceSettings(gone_s=3600.0, hung_s=3600.
 class WatchedTopology(Bus):
     """The bus of a topology service: notes what the service is asked and what it writes, and may answer in its place."""
 
-    def __init__(self, bus: Bus, node: str) -> None:
+    def __init__(self, bus: Bus, node: str, view: NodeView | None = None) -> None:
         super().__init__(bus._connection)
         self._node = node
+        self._view = view
         self.ledger = Ledger(node=node)
         """What the service has written last."""
         self.requests: list[PlaceRequest] = []
@@ -46,6 +50,11 @@ class WatchedTopology(Bus):
         """How many commits to refuse, as if the ledger had just changed."""
         self.is_answering = asyncio.Event()
         self._handlers: dict[str, Callable[[Any], Awaitable[Any]]] = {}
+
+    def view(self) -> NodeView:
+        """Show the node with nothing held."""
+        assert self._view is not None
+        return self._view
 
     async def compare_and_set(self, state: State[M], value: M, expected_revision: int, **parts: str) -> Written | Conflict:
         """Write, and remember a ledger that was written."""
@@ -98,7 +107,8 @@ async def real_topology(bus: Bus, machine: Machine, inventories: list[Inventory]
     await bus.put(catalogue.MACHINE, machine, node=node)
     for inventory in inventories:
         await bus.put(catalogue.INVENTORY, inventory, node=node, device_class=inventory.device_class)
-    watched = WatchedTopology(bus, node)
+    by_class = {inventory.device_class: inventory for inventory in inventories}
+    watched = WatchedTopology(bus, node, node_view(machine, by_class, None, AlignmentOptions(), CpuSet()))
     readiness = Readiness()
     runtime = Runtime(name="topology", node=node, bus=watched, clock=SystemClock(), readiness=readiness, registry=CollectorRegistry())
     task = asyncio.create_task(serve(_SETTINGS, runtime), name=f"topology-{node}")
