@@ -168,6 +168,7 @@ async def test_devices_are_tainted_as_long_as_their_service_is_silent(
     async with rig.gateway(silence=SILENCE, cluster=cluster, clock=clock), clock.ticking(SILENCE.every_s):
         await server.until(lambda: taints(server, driver) == {"fpga-0": [f"topobus.dev/health:{effect}"]}, what="a taint of silence")
         (first,) = shown(server)[driver][0]["taints"]
+        await server.until(lambda: {"gpu.topobus.dev", "nic.topobus.dev", driver} <= set(shown(server)), what="slices of all classes")
     before = len(writes(server))
     async with rig.gateway(silence=SILENCE, cluster=cluster, clock=clock):
         await rig.readiness.until(lambda report: report.get("slices") == "ready")
