@@ -16,7 +16,7 @@ from topobus.domain.pci import PciAddress
 from topobus.sysfs.idsets import read_cpus
 from topobus.sysfs.tree import Tree
 
-__all__ = ["PCI_FOLDER", "read_pci_device", "read_pci_devices"]
+__all__ = ["PCI_FOLDER", "read_pci_devices"]
 
 PCI_FOLDER = "sys/bus/pci/devices"
 
@@ -49,14 +49,6 @@ def read_pci_devices(tree: Tree, usable: CpuSet) -> tuple[tuple[PciDevice, ...],
             pci_devices[address] = device
             ports[address] = port
     return tuple(_finish(device, pci_devices, ports) for _, device in sorted(pci_devices.items())), tuple(warnings)
-
-
-def read_pci_device(tree: Tree, address: PciAddress, usable: CpuSet) -> PciDevice | None:
-    """Read one function without its relation to others (`switch` stays None); None when it is not there.
-
-    Errors: raises HardwareError when its place cannot be read; a number that is none counts as not told.
-    """
-    return _read(tree, str(address), address, usable, [])[0]
 
 
 def _read(tree: Tree, name: str, address: PciAddress, usable: CpuSet, warnings: list[str]) -> tuple[PciDevice | None, int | None]:
