@@ -23,6 +23,7 @@ from topobus.controller.claims.lifecycle import (
     owner_of,
     with_uuids,
 )
+from topobus.controller.claims.stored import Stored
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.reconcilers.decision_publisher import DecisionPublisher
@@ -205,6 +206,17 @@ class Intents:
         for pod_claim, note in intents:
             self._met.pop((pod_claim.claim.uid, note.number), None)
         return False
+
+    def refused_nodes(self, pod: Stored, plan: PodPlan) -> tuple[str, ...]:
+        """List the nodes on which kube-scheduler could not place the pod; while the gate is closed it has not tried, and where the pod is bound it could."""
+        if has_gate(pod.value) or pod.pod.node:
+            return ()
+        found: dict[str, None] = {}
+        for pod_claim in plan.pending:
+            note = self._world.book.note(_key(plan, pod_claim))
+            if note is not None and note.pod == plan.pod.uid:
+                found |= dict.fromkeys((*note.refused, note.node) if note.node else note.refused)
+        return tuple(found)
 
     def forget(self) -> None:
         """Forget what was remembered of intents that are no more."""

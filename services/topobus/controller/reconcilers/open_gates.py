@@ -1,4 +1,4 @@
-"""The keeper of gated pods: brings each pod one write further until its claims are allocated and reserved and its gate is open, or it is told why not.
+"""Opens the gates of pods: brings each pod one write further until its claims are allocated and reserved and its gate is open, or it is told why not.
 
 The order of writes is: intents and finalizers into all claims, the node's ledger, allocation and reservation into each status, the gate off the pod. Any of them may be
 the last that a replica does: whoever finds the pod reads from its claims how far it came.
@@ -13,19 +13,18 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Collection, Hashable
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 
-from topobus.contracts.messages import ApiObject
 from topobus.controller.claims import gated_claims
-from topobus.controller.claims.gate import has_gate, is_over, version_of
-from topobus.controller.claims.gated_claims import GateAttempt
+from topobus.controller.claims.gate import has_gate, version_of
 from topobus.controller.claims.objects import Claim
 from topobus.controller.claims.stored import Stored
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.reconcilers.allocation_intents import Intents, Progress
 from topobus.controller.reconcilers.deallocate_claims import ClusterDeallocation
+from topobus.controller.reconcilers.gated_pod_queue import Due, GatedPodQueue, Sight
 from topobus.controller.reconcilers.node_choice import NodeChooser, NoNodeFits
 from topobus.controller.scheduling.aligned_allocation import read_wishes
 from topobus.controller.scheduling.decisions import (
@@ -38,7 +37,6 @@ from topobus.controller.scheduling.decisions import (
     pre_filter,
 )
 from topobus.controller.state.api_server_state import ApiServerState, Key
-from topobus.controller.state.costly_work import CostlyWork
 from topobus.controller.store.api_server_store import ApiServerWriter
 from topobus.controller.store.cluster_events import EventRecorder
 from topobus.domain.errors import ContractError, HardwareError, InvariantError, PeerUnavailable
@@ -54,32 +52,8 @@ _MOST_STEPS = 8
 _WAITING = "WaitingForClaims"
 # Answers of the API server that a person must do something about: a right is missing, or it finds what we write invalid.
 _REFUSALS = (400, 403, 422)
-_LONGEST_WAIT_S = 30.0
 # Times `cluster.retry_s` for which a pod may wait for its claims before it is told so, and between two explanations of why it does not fit.
 _PATIENCE = 5
-
-
-@dataclass(frozen=True)
-class _Seen:
-    """At which state of the world a pod was last found to be without a way forward."""
-
-    pod: int
-    claims: tuple[tuple[str, int], ...]
-    supply: Hashable
-
-    @property
-    def own(self) -> Hashable:
-        """Tell versions of the pod itself and its claims apart."""
-        return self.pod, self.claims
-
-
-@dataclass(frozen=True)
-class _Due:
-    """When a pod is to be looked at again although nothing may have changed."""
-
-    at_s: float
-    sight: _Seen | None
-    """A change ends the wait; None: nothing does."""
 
 
 class GatedPodReconciler:
@@ -108,13 +82,7 @@ class GatedPodReconciler:
         self._events = events
         self._metrics = metrics
         self._changed = changed
-        self._seen: dict[str, _Seen] = {}
-        self._blocked: dict[str, float] = {}
-        self._failures: dict[Key, int] = {}
-        self._told: dict[str, float] = {}
-        self._busy: set[Key] = set()
-        self._due: dict[Key, _Due] = {}
-        self._costly: CostlyWork[Key] = CostlyWork(settings.cluster.retry_s)
+        self._queue = GatedPodQueue(clock, world, settings.cluster.retry_s)
         self._is_searching = False
         """Whether a costly search is under way."""
         self._planning = asyncio.Lock()
@@ -125,89 +93,22 @@ class GatedPodReconciler:
         """Begin to work on every pod that may be brought further; gives after how many seconds a pod waits for time and not for a change."""
         self._forgive()
         self._intents.forget()
-        keys = self._ours()
+        keys = self._queue.ours()
         self._metrics.waiting.set(len(keys))
-        self._due = {key: due for key, due in self._due.items() if key in self._world.pods}
-        self._failures = {key: count for key, count in self._failures.items() if key in self._world.pods}
         waits = [self._settings.cluster.retry_s] if self._intents.refusals.is_waiting else []
-        now_s = self._clock.monotonic()
-        for key in sorted(
-            keys, key=lambda pod: (-_priority(self._world.pods[pod].value), self._world.pods[pod].metadata.creation_timestamp, pod)
-        ):
-            if key in self._busy:
-                continue
-            sight, due = self._sight(key), self._due.get(key)
-            if due is not None and due.sight in (None, sight) and due.at_s > now_s:
-                waits.append(due.at_s - now_s)
-            elif due is not None:
-                # Its time has come, whatever was found before.
-                self._costly.drop(key)
-                self._busy.add(key)
-                group.create_task(self._work(key))
-            elif self._seen.get(self._world.pods[key].uid) != sight and not self._costly.holds(key, sight.own):
-                self._busy.add(key)
-                group.create_task(self._work(key))
-        if self._start_costly(group, set(keys)):
+        ready, wait_s = self._queue.take_ready(keys)
+        for key in ready:
+            group.create_task(self._work(key))
+        if wait_s is not None:
+            waits.append(wait_s)
+        turn, is_pausing = self._queue.take_costly(set(keys), is_searching=self._is_searching)
+        if turn is not None:
+            self._is_searching = True
+            group.create_task(self._work_costly(turn))
+        if is_pausing:
             waits.append(self._settings.cluster.retry_s)
-        living = {self._world.pods[key].uid for key in keys}
-        self._seen = {uid: seen for uid, seen in self._seen.items() if uid in living}
-        self._blocked = {uid: since for uid, since in self._blocked.items() if uid in living}
-        self._told = {uid: at for uid, at in self._told.items() if uid in living}
+        self._queue.keep(keys)
         return min(waits, default=None)
-
-    def _start_costly(self, group: asyncio.TaskGroup, keys: Collection[Key]) -> bool:
-        """Begin with the costly pod whose turn it is, unless one is at work; True says that another will be due by time alone."""
-        self._costly.keep(lambda key: key in keys)
-        known_keys: list[Hashable] = []
-        now_s = self._clock.monotonic()
-
-        def read_now(_: Key) -> Hashable:
-            # The same for all, and only when somebody asks: it costs a look at each node.
-            if not known_keys:
-                known_keys.append(self._freedoms())
-            return known_keys[0]
-
-        if not self._is_searching:
-            ready = (key for key in self._costly.due(read_now, now_s=now_s) if key not in self._busy and key not in self._due)
-            turn = next(ready, None)
-            if turn is not None:
-                self._is_searching = True
-                self._busy.add(turn)
-                group.create_task(self._work_costly(turn))
-        return self._costly.is_pausing(read_now, now_s=now_s)
-
-    def _freedoms(self) -> Hashable:
-        """Name what a search reads and may be freed: while it is the same, the search finds the same."""
-        stock = self._world.stock
-        return len(self._world.classes), tuple([(node, stock.freedom_of(node)) for node in self._world.node_names])
-
-    def _wait(self, key: Key) -> None:
-        """Look at a pod again after a while, or when something about it changes."""
-        if key in self._world.pods:
-            wait_s = min(self._settings.cluster.retry_s * 2 ** min(self._failures.get(key, 0), 16), _LONGEST_WAIT_S)
-            self._due[key] = _Due(self._clock.monotonic() + wait_s, self._sight(key))
-
-    def _is_ours(self, key: Key, pod: Stored) -> bool:
-        """Say whether a pod is to be brought further: it waits behind our gate, or a claim that we allocated for it has lost its allocation.
-
-        The latter on its node, too: a binding that overtook us must not leave a pod that can never start.
-        """
-        if is_over(pod.value) or pod.pod.is_deleting:
-            return False
-        return has_gate(pod.value) or any(self._is_lost(claim, pod.uid) for claim in self._world.claims_of(key))
-
-    def _is_lost(self, key: Key, uid: str) -> bool:
-        claim, note = self._world.claims.get(key), self._world.book.note(key)
-        return claim is not None and note is not None and note.pod == uid and not claim.status.get("allocation")
-
-    def _ours(self) -> list[Key]:
-        return [key for key in self._world.book.waiting() if key in self._world.pods and self._is_ours(key, self._world.pods[key])]
-
-    def _sight(self, key: Key) -> _Seen:
-        pod = self._world.pods[key]
-        claims = [self._world.claims.get(claim) for claim in self._world.claims_of(key)]
-        versions = tuple((_uid(claim), version_of(claim)) for claim in claims if claim is not None)
-        return _Seen(pod.revision, versions, (self._world.supply, len(self._world.classes)))
 
     async def _work(self, key: Key) -> None:
         """Bring one pod as far as it goes now with short searches."""
@@ -216,32 +117,32 @@ class GatedPodReconciler:
             async with self._slots:
                 await self._go(key, is_cheap=True)
         finally:
-            self._busy.discard(key)
+            self._queue.busy.discard(key)
             # Whatever was done or learned, and when this pod is due: it is looked at anew.
             self._changed()
 
     async def _work_costly(self, key: Key) -> None:
         """Bring one pod as far as it goes now, whatever it costs; only one at a time does so, and it takes no slot from the others."""
-        turn = self._costly.turn_of(key)
+        turn = self._queue.costly.turn_of(key)
         try:
             await self._go(key, is_cheap=False)
         finally:
-            if self._costly.turn_of(key) == turn:
-                self._costly.drop(key)  # it has what it wanted, or waits for something else
+            if self._queue.costly.turn_of(key) == turn:
+                self._queue.costly.drop(key)  # it has what it wanted, or waits for something else
             self._is_searching = False
-            self._busy.discard(key)
+            self._queue.busy.discard(key)
             self._changed()
 
     async def _go(self, key: Key, *, is_cheap: bool) -> None:
         """Take steps for a pod; after a peer's failure the same is tried again after a while."""
-        self._due.pop(key, None)
+        self._queue.due.pop(key, None)
         try:
             await self._walk_guarded(key, is_cheap=is_cheap)
-            self._failures.pop(key, None)
+            self._queue.failures.pop(key, None)
         except (PeerUnavailable, HardwareError) as err:
             self._log.warning("pod.peer-silent", pod=f"{key[0]}/{key[1]}", error=str(err))
-            self._failures[key] = self._failures.get(key, 0) + 1
-            self._wait(key)
+            self._queue.failures[key] = self._queue.failures.get(key, 0) + 1
+            self._queue.wait(key)
             pod = self._world.pods.get(key)
             if pod is not None and err.facts.get("code") in _REFUSALS:
                 await self._events.warn(pod.value, "WriteRefused", str(err))
@@ -263,9 +164,9 @@ class GatedPodReconciler:
         """Take steps until there is nothing to do now."""
         for _ in range(_MOST_STEPS):
             pod = self._world.pods.get(key)
-            if pod is None or not self._is_ours(key, pod) or not await self._step(key, pod, is_cheap=is_cheap):
+            if pod is None or not self._queue.is_ours(key, pod) or not await self._step(key, pod, is_cheap=is_cheap):
                 return
-        self._wait(key)
+        self._queue.wait(key)
 
     async def _tell_malformed(self, key: Key, err: Exception) -> None:
         """Set a pod aside until something about it changes, and tell it why; one that cannot even be told is only logged."""
@@ -281,7 +182,7 @@ class GatedPodReconciler:
         pod = self._world.pods.get(key)
         if pod is None:
             return
-        self._seen[pod.uid] = self._sight(key)
+        self._queue.seen[pod.uid] = self._queue.sight(key)
         try:
             await self._tell(key, pod, "Malformed", (Reason(code="malformed", message=message),))
         except ContractError as untold:
@@ -290,19 +191,19 @@ class GatedPodReconciler:
 
     async def _step(self, key: Key, pod: Stored, *, is_cheap: bool) -> bool:
         """Do one step; False when there is nothing to do now."""
-        sight = self._sight(key)
+        sight = self._queue.sight(key)
         plan = pre_filter(pod.pod, lambda name: self._bare((key[0], name)))
         if isinstance(plan, Blocked):
-            self._seen[pod.uid] = sight
-            since_s = self._blocked.setdefault(pod.uid, self._clock.monotonic())
+            self._queue.seen[pod.uid] = sight
+            since_s = self._queue.blocked.setdefault(pod.uid, self._clock.monotonic())
             if self._clock.monotonic() - since_s < _PATIENCE * self._settings.cluster.retry_s:
                 # Claims and pods come by different watches, and claims made from templates come later: that is no trouble yet.
-                del self._seen[pod.uid]
-                self._wait(key)
+                del self._queue.seen[pod.uid]
+                self._queue.wait(key)
             else:
                 await self._tell(key, pod, _WAITING, plan.reasons)
             return False
-        self._blocked.pop(pod.uid, None)
+        self._queue.blocked.pop(pod.uid, None)
         plan = self._with_wishes(plan)
         if plan.is_reserved:
             return await self._open(key, pod)
@@ -311,8 +212,8 @@ class GatedPodReconciler:
         intents = self._intents.find(plan)
         for pod_claim, note in intents:
             if note.pod != plan.pod.uid:
-                if self._is_alive(key, note):
-                    self._seen[plan.pod.uid] = sight  # the other pod that shares the claim brings it further
+                if self._queue.is_alive(key, note):
+                    self._queue.seen[plan.pod.uid] = sight  # the other pod that shares the claim brings it further
                     return False
                 await self._intents.withdraw(plan, (pod_claim,), is_final=True)
                 return True
@@ -326,26 +227,19 @@ class GatedPodReconciler:
         if isinstance(done, Refusal):
             await self._tell(key, pod, "RefusedByNode", done.reasons)
         elif done is Progress.LATER:
-            self._wait(key)
+            self._queue.wait(key)
         elif done is Progress.COSTLY:
-            self._put_behind(key)
+            self._queue.put_behind(key)
         return done not in (Progress.LATER, Progress.COSTLY)
 
-    def _put_behind(self, key: Key) -> None:
-        """Leave a pod that needs more than a short search until it is its turn."""
-        if key in self._world.pods:
-            sight = self._sight(key)
-            self._seen[self._world.pods[key].uid] = sight
-            self._costly.put(key, sight.own)
-
-    async def _begin(self, key: Key, pod: Stored, plan: PodPlan, sight: _Seen, *, is_cheap: bool) -> bool:
+    async def _begin(self, key: Key, pod: Stored, plan: PodPlan, sight: Sight, *, is_cheap: bool) -> bool:
         """Choose a node and devices, and write the intents."""
         if not await self._intents.clear(plan):
-            self._wait(key)
+            self._queue.wait(key)
             return False
-        refused = self._refused_nodes(key, pod, plan)
-        freedoms = self._freedoms() if not is_cheap else None
-        again_s = self._told.get(plan.pod.uid, -math.inf) + _PATIENCE * self._settings.cluster.retry_s - self._clock.monotonic()
+        refused = self._intents.refused_nodes(pod, plan)
+        freedoms = self._queue.freedoms() if not is_cheap else None
+        again_s = self._queue.told.get(plan.pod.uid, -math.inf) + _PATIENCE * self._settings.cluster.retry_s - self._clock.monotonic()
         # A costly pod has its own pauses, so it is told each time.
         is_brief = is_cheap and again_s > 0 and not plan.allocated and not refused
         if is_cheap:
@@ -357,9 +251,9 @@ class GatedPodReconciler:
             # Others plan meanwhile.
             chosen = await self._choose(pod, plan, refused, is_brief=False, is_cheap=False)
             async with self._planning:
-                if key not in self._world.pods or self._sight(key).own != sight.own:
+                if key not in self._world.pods or self._queue.sight(key).own != sight.own:
                     # What was searched for is another by now; who changes a pod all the time has its turn behind the others each time.
-                    self._put_behind(key)
+                    self._queue.put_behind(key)
                     return False
                 if isinstance(chosen, NodeFit):
                     await self._intents.write(plan, chosen, refused)
@@ -368,31 +262,31 @@ class GatedPodReconciler:
         if chosen is None:
             # What a note says of the past must keep nobody from the devices while the pod waits for its turn.
             await self._intents.withdraw(plan, plan.pending, refused=refused)
-            self._put_behind(key)
+            self._queue.put_behind(key)
             return False
         # Nothing is intended any more: what a note says of the past must keep nobody from the devices.
         await self._intents.withdraw(plan, plan.pending)
         if is_brief:
             # Explaining costs many searches: a pod that was told a moment ago is told again after a while, not at each change of the cluster.
-            self._seen[plan.pod.uid] = sight
-            self._due[key] = _Due(self._clock.monotonic() + again_s, sight)
+            self._queue.seen[plan.pod.uid] = sight
+            self._queue.due[key] = Due(self._clock.monotonic() + again_s, sight)
             return False
         if await self._make_room(key, pod, plan, chosen):
             return True
-        self._told[plan.pod.uid] = self._clock.monotonic()
+        self._queue.told[plan.pod.uid] = self._clock.monotonic()
         if not is_cheap and key in self._world.pods:
             # The claims as they are without their notes: it was just us who wrote them.
-            sight = replace(sight, claims=self._sight(key).claims)
-        self._seen[plan.pod.uid] = sight
+            sight = replace(sight, claims=self._queue.sight(key).claims)
+        self._queue.seen[plan.pod.uid] = sight
         if refused:
             # Every other node was tried: those that the scheduler refused are worth another look later.
-            self._due[key] = _Due(self._clock.monotonic() + self._settings.cluster.unschedulable_s, None)
+            self._queue.due[key] = Due(self._clock.monotonic() + self._settings.cluster.unschedulable_s, None)
         reason, reasons = explain_misses(chosen.misses)
         self._metrics.decisions.labels("refused").inc()
         await self._tell(key, pod, reason, (*reasons, *chosen.advice))
         if not is_cheap:
             # The pod as it is now that it has been told; what is free as it was before the search, so that nothing freed meanwhile is missed.
-            self._costly.tried(key, self._seen.get(plan.pod.uid, sight).own, freedoms, now_s=self._clock.monotonic())
+            self._queue.costly.tried(key, self._queue.seen.get(plan.pod.uid, sight).own, freedoms, now_s=self._clock.monotonic())
         return False
 
     async def _choose(
@@ -424,7 +318,7 @@ class GatedPodReconciler:
                 continue
             patch = gated_claims.reservation_patch(claim, plan.pod)
             if isinstance(patch, Reason):
-                self._seen[pod.uid] = self._sight(key)
+                self._queue.seen[pod.uid] = self._queue.sight(key)
                 await self._tell(key, pod, _WAITING, (patch,))
                 return False
             if await self._writer.claim((key[0], pod_claim.name), patch, part="status") is None:
@@ -451,9 +345,9 @@ class GatedPodReconciler:
         self._log.info("pod.waiting", pod=f"{key[0]}/{key[1]}", reason=reason, why=message)
         patch = gated_claims.condition_patch(pod.value, is_true=False, reason=reason, message=message, now=self._now())
         api_object = await self._writer.pod(key, patch, part="status") if patch is not None else None
-        if api_object is not None and pod.uid in self._seen:
+        if api_object is not None and pod.uid in self._queue.seen:
             # Only our own write is no news; what came meanwhile is.
-            self._seen[pod.uid] = replace(self._seen[pod.uid], pod=version_of(api_object))
+            self._queue.seen[pod.uid] = replace(self._queue.seen[pod.uid], pod=version_of(api_object))
         await self._events.warn(pod.value, reason, message)
         for other_claim in self._world.claims_of(key):
             claim = self._world.claims.get(other_claim)
@@ -474,38 +368,13 @@ class GatedPodReconciler:
         wished = tuple(replace(claim, wishes=read_wishes(claim.spec, claim.claim.shown, classes)) for claim in plan.claims)
         return replace(plan, claims=wished)
 
-    def _is_alive(self, key: Key, note: GateAttempt) -> bool:
-        """Say whether the pod of an intent is still there to make it true."""
-        other = self._world.book.pod_of(note.pod)
-        return other is not None and other[0] == key[0] and other in self._world.pods and self._is_ours(other, self._world.pods[other])
-
-    def _refused_nodes(self, key: Key, pod: Stored, plan: PodPlan) -> tuple[str, ...]:
-        """List the nodes on which kube-scheduler could not place the pod; while the gate is closed it has not tried, and where the pod is bound it could."""
-        if has_gate(pod.value) or pod.pod.node:
-            return ()
-        found: dict[str, None] = {}
-        for pod_claim in plan.pending:
-            note = self._world.book.note((key[0], pod_claim.name))
-            if note is not None and note.pod == plan.pod.uid:
-                found |= dict.fromkeys((*note.refused, note.node) if note.node else note.refused)
-        return tuple(found)
-
     def _forgive(self) -> None:
-        living = {self._world.pods[key].uid for key in self._ours()}
+        living = {self._world.pods[key].uid for key in self._queue.ours()}
         for uid in self._intents.refusals.forgive(now_s=self._clock.monotonic(), is_done=lambda key: key not in living):
-            self._seen.pop(str(uid), None)
+            self._queue.seen.pop(str(uid), None)
             pod = self._world.book.pod_of(str(uid))
             if pod is not None:
-                self._costly.drop(pod)
+                self._queue.costly.drop(pod)
 
     def _now(self) -> str:
         return self._clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _uid(claim: ApiObject) -> str:
-    return metadata_of(claim).uid
-
-
-def _priority(pod: ApiObject) -> int:
-    priority = pod.spec.get("priority")
-    return priority if isinstance(priority, int) else 0
