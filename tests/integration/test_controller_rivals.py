@@ -16,6 +16,7 @@ from topobus.contracts.catalogue import INVENTORY, MACHINE, OBJECT, PLACE
 from topobus.contracts.messages import ApiObject, PlaceRequest
 from topobus.controller.claims import lifecycle
 from topobus.controller.claims.lifecycle import Attempt
+from topobus.controller.claims.objects import Claim
 from topobus.controller.claims.reservations import with_finalizer, with_node
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.claims.templates import claim_from_template, wanted_claims
@@ -279,7 +280,7 @@ async def test_claim_is_kept_when_its_pod_was_bound_before_it_could_be_taken_bac
 
     entry = await bus.get(OBJECT, **key._asdict())
     assert entry is not None
-    assert lifecycle.deallocation_of(entry.value) == ""
+    assert Claim(entry.value).deallocation == ""
     assert entry.value.status["allocation"]
     assert list(node.topology.ledger.allocations) == [lifecycle.owner_of(entry.value).key]
 

@@ -49,7 +49,6 @@ __all__ = [
     "Attempt",
     "allocation_of",
     "attempt_of",
-    "deallocation_of",
     "devices_of",
     "has_condition",
     "is_finished",
@@ -126,11 +125,6 @@ def attempt_of(api_object: ApiObject) -> Attempt | None:
     where = f"{name_of(api_object)}: annotation {ATTEMPT_ANNOTATION}"
     attempt = decode(text, Attempt, where=where)
     return _with_copies(api_object, attempt, where) if attempt.copies else attempt
-
-
-def deallocation_of(api_object: ApiObject) -> str:
-    """Say why the claim's allocation is being taken back; empty when it is not."""
-    return metadata_of(api_object).annotations.get(DEALLOCATION_ANNOTATION, "")
 
 
 def number_of(claim: ApiObject) -> int:

@@ -1,4 +1,4 @@
-"""Claims and pods as everybody here reads them: each stored version is read once, whoever asks how often.
+"""Claims and pods as everybody here reads them: each part of a stored version is read once, when it is first asked for.
 
 Flows in: objects in Kubernetes' wire shape, as either store has them. Flows out: their parts as values. What nobody can read is a value, too (`Unreadable`): who asks for it
 gets a ContractError that names the object, and all other parts go on being answered. A next version is made of `object`, so that unknown fields stay.
