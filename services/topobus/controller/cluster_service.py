@@ -124,7 +124,7 @@ class ClusterController:
             settings, runtime.clock, self._world, writer, intents, deallocation, chooser, events, metrics, self._changed.set
         )
         self._unschedulable = UnschedulablePods(settings, runtime.clock, self._world, writer, deallocation, events, metrics)
-        self._housekeeper = ClaimHousekeeping(
+        self._housekeeping = ClaimHousekeeping(
             runtime.clock, self._world, writer, deallocation, events, metrics, is_own=cluster.housekeeping == "own"
         )
         self._planner = Planner(settings, runtime, self._world, metrics)
@@ -219,7 +219,7 @@ class ClusterController:
             if not all(informer.is_synced for informer in self._informers.values()):
                 continue
             await self._tell_foreign()
-            dues = (self._gates.start_all(group), await self._unschedulable.reconcile_all(), await self._housekeeper.reconcile_all())
+            dues = (self._gates.start_all(group), await self._unschedulable.reconcile_all(), await self._housekeeping.reconcile_all())
             wait_s = min((due_s for due_s in dues if due_s is not None), default=None)
             spent_s = self._runtime.clock.monotonic() - started_s
 

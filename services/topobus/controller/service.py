@@ -78,11 +78,11 @@ class _Controller:
         ledgers = NodeLedgers(runtime.bus, self._world, settings.ask_timeout_s, self._releases)
         writer = ObjectWriter(NatsStore(runtime.bus, self._world))
         deallocation = ClaimDeallocation(runtime.clock, self._world, writer, ledgers, metrics)
-        self._keeper = ClaimReconciler(
+        self._claims = ClaimReconciler(
             settings, runtime, self._world, finder, self._consumers, metrics, self._boundary("claims"), ledgers, deallocation
         )
         self._evictor = Evictor(runtime, self._world, deallocation, self._boundary("evictions"))
-        self._binder = BindingConditions(settings.binding_timeout_s, runtime, self._world, finder, deallocation, self._boundary("binding"))
+        self._binding = BindingConditions(settings.binding_timeout_s, runtime, self._world, finder, deallocation, self._boundary("binding"))
         self._pods = ClaimTemplateReconciler(runtime, self._world, self._boundary("templates"))
         self._planner = Planner(settings, runtime, self._world, metrics)
         nodes = NodeFilter(settings, runtime, self._world, finder, self._planner, self._consumers)
@@ -93,13 +93,13 @@ class _Controller:
             self._world,
             finder,
             self._consumers,
-            self._keeper,
+            self._claims,
             deallocation,
             self._planner,
             nodes,
             self._classic,
             metrics,
-            self._binder,
+            self._binding,
             self._boundary("pods"),
             ledgers,
         )
@@ -237,18 +237,18 @@ class _Controller:
             is_due = await self._orphans.reconcile_all()
             is_due = await self._classes.reconcile_all() or is_due
             is_due = await self._evictor.reconcile_all() or is_due
-            is_due = await self._binder.reconcile_all() or is_due
+            is_due = await self._binding.reconcile_all() or is_due
             is_due = await self._pods.reconcile_all() or is_due
             self._consumers.update()
             is_due = await self._classic.reconcile_all() or is_due
             is_due = await self._scheduler.reconcile_all() or is_due
-            is_due = await self._keeper.reconcile_all() or is_due
+            is_due = await self._claims.reconcile_all() or is_due
             # Behind all that is cheap, and a part of it a round: what is new meanwhile goes first.
             has_more = await self._scheduler.reconcile_costly()
-            has_more = await self._keeper.reconcile_costly() or has_more
+            has_more = await self._claims.reconcile_costly() or has_more
             if has_more:
                 self._changed.set()
-            is_due = is_due or self._scheduler.is_pausing or self._keeper.is_pausing
+            is_due = is_due or self._scheduler.is_pausing or self._claims.is_pausing
 
     async def _plan(self, request: PlanRequest) -> PlanReply:
         if self._missing:

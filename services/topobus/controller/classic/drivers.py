@@ -51,7 +51,7 @@ class StoreContext:
 
 
 class ClassicDriverRunner:
-    """Runs the keepers of all classic drivers.
+    """Runs the reconcilers of all classic drivers.
 
     Errors: making it raises ConfigError when two installed drivers have one name.
     """
@@ -69,7 +69,7 @@ class ClassicDriverRunner:
         self._world = world
         self._metrics = metrics
         self._is_whole = is_whole
-        self._pen = ObjectWriter(NatsStore(runtime.bus, world))
+        self._writer = ObjectWriter(NatsStore(runtime.bus, world))
         self._boundary = ObjectBoundary("classic", metrics.set_aside)
         self._context = StoreContext(world)
         self._found = load_classic_drivers(self._context)
@@ -106,11 +106,11 @@ class ClassicDriverRunner:
         return is_due
 
     def _start(self, group: asyncio.TaskGroup, driver: ClassicDriver) -> None:
-        keeper = ClassicClaimReconciler(driver, self._settings, self._runtime, self._world, self._metrics)
+        reconciler = ClassicClaimReconciler(driver, self._settings, self._runtime, self._world, self._metrics)
         self._changed[driver.name] = asyncio.Event()
         self._changed[driver.name].set()
         get_logger().info("classic.driver-started", driver=driver.name)
-        group.create_task(self._whenever(self._changed[driver.name], keeper.reconcile))
+        group.create_task(self._whenever(self._changed[driver.name], reconciler.reconcile))
 
     async def _look_after(self, key: ObjectKey, stored: Stored) -> bool:
         """Delete a claim that nothing holds any more, give back what it holds twice, and tell one without a driver."""
@@ -118,7 +118,7 @@ class ClassicDriverRunner:
         metadata = stored.metadata
         if metadata.deletion_timestamp:
             if not metadata.finalizers:
-                if not await self._pen.delete(key, stored.revision):
+                if not await self._writer.delete(key, stored.revision):
                     return False
                 get_logger().info("claim.released", claim=stored.shown)
             return False
@@ -147,7 +147,7 @@ class ClassicDriverRunner:
             return
         now = rfc3339(self._runtime.clock.now())
         api_object = conditions.with_condition(stored.value, is_true=False, reason=reason, message=message, now=now)
-        await self._pen.write(key, stored.revision, api_object)
+        await self._writer.write(key, stored.revision, api_object)
 
     async def _whenever(self, changed: asyncio.Event, work: Callable[[], Awaitable[bool]]) -> None:
         """Work whenever something changed, and after a while when another try is due."""

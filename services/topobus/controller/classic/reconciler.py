@@ -70,7 +70,7 @@ class ClassicClaimReconciler:
         self._clock = runtime.clock
         self._bus = runtime.bus
         self._world = world
-        self._pen = ObjectWriter(NatsStore(runtime.bus, world))
+        self._writer = ObjectWriter(NatsStore(runtime.bus, world))
         self._metrics = metrics
         self._boundary = ObjectBoundary(f"classic-{driver.name}", metrics.set_aside)
         self._looked: dict[ObjectKey, _Looked] = {}
@@ -267,7 +267,7 @@ class ClassicClaimReconciler:
     async def _begin(self, key: ObjectKey, stored: Stored, node: str) -> Stored | None:
         """Write finalizer and attempt, unless they stand there; None when somebody else wrote first."""
         begun = classic_lifecycle.with_attempt(stored.value, self._name, node)
-        return stored if begun is stored.value else await self._pen.write(key, stored.revision, begun)
+        return stored if begun is stored.value else await self._writer.write(key, stored.revision, begun)
 
     async def _allocate(self, works: Sequence[ClaimWork], node: str) -> Sequence[classic.AllocationResult | Refusal]:
         outcomes = await self._call("allocate", lambda: self.driver.allocate(works, node))
@@ -286,7 +286,7 @@ class ClassicClaimReconciler:
         if problems:
             await self._tell(key, begun, "Invalid", f"driver {self._name} gave what cannot be written: {problems[0]}")
             return
-        if await self._pen.write(key, begun.revision, done) is not None:
+        if await self._writer.write(key, begun.revision, done) is not None:
             self._metrics.decisions.labels("allocated").inc()
             self._log.info("claim.allocated", claim=name_of(done), pod=name_of(pod) if pod is not None else "")
 
@@ -302,13 +302,13 @@ class ClassicClaimReconciler:
             return
         cleared = classic_lifecycle.deallocated(claim)
         if cleared != claim:
-            written = await self._pen.write(key, stored.revision, cleared)
+            written = await self._writer.write(key, stored.revision, cleared)
             if written is None:
                 return
             stored = written
         self._log.info("claim.deallocated", claim=name_of(claim), had_allocation=status.allocation is not None)
         if metadata_of(claim).deletion_timestamp and classic_lifecycle.has_protection(claim, self._name):
-            await self._pen.write(key, stored.revision, classic_lifecycle.without_protection(stored.value, self._name))
+            await self._writer.write(key, stored.revision, classic_lifecycle.without_protection(stored.value, self._name))
 
     async def _report(self, key: ObjectKey, stored: Stored, nodes: Sequence[str], unsuitable: dict[str, dict[str, Reason]]) -> None:
         """Write where the claims cannot be had, when that is news."""
@@ -318,7 +318,7 @@ class ClassicClaimReconciler:
         found = {entry: [node for node in nodes if node in why] for entry, why in unsuitable.items()}
         api_object = negotiation.with_unsuitable(stored.value, found)
         if api_object.status != stored.value.status:
-            await self._pen.write(key, stored.revision, api_object)
+            await self._writer.write(key, stored.revision, api_object)
 
     async def _tell_unsuitable(self, key: ObjectKey, nodes: Sequence[str], why: dict[str, Reason]) -> None:
         stored = self._world.objects.get(key)
@@ -334,7 +334,7 @@ class ClassicClaimReconciler:
             return
         self._log.info("claim.waiting", claim=stored.shown, reason=reason, why=message)
         api_object = conditions.with_condition(stored.value, is_true=False, reason=reason, message=message, now=self._now(), kind=kind)
-        await self._pen.write(key, stored.revision, api_object)
+        await self._writer.write(key, stored.revision, api_object)
 
     def _is_mine(self, claim: ApiObject, status: classic.ClaimStatus) -> bool:
         """Say whether this driver is the claim's: by its status, its finalizer, or else its class."""

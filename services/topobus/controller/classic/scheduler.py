@@ -55,7 +55,7 @@ class ClassicScheduler:
         self._look_without = look_without
         self._clock = runtime.clock
         self._world = world
-        self._pen = ObjectWriter(NatsStore(runtime.bus, world))
+        self._writer = ObjectWriter(NatsStore(runtime.bus, world))
         self._waiting: dict[ObjectKey, tuple[Reason, ...]] = {}
         self._settled: dict[ObjectKey, tuple[Hashable, float]] = {}
         self._uses: dict[ObjectKey, tuple[int, tuple[ClaimUse, ...]]] = {}
@@ -130,7 +130,7 @@ class ClassicScheduler:
         uids = frozenset(consumer_reference.uid for consumer_reference in classic_lifecycle.status_of(stored.value).reserved_for)
         asked = classic_lifecycle.with_deallocation_request(classic_lifecycle.without_reservations(stored.value, uids, asks_back=True))
         self._log.info("claim.taken-back", claim=name_of(asked))
-        return await self._pen.write(key, stored.revision, asked) is not None
+        return await self._writer.write(key, stored.revision, asked) is not None
 
     def _seen(self, key: ObjectKey, stored: Stored) -> Hashable:
         """Name what a pod's next step depends on: the pod, its context, its claims, and what became free."""
@@ -225,12 +225,12 @@ class ClassicScheduler:
             # A name made of the pod's uid: two replicas make the same context.
             identity = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{metadata_of(pod).uid}/context"))
             fresh = admit(negotiation.context_for(pod), uid=identity, now=rfc3339(self._clock.now()))
-            await self._pen.write(key, 0, negotiation.with_spec(fresh, step))
+            await self._writer.write(key, 0, negotiation.with_spec(fresh, step))
             return
         api_object = negotiation.with_spec(stored.value, step)
         if api_object.spec != stored.value.spec:
             self._log.info("pod.negotiated", pod=name_of(pod), selected=step.selected, potential=len(step.potential))
-            await self._pen.write(key, stored.revision, api_object)
+            await self._writer.write(key, stored.revision, api_object)
 
     async def _reserve(self, pod: ApiObject, keys: dict[str, ObjectKey], step: Ready) -> tuple[Reason, ...]:
         """Reserve all claims for the pod."""
@@ -238,7 +238,7 @@ class ClassicScheduler:
         for claim_key in sorted(keys.values()):
             stored = self._world.objects[claim_key]
             reserved = classic_lifecycle.with_reservation(stored.value, pod)
-            if reserved is not stored.value and await self._pen.write(claim_key, stored.revision, reserved) is None:
+            if reserved is not stored.value and await self._writer.write(claim_key, stored.revision, reserved) is None:
                 return (Reason(code="negotiating", message="its claims are being reserved"),)
         self._log.debug("pod.claims-ready", pod=name_of(pod), nodes=list(step.nodes))
         return ()
@@ -252,10 +252,10 @@ class ClassicScheduler:
             gone = frozenset([user.uid for user in users if user.resource == "pods" and await self._is_gone(key.namespace, user)])
             is_delayed = bool(gone) and classic.mode_of(classic_lifecycle.read_claim(stored.value)) == classic.WAIT_FOR_FIRST_CONSUMER
         except ContractError:
-            return False  # its driver's keeper tells
+            return False  # its driver's reconciler tells
         if gone:
             self._log.info("claim.users-dropped", claim=stored.shown, users=sorted(gone))
-            await self._pen.write(key, stored.revision, classic_lifecycle.without_reservations(stored.value, gone, asks_back=is_delayed))
+            await self._writer.write(key, stored.revision, classic_lifecycle.without_reservations(stored.value, gone, asks_back=is_delayed))
         return False
 
     def _has_gone_users(self, key: ObjectKey, claim: ApiObject) -> bool:
@@ -273,7 +273,7 @@ class ClassicScheduler:
         stored = self._world.objects.get(key)
         if stored is not None and stored.uid == user.uid:
             return stored.value.status.get("phase") in _ENDED
-        entry = await self._pen.read(key)
+        entry = await self._writer.read(key)
         return entry is None or metadata_of(entry.value).uid != user.uid
 
     async def _drop_context(self, key: ObjectKey, stored: Stored) -> bool:
@@ -281,7 +281,7 @@ class ClassicScheduler:
         pod = self._world.objects.get(ObjectKey("pod", key.namespace, key.name))
         is_needed = pod is not None and pod.uid == owner_pod_uid(stored.value) and not pod.pod.is_bound
         if not is_needed and owner_pod_uid(stored.value) is not None:
-            await self._pen.delete(key, stored.revision)
+            await self._writer.delete(key, stored.revision)
         return False
 
 

@@ -1,4 +1,4 @@
-"""The keeper of claims: brings each stored claim one write further until it is allocated, told why not, or gone.
+"""Allocates claims: brings each stored claim one write further until it is allocated, told why not, or gone.
 
 Flows in: the world as the watches see it. Flows out: asks to nodes, compare-and-set writes of claims, decision events. Every step may be repeated, by this
 replica after a crash or by another one: operations at nodes have ids made of the claim's uid and the attempt's number, and a write that lost to somebody
@@ -80,9 +80,9 @@ class ClaimReconciler:
         self._finder = finder
         self._consumers = consumers
         self._metrics = metrics
-        self._pen = ObjectWriter(NatsStore(runtime.bus, world))
+        self._writer = ObjectWriter(NatsStore(runtime.bus, world))
         self._ledgers = ledgers or NodeLedgers(runtime.bus, world, settings.ask_timeout_s)
-        self._deallocation = deallocation or ClaimDeallocation(runtime.clock, world, self._pen, self._ledgers, metrics)
+        self._deallocation = deallocation or ClaimDeallocation(runtime.clock, world, self._writer, self._ledgers, metrics)
         self._advice_left = _MOST_ADVICE
         self._settled: dict[ObjectKey, _Seen] = {}
         self._done: dict[ObjectKey, int] = {}
@@ -280,7 +280,7 @@ class ClaimReconciler:
             claim = each_member.stored.value
             allocation = lifecycle.with_uuids(result, each_member.stored.uid)
             attempt = Attempt(number=lifecycle.number_of(claim) + 1, node=node, allocation=allocation, wishes=each_member.wishes)
-            written = await self._pen.write(each_member.key, each_member.stored.revision, lifecycle.with_attempt(claim, attempt))
+            written = await self._writer.write(each_member.key, each_member.stored.revision, lifecycle.with_attempt(claim, attempt))
             made.append((written, attempt) if written is not None else None)
         return made[0]
 
@@ -290,7 +290,7 @@ class ClaimReconciler:
         op_id = f"allocate-{stored.uid}-{attempt.number}"
 
         async def is_newest() -> bool:
-            newest = await self._pen.read(key)
+            newest = await self._writer.read(key)
             return newest is not None and newest.revision == stored.revision
 
         held = await self._ledgers.hold(claim, attempt, is_newest)
@@ -304,12 +304,12 @@ class ClaimReconciler:
             is_forbidden = any(reason.code == "policy-forbidden" for reason in held.reasons)
             devices = self._world.devices_of(attempt.node) if is_forbidden else lifecycle.devices_of(attempt.allocation, attempt.node)
             self._finder.refusals.remember(key, devices, why, now_s=self._runtime.clock.monotonic())
-            dropped = await self._pen.write(key, stored.revision, lifecycle.without_attempt(claim))
+            dropped = await self._writer.write(key, stored.revision, lifecycle.without_attempt(claim))
             if dropped is not None:
                 await self.tell(key, dropped, "RefusedByNode", held.reasons)
             return
         now = rfc3339(self._runtime.clock.now())
-        written = await self._pen.write(key, stored.revision, lifecycle.with_allocation(claim, attempt.allocation, now=now))
+        written = await self._writer.write(key, stored.revision, lifecycle.with_allocation(claim, attempt.allocation, now=now))
         if written is None:
             return
         self._metrics.decisions.labels("allocated").inc()
@@ -344,7 +344,7 @@ class ClaimReconciler:
         now = rfc3339(self._runtime.clock.now())
         api_object = lifecycle.with_condition(claim, is_true=False, reason=reason, message=message, now=now)
         api_object = lifecycle.with_advice(api_object, message="; ".join(each_reason.message for each_reason in advice), now=now)
-        written = await self._pen.write(key, stored.revision, api_object)
+        written = await self._writer.write(key, stored.revision, api_object)
         if written is None:
             return
         if key in self._settled:

@@ -1,4 +1,4 @@
-"""The binder: gives back devices whose binding failed or took too long, and says of which claims a pod has to wait.
+"""Binding conditions: gives back devices whose binding failed or took too long, and says of which claims a pod has to wait.
 
 Flows in: allocated claims. Flows out: claims marked to be taken back, their devices refused for a while so that others are tried. A driver's word stands in the
 claim's status; nothing here is remembered that a restart would lose, but for the refusals.
@@ -79,7 +79,7 @@ class BindingConditions:
         try:
             return binding_state(stored.claim.status, now=self._clock.now(), timeout_s=self._timeout_s)
         except ContractError:
-            return None  # told so by the keeper of claims
+            return None  # told so by the reconciler of claims
 
     async def _give_back(self, key: ObjectKey, stored: Stored, state: BindingFailed) -> None:
         allocation = stored.claim.status.allocation

@@ -39,13 +39,13 @@ class PodCleanup:
         settings: ControllerSettings,
         runtime: Runtime,
         world: StandaloneState,
-        pen: ObjectWriter,
+        writer: ObjectWriter,
         ledgers: NodeLedgers | None = None,
     ) -> None:
         self._ledgers = ledgers or NodeLedgers(runtime.bus, world, settings.ask_timeout_s)
         self._bus = runtime.bus
         self._world = world
-        self._pen = pen
+        self._writer = writer
         self._log = get_logger()
 
     async def finish(self, key: ObjectKey, stored: Stored) -> bool:
@@ -67,15 +67,15 @@ class PodCleanup:
                     self._log.info("pod.release-waiting", pod=stored.shown, node=node, why=summarize(answer.reasons))
                     return False
             for claim_key, claim in self._reserved_by(who):
-                if await self._pen.write(claim_key, claim.revision, without_reservations(claim.value, (who.uid,))) is None:
+                if await self._writer.write(claim_key, claim.revision, without_reservations(claim.value, (who.uid,))) is None:
                     return False
         freed = without_finalizer(pod, PLACEMENT_PROTECTION)
         if metadata_of(freed).finalizers:
             if freed != pod:
-                await self._pen.write(key, stored.revision, freed)
+                await self._writer.write(key, stored.revision, freed)
             return False
-        last = stored if freed == pod else await self._pen.write(key, stored.revision, freed)
-        if last is None or not await self._pen.delete(key, last.revision):
+        last = stored if freed == pod else await self._writer.write(key, stored.revision, freed)
+        if last is None or not await self._writer.delete(key, last.revision):
             return False
         self._log.info("pod.released", pod=stored.shown)
         return False
@@ -108,7 +108,7 @@ class PodCleanup:
             if user.resource != "pods" or (known is not None and known.uid == user.uid):
                 continue
             try:
-                entry = await self._pen.read(pod_key)
+                entry = await self._writer.read(pod_key)
             except ContractError:
                 # Something stands there that nobody can read, or no pod can have this name: no evidence, and the other users of the claim go on.
                 continue
@@ -116,7 +116,7 @@ class PodCleanup:
                 gone.append(user.uid)
         if gone:
             self._log.info("claim.users-dropped", claim=stored.shown, users=gone)
-            await self._pen.write(key, stored.revision, without_reservations(stored.value, gone))
+            await self._writer.write(key, stored.revision, without_reservations(stored.value, gone))
         return False
 
     def _reserved_by(self, who: PodRef) -> list[tuple[ObjectKey, Stored]]:

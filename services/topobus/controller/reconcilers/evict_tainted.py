@@ -1,4 +1,4 @@
-"""The evictor: lets go of claims whose devices carry a taint that they do not tolerate, and tells their pods.
+"""Evicts what is on tainted devices: lets go of claims whose devices carry a taint that they do not tolerate, and tells their pods.
 
 Flows in: the world's taints (drivers' and rules') and allocated claims. Flows out: an event that names the pods, pods marked for deletion with a condition as
 Kubernetes' device taint eviction writes it, claims marked to be taken back, and each rule's condition. Silence is no evidence: a service that does not answer makes
@@ -59,7 +59,7 @@ class Evictor:
         self._runtime = runtime
         self._world = world
         self._deallocation = deallocation
-        self._pen = ObjectWriter(NatsStore(runtime.bus, world))
+        self._writer = ObjectWriter(NatsStore(runtime.bus, world))
         self._first_seen: dict[_Mark, datetime] = {}
         self._seen_before: dict[_Mark, datetime] = {}
         self._decisions = DecisionPublisher(runtime.bus, runtime.clock)
@@ -129,7 +129,7 @@ class Evictor:
         self._log.warning("claim.evicted", claim=stored.shown, device=str(eviction.device), rule=eviction.rule, why=reason.message)
         if is_classic(claim):
             # Its driver takes it back when its pods have gone, which are on their way now.
-            await self._pen.write(key, stored.revision, classic_lifecycle.with_deallocation_request(claim))
+            await self._writer.write(key, stored.revision, classic_lifecycle.with_deallocation_request(claim))
         else:
             await self._deallocation.begin(key, stored, reason.message)
 
@@ -143,12 +143,12 @@ class Evictor:
         )
         marked = ask_deletion(api_object, now=now)
         if marked is not None:
-            await self._pen.write(key, stored.revision, marked)
+            await self._writer.write(key, stored.revision, marked)
             return
-        written = await self._pen.write(key, stored.revision, api_object)
+        written = await self._writer.write(key, stored.revision, api_object)
         if written is not None:
             # Nothing holds it: it may go at once, as it is now. A pod of its name that a user makes meanwhile stays.
-            await self._pen.delete(key, written.revision)
+            await self._writer.delete(key, written.revision)
 
     async def _announce(self, stored: Stored, eviction: Eviction, reason: Reason) -> None:
         claim = stored.value
@@ -171,7 +171,7 @@ class Evictor:
         api_object = lifecycle.with_condition(stored.value, is_true=is_true, reason=reason, message=message, now=now, kind=_IN_PROGRESS)
         if api_object.status == stored.value.status:
             return False
-        await self._pen.write(key, stored.revision, api_object)
+        await self._writer.write(key, stored.revision, api_object)
         return False
 
 
@@ -179,7 +179,7 @@ def _allocation(claim: Stored) -> AllocationResult | None:
     try:
         return claim.structured.allocation
     except ContractError:
-        return None  # told so by the keeper of claims
+        return None  # told so by the reconciler of claims
 
 
 def _moment(text: str | None) -> datetime | None:

@@ -110,8 +110,8 @@ class ClaimTemplateReconciler:
         self._boundary = boundary or ObjectBoundary("templates")
         self._runtime = runtime
         self._world = world
-        self._pen = ObjectWriter(NatsStore(runtime.bus, world))
-        self._maker = _ClaimMaker(runtime.clock, self._pen)
+        self._writer = ObjectWriter(NatsStore(runtime.bus, world))
+        self._maker = _ClaimMaker(runtime.clock, self._writer)
         self._told: dict[ObjectKey, str] = {}
 
     async def reconcile_all(self) -> bool:
@@ -161,7 +161,7 @@ class ClaimTemplateReconciler:
             await self._maker.make(pod, wanted_claim, template.value)
         named = await self._with_extended(key, with_claim_names(pod, wanted))
         if named != pod:
-            await self._pen.write(key, stored.revision, named)
+            await self._writer.write(key, stored.revision, named)
         self._told.pop(key, None)
 
     async def _with_extended(self, key: ObjectKey, pod: ApiObject) -> ApiObject:
@@ -182,9 +182,9 @@ class ClaimTemplateReconciler:
         get_logger().info("claim.ended", claim=stored.shown, why="its pod is gone")
         if marked is None:
             # What another replica has attempted since is protected: it ends in its own turn, when its devices are let go.
-            await self._pen.delete(key, stored.revision)
+            await self._writer.delete(key, stored.revision)
         else:
-            await self._pen.write(key, stored.revision, marked)
+            await self._writer.write(key, stored.revision, marked)
 
     def _tell(self, key: ObjectKey, pod: ApiObject, why: str) -> None:
         """Log what is wrong with a pod, once."""

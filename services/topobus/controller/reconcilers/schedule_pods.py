@@ -76,7 +76,7 @@ class PodScheduler:
         world: StandaloneState,
         finder: Allocator,
         consumers: ClaimUsers,
-        keeper: ClaimReconciler,
+        claims: ClaimReconciler,
         deallocation: ClaimDeallocation,
         planner: Planner,
         nodes: NodeFilter,
@@ -88,17 +88,17 @@ class PodScheduler:
     ) -> None:
         self._boundary = boundary or ObjectBoundary("pods")
         self._settings = settings
-        self._binder = binder
+        self._binding = binder
         self._classic = classic
         self._runtime = runtime
         self._bus = runtime.bus
         self._world = world
         self._finder = finder
         self._consumers = consumers
-        self._keeper = keeper
+        self._claims = claims
         self._deallocation = deallocation
-        self._pen = ObjectWriter(NatsStore(runtime.bus, world))
-        self._leaver = PodCleanup(settings, runtime, world, self._pen, ledgers)
+        self._writer = ObjectWriter(NatsStore(runtime.bus, world))
+        self._cleanup = PodCleanup(settings, runtime, world, self._writer, ledgers)
         self._planner = planner
         self._metrics = metrics
         self._settled: dict[ObjectKey, Hashable] = {}
@@ -115,8 +115,8 @@ class PodScheduler:
             if isinstance(key, ObjectKey):
                 self._costly.drop(key)
         is_due = False
-        for key, stored in self._leaver.reserved_claims():
-            work = partial(self._leaver.drop_gone_users, key, stored)
+        for key, stored in self._cleanup.reserved_claims():
+            work = partial(self._cleanup.drop_gone_users, key, stored)
             is_due = await self._boundary.run(("users", key), stored.revision, work, name=stored.shown) or is_due
         for key, _ in self._consumers.pods:
             known = self._world.objects.get(key)
@@ -181,9 +181,9 @@ class PodScheduler:
         if not stored.uid:
             return False
         if stored.metadata.deletion_timestamp:
-            return await self._leaver.finish(key, stored)
+            return await self._cleanup.finish(key, stored)
         if stored.pod.is_bound:
-            await self._leaver.leave_other_nodes(key, stored)
+            await self._cleanup.leave_other_nodes(key, stored)
             return False
         try:
             return await self._schedule(key, stored, is_cheap=is_cheap)
@@ -264,7 +264,7 @@ class PodScheduler:
             stored = protected
         if plan.pending:
             fit, _ = next(iter(fits.values()))
-            await self._keeper.attempt(fit.node, self._nodes.members(plan), fit.results)
+            await self._claims.attempt(fit.node, self._nodes.members(plan), fit.results)
             return False
         if not await self._reserve(key, stored, plan):
             return False
@@ -300,7 +300,7 @@ class PodScheduler:
                 await self._unreserve(plan.pod, key)
                 await self._tell(key, stored, "Unschedulable", (reserved,))
                 return False
-            if reserved is not claim.claim.object and await self._pen.write(claim_key, known.revision, reserved) is None:
+            if reserved is not claim.claim.object and await self._writer.write(claim_key, known.revision, reserved) is None:
                 return False
         return True
 
@@ -309,7 +309,7 @@ class PodScheduler:
         found_api_objects = {name: api_object for name, api_object in api_objects.items() if not is_classic(api_object)}
         for name, freed in unreserve(pod, found_api_objects).items():
             claim_key = ObjectKey("resourceclaim", key.namespace, name)
-            await self._pen.write(claim_key, self._world.objects[claim_key].revision, freed)
+            await self._writer.write(claim_key, self._world.objects[claim_key].revision, freed)
 
     async def _place(self, stored: Stored, node: str, wanted: PodRequest) -> Placement | Refusal | None:
         """Have the node's ledger take what the pod itself asks; None when the node does not answer."""
@@ -335,7 +335,7 @@ class PodScheduler:
                 if await self._retreat(key, stored) is not None:
                     await self._classic.take_back(claim_key)
             elif known is not None:
-                # The mark comes first: whoever sees the pod's next version has seen it, for both stand in one stream. The keeper of claims keeps others from binding it.
+                # The mark comes first: whoever sees the pod's next version has seen it, for both stand in one stream. The reconciler of claims keeps others from binding it.
                 await self._deallocation.begin(claim_key, known, answer.why)
             return False
         condition, reasons = explain_misses(misses)
@@ -346,26 +346,26 @@ class PodScheduler:
             claim_key = ObjectKey("resourceclaim", key.namespace, pod_claim.name)
             known = self._world.objects.get(claim_key)
             if known is not None:
-                await self._keeper.tell(claim_key, known, condition, reasons, lambda: self._finder.advise_members(nodes, outcomes, members))
+                await self._claims.tell(claim_key, known, condition, reasons, lambda: self._finder.advise_members(nodes, outcomes, members))
         return False
 
     async def _retreat(self, key: ObjectKey, stored: Stored) -> Stored | None:
         """Make sure that nobody else binds the pod to what is about to be taken from it; None when somebody has, or changed it otherwise."""
-        return await self._pen.write(key, stored.revision, with_retreat(stored.value))
+        return await self._writer.write(key, stored.revision, with_retreat(stored.value))
 
     async def _bind(self, key: ObjectKey, stored: Stored, node: str) -> bool:
-        unready = self._binder.wait_for(tuple(self._claim_keys(key).values()))
+        unready = self._binding.wait_for(tuple(self._claim_keys(key).values()))
         if unready is not None:
             await self._tell(key, stored, "WaitsForBinding", (unready,))
             return True
-        if await self._pen.write(key, stored.revision, with_node(stored.value, node, now=self._now())) is not None:
+        if await self._writer.write(key, stored.revision, with_node(stored.value, node, now=self._now())) is not None:
             self._metrics.pods.labels("scheduled").inc()
             self._log.info("pod.scheduled", pod=stored.shown, node=node)
         return False
 
     async def _protect(self, key: ObjectKey, stored: Stored) -> Stored | None:
         protected = with_finalizer(stored.value, PLACEMENT_PROTECTION)
-        return stored if protected is stored.value else await self._pen.write(key, stored.revision, protected)
+        return stored if protected is stored.value else await self._writer.write(key, stored.revision, protected)
 
     async def _tell(self, key: ObjectKey, stored: Stored, reason: str, reasons: Sequence[Reason]) -> None:
         """Put the reasons into the pod's condition and into an event, once."""
@@ -373,7 +373,7 @@ class PodScheduler:
         api_object = with_pod_condition(stored.value, is_true=False, reason=reason, message=message, now=self._now())
         if api_object.status == stored.value.status:
             return
-        written = await self._pen.write(key, stored.revision, api_object)
+        written = await self._writer.write(key, stored.revision, api_object)
         if written is None:
             return
         seen = self._settled.get(key)

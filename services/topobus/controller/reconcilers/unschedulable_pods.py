@@ -5,7 +5,7 @@ goes, so that any later scheduling must write to the claim and one of us two los
 go only while it has no node. A pod that was bound meanwhile gets its reservation back, and one that was bound later still gets devices on that node. What was begun and left by a crash is found in this very state.
 A pod behind its gate has no scheduler at work: its allocation is taken back at once.
 
-Flows in: the copy of the cluster. Flows out: status writes; the gatekeeper then allocates elsewhere. An allocation that kube-scheduler made is never touched.
+Flows in: the copy of the cluster. Flows out: status writes; the reconciler of gated pods then allocates elsewhere. An allocation that kube-scheduler made is never touched.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The keeper of device classes: says in each class whether its expressions compile, so that a mistake shows before a claim names the class.
+"""Validates device classes: says in each class whether its expressions compile, so that a mistake shows before a claim names the class.
 
 Flows in: the classes as the world knows them. Flows out: one condition in each one's status, written when it changes.
 """
@@ -38,7 +38,7 @@ class ClassReconciler:
     ) -> None:
         self._runtime = runtime
         self._world = world
-        self._pen = ObjectWriter(NatsStore(runtime.bus, world))
+        self._writer = ObjectWriter(NatsStore(runtime.bus, world))
         self._compiler = compiler
         self._boundary = boundary or ObjectBoundary("classes")
         self._judged: dict[ObjectKey, int] = {}
@@ -64,7 +64,7 @@ class ClassReconciler:
         if api_object == stored.value:
             return False
         try:
-            written = await self._pen.write(key, stored.revision, api_object)
+            written = await self._writer.write(key, stored.revision, api_object)
         except PeerUnavailable:
             del self._judged[key]
             raise
