@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from support.gateway_rig import Rig, make_rig
+from support.gateway_rig import IMPATIENT, Rig, make_rig
 from support.node_plane import device
 from topobus.domain.errors import ConfigError
 from topobus.gateway import boot
@@ -106,12 +106,12 @@ async def test_container_start_is_refused_when_its_device_is_gone(rig: Rig) -> N
 
 async def test_container_start_waits_for_the_service_after_a_reboot(rig: Rig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Silence is no evidence while the machine runs; after a reboot it is the very moment when devices have other numbers."""
-    async with rig.gateway():
+    async with rig.gateway(deadlines=IMPATIENT):
         await admit(rig)
         rig.plane.hung.add("prepare")
         same_boot = await start(rig)
     with rebooted(monkeypatch, tmp_path):
-        async with rig.gateway():
+        async with rig.gateway(deadlines=IMPATIENT):
             await rig.kubelet.wait_for_resource(GPU, allocatable=1)
             unknown = await start(rig)
             rig.plane.hung.clear()
