@@ -26,7 +26,7 @@ from topobus.domain.ledger import Ledger
 from topobus.domain.quantity import Quantity
 from topobus.domain.request import Owner
 
-__all__ = ["Changes", "FreeDevices", "Mark", "NodeState"]
+__all__ = ["Changes", "FreeDevices", "Mark", "TakenDevices"]
 
 # Changes that are remembered for those who ask; who was away for longer looks at all nodes again.
 _REMEMBERED_CHANGES = 20_000
@@ -37,7 +37,7 @@ Mark = tuple[int, int]
 """Up to which change somebody looked; (0, -1) is never."""
 
 
-class NodeState(NamedTuple):
+class TakenDevices(NamedTuple):
     """What is taken on a node by anybody: bits over its devices in order, and amounts of those that are shared."""
 
     taken: int
@@ -54,7 +54,7 @@ class Changes(NamedTuple):
 
 class _Taken(NamedTuple):
     usage: Usage
-    state: NodeState
+    state: TakenDevices
 
 
 class FreeDevices:
@@ -167,7 +167,7 @@ class FreeDevices:
         self._book.forget_table(node)
         self.free(node)
 
-    def state_of(self, node: str) -> NodeState:
+    def state_of(self, node: str) -> TakenDevices:
         """Say what is taken on a node."""
         return self._taken_on(node).state
 
@@ -222,7 +222,7 @@ class FreeDevices:
                 device_id: str(holder) for device_id, holder in self._in_ledger(node).items()
             }
             consumed = self._held.consumed(names, except_uids=())
-            state = NodeState(_bits(table.places, holders), _amounts(table.places, consumed))
+            state = TakenDevices(_bits(table.places, holders), _amounts(table.places, consumed))
             known = self._taken[node] = _Taken(Usage(holders, consumed), state)
         return known
 
