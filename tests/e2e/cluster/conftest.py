@@ -36,8 +36,13 @@ def _missing() -> list[str]:
     return [name for name in _WANTED if not os.environ.get(name)]
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what lies here when no cluster is named."""
+    """Skip what lies here when no cluster is named; else keep the order of the file, whatever order the other tests are put into: its last test uninstalls."""
+    places = [index for index, item in enumerate(items) if _HERE in item.path.parents]
+    in_order = sorted((items[index] for index in places), key=lambda item: (str(item.path), item.reportinfo()[1] or 0))
+    for index, item in zip(places, in_order, strict=True):
+        items[index] = item
     missing = _missing()
     reason = f"NOT CHECKED ON A CLUSTER: {' and '.join(missing)} not set"
     for item in items:
