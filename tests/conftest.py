@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import pytest
 import structlog
@@ -64,6 +66,7 @@ def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> M
 
 
 _QUARANTINED = pytest.StashKey[dict[str, str]]()
+_OWN_FOLDER = pytest.StashKey[Path]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -73,9 +76,21 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     config.stash[_QUARANTINED] = {}
     folder = cheap_folder()
-    if "TMPDIR" not in os.environ and folder is not None:
-        os.environ["TMPDIR"] = str(folder)
-        tempfile.tempdir = None
+    if "TMPDIR" in os.environ or folder is None:
+        return
+    os.environ["TMPDIR"] = str(folder)
+    tempfile.tempdir = None
+    if not config.option.basetemp:
+        # Short, for a unix socket's path ends at 107 bytes, and gone after the run: memory is not a place to keep things.
+        config.stash[_OWN_FOLDER] = Path(tempfile.mkdtemp(prefix="tb"))
+        config.option.basetemp = str(config.stash[_OWN_FOLDER])
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Give the memory of temporary folders back."""
+    folder = config.stash.get(_OWN_FOLDER, None)
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.hookimpl(tryfirst=True)
