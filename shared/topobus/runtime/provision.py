@@ -6,7 +6,6 @@ ConfigError names stream, field, got, wanted. A process without the right to cre
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from topobus.contracts.catalogue import PROVISIONER, State
@@ -38,15 +37,11 @@ async def provision(jetstream: JetStream, replicas: int, *, may_create: bool = T
             f"nats.replicas is {replicas} and the server is {'.'.join(map(str, version))}: before 2.10 a replicated compare-and-set lets several writers win",
             next_step="use nats-server 2.10 or later, or replicas = 1",
         )
-    # All at once: each costs a round trip or two, and over a leaf node or in a cluster a start would wait for their sum.
-    async with asyncio.TaskGroup() as group:
-        attempts = [
-            group.create_task(_attempt(jetstream, config, may_create=may_create), name=f"provision-{config['name']}")
-            for config in wanted_streams(replicas, store_bytes=store_bytes)
-        ]
-    # The first in the catalogue's order, whichever failed first.
-    for attempt in attempts:
-        if (failure := attempt.result()) is not None:
+    # One after the other: a cluster of three servers that was asked for all at once did not come to an end now and then (2.10, set-up of tests/integration/test_bus_cluster.py).
+    failures = [await _attempt(jetstream, config, may_create=may_create) for config in wanted_streams(replicas, store_bytes=store_bytes)]
+    # The first in the catalogue's order; the others were made all the same.
+    for failure in failures:
+        if failure is not None:
             raise failure
 
 
