@@ -7,10 +7,6 @@ the nodes. There is no leader, so nothing waits for one to be found.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
-from functools import partial
-from typing import Any, TypeVar
 
 from topobus.cel.selector import CelCompiler
 from topobus.contracts import catalogue
@@ -20,6 +16,7 @@ from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.planner import Planner
 from topobus.controller.reconcilers.allocation_intents import Intents
+from topobus.controller.reconcilers.bus_copies import BusCopies
 from topobus.controller.reconcilers.cluster_housekeeping import ClaimHousekeeping
 from topobus.controller.reconcilers.deallocate_claims import ClusterDeallocation
 from topobus.controller.reconcilers.decision_publisher import DecisionPublisher
@@ -40,21 +37,13 @@ from topobus.controller.store.api_server_store import ApiServerStore, ApiServerW
 from topobus.controller.store.cluster_events import EventRecorder
 from topobus.controller.store.informers import Informer, Key
 from topobus.controller.store.kubernetes_api import KubernetesApi
-from topobus.domain.device import Inventory
-from topobus.domain.errors import ContractError, PeerUnavailable
-from topobus.domain.ledger import Ledger
-from topobus.domain.machine import Machine
-from topobus.domain.view import NodeAlignment
-from topobus.runtime.bus import Change, ChangeKind
+from topobus.domain.errors import PeerUnavailable
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
 
 __all__ = ["ClusterController", "serve_cluster"]
 
-M = TypeVar("M")
-
 _LONGEST_PAUSE_S = 0.5
-_BUS_PARTS = ("machines", "inventories", "ledgers", "alignments")
 
 
 async def serve_cluster(settings: ControllerSettings, runtime: Runtime) -> None:
@@ -90,7 +79,6 @@ class ClusterController:
         self._runtime = runtime
         self._world = ApiServerState()
         self._changed = asyncio.Event()
-        self._missing = set(_BUS_PARTS)
         self._is_ready = False
         metrics = ControllerMetrics(runtime.registry)
         cluster = settings.cluster
@@ -110,7 +98,7 @@ class ClusterController:
         }
         compiler = CelCompiler()
         self._metrics = ClusterMetrics(runtime.registry)
-        self._malformed_parts = ObjectBoundary("node-state", metrics.set_aside)
+        self._copies = BusCopies(runtime, self._world, ObjectBoundary("node-state", metrics.set_aside), self._changed.set)
         writer = ApiServerWriter(ApiServerStore(api, self._world, self._metrics))
         ledgers = NodeLedgers(runtime.bus, self._world, settings.ask_timeout_s)
         deallocation = ClusterDeallocation(self._world, writer, ledgers, metrics)
@@ -128,71 +116,15 @@ class ClusterController:
             runtime.clock, self._world, writer, deallocation, events, metrics, is_own=cluster.housekeeping == "own"
         )
         self._planner = Planner(settings, runtime, self._world, metrics)
-        for part in (*_BUS_PARTS, "cluster"):
-            runtime.readiness.set(part, is_ready=False, why="no snapshot yet")
+        runtime.readiness.set("cluster", is_ready=False, why="no snapshot yet")
 
     async def run(self) -> None:
         """Follow all copies and work on what they bring."""
-        bus = self._runtime.bus
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._follow("machines", bus.watch(catalogue.MACHINE), self._on_machine))
-            group.create_task(self._follow("inventories", bus.watch(catalogue.INVENTORY), self._on_inventory))
-            group.create_task(self._follow("ledgers", bus.watch(catalogue.LEDGER), self._on_ledger))
-            group.create_task(self._follow("alignments", bus.watch(catalogue.ALIGNMENT), self._on_alignment))
+            self._copies.start(group)
             for informer in self._informers.values():
                 group.create_task(informer.run())
             await self._reconcile(group)
-
-    async def _follow(self, part: str, changes: AsyncGenerator[Change[M], None], apply: Callable[[Change[M]], None]) -> None:
-        """Keep one of the bus's copies up to date."""
-        async with aclosing(changes) as items:
-            async for change in items:
-                if change.kind is ChangeKind.SNAPSHOT_END:
-                    self._missing.discard(part)
-                    self._runtime.readiness.set(part, is_ready=True)
-                elif change.kind is ChangeKind.RESET:
-                    # What we knew may be void: no claim is decided on before the new snapshot is whole.
-                    self._missing.add(part)
-                    self._runtime.readiness.set(part, is_ready=False, why="the history was lost, a new snapshot follows")
-                self._malformed_parts.run_now(
-                    (part, *change.parts.values()), object(), partial(apply, change), name=" ".join((part, *change.parts.values()))
-                )
-                self._changed.set()
-
-    def _on_machine(self, change: Change[Machine]) -> None:
-        if change.kind is ChangeKind.RESET:
-            self._world.forget_machines()
-        elif change.kind is ChangeKind.DELETE:
-            self._world.drop_machine(change.parts["node"])
-        elif change.value is not None:
-            _check_place(change, node=change.value.node)
-            self._world.put_machine(change.value)
-
-    def _on_inventory(self, change: Change[Inventory]) -> None:
-        if change.kind is ChangeKind.RESET:
-            self._world.forget_inventories()
-        elif change.kind is ChangeKind.DELETE:
-            self._world.drop_inventory(change.parts["node"], change.parts["device_class"])
-        elif change.value is not None:
-            _check_place(change, node=change.value.node, device_class=change.value.device_class)
-            self._world.put_inventory(change.value)
-
-    def _on_ledger(self, change: Change[Ledger]) -> None:
-        if change.kind is ChangeKind.RESET:
-            self._world.forget_ledgers()
-        elif change.kind is ChangeKind.DELETE:
-            self._world.drop_ledger(change.parts["node"])
-        elif change.value is not None:
-            _check_place(change, node=change.value.node)
-            self._world.put_ledger(change.value)
-
-    def _on_alignment(self, change: Change[NodeAlignment]) -> None:
-        # A reset changes nothing: what nodes publish again is what they published before.
-        if change.kind is ChangeKind.DELETE:
-            self._world.put_alignment(change.parts["node"], None)
-        elif change.value is not None:
-            _check_place(change, node=change.value.node)
-            self._world.put_alignment(change.value.node, change.value)
 
     async def _reconcile(self, group: asyncio.TaskGroup) -> None:
         """Work whenever something changed, and after a while where something waits for time."""
@@ -210,7 +142,7 @@ class ClusterController:
             started_s = self._runtime.clock.monotonic()
             self._changed.clear()
             self._tell_readiness()
-            if self._missing:
+            if not self._copies.is_whole:
                 continue
             if not is_planning:
                 # Only now: a replica in the queue group that knows nothing yet would take plans away from those that do.
@@ -255,16 +187,6 @@ class ClusterController:
             )
 
     async def _plan(self, request: PlanRequest) -> PlanReply:
-        if self._missing:
+        if not self._copies.is_whole:
             raise PeerUnavailable("the controller is reading its copies anew", retry_after_s=self._settings.retry_s)
         return await self._planner.plan(request)
-
-
-def _check_place(change: Change[Any], **said: str) -> None:
-    """Refuse a state that speaks of another node or class than the one under whose key it stands: whoever may write there may not write for others.
-
-    Errors: raises ContractError.
-    """
-    for part, value in said.items():
-        if change.parts.get(part) != value:
-            raise ContractError(f"a state stored for {part} {change.parts.get(part)!r} says that it is of {part} {value!r}")

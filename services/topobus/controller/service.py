@@ -6,10 +6,6 @@ Any number of replicas may run: plans go to one of them (queue group), claims ar
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
-from functools import partial
-from typing import TypeVar
 
 from topobus.cel.selector import CelCompiler
 from topobus.contracts import catalogue
@@ -23,6 +19,7 @@ from topobus.controller.planner import Planner
 from topobus.controller.reconcilers.allocate_claims import ClaimReconciler
 from topobus.controller.reconcilers.allocator import Allocator
 from topobus.controller.reconcilers.binding_conditions import BindingConditions
+from topobus.controller.reconcilers.bus_copies import BusCopies
 from topobus.controller.reconcilers.claim_users import ClaimUsers
 from topobus.controller.reconcilers.deallocate_claims import ClaimDeallocation
 from topobus.controller.reconcilers.evict_tainted import Evictor
@@ -38,21 +35,13 @@ from topobus.controller.reconcilers.validate_classes import ClassReconciler
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.nats_store import NatsStore
 from topobus.controller.store.object_writer import ObjectWriter
-from topobus.domain.device import Inventory
 from topobus.domain.errors import ContractError, PeerUnavailable
-from topobus.domain.ledger import Ledger
-from topobus.domain.machine import Machine
-from topobus.domain.view import NodeAlignment
 from topobus.kubernetes.api.objects import name_of
 from topobus.runtime.bus import Change, ChangeKind
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
 
 __all__ = ["serve"]
-
-M = TypeVar("M")
-
-_PARTS = ("machines", "inventories", "ledgers", "alignments", "objects")
 
 
 async def serve(settings: ControllerSettings, runtime: Runtime) -> None:
@@ -71,7 +60,7 @@ class _Controller:
         self._metrics = metrics
         compiler = CelCompiler()
         self._releases = LedgerReleases(runtime.bus, settings.ask_timeout_s, self._wake)
-        self._intake = ObjectBoundary("intake", metrics.set_aside)
+        self._copies = BusCopies(runtime, self._world, ObjectBoundary("intake", metrics.set_aside), self._wake, more=("objects",))
         self._classes = ClassReconciler(runtime, self._world, compiler, self._boundary("classes"))
         finder = Allocator(settings, runtime, self._world, compiler, metrics)
         self._consumers = ClaimUsers(self._world, self._boundary("consumers"))
@@ -106,10 +95,7 @@ class _Controller:
         self._changed = asyncio.Event()
         self._presence = SilentServices(settings.silence, settings.parallel_asks, runtime, self._world, self._wake)
         self._orphans = OrphanedAllocations(settings, runtime, self._world, finder, metrics, self._boundary("orphans"), ledgers)
-        self._missing = set(_PARTS)
-        self._drivers = ClassicDriverRunner(settings, runtime, self._world, metrics, lambda: not self._missing)
-        for part in _PARTS:
-            runtime.readiness.set(part, is_ready=False, why="no snapshot yet")
+        self._drivers = ClassicDriverRunner(settings, runtime, self._world, metrics, lambda: self._copies.is_whole)
 
     def _boundary(self, loop: str) -> ObjectBoundary:
         """Make the boundary of one loop; each object that it comes to is a step of the pass."""
@@ -117,84 +103,20 @@ class _Controller:
 
     async def run(self) -> None:
         """Follow all copies and work on what they bring."""
-        bus = self._runtime.bus
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._follow("machines", bus.watch(catalogue.MACHINE), self._on_machine))
-            group.create_task(self._follow("inventories", bus.watch(catalogue.INVENTORY), self._on_inventory))
-            group.create_task(self._follow("ledgers", bus.watch(catalogue.LEDGER), self._on_ledger))
-            group.create_task(self._follow("alignments", bus.watch(catalogue.ALIGNMENT), self._on_alignment))
-            group.create_task(self._follow("objects", bus.watch(catalogue.OBJECT), self._on_object))
+            self._copies.start(group)
+            group.create_task(self._copies.follow("objects", self._runtime.bus.watch(catalogue.OBJECT), self._on_object))
             group.create_task(self._releases.run())
             group.create_task(self._reconcile())
             group.create_task(self._drivers.run())
             group.create_task(self._presence.run())
-
-    async def _follow(self, part: str, changes: AsyncGenerator[Change[M], None], apply: Callable[[Change[M]], Awaitable[None]]) -> None:
-        """Keep one copy up to date."""
-        async with aclosing(changes) as items:
-            async for change in items:
-                if change.kind is ChangeKind.SNAPSHOT_END:
-                    self._missing.discard(part)
-                    self._runtime.readiness.set(part, is_ready=True)
-                elif change.kind is ChangeKind.RESET:
-                    # What we knew may be void: no claim is decided on before the new snapshot is whole.
-                    self._missing.add(part)
-                    self._runtime.readiness.set(part, is_ready=False, why="the history was lost, a new snapshot follows")
-                if change.kind is ChangeKind.PUT:
-                    # What one key holds concerns no other: a value that cannot be taken in is as good as none.
-                    await self._intake.run(
-                        (part, *change.parts.values()),
-                        change.revision,
-                        partial(self._take_in, apply, change),
-                        name=f"{part} {change.parts}",
-                    )
-                else:
-                    self._intake.forget((part, *change.parts.values()))
-                    await apply(change)
-                self._wake()
-
-    @staticmethod
-    async def _take_in(apply: Callable[[Change[M]], Awaitable[None]], change: Change[M]) -> bool:
-        await apply(change)
-        return False
 
     def _wake(self) -> None:
         """Have everybody look at the world again."""
         self._changed.set()
         self._drivers.wake()
 
-    async def _on_machine(self, change: Change[Machine]) -> None:
-        if change.kind is ChangeKind.RESET:
-            self._world.forget_machines()
-        elif change.kind is ChangeKind.DELETE:
-            self._world.drop_machine(change.parts["node"])
-        elif change.value is not None:
-            self._world.put_machine(change.value)
-
-    async def _on_inventory(self, change: Change[Inventory]) -> None:
-        if change.kind is ChangeKind.RESET:
-            self._world.forget_inventories()
-        elif change.kind is ChangeKind.DELETE:
-            self._world.drop_inventory(change.parts["node"], change.parts["device_class"])
-        elif change.value is not None:
-            self._world.put_inventory(change.value)
-
-    async def _on_ledger(self, change: Change[Ledger]) -> None:
-        if change.kind is ChangeKind.RESET:
-            self._world.forget_ledgers()
-        elif change.kind is ChangeKind.DELETE:
-            self._world.drop_ledger(change.parts["node"])
-        elif change.value is not None:
-            self._world.put_ledger(change.value)
-
-    async def _on_alignment(self, change: Change[NodeAlignment]) -> None:
-        # A reset changes nothing: what nodes publish again is what they published before.
-        if change.kind is ChangeKind.DELETE:
-            self._world.put_alignment(change.parts["node"], None)
-        elif change.value is not None:
-            self._world.put_alignment(change.value.node, change.value)
-
-    async def _on_object(self, change: Change[ApiObject]) -> None:
+    def _on_object(self, change: Change[ApiObject]) -> None:
         if change.kind is ChangeKind.RESET:
             self._world.forget_objects()
             self._orphans.forget()
@@ -227,7 +149,7 @@ class _Controller:
                 pass
             self._beat.turn()
             self._changed.clear()
-            if self._missing:
+            if not self._copies.is_whole:
                 continue
             if not is_planning:
                 # Only now: a replica in the queue group that knows nothing yet would take plans away from those that do.
@@ -251,6 +173,6 @@ class _Controller:
             is_due = is_due or self._scheduler.is_pausing or self._claims.is_pausing
 
     async def _plan(self, request: PlanRequest) -> PlanReply:
-        if self._missing:
+        if not self._copies.is_whole:
             raise PeerUnavailable("the controller is reading its copies anew", retry_after_s=self._settings.retry_s)
         return await self._planner.plan(request)

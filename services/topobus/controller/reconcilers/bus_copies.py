@@ -1,0 +1,104 @@
+"""The copies of what stands on the bus, as both homes of the controller keep them: what nodes say, and where the home has more to follow, that as well.
+
+Flows in: changes of the bus's buckets. Flows out: the state, kept up to date; which copies are not whole yet, as readiness parts; a wake-up after each change. What
+one key holds concerns no other: a value that cannot be taken in is logged, counted and as good as none. The bus has compared each value with its key already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from functools import partial
+from typing import TypeVar
+
+from topobus.contracts import catalogue
+from topobus.controller.reconcilers.object_boundary import ObjectBoundary
+from topobus.controller.state.node_state import NodeState
+from topobus.domain.device import Inventory
+from topobus.domain.ledger import Ledger
+from topobus.domain.machine import Machine
+from topobus.domain.view import NodeAlignment
+from topobus.runtime.bus import Change, ChangeKind
+from topobus.runtime.service import Runtime
+
+__all__ = ["BusCopies"]
+
+M = TypeVar("M")
+
+_NODE_PARTS = ("machines", "inventories", "ledgers", "alignments")
+
+
+class BusCopies:
+    """Follows the bus into `state`; `more` names parts that the home follows itself by `follow`."""
+
+    def __init__(
+        self, runtime: Runtime, state: NodeState, boundary: ObjectBoundary, changed: Callable[[], None], more: tuple[str, ...] = ()
+    ) -> None:
+        self._runtime = runtime
+        self._state = state
+        self._boundary = boundary
+        self._changed = changed
+        self._missing = {*_NODE_PARTS, *more}
+        for part in sorted(self._missing):
+            runtime.readiness.set(part, is_ready=False, why="no snapshot yet")
+
+    @property
+    def is_whole(self) -> bool:
+        """Say whether every copy is whole: before that no claim is decided on, and no pod planned."""
+        return not self._missing
+
+    def start(self, group: asyncio.TaskGroup) -> None:
+        """Follow what nodes say, for ever."""
+        bus = self._runtime.bus
+        group.create_task(self.follow("machines", bus.watch(catalogue.MACHINE), self._on_machine))
+        group.create_task(self.follow("inventories", bus.watch(catalogue.INVENTORY), self._on_inventory))
+        group.create_task(self.follow("ledgers", bus.watch(catalogue.LEDGER), self._on_ledger))
+        group.create_task(self.follow("alignments", bus.watch(catalogue.ALIGNMENT), self._on_alignment))
+
+    async def follow(self, part: str, changes: AsyncGenerator[Change[M], None], apply: Callable[[Change[M]], None]) -> None:
+        """Keep one copy up to date, for ever."""
+        async with aclosing(changes) as items:
+            async for change in items:
+                if change.kind is ChangeKind.SNAPSHOT_END:
+                    self._missing.discard(part)
+                    self._runtime.readiness.set(part, is_ready=True)
+                elif change.kind is ChangeKind.RESET:
+                    # What we knew may be void: no claim is decided on before the new snapshot is whole.
+                    self._missing.add(part)
+                    self._runtime.readiness.set(part, is_ready=False, why="the history was lost, a new snapshot follows")
+                key = (part, *change.parts.values())
+                # A version of its own for each change: after a lost store a revision may stand for another value.
+                self._boundary.run_now(key, object(), partial(apply, change), name=" ".join(key))
+                self._changed()
+
+    def _on_machine(self, change: Change[Machine]) -> None:
+        if change.kind is ChangeKind.RESET:
+            self._state.forget_machines()
+        elif change.kind is ChangeKind.DELETE:
+            self._state.drop_machine(change.parts["node"])
+        elif change.value is not None:
+            self._state.put_machine(change.value)
+
+    def _on_inventory(self, change: Change[Inventory]) -> None:
+        if change.kind is ChangeKind.RESET:
+            self._state.forget_inventories()
+        elif change.kind is ChangeKind.DELETE:
+            self._state.drop_inventory(change.parts["node"], change.parts["device_class"])
+        elif change.value is not None:
+            self._state.put_inventory(change.value)
+
+    def _on_ledger(self, change: Change[Ledger]) -> None:
+        if change.kind is ChangeKind.RESET:
+            self._state.forget_ledgers()
+        elif change.kind is ChangeKind.DELETE:
+            self._state.drop_ledger(change.parts["node"])
+        elif change.value is not None:
+            self._state.put_ledger(change.value)
+
+    def _on_alignment(self, change: Change[NodeAlignment]) -> None:
+        # A reset changes nothing: what nodes publish again is what they published before.
+        if change.kind is ChangeKind.DELETE:
+            self._state.put_alignment(change.parts["node"], None)
+        elif change.value is not None:
+            self._state.put_alignment(change.value.node, change.value)
