@@ -26,8 +26,10 @@ from topobus.controller.reconcilers.allocate_claims import ClaimReconciler
 from topobus.controller.reconcilers.allocator import Allocator
 from topobus.controller.reconcilers.claim_users import ClaimUsers
 from topobus.controller.reconcilers.clean_up_pods import PodCleanup
+from topobus.controller.reconcilers.deallocate_claims import ClaimDeallocation
 from topobus.controller.reconcilers.evict_tainted import Evictor
 from topobus.controller.reconcilers.make_claims import ClaimTemplateReconciler
+from topobus.controller.reconcilers.node_ledgers import NodeLedgers
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.nats_store import NatsStore
 from topobus.controller.store.object_writer import ObjectWriter
@@ -74,6 +76,16 @@ def interrupted_bus(bus: Bus, meanwhile: Callable[[], Awaitable[None]]) -> Fated
 def runtime_on(bus: Bus) -> Runtime:
     """Give a replica's runtime on a bus."""
     return Runtime(name="controller", node="central", bus=bus, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry())
+
+
+def claims_of(
+    runtime: Runtime, world: StandaloneState, finder: Allocator, consumers: ClaimUsers, metrics: ControllerMetrics
+) -> ClaimReconciler:
+    """Give a replica's reconciler of claims, put together as the service does."""
+    settings = ControllerSettings()
+    ledgers = NodeLedgers(runtime.bus, world, settings.ask_timeout_s)
+    deallocation = ClaimDeallocation(runtime.clock, world, ObjectWriter(NatsStore(runtime.bus, world)), ledgers, metrics)
+    return ClaimReconciler(settings, runtime, world, finder, consumers, metrics, ledgers, deallocation)
 
 
 def read(manifest: str) -> ApiObject:
@@ -187,7 +199,7 @@ async def test_later_attempt_keeps_its_devices_when_a_replica_commits_an_older_o
     runtime, settings = runtime_on(bus), ControllerSettings()
     metrics, compiler = ControllerMetrics(runtime.registry), CelCompiler()
     finder = Allocator(settings, runtime, world, compiler, metrics)
-    await ClaimReconciler(settings, runtime, world, finder, ClaimUsers(world), metrics).reconcile_all()
+    await claims_of(runtime, world, finder, ClaimUsers(world), metrics).reconcile_all()
 
     assert [allocation.holdings[0].devices for allocation in topology.ledger.allocations.values()] == [{"gpu": (gpus.devices[2].name,)}]
     entry = await bus.get(OBJECT, **key._asdict())
@@ -258,7 +270,7 @@ class OneNode:
         finder = Allocator(settings, runtime, self.world, CelCompiler(), metrics)
         consumers = ClaimUsers(self.world)
         consumers.update()
-        await ClaimReconciler(settings, runtime, self.world, finder, consumers, metrics).reconcile_all()
+        await claims_of(runtime, self.world, finder, consumers, metrics).reconcile_all()
 
     async def taken_back(self, *, node_name: str) -> tuple[ObjectKey, ObjectKey]:
         """Store a pod and its allocated claim, which is marked to be taken back."""
@@ -326,7 +338,8 @@ async def test_pod_that_is_bound_elsewhere_holds_nothing_here(bus: Bus, bound: s
     await bus.ask(PLACE, PlaceRequest(op_id="schedule-1", pod=asked), node="demo-node")
     node.world.put_ledger(node.topology.ledger)
 
-    leaver = PodCleanup(ControllerSettings(), runtime_on(bus), node.world, ObjectWriter(NatsStore(bus, node.world)))
+    ledgers = NodeLedgers(bus, node.world, ControllerSettings().ask_timeout_s)
+    leaver = PodCleanup(node.world, ObjectWriter(NatsStore(bus, node.world)), ledgers)
     await leaver.leave_other_nodes(key, node.world.objects[key])
 
     assert len(node.topology.ledger.allocations) == held

@@ -68,7 +68,7 @@ class _Controller:
         writer = ObjectWriter(NatsStore(runtime.bus, self._world))
         deallocation = ClaimDeallocation(runtime.clock, self._world, writer, ledgers, metrics)
         self._claims = ClaimReconciler(
-            settings, runtime, self._world, finder, self._consumers, metrics, self._boundary("claims"), ledgers, deallocation
+            settings, runtime, self._world, finder, self._consumers, metrics, ledgers, deallocation, self._boundary("claims")
         )
         self._evictor = Evictor(runtime, self._world, deallocation, self._boundary("evictions"))
         self._binding = BindingConditions(settings.binding_timeout_s, runtime, self._world, finder, deallocation, self._boundary("binding"))
@@ -89,12 +89,12 @@ class _Controller:
             self._classic,
             metrics,
             self._binding,
-            self._boundary("pods"),
             ledgers,
+            self._boundary("pods"),
         )
         self._changed = asyncio.Event()
         self._presence = SilentServices(settings.silence, settings.parallel_asks, runtime, self._world, self._wake)
-        self._orphans = OrphanedAllocations(settings, runtime, self._world, finder, metrics, self._boundary("orphans"), ledgers)
+        self._orphans = OrphanedAllocations(settings, runtime, self._world, finder, metrics, ledgers, self._boundary("orphans"))
         self._drivers = ClassicDriverRunner(settings, runtime, self._world, metrics, lambda: self._copies.is_whole)
 
     def _boundary(self, loop: str) -> ObjectBoundary:

@@ -12,6 +12,7 @@ from topobus.controller.claims.stored import Stored
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.reconcilers.allocator import Allocator
+from topobus.controller.reconcilers.node_ledgers import NodeLedgers
 from topobus.controller.reconcilers.release_orphans import OrphanedAllocations
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.runtime.readiness import Readiness
@@ -25,7 +26,9 @@ async def test_orphans_forget_objects_that_no_ledger_names() -> None:
     registry, world, settings = CollectorRegistry(), StandaloneState(), ControllerSettings()
     runtime = Runtime(name="controller", node="central", bus=no_bus, clock=ManualClock(), readiness=Readiness(), registry=registry)
     metrics = ControllerMetrics(registry)
-    orphans = OrphanedAllocations(settings, runtime, world, Allocator(settings, runtime, world, CelCompiler(), metrics), metrics)
+    allocator = Allocator(settings, runtime, world, CelCompiler(), metrics)
+    ledgers = NodeLedgers(no_bus, world, settings.ask_timeout_s)
+    orphans = OrphanedAllocations(settings, runtime, world, allocator, metrics, ledgers)
     for number in range(10_000):
         gone = ApiObject(
             api_version="resource.k8s.io/v1",

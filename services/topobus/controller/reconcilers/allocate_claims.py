@@ -69,9 +69,9 @@ class ClaimReconciler:
         finder: Allocator,
         consumers: ClaimUsers,
         metrics: ControllerMetrics,
+        ledgers: NodeLedgers,
+        deallocation: ClaimDeallocation,
         boundary: ObjectBoundary | None = None,
-        ledgers: NodeLedgers | None = None,
-        deallocation: ClaimDeallocation | None = None,
     ) -> None:
         self._boundary = boundary or ObjectBoundary("claims")
         self._settings = settings
@@ -81,8 +81,8 @@ class ClaimReconciler:
         self._consumers = consumers
         self._metrics = metrics
         self._writer = ObjectWriter(NatsStore(runtime.bus, world))
-        self._ledgers = ledgers or NodeLedgers(runtime.bus, world, settings.ask_timeout_s)
-        self._deallocation = deallocation or ClaimDeallocation(runtime.clock, world, self._writer, self._ledgers, metrics)
+        self._ledgers = ledgers
+        self._deallocation = deallocation
         self._advice_left = _MOST_ADVICE
         self._settled: dict[ObjectKey, _Seen] = {}
         self._done: dict[ObjectKey, int] = {}

@@ -14,7 +14,6 @@ from topobus.controller.claims.reservations import (
     without_reservations,
 )
 from topobus.controller.claims.stored import ObjectKey, Stored
-from topobus.controller.config import ControllerSettings
 from topobus.controller.reconcilers.claim_users import known_consumers
 from topobus.controller.reconcilers.ledger_releases import UnderWay
 from topobus.controller.reconcilers.node_ledgers import NodeLedgers
@@ -26,7 +25,6 @@ from topobus.domain.request import Owner, OwnerKind
 from topobus.kubernetes.api.classic import is_classic
 from topobus.kubernetes.api.objects import PLACEMENT_PROTECTION, metadata_of
 from topobus.runtime.logging import get_logger
-from topobus.runtime.service import Runtime
 
 __all__ = ["PodCleanup", "own_request"]
 
@@ -34,16 +32,8 @@ __all__ = ["PodCleanup", "own_request"]
 class PodCleanup:
     """Lets go of what pods held."""
 
-    def __init__(
-        self,
-        settings: ControllerSettings,
-        runtime: Runtime,
-        world: StandaloneState,
-        writer: ObjectWriter,
-        ledgers: NodeLedgers | None = None,
-    ) -> None:
-        self._ledgers = ledgers or NodeLedgers(runtime.bus, world, settings.ask_timeout_s)
-        self._bus = runtime.bus
+    def __init__(self, world: StandaloneState, writer: ObjectWriter, ledgers: NodeLedgers) -> None:
+        self._ledgers = ledgers
         self._world = world
         self._writer = writer
         self._log = get_logger()

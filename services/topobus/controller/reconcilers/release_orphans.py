@@ -47,10 +47,10 @@ class OrphanedAllocations:
         world: StandaloneState,
         finder: Allocator,
         metrics: ControllerMetrics,
+        ledgers: NodeLedgers,
         boundary: ObjectBoundary | None = None,
-        ledgers: NodeLedgers | None = None,
     ) -> None:
-        self._ledgers = ledgers or NodeLedgers(runtime.bus, world, settings.ask_timeout_s)
+        self._ledgers = ledgers
         self._boundary = boundary or ObjectBoundary("orphans")
         self._settings = settings
         self._runtime = runtime

@@ -83,8 +83,8 @@ class PodScheduler:
         classic: ClassicScheduler,
         metrics: ControllerMetrics,
         binder: BindingConditions,
+        ledgers: NodeLedgers,
         boundary: ObjectBoundary | None = None,
-        ledgers: NodeLedgers | None = None,
     ) -> None:
         self._boundary = boundary or ObjectBoundary("pods")
         self._settings = settings
@@ -98,7 +98,7 @@ class PodScheduler:
         self._claims = claims
         self._deallocation = deallocation
         self._writer = ObjectWriter(NatsStore(runtime.bus, world))
-        self._cleanup = PodCleanup(settings, runtime, world, self._writer, ledgers)
+        self._cleanup = PodCleanup(world, self._writer, ledgers)
         self._planner = planner
         self._metrics = metrics
         self._settled: dict[ObjectKey, Hashable] = {}
