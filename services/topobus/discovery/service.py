@@ -50,10 +50,12 @@ async def serve(settings: DiscoverySettings, runtime: Runtime) -> None:
             try:
                 async with asyncio.timeout(until_tick(runtime.clock.monotonic(), settings.hardware.rescan_s)):
                     await wake.wait()
-                    publisher.distrust()
                     await asyncio.sleep(_SETTLE_S)
             except TimeoutError:
                 pass
+            # Asked after the wait: the kernel may have told of a change between its end and here.
+            if wake.is_set():
+                publisher.distrust()
             wake.clear()
 
 
@@ -96,6 +98,8 @@ class _Publisher:
                 return
             await self._publish(machine)
         except PeerUnavailable as err:
+            # What was read is nobody's yet, and `_last` is older: the next look reads everything again.
+            self.distrust()
             self._looks.labels(outcome="unpublished").inc()
             if self._unpublished != err.message:
                 self._unpublished = err.message

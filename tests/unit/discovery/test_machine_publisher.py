@@ -1,0 +1,71 @@
+"""The publisher of the machine: what could not be published is published as soon as that is possible."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from topobus.contracts.catalogue import MACHINE
+from topobus.discovery.config import DiscoverySettings
+from topobus.discovery.service import _Publisher
+from topobus.domain.errors import PeerUnavailable
+from topobus.runtime.clock import SystemClock
+from topobus.runtime.readiness import Readiness
+from topobus.runtime.service import Runtime
+from topobus.simulation.machines import RecordedMachine, build
+from topobus.sysfs.tree import HardwareSettings
+from topobus.testing.bus import MemoryBus, MemoryNats
+
+NODE = "n1"
+
+
+class InterruptedBus:
+    """A bus that does not answer as long as the test says so."""
+
+    def __init__(self, bus: Any) -> None:
+        self._bus = bus
+        self.is_silent = False
+
+    def __getattr__(self, name: str) -> Any:
+        if self.is_silent:
+            raise PeerUnavailable("NATS does not answer", next_step="wait")
+        return getattr(self._bus, name)
+
+
+def publisher_of(machine: RecordedMachine, bus: InterruptedBus) -> _Publisher:
+    """A publisher whose next look at everything is due in five minutes, as in production."""
+    settings = DiscoverySettings(hardware=HardwareSettings(root=str(machine.root), honours_cpuset=False))
+    runtime = Runtime(
+        name="discovery",
+        node=NODE,
+        bus=bus,  # type: ignore[arg-type]  # a bus that is silent at times
+        clock=SystemClock(),
+        readiness=Readiness(),
+        registry=CollectorRegistry(),
+    )
+    return _Publisher(settings, runtime)
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["first look", "later look"])
+async def test_machine_is_published_at_the_next_look_when_nats_was_silent(tmp_path: Path, is_first: bool) -> None:
+    """A CPU that went while NATS was away is gone from the entry once NATS is back, not at the next look at everything."""
+    machine = build("laptop", tmp_path / "machine")
+    async with MemoryBus.session(MemoryNats(), name="discovery") as real:
+        await real.provision()
+        bus = InterruptedBus(real)
+        publisher = publisher_of(machine, bus)
+        if not is_first:
+            await publisher.check()
+        machine.set_cpu_online(3, is_online=False)
+        bus.is_silent = True
+        await publisher.check()
+        bus.is_silent = False
+        await publisher.check()
+
+        entry = await real.get(MACHINE, node=NODE)
+
+    assert entry is not None
+    assert 3 not in entry.value.online_cpus
