@@ -19,7 +19,7 @@ __all__ = ["OpenFiles", "StampedAnswers"]
 _FRESH_NS = 50_000_000
 # Well below the 1,024 descriptors that a process may have by default, and more than the cards of a large node have files that tell of their health.
 _MOST_FILES = 384
-# A name may lead to another file by now without the old one being gone: an interface that moved into a pod's network and one that came in its place.
+# Which name a look asks for changes with the devices: what was not asked for since is given up for others.
 _OPEN_FOR_S = 60.0
 _READ_BYTES = 64 * 1024
 
@@ -79,7 +79,9 @@ class OpenFiles:
             return None
         if time.monotonic() < file.until_s:
             try:
-                return os.pread(file.descriptor, _READ_BYTES, 0)
+                # A name may lead to another file by now without the old one being gone: interfaces that were renamed, or moved into a pod's network.
+                if os.stat(path).st_ino == file.inode:  # noqa: PTH116 - asked for hundreds of files a second
+                    return os.pread(file.descriptor, _READ_BYTES, 0)
             except OSError:
                 pass
         self._files.pop(path, None)
@@ -88,16 +90,23 @@ class OpenFiles:
     def keep(self, path: str, descriptor: int) -> bool:
         """Take a descriptor over; False when there are too many: it stays the caller's."""
         if len(self._files) >= _MOST_FILES:
-            return False
-        self._files[path] = _OpenFile(descriptor, time.monotonic() + _OPEN_FOR_S)
+            # What nobody asked for since its time was over is a file of a device that is gone: nothing else would ever close it.
+            now_s = time.monotonic()
+            for old, file in list(self._files.items()):
+                if file.until_s <= now_s:
+                    self._files.pop(old, None)
+            if len(self._files) >= _MOST_FILES:
+                return False
+        self._files[path] = _OpenFile(descriptor, os.fstat(descriptor).st_ino, time.monotonic() + _OPEN_FOR_S)
         return True
 
 
 class _OpenFile:
     """Closes its descriptor when nobody uses it any more: another thread may be reading when it is given up."""
 
-    def __init__(self, descriptor: int, until_s: float) -> None:
+    def __init__(self, descriptor: int, inode: int, until_s: float) -> None:
         self.descriptor = descriptor
+        self.inode = inode
         self.until_s = until_s
 
     def __del__(self) -> None:

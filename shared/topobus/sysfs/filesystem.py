@@ -27,4 +27,5 @@ def is_kernels(folder: str) -> bool:
     answer = ctypes.create_string_buffer(_STATFS_BYTES)
     if ask is None or ask(os.fsencode(folder), answer) != 0:
         return False
-    return ctypes.c_ulong.from_buffer(answer).value in _KERNELS
+    # The type is a long on most machines, and an unsigned int on s390x, where a long would hold the block size, too.
+    return any(kind.from_buffer(answer).value in _KERNELS for kind in (ctypes.c_ulong, ctypes.c_uint))

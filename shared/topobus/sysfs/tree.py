@@ -72,7 +72,8 @@ class Tree:
         self._top_texts = {top: str(folder) for top, folder in self._tops.items()}
         self._is_live = self._tops["sys"] == Path("/sys")
         # Links of the kernel's own files are relative and lead nowhere else, so the kernel may follow them itself. Those of a device folder may not.
-        self._kernels = {top: top != "dev" and is_kernels(self._top_texts[top]) for top in self._tops}
+        # The usual places are taken for the kernel's where the system cannot say: its files' times mean nothing, and an answer kept by them would never end.
+        self._kernels = {top: top != "dev" and (folder == f"/{top}" or is_kernels(folder)) for top, folder in self._top_texts.items()}
         self._folders: dict[str, list[str]] | None = None
         self._answers = StampedAnswers() if is_revisited else None
         self._open_files = OpenFiles() if is_revisited else None

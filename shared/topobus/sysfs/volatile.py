@@ -11,6 +11,7 @@ import re
 
 from msgspec import Struct
 
+from topobus.domain.errors import HardwareError
 from topobus.sysfs.boot import read_boot_id
 from topobus.sysfs.cpus import CPU_FOLDER
 from topobus.sysfs.limits import Limits, read_limits
@@ -32,7 +33,7 @@ class VolatileFacts(Struct, frozen=True, kw_only=True):
     """For each node (or the machine, without NUMA) its CPUs, memory and huge pages."""
     limits: Limits
     functions: tuple[tuple[str, ...], ...]
-    """For each PCI function its address, which folder it is, its driver and its lanes now."""
+    """For each PCI function its address, which folder it is, its driver, its lanes now and its NUMA node."""
 
 
 def read_volatile(tree: Tree) -> VolatileFacts:
@@ -95,4 +96,18 @@ def _read_pages(tree: Tree, folder: str) -> tuple[str, ...]:
 def _read_function(tree: Tree, name: str) -> tuple[str, ...]:
     folder = f"{PCI_FOLDER}/{name}"
     # A card that was taken away and put back between two looks has a folder that is another one, though it has the same name.
-    return (name, tree.identity(folder), tree.link_name(f"{folder}/driver"), tree.read(f"{folder}/current_link_width") or "")
+    return (
+        name,
+        tree.identity(folder),
+        tree.link_name(f"{folder}/driver"),
+        _read_width(tree, folder),
+        tree.read(f"{folder}/numa_node") or "",
+    )
+
+
+def _read_width(tree: Tree, folder: str) -> str:
+    """Read a function's lanes; one that cannot be read is told in its place, for the others are read all the same."""
+    try:
+        return tree.read(f"{folder}/current_link_width") or ""
+    except HardwareError as err:
+        return err.message

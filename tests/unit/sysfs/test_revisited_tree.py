@@ -200,3 +200,40 @@ def test_open_files_take_no_more_when_there_are_too_many(tmp_path: Path, monkeyp
 def refuse(*_: object, **__: object) -> int:
     """Fail as the kernel does for a device that is gone."""
     raise OSError(19, "No such device")
+
+
+def test_open_files_give_way_when_nobody_asked_for_them_in_their_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of devices that are gone are never asked for again: they do not keep the places of files that are."""
+    monkeypatch.setattr(answers, "_MOST_FILES", 2)
+    now_s = 0.0
+    monkeypatch.setattr("topobus.sysfs.answers.time.monotonic", lambda: now_s)
+    files = OpenFiles()
+    paths = [tmp_path / name for name in ("gone-1", "gone-2", "new")]
+    for path in paths:
+        path.write_text(path.name)
+    descriptors = [os.open(path, os.O_RDONLY) for path in paths]
+    kept = [files.keep(str(path), descriptor) for path, descriptor in zip(paths[:2], descriptors[:2], strict=True)]
+    refused = files.keep(str(paths[2]), descriptors[2])
+    now_s = 61.0
+
+    taken = files.keep(str(paths[2]), descriptors[2])
+
+    assert (kept, refused, taken) == ([True, True], False, True)
+    assert files.read(str(paths[2])) == b"new"
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptors[0])
+
+
+def test_open_file_is_given_up_when_its_name_leads_to_another_one(tmp_path: Path) -> None:
+    """Two interfaces that change names: the file that is open goes with the old one, and the name means the new one."""
+    first, second = tmp_path / "eth0", tmp_path / "eth1"
+    first.write_text("0")
+    second.write_text("1")
+    files = OpenFiles()
+    files.keep(str(first), os.open(first, os.O_RDONLY))
+    before = files.read(str(first))
+
+    first.rename(tmp_path / "away")
+    second.rename(first)
+
+    assert (before, files.read(str(first))) == (b"0", None)
