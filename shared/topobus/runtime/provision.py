@@ -1,6 +1,6 @@
 """Creates every stream and bucket of the catalogue, updates those of an older release, and compares those that exist.
 
-It is idempotent, and eight services may run it at once; streams are read and created concurrently. A difference that no release of ours made is not repaired:
+It is idempotent, and eight services may run it at once. A difference that no release of ours made is not repaired:
 ConfigError names stream, field, got, wanted. A process without the right to create streams waits for one that has it.
 """
 
@@ -38,11 +38,15 @@ async def provision(jetstream: JetStream, replicas: int, *, may_create: bool = T
             next_step="use nats-server 2.10 or later, or replicas = 1",
         )
     # One after the other: a cluster of three servers that was asked for all at once did not come to an end now and then (2.10, set-up of tests/integration/test_bus_cluster.py).
-    failures = [await _attempt(jetstream, config, may_create=may_create) for config in wanted_streams(replicas, store_bytes=store_bytes)]
-    # The first in the catalogue's order; the others were made all the same.
-    for failure in failures:
-        if failure is not None:
-            raise failure
+    failures: list[ConfigError | JetStreamError | _NotMadeYet] = []
+    for config in wanted_streams(replicas, store_bytes=store_bytes):
+        try:
+            await _provision_one(jetstream, config, may_create=may_create)
+        except (ConfigError, JetStreamError, _NotMadeYet) as err:
+            # Of this stream alone: the others are made all the same.
+            failures.append(err)
+    if failures:
+        raise failures[0]
 
 
 async def inspect(jetstream: JetStream, replicas: int, *, store_bytes: int = 0) -> dict[str, str]:
@@ -76,15 +80,8 @@ def _exhausted(info: StreamInfo) -> list[str]:
     return warnings
 
 
-async def _attempt(
-    jetstream: JetStream, config: dict[str, Any], *, may_create: bool
-) -> ConfigError | PeerUnavailable | JetStreamError | None:
-    """Provision one stream; a failure is given back, so that it leaves the others alone."""
-    try:
-        await _provision_one(jetstream, config, may_create=may_create)
-    except (ConfigError, PeerUnavailable, JetStreamError) as err:
-        return err
-    return None
+class _NotMadeYet(PeerUnavailable):
+    """A stream that another service has to make."""
 
 
 async def _provision_one(jetstream: JetStream, config: dict[str, Any], *, may_create: bool) -> None:
@@ -92,7 +89,7 @@ async def _provision_one(jetstream: JetStream, config: dict[str, Any], *, may_cr
     info = await jetstream.stream_info(name)
     if info is None:
         if not may_create:
-            raise PeerUnavailable(f"stream {name} does not exist", next_step=f"start topobus-{PROVISIONER}: it makes what is missing")
+            raise _NotMadeYet(f"stream {name} does not exist", next_step=f"start topobus-{PROVISIONER}: it makes what is missing")
         try:
             await jetstream.call(f"STREAM.CREATE.{name}", config)
         except JetStreamError as err:
