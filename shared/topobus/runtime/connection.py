@@ -46,7 +46,8 @@ __all__ = ["CANARY_EVERY_S", "Connection", "Headers", "Lasting"]
 Headers = dict[str, str]
 Callback = Callable[[Msg], Awaitable[None]]
 
-# Watchdog: a message to ourselves each 3 s, given up after twice 1.5 s: 6 s in all.
+# Watchdog: a message to ourselves after 3 s of silence, given up after twice 1.5 s: 6 s in all. Where messages still come and only ours do not arrive, nothing is
+# asked before two periods without an answer: up to 10 s.
 CANARY_EVERY_S = 3.0
 _CANARY_TIMEOUT_S = 1.5
 # Looks come at whole seconds, when the process's other loops wake up, too; so the silence before a look is up to a second shorter than the period.

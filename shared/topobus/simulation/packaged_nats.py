@@ -1,7 +1,7 @@
 """A nats-server out of the wheel that `topobus[nats]` brings, when its bytes are those that were looked at.
 
-The wheel is not made by NATS's authors (docs/adr has what was checked), and a file can be added to a release on a package index later, so the program is run
-only when its digest is one of those here. Another version of the wheel was installed by somebody's own decision, not by the extra: it is not looked at, and
+The wheel is not made by NATS's authors (docs/adr has what was checked), and a file can be added to a release on a package index later, so `topobus up` and the
+demo run the program only when its digest is one of those here. Another version of the wheel was installed by somebody's own decision, not by the extra: it is not looked at, and
 counts when it stands on PATH, as every other server does.
 """
 

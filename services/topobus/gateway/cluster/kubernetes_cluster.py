@@ -84,13 +84,13 @@ class KubernetesCluster:
             raise PeerUnavailable(f"API server: {kind.kind} {name}: {answer.message}", next_step=_RIGHTS)
         return _object(kind, version, answer)
 
-    async def create(self, kind: ResourceKind, namespace: ApiObject) -> ApiObject | Rejected:
+    async def create(self, kind: ResourceKind, api_object: ApiObject) -> ApiObject | Rejected:
         """Make an object."""
-        return await self._write("POST", kind, "", namespace)
+        return await self._write("POST", kind, "", api_object)
 
-    async def update(self, kind: ResourceKind, namespace: ApiObject) -> ApiObject | Rejected:
+    async def update(self, kind: ResourceKind, api_object: ApiObject) -> ApiObject | Rejected:
         """Replace an object."""
-        return await self._write("PUT", kind, str(namespace.metadata.get("name", "")), namespace)
+        return await self._write("PUT", kind, str(api_object.metadata.get("name", "")), api_object)
 
     async def delete(self, kind: ResourceKind, name: str, *, uid: str, resource_version: str) -> Rejected | None:
         """Delete exactly this object."""
