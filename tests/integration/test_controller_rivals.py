@@ -33,6 +33,7 @@ from topobus.controller.reconcilers.node_ledgers import NodeLedgers
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.nats_store import NatsStore
 from topobus.controller.store.object_writer import ObjectWriter
+from topobus.domain.errors import ContractError
 from topobus.domain.outcome import Placement, Reason
 from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
 from topobus.kubernetes.api import (
@@ -343,3 +344,29 @@ async def test_pod_that_is_bound_elsewhere_holds_nothing_here(bus: Bus, bound: s
     await leaver.leave_other_nodes(key, node.world.objects[key])
 
     assert len(node.topology.ledger.allocations) == held
+
+
+async def test_claim_says_that_its_node_failed_when_the_node_answers_what_nobody_can_read(bus: Bus) -> None:
+    """The attempt stays, for it may be done; whoever waits for the claim reads in it why nothing goes on."""
+    machine, inventories = dgx_facts()
+    world = StandaloneState()
+    world.put_machine(machine)
+    world.put_inventory(inventories["gpu"])
+    granted = GrantedDevice(request="r", driver="gpu.topobus.dev", pool=machine.node, device=inventories["gpu"].devices[0].name)
+    attempt = Attempt(number=1, node=machine.node, allocation=AllocationResult(devices=DevicesAllocated(results=(granted,))))
+    key = await store(bus, world, lifecycle.with_attempt(read(CLAIM), attempt))
+
+    async def fail(_request: PlaceRequest, *_: Any) -> Any:
+        raise ContractError("the ledger of this node is malformed")
+
+    await bus.answer(PLACE, fail, node=machine.node)
+    runtime = runtime_on(bus)
+    metrics = ControllerMetrics(runtime.registry)
+    allocator = Allocator(ControllerSettings(), runtime, world, CelCompiler(), metrics)
+    is_due = await claims_of(runtime, world, allocator, ClaimUsers(world), metrics).reconcile_all()
+
+    entry = await bus.get(OBJECT, **key._asdict())
+    assert is_due
+    assert entry is not None
+    assert lifecycle.attempt_of(entry.value) == attempt
+    assert [condition["reason"] for condition in entry.value.status["conditions"]] == ["NodeFailed"]

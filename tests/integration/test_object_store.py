@@ -26,6 +26,7 @@ from topobus.controller.store.object_writer import ObjectWriter
 from topobus.controller.store.protocol import Conflict, Deleted, ObjectStore, Unknown
 from topobus.domain.errors import PeerUnavailable
 from topobus.kubernetes.api.objects import metadata_of
+from topobus.kubernetes.client import Rejected
 from topobus.runtime.bus import AmbiguousWrite, Bus
 from topobus.testing.apiserver import ApiServerSimulator
 
@@ -85,9 +86,9 @@ class Place:
 
 
 @asynccontextmanager
-async def _api_server(nats_url: str, folder: Path) -> AsyncIterator[Place]:
+async def _api_server(folder: Path) -> AsyncIterator[Place]:
     async with ApiServerSimulator(token="secret", bookmark_s=0.5) as server:
-        home = ClusterHome(server, nats_url, folder)
+        home = ClusterHome(server, "", folder)
         api, other = KubernetesApi.open(home.settings.cluster), KubernetesApi.open(home.settings.cluster)
         try:
             peer: Any = _Deafening(api, PeerUnavailable("no answer"), ("create", "patch", "delete"))
@@ -103,7 +104,7 @@ async def _api_server(nats_url: str, folder: Path) -> AsyncIterator[Place]:
 async def place(request: pytest.FixtureRequest, bus: Bus, tmp_path: Path) -> AsyncIterator[Place]:
     """Each store in turn."""
     if request.param == "api-server":
-        async with _api_server("", tmp_path) as made:
+        async with _api_server(tmp_path) as made:
             yield made
         return
     peer: Any = _Deafening(bus, AmbiguousWrite("no answer"), ("compare_and_set", "compare_and_delete"))
@@ -224,18 +225,39 @@ async def test_store_says_unknown_when_a_write_has_no_answer(place: Place, lost:
 
 
 @pytest.mark.parametrize("lost", ["request", "answer"])
-async def test_store_says_unknown_when_making_or_deleting_has_no_answer(place: Place, lost: str) -> None:
-    """The same holds for an object that was to be made, and for one that was to go."""
+async def test_store_says_unknown_when_making_has_no_answer(place: Place, lost: str) -> None:
+    """The same holds for an object that was to be made."""
     place.peer.lost = lost
 
     made = await place.store.create(KEY, FRESH)
-    seen = await place.rival.get(KEY)
-    deleted = await place.store.delete(KEY, seen.revision if seen is not None else 1)
 
     assert isinstance(made, Unknown)
-    assert (seen is not None) == (lost == "answer")
+    assert (await place.rival.get(KEY) is not None) == (lost == "answer")
+
+
+@pytest.mark.parametrize("lost", ["request", "answer"])
+async def test_store_says_unknown_when_deleting_has_no_answer(place: Place, lost: str) -> None:
+    """And for one that was to go: it stays where the request was lost."""
+    made = stored(await place.store.create(KEY, FRESH))
+    place.peer.lost = lost
+
+    deleted = await place.store.delete(KEY, made.revision)
+
     assert isinstance(deleted, Unknown)
-    assert await place.rival.get(KEY) is None
+    assert (await place.rival.get(KEY) is None) == (lost == "answer")
+
+
+async def test_api_server_store_says_why_when_the_namespace_is_not_there(tmp_path: Path) -> None:
+    """Nobody was faster: an object that cannot be made must not be taken for one that is there already."""
+    async with _api_server(tmp_path) as place:
+
+        async def refuse(*_: Any) -> Rejected:
+            return Rejected(code=404, reason="NotFound", message='namespaces "default" not found')
+
+        place.peer._peer.create = refuse
+
+        with pytest.raises(PeerUnavailable, match='404 namespaces "default" not found'):
+            await place.store.create(KEY, FRESH)
 
 
 async def test_writer_raises_what_is_unknown_when_a_write_has_no_answer(place: Place) -> None:

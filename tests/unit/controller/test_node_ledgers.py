@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -86,3 +87,16 @@ async def test_claims_own_fault_is_not_the_nodes_when_it_cannot_be_read_anew() -
 
     with pytest.raises(ContractError, match="default/one"):
         await NodeLedgers(bus, ClusterState(), 1.0).hold(CLAIM, attempt("gpu0"), unreadable)
+
+
+async def test_ledger_is_told_as_unreadable_when_nobody_can_read_it() -> None:
+    """A stored value that is malformed is no silent node: whoever asked sets its object aside and does not ask for it again and again."""
+    bus: Any = SimpleNamespace(get=unreadable_ledger)
+
+    with pytest.raises(ContractError, match="ledger of n1"):
+        await NodeLedgers(bus, ClusterState(), 1.0).read("n1")
+
+
+async def unreadable_ledger(*_: Any, **__: Any) -> Any:
+    """Find a ledger that nobody can read."""
+    raise ContractError("ledger of n1: malformed")

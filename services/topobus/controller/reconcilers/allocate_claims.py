@@ -28,13 +28,13 @@ from topobus.controller.reconcilers.allocator import Allocator, Member, member
 from topobus.controller.reconcilers.claim_users import ClaimUsers
 from topobus.controller.reconcilers.deallocate_claims import ClaimDeallocation
 from topobus.controller.reconcilers.decision_publisher import DecisionPublisher
-from topobus.controller.reconcilers.node_ledgers import NodeLedgers, Overtaken
+from topobus.controller.reconcilers.node_ledgers import NODE_FAILED, NodeLedgers, Overtaken
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.state.costly_work import CostlyWork
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.nats_store import NatsStore
 from topobus.controller.store.object_writer import ObjectWriter
-from topobus.domain.errors import ContractError
+from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.outcome import Reason, Refusal
 from topobus.domain.timestamps import rfc3339
 from topobus.kubernetes.api.objects import object_parts
@@ -293,7 +293,13 @@ class ClaimReconciler:
             newest = await self._writer.read(key)
             return newest is not None and newest.revision == stored.revision
 
-        held = await self._ledgers.hold(claim, attempt, is_newest)
+        try:
+            held = await self._ledgers.hold(claim, attempt, is_newest)
+        except PeerUnavailable as err:
+            if err.facts.get("code") == NODE_FAILED:
+                # It is asked again; whoever waits for the claim is told what for.
+                await self.tell(key, stored, "NodeFailed", (Reason(code=NODE_FAILED, message=str(err), facts={"node": attempt.node}),))
+            raise
         if isinstance(held, Overtaken):
             return
         if isinstance(held, Refusal):

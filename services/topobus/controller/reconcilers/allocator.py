@@ -117,7 +117,8 @@ class Allocator(NodeSearch):
     async def _look(self, node: str, members: Sequence[Member], *, pod: PodRequest | None, is_cheap: bool) -> Outcome:
         if pod is not None or not self._are_plain(members):
             return await self.search_members(node, members, pod=pod, is_cheap=is_cheap)
-        outcome, _ = await self.recall_or_search(node, members, self._question(members), self._excluded(members), is_cheap=is_cheap)
+        # Nothing is excluded: of plain claims no node has refused a device.
+        outcome, _ = await self.recall_or_search(node, members, self._question(members), {}, is_cheap=is_cheap)
         return outcome
 
     async def first(

@@ -222,7 +222,7 @@ class ClusterDeallocation:
         return True
 
     async def release(self, key: Key, before: ApiObject) -> bool:
-        """Tell ledgers of an allocation that is gone, whoever took it; always False, for no other try is due.
+        """Tell ledgers of an allocation that is gone, whoever took it; True: a node was asked and has not answered yet.
 
         Shapes: before — the claim as it was when it lost the allocation.
         Errors: raises PeerUnavailable when a node was silent.
@@ -234,7 +234,9 @@ class ClusterDeallocation:
         )
         if not (is_same and is_served):
             # What has devices again, or is about to, holds them by its own right. A node that has them prepared keeps them until its gateway has undone that.
-            await self._ledgers.release(before, f"over-{before.metadata.get('resourceVersion')}")
+            answer = await self._ledgers.release(before, f"over-{before.metadata.get('resourceVersion')}")
+            if isinstance(answer, UnderWay):
+                return True
         self._world.let_go.pop(key, None)
         return False
 

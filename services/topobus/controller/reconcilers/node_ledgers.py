@@ -78,7 +78,7 @@ class NodeLedgers:
         reply = await _from_node(node, self._bus.ask(catalogue.PLACE, place, timeout_s=self._timeout_s, node=node))
         if not isinstance(reply.result, Refusal):
             return Held(reply.result, reply.ledger_sequence)
-        ledger = await self.read(node)
+        ledger = await _from_node(node, self.read(node))
         if ledger is None or owner.key not in ledger.allocations:
             return reply.result
         if self._devices_held(ledger, owner) == set(devices_of(attempt.allocation, node)):
@@ -97,20 +97,21 @@ class NodeLedgers:
     async def read(self, node: str) -> Ledger | None:
         """Read a node's ledger as it is now, not as the copy shows it; None when it has none.
 
-        Errors: raises PeerUnavailable.
+        Errors: raises PeerUnavailable; ContractError for a ledger that nobody can read.
         """
-        entry = await _from_node(node, self._bus.get(catalogue.LEDGER, node=node))
+        entry = await self._bus.get(catalogue.LEDGER, node=node)
         return entry.value if entry is not None else None
 
-    async def release(self, claim: ApiObject, why: str) -> Refusal | None:
+    async def release(self, claim: ApiObject, why: str) -> Refusal | UnderWay | None:
         """Have every node let go of what it holds for a claim; a node refuses while containers may be using the devices.
 
+        None: all have let go. UnderWay: one was asked and has not answered yet, which says more than another's refusal.
         Only what our copy of a ledger shows is let go: what another replica had placed since is its own.
         Errors: raises PeerUnavailable when a node does not answer, or not as it should; the other nodes have been asked then all the same.
         """
         owner = owner_of(claim)
         trouble: PeerUnavailable | None = None
-        refused: Refusal | None = None
+        kept: Refusal | UnderWay | None = None
         for node in self._world.stock.nodes_holding(owner.key):
             ledger = self._world.ledgers.get(node)
             held = ledger.allocations.get(owner.key) if ledger is not None else None
@@ -119,12 +120,13 @@ class NodeLedgers:
             try:
                 op_id = f"release-{owner.uid}-{why}-{ledger.sequence}"
                 answer = await self.release_on(node, owner, op_id, decision_id=held.decision_id)
-                refused = answer if isinstance(answer, Refusal) else refused
+                if answer is not None and not isinstance(kept, UnderWay):
+                    kept = answer
             except PeerUnavailable as err:
                 trouble = trouble or err
         if trouble is not None:
             raise trouble
-        return refused
+        return kept
 
     async def release_on(self, node: str, owner: Owner, op_id: str, *, decision_id: str = "") -> Refusal | UnderWay | None:
         """Ask one node to let go; it refuses while containers may be using the devices, and only the node can know.

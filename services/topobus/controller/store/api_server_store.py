@@ -25,6 +25,7 @@ from topobus.controller.store.api import (
 from topobus.controller.store.object_writer import ObjectWriter, confirmed
 from topobus.controller.store.protocol import Conflict, Deleted, Unknown, WriteOutcome
 from topobus.domain.errors import InvariantError, PeerUnavailable
+from topobus.kubernetes.client import NOT_FOUND
 from topobus.runtime.logging import get_logger
 
 __all__ = ["ApiServerStore", "ApiServerWriter", "merge_patch"]
@@ -66,6 +67,10 @@ class ApiServerStore:
             made = await self._api.create(kind, plain)
         except PeerUnavailable as err:
             return await self._unknown(kind, key, err)
+        if isinstance(made, Rejected) and made.code == NOT_FOUND:
+            # Not the object is gone but its namespace: nothing of this name was made by anybody.
+            self._count(kind, "refused")
+            raise _refusal(kind, key, made)
         return await self._outcome(kind, key, made)
 
     async def put(self, key: ObjectKey, revision: int, value: ApiObject) -> WriteOutcome:
@@ -121,11 +126,7 @@ class ApiServerStore:
         """
         self._count(kind, "lost" if rejected.is_conflict else "refused")
         if not rejected.is_conflict:
-            raise PeerUnavailable(
-                f"API server: {kind.name} {key.namespace}/{key.name}: {rejected.code} {rejected.message}",
-                next_step="check the controller's rights in the cluster (deploy/kubernetes/controller.yaml)",
-                code=rejected.code,
-            )
+            raise _refusal(kind, key, rejected)
         get_logger().debug("write.lost", kind=kind.name, namespace=key.namespace, name=key.name, why=rejected.message)
         await self.get(key)
         return Conflict(rejected.message)
@@ -188,6 +189,15 @@ class ApiServerWriter(ObjectWriter):
     async def _patch(self, key: ObjectKey, patch: Mapping[str, Any], part: str) -> ApiObject | None:
         stored = confirmed(await self._patches.patch(key, patch, part=part))
         return stored.value if stored is not None else None
+
+
+def _refusal(kind: Kind, key: ObjectKey, rejected: Rejected) -> PeerUnavailable:
+    """Make the error of a write that the server refuses whatever anybody else does."""
+    return PeerUnavailable(
+        f"API server: {kind.name} {key.namespace}/{key.name}: {rejected.code} {rejected.message}",
+        next_step="check the controller's rights in the cluster (deploy/kubernetes/controller.yaml), and that the namespace is there",
+        code=rejected.code,
+    )
 
 
 def merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:

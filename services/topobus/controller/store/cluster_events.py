@@ -61,8 +61,8 @@ class EventRecorder:
         """Tell of trouble with a pod, a claim or a node."""
         await self._tell(api_object, "Warning", reason, message)
 
-    async def _tell(self, key: ApiObject, kind: str, reason: str, message: str) -> None:
-        metadata = metadata_of(key)
+    async def _tell(self, api_object: ApiObject, kind: str, reason: str, message: str) -> None:
+        metadata = metadata_of(api_object)
         shown = message if len(message) <= _MAX_MESSAGE else message[: _MAX_MESSAGE - 1] + "…"
         now_s = self._clock.monotonic()
         known = self._told.get((metadata.uid, reason))
@@ -94,12 +94,12 @@ class EventRecorder:
                     "kind": "Event",
                     "metadata": {"name": name, "namespace": namespace},
                     "involvedObject": {
-                        "apiVersion": key.api_version,
-                        "kind": key.kind,
+                        "apiVersion": api_object.api_version,
+                        "kind": api_object.kind,
                         "namespace": metadata.namespace,
                         "name": metadata.name,
                         "uid": metadata.uid,
-                        "resourceVersion": str(key.metadata.get("resourceVersion") or ""),
+                        "resourceVersion": str(api_object.metadata.get("resourceVersion") or ""),
                     },
                     "type": kind,
                     "reason": reason,
