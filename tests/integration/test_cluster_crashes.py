@@ -288,7 +288,7 @@ async def _spawn(home: ClusterHome, folder: Path) -> asyncio.subprocess.Process:
 async def test_killed_replicas_leave_nothing_half_done(home: ClusterHome, tmp_path: Path) -> None:
     """Three processes serve pods of one and two claims, each is killed and replaced: in the end all pods have devices, and no device was ever in two claims."""
     random = Random(7)
-    home.machine_room(nodes=4, devices=4)
+    home.machine_room(nodes=4, devices=5)
     processes = [await _spawn(home, tmp_path) for _ in range(3)]
     try:
         for index in range(12):

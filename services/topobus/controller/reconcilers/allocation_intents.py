@@ -128,7 +128,7 @@ class Intents:
 
         Shapes: is_cheap — only if a short search shows that the devices may still be had.
         """
-        if self._is_anothers(intents):
+        if self.are_anothers(intents):
             return Progress.LATER
         newest = max(version_of(self._world.claims[_key(plan, pod_claim)]) for pod_claim, _ in intents)
         if not await self._claims.reached(newest, self._call_s):
@@ -196,7 +196,7 @@ class Intents:
             pod = await self._writer.refresh(PODS, key)
         return str(pod.spec.get("nodeName") or "") if pod is not None else ""
 
-    def _is_anothers(self, intents: list[tuple[PodClaim, GateAttempt]]) -> bool:
+    def are_anothers(self, intents: list[tuple[PodClaim, GateAttempt]]) -> bool:
         """Say whether another replica is at work on this: who wrote an intent gets a moment to make it true, and only then others go on for it."""
         now_s = self._clock.monotonic()
         for pod_claim, note in intents:

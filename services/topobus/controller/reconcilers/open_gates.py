@@ -220,6 +220,10 @@ class GatedPodReconciler:
         if not intents:
             return await self._begin(key, pod, plan, sight, is_cheap=is_cheap)
         if len(intents) < len(plan.pending) or len({note.node for _, note in intents}) > 1:
+            if self._intents.are_anothers(intents):
+                # Or a living replica is between two of its writes: it gets its moment, as one does whose intents are whole.
+                self._queue.wait(key)
+                return False
             # A crash came between two intents of one pod: they are made anew, together.
             await self._intents.withdraw(plan, tuple(pod_claim for pod_claim, _ in intents))
             return True
