@@ -318,7 +318,7 @@ items:
 def _tells_of_a_silent_node(answer: dict[str, Any]) -> bool:
     """Say whether a decision tells that devices are in quarantine because their node does not answer."""
     reasons = [decision["outcome"]["reasons"] for decision in answer["decisions"] if decision["verb"] == "quarantine"]
-    return any(reason["code"] == "node-silent" for listed in reasons for reason in listed)
+    return any(listed[0]["code"] == "node-silent" for listed in reasons)
 
 
 def test_forced_deletion_keeps_devices_in_quarantine_while_the_node_is_silent(clean: System) -> None:

@@ -72,6 +72,17 @@ def test_files_have_no_vague_name_when_they_are_not_on_the_list() -> None:
     assert vague == {}
 
 
+def test_list_of_files_to_be_renamed_has_none_that_is_done_or_gone() -> None:
+    """A file that was cleaned or moved away is held to the rule like all others."""
+    done = [
+        file
+        for file in sorted(_NOT_YET_RENAMED)
+        if not (ROOT / file).is_file() or not _vague_names((ROOT / file).read_text(encoding="utf-8"))
+    ]
+
+    assert done == []
+
+
 def test_vague_names_finds_each_kind_of_binding_when_a_source_has_them() -> None:
     """The check sees comprehensions, lambdas, parameters, inner functions and captures of `match`, and ignores what is only read or called."""
     source = "a = [one for one in b]\nc = lambda two: two\ndef d(one): ...\ndef one(): ...\nmatch e:\n    case [1, two]: ...\nf(one=1)"

@@ -1,7 +1,7 @@
 """Schedules stored pods: a node for each, with its claims allocated and reserved and its own devices and CPUs held there.
 
 Flows in: the world, and what nodes answer. Flows out: attempts and reservations in claims, PLACE and RELEASE asks, the pod's node and condition. Decisions are
-`core.scheduling`'s. Order of writes: the pod's finalizer; an attempt in each pending claim, which `ClaimKeeper` commits; the reservation in each claim; the node's
+`scheduling.decisions`'s. Order of writes: the pod's finalizer; an attempt in each pending claim, which `ClaimReconciler` commits; the reservation in each claim; the node's
 ledger for what the pod itself asks; the pod's node. Whoever finds a pod between two of these goes on with the next, for each of them can be read off the objects.
 """
 

@@ -6,7 +6,7 @@
     PreScore, Score   which of the nodes that fit is best
     Reserve       what each claim gets on the chosen node; Unreserve, the way back; PostBind, the pod's last word
 
-Flows in: frozen values read from the objects. Flows out: frozen values with reasons; the next versions of objects stand in `scheduling_objects`. The search for
+Flows in: frozen values read from the objects. Flows out: frozen values with reasons; the next versions of objects stand in `claims.reservations`. The search for
 devices is the engine's own, handed in by the caller, who runs it where it wants to. Nothing is read from a clock and nothing is random: where upstream picks at
 random, the first by name is picked. Source: pkg/scheduler/framework/plugins/dynamicresources, 1.36; docs/knowledge/dynamic-resource-allocation.md#scheduling.
 """

@@ -1,6 +1,6 @@
 """What a pod or a claim asks of its own alignment: policy, scope and locality, as annotations or as a claim's opaque configuration.
 
-Flows in: text by key. Flows out: a `Wishes`. Grammar of a locality, in any order, each level once, blanks allowed:
+Flows in: text by key. Flows out: an `AlignmentRequest`. Grammar of a locality, in any order, each level once, blanks allowed:
 
     locality = wish *( "," wish )
     wish     = ( "hard" / "soft" ) ":" ( "link" / "switch" / "l3" / "numa" / "socket" )

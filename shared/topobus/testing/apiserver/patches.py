@@ -1,6 +1,6 @@
 """The API server simulator's patches by content type: JSON patch (RFC 6902), merge patch (RFC 7386), strategic merge.
 
-Pure. Flows in: the present object and the patch. Flows out: the object that is wanted, or an ApiError. Server-side apply is in `apiserver_shapes`.
+Pure. Flows in: the present object and the patch. Flows out: the object that is wanted, or an ApiError. Server-side apply is in `shapes`.
 """
 
 from __future__ import annotations

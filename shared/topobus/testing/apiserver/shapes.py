@@ -1,7 +1,7 @@
 """What the API server simulator does to objects as values: selectors, patches, dropped fields, normal forms, and the rules of each kind.
 
 Pure. Sources: apimachinery fields and labels selectors, RFC 7386 (merge patch), KEP-555 (server-side apply; lists are atomic but for those that
-`apiserver_lists` knows).
+`lists` knows).
 """
 
 from __future__ import annotations

@@ -76,10 +76,6 @@ class MemoryNats:
         for step in held:
             self.send(step)
 
-    def lose_streams(self) -> None:
-        """Lose the store: all streams with what stood in them."""
-        self.streams.clear()
-
     def new_client(self, _tls_because: str = "") -> MemoryClient:
         """Make a client of this server: what `topobus.runtime.connection` calls in place of nats-py's own."""
         return MemoryClient(self)
