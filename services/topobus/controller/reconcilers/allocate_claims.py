@@ -298,7 +298,7 @@ class ClaimReconciler:
         except PeerUnavailable as err:
             if err.facts.get("code") == NODE_FAILED:
                 # It is asked again; whoever waits for the claim is told what for.
-                await self.tell(key, stored, "NodeFailed", (Reason(code=NODE_FAILED, message=str(err), facts={"node": attempt.node}),))
+                await self.tell(key, stored, "NodeFailed", (Reason(code="node-failed", message=str(err), facts={"node": attempt.node}),))
             raise
         if isinstance(held, Overtaken):
             return
