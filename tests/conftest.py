@@ -6,17 +6,22 @@ import asyncio
 import gc
 import os
 import shutil
+import signal
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
+from typing import cast
 
 import pytest
 import structlog
 from _pytest.terminal import TerminalReporter
 from hypothesis import settings
 
+from support import forked_starts
 from support.blocking import BlockingCalls
+from support.event_loops import RealTimeLoop
 from support.laws import examples
+from support.set_up import why_not_set_up
 from topobus.testing.clock import VirtualTimeLoop
 from topobus.testing.nats.accounts import cheap_folder
 
@@ -53,18 +58,74 @@ def no_blocking_calls() -> Iterator[None]:
         )
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Say beside a module that cannot be read what the environment lacks."""
+    report = yield
+    _tell_set_up(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Say beside a failure what the environment lacks."""
+    report = yield
+    _tell_set_up(report)
+    return report
+
+
+def _tell_set_up(report: pytest.CollectReport | pytest.TestReport) -> None:
+    if report.failed and (why := why_not_set_up()):
+        report.sections.append(("set up", why))
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the choice of the bus."""
+    """Add the choice of the bus, and of how programs start."""
     parser.addoption("--real-bus", action="store_true", help="run on a real nats-server what is marked memory_bus, too, and in real time")
+    parser.addoption("--real-starts", action="store_true", help="start every program by exec, as is done for what is marked real_start")
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Run what is marked `virtual_time` on a loop whose time jumps, the rest on asyncio's own; a real server's sockets need real time."""
+    """Run what is marked `virtual_time` on a loop whose time jumps, the rest on one like asyncio's own; a real server's sockets need real time."""
     in_memory = not config.getoption("--real-bus") and item.get_closest_marker("real_server") is None
     is_virtual = item.get_closest_marker("virtual_time") is not None and (in_memory or item.get_closest_marker("memory_bus") is None)
-    return {"virtual": VirtualTimeLoop} if is_virtual else {"real": asyncio.new_event_loop}
+    if is_virtual and item.get_closest_marker("both_buses") is not None:
+        # Each bus is combined with each loop; `pytest_collection_modifyitems` keeps the pairs that go together.
+        return {"virtual": VirtualTimeLoop, "real": RealTimeLoop}
+    return {"virtual": VirtualTimeLoop} if is_virtual else {"real": RealTimeLoop}
 
 
+def _has_its_loop(item: pytest.Item) -> bool:
+    """Say whether a test of both buses that is in virtual time runs on the loop of its bus: time jumps in memory, and a real server's sockets need real time."""
+    if item.get_closest_marker("both_buses") is None or item.get_closest_marker("virtual_time") is None:
+        return True
+    parameters = cast("pytest.Function", item).callspec.params
+    return (parameters["nats_binary"] is None) is (parameters["_asyncio_loop_factory"] is VirtualTimeLoop)
+
+
+# Files of about ten seconds and more on a quiet machine, the longest first.
+_LONG = (
+    "test_bad_input.py",
+    "test_cluster_suite.py",
+    "test_demo.py",
+    "test_gateway_crashes.py",
+    "test_life_cycle.py",
+    "test_bus_feeds.py",
+    "test_ledger_survives.py",
+    "test_dry_run_conformance.py",
+    "test_cluster_crashes.py",
+    "test_cli_objects.py",
+    "test_forked_starts.py",
+    "test_nats_store.py",
+    "test_bus_connection.py",
+    "test_kubelet_replay.py",
+    "test_gateway_kubernetes.py",
+    "test_foreign_resource_names.py",
+    "test_service_run.py",
+    "test_classic_crashes.py",
+    "test_gateway_publish_crashes.py",
+    "test_gateway_large.py",
+)
 _QUARANTINED = pytest.StashKey[dict[str, str]]()
 _OWN_FOLDER = pytest.StashKey[Path]()
 
@@ -75,6 +136,10 @@ def pytest_configure(config: pytest.Config) -> None:
     Recorded machines are trees of thousands of small files: on a disk the kernel took four times the processor time that it takes in memory.
     """
     config.stash[_QUARANTINED] = {}
+    # A run that a shell put into the background ignores both, and so would every program that a test starts and interrupts.
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
     folder = cheap_folder()
     if "TMPDIR" in os.environ or folder is None:
         return
@@ -87,15 +152,26 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Give the memory of temporary folders back."""
+    """End the fork server, and give the memory of temporary folders back."""
+    forked_starts.close()
     folder = config.stash.get(_OWN_FOLDER, None)
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Note the tests in quarantine before `-m` leaves them out. One without a reason and an issue is an error: nobody would ever bring it back."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, None, None]:
+    """Note the tests in quarantine before `-m` leaves them out, and begin with the files that take longest, in whatever order the others are put."""
+    items[:] = [item for item in items if _has_its_loop(item)]
+    _note_quarantined(config, items)
+    yield
+    # Files go to workers one by one: a long one that comes last runs alone.
+    places = {name: place for place, name in enumerate(_LONG)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
+
+
+def _note_quarantined(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Note each with its reason and issue. One without them is an error: nobody would ever bring it back."""
     for item in items:
         marker = item.get_closest_marker("quarantined")
         if marker is None:
@@ -126,7 +202,26 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.C
         terminalreporter.write_line(f"  {name}: {why}")
 
 
-def pytest_collection_finish() -> None:
-    """Leave what collection made out of later garbage collections: thousands of test items live to the end, and each full collection would walk them."""
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Leave what collection made out of later garbage collections: thousands of test items live to the end, and each full collection would walk them.
+
+    The fork server imports beside us from here on, unless nobody will need it.
+    """
     gc.collect()
     gc.freeze()
+    if any(_forks(item) for item in session.items) and not session.config.getoption("collectonly"):
+        forked_starts.prepare()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Start programs of ours as copies of one process (support.forked_starts), in tests with processes that are not marked `real_start`."""
+    if not _forks(item):
+        return (yield)
+    with forked_starts.forked_starts():
+        return (yield)
+
+
+def _forks(item: pytest.Item) -> bool:
+    is_real = item.config.getoption("--real-starts") or item.get_closest_marker("real_start") is not None
+    return item.get_closest_marker("integration") is not None and not is_real

@@ -39,9 +39,9 @@ class Case(NamedTuple):
 
 ALL_KINDS: dict[str, FactValue] = {"bool": True, "int": 1, "string": "fish", "version": Version("1.0.0")}
 EVERYTHING = " && ".join(
-    f"{one}{test}"
+    f"{value}{test}"
     for attribute, capacity in (((f"{D}.{{}}"), f"{C}.quantity"), (f'{D}["{{}}"]', f'{C}["quantity"]'))
-    for one, test in (
+    for value, test in (
         (capacity, '.isGreaterThan(quantity("1Ki"))'),
         (attribute.format("bool"), ""),
         (attribute.format("int"), " > 0"),

@@ -24,7 +24,7 @@ from topobus.contracts.codec import encode
 from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.explanations import explain_nodes
 from topobus.controller.allocation.values import Allocated, Outcome
-from topobus.controller.claims.gated_claims import RESERVED_TAINT
+from topobus.controller.claims.gate import RESERVED_TAINT
 from topobus.controller.claims.objects import Claim
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.config import ControllerSettings
@@ -87,7 +87,7 @@ def _rule(case: dict[str, Any], random: Random) -> ApiObject:
     selector: dict[str, str] = {"driver": chosen["driver"]}
     if random.random() < 0.5:
         selector["pool"] = chosen["pool"]["name"]
-        names = [one["name"] for one in chosen.get("devices") or ()]
+        names = [device["name"] for device in chosen.get("devices") or ()]
         if names and random.random() < 0.5:
             selector["device"] = random.choice(names)
     taint = {"key": "example.com/broken", "effect": random.choice(["NoSchedule", "NoExecute", "None"]), "timeAdded": "2026-01-01T00:00:00Z"}
@@ -139,47 +139,51 @@ def _with_admin_access(claim: ApiObject) -> ApiObject:
     return msgspec.structs.replace(claim, spec=spec)
 
 
-def _finder(world: StandaloneState, compiler: CelCompiler) -> Allocator:
+def _finder(state: StandaloneState, compiler: CelCompiler) -> Allocator:
     no_bus: Any = None
     registry, settings = CollectorRegistry(), ControllerSettings()
     runtime = Runtime(name="controller", node="central", bus=no_bus, clock=ManualClock(), readiness=Readiness(), registry=registry)
-    return Allocator(settings, runtime, world, compiler, ControllerMetrics(registry))
+    return Allocator(settings, runtime, state, compiler, ControllerMetrics(registry))
 
 
 def _controller(situation: Situation, node: str, claims: list[ApiObject], compiler: CelCompiler) -> Outcome | str:
     """What the controller's own search says of the claims on a node, or how the claims cannot be read."""
-    world = StandaloneState()
+    state = StandaloneState()
     for machine in situation.machines:
-        world.put_machine(machine)
+        state.put_machine(machine)
     for inventory in situation.inventories:
-        world.put_inventory(inventory)
+        state.put_inventory(inventory)
     for ledger in situation.ledgers:
-        world.put_ledger(ledger)
+        state.put_ledger(ledger)
     for alignment in situation.alignments:
-        world.put_alignment(alignment.node, alignment)
-    world.note_silence({(silence.node, silence.device_class): silence.since for silence in situation.silences})
+        state.put_alignment(alignment.node, alignment)
+    state.note_silence({(silence.node, silence.device_class): silence.since for silence in situation.silences})
     for api_object in (*situation.objects, *claims):
         try:
-            world.put_object(ObjectKey(**object_parts(api_object)), Stored(1, api_object))
+            state.put_object(ObjectKey(**object_parts(api_object)), Stored(1, api_object))
         except ContractError:
             continue
     try:
         members = [
-            member(ObjectKey(**object_parts(claim)), world.objects[ObjectKey(**object_parts(claim))], world.classes) for claim in claims
+            member(ObjectKey(**object_parts(claim)), state.objects[ObjectKey(**object_parts(claim))], state.classes) for claim in claims
         ]
-        return asyncio.run(_finder(world, compiler).search_members(node, members))
+        return asyncio.run(_finder(state, compiler).search_members(node, members))
     except ContractError as err:
         return err.message
 
 
 def _differs(situation: Situation, node: str, claims: list[ApiObject], compiler: CelCompiler) -> object:
     """Compare both; empty when they say the same."""
-    theirs = _controller(situation, node, claims, compiler)
+    controller_outcome = _controller(situation, node, claims, compiler)
     try:
         (own_dry_answer,) = dry_run(situation, compiler)
     except ContractError as err:
-        return None if isinstance(theirs, str) else (str(err), theirs)
-    return None if _said(own_dry_answer) == _expected(node, theirs) else (_said(own_dry_answer), _expected(node, theirs))
+        return None if isinstance(controller_outcome, str) else (str(err), controller_outcome)
+    return (
+        None
+        if _said(own_dry_answer) == _expected(node, controller_outcome)
+        else (_said(own_dry_answer), _expected(node, controller_outcome))
+    )
 
 
 def _said(answer: DryAnswer) -> tuple[str, object]:
@@ -209,9 +213,9 @@ def test_dry_run_equals_the_controller_in_recorded_cases(chunk: int) -> None:
             if not claims:
                 continue
             compared += 1
-            found = _differs(situation, node, claims, compiler)
-            if found is not None:
-                different.append((case["id"], found))
+            difference = _differs(situation, node, claims, compiler)
+            if difference is not None:
+                different.append((case["id"], difference))
 
     assert different == []
     assert compared >= 400
@@ -226,9 +230,9 @@ def _with_reserved_taint(api_object: ApiObject) -> ApiObject:
     return msgspec.structs.replace(api_object, spec={**api_object.spec, "devices": devices})
 
 
-def _input(world: ClusterState, node: str, claim: Claim) -> object:
+def _input(state: ClusterState, node: str, claim: Claim) -> object:
     """Show what a search of a node would begin with; the node's own name as a label is the stand-alone home's."""
-    given = world.input_for(node, [(claim, claim.spec)])
+    given = state.input_for(node, [(claim, claim.spec)])
     pools = [
         (
             pool.id,

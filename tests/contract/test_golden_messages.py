@@ -45,12 +45,12 @@ def _kind(file: Path) -> type[Struct]:
 
 def _newest(kind: type[Struct], variant: str) -> Path | None:
     """Find the newest golden file of one form of a message: `place_reply.refusal.2.json` beats `place_reply.refusal.json`."""
-    found = [
+    files = [
         (int(match[1] or 1), file)
         for file in _files()
         if (match := re.fullmatch(re.escape(file_stem(kind, variant)) + r"(?:\.(\d+))?\.json", file.name))
     ]
-    return max(found)[1] if found else None
+    return max(files)[1] if files else None
 
 
 def _contains(larger: Any, smaller: Any) -> bool:
@@ -77,7 +77,7 @@ def _from_the_future(value: Any, hint: object) -> Any:
         ]
         return _from_the_future(value, (tagged or arguments)[0])
     if origin is tuple and isinstance(value, list):
-        return [_from_the_future(one, arguments[0]) for one in value]
+        return [_from_the_future(element, arguments[0]) for element in value]
     if origin is dict and isinstance(value, dict):
         return {key: _from_the_future(inner, arguments[1]) for key, inner in value.items()}
     return value

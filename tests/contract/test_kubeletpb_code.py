@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,41 @@ def test_regenerate_check_fails_with_a_diff_when_code_was_edited(tmp_path: Path)
     assert "-EDITED = 1" in done.stderr
     assert "dra/v1/api_pb2.pyi" in done.stderr
     assert edited.read_text().endswith("EDITED = 1\n")
+
+
+@pytest.mark.parametrize(
+    ("edited", "suffix", "code"),
+    [
+        ("", "", 0),
+        ("proto/topobus/kubeletpb/dra/v1/api.proto", "// edited", 1),
+        ("shared/topobus/kubeletpb/dra/v1/api_pb2.pyi", "EDITED = 1", 1),
+        ("shared/topobus/kubeletpb/added.py", "ADDED = 1", 1),
+    ],
+    ids=["nothing-edited", "proto-edited", "code-edited", "code-added"],
+)
+def test_regenerate_check_finds_an_edit_when_no_generator_can_be_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], edited: str, suffix: str, code: int
+) -> None:
+    """A machine with another Python alone checks as well: what differs from the last generation is named, and "not generated again" is said."""
+    for folder in ("proto", "requirements", "shared/topobus/kubeletpb", "shared/topobus/runtimepb"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    if edited:
+        with (tmp_path / edited).open("a", encoding="utf-8") as file:
+            file.write(suffix + "\n")
+    loader = SourceFileLoader("regenerate", str(tmp_path / "proto" / "regenerate"))
+    program = importlib.util.module_from_spec(
+        importlib.util.spec_from_file_location("regenerate", loader.path, loader=loader) or pytest.fail("no spec")
+    )
+    loader.exec_module(program)
+    monkeypatch.setattr(program, "find_python", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["regenerate", "--check"])
+
+    status = program.main()
+
+    output = capsys.readouterr()
+    assert status == code
+    assert edited in output.err
+    assert ("not generated again" in output.out) == (code == 0)
 
 
 @pytest.mark.parametrize("suffix", ["api_pb2", "api_pb2_grpc"])

@@ -77,24 +77,28 @@ def assignments(function: ast.AST) -> dict[str, list[ast.expr]]:
 @cache
 def codes_in_source() -> dict[str, set[str]]:
     """Every code that a Reason is made with, and where; helpers that take a code are followed to their callers."""
-    trees = modules()
+    # Each module is walked once: there are hundreds of them, and for each helper all are looked through.
+    nodes = {path: tuple(ast.walk(tree)) for path, tree in modules().items()}
+    functions_of = {
+        path: [node for node in within if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)] for path, within in nodes.items()
+    }
+    calls_of = {path: [(name_of(node), node) for node in within if isinstance(node, ast.Call)] for path, within in nodes.items()}
     # A helper's name may be another helper's in another module, so helpers are known by both.
     makers: dict[tuple[str, Path | None], tuple[int, str]] = {("Reason", None): (-1, "code")}
-    found: dict[str, set[str]] = {}
+    codes: dict[str, set[str]] = {}
     seen: set[tuple[str, Path | None]] = set()
     while makers.keys() - seen:
         maker, home = key = min(makers.keys() - seen, key=str)
         seen.add(key)
         position, keyword = makers[key]
-        for path, tree in trees.items():
+        for path, calls in calls_of.items():
             if home not in (None, path):
                 continue
-            functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-            for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call) and name_of(node) == maker):
+            for call in (call for called, call in calls if called == maker):
                 value = argument(call, position, keyword)
                 # The innermost function around the call: its parameters make it a helper, its assignments say what a name can be.
-                around = [function for function in functions if function.lineno <= call.lineno <= (function.end_lineno or 0)]
-                inner = max(around, key=lambda one: one.lineno, default=None)
+                around = [function for function in functions_of[path] if function.lineno <= call.lineno <= (function.end_lineno or 0)]
+                inner = max(around, key=lambda function: function.lineno, default=None)
                 if value is None or inner is None:
                     continue
                 parameters = [arg.arg for arg in (*inner.args.posonlyargs, *inner.args.args)]
@@ -108,8 +112,8 @@ def codes_in_source() -> dict[str, set[str]]:
                 expressions = assignments(inner)
                 for text in texts(value, expressions):
                     where = f"{path.relative_to(ROOT)}:{call.lineno}"
-                    found.setdefault(text if text is not None else f"<{ast.unparse(value)}>", set()).add(where)
-    return found
+                    codes.setdefault(text if text is not None else f"<{ast.unparse(value)}>", set()).add(where)
+    return codes
 
 
 def test_reason_codes_can_all_be_read_from_the_source() -> None:
@@ -133,6 +137,6 @@ def test_reason_codes_are_given_somewhere_when_they_are_in_the_catalogue() -> No
 
 def test_reason_codes_are_followed_through_helpers() -> None:
     """The reader of the source is worth its name: it finds codes that only a helper's caller names."""
-    found = codes_in_source()
+    codes = codes_in_source()
 
-    assert {"not-enough-devices", "count-zero", "policy-forbidden", "gave-up", "locality-missed", "no-reservation"} <= found.keys()
+    assert {"not-enough-devices", "count-zero", "policy-forbidden", "gave-up", "locality-missed", "no-reservation"} <= codes.keys()

@@ -48,13 +48,13 @@ def test_asyncapi_references_exist_when_the_document_is_rendered() -> None:
 @pytest.mark.parametrize("principal", PRINCIPALS)
 def test_rights_never_reach_everything_when_they_are_rendered(principal: str) -> None:
     """Nobody may publish or hear all subjects, all inboxes, or delete streams; nobody but the provisioner may make or change any."""
-    mine = rights(principal)
-    for subject in (*mine["publish"], *mine["subscribe"]):
+    granted = rights(principal)
+    for subject in (*granted["publish"], *granted["subscribe"]):
         assert subject not in (">", "_INBOX.>", "$JS.API.>", "$KV.>", "topobus.v1.>")
     for verb in ("STREAM.DELETE", "STREAM.PURGE", "STREAM.RESTORE", "STREAM.MSG.DELETE"):
-        assert not any(verb in subject for subject in mine["publish"])
+        assert not any(verb in subject for subject in granted["publish"])
     # One principal makes the catalogue's streams, and updates those of an older release.
-    may_make = [verb for verb in ("STREAM.CREATE", "STREAM.UPDATE") if any(verb in subject for subject in mine["publish"])]
+    may_make = [verb for verb in ("STREAM.CREATE", "STREAM.UPDATE") if any(verb in subject for subject in granted["publish"])]
     assert may_make == (["STREAM.CREATE", "STREAM.UPDATE"] if principal == PROVISIONER else [])
 
 
@@ -80,7 +80,7 @@ def test_rights_let_askers_ask_and_answerers_answer_when_the_catalogue_says_so()
         for reader in ask.readers:
             assert subject in rights(reader)["publish"], (ask.name, reader)
         for writer in ask.writer:
-            assert any(one.startswith(f"topobus.v1.{ask.name}.") for one in rights(writer)["subscribe"]), (ask.name, writer)
+            assert any(subject.startswith(f"topobus.v1.{ask.name}.") for subject in rights(writer)["subscribe"]), (ask.name, writer)
 
 
 def test_rights_let_nobody_answer_in_anothers_place() -> None:

@@ -28,13 +28,13 @@ def writes_past_the_store(source: str) -> list[int]:
 
 def test_controller_writes_objects_by_its_store_only() -> None:
     """No module beside `store` writes to the bus's states or to an API server."""
-    found = {
+    writes = {
         str(path.relative_to(CONTROLLER)): lines
         for path in sorted(CONTROLLER.rglob("*.py"))
         if path.relative_to(CONTROLLER).parts[0] not in OUTSIDE and (lines := writes_past_the_store(path.read_text()))
     }
 
-    assert found == {}
+    assert writes == {}
 
 
 def test_check_finds_a_write_when_one_goes_past_the_store() -> None:

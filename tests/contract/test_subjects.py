@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from topobus.contracts.catalogue import ALL, ASKS, EVENTS, STATES, from_token, to_token
+from topobus.contracts.catalogue import ALL, ASKS, EVENTS, STATES
+from topobus.contracts.nouns import from_token, to_token
 from topobus.domain.errors import ContractError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,7 +21,7 @@ _ALLOWED = ("shared/topobus/contracts/", "shared/topobus/runtime/", "shared/topo
 
 def test_code_writes_no_subject_when_it_is_outside_the_catalogue_and_runtime() -> None:
     """A literal subject, stream or bucket elsewhere would escape the permissions, the reference page and any change of the grammar."""
-    found = [
+    literals = [
         f"{file.relative_to(ROOT)}:{number}: {line.strip()}"
         for room in ("shared", "services")
         for file in sorted((ROOT / room).rglob("*.py"))
@@ -29,7 +30,7 @@ def test_code_writes_no_subject_when_it_is_outside_the_catalogue_and_runtime() -
         if _LITERAL.search(line)
     ]
 
-    assert not found, "build subjects with topobus.contracts.catalogue instead:\n" + "\n".join(found)
+    assert not literals, "build subjects with topobus.contracts.catalogue instead:\n" + "\n".join(literals)
 
 
 def test_nouns_are_unique_when_the_catalogue_is_read() -> None:

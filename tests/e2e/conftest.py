@@ -18,7 +18,7 @@ from topobus.simulation.nats_server import NatsServer
 @pytest.fixture
 def short_folder() -> Iterator[Path]:
     """A folder with a path so short that sockets below it fit (pytest's own may not be)."""
-    made = Path(tempfile.mkdtemp(prefix="tb-", dir="/tmp"))
+    made = Path(tempfile.mkdtemp(prefix="tb-"))
     yield made
     shutil.rmtree(made)
 

@@ -27,23 +27,11 @@ from nats.aio.msg import Msg
 from support.alignment_nodes import container, pod
 from support.malformed import GARBAGE, ODD_NAMES, spoilt
 from support.running import LIMIT_S, NODE, Service, all_services, until_all_ready
-from topobus.contracts.catalogue import (
-    ASKS,
-    CLUSTER,
-    DEVICE_SERVICES,
-    EVENTS,
-    INVENTORY,
-    OBJECT,
-    PLACE,
-    PLAN,
-    PREFIX,
-    RELEASE,
-    STATES,
-    UNPREPARE,
-    Ask,
-)
+from topobus.contracts.catalogue import ASKS, DEVICE_SERVICES, EVENTS, INVENTORY, OBJECT, PLACE, PLAN, RELEASE, STATES
 from topobus.contracts.codec import decode, encode, to_builtins
-from topobus.contracts.messages import ApiObject, PlaceRequest, PlanRequest, ReleaseRequest
+from topobus.contracts.messages import ApiObject, PlaceRequest, ReleaseRequest
+from topobus.contracts.nouns import CLUSTER, PREFIX, Ask
+from topobus.contracts.plan_messages import PlanRequest
 from topobus.domain.errors import ContractError
 from topobus.domain.outcome import Placement
 from topobus.runtime.bus import Bus, ChangeKind
@@ -56,6 +44,8 @@ DEVICES = {"cpu": 224, "fpga": 2, "gpu": 8, "nic": 8}
 # What an answer may say of itself when the request was bad; `internal` and `config` would be a lie about whose mistake it was.
 STABLE_CODES = {"contract", "unavailable", "hardware", "busy"}
 _AT_ONCE = 32
+# What the CLI may not ask: it would wait for an answer that nobody gives it.
+_OF_THE_GATEWAY = tuple(f"{PREFIX}.{ask.name}." for ask in ASKS if "cli" not in ask.readers)
 _TRACES = ("Traceback", '"exception"', "service.crashed", "ask.failed")
 
 
@@ -75,7 +65,7 @@ class System:
     async def ask(self, subject: str, data: bytes) -> Msg | None:
         """Ask with any bytes; None when nobody listens at the subject."""
         try:
-            asker = self.raw_gateway if subject.startswith(f"{PREFIX}.{UNPREPARE.name}.") else self.raw
+            asker = self.raw_gateway if subject.startswith(_OF_THE_GATEWAY) else self.raw
             return await asker.request(subject, data, timeout=LIMIT_S)
         except nats.errors.NoRespondersError:
             return None
@@ -107,7 +97,7 @@ class System:
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
     """A folder with a short path."""
-    made = Path(tempfile.mkdtemp(prefix="tb-", dir="/tmp"))
+    made = Path(tempfile.mkdtemp(prefix="tb-"))
     yield made
     shutil.rmtree(made)
 
@@ -193,18 +183,18 @@ def is_readable(data: bytes, kind: type) -> bool:
 
 async def ask_all(system: System, ask: Ask[Any, Any], cases: Iterable[tuple[str, bytes]]) -> dict[str, str]:
     """Ask every case at every subject of an ask, some at once; case to what came of it."""
-    found: dict[str, str] = {}
+    outcomes: dict[str, str] = {}
     room = asyncio.Semaphore(_AT_ONCE)
 
-    async def one(subject: str, name: str, data: bytes) -> None:
+    async def ask_case(subject: str, name: str, data: bytes) -> None:
         async with room:
-            found[f"{subject} {name}"] = judged(ask, await system.ask(subject, data))
+            outcomes[f"{subject} {name}"] = judged(ask, await system.ask(subject, data))
 
     async with asyncio.TaskGroup() as group:
         for subject in subjects(ask):
             for name, data in cases:
-                group.create_task(one(subject, name, data))
-    return found
+                group.create_task(ask_case(subject, name, data))
+    return outcomes
 
 
 @pytest.mark.parametrize("ask", ASKS, ids=lambda ask: ask.name)
@@ -330,7 +320,7 @@ POD: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("good", [CLAIM, CLASS, POD], ids=lambda one: str(one["kind"]))
+@pytest.mark.parametrize("good", [CLAIM, CLASS, POD], ids=lambda good: str(good["kind"]))
 async def test_controller_goes_on_when_an_object_has_one_place_spoilt(system: System, good: dict[str, Any]) -> None:
     """Every place of a class, a claim and a pod spoilt in every way, written past the CLI's check: a good claim is allocated afterwards."""
     subjects_of = {
@@ -339,16 +329,16 @@ async def test_controller_goes_on_when_an_object_has_one_place_spoilt(system: Sy
     subjects_of["pod"] = f"$KV.{OBJECT.bucket}.pod.default.spoilt"
     for _, data in spoilt(good):
         await system.store(subjects_of[good["kind"].lower()], data)
-    for one in (CLAIM, CLASS, POD):
-        await system.bus.delete(OBJECT, **parts_of(one, "spoilt"))
+    for good_object in (CLAIM, CLASS, POD):
+        await system.bus.delete(OBJECT, **parts_of(good_object, "spoilt"))
 
     await system.assert_well()
     await until_allocated(system.bus, f"good-{good['kind'].lower()}")
 
 
-def parts_of(one: dict[str, Any], name: str) -> dict[str, str]:
+def parts_of(good_object: dict[str, Any], name: str) -> dict[str, str]:
     """The parts of an object's key."""
-    kind = str(one["kind"]).lower()
+    kind = str(good_object["kind"]).lower()
     return {"kind": kind, "namespace": CLUSTER if kind == "deviceclass" else "default", "name": name}
 
 
@@ -362,27 +352,27 @@ async def until_allocated(bus: Bus, name: str) -> None:
         "spec": {"devices": {"requests": [{"name": "cpu", "exactly": exactly}]}},
     }
     whole_class["spec"] = {"selectors": [{"cel": {"expression": 'device.driver == "cpu.topobus.dev"'}}]}
-    for one in (whole_class, whole_claim):
-        await bus.put(OBJECT, decode(encode(one), ApiObject), **parts_of(one, name))
+    for whole in (whole_class, whole_claim):
+        await bus.put(OBJECT, decode(encode(whole), ApiObject), **parts_of(whole, name))
     async with asyncio.timeout(LIMIT_S), aclosing(bus.watch(OBJECT, kind="resourceclaim", name=name)) as changes:
         async for change in changes:
             if change.value is not None and change.value.status.get("allocation"):
                 break
-    for one in (whole_claim, whole_class):
-        await bus.delete(OBJECT, **parts_of(one, name))
+    for whole in (whole_claim, whole_class):
+        await bus.delete(OBJECT, **parts_of(whole, name))
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.name)
 async def test_system_goes_on_when_a_stream_is_full_of_garbage(system: System, event: Any) -> None:
     """Bytes that are no event, and events that make no sense, on subjects of known and unknown devices: nothing falls over."""
     parts = {"node": NODE, "device_class": "gpu", "device": "gpu-0000-18-00-0"}
-    known = event.subject(**{part: parts[part] for part in event.parts})
+    subject_of_ours = event.subject(**{part: parts[part] for part in event.parts})
     unknown = event.subject(**{part: f"un{parts[part]}" for part in event.parts})
-    for subject in (known, unknown, f"{known}.more", f"{PREFIX}.{event.name}"):
+    for subject in (subject_of_ours, unknown, f"{subject_of_ours}.more", f"{PREFIX}.{event.name}"):
         for data in GARBAGE.values():
             await system.store(subject, data)
     for _, data in itertools.islice(spoilt(to_builtins(sample(event.message))), 300):
-        await system.store(known, data)
+        await system.store(subject_of_ours, data)
 
     await system.assert_well()
 

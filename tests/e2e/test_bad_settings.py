@@ -109,8 +109,8 @@ class End:
         assert "Traceback" not in self.err
         assert self.err.startswith(f"topobus-{service}: ")
         assert self.err.count("\n") == 1, "one message of one line"
-        for one in says:
-            words = one.replace("*", service.upper()).split("|")
+        for part in says:
+            words = part.replace("*", service.upper()).split("|")
             assert any(word in self.err for word in words), f"{words} not in: {self.err}"
 
 
@@ -164,14 +164,14 @@ async def test_every_service_refuses_when_key_node_url_or_file_is_wrong(tmp_path
         (("--config", str(tmp_path)), {}, (str(tmp_path), "cannot read")),
     ]
 
-    async def one(service: str, arguments: tuple[str, ...], variables: dict[str, str], says: tuple[str, ...]) -> None:
+    async def check_case(service: str, arguments: tuple[str, ...], variables: dict[str, str], says: tuple[str, ...]) -> None:
         async with room:
             (await start(service, *arguments, **variables)).assert_refused(service, says)
 
     async with asyncio.TaskGroup() as group:
         for service in SERVICES:
             for arguments, variables, says in wrong:
-                group.create_task(one(service, arguments, variables, says))
+                group.create_task(check_case(service, arguments, variables, says))
 
 
 @pytest.mark.parametrize("service", ["discovery", "gateway"])
@@ -184,6 +184,8 @@ async def test_service_names_the_port_when_it_is_in_use(service: str) -> None:
     end.assert_refused(service, ("http.port", port, "TOPOBUS_ALL__HTTP__PORT"))
 
 
+# Each service once with nothing but what it imports itself.
+@pytest.mark.real_start
 @pytest.mark.parametrize("service", SERVICES)
 async def test_check_config_says_good_when_nothing_is_set(service: str) -> None:
     """The defaults are good, everywhere."""

@@ -191,4 +191,4 @@ async def test_topology_does_not_start_when_no_revision_of_its_ledger_can_be_rea
     assert status == 65
     assert f"nats kv put {LEDGER.bucket} {NODE}" in line["error"]
     assert line["key"] == NODE
-    assert not [one for one in again.raw if "Traceback" in one]
+    assert not [line for line in again.raw if "Traceback" in line]

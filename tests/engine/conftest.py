@@ -1,13 +1,18 @@
-"""The engine and its two local images, once for all tests that need them."""
+"""The engine and its two local images, once for all tests that need them; a containerd of its own for each that runs containers without Docker."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
+from engine.containerd import Containerd, provide_containerd
 from engine.engine import EngineUnavailable, base_image, lay_certificates, nats_image, provide_engine
 
 
@@ -41,3 +46,26 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Images]:
             # Outside of the handler: what the engine said stands once in the report, without our own frames.
             pytest.fail(trouble, pytrace=False)
         yield found_images
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder with a short name, for sockets lie in it."""
+    made = Path(tempfile.mkdtemp(prefix="tc-"))
+    yield made
+    shutil.rmtree(made, ignore_errors=True)
+
+
+@pytest.fixture
+def containerd(folder: Path) -> Iterator[Containerd]:
+    """A containerd that reads the gateway's CDI folder, and whose plugin the gateway may be."""
+    if os.geteuid() != 0:
+        pytest.fail("only root can run containers here", pytrace=False)
+    trouble = ""
+    try:
+        with provide_containerd(folder / "c", folder / "cdi") as made:
+            yield made
+    except EngineUnavailable as err:
+        trouble = str(err)
+    if trouble:
+        pytest.fail(trouble, pytrace=False)

@@ -1,4 +1,4 @@
-"""A containerd 2 of one's own, with CDI switched on, driven through the Container Runtime Interface as kubelet drives it.
+"""A containerd 2 of one's own, with CDI and NRI switched on, driven through the Container Runtime Interface as kubelet drives it.
 
 Nothing can be pulled: its one image is made here of a static busybox. containerd comes unpacked aside from another Debian release when the installed one
 is older; runc is the machine's own.
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -28,7 +28,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from engine.engine import ROOT, EngineUnavailable, apt_install, must, say
 from topobus.domain.edits import ContainerEdits
 
-__all__ = ["Containerd", "Ended", "provide_containerd"]
+__all__ = ["Containerd", "Ended", "Sandbox", "Started", "provide_containerd"]
 
 _IMAGE = "localhost/topobus-busybox:1"
 _APPLETS = ("sh", "sleep", "ls", "env", "cat", "test")
@@ -36,6 +36,16 @@ _HOST_NETWORK = 2
 _EXITED = 2
 _START_S = 30.0
 _RUN_S = 60.0
+_POD_NETWORK = 0
+# A network of pods that gives them an address of which nobody knows, and `lo`; what a pod has besides is the test's.
+_CNI_PLUGIN = """\
+#!/bin/sh
+case $CNI_COMMAND in
+ADD) echo '{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"x"}],"ips":[{"address":"10.99.0.2/24","interface":0}]}';;
+VERSION) echo '{"cniVersion":"1.0.0","supportedVersions":["0.3.1","0.4.0","1.0.0"]}';;
+esac
+"""
+_CNI_NETWORK = '{"cniVersion": "1.0.0", "name": "nothing", "plugins": [{"type": "nothing"}]}'
 _CONFIG = """\
 version = 3
 root = "{root}/root"
@@ -52,10 +62,16 @@ state = "{root}/state"
     [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
       BinaryName = "{runc}"
       SystemdCgroup = false
+[plugins.'io.containerd.cri.v1.runtime'.cni]
+  bin_dir = "{root}/cni/bin"
+  conf_dir = "{root}/cni/net.d"
 [plugins.'io.containerd.cri.v1.images']
   snapshotter = "native"
   [plugins.'io.containerd.cri.v1.images'.pinned_images]
     sandbox = "{image}"
+[plugins.'io.containerd.nri.v1.nri']
+  disable = false
+  socket_path = "{root}/nri.sock"
 """
 
 
@@ -65,6 +81,35 @@ class Ended:
     def __init__(self, code: int, output: str) -> None:
         self.code = code
         self.lines = [line.split(" ", 3)[3] for line in output.splitlines() if line.count(" ") >= 3]
+
+
+class Started:
+    """A container that runs."""
+
+    def __init__(self, container_id: str) -> None:
+        self.id = container_id
+
+    def cpus(self) -> str:
+        """Read the CPUs that the kernel lets it run on."""
+        return self.cpuset_file().read_text(encoding="ascii").strip()
+
+    def cpuset_file(self) -> Path:
+        """Find the file that says so, in its cgroup of either version."""
+        groups = [
+            *Path("/sys/fs/cgroup").glob(f"cpuset/**/{self.id}/cpuset.cpus"),
+            *Path("/sys/fs/cgroup").glob(f"**/{self.id}/cpuset.cpus.effective"),
+        ]
+        if not groups:
+            raise FileNotFoundError(f"container {self.id[:12]} has no cgroup with a cpuset")
+        return groups[0]
+
+
+class Sandbox:
+    """A pod's sandbox; `run` runs a script in a container of it, with CDI devices by name, to its end."""
+
+    def __init__(self, sandbox_id: str, run: Callable[[str, Sequence[str]], Ended]) -> None:
+        self.id = sandbox_id
+        self.run = run
 
 
 class Containerd:
@@ -81,6 +126,70 @@ class Containerd:
 
         Errors: raises grpc.RpcError when the runtime refuses (an unknown CDI device, a device node that is not there).
         """
+        with self._pod(script, cdi_devices, edits) as (name, made):
+            return self._ended(name, made)
+
+    def _ended(self, name: str, made: Any) -> Ended:
+        """Wait for a container's end."""
+        give_up = time.monotonic() + _RUN_S
+        while (status := self._call("ContainerStatus", made).status).state != _EXITED:
+            if time.monotonic() > give_up:
+                raise TimeoutError(f"{name} still runs after {_RUN_S:g} s")
+            time.sleep(0.05)
+        log = self._folder / "logs" / f"{name}.log"
+        return Ended(status.exit_code, log.read_text(encoding="utf-8") if log.exists() else status.message)
+
+    @contextmanager
+    def started(self, *, cdi_devices: Sequence[str] = ()) -> Iterator[Started]:
+        """Have a container run for the length of a block; it sleeps.
+
+        Errors: as `run`.
+        """
+        with self._pod("sleep 1000", cdi_devices, None) as (_, made):
+            yield Started(made.container_id)
+
+    @contextmanager
+    def sandbox(self, name: str, *, uid: str) -> Iterator[Sandbox]:
+        """Have the sandbox of a pod with a network namespace of its own for the length of a block; containers are made by the test.
+
+        Errors: as `run`.
+        """
+        options = self._new("NamespaceOption", network=_POD_NETWORK)
+        config = self._new(
+            "PodSandboxConfig",
+            # Another attempt at the same pod is another sandbox.
+            metadata=self._new("Metadata", name=name, uid=uid, namespace="default", attempt=self._count),
+            log_directory=str(self._folder / "logs"),
+            linux=self._new("Linux", security_context=self._new("SecurityContext", namespace_options=options)),
+        )
+        self._count += 1
+        pod = self._call("RunPodSandbox", self._new("RunPodSandboxRequest", config=config))
+        try:
+            yield Sandbox(pod.pod_sandbox_id, lambda script, names: self._run_in(pod, config, options, script, names))
+        finally:
+            self._call("StopPodSandbox", pod)
+            self._call("RemovePodSandbox", pod)
+
+    def remove_all(self) -> None:
+        """Remove what is left of sandboxes, as kubelet does: containerd keeps one that a plugin refused, and its process goes on."""
+        for sandbox in self._call("ListPodSandbox", self._new("Nothing")).items:
+            pod = self._new("SandboxId", pod_sandbox_id=sandbox.id)
+            self._call("StopPodSandbox", pod)
+            self._call("RemovePodSandbox", pod)
+
+    def _run_in(self, pod: Any, sandbox: Any, options: Any, script: str, names: Sequence[str]) -> Ended:
+        self._count += 1
+        name = f"container-{self._count}"
+        container = self._container(name, script, names, None, options)
+        container.metadata.name = name
+        request = self._new("CreateContainerRequest", pod_sandbox_id=pod.pod_sandbox_id, config=container, sandbox_config=sandbox)
+        made = self._call("CreateContainer", request)
+        self._call("StartContainer", made)
+        return self._ended(name, made)
+
+    @contextmanager
+    def _pod(self, script: str, cdi_devices: Sequence[str], edits: ContainerEdits | None) -> Iterator[tuple[str, Any]]:
+        """Have a pod of one container for the length of a block; gives its name and the container."""
         self._count += 1
         name = f"pod-{self._count}"
         options = self._new("NamespaceOption", network=_HOST_NETWORK)
@@ -96,13 +205,7 @@ class Containerd:
             request = self._new("CreateContainerRequest", pod_sandbox_id=pod.pod_sandbox_id, config=container, sandbox_config=sandbox)
             made = self._call("CreateContainer", request)
             self._call("StartContainer", made)
-            give_up = time.monotonic() + _RUN_S
-            while (status := self._call("ContainerStatus", made).status).state != _EXITED:
-                if time.monotonic() > give_up:
-                    raise TimeoutError(f"{name} still runs after {_RUN_S:g} s")
-                time.sleep(0.05)
-            log = self._folder / "logs" / f"{name}.log"
-            return Ended(status.exit_code, log.read_text(encoding="utf-8") if log.exists() else status.message)
+            yield name, made
         finally:
             self._call("StopPodSandbox", pod)
             self._call("RemovePodSandbox", pod)
@@ -139,6 +242,7 @@ class Containerd:
     def _call(self, method: str, request: Any) -> Any:
         answers = {
             "RunPodSandbox": "SandboxId",
+            "ListPodSandbox": "SandboxList",
             "CreateContainer": "ContainerId",
             "ContainerStatus": "ContainerStatusResponse",
         }
@@ -161,6 +265,7 @@ def provide_containerd(folder: Path, cdi: Path) -> Iterator[Containerd]:
         apt_install("runc")
     runc = shutil.which("runc")
     (folder / "logs").mkdir(parents=True)
+    _network(folder / "cni")
     config = folder / "config.toml"
     config.write_text(_CONFIG.format(root=folder, cdi=cdi, runc=runc, image=_IMAGE), encoding="utf-8")
     with ExitStack() as undo:
@@ -179,7 +284,20 @@ def provide_containerd(folder: Path, cdi: Path) -> Iterator[Containerd]:
         _image(folder / "image.tar")
         ctr = [str(programs / "ctr"), "--address", str(folder / "c.sock"), "--namespace", "k8s.io"]
         must([*ctr, "images", "import", "--local", "--snapshotter", "native", str(folder / "image.tar")], timeout_s=60, what="image import")
-        yield Containerd(folder, _types(folder), channel)
+        made = Containerd(folder, _types(folder), channel)
+        undo.callback(made.remove_all)
+        yield made
+
+
+def _network(folder: Path) -> None:
+    """Write the network of pods; containerd asks `loopback` for `lo`."""
+    (folder / "bin").mkdir(parents=True)
+    (folder / "net.d").mkdir()
+    for name in ("nothing", "loopback"):
+        plugin = folder / "bin" / name
+        plugin.write_text(_CNI_PLUGIN, encoding="utf-8")
+        plugin.chmod(0o755)
+    (folder / "net.d" / "10-nothing.conflist").write_text(_CNI_NETWORK, encoding="utf-8")
 
 
 def _programs() -> Path:

@@ -195,10 +195,12 @@ class Compose:
         ids = self.run("ps", "-q", timeout_s=60).split()
         if not ids:
             return {}
-        found = json.loads(must(["docker", "inspect", *ids], timeout_s=60, what="docker inspect"))
+        containers = json.loads(must(["docker", "inspect", *ids], timeout_s=60, what="docker inspect"))
         return {
-            one["Config"]["Labels"]["com.docker.compose.service"]: one["State"].get("Health", {}).get("Status", one["State"]["Status"])
-            for one in found
+            container["Config"]["Labels"]["com.docker.compose.service"]: container["State"]
+            .get("Health", {})
+            .get("Status", container["State"]["Status"])
+            for container in containers
         }
 
     def logs(self) -> str:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -58,19 +61,30 @@ def _bring_up(images: Images, undo: ExitStack) -> Compose:
     compose = Compose("topobus-ci", env)
     compose.down()
     undo.callback(compose.down)
-    built = sorted({"machine", *SERVICES} - {"nats"})
+    built = sorted({"keys", *SERVICES} - {"nats"})
     for number, service in enumerate(built, 1):
         say(f"building image {number} of {len(built)}: {service}")
         compose.run("build", service, timeout_s=600)
     say("starting")
     compose.run("up", "-d", timeout_s=300)
     _wait_until_healthy(compose)
+    folder = Path(tempfile.mkdtemp(prefix="tc-"))
+    undo.callback(shutil.rmtree, folder, ignore_errors=True)
+    password = folder / "password"
+    password.touch(mode=0o600)
+    password.write_text(_password(compose, "cli"))
+    compose.env.update({"TOPOBUS_CLI__NATS__USER": "cli", "TOPOBUS_CLI__NATS__PASSWORD_FILE": str(password)})
     return compose
+
+
+def _password(compose: Compose, user: str) -> str:
+    """Give a user's password as the documentation says."""
+    return compose.run("run", "--rm", "--no-deps", "-T", "keys", "show", "/keys", user, timeout_s=120)
 
 
 def _wait_until_healthy(compose: Compose) -> None:
     give_up = time.monotonic() + HEALTHY_WITHIN_S
-    told = ""
+    said_last = ""
     while True:
         states = {service: state for service, state in compose.health().items() if service in SERVICES}
         waiting = sorted(SERVICES - {service for service, state in states.items() if state == "healthy"})
@@ -79,8 +93,8 @@ def _wait_until_healthy(compose: Compose) -> None:
             return
         if time.monotonic() > give_up:
             raise EngineUnavailable(f"not healthy after {HEALTHY_WITHIN_S} s: {waiting}; states {states}\n{compose.logs()}")
-        if told != (told := ", ".join(waiting)):
-            say(f"waiting for {told}")
+        if said_last != (said_last := ", ".join(waiting)):
+            say(f"waiting for {said_last}")
 
 
 def _topobus(compose: Compose, *arguments: str, wanted_exit: int = 0) -> str:
@@ -91,6 +105,7 @@ def _topobus(compose: Compose, *arguments: str, wanted_exit: int = 0) -> str:
         text=True,
         timeout=60,
         cwd=ROOT,
+        env=compose.env,
         check=False,
     )
 
@@ -113,6 +128,62 @@ def test_compose_places_a_pod_when_all_services_are_up(system: Compose) -> None:
     )
 
 
+def test_compose_keeps_out_who_has_no_password_of_its_own(system: Compose) -> None:
+    """Nobody without a login; the file of `cli` alone opens `cli`; a second start makes no other passwords; a new one is taken over without a restart."""
+    password = Path(system.env["TOPOBUS_CLI__NATS__PASSWORD_FILE"])
+    stranger = {name: value for name, value in system.env.items() if not name.startswith("TOPOBUS_CLI__NATS__")}
+    refused = subprocess.run(
+        [sys.executable, "-m", "topobus.cli.main", "inventory", "--nats", _url(system)],
+        env=stranger,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    system.run("run", "--rm", "--no-deps", "-T", "keys", timeout_s=120)
+    kept = _password(system, "cli")
+    system.run(
+        "run",
+        "--rm",
+        "--no-deps",
+        "-T",
+        "keys",
+        "rotate",
+        "/keys",
+        "cli",
+        "gpu",
+        "--for-group",
+        "--server-file",
+        "/keys/nats/users.conf",
+        timeout_s=120,
+    )
+    system.run("kill", "-s", "HUP", "nats", timeout_s=60)
+    changed = _password(system, "cli")
+    before = password.read_text()
+    password.write_text(changed)
+    # The server takes its new file a moment after the signal: until then it lets in with the old one.
+    give_up = time.monotonic() + HEALTHY_WITHIN_S
+    while not (findings := _findings(system)) or any(finding["level"] == "fail" for finding in findings):
+        assert time.monotonic() < give_up, findings
+
+    assert refused.returncode == 69
+    assert "does not let us in without a user" in " ".join(refused.stderr.split())
+    assert kept == before != changed
+
+
+def _findings(compose: Compose) -> list[dict[str, str]]:
+    done = subprocess.run(
+        [sys.executable, "-m", "topobus.cli.main", "doctor", "--json", "--nats", _url(compose)],
+        env=compose.env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    findings: list[dict[str, str]] = json.loads(done.stdout)["findings"] if done.stdout else []
+    return findings
+
+
 def test_compose_tells_the_host_when_a_gpu_fails(system: Compose) -> None:
     """A GPU that falls off the bus inside the machine's volume reaches a subscriber on the host, and so does its return."""
     inventories = json.loads(_topobus(system, "inventory", "gpu", "--json"))["inventories"]
@@ -123,6 +194,7 @@ def test_compose_tells_the_host_when_a_gpu_fails(system: Compose) -> None:
         stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,
+        env=system.env,
     )
     assert watch.stdout is not None
     events = (json.loads(line)["event"] for line in watch.stdout)

@@ -7,18 +7,14 @@ kubelet alone is the simulator, for there is no cluster here.
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
 import pytest
 import pytest_asyncio
 
-from engine.containerd import Containerd, provide_containerd
-from engine.engine import EngineUnavailable
+from engine.containerd import Containerd
 from support.running import NODE, all_services, system_settings, until_all_ready
 from topobus.contracts.catalogue import OBJECT
 from topobus.contracts.messages import ApiObject
@@ -65,29 +61,6 @@ def its_own(own: int, other: int, devices: dict[str, str]) -> list[str]:
         f"infiniband/uverbs{other} absent",
         f"gpus {devices['gpu']} nics {devices['nic']}",
     ]
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder with a short name, for sockets lie in it."""
-    made = Path(tempfile.mkdtemp(prefix="tc-"))
-    yield made
-    shutil.rmtree(made, ignore_errors=True)
-
-
-@pytest.fixture
-def containerd(folder: Path) -> Iterator[Containerd]:
-    """A containerd that reads the gateway's CDI folder."""
-    if os.geteuid() != 0:
-        pytest.fail("only root can run containers here", pytrace=False)
-    trouble = ""
-    try:
-        with provide_containerd(folder / "c", folder / "cdi") as made:
-            yield made
-    except EngineUnavailable as err:
-        trouble = str(err)
-    if trouble:
-        pytest.fail(trouble, pytrace=False)
 
 
 @pytest_asyncio.fixture

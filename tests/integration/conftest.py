@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -12,11 +13,18 @@ from typing import cast
 import pytest
 import pytest_asyncio
 
+from topobus.domain.device import Inventory
 from topobus.domain.errors import ConfigError
+from topobus.domain.machine import Machine
+from topobus.gpu.plugins.nvidia import NvidiaDriver
+from topobus.nic.plugins.pci_netdev import PciNetdevDriver
 from topobus.runtime import connection
 from topobus.runtime.bus import Bus
 from topobus.runtime.config import NatsSettings
+from topobus.simulation.machines import build
 from topobus.simulation.nats_server import NatsServer, find_nats_server
+from topobus.sysfs.machine import read_machine
+from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.nats.accounts import NatsAccounts, cheap_folder
 from topobus.testing.nats.memory_server import MemoryNats
 
@@ -103,6 +111,21 @@ async def _provisioned(server: NatsServer) -> AsyncIterator[Bus]:
     async with Bus.session(NatsSettings(url=server.url), name="topobus-cli") as made:
         await made.provision()
         yield made
+
+
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Machine, list[Inventory]]:
+    """The demo machine with what its GPU and NIC drivers find; read once, for its tree has thousands of files. Another node's is made of it by replacing the name."""
+    root = tmp_path_factory.mktemp("dgx")
+    build("dgx", root)
+    tree = Tree(HardwareSettings(root=str(root)))
+    machine = read_machine(tree, "demo-node")
+    inventories = []
+    for device_class, driver in (("gpu", NvidiaDriver()), ("nic", PciNetdevDriver())):
+        devices = sorted(driver.discover(tree, machine), key=lambda device: device.name)
+        inventories.append(Inventory(node=machine.node, device_class=device_class, generation=1, devices=tuple(devices)))
+    shutil.rmtree(root)
+    return machine, inventories
 
 
 @pytest_asyncio.fixture

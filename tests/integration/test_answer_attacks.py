@@ -22,7 +22,7 @@ from topobus.contracts.codec import encode
 from topobus.contracts.messages import Prepared, PrepareReply
 from topobus.devicekit import cdi_files
 from topobus.domain.edits import ContainerEdits, DeviceNode
-from topobus.gateway.dra import claims
+from topobus.gateway.dra import claim_files
 from topobus.gateway.dra.checkpoint import Checkpoint
 from topobus.runtime.proof import AnswerSettings, make_keys
 from topobus.runtime.reply_inbox import Expectation
@@ -105,7 +105,7 @@ class _SlowDisk:
             cdi_files.write(folder, name, content)
 
         monkeypatch.setattr(Expectation, "take", counted)
-        monkeypatch.setattr(claims, "write", write)
+        monkeypatch.setattr(claim_files, "write", write)
 
 
 async def test_claim_is_refused_when_somebody_answers_beside_the_real_service(

@@ -9,8 +9,9 @@ import pytest
 from opentelemetry import trace
 
 from integration.values import OWNER, inventory, release, released
-from topobus.contracts.catalogue import INVENTORY, PLAN, RELEASE
-from topobus.contracts.messages import PlanReply, PlanRequest, ReleaseReply, ReleaseRequest
+from topobus.contracts.catalogue import INVENTORY, PLAN, PREPARE, RELEASE
+from topobus.contracts.messages import PrepareRequest, ReleaseReply, ReleaseRequest
+from topobus.contracts.plan_messages import PlanReply, PlanRequest
 from topobus.domain.errors import ContractError, HardwareError, InvariantError, PeerUnavailable, TopobusError
 from topobus.domain.request import PodRequest
 from topobus.domain.silence import Answered, Silent
@@ -25,7 +26,14 @@ pytestmark = [pytest.mark.integration, pytest.mark.both_buses]
 async def test_ask_says_nobody_is_there_when_no_peer_listens(bus: Bus) -> None:
     """An absent peer is told at once, with the name of the process that should be running."""
     with pytest.raises(PeerUnavailable, match=r"nobody answers release.*is topology running"):
-        await asyncio.wait_for(bus.ask(RELEASE, release(), node="n1", timeout_s=600), 10)
+        await asyncio.wait_for(bus.ask(RELEASE, release(), node="n1", timeout_s=600), 60)
+
+
+async def test_ask_names_the_class_that_was_asked_when_its_service_is_away(bus: Bus) -> None:
+    """Many services answer the same question, each for its class: whoever mends it looks at the one that is missing."""
+    request = PrepareRequest(op_id="o", owner=release().owner, devices=("nic-0",))
+    with pytest.raises(PeerUnavailable, match=r"nobody answers prepare.*is nic running"):
+        await asyncio.wait_for(bus.ask(PREPARE, request, node="n1", device_class="nic", timeout_s=600), 60)
 
 
 async def test_ask_gives_up_when_the_answer_does_not_come_in_time(bus: Bus) -> None:
@@ -62,7 +70,7 @@ async def test_peer_is_answered_without_being_asked_when_somebody_wants_a_sign_o
 
     assert isinstance(answered, Answered)
     assert answered.instance.startswith("topobus-cli-")
-    assert [one.because for one in (nobody, hung, away) if isinstance(one, Silent)] == ["nobody", "timeout", "no-bus"]
+    assert [answer.because for answer in (nobody, hung, away) if isinstance(answer, Silent)] == ["nobody", "timeout", "no-bus"]
     assert asked == []
     assert "twin.found" not in "".join(capsys.readouterr())
 
@@ -133,7 +141,7 @@ async def test_answer_refuses_when_the_request_is_malformed(bus: Bus) -> None:
         return released()
 
     await bus.answer(RELEASE, handle, node="n1")
-    answer = await bus._connection.request(RELEASE.subject(node="n1"), b'{"op_id": 7}', timeout_s=10)
+    answer = await bus._connection.request(RELEASE.subject(node="n1"), b'{"op_id": 7}', timeout_s=60)
 
     assert answer.headers is not None
     assert answer.headers["Topobus-Error"] == "contract"
@@ -206,7 +214,7 @@ async def test_answer_skips_the_work_when_the_request_was_sent_long_ago(bus: Bus
 
     await bus.answer(RELEASE, handle, node="n1")
     old = {"Topobus-Deadline-Ms": "100", "Topobus-Sent-Ms": "1700000000000"}
-    answer = await bus._connection.request(RELEASE.subject(node="n1"), b"{}", headers=old, timeout_s=10, answerer="topology")
+    answer = await bus._connection.request(RELEASE.subject(node="n1"), b"{}", headers=old, timeout_s=60, answerer="topology")
     await bus.ask(RELEASE, release("fresh"), node="n1")
 
     assert answer.headers is not None
@@ -275,7 +283,7 @@ async def test_answer_sends_no_header_of_the_asker_back_when_it_replies(bus: Bus
 
     await bus.answer(RELEASE, handle, node="n1")
     request = b'{"op_id":"x","owner":{"kind":"pod","name":"a","uid":"b"}}'
-    answer = await bus._connection.request(RELEASE.subject(node="n1"), request, headers={"Authorization": "s3cret"}, timeout_s=10)
+    answer = await bus._connection.request(RELEASE.subject(node="n1"), request, headers={"Authorization": "s3cret"}, timeout_s=60)
 
     assert "Authorization" not in (answer.headers or {})
 

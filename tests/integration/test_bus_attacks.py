@@ -22,11 +22,13 @@ from support.alignment_nodes import container, dgx_facts, pod
 from support.asking import ask_patiently
 from support.running import Service, service
 from support.secured_nats import Attacker, SecuredNats, secured_nats
-from topobus.contracts.catalogue import ASKS, DECISION, HINTS, INVENTORY, LEDGER, MACHINE, PLACE, PREPARE, PROVISIONER, RELEASE, Ask
+from topobus.contracts.catalogue import ASKS, DECISION, HINTS, INVENTORY, LEDGER, MACHINE, PLACE, PREPARE, PROVISIONER, RELEASE
 from topobus.contracts.codec import encode
 from topobus.contracts.inboxes import answerer_of
-from topobus.contracts.messages import PlaceRequest, ReleaseRequest
+from topobus.contracts.messages import PlaceRequest
 from topobus.contracts.nats_permissions import render_permissions
+from topobus.contracts.nouns import Ask
+from topobus.contracts.streams import stream_names
 from topobus.domain.ledger import Ledger
 from topobus.domain.outcome import Placement
 from topobus.domain.silence import Answered
@@ -103,11 +105,12 @@ async def nats(nats_binary: Path, tmp_path: Path) -> AsyncIterator[SecuredNats]:
 async def test_ask_is_not_served_when_the_server_delivers_a_stored_message(nats: SecuredNats, ask: Ask[Any, Any]) -> None:
     """A request stored under the attacker's own key, and a sign of life and a twin's question, reach the ask's subject and nothing happens."""
     subject = ask.subject(**_parts(ask))
-    async with answering(nats, ask) as answerer, nats.attacker("gpu") as attacker:
+    async with answering(nats, ask) as answerer, nats.attacker("gpu") as attacker, nats.attacker("gateway") as reader:
         inbox = f"_INBOX.{_asker_of(ask)}.{answerer_of(ask, 'gpu')}.{new_token()}"
         for headers in ({}, {"Topobus-Ping": inbox}, {"Topobus-Twin": "attacker"}):
             await attacker.ask(_OWN_KEY, encode(sample(ask.request)), headers=headers)
-        answer = await attacker.deliver(_OWN_STREAM, "$KV.topobus_inventories.>", subject, deliver_group=ask.queue_group)
+        # A device service may make no consumer; somebody who reads inventories by one may.
+        answer = await reader.deliver(_OWN_STREAM, "$KV.topobus_inventories.>", subject, deliver_group=ask.queue_group)
         assert b'"error"' not in answer
         await _until_seen(nats, answerer, 3)
 
@@ -166,40 +169,34 @@ async def _ledger(bus: Bus) -> Ledger:
     return entry.value
 
 
-async def _release_by_own_key(attacker: Attacker) -> None:
-    for is_undone in (False, True):
-        request = ReleaseRequest(op_id=f"attack-{is_undone}", owner=TRAINER.owner, is_undone=is_undone)
-        await attacker.ask(_OWN_KEY, encode(request))
-    assert b'"error"' not in await attacker.deliver(_OWN_STREAM, "$KV.topobus_inventories.>", RELEASE.subject(node=NODE))
-
-
-async def _release_by_narrowed_key(attacker: Attacker) -> None:
-    await attacker.ask("$KV.topobus_inventories.node-a.gpu", encode(ReleaseRequest(op_id="attack", owner=TRAINER.owner)))
-    assert b'"error"' not in await attacker.deliver(_OWN_STREAM, "$KV.topobus_inventories.>", RELEASE.subject(node=NODE))
-
-
 async def _release_by_decisions(attacker: Attacker) -> None:
     """A decision event has `op_id` and `owner`, so it reads as a ReleaseRequest."""
     assert b'"error"' not in await attacker.deliver("TOPOBUS_DECISIONS", "topobus.v1.decision.>", RELEASE.subject(node=NODE))
 
 
-@pytest.mark.parametrize(
-    ("principal", "attack", "nodes"),
-    [
-        ("gpu", _release_by_own_key, {}),
-        ("gpu", _release_by_narrowed_key, {"gpu": "node-a"}),
-        ("user", _release_by_decisions, {}),
-    ],
-    ids=["gpu-by-its-inventory", "gpu-of-another-node", "user-by-decisions"],
-)
-async def test_ledger_is_unchanged_when_a_credential_makes_the_server_ask_for_release(
-    nats_binary: Path, tmp_path: Path, principal: str, attack: Any, nodes: dict[str, str]
+@pytest.mark.parametrize("principal", ["discovery", "gpu"])
+@pytest.mark.parametrize("nodes", [{}, {"gpu": "node-a", "discovery": "node-a"}], ids=["any-node", "one-node"])
+async def test_device_service_can_make_no_consumer_when_the_server_knows_it(
+    nats_binary: Path, tmp_path: Path, principal: str, nodes: dict[str, str]
 ) -> None:
-    """Nobody but the catalogue's askers can take a running pod's devices away, whatever its credential lets the server deliver."""
+    """Who reads key by key needs no consumer, and has no right to one: nothing that it stored is delivered to a subject of its choice."""
     async with (
         secured_nats(tmp_path, binary=nats_binary, permissions=render_permissions(nodes=nodes)) as nats,
-        _topology(nats) as (topology, gateway),
+        nats.attacker(principal) as attacker,
     ):
+        wanted = [f"$JS.API.CONSUMER.CREATE.{name}" for name in stream_names()]
+        wanted += [f"$JS.API.CONSUMER.CREATE.{name}.attack.$KV.topobus_inventories.>" for name in stream_names()]
+        for subject in wanted:
+            await attacker.send(subject, b"{}")
+
+        # nats-py writes what the server says in small letters.
+        denials = "\n".join(attacker.denials).lower()
+        assert [subject for subject in wanted if f'"{subject}"'.lower() not in denials] == []
+
+
+async def test_ledger_is_unchanged_when_a_credential_makes_the_server_ask_for_release(nats: SecuredNats) -> None:
+    """Nobody but the catalogue's askers can take a running pod's devices away, whatever its credential lets the server deliver."""
+    async with _topology(nats) as (topology, gateway):
         # A dry run, whose operation is in no ledger: its event would read as a fresh request.
         await gateway.ask(PLACE, PlaceRequest(op_id="dry", pod=TRAINER, is_dry_run=True), node=NODE)
         async with nats.bus("cli") as cli, asyncio.timeout(LIMIT_S):
@@ -207,8 +204,8 @@ async def test_ledger_is_unchanged_when_a_credential_makes_the_server_ask_for_re
                 if event.value.op_id == "dry":
                     break
         before = await _ledger(gateway)
-        async with nats.attacker(principal) as attacker:
-            await attack(attacker)
+        async with nats.attacker("user") as attacker:
+            await _release_by_decisions(attacker)
         await topology.logged("ask.dropped", where=lambda line: line["noun"] == "release")
         # Asked by one who may, after the attack: the answer comes after what the attack would have written.
         after = await gateway.ask(PLACE, PlaceRequest(op_id="op-1", pod=TRAINER), node=NODE)

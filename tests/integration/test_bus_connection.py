@@ -52,6 +52,7 @@ async def _answer(bus: Bus) -> None:
     await bus.answer(RELEASE, handle, node="n1")  # type: ignore[arg-type]  # a handler for any request
 
 
+@pytest.mark.virtual_time
 async def test_bus_talks_again_when_the_server_froze_for_longer_than_the_canary(own_nats_server: NatsServer, own_bus: Bus) -> None:
     """B1: a server that is frozen and thawed leaves no deaf client: the canary notices, a new client asks and answers."""
     await _answer(own_bus)

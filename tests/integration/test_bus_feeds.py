@@ -22,6 +22,8 @@ from topobus.testing.reading import Reader
 pytestmark = [pytest.mark.integration, pytest.mark.both_buses]
 
 _KEY = {"node": "n1", "device_class": "gpu"}
+# A watch of the whole bucket has a consumer, a watch of one key has none; both keep the same promises.
+_both_ways = pytest.mark.parametrize("watched", [{}, _KEY], ids=["bucket", "key"])
 
 
 async def _put(bus: Bus, generation: int, **options: int) -> int:
@@ -51,13 +53,15 @@ async def _restart(server: NatsServer, bus: Bus) -> None:
         await bus.wait_connected()
 
 
-async def test_watch_gives_snapshot_then_end_then_changes_when_a_bucket_has_values(bus: Bus) -> None:
+@_both_ways
+async def test_watch_gives_snapshot_then_end_then_changes_when_a_bucket_has_values(bus: Bus, watched: dict[str, str]) -> None:
     """A watch tells the present values, then that they are complete, then each change with its key's parts."""
     await _put(bus, 1)
     await _put(bus, 2)
-    async with Reader(bus.watch(INVENTORY)) as reader:
+    async with Reader(bus.watch(INVENTORY, **watched)) as reader:
         await reader.until(lambda items: len(items) == 2)
         await _put(bus, 3)
+        await reader.until(lambda items: len(items) == 3)
         await bus.delete(INVENTORY, **_KEY)
         items = await reader.until(lambda items: len(items) == 4)
 
@@ -67,52 +71,73 @@ async def test_watch_gives_snapshot_then_end_then_changes_when_a_bucket_has_valu
     assert items[3].parts == _KEY
 
 
-async def test_watch_ends_its_snapshot_at_once_when_the_bucket_is_empty(bus: Bus) -> None:
+@_both_ways
+async def test_watch_tells_a_deletion_when_it_never_told_the_value(bus: Bus, watched: dict[str, str]) -> None:
+    """A value may come and go while the feed is made anew; whoever wrote it must hear that it is gone. What was deleted before the snapshot is not told."""
+    await bus.delete(INVENTORY, **_KEY)
+    async with Reader(bus.watch(INVENTORY, **watched)) as reader:
+        await reader.until(lambda items: len(items) == 1)
+        await bus.delete(INVENTORY, **_KEY)
+        items = await reader.until(lambda items: len(items) == 2)
+
+    assert _kinds(items) == [ChangeKind.SNAPSHOT_END, ChangeKind.DELETE]
+    assert items[1].parts == _KEY
+
+
+@_both_ways
+async def test_watch_ends_its_snapshot_at_once_when_the_bucket_is_empty(bus: Bus, watched: dict[str, str]) -> None:
     """An empty bucket has a snapshot too: its end comes without a first value."""
-    async with Reader(bus.watch(INVENTORY)) as reader:
+    async with Reader(bus.watch(INVENTORY, **watched)) as reader:
         items = await reader.until(lambda items: len(items) == 1)
 
     assert _kinds(items) == [ChangeKind.SNAPSHOT_END]
 
 
-async def test_watch_leaves_out_what_was_deleted_when_it_begins_later(bus: Bus) -> None:
+@pytest.mark.parametrize("watched", [{"node": "n1"}, _KEY], ids=["bucket", "key"])
+async def test_watch_leaves_out_what_was_deleted_when_it_begins_later(bus: Bus, watched: dict[str, str]) -> None:
     """A key deleted before the watch began is no news; one that does not match the parts neither."""
     await _put(bus, 1)
     await bus.delete(INVENTORY, **_KEY)
     await bus.put(INVENTORY, inventory(7, node="n2"), node="n2", device_class="gpu")
-    async with Reader(bus.watch(INVENTORY, node="n1")) as reader:
+    async with Reader(bus.watch(INVENTORY, **watched)) as reader:
         items = await reader.until(lambda items: len(items) == 1)
 
     assert _kinds(items) == [ChangeKind.SNAPSHOT_END]
 
 
-async def test_watch_skips_the_value_when_it_is_malformed(bus: Bus) -> None:
+@_both_ways
+async def test_watch_skips_the_value_when_it_is_malformed(bus: Bus, watched: dict[str, str]) -> None:
     """Bytes that are no inventory do not end the watch, nor stand in it."""
     await bus._connection.publish("$KV.topobus_inventories.n1.gpu", b"{not json")
     await bus._connection.barrier()
-    async with Reader(bus.watch(INVENTORY)) as reader:
+    async with Reader(bus.watch(INVENTORY, **watched)) as reader:
         await _put(bus, 2)
         items = await reader.until(lambda items: bool(_generations(items)))
 
     assert _generations(items) == [2]
 
 
-async def test_watch_goes_on_within_seconds_when_the_server_restarts(own_nats_server: NatsServer, own_bus: Bus) -> None:
+@_both_ways
+async def test_watch_goes_on_within_seconds_when_the_server_restarts(
+    own_nats_server: NatsServer, own_bus: Bus, watched: dict[str, str]
+) -> None:
     """B7: after a restart the stock watcher is blind for 19 s; ours gives the next change within a few, and no value again."""
     await _put(own_bus, 1)
-    async with Reader(own_bus.watch(INVENTORY)) as reader:
+    async with Reader(own_bus.watch(INVENTORY, **watched)) as reader:
         await reader.until(lambda items: len(items) == 2)
         await _restart(own_nats_server, own_bus)
         await _put(own_bus, 2)
-        items = await reader.until(lambda items: len(items) == 3, timeout_s=8)
+        items = await reader.until(lambda items: len(items) == 3, timeout_s=15)
 
     assert _kinds(items) == [ChangeKind.PUT, ChangeKind.SNAPSHOT_END, ChangeKind.PUT]
     assert _generations(items) == [1, 2]
 
 
-async def test_watch_goes_on_when_the_server_froze(own_nats_server: NatsServer, own_bus: Bus) -> None:
+@pytest.mark.virtual_time
+@_both_ways
+async def test_watch_goes_on_when_the_server_froze(own_nats_server: NatsServer, own_bus: Bus, watched: dict[str, str]) -> None:
     """A server frozen for longer than the watchdog allows costs no change and repeats none."""
-    async with Reader(own_bus.watch(INVENTORY)) as reader:
+    async with Reader(own_bus.watch(INVENTORY, **watched)) as reader:
         await reader.until(lambda items: len(items) == 1)
         lost = asyncio.Event()
         forget = own_bus._connection.on_change(lost.set)
@@ -137,7 +162,7 @@ async def test_watch_goes_on_when_its_consumer_is_deleted(bus: Bus) -> None:
         for name in (await api.call("CONSUMER.NAMES.KV_topobus_inventories"))["consumers"]:
             await api.call(f"CONSUMER.DELETE.KV_topobus_inventories.{name}")
         await _put(bus, 2)
-        items = await reader.until(lambda items: len(items) == 3, timeout_s=10)
+        items = await reader.until(lambda items: len(items) == 3)
 
     assert _generations(items) == [1, 2]
 
@@ -167,7 +192,7 @@ async def test_watch_completes_its_snapshot_when_every_key_is_overwritten_under_
         seen = [await anext(changes)]
         for generation in range(1, INVENTORY.history + 4):
             await asyncio.gather(*(bus.put(INVENTORY, inventory(generation, node=node), node=node, device_class="gpu") for node in nodes))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while seen[-1].kind is not ChangeKind.SNAPSHOT_END:
                 seen.append(await anext(changes))
     finally:
@@ -183,7 +208,7 @@ async def test_watch_completes_its_snapshot_when_every_key_is_overwritten_under_
 async def test_follow_loses_nothing_when_the_client_drops_messages(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
     """B8: what nats-py drops because its queue is full is noticed as a gap and read again: every event once, in order."""
     # Small enough that a batch overflows it.
-    monkeypatch.setattr("topobus.runtime.connection.PENDING_MESSAGES", 3)
+    monkeypatch.setattr("topobus.runtime.subscriptions.PENDING_MESSAGES", 3)
     for generation in range(20):
         await _publish(bus, generation)
     async with Reader(bus.follow(HEALTH, start=Start.ALL)) as reader:
@@ -195,7 +220,10 @@ async def test_follow_loses_nothing_when_the_client_drops_messages(bus: Bus, mon
 
 
 @pytest.mark.real_server
-async def test_watch_starts_anew_when_an_older_store_was_put_back(own_nats_server: NatsServer, own_bus: Bus) -> None:
+@_both_ways
+async def test_watch_starts_anew_when_an_older_store_was_put_back(
+    own_nats_server: NatsServer, own_bus: Bus, watched: dict[str, str]
+) -> None:
     """B9: revisions that go backwards make a stock watcher blind; ours says RESET and tells the other history from its start."""
     await _put(own_bus, 1)
     await own_nats_server.stop()
@@ -204,7 +232,7 @@ async def test_watch_starts_anew_when_an_older_store_was_put_back(own_nats_serve
     await asyncio.wait_for(own_bus.wait_connected(), 30)
     for generation in range(2, 12):
         await _put(own_bus, generation)
-    async with Reader(own_bus.watch(INVENTORY)) as reader:
+    async with Reader(own_bus.watch(INVENTORY, **watched)) as reader:
         await reader.until(lambda items: ChangeKind.SNAPSHOT_END in _kinds(items))
         await own_nats_server.stop()
         shutil.rmtree(own_nats_server.store)
@@ -220,7 +248,10 @@ async def test_watch_starts_anew_when_an_older_store_was_put_back(own_nats_serve
 
 
 @pytest.mark.real_server
-async def test_watch_starts_anew_when_a_put_back_store_was_written_on_past_our_position(own_nats_server: NatsServer, own_bus: Bus) -> None:
+@_both_ways
+async def test_watch_starts_anew_when_a_put_back_store_was_written_on_past_our_position(
+    own_nats_server: NatsServer, own_bus: Bus, watched: dict[str, str]
+) -> None:
     """B9, the hidden case: the numbers look right again, but what stands at our position is another message."""
     await _put(own_bus, 1)
     await own_nats_server.stop()
@@ -228,7 +259,7 @@ async def test_watch_starts_anew_when_a_put_back_store_was_written_on_past_our_p
     await own_nats_server.start()
     await asyncio.wait_for(own_bus.wait_connected(), 30)
     await _put(own_bus, 2)
-    async with Reader(own_bus.watch(INVENTORY)) as reader:
+    async with Reader(own_bus.watch(INVENTORY, **watched)) as reader:
         await reader.until(lambda items: ChangeKind.SNAPSHOT_END in _kinds(items))
         await own_nats_server.stop()
         shutil.rmtree(own_nats_server.store)
@@ -253,10 +284,11 @@ async def test_watch_starts_anew_when_a_put_back_store_was_written_on_past_our_p
 
 
 @pytest.mark.real_server
-async def test_watch_starts_anew_when_the_whole_store_was_lost(own_nats_server: NatsServer, own_bus: Bus) -> None:
+@_both_ways
+async def test_watch_starts_anew_when_the_whole_store_was_lost(own_nats_server: NatsServer, own_bus: Bus, watched: dict[str, str]) -> None:
     """A server that comes back empty gets its buckets again from us, and the watch says that all it told is void."""
     await _put(own_bus, 1)
-    async with Reader(own_bus.watch(INVENTORY)) as reader:
+    async with Reader(own_bus.watch(INVENTORY, **watched)) as reader:
         await reader.until(lambda items: len(items) == 2)
         await own_nats_server.stop()
         shutil.rmtree(own_nats_server.store)
@@ -315,7 +347,7 @@ async def test_follow_starts_with_the_next_event_when_asked_for_new_ones(own_nat
     await _publish(own_bus, 1)
     async with Reader(own_bus.follow(HEALTH, start=Start.NEW)) as reader:
         api = own_bus._events._jetstream
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             # The follower has begun when its consumer exists; each look is a round trip.
             while not (await api.call("CONSUMER.NAMES.TOPOBUS_HEALTH"))["consumers"]:
                 pass
@@ -326,46 +358,6 @@ async def test_follow_starts_with_the_next_event_when_asked_for_new_ones(own_nat
 
     assert _events(items) == [2, 3]
     assert not any(item.is_replay for item in items)
-
-
-async def test_publish_stores_once_when_the_same_event_is_published_twice(bus: Bus) -> None:
-    """The event's id makes a retry harmless."""
-    first = await _publish(bus, 1)
-    second = await _publish(bus, 1)
-
-    assert first == second
-    assert len(await bus.last(HEALTH, limit=10)) == 1
-
-
-async def test_last_gives_the_newest_oldest_first_when_there_are_more(bus: Bus) -> None:
-    """`last` reads back from the end, within the pattern only."""
-    assert await bus.last(HEALTH, limit=2) == ()
-    for generation in range(5):
-        await _publish(bus, generation)
-    for generation in range(20):
-        await _publish(bus, generation, "gpu-1")
-
-    assert _events(list(await bus.last(HEALTH, limit=2, device="gpu-0"))) == [3, 4]
-    assert _events(list(await bus.last(HEALTH, limit=100, device="gpu-0"))) == [0, 1, 2, 3, 4]
-    assert _events(list(await bus.last(HEALTH, limit=2))) == [18, 19]
-
-
-async def test_events_are_cloud_events_when_read_by_somebody_else(bus: Bus) -> None:
-    """An event carries CloudEvents attributes as headers, so that a reader without our code knows what it has."""
-    await _publish(bus, 1)
-    stored = await bus._events._jetstream.last_message("TOPOBUS_HEALTH", HEALTH.subject(device="gpu-0", **_KEY))
-
-    assert stored is not None
-    headers = {key: value for key, value in stored.headers.items() if key.startswith("ce-")}
-    time = headers.pop("ce-time")
-    assert time.endswith("Z")
-    assert headers == {
-        "ce-specversion": "1.0",
-        "ce-id": "gpu-0-1",
-        "ce-type": "dev.topobus.health.v1",
-        "ce-source": "/topobus/topobus-cli",
-        "ce-subject": "n1/gpu/gpu-0",
-    }
 
 
 async def test_follow_reads_positions_when_the_server_writes_them_in_the_newer_form(nats_binary: Path) -> None:

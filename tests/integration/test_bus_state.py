@@ -10,6 +10,7 @@ import pytest
 
 from integration.values import inventory
 from topobus.contracts.catalogue import INVENTORY, OBJECT
+from topobus.contracts.codec import encode
 from topobus.contracts.messages import ApiObject
 from topobus.contracts.stored import from_stored
 from topobus.domain.errors import ContractError, PeerUnavailable
@@ -94,6 +95,22 @@ async def test_list_gives_all_entries_sorted_when_some_were_deleted(bus: Bus) ->
     entries = await bus.list(OBJECT, kind="ResourceClaim")
     assert [entry.parts["name"] for entry in entries] == ["a.example.com", "b"]
     assert len(await bus.list(OBJECT)) == 3
+
+
+async def test_list_names_what_nobody_can_read_and_gives_the_rest(bus: Bus) -> None:
+    """Garbage of one node is said with its key and what is wrong with it, and hides nobody else's value; once it is gone, nothing is said."""
+    rejected: list[tuple[str, str]] = []
+    await bus.put(INVENTORY, inventory(1), **_KEY)
+    for key, data in (("n2.gpu", b'{"node": 7}'), ("n3.gpu", encode(inventory(1)))):
+        await bus._connection.publish(f"$KV.{INVENTORY.bucket}.{key}", data)
+    await bus._connection.barrier()
+
+    entries = await bus.list(INVENTORY, on_rejected=lambda key, why: rejected.append((key, why)))
+
+    assert [entry.parts["node"] for entry in entries] == ["n1"]
+    assert [key for key, _ in rejected] == ["n2.gpu", "n3.gpu"]
+    assert "node" in rejected[0][1]
+    assert "says node 'n1', its key says 'n3'" in rejected[1][1]
 
 
 async def test_list_is_complete_when_there_are_thousands_of_entries(bus: Bus) -> None:

@@ -12,27 +12,23 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
+from support.real_topology import real_topology
 from topobus.contracts import catalogue
 from topobus.contracts.messages import ApiObject
 from topobus.controller.config import ControllerSettings
 from topobus.controller.service import serve
 from topobus.domain.device import Inventory
 from topobus.domain.ledger import Ledger
-from topobus.gpu.plugins.nvidia import NvidiaDriver
+from topobus.domain.machine import Machine
 from topobus.kubernetes.api import admit, object_parts, parse_manifest
-from topobus.nic.plugins.pci_netdev import PciNetdevDriver
 from topobus.runtime.bus import Bus, Change
 from topobus.runtime.clock import SystemClock
 from topobus.runtime.config import NatsSettings
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.service import Runtime
-from topobus.simulation.machines import build
 from topobus.simulation.nats_server import NatsServer
-from topobus.sysfs.machine import read_machine
-from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.reading import Reader
-from topobus.topology.config import AlignmentSettings, TopologySettings
-from topobus.topology.service import serve as serve_topology
+from topobus.topology.config import AlignmentSettings
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 
@@ -68,7 +64,7 @@ class Node:
         api_object = await self._until(name, "Allocated", "")
         return [result["device"] for result in api_object.status["allocation"]["devices"]["results"]]
 
-    async def told(self, name: str, reason: str, part: str) -> str:
+    async def until_reason(self, name: str, reason: str, part: str) -> str:
         """Wait until the condition of a claim has this reason and says this; gives the message."""
         return str((await self._until(name, reason, part)).status["conditions"][0]["message"])
 
@@ -86,35 +82,25 @@ class Node:
 
 
 @asynccontextmanager
-async def node(bus: Bus, nats_server: NatsServer, root: Path, alignment: AlignmentSettings) -> AsyncIterator[Node]:
+async def node(
+    bus: Bus, nats_server: NatsServer, recorded: tuple[Machine, list[Inventory]], alignment: AlignmentSettings
+) -> AsyncIterator[Node]:
     """Serve the recorded machine with a controller and the topology service."""
-    build("dgx", root)
-    tree = Tree(HardwareSettings(root=str(root)))
-    machine = read_machine(tree, NODE)
-    found_devices = {"gpu": NvidiaDriver().discover(tree, machine), "nic": PciNetdevDriver().discover(tree, machine)}
-    inventories = [
-        Inventory(node=NODE, device_class=device_class, generation=1, devices=tuple(sorted(devices, key=lambda device: device.name)))
-        for device_class, devices in found_devices.items()
-    ]
-    await bus.put(catalogue.MACHINE, machine, node=NODE)
-    for inventory in inventories:
-        await bus.put(catalogue.INVENTORY, inventory, node=NODE, device_class=inventory.device_class)
-    settings = NatsSettings(url=nats_server.url)
+    machine, inventories = recorded
     async with (
-        Bus.session(settings, name="topology") as node_bus,
-        Bus.session(settings, name="controller") as central_bus,
+        real_topology(bus, machine, inventories, alignment=alignment),
+        Bus.session(NatsSettings(url=nats_server.url), name="controller") as central_bus,
         Reader(bus.watch(catalogue.OBJECT)) as objects,
         Reader(bus.watch(catalogue.LEDGER)) as ledgers,
     ):
-        topology = serve_topology(TopologySettings(node=NODE, alignment=alignment), runtime("topology", NODE, node_bus))
-        controller = serve(ControllerSettings(ask_timeout_s=30.0, retry_s=0.2), runtime("controller", "central", central_bus))
-        tasks = {asyncio.create_task(topology), asyncio.create_task(controller)}
+        controller = asyncio.create_task(
+            serve(ControllerSettings(ask_timeout_s=30.0, retry_s=0.2), runtime("controller", "central", central_bus))
+        )
         try:
             yield Node(bus, objects, ledgers, inventories)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+            controller.cancel()
+            await asyncio.wait({controller})
 
 
 def runtime(name: str, where: str, bus: Bus) -> Runtime:
@@ -122,22 +108,24 @@ def runtime(name: str, where: str, bus: Bus) -> Runtime:
     return Runtime(name=name, node=where, bus=bus, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry())
 
 
-async def test_claim_is_placed_under_one_switch_or_told_why_when_it_wishes_so(bus: Bus, nats_server: NatsServer, tmp_path: Path) -> None:
+async def test_claim_is_placed_under_one_switch_or_told_why_when_it_wishes_so(
+    bus: Bus, nats_server: NatsServer, recorded: tuple[Machine, list[Inventory]]
+) -> None:
     """The example gets a GPU and a NIC of one switch, held at the node; what cannot be kept is told with its places, what is malformed with its path."""
-    async with node(bus, nats_server, tmp_path / "machine", AlignmentSettings()) as there:
+    async with node(bus, nats_server, recorded, AlignmentSettings()) as there:
         await there.apply(example())
         devices = await there.devices("gpu-nic-near")
         await there.apply(example("malformed", locality="hard:swich"))
-        malformed = await there.told("malformed", "Malformed", "swich")
+        malformed = await there.until_reason("malformed", "Malformed", "swich")
         await there.apply(example("impossible", locality="hard:link"))
-        impossible = await there.told("impossible", "DoesNotFit", "hard:link")
+        impossible = await there.until_reason("impossible", "DoesNotFit", "hard:link")
         await there.apply(example("strict", policy="single-numa-node", scope="pod", locality="hard:numa, soft:switch"))
         strict = await there.devices("strict")
 
         held = [set(change.value.allocations) for change in there.ledgers.items if change.value is not None]
 
     for pair in (devices, strict):
-        assert len({there.switches[one] for one in pair}) == 1
+        assert len({there.switches[device] for device in pair}) == 1
         assert there.switches[pair[0]] is not None
     assert set(devices).isdisjoint(strict)
     assert "spec.devices.config[0].opaque: parameters.locality is 'hard:swich'" in malformed
@@ -145,11 +133,13 @@ async def test_claim_is_placed_under_one_switch_or_told_why_when_it_wishes_so(bu
     assert {"claim/default/gpu-nic-near/uid-gpu-nic-near", "claim/default/strict/uid-strict"} <= held[-1]
 
 
-async def test_claim_is_told_that_the_node_forbids_wishes_when_it_does(bus: Bus, nats_server: NatsServer, tmp_path: Path) -> None:
+async def test_claim_is_told_that_the_node_forbids_wishes_when_it_does(
+    bus: Bus, nats_server: NatsServer, recorded: tuple[Machine, list[Inventory]]
+) -> None:
     """A node that allows no policy but its own turns the wish away by name, and still serves a claim without one."""
-    async with node(bus, nats_server, tmp_path / "machine", AlignmentSettings(allow_request_policy=False)) as there:
+    async with node(bus, nats_server, recorded, AlignmentSettings(allow_request_policy=False)) as there:
         await there.apply(example())
-        message = await there.told("gpu-nic-near", "DoesNotFit", "this node allows no locality but its own")
+        message = await there.until_reason("gpu-nic-near", "DoesNotFit", "this node allows no locality but its own")
         await there.apply(example("plain", policy="none"))
         plain = await there.devices("plain")
 

@@ -42,13 +42,13 @@ def _claim(name: str, parameters: str = "") -> ApiObject:
     return _object("ResourceClaim", name, {"resourceClassName": "gpu", **reference})
 
 
-def _seen_bus(bus: Bus, world: StandaloneState) -> FatedBus:
+def _seen_bus(bus: Bus, state: StandaloneState) -> FatedBus:
     """Give a bus whose asks the world learns of at once, as a controller's watch does a moment later."""
 
     async def see(node: str) -> None:
         entry = await bus.get(catalogue.LEDGER, node=node)
         if entry is not None:
-            world.put_ledger(entry.value)
+            state.put_ledger(entry.value)
 
     return FatedBus(bus, Fates(lambda step: Interrupted(lambda: see(step.parts["node"])), counted=frozenset({"ask"})))
 
@@ -74,22 +74,22 @@ class TestOwnDriver(ClassicDriverContract):
     async def make(self, bus: Bus, nats_server: NatsServer, scene: ClassicScene) -> AsyncIterator[Callable[[], ClassicDriver]]:
         """Make drivers over one world."""
         async with classic_place(bus, nats_server.url):
-            world = StandaloneState()
+            state = StandaloneState()
             for machine in await bus.list(catalogue.MACHINE):
-                world.put_machine(machine.value)
+                state.put_machine(machine.value)
             for inventory in await bus.list(catalogue.INVENTORY):
-                world.put_inventory(inventory.value)
+                state.put_inventory(inventory.value)
             for ledger in await bus.list(catalogue.LEDGER):
-                world.put_ledger(ledger.value)
+                state.put_ledger(ledger.value)
             runtime = Runtime(
                 name="controller",
                 node="central",
-                bus=_seen_bus(bus, world),
+                bus=_seen_bus(bus, state),
                 clock=SystemClock(),
                 readiness=Readiness(),
                 registry=CollectorRegistry(),
             )
-            yield lambda: BuiltinDriver("gpu", SETTINGS, runtime, world, SceneContext(scene))
+            yield lambda: BuiltinDriver("gpu", SETTINGS, runtime, state, SceneContext(scene))
 
 
 MANIFEST = f"""

@@ -19,12 +19,12 @@ from typing import Any
 import pytest
 import yaml
 
+from support.claim_manifests import claim
+from topobus.cli.options import BusOptions
 from topobus.contracts.catalogue import ADOPT, LEDGER, RELEASE
 from topobus.contracts.messages import AdoptRequest, ReleaseRequest
 from topobus.domain.request import Owner, OwnerKind
 from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
-from topobus.testing.apiserver import ApiServerSimulator
 
 pytestmark = pytest.mark.integration
 
@@ -46,10 +46,10 @@ class System:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, "topobus up ended"
-        found: dict[str, Any] = json.loads(line)
-        if found.get("pid"):
-            self.pids[found["service"]] = found["pid"]
-        return found
+        event: dict[str, Any] = json.loads(line)
+        if event.get("pid"):
+            self.pids[event["service"]] = event["pid"]
+        return event
 
     def run(self, *arguments: object, code: int = 0, stdin: str = "") -> subprocess.CompletedProcess[str]:
         """Run one command against the system and check its exit code."""
@@ -69,15 +69,15 @@ class System:
     def until(self, is_enough: Callable[[Any], bool], *arguments: object) -> Any:
         """Ask again until the answer satisfies the test; the deadline is far beyond what it takes."""
         deadline = time.monotonic() + _LIMIT_S
-        while not is_enough(found := self.json(*arguments)):
-            assert time.monotonic() < deadline, found
-        return found
+        while not is_enough(answer := self.json(*arguments)):
+            assert time.monotonic() < deadline, answer
+        return answer
 
     def with_bus(self, work: Callable[[Bus], Any]) -> Any:
         """Do something on the bus as a node's gateway would."""
 
         async def session() -> Any:
-            async with Bus.session(NatsSettings(url=self.nats_url), name="topobus-cli") as bus:
+            async with Bus.session(BusOptions(nats=self.nats_url).settings().nats, name="topobus-cli") as bus:
                 return await work(bus)
 
         return asyncio.run(session())
@@ -86,7 +86,7 @@ class System:
 @pytest.fixture(scope="module")
 def system() -> Iterator[System]:
     """Run the system on the recorded dgx. Not below pytest's folders: unix socket paths are short."""
-    state = Path(tempfile.mkdtemp(prefix="tb-", dir="/tmp"))
+    state = Path(tempfile.mkdtemp(prefix="tb-"))
     process = subprocess.Popen([*_TOPOBUS, "up", "--dir", str(state), "--json"], stdout=subprocess.PIPE, text=True)
     running = System(process=process)
     try:
@@ -108,15 +108,7 @@ def clean(system: System) -> Iterator[System]:
         names = system.run("get", kind, "-o", "name").stdout.split()
         if names:
             system.run("delete", *names)
-        system.until(lambda found: not found["items"], "get", kind)
-
-
-def claim(name: str, count: int, device_class: str = "gpu.topobus.dev") -> str:
-    """Write a claim for some devices."""
-    return (
-        f"apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {{name: {name}}}\n"
-        f"spec: {{devices: {{requests: [{{name: r, exactly: {{deviceClassName: {device_class}, count: {count}}}}}]}}}}\n"
-    )
+        system.until(lambda listed: not listed["items"], "get", kind)
 
 
 POD = """
@@ -154,7 +146,7 @@ def test_pod_is_applied_shown_described_and_deleted(clean: System) -> None:
     assert "container main: cpu: 2, topobus.dev/gpu: 1" in clean.run("describe", "pod/trainer").stdout
 
     clean.run("delete", "-f", "-", stdin=POD)
-    clean.until(lambda found: not found["items"], "get", "claims,pods")
+    clean.until(lambda listed: not listed["items"], "get", "claims,pods")
     assert clean.with_bus(lambda bus: bus.get(LEDGER, node=_NODE)).value.allocations == {}
 
 
@@ -280,41 +272,6 @@ def test_dry_run_asks_the_running_system_and_writes_nothing(clean: System) -> No
     assert [item["metadata"]["name"] for item in clean.json("get", "claims")["items"]] == ["taker"]
 
 
-def test_dry_run_reads_slices_from_a_file_without_any_server(tmp_path: Path) -> None:
-    """With --slices neither NATS nor a controller is needed; a Node gives its labels to node selectors."""
-    slices = """
-apiVersion: v1
-kind: List
-items:
-- apiVersion: v1
-  kind: Node
-  metadata: {name: n1, labels: {zone: a}}
-- apiVersion: resource.k8s.io/v1
-  kind: DeviceClass
-  metadata: {name: gpu}
-  spec: {selectors: [{cel: {expression: 'device.driver == "gpu.example.com" && device.attributes["gpu.example.com"].model == "big"'}}]}
-- apiVersion: resource.k8s.io/v1
-  kind: ResourceSlice
-  metadata: {name: net}
-  spec:
-    driver: gpu.example.com
-    pool: {name: net, generation: 1, resourceSliceCount: 1}
-    nodeSelector: {nodeSelectorTerms: [{matchExpressions: [{key: zone, operator: In, values: [a]}]}]}
-    devices: [{name: d0, attributes: {model: {string: big}}}, {name: d1, attributes: {model: {string: small}}}]
-"""
-    (tmp_path / "slices.yaml").write_text(slices)
-    (tmp_path / "claim.yaml").write_text(claim("one", 1, "gpu") + "---\n" + claim("two", 1, "gpu"))
-    command = [*_TOPOBUS, "allocate", "--dry-run", "-f", tmp_path / "claim.yaml", "--slices", tmp_path / "slices.yaml", "-o", "json"]
-    environment = {**os.environ, "TOPOBUS_ALL__NATS__URL": "nats://127.0.0.1:1"}
-
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False, env=environment)
-
-    first, second = json.loads(done.stdout)["answers"]
-    assert done.returncode == 1
-    assert first["allocations"]["default/one"]["devices"]["results"][0]["device"] == "d0"
-    assert [reason["code"] for reason in second["reasons"]][:2] == ["too-few-devices", "nearest-miss"]
-
-
 def _tells_of_a_silent_node(answer: dict[str, Any]) -> bool:
     """Say whether a decision tells that devices are in quarantine because their node does not answer."""
     reasons = [decision["outcome"]["reasons"] for decision in answer["decisions"] if decision["verb"] == "quarantine"]
@@ -328,8 +285,8 @@ def test_forced_deletion_keeps_devices_in_quarantine_while_the_node_is_silent(cl
     try:
         clean.run("delete", "claim", "lost", "--force")
         clean.run("apply", "-f", "-", "--no-wait", stdin=claim("next", 1))
-        told = clean.until(_is_quarantined, "describe", "claim", "next")
-        assert "quarantined: claim default/lost was deleted by force, and node demo-node has not let go of it" in json.dumps(told)
+        described = clean.until(_is_quarantined, "describe", "claim", "next")
+        assert "quarantined: claim default/lost was deleted by force, and node demo-node has not let go of it" in json.dumps(described)
 
         os.kill(clean.pids["controller"], signal.SIGKILL)
         clean.run("apply", "-f", "-", "--no-wait", stdin=claim("later", 1))
@@ -340,7 +297,7 @@ def test_forced_deletion_keeps_devices_in_quarantine_while_the_node_is_silent(cl
         os.kill(clean.pids["topology"], signal.SIGCONT)
 
     for name in ("next", "later"):
-        clean.until(lambda found: bool(found.get("status", {}).get("allocation")), "get", "claim", name)
+        clean.until(lambda shown: bool(shown.get("status", {}).get("allocation")), "get", "claim", name)
 
 
 def test_forced_deletion_keeps_devices_in_quarantine_while_they_are_prepared(clean: System) -> None:
@@ -360,108 +317,8 @@ def test_forced_deletion_keeps_devices_in_quarantine_while_they_are_prepared(cle
 
     clean.with_bus(lambda bus: bus.ask(RELEASE, ReleaseRequest(op_id="undo-used", owner=owner, is_undone=True), node=_NODE))
 
-    clean.until(lambda found: bool(found.get("status", {}).get("allocation")), "get", "claim", "next")
+    clean.until(lambda shown: bool(shown.get("status", {}).get("allocation")), "get", "claim", "next")
 
 
 def _is_quarantined(described: Any) -> bool:
     return "quarantined" in json.dumps(described["reasons"])
-
-
-async def test_dry_run_reads_a_cluster_by_kubeconfig(tmp_path: Path) -> None:
-    """Slices, classes, allocated claims and nodes come from an API server; nothing is written there."""
-    taken = {"request": "r", "driver": "gpu.example.com", "pool": "n1", "device": "d0"}
-    pool = {"name": "n1", "generation": 1, "resourceSliceCount": 1}
-    objects: list[dict[str, Any]] = [
-        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}},
-        {
-            "apiVersion": "resource.k8s.io/v1",
-            "kind": "DeviceClass",
-            "metadata": {"name": "gpu"},
-            "spec": {"selectors": [{"cel": {"expression": 'device.driver == "gpu.example.com"'}}]},
-        },
-        {
-            "apiVersion": "resource.k8s.io/v1",
-            "kind": "ResourceSlice",
-            "metadata": {"name": "n1-gpu"},
-            "spec": {"driver": "gpu.example.com", "pool": pool, "nodeName": "n1", "devices": [{"name": "d0"}, {"name": "d1"}]},
-        },
-        {**yaml.safe_load(claim("taker", 1, "gpu")), "status": {"allocation": {"devices": {"results": [taken]}}}},
-    ]
-    (tmp_path / "claims.yaml").write_text(claim("one", 1, "gpu") + "---\n" + claim("two", 2, "gpu"))
-    environment = {key: value for key, value in os.environ.items() if key != "KUBECONFIG"}
-
-    async with ApiServerSimulator() as server:
-        for one in objects:
-            server.put(one)
-        kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
-        arguments = ["allocate", "--dry-run", "-f", str(tmp_path / "claims.yaml"), "--cluster", "-o", "json"]
-        process = await asyncio.create_subprocess_exec(
-            *_TOPOBUS,
-            *arguments,
-            env=environment | {"KUBECONFIG": str(kubeconfig)},
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        told, complaint = await asyncio.wait_for(process.communicate(), _LIMIT_S)
-        asked = {request.method for request in server.requests}
-
-    assert process.returncode == 1, complaint
-    one, two = json.loads(told)["answers"]
-    assert [result["device"] for result in one["allocations"]["default/one"]["devices"]["results"]] == ["d1"]
-    assert "claim default/taker" in json.dumps(two["reasons"])
-    assert asked == {"GET"}
-
-
-async def test_dry_run_counts_rules_and_namespaces_of_a_cluster(tmp_path: Path) -> None:
-    """DeviceTaintRules are listed and count; for a claim with admin access so are namespaces, and only with the label it is allocated."""
-    pool = {"name": "n1", "generation": 1, "resourceSliceCount": 1}
-    rule = {"deviceSelector": {"driver": "gpu.example.com", "device": "d0"}, "taint": {"key": "k", "effect": "NoSchedule"}}
-    objects: list[dict[str, Any]] = [
-        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}},
-        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default"}},
-        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "ops", "labels": {"resource.kubernetes.io/admin-access": "true"}}},
-        {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "gpu"}, "spec": {}},
-        {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceTaintRule", "metadata": {"name": "broken"}, "spec": rule},
-        {
-            "apiVersion": "resource.k8s.io/v1",
-            "kind": "ResourceSlice",
-            "metadata": {"name": "n1-gpu"},
-            "spec": {"driver": "gpu.example.com", "pool": pool, "nodeName": "n1", "devices": [{"name": "d0"}, {"name": "d1"}]},
-        },
-    ]
-    admin = claim("admin", 1, "gpu").replace("count: 1", "count: 1, adminAccess: true")
-    (tmp_path / "claims.yaml").write_text(
-        "---\n".join((claim("both", 2, "gpu"), admin, admin.replace("name: admin", "name: admin, namespace: ops"), claim("one", 1, "gpu")))
-    )
-
-    async with ApiServerSimulator() as server:
-        for one in objects:
-            server.put(one)
-        kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
-        process = await asyncio.create_subprocess_exec(
-            *_TOPOBUS,
-            *("allocate", "--dry-run", "-f", str(tmp_path / "claims.yaml"), "--cluster", "-o", "json"),
-            env={**os.environ, "KUBECONFIG": str(kubeconfig)},
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        told, complaint = await asyncio.wait_for(process.communicate(), _LIMIT_S)
-
-    assert process.returncode == 1, complaint
-    both, refused, allowed, single = json.loads(told)["answers"]
-    assert "tainted k=:NoSchedule" in json.dumps(both["reasons"])
-    assert [reason["code"] for reason in refused["reasons"]] == ["admin-access-forbidden"]
-    assert allowed["condition"] == "Allocated"
-    assert [result["device"] for result in single["allocations"]["default/one"]["devices"]["results"]] == ["d1"]
-
-
-def test_dry_run_says_what_is_missing_when_there_is_no_kubeconfig(tmp_path: Path) -> None:
-    """A kubeconfig that is not there is named, with how to name another."""
-    (tmp_path / "claim.yaml").write_text(claim("one", 1, "gpu"))
-    environment = {**os.environ, "KUBECONFIG": str(tmp_path / "absent")}
-    command = [*_TOPOBUS, "allocate", "--dry-run", "-f", str(tmp_path / "claim.yaml"), "--cluster"]
-
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
-
-    assert done.returncode == 66
-    assert "there is no kubeconfig" in done.stderr

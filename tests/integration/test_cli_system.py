@@ -16,6 +16,9 @@ from typing import Any
 
 import pytest
 
+from topobus.nic.config import NicSettings
+from topobus.runtime.config import load_settings
+
 pytestmark = pytest.mark.integration
 
 _EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -37,11 +40,11 @@ class Running:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, "topobus up ended"
-        found = json.loads(line)
-        assert isinstance(found, dict)
-        if "pid" in found:
-            self.pids[found["service"]] = found["pid"]
-        return found
+        event = json.loads(line)
+        assert isinstance(event, dict)
+        if "pid" in event:
+            self.pids[event["service"]] = event["pid"]
+        return event
 
     def topobus(self, *arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
         """Run one command against the system and check its exit code."""
@@ -65,7 +68,7 @@ class Running:
 @pytest.fixture(scope="module")
 def system() -> Iterator[Running]:
     """Run the system on the recorded dgx. Not below pytest's folders: unix socket paths are short."""
-    state = Path(tempfile.mkdtemp(prefix="tb-", dir="/tmp"))
+    state = Path(tempfile.mkdtemp(prefix="tb-"))
     process = subprocess.Popen([*_TOPOBUS, "up", "--dir", str(state), "--json"], stdout=subprocess.PIPE, text=True)
     running = Running(process=process, state=state, nats_url="")
     try:
@@ -90,7 +93,7 @@ def test_machine_prints_the_report_and_the_drawing_when_the_system_runs(system: 
     report = system.json("machine")
     drawing = system.topobus("machine").stdout
 
-    assert [one["id"] for one in report["numa"]] == [0, 1]
+    assert [node["id"] for node in report["numa"]] == [0, 1]
     assert "socket 1 · NUMA node 1" in drawing
     assert "gpu-0000-18-00-0" in drawing
     assert max(map(len, drawing.splitlines())) <= 100
@@ -118,7 +121,7 @@ def test_inventory_lists_every_class_when_asked_for_none(system: Running) -> Non
         (["claim", "delete", "nothing"], 1, "default/nothing"),
         (["health", "--class", "gpus"], 2, "gpu"),
     ],
-    ids=lambda one: " ".join(map(str, one[:2])) if isinstance(one, list) else "",
+    ids=lambda value: " ".join(map(str, value[:2])) if isinstance(value, list) else "",
 )
 def test_command_names_what_exists_when_it_is_asked_for_what_does_not(
     system: Running, arguments: list[object], code: int, said: str
@@ -201,13 +204,13 @@ def test_claim_is_allocated_and_goes_when_applied_and_deleted(system: Running) -
     system.topobus("claim", "apply", "-f", _EXAMPLES / "claims/classes.yaml")
     system.topobus("claim", "apply", "-f", _EXAMPLES / "claims/gpu-nic-pair.yaml")
 
-    claim = wait_until(lambda: system.json("claim", "get", "gpu-nic-pair"), lambda one: bool(one["status"].get("allocation")))
+    claim = wait_until(lambda: system.json("claim", "get", "gpu-nic-pair"), lambda shown: bool(shown["status"].get("allocation")))
     assert [result["request"] for result in claim["status"]["allocation"]["devices"]["results"]] == ["gpu", "nic"]
     assert "allocated" in system.topobus("claim", "get").stdout
     assert "unchanged" in system.topobus("claim", "apply", "-f", _EXAMPLES / "claims/classes.yaml").stdout
 
     system.topobus("claim", "delete", "gpu-nic-pair")
-    left = wait_until(lambda: system.json("claim", "get"), lambda one: all(item["kind"] != "ResourceClaim" for item in one["items"]))
+    left = wait_until(lambda: system.json("claim", "get"), lambda listed: all(item["kind"] != "ResourceClaim" for item in listed["items"]))
     assert left["items"]
 
 
@@ -276,13 +279,13 @@ def test_oci_merges_devices_into_the_spec_when_a_pod_is_placed(system: Running, 
     finally:
         system.topobus("release", "pod", "default/spec")
 
-    found = json.loads(answer.stdout)
-    variables = dict(variable.split("=", 1) for variable in found["spec"]["process"]["env"])
+    merged = json.loads(answer.stdout)
+    variables = dict(variable.split("=", 1) for variable in merged["spec"]["process"]["env"])
     assert variables["TOPOBUS_GPU_DEVICES"].startswith("gpu-0000-")
     assert variables["NVIDIA_VISIBLE_DEVICES"] == "none"
-    assert [conflict["what"] for conflict in found["conflicts"]] == ["variable NVIDIA_VISIBLE_DEVICES"]
-    assert found["spec"]["linux"]["resources"]["cpu"]["cpus"]
-    assert "/dev/nvidiactl" in found["missing"]
+    assert [conflict["what"] for conflict in merged["conflicts"]] == ["variable NVIDIA_VISIBLE_DEVICES"]
+    assert merged["spec"]["linux"]["resources"]["cpu"]["cpus"]
+    assert "/dev/nvidiactl" in merged["missing"]
     assert "conflict: variable NVIDIA_VISIBLE_DEVICES: the pod wins over topobus.dev/gpu" in " ".join(answer.stderr.split())
 
 
@@ -311,6 +314,16 @@ def test_health_watch_tells_the_present_state_when_it_begins(system: Running) ->
     assert "8 devices are well" in system.topobus("health", "--class", "gpu").stdout
 
 
+def test_nic_service_keeps_everything_in_the_system_s_own_folder(system: Running) -> None:
+    """Beside a service that this machine really runs, or after another `up`: records of one must never be undone by the other."""
+    lines = Path(f"/proc/{system.pids['nic']}/environ").read_text(encoding="utf-8").split("\0")
+    environment = dict(line.partition("=")[::2] for line in lines if line.startswith("TOPOBUS_"))
+    settings = load_settings(NicSettings, "nic", file=None, environ=environment)
+
+    folders = (settings.journal.dir, settings.interfaces.kept_namespaces_dir, settings.cni.state_dir)
+    assert [folder for folder in folders if not Path(folder).is_relative_to(system.state)] == []
+
+
 def test_doctor_asks_the_gateway_which_folders_are_its_own(system: Running) -> None:
     """Whatever kubelet lives on this machine, without --dir the sockets of this system are looked at, and no failure is somebody else's."""
     findings = system.json("doctor")["findings"]
@@ -329,6 +342,27 @@ def test_doctor_finds_nothing_to_mend_when_the_system_is_well(system: Running) -
     assert {"nats", "streams", "controller", "demo-node: ledger"} <= {finding["what"] for finding in findings}
 
 
+def test_each_process_is_its_own_user_when_up_runs(system: Running, tmp_path: Path) -> None:
+    """Services have passwords of their own, commands find theirs without flags, and a wrong login is told with a next step."""
+    (tmp_path / "password").write_text("p0123456789abcdef")
+    logins = {}
+    for service in ("nic", "gateway"):
+        lines = Path(f"/proc/{system.pids[service]}/environ").read_text(encoding="utf-8").split("\0")
+        environment = dict(line.partition("=")[::2] for line in lines if line.startswith(f"TOPOBUS_{service.upper()}__NATS__"))
+        logins[environment[f"TOPOBUS_{service.upper()}__NATS__USER"]] = environment[f"TOPOBUS_{service.upper()}__NATS__PASSWORD_FILE"]
+    wrong = {"TOPOBUS_CLI__NATS__USER": "cli", "TOPOBUS_CLI__NATS__PASSWORD_FILE": str(tmp_path / "password")}
+    refused = subprocess.run(
+        [*_TOPOBUS, "inventory"], env={**system.environment, **wrong}, capture_output=True, text=True, timeout=_LIMIT_S, check=False
+    )
+    (users,) = (finding for finding in system.json("doctor")["findings"] if finding["what"] == "nats users")
+
+    assert logins == {service: str(system.state / "nats-users" / service / "password") for service in ("nic", "gateway")}
+    assert users["found"] == "the server has users; this is user cli"
+    assert refused.returncode == 69
+    assert "does not let us in as user 'cli'" in " ".join(refused.stderr.split())
+    assert "TOPOBUS_CLI__NATS__PASSWORD_FILE" in refused.stderr
+
+
 def test_up_restarts_a_service_when_it_is_killed(system: Running) -> None:
     """A service that dies comes back under another pid, and the status says so."""
     pid = system.pids["nic"]
@@ -344,7 +378,7 @@ def test_up_restarts_a_service_when_it_is_killed(system: Running) -> None:
 def wait_until(ask: Any, holds: Any) -> Any:
     """Ask again until the answer holds; each ask is a process of its own and takes its time, so no pause is needed."""
     for _ in range(60):
-        found = ask()
-        if holds(found):
-            return found
-    raise AssertionError(f"never came true; the last answer was {found}")
+        answer = ask()
+        if holds(answer):
+            return answer
+    raise AssertionError(f"never came true; the last answer was {answer}")

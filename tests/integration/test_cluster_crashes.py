@@ -50,9 +50,9 @@ class MortalApi:
         """As the real one."""
         return await self._api.version_of(kind)
 
-    def forget_versions(self) -> None:
+    def drop_versions(self) -> None:
         """As the real one."""
-        self._api.forget_versions()
+        self._api.drop_versions()
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Plain | None:
         """As the real one."""
@@ -66,10 +66,10 @@ class MortalApi:
         """As the real one."""
         return self._api.watch(kind, version)
 
-    async def create(self, kind: Kind, one: Mapping[str, Any]) -> Plain | Rejected:
+    async def create(self, kind: Kind, plain: Mapping[str, Any]) -> Plain | Rejected:
         """Die at it when it is its turn."""
         self._before()
-        written = await self._api.create(kind, one)
+        written = await self._api.create(kind, plain)
         self._after()
         return written
 
@@ -123,6 +123,9 @@ async def _die_at(home: ClusterHome, write: int, *, is_after: bool, done_when: C
             died = asyncio.create_task(made[0].died.wait())
             done = asyncio.create_task(home.until(done_when or (lambda: not home.gates("p")), "the work done"))
             await asyncio.wait({died, done}, return_when=asyncio.FIRST_COMPLETED)
+            if made[0].writes >= write:
+                # The server shows a write before its writer has the answer, at which it dies.
+                await made[0].died.wait()
             for task in (died, done):
                 task.cancel()
     except* Crash:

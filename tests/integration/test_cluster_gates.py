@@ -263,7 +263,7 @@ async def test_gated_pods_are_served_when_the_server_has_a_beta_version_only(hom
         cluster = msgspec.structs.replace(home.settings.cluster, housekeeping="own")
         async with home.controller(settings=msgspec.structs.replace(home.settings, cluster=cluster)):
             await home.until(lambda: not home.gates("p"), "an open gate")
-        served = {one.split("/")[3].partition("?")[0] for one in older.asked if "resourceclaims" in one}
+        served = {path.split("/")[3].partition("?")[0] for path in older.asked if "resourceclaims" in path}
 
     assert served == {version}
     assert sorted(home.holders()) == ["n1-gpu-0", "n1-gpu-1"]
@@ -279,7 +279,7 @@ async def test_claim_with_very_long_configuration_is_allocated_with_all_of_it(ho
         await home.until(lambda: not home.gates("p"), "an open gate")
 
     stored = home.get("ResourceClaim", "c")
-    assert [one["opaque"] for one in stored["status"]["allocation"]["devices"]["config"]] == [one["opaque"] for one in entries]
+    assert [entry["opaque"] for entry in stored["status"]["allocation"]["devices"]["config"]] == [entry["opaque"] for entry in entries]
     assert len(stored["metadata"]["annotations"]["topobus.dev/attempt"]) < 4096
 
 

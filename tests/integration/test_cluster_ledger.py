@@ -12,12 +12,14 @@ import pytest
 import pytest_asyncio
 import yaml
 
-from support.cluster_home import ClusterHome, claim, device_class, node, pod
-from support.small_topology import SmallTopology
+from support.cluster_home import ClusterHome, claim, device_class, node, pod, slice_of
+from support.real_topology import WatchedTopology, real_topology
 from topobus.contracts import catalogue
 from topobus.contracts.codec import encode
-from topobus.contracts.messages import ApiObject, PlanRequest
-from topobus.controller.claims.gated_claims import GateAttempt
+from topobus.contracts.nouns import CLUSTER
+from topobus.contracts.plan_messages import PlanRequest
+from topobus.controller.claims.attempts import Attempt
+from topobus.controller.claims.objects import Claim
 from topobus.controller.reconcilers.node_ledgers import Held, NodeLedgers, Overtaken
 from topobus.controller.state.api_server_state import ApiServerState
 from topobus.controller.state.cluster_objects import read_object
@@ -26,15 +28,10 @@ from topobus.domain.errors import PeerUnavailable
 from topobus.domain.machine import Machine
 from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
-from topobus.gpu.plugins.nvidia import NvidiaDriver
 from topobus.kubernetes.api.resource import AllocationResult, DevicesAllocated, GrantedDevice
 from topobus.kubernetes.api.slices import slice_device
-from topobus.nic.plugins.pci_netdev import PciNetdevDriver
 from topobus.runtime.bus import Bus, Start
-from topobus.simulation.machines import build
 from topobus.simulation.nats_server import NatsServer
-from topobus.sysfs.machine import read_machine
-from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.apiserver import ApiServerSimulator
 from topobus.testing.reading import Reader
 
@@ -43,21 +40,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 NODE = "demo-node"
 DRIVER = "gpu.topobus.dev"
 NEAR = Path(__file__).parents[2] / "examples" / "claims" / "gpu-nic-near.yaml"
-
-
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Machine, list[Inventory]]:
-    """The demo machine with its eight GPUs and its NICs."""
-    root = tmp_path_factory.mktemp("dgx")
-    build("dgx", root)
-    tree = Tree(HardwareSettings(root=str(root)))
-    machine = read_machine(tree, NODE)
-    gpus = sorted(NvidiaDriver().discover(tree, machine), key=lambda device: device.name)
-    nics = sorted(PciNetdevDriver().discover(tree, machine), key=lambda device: device.name)
-    return machine, [
-        Inventory(node=NODE, device_class="gpu", generation=1, devices=tuple(gpus)),
-        Inventory(node=NODE, device_class="nic", generation=1, devices=tuple(nics)),
-    ]
 
 
 def published(inventory: Inventory, node_uid: str) -> dict[str, Any]:
@@ -72,14 +54,14 @@ def published(inventory: Inventory, node_uid: str) -> dict[str, Any]:
 class Rig:
     """A cluster with one node that runs Topobus."""
 
-    def __init__(self, home: ClusterHome, bus: Bus, topology: SmallTopology) -> None:
+    def __init__(self, home: ClusterHome, bus: Bus, topology: WatchedTopology) -> None:
         self.home = home
         self.bus = bus
         self.topology = topology
 
     async def ledger_holds(self, *owners: str) -> None:
         """Wait until the node's ledger holds exactly these claims' devices."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while sorted(allocation.owner.name for allocation in self.topology.ledger.allocations.values()) != sorted(owners):
                 await self.bus.get(catalogue.LEDGER, node=NODE)
 
@@ -88,12 +70,7 @@ class Rig:
 async def rig(nats_server: NatsServer, bus: Bus, recorded: tuple[Machine, list[Inventory]], tmp_path: Path) -> AsyncIterator[Rig]:
     """The demo node at the API server and on the bus."""
     machine, inventories = recorded
-    await bus.put(catalogue.MACHINE, machine, node=NODE)
-    for inventory in inventories:
-        await bus.put(catalogue.INVENTORY, inventory, node=NODE, device_class=inventory.device_class)
-    topology = SmallTopology(bus, machine, inventories)
-    await topology.start()
-    async with ApiServerSimulator(token="secret", bookmark_s=0.5) as server:
+    async with real_topology(bus, machine, inventories) as topology, ApiServerSimulator(token="secret", bookmark_s=0.5) as server:
         home = ClusterHome(server, nats_server.url, tmp_path)
         uid = server.put(node(NODE))["metadata"]["uid"]
         home.put(*(published(inventory, uid) for inventory in inventories))
@@ -102,11 +79,11 @@ async def rig(nats_server: NatsServer, bus: Bus, recorded: tuple[Machine, list[I
 
 
 async def test_ledger_holds_the_devices_before_the_claim_says_so(rig: Rig) -> None:
-    """The node is asked to hold exactly what the claim gets, under the claim's own name and one operation an attempt."""
+    """The node is asked to hold exactly what the claim gets, under the claim's own name and one operation an attempt; node and controller each announce it once."""
     rig.home.put(claim("c", count=2, device_class_name=DRIVER), pod("p", "c"))
     async with Reader(rig.bus.follow(catalogue.DECISION, start=Start.ALL)) as decisions, rig.home.controller():
         await rig.home.until(lambda: not rig.home.gates("p"), "an open gate")
-        await decisions.until(lambda items: [received_event.value.verb for received_event in items] == ["allocate"])
+        await decisions.until(lambda items: sorted(received_event.value.verb for received_event in items) == ["allocate", "place"])
 
     uid = rig.home.get("ResourceClaim", "c")["metadata"]["uid"]
     (held,) = rig.topology.ledger.allocations.values()
@@ -197,10 +174,10 @@ async def test_what_a_device_plugins_pod_holds_is_not_given(rig: Rig) -> None:
 
 async def _placed(rig: Rig, request: PodRequest) -> Placement:
     """Place a pod by a plan, which this home answers, too."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             try:
-                reply = await rig.bus.ask(catalogue.PLAN, PlanRequest(op_id="plan-1", pod=request), timeout_s=10, node=catalogue.CLUSTER)
+                reply = await rig.bus.ask(catalogue.PLAN, PlanRequest(op_id="plan-1", pod=request), timeout_s=60, node=CLUSTER)
             except PeerUnavailable:
                 continue  # not ready to plan yet
             if reply.chosen is not None and isinstance(reply.chosen.result, Placement):
@@ -222,6 +199,23 @@ async def test_ledger_lets_go_when_the_claim_is_deallocated(rig: Rig) -> None:
 
     assert rig.home.devices("c") == []
     assert rig.home.get("ResourceClaim", "c")["metadata"].get("finalizers", []) == []
+
+
+async def test_pods_are_served_when_a_node_with_something_to_let_go_is_frozen(rig: Rig) -> None:
+    """A node that does not answer keeps nobody waiting: while it is asked to let go, rounds go on and a pod gets devices of another node."""
+    thaw = rig.topology.asks.hold("release")
+    rig.home.put(claim("c", device_class_name=DRIVER), pod("p", "c"), claim("d", device_class_name=DRIVER), pod("q", "d"))
+    async with rig.home.controller():
+        await rig.home.until(lambda: not rig.home.gates("p") and not rig.home.gates("q"), "open gates")
+        for name in ("p", "q"):
+            rig.home.server.remove("Pod", name)
+        rig.home.server.release_claims()
+        await rig.topology.asks.wait_for("release", 2)
+        rig.home.put(device_class(), node("n2"), slice_of("n2", 1), claim("late"), pod("r", "late"))
+        await rig.home.until(lambda: not rig.home.gates("r"), "an open gate")
+        assert rig.topology.asks.requests("released") == []
+        thaw.set()
+        await rig.ledger_holds()
 
 
 async def test_attempt_is_completed_when_a_replica_died_after_the_ledger(rig: Rig) -> None:
@@ -249,17 +243,17 @@ async def test_attempt_is_completed_when_a_replica_died_after_the_ledger(rig: Ri
     assert len(rig.topology.ledger.allocations) == 1
 
 
-def _attempt(number: int, *devices: str) -> GateAttempt:
+def _attempt(number: int, *devices: str) -> Attempt:
     """What a claim is about to get on the node."""
     results = tuple(GrantedDevice(request="r", driver=DRIVER, pool=NODE, device=device) for device in devices)
-    return GateAttempt(number=number, node=NODE, allocation=AllocationResult(devices=DevicesAllocated(results=results)), pod="uid-p")
+    return Attempt(number=number, node=NODE, allocation=AllocationResult(devices=DevicesAllocated(results=results)), pod="uid-p")
 
 
-def _stored_claim() -> ApiObject:
+def _stored_claim() -> Claim:
     """The claim whose attempts these are."""
     stored = read_object("ResourceClaim", "v1", {**claim("c", device_class_name=DRIVER, uid="uid-c", resourceVersion="5"), "status": {}})
     assert stored is not None
-    return stored
+    return Claim(stored)
 
 
 async def _place(ledgers: NodeLedgers, rig: Rig, number: int, *devices: str) -> None:
@@ -287,15 +281,15 @@ async def test_stale_holding_is_let_go_only_while_the_attempt_is_the_newest(
 ) -> None:
     """What an older attempt left at the node goes; what another replica got there by a newer one stays, also when it comes after the second look."""
     first, second, third = [device.name for device in recorded[1][0].devices[:3]]
-    world = ApiServerState()
-    ledgers = NodeLedgers(rig.bus, world, rig.home.settings.ask_timeout_s)
+    state = ApiServerState()
+    ledgers = NodeLedgers(rig.bus, state, rig.home.settings.ask_timeout_s)
     await _place(ledgers, rig, 1, first)
     rig.topology.refuse_next = 1
 
     async def is_newest() -> bool:
         if who == "overtaken-late":
             # Between our second look and our release: another replica lets go of the old one and places the next.
-            world.put_ledger(rig.topology.ledger)
+            state.put_ledger(rig.topology.ledger)
             await ledgers.release(_stored_claim(), "before-3")
             await _place(ledgers, rig, 3, third)
         return who != "overtaken"

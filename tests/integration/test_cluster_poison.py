@@ -111,7 +111,7 @@ async def test_bad_node_keeps_no_other_node_from_letting_go(home: ClusterHome, b
         await bus.put(catalogue.LEDGER, _ledger_of(ledger.node, held), node=ledger.node)
 
     async with home.controller():
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not asked:
                 await bus.get(catalogue.LEDGER, node="n2")
 
@@ -136,9 +136,9 @@ class PoisonedApi:
         """As the real one."""
         return await self._api.version_of(kind)
 
-    def forget_versions(self) -> None:
+    def drop_versions(self) -> None:
         """As the real one."""
-        self._api.forget_versions()
+        self._api.drop_versions()
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Plain | None:
         """Show what the list showed."""
@@ -163,9 +163,9 @@ class PoisonedApi:
         """As the real one."""
         return self._api.watch(kind, version)
 
-    async def create(self, kind: Kind, one: Mapping[str, Any]) -> Plain | Rejected:
+    async def create(self, kind: Kind, plain: Mapping[str, Any]) -> Plain | Rejected:
         """As the real one."""
-        return await self._api.create(kind, one)
+        return await self._api.create(kind, plain)
 
     async def patch(self, kind: Kind, namespace: str, name: str, patch: Mapping[str, Any], *, part: str = "") -> Plain | Rejected:
         """Refuse to change the poison, as a server does that validates the whole object at each change; otherwise as the real one."""
@@ -190,7 +190,7 @@ async def test_malformed_objects_keep_nobody_else_from_devices(home: ClusterHome
     """With every object of a kind that is spoilt at one place beside them, good pods get their devices, and the replica goes on."""
     kind, whole = WHOLE[what]
     spoilt_objects = poison(whole)
-    # All of them are put into a copy in tests/unit/controller/test_cluster_world_garbage.py; here every n-th, each of which costs requests.
+    # All of them are put into a copy in tests/unit/controller/test_cluster_state_garbage.py; here every n-th, each of which costs requests.
     spoilt_objects = spoilt_objects[:: 1 + len(spoilt_objects) // 120]
     assert len(spoilt_objects) > 30
     api: list[PoisonedApi] = []

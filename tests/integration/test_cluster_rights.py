@@ -26,8 +26,8 @@ RULE = {
 async def test_controller_needs_each_right_that_its_manifest_grants_and_no_other(nats_server: NatsServer, tmp_path: Path) -> None:
     """A pod served, one told why not, one taken back, a write that lost: all with the manifest's rights, and all of these are used."""
     async with ApiServerSimulator(token="secret", bookmark_s=0.5) as server:
-        for one in yaml.safe_load_all(MANIFEST.read_text(encoding="utf-8")):
-            server.put(one, namespace="topobus")
+        for api_object in yaml.safe_load_all(MANIFEST.read_text(encoding="utf-8")):
+            server.put(api_object, namespace="topobus")
         home = ClusterHome(server, nats_server.url, tmp_path)
         server.write_kubeconfig(home.kubeconfig, user=USER)
         home.machine_room()
@@ -54,8 +54,8 @@ async def test_controller_says_which_right_is_missing(nats_server: NatsServer, t
     """Without the right to write a claim's status the pod is told so by an event, and the controller lives."""
     manifest = MANIFEST.read_text(encoding="utf-8").replace("resourceclaims/status", "resourceclaims/other")
     async with ApiServerSimulator(token="secret", bookmark_s=0.5) as server:
-        for one in yaml.safe_load_all(manifest):
-            server.put(one, namespace="topobus")
+        for api_object in yaml.safe_load_all(manifest):
+            server.put(api_object, namespace="topobus")
         home = ClusterHome(server, nats_server.url, tmp_path)
         server.write_kubeconfig(home.kubeconfig, user=USER)
         home.put(node("n1"), slice_of("n1", 1), claim("c"), pod("p", "c"))
@@ -74,8 +74,8 @@ async def test_own_housekeeping_needs_two_rights_more(nats_server: NatsServer, t
     """With `housekeeping: own` the controller creates and deletes claims besides, as the manifest's comment says."""
     manifest = MANIFEST.read_text(encoding="utf-8").replace("[get, list, patch, watch]", "[create, delete, get, list, patch, watch]", 1)
     async with ApiServerSimulator(token="secret", bookmark_s=0.5) as server:
-        for one in yaml.safe_load_all(manifest):
-            server.put(one, namespace="topobus")
+        for api_object in yaml.safe_load_all(manifest):
+            server.put(api_object, namespace="topobus")
         home = ClusterHome(server, nats_server.url, tmp_path)
         server.write_kubeconfig(home.kubeconfig, user=USER)
         home.machine_room()

@@ -61,7 +61,7 @@ def cluster_for_errors() -> Iterator[Path]:
 
 def suite(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the suite as its user does."""
-    command = [sys.executable, "-m", "pytest", "tests/e2e/cluster", "-q", "-p", "no:cacheprovider", "-rs", *arguments]
+    command = [sys.executable, "-m", "pytest", "tests/e2e/cluster/test_on_a_cluster.py", "-q", "-p", "no:cacheprovider", "-rs", *arguments]
     kept = {key: value for key, value in os.environ.items() if not key.startswith("TOPOBUS_") and key != "KUBECONFIG"}
     return subprocess.run(command, cwd=ROOT, env={**kept, **environment}, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
 
@@ -77,6 +77,10 @@ def test_suite_passes_when_it_runs_topobus_on_simulators(folder: Path) -> None:
                 "TOPOBUS_CLUSTER_INSTALLATION": "processes",
                 "TOPOBUS_CLUSTER_CDI_DIR": str(folder / "cdi"),
                 "TOPOBUS_CLUSTER_RESTART_KUBELET": f"kill -USR1 {cluster.pid}",
+                "TOPOBUS_CLUSTER_UNINSTALLED": f"kill -USR2 {cluster.pid}",
+                "TOPOBUS_CLUSTER_LOOK_S": "0.05",
+                # What a pod leaves is free after two looks.
+                "TOPOBUS_CLUSTER_SETTINGS": '{"TOPOBUS_GATEWAY__DEADLINES__RECONCILE_S": "0.5"}',
             }
         )
 

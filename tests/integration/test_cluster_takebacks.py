@@ -139,7 +139,7 @@ async def test_pod_gets_devices_where_it_is_when_it_was_bound_elsewhere_meanwhil
 async def test_allocation_of_the_scheduler_is_left_alone_when_it_was_faster(home: ClusterHome) -> None:
     """What kube-scheduler allocated for a pod whose gate is open is its own affair, unschedulable or not."""
     home.put(claim("c"), pod("p", "c"), claim("d"), pod("q", "d"))
-    theirs = {"devices": {"results": [{"request": "r", "driver": CLASS, "pool": "n2", "device": "n2-gpu-1"}]}}
+    allocation_of_scheduler = {"devices": {"results": [{"request": "r", "driver": CLASS, "pool": "n2", "device": "n2-gpu-1"}]}}
     async with home.controller():
         await served(home, "p", "q")
         home.set_status("ResourceClaim", "c", allocation=None, reservedFor=None)
@@ -147,7 +147,9 @@ async def test_allocation_of_the_scheduler_is_left_alone_when_it_was_faster(home
         uid = home.get("Pod", "p")["metadata"]["uid"]
         home.server.remove("Pod", "p")
         home.put(pod("p2", "c", gates=()))
-        home.set_status("ResourceClaim", "c", allocation=theirs, reservedFor=[{"resource": "pods", "name": "p2", "uid": uid}])
+        home.set_status(
+            "ResourceClaim", "c", allocation=allocation_of_scheduler, reservedFor=[{"resource": "pods", "name": "p2", "uid": uid}]
+        )
         home.set_status("Pod", "p2", conditions=UNSCHEDULABLE)
         home.set_status("Pod", "q", conditions=UNSCHEDULABLE)
         await home.until(lambda: home.node_of("d") == "n2", "the other pod's devices taken back")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from contextlib import AsyncExitStack
 
 import msgspec
 import pytest
@@ -12,9 +12,9 @@ import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
 from support.alignment_nodes import dgx_facts
-from support.small_topology import SmallTopology
+from support.real_topology import WatchedTopology, real_topology
 from topobus.contracts import catalogue
-from topobus.contracts.messages import ApiObject, HintsReply, HintsRequest, ReleaseReply, ReleaseRequest
+from topobus.contracts.messages import ApiObject, HintsReply, HintsRequest
 from topobus.controller.config import ControllerSettings
 from topobus.controller.reconcilers import ledger_releases
 from topobus.controller.service import serve
@@ -37,27 +37,10 @@ pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtu
 NOW = "2026-01-01T00:00:00Z"
 
 
-class FreezingTopology(SmallTopology):
-    """A topology that lets nothing go while it is frozen."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.may_answer = asyncio.Event()
-        self.may_answer.set()
-        self.asked = 0
-        self.answered = 0
-
-    async def _release(self, request: ReleaseRequest) -> ReleaseReply:
-        self.asked += 1
-        await self.may_answer.wait()
-        self.answered += 1
-        return await super()._release(request)
-
-
 class Nodes:
     """Two nodes of eight GPUs, and a user."""
 
-    def __init__(self, bus: Bus, objects: Reader[Change[ApiObject]], nodes: dict[str, FreezingTopology]) -> None:
+    def __init__(self, bus: Bus, objects: Reader[Change[ApiObject]], nodes: dict[str, WatchedTopology]) -> None:
         self.bus = bus
         self.objects = objects
         self.nodes = nodes
@@ -95,7 +78,7 @@ spec:
                 else api_objects[-1] is not None and wanted in (api_objects[-1].status.keys() | api_objects[-1].spec.keys())
             )
 
-        await self.objects.until(newest, timeout_s=20)
+        await self.objects.until(newest, timeout_s=60)
 
     async def delete(self, name: str, kind: str = "resourceclaim") -> None:
         """Mark an object for deletion, as the CLI does."""
@@ -112,9 +95,9 @@ spec:
 
 
 @pytest_asyncio.fixture
-async def nodes(bus: Bus, nats_server: NatsServer) -> AsyncIterator[Nodes]:
+async def nodes(bus: Bus, nats_server: NatsServer, topologies: AsyncExitStack) -> AsyncIterator[Nodes]:
     """The nodes with a controller that would wait half a minute for an answer."""
-    made: dict[str, FreezingTopology] = {}
+    made: dict[str, WatchedTopology] = {}
 
     async def hints(_: HintsRequest) -> HintsReply:
         return HintsReply(hints=None)
@@ -123,10 +106,7 @@ async def nodes(bus: Bus, nats_server: NatsServer) -> AsyncIterator[Nodes]:
         machine, inventories = dgx_facts()
         machine = msgspec.structs.replace(machine, node=node)
         gpus = msgspec.structs.replace(inventories["gpu"], node=node)
-        await bus.put(catalogue.MACHINE, machine, node=node)
-        await bus.put(catalogue.INVENTORY, gpus, node=node, device_class="gpu")
-        made[node] = FreezingTopology(bus, machine, [gpus])
-        await made[node].start()
+        made[node] = await topologies.enter_async_context(real_topology(bus, machine, [gpus]))
         await bus.answer(catalogue.HINTS, hints, node=node, device_class="gpu")
     async with Reader(bus.watch(catalogue.OBJECT)) as objects, Bus.session(NatsSettings(url=nats_server.url), name="controller") as own:
         runtime = Runtime(name="controller", node="c", bus=own, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry())
@@ -146,7 +126,7 @@ async def test_claims_and_releases_go_on_when_a_node_is_frozen(nodes: Nodes) -> 
     for name in ("a", "b", "c", "orphan", "mine"):
         await nodes.until(name, "allocation")
     await nodes.until("pod", "nodeName")
-    frozen.may_answer.clear()
+    thaw = frozen.asks.hold("release")
 
     await nodes.delete_by_force("orphan")
     for name in ("a", "b", "c"):
@@ -157,8 +137,8 @@ async def test_claims_and_releases_go_on_when_a_node_is_frozen(nodes: Nodes) -> 
     await nodes.apply("late", "n1")
     await nodes.until("late", "allocation")
 
-    assert (frozen.answered, frozen.asked > 0) == (0, True)
-    frozen.may_answer.set()
+    assert (frozen.asks.requests("released"), bool(frozen.asks.requests("release"))) == ([], True)
+    thaw.set()
     for name in ("a", "b", "c", "pod"):
         await nodes.until(name, "")
 
@@ -172,14 +152,14 @@ async def test_a_frozen_node_is_asked_a_bounded_number_of_times_at_once(nodes: N
         await nodes.apply(name, "n2")
     for name in names:
         await nodes.until(name, "allocation")
-    frozen.may_answer.clear()
+    thaw = frozen.asks.hold("release")
 
     for name in names:
         await nodes.delete(name)
     await nodes.apply("late", "n1")
     await nodes.until("late", "allocation")
-    assert 1 <= frozen.asked <= 3
-    frozen.may_answer.set()
+    assert 1 <= len(frozen.asks.requests("release")) <= 3
+    thaw.set()
     for name in names:
         await nodes.until(name, "")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import msgspec
@@ -10,14 +11,15 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from support.alignment_nodes import dgx_facts
-from support.small_topology import SmallTopology
+from support.real_topology import WatchedTopology, real_topology
 from topobus.cel.selector import CelCompiler
-from topobus.contracts.catalogue import INVENTORY, MACHINE, OBJECT, PLACE
+from topobus.contracts.catalogue import OBJECT, PLACE
 from topobus.contracts.messages import ApiObject, PlaceRequest
-from topobus.controller.claims import lifecycle
-from topobus.controller.claims.lifecycle import Attempt
+from topobus.controller.claims import attempts, lifecycle
+from topobus.controller.claims.attempts import Attempt
+from topobus.controller.claims.lifecycle import with_finalizer
 from topobus.controller.claims.objects import Claim
-from topobus.controller.claims.reservations import with_finalizer, with_node
+from topobus.controller.claims.reservations import with_node
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.claims.templates import claim_from_template, wanted_claims
 from topobus.controller.config import ControllerSettings
@@ -80,13 +82,13 @@ def runtime_on(bus: Bus) -> Runtime:
 
 
 def claims_of(
-    runtime: Runtime, world: StandaloneState, finder: Allocator, consumers: ClaimUsers, metrics: ControllerMetrics
+    runtime: Runtime, state: StandaloneState, finder: Allocator, consumers: ClaimUsers, metrics: ControllerMetrics
 ) -> ClaimReconciler:
     """Give a replica's reconciler of claims, put together as the service does."""
     settings = ControllerSettings()
-    ledgers = NodeLedgers(runtime.bus, world, settings.ask_timeout_s)
-    deallocation = ClaimDeallocation(runtime.clock, world, ObjectWriter(NatsStore(runtime.bus, world)), ledgers, metrics)
-    return ClaimReconciler(settings, runtime, world, finder, consumers, metrics, ledgers, deallocation)
+    ledgers = NodeLedgers(runtime.bus, state, settings.ask_timeout_s)
+    deallocation = ClaimDeallocation(runtime.clock, state, ObjectWriter(NatsStore(runtime.bus, state)), ledgers, metrics)
+    return ClaimReconciler(settings, runtime, state, finder, consumers, metrics, ledgers, deallocation)
 
 
 def read(manifest: str) -> ApiObject:
@@ -95,31 +97,31 @@ def read(manifest: str) -> ApiObject:
     return admit(api_object, uid=f"uid-{api_object.metadata['name']}", now=NOW)
 
 
-async def store(bus: Bus, world: StandaloneState, api_object: ApiObject) -> ObjectKey:
+async def store(bus: Bus, state: StandaloneState, api_object: ApiObject) -> ObjectKey:
     """Store an object, and show it to a replica as its watch does."""
     key = ObjectKey(**object_parts(api_object))
     written = await bus.compare_and_set(OBJECT, api_object, 0, **key._asdict())
     assert isinstance(written, Written)
-    world.put_object(key, Stored(written.revision, api_object))
+    state.put_object(key, Stored(written.revision, api_object))
     return key
 
 
 async def test_claims_of_a_new_pod_stay_when_it_comes_while_other_pods_are_worked_on(bus: Bus) -> None:
     """A pod and its claim, made by another replica, arrive in the middle of a round: the claim is not taken for one of a pod that is gone."""
-    world = StandaloneState()
+    state = StandaloneState()
     template = read(TEMPLATE)
-    await store(bus, world, template)
-    await store(bus, world, read(POD.replace("NAME", "first")))
+    await store(bus, state, template)
+    await store(bus, state, read(POD.replace("NAME", "first")))
     second = read(POD.replace("NAME", "second"))
     (wanted,) = wanted_claims(second)
     made: list[ObjectKey] = []
 
     async def arrive() -> None:
-        await store(bus, world, second)
-        made.append(await store(bus, world, claim_from_template(second, wanted, template, now=NOW)))
+        await store(bus, state, second)
+        made.append(await store(bus, state, claim_from_template(second, wanted, template, now=NOW)))
 
     interrupted = interrupted_bus(bus, arrive)
-    await ClaimTemplateReconciler(runtime_on(interrupted), world).reconcile_all()
+    await ClaimTemplateReconciler(runtime_on(interrupted), state).reconcile_all()
 
     entry = await bus.get(OBJECT, **made[0]._asdict())
     assert entry is not None
@@ -128,15 +130,15 @@ async def test_claims_of_a_new_pod_stay_when_it_comes_while_other_pods_are_worke
 
 async def test_claim_stays_when_another_replica_protected_it_before_it_is_ended(bus: Bus) -> None:
     """The pod is gone and the claim looks free, but another replica has just written its attempt: the claim is not removed past the finalizer."""
-    world = StandaloneState()
+    state = StandaloneState()
     pod = read(POD.replace("NAME", "gone"))
     (wanted,) = wanted_claims(pod)
     claim = claim_from_template(pod, wanted, read(TEMPLATE), now=NOW)
-    key = await store(bus, world, claim)
+    key = await store(bus, state, claim)
     protected = with_finalizer(claim, DELETE_PROTECTION)
-    await bus.compare_and_set(OBJECT, protected, world.objects[key].revision, **key._asdict())
+    await bus.compare_and_set(OBJECT, protected, state.objects[key].revision, **key._asdict())
 
-    await ClaimTemplateReconciler(runtime_on(bus), world).reconcile_all()
+    await ClaimTemplateReconciler(runtime_on(bus), state).reconcile_all()
 
     entry = await bus.get(OBJECT, **key._asdict())
     assert entry is not None
@@ -145,15 +147,15 @@ async def test_claim_stays_when_another_replica_protected_it_before_it_is_ended(
 
 async def test_new_object_stays_when_a_replica_deletes_the_old_one_of_its_name(bus: Bus) -> None:
     """Two replicas end a pod, its user makes it anew after the first: the second one's deletion takes nothing away."""
-    world = StandaloneState()
+    state = StandaloneState()
     old = ask_deletion(with_finalizer(read(POD.replace("NAME", "again")), DELETE_PROTECTION), now=NOW)
     assert old is not None
-    key = await store(bus, world, old)
-    seen = world.objects[key].revision
-    assert await ObjectWriter(NatsStore(bus, world)).delete(key, seen)
+    key = await store(bus, state, old)
+    seen = state.objects[key].revision
+    assert await ObjectWriter(NatsStore(bus, state)).delete(key, seen)
     fresh = await store(bus, StandaloneState(), read(POD.replace("NAME", "again")))
 
-    assert not await ObjectWriter(NatsStore(bus, world)).delete(key, seen)
+    assert not await ObjectWriter(NatsStore(bus, state)).delete(key, seen)
 
     entry = await bus.get(OBJECT, **fresh._asdict())
     assert entry is not None
@@ -168,29 +170,26 @@ spec: {devices: {requests: [{name: r, exactly: {deviceClassName: gpu.topobus.dev
 """
 
 
-async def test_later_attempt_keeps_its_devices_when_a_replica_commits_an_older_one(bus: Bus) -> None:
+async def test_later_attempt_keeps_its_devices_when_a_replica_commits_an_older_one(bus: Bus, topologies: AsyncExitStack) -> None:
     """A slow replica still has attempt 1 in its hands when another one has placed attempt 2: what that holds is not let go as left over."""
     machine, inventories = dgx_facts()
     node, gpus = machine.node, inventories["gpu"]
-    await bus.put(MACHINE, machine, node=node)
-    await bus.put(INVENTORY, gpus, node=node, device_class="gpu")
-    topology = SmallTopology(bus, machine, [gpus])
-    await topology.start()
-    world = StandaloneState()
-    world.put_machine(machine)
-    world.put_inventory(gpus)
-    world.put_ledger(topology.ledger)
+    topology = await topologies.enter_async_context(real_topology(bus, machine, [gpus]))
+    state = StandaloneState()
+    state.put_machine(machine)
+    state.put_inventory(gpus)
+    state.put_ledger(topology.ledger)
 
     def attempt(number: int) -> Attempt:
         granted = GrantedDevice(request="r", driver="gpu.topobus.dev", pool=node, device=gpus.devices[number].name)
         return Attempt(number=number, node=node, allocation=AllocationResult(devices=DevicesAllocated(results=(granted,))))
 
-    first = lifecycle.with_attempt(read(CLAIM), attempt(1))
-    key = await store(bus, world, first)
-    second = lifecycle.with_attempt(lifecycle.without_attempt(first), attempt(2))
+    first = attempts.with_attempt(read(CLAIM), attempt(1))
+    key = await store(bus, state, first)
+    second = attempts.with_attempt(attempts.without_attempt(first), attempt(2))
     request = lifecycle.placement_request(second, attempt(2).allocation, node)
     assert request is not None
-    written = await bus.compare_and_set(OBJECT, second, world.objects[key].revision, **key._asdict())
+    written = await bus.compare_and_set(OBJECT, second, state.objects[key].revision, **key._asdict())
     assert isinstance(written, Written)
     reply = await bus.ask(PLACE, PlaceRequest(op_id=f"allocate-{request.owner.uid}-2", pod=request), node=node)
     assert isinstance(reply.result, Placement)
@@ -199,8 +198,8 @@ async def test_later_attempt_keeps_its_devices_when_a_replica_commits_an_older_o
 
     runtime, settings = runtime_on(bus), ControllerSettings()
     metrics, compiler = ControllerMetrics(runtime.registry), CelCompiler()
-    finder = Allocator(settings, runtime, world, compiler, metrics)
-    await claims_of(runtime, world, finder, ClaimUsers(world), metrics).reconcile_all()
+    finder = Allocator(settings, runtime, state, compiler, metrics)
+    await claims_of(runtime, state, finder, ClaimUsers(state), metrics).reconcile_all()
 
     assert [allocation.holdings[0].devices for allocation in topology.ledger.allocations.values()] == [{"gpu": (gpus.devices[2].name,)}]
     entry = await bus.get(OBJECT, **key._asdict())
@@ -210,8 +209,8 @@ async def test_later_attempt_keeps_its_devices_when_a_replica_commits_an_older_o
 
 async def test_evicted_pod_that_its_user_made_anew_stays(bus: Bus) -> None:
     """A pod that nothing holds is deleted as it was evicted: one of its name that its user makes in that moment stays."""
-    world = StandaloneState()
-    key = await store(bus, world, read(POD.replace("NAME", "victim")))
+    state = StandaloneState()
+    key = await store(bus, state, read(POD.replace("NAME", "victim")))
     fresh = msgspec.structs.replace(
         read(POD.replace("NAME", "victim")), metadata={"name": "victim", "namespace": "default", "uid": "uid-fresh"}
     )
@@ -222,7 +221,7 @@ async def test_evicted_pod_that_its_user_made_anew_stays(bus: Bus) -> None:
 
     interrupted = interrupted_bus(bus, make_anew)
     nobody: Any = None
-    evictor = Evictor(runtime_on(interrupted), world, nobody)
+    evictor = Evictor(runtime_on(interrupted), state, nobody)
     await evictor._mark_pod(key, "uid-victim", Reason(code="evicted", message="hot"))
 
     entry = await bus.get(OBJECT, **key._asdict())
@@ -233,23 +232,20 @@ async def test_evicted_pod_that_its_user_made_anew_stays(bus: Bus) -> None:
 class OneNode:
     """A node of eight GPUs with its topology, one replica's copy of the world, and its keeper of claims."""
 
-    def __init__(self, bus: Bus, topology: SmallTopology, world: StandaloneState) -> None:
+    def __init__(self, bus: Bus, topology: WatchedTopology, state: StandaloneState) -> None:
         self.bus = bus
         self.topology = topology
-        self.world = world
+        self.state = state
 
     @classmethod
-    async def start(cls, bus: Bus) -> OneNode:
-        """Publish the node and answer for it."""
+    async def start(cls, bus: Bus, topologies: AsyncExitStack) -> OneNode:
+        """Publish the node and run its topology service."""
         machine, inventories = dgx_facts()
-        await bus.put(MACHINE, machine, node=machine.node)
-        await bus.put(INVENTORY, inventories["gpu"], node=machine.node, device_class="gpu")
-        topology = SmallTopology(bus, machine, [inventories["gpu"]])
-        await topology.start()
-        world = StandaloneState()
-        world.put_machine(machine)
-        world.put_inventory(inventories["gpu"])
-        return cls(bus, topology, world)
+        topology = await topologies.enter_async_context(real_topology(bus, machine, [inventories["gpu"]]))
+        state = StandaloneState()
+        state.put_machine(machine)
+        state.put_inventory(inventories["gpu"])
+        return cls(bus, topology, state)
 
     def granted(self) -> Attempt:
         """An attempt at the node's first GPU."""
@@ -262,31 +258,31 @@ class OneNode:
         assert request is not None
         reply = await self.bus.ask(PLACE, PlaceRequest(op_id=f"allocate-{request.owner.uid}-1", pod=request), node="demo-node")
         assert isinstance(reply.result, Placement)
-        self.world.put_ledger(self.topology.ledger)
+        self.state.put_ledger(self.topology.ledger)
 
     async def reconcile(self) -> None:
         """Run one round of the keeper of claims."""
         runtime, settings = runtime_on(self.bus), ControllerSettings()
         metrics = ControllerMetrics(runtime.registry)
-        finder = Allocator(settings, runtime, self.world, CelCompiler(), metrics)
-        consumers = ClaimUsers(self.world)
+        finder = Allocator(settings, runtime, self.state, CelCompiler(), metrics)
+        consumers = ClaimUsers(self.state)
         consumers.update()
-        await claims_of(runtime, self.world, finder, consumers, metrics).reconcile_all()
+        await claims_of(runtime, self.state, finder, consumers, metrics).reconcile_all()
 
     async def taken_back(self, *, node_name: str) -> tuple[ObjectKey, ObjectKey]:
         """Store a pod and its allocated claim, which is marked to be taken back."""
         pod = read(POD.replace("NAME", "user"))
-        pod_key = await store(self.bus, self.world, with_node(pod, node_name, now=NOW) if node_name else pod)
-        allocated = lifecycle.with_allocation(lifecycle.with_attempt(read(CLAIM), self.granted()), self.granted().allocation, now=NOW)
+        pod_key = await store(self.bus, self.state, with_node(pod, node_name, now=NOW) if node_name else pod)
+        allocated = lifecycle.with_allocation(attempts.with_attempt(read(CLAIM), self.granted()), self.granted().allocation, now=NOW)
         user = {"resource": "pods", "name": "user", "uid": "uid-user"}
         reserved = msgspec.structs.replace(allocated, status={**allocated.status, "reservedFor": [user]})
         await self.place(reserved)
-        return await store(self.bus, self.world, lifecycle.with_deallocation(reserved, why="it fits on no node")), pod_key
+        return await store(self.bus, self.state, lifecycle.with_deallocation(reserved, why="it fits on no node")), pod_key
 
 
-async def test_claim_is_kept_when_its_pod_was_bound_before_it_could_be_taken_back(bus: Bus) -> None:
+async def test_claim_is_kept_when_its_pod_was_bound_before_it_could_be_taken_back(bus: Bus, topologies: AsyncExitStack) -> None:
     """A replica bound the pod while another marked its claim: the mark is taken off, and the node keeps the devices."""
-    node = await OneNode.start(bus)
+    node = await OneNode.start(bus, topologies)
     key, _ = await node.taken_back(node_name="demo-node")
 
     await node.reconcile()
@@ -298,11 +294,11 @@ async def test_claim_is_kept_when_its_pod_was_bound_before_it_could_be_taken_bac
     assert list(node.topology.ledger.allocations) == [lifecycle.owner_of(entry.value).key]
 
 
-async def test_stale_replica_cannot_bind_a_pod_whose_claim_is_taken_back(bus: Bus) -> None:
+async def test_stale_replica_cannot_bind_a_pod_whose_claim_is_taken_back(bus: Bus, topologies: AsyncExitStack) -> None:
     """Whoever read the pod before its claim was marked loses the write that would bind it, also when the replica that marked the claim died at once."""
-    node = await OneNode.start(bus)
+    node = await OneNode.start(bus, topologies)
     key, pod_key = await node.taken_back(node_name="")
-    stale = node.world.objects[pod_key]
+    stale = node.state.objects[pod_key]
 
     await node.reconcile()
 
@@ -314,14 +310,14 @@ async def test_stale_replica_cannot_bind_a_pod_whose_claim_is_taken_back(bus: Bu
     assert node.topology.ledger.allocations == {}
 
 
-async def test_delayed_claim_lets_go_of_a_placement_that_came_after_its_attempt_was_dropped(bus: Bus) -> None:
+async def test_delayed_claim_lets_go_of_a_placement_that_came_after_its_attempt_was_dropped(bus: Bus, topologies: AsyncExitStack) -> None:
     """No pod waits for the claim and it has no attempt: what a node placed for it late goes back to everybody."""
-    node = await OneNode.start(bus)
+    node = await OneNode.start(bus, topologies)
     delayed = read(CLAIM)
     noted = {**delayed.metadata, "annotations": {"topobus.dev/allocation-mode": "WaitForFirstConsumer"}}
     claim = msgspec.structs.replace(delayed, metadata=noted)
-    await store(bus, node.world, claim)
-    await node.place(lifecycle.with_attempt(claim, node.granted()))
+    await store(bus, node.state, claim)
+    await node.place(attempts.with_attempt(claim, node.granted()))
     assert len(node.topology.ledger.allocations) == 1
 
     await node.reconcile()
@@ -330,18 +326,18 @@ async def test_delayed_claim_lets_go_of_a_placement_that_came_after_its_attempt_
 
 
 @pytest.mark.parametrize(("bound", "held"), [("elsewhere", 0), ("demo-node", 1)])
-async def test_pod_that_is_bound_elsewhere_holds_nothing_here(bus: Bus, bound: str, held: int) -> None:
+async def test_pod_that_is_bound_elsewhere_holds_nothing_here(bus: Bus, topologies: AsyncExitStack, bound: str, held: int) -> None:
     """A pod's node never changes, so what another node's ledger has for it is let go; at its own node it keeps what it has."""
-    node = await OneNode.start(bus)
-    key = await store(bus, node.world, with_node(read(POD.replace("NAME", "user")), bound, now=NOW))
+    node = await OneNode.start(bus, topologies)
+    key = await store(bus, node.state, with_node(read(POD.replace("NAME", "user")), bound, now=NOW))
     owner = Owner(kind=OwnerKind.POD, name="user", uid="uid-user")
     asked = PodRequest(owner=owner, containers=(ContainerRequest(name="main", devices=(DeviceRequest(device_class="gpu", count=1),)),))
     await bus.ask(PLACE, PlaceRequest(op_id="schedule-1", pod=asked), node="demo-node")
-    node.world.put_ledger(node.topology.ledger)
+    node.state.put_ledger(node.topology.ledger)
 
-    ledgers = NodeLedgers(bus, node.world, ControllerSettings().ask_timeout_s)
-    leaver = PodCleanup(node.world, ObjectWriter(NatsStore(bus, node.world)), ledgers)
-    await leaver.leave_other_nodes(key, node.world.objects[key])
+    ledgers = NodeLedgers(bus, node.state, ControllerSettings().ask_timeout_s)
+    leaver = PodCleanup(node.state, ObjectWriter(NatsStore(bus, node.state)), ledgers)
+    await leaver.leave_other_nodes(key, node.state.objects[key])
 
     assert len(node.topology.ledger.allocations) == held
 
@@ -349,12 +345,12 @@ async def test_pod_that_is_bound_elsewhere_holds_nothing_here(bus: Bus, bound: s
 async def test_claim_says_that_its_node_failed_when_the_node_answers_what_nobody_can_read(bus: Bus) -> None:
     """The attempt stays, for it may be done; whoever waits for the claim reads in it why nothing goes on."""
     machine, inventories = dgx_facts()
-    world = StandaloneState()
-    world.put_machine(machine)
-    world.put_inventory(inventories["gpu"])
+    state = StandaloneState()
+    state.put_machine(machine)
+    state.put_inventory(inventories["gpu"])
     granted = GrantedDevice(request="r", driver="gpu.topobus.dev", pool=machine.node, device=inventories["gpu"].devices[0].name)
     attempt = Attempt(number=1, node=machine.node, allocation=AllocationResult(devices=DevicesAllocated(results=(granted,))))
-    key = await store(bus, world, lifecycle.with_attempt(read(CLAIM), attempt))
+    key = await store(bus, state, attempts.with_attempt(read(CLAIM), attempt))
 
     async def fail(_request: PlaceRequest, *_: Any) -> Any:
         raise ContractError("the ledger of this node is malformed")
@@ -362,11 +358,11 @@ async def test_claim_says_that_its_node_failed_when_the_node_answers_what_nobody
     await bus.answer(PLACE, fail, node=machine.node)
     runtime = runtime_on(bus)
     metrics = ControllerMetrics(runtime.registry)
-    allocator = Allocator(ControllerSettings(), runtime, world, CelCompiler(), metrics)
-    is_due = await claims_of(runtime, world, allocator, ClaimUsers(world), metrics).reconcile_all()
+    allocator = Allocator(ControllerSettings(), runtime, state, CelCompiler(), metrics)
+    is_due = await claims_of(runtime, state, allocator, ClaimUsers(state), metrics).reconcile_all()
 
     entry = await bus.get(OBJECT, **key._asdict())
     assert is_due
     assert entry is not None
-    assert lifecycle.attempt_of(entry.value) == attempt
+    assert attempts.attempt_of(entry.value) == attempt
     assert [condition["reason"] for condition in entry.value.status["conditions"]] == ["NodeFailed"]

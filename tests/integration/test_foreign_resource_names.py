@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from topobus.cli.options import BusOptions
 from topobus.contracts.catalogue import INVENTORY, OBJECT
 from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
 
 pytestmark = pytest.mark.integration
@@ -67,7 +67,7 @@ class System:
 @pytest.fixture(scope="module")
 def system() -> Iterator[System]:
     """Run the system on the recorded dgx, with a folder for others' plugins. Not below pytest's folders: unix socket paths are short."""
-    state = Path(tempfile.mkdtemp(prefix="tb-", dir="/tmp"))
+    state = Path(tempfile.mkdtemp(prefix="tb-"))
     (state / "others").mkdir()
     environment = {**os.environ, "TOPOBUS_GATEWAY__FOREIGN__DIR": str(state / "others"), "TOPOBUS_GATEWAY__FOREIGN__LOOK_S": "0.1"}
     process = subprocess.Popen([*_TOPOBUS, "up", "--dir", str(state / "up"), "--json"], stdout=subprocess.PIPE, text=True, env=environment)
@@ -99,7 +99,7 @@ def plugin(system: System) -> Iterator[None]:
 @pytest_asyncio.fixture
 async def widgets(system: System, plugin: None) -> AsyncIterator[Bus]:
     """Wait until the plugin's devices are in the inventory."""
-    async with Bus.session(NatsSettings(url=system.url), name="test") as bus:
+    async with Bus.session(BusOptions(nats=system.url).settings().nats, name="topobus-cli") as bus:
         async for change in bus.watch(INVENTORY, node="demo-node", device_class=CLASS):
             if change.value is not None and [device.health.is_allocatable for device in change.value.devices] == [True] * 3:
                 break

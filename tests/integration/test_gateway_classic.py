@@ -50,7 +50,7 @@ async def test_classic_claim_is_prepared_with_its_handles_devices_and_configurat
         await rig.kubelet.wait_for_driver(GPU)
         (prepared,) = await rig.kubelet.prepare_claims([REFERENCE])
         errors = await rig.kubelet.unprepare_claims([REFERENCE])
-    asked = [message for _, message in rig.plane.asked if isinstance(message, PrepareRequest)]
+    asked = [message for _, message in rig.plane.asks.asked if isinstance(message, PrepareRequest)]
 
     assert (prepared.error, [claim_device.device for claim_device in prepared.devices]) == ("", ["gpu-0", "gpu-1"])
     assert all(claim_device.cdi_devices for claim_device in prepared.devices)
@@ -76,4 +76,4 @@ async def test_classic_claim_is_refused_when_its_handles_name_nothing_here(rig: 
         (prepared,) = await rig.kubelet.prepare_claims([REFERENCE])
 
     assert wanted in prepared.error
-    assert not [message for _, message in rig.plane.asked if isinstance(message, PrepareRequest)]
+    assert not [message for _, message in rig.plane.asks.asked if isinstance(message, PrepareRequest)]

@@ -25,7 +25,7 @@ from topobus.testing.kubelet import (
     Rejection,
 )
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
 GPU = "topobus.dev/gpu"
 NIC = "topobus.dev/nic"
@@ -105,5 +105,5 @@ async def test_allocate_is_refused_at_once_when_a_service_is_known_to_be_silent(
     assert "the fpga service has not answered since" in refused.message
     assert isinstance(beside, Admission)
     # Of the neighbour perhaps twice: once for Allocate, and for what kubelet lists before the ledger is read.
-    adopted = [tuple(request.devices) for request in rig.plane.requests("adopt")]
+    adopted = [tuple(request.devices) for request in rig.plane.asks.requests("adopt")]
     assert adopted in ([("nic",)], [("nic",)] * 2)

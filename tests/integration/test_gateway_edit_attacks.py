@@ -10,7 +10,7 @@ import pytest_asyncio
 from nats.aio.msg import Msg
 
 from support.gateway_rig import Rig, make_rig
-from support.node_plane import NODE, NodePlane, claim, device
+from support.node_plane import NODE, claim, device, show, store
 from support.secured_nats import Attacker, SecuredNats, secured_nats
 from topobus.contracts.catalogue import PREPARE
 from topobus.contracts.codec import encode
@@ -54,8 +54,8 @@ async def nats(nats_binary: Path, tmp_path: Path) -> AsyncIterator[SecuredNats]:
 async def rig(nats: SecuredNats) -> AsyncIterator[Rig]:
     """One GPU whose service has ended, a claim for it; topology and gateway with credentials of their own."""
     async with make_rig(nats.url, secured=nats) as made, nats.bus("gpu") as gpu, nats.bus("controller") as controller:
-        await NodePlane(gpu).show("gpu", device("gpu-0", 0))
-        await NodePlane(controller).store(claim("training", UID, "gpu-0"))
+        await show(gpu, "gpu", device("gpu-0", 0))
+        await store(controller, claim("training", UID, "gpu-0"))
         yield made
 
 

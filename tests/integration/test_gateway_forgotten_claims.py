@@ -55,7 +55,7 @@ async def prepared_claim(rig: Rig, server: ApiServerSimulator) -> None:
     assert prepared.error == ""
 
 
-def known(rig: Rig) -> int:
+def claims_on_disk(rig: Rig) -> int:
     """How many claims the checkpoint has."""
     return len(json.loads(Path(rig.settings.checkpoint_path).read_bytes())["entries"])
 
@@ -67,8 +67,8 @@ async def test_forgotten_claim_is_undone_when_the_api_server_has_deallocated_it_
     async with rig.gateway():
         await prepared_claim(rig, server)
         server.remove("ResourceClaim", "c")
-        await rig.plane.wait_for("unprepare")
-        await rig.plane.wait_for("released")
+        await rig.plane.asks.wait_for("unprepare")
+        await rig.plane.asks.wait_for("released")
 
 
 async def test_forgotten_claim_stays_when_the_api_server_does_not_answer(rig: Rig, server: ApiServerSimulator) -> None:
@@ -83,8 +83,8 @@ async def test_forgotten_claim_stays_when_the_api_server_does_not_answer(rig: Ri
             what="four looks in vain",
         )
 
-    assert rig.plane.requests("unprepare") == []
-    assert known(rig) == 1
+    assert rig.plane.asks.requests("unprepare") == []
+    assert claims_on_disk(rig) == 1
 
 
 async def test_claim_stays_when_it_is_allocated_and_no_container_is_listed(rig: Rig, server: ApiServerSimulator) -> None:
@@ -96,5 +96,5 @@ async def test_claim_stays_when_it_is_allocated_and_no_container_is_listed(rig: 
             lambda: sum("resourceclaims/c" in request.path for request in server.requests[asked:]) >= 4, what="four looks at the claim"
         )
 
-    assert rig.plane.requests("unprepare") == []
-    assert known(rig) == 1
+    assert rig.plane.asks.requests("unprepare") == []
+    assert claims_on_disk(rig) == 1

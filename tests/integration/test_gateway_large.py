@@ -18,8 +18,9 @@ from support.kubelet_plugins import device as listed
 from support.node_plane import NODE, device
 from topobus.contracts.catalogue import INVENTORY, MACHINE
 from topobus.cpu.plugins.linux_cpu import LinuxCpuDriver
-from topobus.devicekit.host import DeviceServiceSettings, serve_devices
+from topobus.devicekit.host import serve_devices
 from topobus.devicekit.registry import DriverRegistry
+from topobus.devicekit.settings import DeviceServiceSettings
 from topobus.domain.device import Inventory
 from topobus.domain.health import HealthState
 from topobus.domain.idset import CpuSet
@@ -114,15 +115,21 @@ async def test_cpu_service_goes_on_when_a_machine_has_4096_cpus(rig: Rig) -> Non
     service = asyncio.create_task(serve_devices(settings, runtime, "cpu", registry=DriverRegistry(drivers=(LinuxCpuDriver(),))))
     try:
         await readiness.until(lambda report: report.get("inventory") == "ready", timeout_s=_LIMIT_S)
-        entry = await rig.bus.get(INVENTORY, node=NODE, device_class="cpu")
+        found_inventory: Inventory | None = None
+        # On a busy machine the first one says that the driver is slow, and has no devices.
+        async with asyncio.timeout(_LIMIT_S), contextlib.aclosing(rig.bus.watch(INVENTORY, node=NODE, device_class="cpu")) as changes:
+            async for change in changes:
+                found_inventory = change.value
+                if found_inventory is not None and found_inventory.devices:
+                    break
         assert not service.done()
     finally:
         service.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await service
 
-    assert entry is not None
-    assert len(entry.value.devices) == 4096
+    assert found_inventory is not None
+    assert len(found_inventory.devices) == 4096
 
 
 @pytest.mark.parametrize("count", [1_200, 6_000])

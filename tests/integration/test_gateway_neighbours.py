@@ -55,15 +55,15 @@ class Node:
 @pytest_asyncio.fixture
 async def node(own_nats_server: NatsServer) -> AsyncIterator[Node]:
     """Discovery, two device services, topology and gateway on a recorded machine, with kubelet; all devices are offered."""
-    with tempfile.TemporaryDirectory(prefix="ne", dir="/tmp") as name:
+    with tempfile.TemporaryDirectory(prefix="ne") as name:
         folder = Path(name)
         build("dgx", folder / "machine")
         settings = {**system_settings(folder), **QUICK}
         async with AsyncExitStack() as stack:
             kubelet = await stack.enter_async_context(KubeletSimulator(folder / "k", numa_nodes=NodeSet(0, 1)))
             running = {
-                one: await stack.enter_async_context(service(one, own_nats_server.url, settings))
-                for one in ("discovery", "gpu", "nic", "topology", "gateway")
+                name: await stack.enter_async_context(service(name, own_nats_server.url, settings))
+                for name in ("discovery", "gpu", "nic", "topology", "gateway")
             }
             await until_all_ready(running)
             for resource in (GPU, NIC):
@@ -93,7 +93,7 @@ async def test_a_neighbours_pods_are_admitted_while_a_device_service_is_frozen(n
     await node.running["gateway"].logged("class.heard", where=lambda line: line["device_class"] == "gpu")
     thawed = await node.admit("third", gpu=1)
 
-    assert all(isinstance(one, Admission) for one in beside), beside
+    assert all(isinstance(admission, Admission) for admission in beside), beside
     assert isinstance(refused, Rejection)
     assert "code = Unavailable" in refused.message
     assert isinstance(at_once, Rejection)

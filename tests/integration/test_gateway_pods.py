@@ -33,7 +33,7 @@ from topobus.testing.kubelet import (
     Pod,
 )
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
 GPU = "topobus.dev/gpu"
 TRAINING = ClaimReference(name="training", uid="u-1", drivers=("nic.topobus.dev",))
@@ -73,7 +73,7 @@ async def test_pods_shows_container_door_devices_and_health_when_pods_run(rig: R
     async with rig.gateway():
         await admit(rig, BY_RESOURCE, BY_CLAIM)
         await rig.plane.show("nic", device("nic-0", 0, HealthState.UNHEALTHY))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (reply := await rig.pods()).containers[0].devices[0].health is HealthState.HEALTHY:  # noqa: ASYNC110  (each look is an ask)
                 await asyncio.sleep(0.02)
         other = await rig.pods(namespace="elsewhere")
@@ -109,7 +109,7 @@ async def test_gateway_adopts_what_kubelet_holds_when_the_ledger_lacks_it(rig: R
         await admit(rig, BY_RESOURCE, BY_CLAIM)
         before = holders(rig)
         await rig.plane.lose()
-        await rig.plane.wait_for("adopted", 4)
+        await rig.plane.asks.wait_for("adopted", 4)
         after = holders(rig)
         (kept,) = (allocation for allocation in rig.plane.ledger.allocations.values() if allocation.owner == CLAIM_OWNER)
 
@@ -126,7 +126,7 @@ async def test_gateway_reports_both_sides_once_when_kubelet_and_ledger_disagree(
     await rig.plane.hold(THIEF, gpu=("gpu-0",))
     with capture_logs() as logs:
         async with rig.gateway():
-            await rig.plane.wait_for("adopted", 3)
+            await rig.plane.asks.wait_for("adopted", 2)
             reply = await rig.pods()
             async with asyncio.timeout(90):
                 # The gateway calls it a disagreement after it looked twice; each look is a call of kubelet's that we see.
@@ -139,7 +139,7 @@ async def test_gateway_reports_both_sides_once_when_kubelet_and_ledger_disagree(
     assert [(disagreement.device, disagreement.kubelet, disagreement.ledger) for disagreement in reply.disagreements] == [
         ("gpu-0", f"container main of pod default/by-resource ({GPU})", f"{THIEF} holds it")
     ]
-    assert [(one["device"], one["kubelet"], one["ledger"]) for one in said] == [
+    assert [(event["device"], event["kubelet"], event["ledger"]) for event in said] == [
         (disagreement.device, disagreement.kubelet, disagreement.ledger) for disagreement in reply.disagreements
     ]
     assert holders(rig)[str(THIEF)] == {"gpu": ("gpu-0",)}
@@ -148,7 +148,7 @@ async def test_gateway_reports_both_sides_once_when_kubelet_and_ledger_disagree(
 async def events(rig: Rig, count: int) -> list[DisagreementEvent]:
     """The first so many events, as any subscriber gets them; fails when there are fewer in the end."""
     disagreement_events: list[DisagreementEvent] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         async for received in rig.bus.follow(DISAGREEMENT, start=Start.ALL):
             disagreement_events.append(received.value)
             if len(disagreement_events) == count:
@@ -188,6 +188,7 @@ async def looks(rig: Rig, count: int) -> None:
     await rig.kubelet.wait_for_event("PodResources.List", count=before + count)
 
 
+@pytest.mark.real_server
 async def test_exclusive_cpus_are_held_and_shown_while_their_container_runs(nats_server: NatsServer) -> None:
     """What kubelet's CPU and memory managers gave stands in the ledger under the container, is shown by `topobus pods`, and goes with the pod."""
     cpus = {0: CpuSet.parse("0-3"), 1: CpuSet.parse("4-7")}
@@ -195,16 +196,15 @@ async def test_exclusive_cpus_are_held_and_shown_while_their_container_runs(nats
     owner = Owner(kind=OwnerKind.CONTAINER, namespace="default", name="pinned", uid="main")
     async with make_rig(nats_server.url, cpus=cpus) as rig, rig.kubelet:
         await rig.plane.show("gpu", device("gpu-0", 0))
-        await rig.bus.put(MACHINE, Machine(node=NODE, cpus=(), numa_nodes=()), node=NODE)
         async with rig.gateway():
             await rig.kubelet.wait_for_resource(GPU, allocatable=1)
             await rig.kubelet.admit(wanted)
-            await rig.plane.wait_for("adopted", 1)
+            await rig.plane.asks.wait_for("adopted", 1)
             (allocation,) = rig.plane.ledger.allocations.values()
             reply = await rig.pods()
             _, table = await topobus(rig, "pods", "--node", NODE)
             await rig.kubelet.remove(wanted)
-            await rig.plane.wait_for("released", 1)
+            await rig.plane.asks.wait_for("released", 1)
             after = rig.plane.ledger.allocations
 
     assert allocation.owner == owner
@@ -257,10 +257,11 @@ async def topobus(rig: Rig, *arguments: str) -> tuple[int | None, str]:
         stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "COLUMNS": "160"},
     )
-    out, _ = await asyncio.wait_for(process.communicate(), 30)
+    out, _ = await asyncio.wait_for(process.communicate(), 60)
     return process.returncode, out.decode()
 
 
+@pytest.mark.real_server
 async def test_pods_command_lists_every_node_and_says_why_when_one_is_silent(rig: Rig) -> None:
     """A person gets a table, a script one document; a node without a gateway is named with the reason and hides no other."""
     for node in (NODE, "other-node"):

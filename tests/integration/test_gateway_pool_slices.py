@@ -16,7 +16,7 @@ from topobus.gateway.config import ClusterSettings
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
 
 @pytest_asyncio.fixture

@@ -98,7 +98,7 @@ async def test_gateway_releases_a_pools_devices_when_kubelet_lists_its_pod_no_mo
         await admitted(rig, gone)
         await admitted(rig, stays)
         await rig.kubelet.remove(gone)
-        await rig.plane.wait_for("released")
+        await rig.plane.asks.wait_for("released")
 
     assert list(held(rig)) == [GPU]
 
@@ -109,7 +109,7 @@ async def test_gateway_adopts_a_pools_devices_when_the_ledger_has_lost_them(rig:
         await rig.kubelet.wait_for_resource(POOL, allocatable=2)
         given = (await admitted(rig, pod("a", gpu_h100=1))).container("main").devices[POOL]
         await rig.plane.lose()
-        await rig.plane.wait_for("adopted", count=2)
+        await rig.plane.asks.wait_for("adopted", count=2)
 
     assert held(rig) == {POOL: {"gpu": given}}
 
@@ -184,6 +184,6 @@ async def test_exposure_is_decided_for_the_class_and_for_its_pools(
         for driver in drivers:
             await rig.kubelet.wait_for_driver(driver)
 
-        found = (sorted(rig.kubelet.capacity()), sorted(rig.kubelet.drivers()))
+        offered = (sorted(rig.kubelet.capacity()), sorted(rig.kubelet.drivers()))
 
-    assert found == (sorted([*resources, "topobus.dev/nic"]), sorted([*drivers, "nic.topobus.dev"]))
+    assert offered == (sorted([*resources, "topobus.dev/nic"]), sorted([*drivers, "nic.topobus.dev"]))

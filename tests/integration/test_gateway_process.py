@@ -61,7 +61,7 @@ async def test_process_ends_with_78_and_one_line_when_its_checkpoint_cannot_be_u
     path.parent.mkdir(parents=True)
     path.write_text(text, encoding="utf-8")
     async with service("gateway", rig.url, settings(rig)) as gateway:
-        status = await asyncio.wait_for(gateway.process.wait(), 20)
+        status = await asyncio.wait_for(gateway.process.wait(), 60)
     (said,) = [line for line in gateway.raw if line.startswith("topobus-gateway: ")]
 
     assert status == EX_CONFIG
@@ -80,7 +80,7 @@ async def test_second_process_ends_at_once_when_it_could_not_take_over(rig: Rig)
         await first.until_ready()
         Path(rig.settings.checkpoint_path).write_text('{"version":2,"entries":[]}', encoding="utf-8")
         async with service("gateway", rig.url, settings(rig, "pod-2")) as second:
-            status = await asyncio.wait_for(second.process.wait(), 20)
+            status = await asyncio.wait_for(second.process.wait(), 60)
         (prepared,) = await rig.kubelet.prepare_claims([training])
 
     assert status == EX_CONFIG
@@ -109,7 +109,7 @@ async def test_second_process_goes_on_when_the_first_one_is_gone(rig: Rig, *, is
                 first.process.kill()
             else:
                 first.process.terminate()
-            status = await asyncio.wait_for(first.process.wait(), 10)
+            status = await asyncio.wait_for(first.process.wait(), 60)
             (after,) = await rig.kubelet.prepare_claims([training])
             await second.logged("twin.gone")
             await rig.kubelet.wait_for_event("Register.ok", count=2)

@@ -69,8 +69,8 @@ def pool(server: ApiServerSimulator) -> tuple[bool, list[str]]:
     specs: list[dict[str, Any]] = [resource_slice["spec"] for resource_slice in server.objects("ResourceSlice")]
     newest = max((spec["pool"]["generation"] for spec in specs), default=0)
     current = [spec for spec in specs if spec["pool"]["generation"] == newest]
-    is_complete = {one["pool"]["resourceSliceCount"] for one in current} == {len(current)}
-    return is_complete, sorted(it["name"] for one in current for it in one.get("devices", ()))
+    is_complete = {spec["pool"]["resourceSliceCount"] for spec in current} == {len(current)}
+    return is_complete, sorted(it["name"] for spec in current for it in spec.get("devices", ()))
 
 
 def is_published(server: ApiServerSimulator, count: int) -> bool:
@@ -105,6 +105,6 @@ async def test_pool_is_right_after_the_next_start_when_the_gateway_is_killed_at_
 
 async def until_dead_or_published(lives: Lives, server: ApiServerSimulator, count: int) -> None:
     """Wait for whichever comes first."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not lives.is_dead and not is_published(server, count):  # noqa: ASYNC110  (a process tells nobody)
             await asyncio.sleep(0.01)

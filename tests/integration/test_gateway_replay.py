@@ -20,7 +20,7 @@ from topobus.sysfs.boot import BOOT_ID_FILE
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.kubelet import Admission, Container, Pod
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
 GPU = "topobus.dev/gpu"
 POD = Pod(name="p", uid="p-1", containers=(Container(name="main", resources={GPU: 1}),))
@@ -40,6 +40,12 @@ async def admit(rig: Rig) -> None:
     await rig.kubelet.wait_for_resource(GPU, allocatable=1)
     answer = await rig.kubelet.admit(POD)
     assert isinstance(answer, Admission), answer
+
+
+async def wait_for_new_plugin(rig: Rig) -> None:
+    """Wait for the list of a gateway that was started anew: until kubelet has seen the end of the old one's, it counts that."""
+    await rig.kubelet.wait_for_event("ListAndWatch.closed", subject=GPU)
+    await rig.kubelet.wait_for_resource(GPU, allocatable=1)
 
 
 async def start(rig: Rig) -> str:
@@ -69,10 +75,10 @@ async def test_container_starts_again_when_its_devices_are_what_they_were(rig: R
     async with rig.gateway():
         await admit(rig)
     async with rig.gateway():
-        await rig.kubelet.wait_for_resource(GPU, allocatable=1)
+        await wait_for_new_plugin(rig)
         assert await start(rig) == ""
 
-    assert [request.devices for request in rig.plane.requests("prepare")] == [("gpu-0",)] * 3
+    assert [request.devices for request in rig.plane.asks.requests("prepare")] == [("gpu-0",)] * 3
     assert list(json.loads(store_path(rig).read_text())["entries"]) == [next(iter(rig.plane.ledger.allocations))]
 
 
@@ -82,7 +88,7 @@ async def test_container_start_is_refused_when_its_device_was_renumbered(rig: Ri
         await admit(rig)
     rig.plane.renumbered["gpu-0"] = "/dev/gpu-7"
     async with rig.gateway():
-        await rig.kubelet.wait_for_resource(GPU, allocatable=1)
+        await wait_for_new_plugin(rig)
         refused = await start(rig)
         del rig.plane.renumbered["gpu-0"]
         mended = await start(rig)
@@ -98,7 +104,7 @@ async def test_container_start_is_refused_when_its_device_is_gone(rig: Rig) -> N
         await admit(rig)
     await rig.plane.show("gpu", device("gpu-1", 0))
     async with rig.gateway():
-        await rig.kubelet.wait_for_resource(GPU, allocatable=1)
+        await wait_for_new_plugin(rig)
         refused = await start(rig)
 
     assert "device gpu-0 cannot be used: it is held but no longer in the inventory" in refused
@@ -108,15 +114,15 @@ async def test_container_start_waits_for_the_service_after_a_reboot(rig: Rig, mo
     """Silence is no evidence while the machine runs; after a reboot it is the very moment when devices have other numbers."""
     async with rig.gateway(deadlines=IMPATIENT):
         await admit(rig)
-        rig.plane.hung.add("prepare")
+        rig.plane.asks.hung.add("prepare")
         same_boot = await start(rig)
     with rebooted(monkeypatch, tmp_path):
         async with rig.gateway(deadlines=IMPATIENT):
-            await rig.kubelet.wait_for_resource(GPU, allocatable=1)
+            await wait_for_new_plugin(rig)
             unknown = await start(rig)
-            rig.plane.hung.clear()
+            rig.plane.asks.hung.clear()
             good = await start(rig)
-            rig.plane.hung.add("prepare")
+            rig.plane.asks.hung.add("prepare")
             again = await start(rig)
 
     assert (same_boot, good, again) == ("", "", "")
@@ -131,7 +137,7 @@ async def test_what_was_given_is_forgotten_when_nobody_holds_it_any_more(rig: Ri
         await rig.kubelet.wait_for_resource(GPU, allocatable=2)
         assert isinstance(await rig.kubelet.admit(POD), Admission)
         await rig.kubelet.remove(POD)
-        await rig.plane.wait_for("released")
+        await rig.plane.asks.wait_for("released")
         assert isinstance(await rig.kubelet.admit(other), Admission)
 
     assert list(json.loads(store_path(rig).read_text())["entries"]) == list(rig.plane.ledger.allocations)

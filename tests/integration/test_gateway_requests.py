@@ -17,7 +17,9 @@ from support.node_plane import NODE
 from topobus.contracts.catalogue import MACHINE
 from topobus.contracts.messages import ApiObject
 from topobus.devicekit.cdi import parse
+from topobus.devicekit.device_hands import DeviceHands
 from topobus.devicekit.isolation import IsolatedDriver
+from topobus.devicekit.journal import Journal
 from topobus.devicekit.oci import CdiFile, HostNode, OciResult, device_paths, oci_spec
 from topobus.devicekit.prepare import Preparer
 from topobus.domain.device import Device
@@ -27,6 +29,7 @@ from topobus.gateway.config import ForeignSettings
 from topobus.gateway.dra.claim_answers import WHOLE_CLAIM
 from topobus.gpu.plugins.nvidia import NvidiaDriver
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
+from topobus.runtime.clock import SystemClock
 from topobus.simulation.machines import RecordedMachine, build
 from topobus.simulation.nats_server import NatsServer
 from topobus.sysfs.machine import read_machine
@@ -59,9 +62,10 @@ class Gpus:
         self.devices = devices
         tree = Tree(HardwareSettings(root=str(self.recorded.root)))
         known_devices = {device.name: device for device in devices}
-        self.rig.plane.prepare_by = Preparer(
-            "gpu", {"nvidia": IsolatedDriver(NvidiaDriver(), timeout_s=10.0)}, tree, known_devices.get
-        ).prepare
+        drivers = {"nvidia": IsolatedDriver(NvidiaDriver(), timeout_s=10.0)}
+        journal = Journal(self.recorded.root.parent / "journal")
+        hands = DeviceHands(drivers, tree, known_devices.get, journal, clock=SystemClock(), wait_s=10.0)
+        self.rig.plane.prepare_by = Preparer("gpu", hands, known_devices.get).prepare
         await self.rig.plane.show("gpu", *devices)
 
 
@@ -177,7 +181,7 @@ async def test_claim_is_prepared_as_a_whole_alone_when_it_has_one_request(gpus: 
         prepared = await prepare(rig, await store_claim(rig, "gpu.topobus.dev", big=BIG))
         seen = view(prepared, rig.cdi_dir / f"topobus.dev-gpu_{UID}.json", "big")
 
-    assert len(rig.plane.requests("prepare")) == 1
+    assert len(rig.plane.asks.requests("prepare")) == 1
     assert [device.cdi_devices for device in prepared.devices] == [(f"topobus.dev/gpu=claim-{UID}-{BIG}",)]
     assert seen.env["TOPOBUS_GPU_DEVICES"] == BIG
     assert seen.env["NVIDIA_VISIBLE_DEVICES"] == gpus.devices[0].uuid

@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from msgspec import structs
 
 from support.gateway_rig import IMPATIENT, Rig, make_rig
 from support.node_plane import NODE, device
+from support.partitioned_cards import card, counters_of
 from topobus.contracts.messages import ApiObject
 from topobus.devicekit.cdi import parse
 from topobus.simulation.nats_server import NatsServer
-from topobus.testing.kubelet import ClaimReference, PreparedClaim
+from topobus.testing.kubelet import Admission, ClaimReference, Container, Pod, PreparedClaim
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
@@ -23,9 +25,9 @@ DRIVER = "gpu.topobus.dev"
 
 @pytest_asyncio.fixture
 async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
-    """Two GPUs and a running kubelet."""
+    """Two GPUs, of which several claims may have the first, and a running kubelet."""
     async with make_rig(nats_server.url) as made:
-        await made.plane.show("gpu", device("gpu-0", 0), device("gpu-1", 1))
+        await made.plane.show("gpu", structs.replace(device("gpu-0", 0), allows_multiple=True), device("gpu-1", 1))
         async with made.kubelet:
             yield made
 
@@ -58,7 +60,7 @@ async def undo(rig: Rig, reference: ClaimReference) -> None:
 
 def undone(rig: Rig) -> list[tuple[str, tuple[str, ...]]]:
     """What the device service was told to undo, and for whom."""
-    return [(request.owner.name, request.devices) for request in rig.plane.requests("unprepare")]
+    return [(request.owner.name, request.devices) for request in rig.plane.asks.requests("unprepare")]
 
 
 async def test_admin_access_is_prepared_beside_the_holder_when_it_looks_at_a_device(rig: Rig) -> None:
@@ -85,19 +87,19 @@ async def test_admin_access_is_prepared_beside_the_holder_when_it_looks_at_a_dev
     assert left == ["topobus.dev-gpu_u-training.json"]
     assert again == before
     assert undone(rig) == [("watch", ("gpu-1",)), ("training", ("gpu-0",))]
-    assert [request.looked_at for request in rig.plane.requests("prepare")] == [(), ("gpu-0", "gpu-1"), ("gpu-0",)]
+    assert [request.looked_at for request in rig.plane.asks.requests("prepare")] == [(), ("gpu-0", "gpu-1"), ("gpu-0",)]
 
 
 async def test_shares_of_one_device_are_prepared_apart_when_several_claims_have_one(rig: Rig) -> None:
     """Each claim is answered with its own share; the device service undoes the device with the last of them."""
     claim_reference = await given(rig, "one", result("gpu-0", shareID="share-1"))
-    two = await given(rig, "two", result("gpu-0", "a", shareID="share-2"), result("gpu-0", "b", shareID="share-3"))
+    second_reference = await given(rig, "two", result("gpu-0", "a", shareID="share-2"), result("gpu-0", "b", shareID="share-3"))
     async with rig.gateway():
-        first, second = await prepare(rig, claim_reference), await prepare(rig, two)
+        first, second = await prepare(rig, claim_reference), await prepare(rig, second_reference)
         held = sorted(allocation.owner.name for allocation in rig.plane.ledger.allocations.values())
         await undo(rig, claim_reference)
         between = undone(rig)
-        await undo(rig, two)
+        await undo(rig, second_reference)
 
     assert [(it.device, it.share_id, it.requests) for it in first.devices] == [("gpu-0", "share-1", ("r",))]
     assert [(it.device, it.share_id, it.requests) for it in second.devices] == [("gpu-0", "share-2", ("a",)), ("gpu-0", "share-3", ("b",))]
@@ -154,7 +156,7 @@ async def test_device_gets_the_configuration_of_its_own_request_when_requests_di
     differing = await given(rig, "differing", result("gpu-0", "a/big"), result("gpu-1", "b"), config=said)
     async with rig.gateway():
         answer = await prepare(rig, differing)
-        whole, of_a, of_b = rig.plane.requests("prepare")
+        whole, of_a, of_b = rig.plane.asks.requests("prepare")
 
     assert answer.error == ""
     assert (whole.config, whole.device_config) == ((), {"gpu-0": ({"class": "all"}, {"only": "a"}), "gpu-1": ({"class": "all"},)})
@@ -170,16 +172,73 @@ async def test_claim_is_prepared_anew_when_it_comes_back_after_a_half_done_undo(
     training = await given(rig, "training", result("gpu-0"))
     async with rig.gateway(deadlines=IMPATIENT):
         await prepare(rig, training)
-        rig.plane.hung.add("release")
+        rig.plane.asks.hung.add("release")
         failed = await rig.kubelet.unprepare_claims([training])
         held = [allocation.owner.name for allocation in rig.plane.ledger.allocations.values()]
-        rig.plane.hung.clear()
+        rig.plane.asks.hung.clear()
         again = await prepare(rig, training)
 
     assert failed == {}
     assert held == ["training"]
     assert again.error == ""
-    assert [request.devices for request in rig.plane.requests("prepare")] == [("gpu-0",)] * 2
-    assert len({request.op_id for request in rig.plane.requests("prepare")}) == 2
+    assert [request.devices for request in rig.plane.asks.requests("prepare")] == [("gpu-0",)] * 2
+    assert len({request.op_id for request in rig.plane.asks.requests("prepare")}) == 2
     assert [allocation.owner.name for allocation in rig.plane.ledger.allocations.values()] == ["training"]
     assert (rig.cdi_dir / "topobus.dev-gpu_u-training.json").is_file()
+
+
+async def test_share_is_held_whole_when_the_driver_does_not_share_the_device(rig: Rig) -> None:
+    """Whatever a claim's status says: a device that nobody declared as shared is one claim's."""
+    first = await given(rig, "one", result("gpu-1", shareID="share-1"))
+    second = await given(rig, "two", result("gpu-1", shareID="share-2"))
+    async with rig.gateway():
+        prepared, refused = await prepare(rig, first), await prepare(rig, second)
+
+    assert prepared.error == ""
+    assert "claim default/one holds gpu-1" in refused.error
+
+
+async def test_partition_is_refused_at_prepare_when_its_card_is_held(rig: Rig) -> None:
+    """A scheduler that does not count gave a card and a part of it: the second is refused with the counter, and prepared once the first is undone."""
+    await rig.plane.show("gpu", *card(), counter_sets=counters_of("gpu-0"))
+    whole, part = await given(rig, "whole", result("gpu-0")), await given(rig, "part", result("gpu-0-part-a"))
+    async with rig.gateway():
+        first, second = await prepare(rig, whole), await prepare(rig, part)
+        await undo(rig, whole)
+        third = await prepare(rig, part)
+
+    assert (first.error, third.error) == ("", "")
+    assert "gpu-0-part-a: 4 of gpu-0/slices wanted, 7 there, 7 in use by gpu-0 of claim/default/whole/u-whole" in second.error
+
+
+async def test_kubelet_is_offered_neither_shares_nor_devices_that_exclude_each_other(rig: Rig) -> None:
+    """Its plugin list has what can be counted: partitions that all fit together, and no card beside them."""
+    await rig.plane.show(
+        "gpu",
+        structs.replace(device("gpu-9"), allows_multiple=True),
+        *card(),
+        *card("gpu-1", (3, 4))[1:],
+        counter_sets=counters_of("gpu-0", "gpu-1"),
+    )
+    async with rig.gateway():
+        await rig.kubelet.wait_for_resource("topobus.dev/gpu", allocatable=2)
+        listed = sorted(rig.kubelet.devices("topobus.dev/gpu"))
+
+    assert listed == ["gpu-1-part-a", "gpu-1-part-b"]
+
+
+async def test_shares_stay_shares_when_the_ledger_was_lost(rig: Rig) -> None:
+    """Two pods run with shares of one device, and the node's ledger is gone: both shares are written down again, and neither pod is told to be wrong."""
+    claims = [await given(rig, name, result("gpu-0", shareID=f"s-{name}")) for name in ("one", "two")]
+    async with rig.gateway():
+        await rig.kubelet.wait_for_driver(DRIVER)
+        for claim in claims:
+            pod = Pod(name=f"pod-{claim.name}", uid=f"p-{claim.name}", containers=(Container(name="c"),), claims=(claim,))
+            assert isinstance(await rig.kubelet.admit(pod), Admission)
+        await rig.plane.lose()
+        await rig.plane.asks.wait_for("adopted", 4)
+        pods = await rig.pods()
+
+    held = {allocation.owner.name: allocation.holdings[0].shared for allocation in rig.plane.ledger.allocations.values()}
+    assert held == {"one": {"gpu": ("gpu-0",)}, "two": {"gpu": ("gpu-0",)}}
+    assert pods.disagreements == ()

@@ -60,7 +60,7 @@ async def allocate(rig: Rig) -> str:
     async with grpc.aio.insecure_channel(f"unix:{socket}", options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
         request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=["gpu-0"])])
         try:
-            await rpc.DevicePluginStub(channel).Allocate(request, timeout=10)
+            await rpc.DevicePluginStub(channel).Allocate(request, timeout=60)
         except grpc.aio.AioRpcError as err:
             return err.details() or err.code().name
     return ""
@@ -73,18 +73,18 @@ def holders(rig: Rig) -> list[str]:
 
 async def test_a_claim_is_refused_with_the_holder_while_an_allocation_is_under_way(rig: Rig) -> None:
     """Allocate has the ledger's word and waits for the driver; the claim is told whose the device is, and gets it when the pod is gone."""
-    rig.plane.gates["prepare"] = asyncio.Event()
+    gate = rig.plane.asks.hold("prepare")
     async with rig.gateway():
         await open_doors(rig)
         admission = asyncio.create_task(rig.kubelet.admit(POD))
-        await rig.plane.wait_for("prepare")
+        await rig.plane.asks.wait_for("prepare")
         refused = await prepare(rig)
-        rig.plane.gates.pop("prepare").set()
+        gate.set()
         admitted = await admission
         still_refused = await prepare(rig)
         during = holders(rig)
         await rig.kubelet.remove(POD)
-        await rig.plane.wait_for("released")
+        await rig.plane.asks.wait_for("released")
         after = await prepare(rig)
 
     assert isinstance(admitted, Admission)
@@ -99,28 +99,28 @@ async def test_ledger_names_the_pod_when_kubelet_has_told_whose_the_device_is(ri
     async with rig.gateway(deadlines=structs.replace(rig.settings.deadlines, reconcile_s=60.0)):
         await open_doors(rig)
         await rig.kubelet.admit(POD)
-        await rig.plane.wait_for("named")
+        await rig.plane.asks.wait_for("named")
         (first,) = rig.plane.ledger.allocations.values()
         await rig.kubelet.remove(POD)
         await rig.kubelet.admit(structs.replace(POD, name="q", uid="q-1"))
-        await rig.plane.wait_for("named", 2)
+        await rig.plane.asks.wait_for("named", 2)
         (second,) = rig.plane.ledger.allocations.values()
 
     assert (str(first.shown), str(second.shown)) == ("pod default/p", "pod default/q")
     assert first.owner == second.owner
-    assert first.decision_id == rig.plane.requests("named")[0].decision_id
+    assert first.decision_id == rig.plane.asks.requests("named")[0].decision_id
 
 
 async def test_an_allocation_is_refused_with_the_holder_while_a_claim_is_being_prepared(rig: Rig) -> None:
     """Kubelet's list may be older than the claim: the call is told whose the device is, and the claim keeps it."""
-    rig.plane.gates["prepare"] = asyncio.Event()
+    gate = rig.plane.asks.hold("prepare")
     async with rig.gateway():
         await open_doors(rig)
         preparing = asyncio.create_task(prepare(rig))
-        await rig.plane.wait_for("prepare")
+        await rig.plane.asks.wait_for("prepare")
         refused = await allocate(rig)
         withheld = await rig.kubelet.wait_for_resource(GPU, allocatable=0)
-        rig.plane.gates.pop("prepare").set()
+        gate.set()
         prepared = await preparing
         during = holders(rig)
         await rig.plane.drop("training")
@@ -165,7 +165,7 @@ async def test_exactly_one_door_wins_when_both_are_asked_at_once(rig: Rig) -> No
 
 async def until_free(rig: Rig) -> None:
     """Wait until nobody holds anything and kubelet is offered the device."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while rig.plane.ledger.allocations:  # noqa: ASYNC110  (the ledger here is a value of the test's own)
             await asyncio.sleep(0.01)
     await rig.kubelet.wait_for_resource(GPU, allocatable=1)

@@ -44,12 +44,12 @@ async def _start(url: str) -> asyncio.subprocess.Process:
 async def _read(process: asyncio.subprocess.Process, count: int, *, limit_s: float = 15.0) -> list[tuple[str, int]]:
     """Read so many events; a restart must not blind the example for as long as nats-py's defaults would (19 s)."""
     assert process.stdout is not None
-    found = []
+    printed = []
     async with asyncio.timeout(limit_s):
-        while len(found) < count:
+        while len(printed) < count:
             event = json.loads(await process.stdout.readline())
-            found.append((event["device"], event["generation"]))
-    return found
+            printed.append((event["device"], event["generation"]))
+    return printed
 
 
 async def test_example_shows_present_then_changes_once_each_when_it_starts_late(own_nats_server: NatsServer, own_bus: Bus) -> None:

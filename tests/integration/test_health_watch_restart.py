@@ -53,10 +53,10 @@ class Watcher:
 
     def generations(self) -> dict[str, list[int]]:
         """What it has printed: each device's generations in order."""
-        found: dict[str, list[int]] = {}
+        generations: dict[str, list[int]] = {}
         for line in self.lines:
-            found.setdefault(line["event"]["device"], []).append(line["event"]["generation"])
-        return found
+            generations.setdefault(line["event"]["device"], []).append(line["event"]["generation"])
+        return generations
 
 
 @asynccontextmanager
@@ -107,7 +107,9 @@ async def tell(bus: Bus, generation: int) -> None:
 
 def reached(last: int) -> Callable[[dict[str, list[int]]], bool]:
     """Say whether every device's newest generation is the wanted one."""
-    return lambda found: len(found) == len(DEVICES) and all(one[-1] == last for one in found.values())
+    return lambda generations: (
+        len(generations) == len(DEVICES) and all(device_generations[-1] == last for device_generations in generations.values())
+    )
 
 
 @pytest.mark.parametrize("how", ["stop", "kill"])
@@ -121,7 +123,7 @@ async def test_watchers_see_each_generation_once_when_nats_restarts_in_the_middl
         for generation in range(2, ROUNDS // 2):
             await tell(own_bus, generation)
         async with watching(own_nats_server.url) as late:
-            began = await late.until(lambda found: len(found) == len(DEVICES))
+            began = await late.until(lambda generations: len(generations) == len(DEVICES))
             # Frozen, so that the first event is surely on its way, and unanswered, when the server ends.
             own_nats_server.pause()
             telling = asyncio.create_task(tell_all(own_bus, ROUNDS // 2, ROUNDS))
@@ -137,7 +139,7 @@ async def test_watchers_see_each_generation_once_when_nats_restarts_in_the_middl
     assert is_interrupted, "nothing was under way when the server ended: the test proved less than it says"
     assert seen == {device: list(range(1, LAST + 1)) for device in DEVICES}
     assert seen_late == {device: list(range(began[device][0], LAST + 1)) for device in DEVICES}
-    assert all(one[0] == ROUNDS // 2 - 1 for one in began.values()), "a late watcher begins with the present state"
+    assert all(generations[0] == ROUNDS // 2 - 1 for generations in began.values()), "a late watcher begins with the present state"
 
 
 async def tell_all(bus: Bus, first: int, last: int) -> None:

@@ -14,11 +14,13 @@ from prometheus_client import CollectorRegistry
 
 from support.alignment_nodes import dgx_facts
 from support.asking import ask_patiently
+from support.real_topology import topology_service
 from support.secured_nats import Attacker, SecuredNats, secured_nats
-from support.small_topology import SmallTopology
 from topobus.contracts import catalogue
 from topobus.contracts.codec import encode
-from topobus.contracts.messages import ApiObject, PlaceRequest, PlanReply, PlanRequest
+from topobus.contracts.messages import ApiObject, PlaceRequest
+from topobus.contracts.nouns import CLUSTER
+from topobus.contracts.plan_messages import PlanReply, PlanRequest
 from topobus.controller.config import ControllerSettings
 from topobus.controller.service import serve
 from topobus.domain.device import Device, Inventory
@@ -31,8 +33,6 @@ from topobus.runtime.clock import SystemClock
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.service import Runtime
 from topobus.testing.reading import Reader
-from topobus.topology.config import TopologySettings
-from topobus.topology.service import serve as serve_topology
 
 pytestmark = pytest.mark.integration
 
@@ -65,7 +65,7 @@ class Place:
         request = PodRequest(
             owner=owner, containers=(ContainerRequest(name="main", devices=(DeviceRequest(device_class="gpu", count=1),)),)
         )
-        return await ask_patiently(self.user, catalogue.PLAN, PlanRequest(op_id="op-1", pod=request), node=catalogue.CLUSTER)
+        return await ask_patiently(self.user, catalogue.PLAN, PlanRequest(op_id="op-1", pod=request), node=CLUSTER)
 
     async def allocated(self) -> list[str]:
         """Store a claim and wait for its devices."""
@@ -101,7 +101,7 @@ async def place(nats_binary: Path, tmp_path: Path) -> AsyncIterator[Place]:
         machine, inventories = dgx_facts()
         await buses["discovery"].put(catalogue.MACHINE, machine, node=NODE)
         await buses["gpu"].put(catalogue.INVENTORY, inventories["gpu"], node=NODE, device_class="gpu")
-        await SmallTopology(buses["topology"], machine, [inventories["gpu"]]).start()
+        await stack.enter_async_context(topology_service(buses["topology"], machine))
         objects = await stack.enter_async_context(Reader(buses["cli"].watch(catalogue.OBJECT)))
         attacker = await stack.enter_async_context(nats.attacker("gpu"))
         yield Place(nats, buses["cli"], objects, attacker)
@@ -169,10 +169,8 @@ async def test_topology_refuses_an_adoption_with_thousands_of_memory_blocks(nats
         async with nats.bus("discovery") as discovery, nats.bus("gpu") as gpu:
             await discovery.put(catalogue.MACHINE, machine, node=NODE)
             await gpu.put(catalogue.INVENTORY, inventories["gpu"], node=NODE, device_class="gpu")
-        runtime = Runtime(name="topology", node=NODE, bus=bus, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry())
-        task = asyncio.create_task(serve_topology(TopologySettings(node=NODE), runtime))
+        await stack.enter_async_context(topology_service(bus, machine))
         request = PodRequest(owner=Owner(kind=OwnerKind.POD, name="p", uid="u"), containers=(ContainerRequest(name="main"),))
-        await ask_patiently(user, catalogue.PLACE, PlaceRequest(op_id="op-0", pod=request, is_dry_run=True), node=NODE)
         attacker = await stack.enter_async_context(nats.attacker("cli"))
 
         answer = await attacker.ask(catalogue.ADOPT.subject(node=NODE), adoption)
@@ -182,5 +180,3 @@ async def test_topology_refuses_an_adoption_with_thousands_of_memory_blocks(nats
         assert entry is None or entry.value.allocations == {}
         reply = await user.ask(catalogue.PLACE, PlaceRequest(op_id="op-2", pod=request), node=NODE)
         assert isinstance(reply.result, Placement)
-        task.cancel()
-        await asyncio.wait({task})

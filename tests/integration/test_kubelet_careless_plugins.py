@@ -169,11 +169,11 @@ async def test_second_registration_is_refused_when_it_names_the_same_endpoint(ro
         server.add_insecure_port(f"unix:{kubelet.plugins_registry_dir / 'copy.sock'}")
         await server.start()
         await kubelet.wait_for_event("NotifyRegistrationStatus", count=2)
-        told = [event.detail.get("error", "") for event in kubelet.events if event.event == "NotifyRegistrationStatus"]
+        errors = [event.detail.get("error", "") for event in kubelet.events if event.event == "NotifyRegistrationStatus"]
         await server.stop(None)
 
-    assert told[0] == ""
-    assert f"already registered for DRA driver plugin {DRIVER}" in told[1]
+    assert errors[0] == ""
+    assert f"already registered for DRA driver plugin {DRIVER}" in errors[1]
 
 
 class _Copy(registration_rpc.RegistrationServicer):
@@ -219,8 +219,8 @@ def test_program_says_what_to_do_when_its_folder_does_not_do(root: Path) -> None
     (root / "file").touch()
     answers = [serve(path, "") for path in (root / ("x" * 110), root / "file" / "below", root / "bad")]
 
-    assert [one.returncode for one in answers] == [64, 64, 64]
-    assert [one.stderr.count("\n") for one in answers] == [1, 1, 1]
+    assert [answer.returncode for answer in answers] == [64, 64, 64]
+    assert [answer.stderr.count("\n") for answer in answers] == [1, 1, 1]
     assert "take a shorter folder" in answers[0].stderr
     assert "remove it to start without it" in answers[2].stderr
 

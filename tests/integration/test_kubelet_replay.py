@@ -77,10 +77,10 @@ def _rewritten(lines: list[str], index: int) -> list[str]:
 )
 async def test_difference_is_told_when_a_line_is_another(root: Path, index: int, change: Callable[[list[str], int], list[str]]) -> None:
     """A recording with one line changed, gone or out of its place fails, and the difference names the session."""
-    found = await replay(read_transcript("\n".join(change(LINES, index))), root, timings=QUICK, patience_s=0.7)
+    differences = await replay(read_transcript("\n".join(change(LINES, index))), root, timings=QUICK, patience_s=0.7)
 
-    assert found
-    assert found[0].startswith("session ")
+    assert differences
+    assert differences[0].startswith("session ")
 
 
 async def test_command_fails_when_a_line_is_another(tmp_path: Path) -> None:
@@ -112,20 +112,20 @@ async def test_program_serves_a_plugin_of_another_process_when_told_by_words(roo
     assert process.stdin is not None
     assert process.stdout is not None
 
-    async def told(key: str, value: str) -> dict[str, Any]:
+    async def printed(key: str, value: str) -> dict[str, Any]:
         while True:
             line: dict[str, Any] = json.loads(await process.stdout.readline())  # type: ignore[union-attr]
             if line.get(key) == value:
                 return line
 
     async with asyncio.timeout(30):
-        await told("serving", str(root))
+        await printed("serving", str(root))
         async with RecordingPlugin(root / "device-plugins", "rec.example.com/x", [device("dev-0", 0)]) as plugin:
             await plugin.register()
-            await told("event", "ListAndWatch.send")
+            await printed("event", "ListAndWatch.send")
             process.stdin.write(b"admit p rec.example.com/x=1\nadmit q nonsense\nrestart\n")
-            admitted = await told("admitted", "p")
-            await told("event", "ListAndWatch.closed")
+            admitted = await printed("admitted", "p")
+            await printed("event", "ListAndWatch.closed")
         process.stdin.write(b"quit\n")
         _, complaint = await process.communicate()
 

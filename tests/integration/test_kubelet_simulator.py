@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import grpc
@@ -140,21 +141,20 @@ async def test_simulator_forgets_capacity_and_deletes_sockets_when_restarted(kub
     assert second.container("main").devices == {X: ("dev-1",)}
 
 
-@pytest.mark.parametrize(("has_race", "counts"), [(False, (3, 3)), (True, (3, 0, 3))], ids=["kubelet-1.36", "older-kubelet"])
+@pytest.mark.parametrize(("has_race", "counts"), [(False, (3, 3)), (True, (3, 3, 0))], ids=["kubelet-1.36", "older-kubelet"])
 async def test_simulator_lets_the_newest_registration_win_when_the_old_stream_ends(
     root: Path, *, has_race: bool, counts: tuple[int, ...]
 ) -> None:
-    """From 1.36 on the newest plugin serves; before, the end of the old stream cut it off, until its own list came."""
-    async with (
-        KubeletSimulator(root, has_reregister_race=has_race) as kubelet,
-        TrivialPlugin(kubelet.device_plugin_dir, X, LIST) as old,
-    ):
-        await old.register()
+    """From 1.36 on the old stream is closed and the newest plugin serves; before, it stayed open, and its end cut the newest one off."""
+    async with KubeletSimulator(root, has_reregister_race=has_race) as kubelet, AsyncExitStack() as old:
+        await (await old.enter_async_context(TrivialPlugin(kubelet.device_plugin_dir, X, LIST))).register()
         await kubelet.wait_for_event("ListAndWatch.send")
         async with TrivialPlugin(kubelet.device_plugin_dir, X, LIST, socket="rec-2.sock") as new:
             await new.register()
-            await kubelet.wait_for_event("ListAndWatch.closed")
             await kubelet.wait_for_event("ListAndWatch.send", count=2)
+            await old.aclose()
+            # The old stream's end, and with the race that of the new one.
+            await kubelet.wait_for_event("ListAndWatch.closed", count=2 if has_race else 1)
 
             counted = kubelet.healthy_counts(X)
 

@@ -109,8 +109,8 @@ async def test_requests_say_as_whom_we_act_when_the_user_acts_as_somebody_else(t
 
     assert heads
     for head in heads:
-        told = sorted(line for line in head.lower().split("\r\n") if line.startswith("impersonate-"))
-        assert told == [
+        headers = sorted(line for line in head.lower().split("\r\n") if line.startswith("impersonate-"))
+        assert headers == [
             "impersonate-extra-example.com%2fscope: dev",
             "impersonate-extra-example.com%2fscope: view",
             "impersonate-group: admins",
@@ -154,10 +154,10 @@ async def test_calls_go_on_when_the_client_certificate_was_replaced(tmp_path: Pa
             with pytest.raises(PeerUnavailable):
                 await read(NODE)
             kubeconfig(tmp_path, url, {"token": "secret", **in_data(new.issue("client"))}, **trusted)
-            found = await read(NODE)
+            answer = await read(NODE)
             await close()
 
-    assert found
+    assert answer
 
 
 @both

@@ -14,7 +14,10 @@ import pytest_asyncio
 from integration.values import health, inventory, release, released
 from support.secured_nats import SecuredNats, secured_nats
 from topobus.contracts.catalogue import HEALTH, HINTS, INVENTORY, LEDGER, MACHINE, PREPARE, RELEASE
+from topobus.contracts.nats_accounts import Shape, accounts
+from topobus.contracts.nats_accounts_config import render_passwords, render_shape
 from topobus.contracts.nats_permissions import PRINCIPALS, render_server
+from topobus.contracts.nats_shapes import render_hub, render_leaf
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine
@@ -53,6 +56,49 @@ async def test_server_accepts_its_configuration_when_it_is_new_enough(nats_binar
     assert checked.returncode == 0, checked.stderr
 
 
+@pytest.mark.parametrize(
+    ("version", "text"),
+    [((2, 10), render_leaf((2, 10))), ((2, 14), render_leaf((2, 14)))]
+    + [(version, render_hub(version)) for version in ((2, 10), (2, 12), (2, 14))],
+    ids=["leaf-2.10", "leaf-2.14", "hub-2.10", "hub-2.12", "hub-2.14"],
+)
+async def test_server_accepts_the_configuration_of_its_shape_when_it_is_new_enough(
+    nats_binary: Path, tmp_path: Path, version: tuple[int, int], text: str
+) -> None:
+    """Leaf and hub: each rendered file is taken by the servers that it is for, with the names from their environment."""
+    if _version(nats_binary) < version:
+        pytest.skip(f"this server is older than {version}")
+    file = tmp_path / "nats.conf"
+    file.write_text(text)
+    names = {
+        "TOPOBUS_LEAF_DOMAIN": "node-n1",
+        "TOPOBUS_LEAF_HUB_URL": "nats://hub.topobus.svc:7422",
+        "TOPOBUS_HUB_NAME": "hub-0",
+    }
+    checked = await asyncio.to_thread(
+        subprocess.run, [nats_binary, "-t", "-c", str(file)], env=names, capture_output=True, text=True, check=False
+    )
+
+    assert checked.returncode == 0, checked.stderr
+
+
+@pytest.mark.parametrize("shape", list(Shape))
+async def test_server_accepts_the_accounts_when_passwords_come_from_a_file(nats_binary: Path, tmp_path: Path, shape: Shape) -> None:
+    """Every version takes the accounts of each shape, for any node and for some; without a password it does not start."""
+    for nodes in ([], ["n1"]):
+        users = [user for account in accounts(shape, nodes=nodes) for user in account.users]
+        passwords = tmp_path / "passwords.conf"
+        passwords.write_text(render_passwords({user.variable: f"4 {user.name} #" for user in users}))
+        file = tmp_path / "nats.conf"
+        for text, status in ((f"include passwords.conf\n{render_shape(shape, nodes=nodes)}", 0), (render_shape(shape, nodes=nodes), 1)):
+            file.write_text(render_server() + text)
+            checked = await asyncio.to_thread(
+                subprocess.run, [nats_binary, "-t", "-c", str(file)], capture_output=True, text=True, check=False
+            )
+
+            assert checked.returncode == status, checked.stderr
+
+
 async def test_services_can_work_when_permissions_are_on(guarded: SecuredNats) -> None:
     """Under the rendered rights each does its part and none is denied anything: provision, watch, write, publish, follow, ask, answer."""
     readiness = {name: Readiness() for name in ("controller", "discovery", "gpu", "topology", "gateway", "cli")}
@@ -63,6 +109,9 @@ async def test_services_can_work_when_permissions_are_on(guarded: SecuredNats) -
         await buses["discovery"].put(MACHINE, Machine(node="n1", numa_nodes=(), cpus=()), node="n1")
         async with Reader(buses["gpu"].watch(MACHINE, node="n1")) as machines:
             await machines.until(lambda items: ChangeKind.SNAPSHOT_END in [item.kind for item in items])
+            await buses["discovery"].put(MACHINE, Machine(node="n1", numa_nodes=(), cpus=(), generation=2), node="n1")
+            await machines.until(lambda items: items[-1].value is not None and items[-1].value.generation == 2)
+        assert len(await buses["gpu"].history(MACHINE, node="n1")) == 2
         await buses["gpu"].compare_and_set(INVENTORY, inventory(1), 0, **_KEY)
         await buses["gpu"].publish(HEALTH, health(1), event_id="1", device="gpu-0", **_KEY)
         async with Reader(buses["gateway"].follow(HEALTH)) as events:

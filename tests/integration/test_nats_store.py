@@ -62,7 +62,7 @@ async def test_nats_stores_again_when_its_full_disk_has_room_again(
         layout.nats.mkdir()
         size = size_store(layout.nats)
         async with Supervisor(tmp_path / "logs", stop_grace_s=1.0) as supervisor:
-            url = await start_nats(supervisor, layout, size, lambda _: None)
+            url = await start_nats(supervisor, layout, size, lambda _: None, is_open=True)
             async with Bus.session(NatsSettings(url=url, timeout_s=2.0, store_mib=size.store_mib), name="test") as bus:
                 await bus.provision()
                 await bus.put(INVENTORY, inventory(1), **_KEY)

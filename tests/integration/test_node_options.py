@@ -22,7 +22,7 @@ MINE = NodeAlignment(
 
 
 async def _until(bus: Bus, wanted: NodeAlignment) -> None:
-    async with asyncio.timeout(10), aclosing(bus.watch(ALIGNMENT, node="n1")) as changes:
+    async with asyncio.timeout(60), aclosing(bus.watch(ALIGNMENT, node="n1")) as changes:
         async for change in changes:
             if change.value == wanted:
                 return
@@ -54,7 +54,7 @@ async def test_options_are_left_alone_when_they_stand_there(bus: Bus) -> None:
 
     task = asyncio.create_task(publish_options(bus, MINE))
     second = asyncio.create_task(publish_options(bus, other))
-    async with asyncio.timeout(10), aclosing(bus.watch(ALIGNMENT, node="n2")) as changes:
+    async with asyncio.timeout(60), aclosing(bus.watch(ALIGNMENT, node="n2")) as changes:
         async for change in changes:
             if change.value == other:
                 break

@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import pytest_asyncio
-from prometheus_client import CollectorRegistry
 
-from support.cluster_home import ClusterHome
+from support.object_stores import Place, api_server_place, nats_place
 from topobus.contracts.catalogue import OBJECT
 from topobus.contracts.messages import ApiObject
 from topobus.controller.claims.stored import ObjectKey, Stored
-from topobus.controller.cluster_metrics import ClusterMetrics
-from topobus.controller.state.api_server_state import ApiServerState
 from topobus.controller.state.standalone_state import StandaloneState
-from topobus.controller.store.api_server_store import ApiServerStore
-from topobus.controller.store.kubernetes_api import KubernetesApi
 from topobus.controller.store.nats_store import NatsStore
 from topobus.controller.store.object_writer import ObjectWriter
-from topobus.controller.store.protocol import Conflict, Deleted, ObjectStore, Unknown
+from topobus.controller.store.protocol import Conflict, Deleted, Unknown
 from topobus.domain.errors import PeerUnavailable
+from topobus.kubernetes.answers import Rejected
 from topobus.kubernetes.api.objects import metadata_of
-from topobus.kubernetes.client import Rejected
-from topobus.runtime.bus import AmbiguousWrite, Bus
-from topobus.testing.apiserver import ApiServerSimulator
+from topobus.runtime.bus import Bus
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
 KEY = ObjectKey("resourceclaim", "default", "one")
 FRESH = ApiObject(
@@ -42,74 +35,14 @@ FRESH = ApiObject(
 RESERVED = {"allocation": {"devices": {"results": []}}, "reservedFor": [{"resource": "pods", "name": "p", "uid": "u"}]}
 
 
-class _Deafening:
-    """A bus or an API server whose answers to writes are lost, before or after the write was done."""
-
-    def __init__(self, peer: Any, error: Exception, names: tuple[str, ...]) -> None:
-        self._peer = peer
-        self._error = error
-        self._names = names
-        self.lost = ""
-        """`request` or `answer`: what of the next writes is lost."""
-
-    def __getattr__(self, name: str) -> Any:
-        real = getattr(self._peer, name)
-        if name not in self._names:
-            return real
-
-        async def write(*arguments: Any, **options: Any) -> Any:
-            if self.lost == "request":
-                raise self._error
-            done = await real(*arguments, **options)
-            if self.lost == "answer":
-                raise self._error
-            return done
-
-        return write
-
-
-class Place:
-    """A store, a second writer of it, and a way to make it lose answers."""
-
-    def __init__(self, store: ObjectStore, rival: ObjectStore, peer: _Deafening, copy: StandaloneState | ApiServerState) -> None:
-        self.store = store
-        self.rival = rival
-        self.peer = peer
-        self._copy = copy
-
-    def known(self) -> ApiObject | None:
-        """The claim as the store's copy shows it."""
-        if isinstance(self._copy, ApiServerState):
-            return self._copy.claims.get((KEY.namespace, KEY.name))
-        stored = self._copy.objects.get(KEY)
-        return stored.value if stored is not None else None
-
-
-@asynccontextmanager
-async def _api_server(folder: Path) -> AsyncIterator[Place]:
-    async with ApiServerSimulator(token="secret", bookmark_s=0.5) as server:
-        home = ClusterHome(server, "", folder)
-        api, other = KubernetesApi.open(home.settings.cluster), KubernetesApi.open(home.settings.cluster)
-        try:
-            peer: Any = _Deafening(api, PeerUnavailable("no answer"), ("create", "patch", "delete"))
-            copy = ApiServerState()
-            metrics = ClusterMetrics(CollectorRegistry())
-            yield Place(ApiServerStore(peer, copy, metrics), ApiServerStore(other, ApiServerState(), metrics), peer, copy)
-        finally:
-            await api.close()
-            await other.close()
-
-
 @pytest_asyncio.fixture(params=["nats", "api-server"])
 async def place(request: pytest.FixtureRequest, bus: Bus, tmp_path: Path) -> AsyncIterator[Place]:
     """Each store in turn."""
     if request.param == "api-server":
-        async with _api_server(tmp_path) as made:
+        async with api_server_place(tmp_path) as made:
             yield made
         return
-    peer: Any = _Deafening(bus, AmbiguousWrite("no answer"), ("compare_and_set", "compare_and_delete"))
-    copy = StandaloneState()
-    yield Place(NatsStore(peer, copy), NatsStore(bus, StandaloneState()), peer, copy)
+    yield nats_place(bus)
 
 
 def stored(outcome: object) -> Stored:
@@ -133,7 +66,7 @@ async def test_store_shows_an_object_to_its_copy_and_to_others_when_it_was_made(
     made = stored(await place.store.create(KEY, FRESH))
 
     assert made.value.spec == FRESH.spec
-    assert place.known() == made.value
+    assert place.copied(KEY) == made
     seen = await place.rival.get(KEY)
     assert seen is not None
     assert seen.revision == made.revision > 0
@@ -158,7 +91,7 @@ async def test_store_writes_onto_the_revision_when_nobody_wrote_since(place: Pla
     written = stored(await place.store.put(KEY, made.revision, change(made.value)))
 
     assert written.revision > made.revision
-    assert place.known() == written.value
+    assert place.copied(KEY) == written
     assert written.value.status == change(made.value).status
     assert metadata_of(written.value).annotations == metadata_of(change(made.value)).annotations
 
@@ -249,7 +182,7 @@ async def test_store_says_unknown_when_deleting_has_no_answer(place: Place, lost
 
 async def test_api_server_store_says_why_when_the_namespace_is_not_there(tmp_path: Path) -> None:
     """Nobody was faster: an object that cannot be made must not be taken for one that is there already."""
-    async with _api_server(tmp_path) as place:
+    async with api_server_place(tmp_path) as place:
 
         async def refuse(*_: Any) -> Rejected:
             return Rejected(code=404, reason="NotFound", message='namespaces "default" not found')
@@ -284,11 +217,105 @@ async def test_store_gives_what_it_wrote_when_the_content_is_malformed(bus: Bus)
         metadata={"name": "spoilt", "namespace": "default", "uid": "u"},
         spec={"containers": [{"name": "main", "resources": {"claims": [{}]}}]},
     )
-    world = StandaloneState()
+    state = StandaloneState()
 
-    written = stored(await NatsStore(bus, world).create(key, spoilt))
+    written = stored(await NatsStore(bus, state).create(key, spoilt))
 
-    assert world.objects[key] == written
+    assert state.objects[key] == written
     entry = await bus.get(OBJECT, **key._asdict())
     assert entry is not None
     assert entry.value == spoilt
+
+
+OTHER = ObjectKey("resourceclaim", "default", "two")
+
+
+def _named(key: ObjectKey) -> ApiObject:
+    """The claim under another name."""
+    return msgspec.structs.replace(FRESH, metadata={**FRESH.metadata, "name": key.name, "uid": f"uid-{key.name}"})
+
+
+async def test_watch_tells_what_exists_and_then_what_others_write(place: Place) -> None:
+    """A copy that was empty has all objects when the watch says so, and each later change of somebody else once its revision is reached."""
+    first = stored(await place.rival.create(KEY, FRESH))
+    watched = place.watched("resourceclaim")
+    async with watched.running() as watch:
+        copied = place.copied(KEY)
+        changed = stored(await place.rival.put(KEY, first.revision, noted(first.value, "theirs")))
+        made = stored(await place.rival.create(OTHER, _named(OTHER)))
+
+        assert await watch.reached(made.revision, 10)
+
+    assert copied is not None
+    assert copied.revision == first.revision
+    assert [place.copied(key) and place.copied(key).revision for key in (KEY, OTHER)] == [changed.revision, made.revision]  # type: ignore[union-attr]
+    assert (watch.is_whole, watch.trouble, watched.refused) == (True, "", [])
+
+
+async def test_watch_has_reached_what_was_there_when_nothing_follows(place: Place) -> None:
+    """The end of the list is as far as its newest object; a revision that never comes is not reached."""
+    made = stored(await place.rival.create(KEY, FRESH))
+    async with place.watched("resourceclaim").running() as watch:
+        assert await watch.reached(made.revision, 10)
+        assert not await watch.reached(made.revision + 1000, 0.01)
+
+
+async def test_watch_drops_an_object_when_somebody_deletes_it(place: Place) -> None:
+    """What is deleted at the store goes from the copy, and its neighbour stays."""
+    made = stored(await place.rival.create(KEY, FRESH))
+    stored(await place.rival.create(OTHER, _named(OTHER)))
+    watched = place.watched("resourceclaim")
+    async with watched.running():
+        assert isinstance(await place.rival.delete(KEY, made.revision), Deleted)
+        await watched.until(lambda: place.copied(KEY) is None)
+
+    assert place.copied(OTHER) is not None
+
+
+async def test_watch_drops_what_went_while_nobody_watched(place: Place) -> None:
+    """After a gap of which the store keeps no history the objects are told anew: who is not among them is gone, also one made anew under its name."""
+    kept = ObjectKey("resourceclaim", "default", "kept")
+    gone, old = stored(await place.rival.create(KEY, FRESH)), stored(await place.rival.create(OTHER, _named(OTHER)))
+    stored(await place.rival.create(kept, _named(kept)))
+    watched = place.watched("resourceclaim")
+    async with watched.running():
+        pass
+    for lost in (gone, old):
+        key = ObjectKey("resourceclaim", "default", lost.value.metadata["name"])
+        assert isinstance(await place.rival.delete(key, lost.revision), Deleted)
+    again = stored(await place.rival.create(OTHER, noted(_named(OTHER), "again")))
+    place.forget_history()
+
+    async with watched.running() as watch:
+        assert await watch.reached(again.revision, 10)
+        await watched.until(lambda: place.copied(KEY) is None)
+
+    copied = place.copied(OTHER)
+    assert copied is not None
+    assert (copied.revision, metadata_of(copied.value).annotations["note"]) == (again.revision, "again")
+    assert place.copied(kept) is not None
+
+
+async def test_watch_goes_on_when_an_object_is_garbage(place: Place) -> None:
+    """An object that nobody can read is told once, in a list and as a change, and those around it are taken in."""
+    for name, uses in (("a", []), ("b", [{"name": 5}]), ("c", [])):
+        await place.write_raw(_pod(name, uses))
+    watched = place.watched("pod")
+    async with watched.running():
+        assert [refusal.split(":")[0] for refusal in watched.refused] == ["Pod default/b"]
+        for name, uses in (("d", [{"name": 5}]), ("e", [])):
+            await place.write_raw(_pod(name, uses))
+        await watched.until(lambda: place.copied(ObjectKey("pod", "default", "e")))
+
+    assert [refusal.split(":")[0] for refusal in watched.refused] == ["Pod default/b", "Pod default/d"]
+    assert all(place.copied(ObjectKey("pod", "default", name)) for name in "ace")
+
+
+def _pod(name: str, more_uses: list[dict[str, object]]) -> ApiObject:
+    """Make a pod that uses a claim; more uses may be malformed."""
+    return ApiObject(
+        api_version="v1",
+        kind="Pod",
+        metadata={"name": name, "namespace": "default", "uid": f"uid-{name}"},
+        spec={"resourceClaims": [{"name": "r", "resourceClaimName": "c"}, *more_uses]},
+    )

@@ -92,27 +92,27 @@ def test_container_has_its_devices_when_runc_runs_the_merged_spec(bundle: Path) 
         (: > /dev/topobus-plugin) 2>/dev/null || echo "write denied"
     """
 
-    found = oci_spec(
+    merged = oci_spec(
         base_spec(bundle, script),
         answers=[plugin],
         cdi_devices=[_NAME],
         files=files,
         nodes=look_up(device_paths([plugin], [_NAME], files)),
     )
-    assert isinstance(found, OciResult)
-    done = run(bundle, found.spec)
+    assert isinstance(merged, OciResult)
+    done = run(bundle, merged.spec)
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["mlx5_0 u1 cdi", " 00 00 00", "42", "full, as it should be", "read allowed", "write denied"]
-    assert [conflict.what for conflict in found.conflicts] == ["variable BOTH"]
+    assert [conflict.what for conflict in merged.conflicts] == ["variable BOTH"]
 
 
 def test_container_lacks_the_devices_when_nothing_was_merged(bundle: Path) -> None:
     """The same container without the merge has neither nodes nor variables: the test above can fail."""
     script = 'test ! -e /dev/topobus-plugin && test ! -e /dev/topobus-cdi && echo "nothing ${NIC:-}"'
 
-    found = oci_spec(base_spec(bundle, script), nodes={})
-    assert isinstance(found, OciResult)
-    done = run(bundle, found.spec)
+    unmerged = oci_spec(base_spec(bundle, script), nodes={})
+    assert isinstance(unmerged, OciResult)
+    done = run(bundle, unmerged.spec)
 
     assert (done.returncode, done.stdout.strip()) == (0, "nothing"), done.stderr

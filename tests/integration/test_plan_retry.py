@@ -11,7 +11,8 @@ from prometheus_client import CollectorRegistry
 from support.alignment_nodes import container, dgx_facts, pod
 from support.real_topology import WatchedTopology, real_topology
 from topobus.contracts import catalogue
-from topobus.contracts.messages import PlaceRequest, PlanRequest
+from topobus.contracts.messages import PlaceRequest
+from topobus.contracts.plan_messages import PlanRequest
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.planner import Planner
@@ -32,15 +33,15 @@ async def test_plan_stays_with_the_node_that_holds_the_pod_when_the_ledgers_have
 ) -> None:
     """The answer of a plan was lost after its node had placed the pod: asked again at once, no second node gets it, and the answer is the lost one."""
     machine, inventories = dgx_facts()
-    world = StandaloneState()
+    state = StandaloneState()
     nodes: dict[str, WatchedTopology] = {}
     for name in ("a-node", "b-node"):
         there = [msgspec.structs.replace(inventory, node=name) for inventory in inventories.values()]
-        world.put_machine(msgspec.structs.replace(machine, node=name))
+        state.put_machine(msgspec.structs.replace(machine, node=name))
         nodes[name] = await topologies.enter_async_context(real_topology(bus, msgspec.structs.replace(machine, node=name), there))
     lost = await bus.ask(catalogue.PLACE, PlaceRequest(op_id="op-1", pod=TRAINER), node="b-node")
     runtime = Runtime(name="controller", node="central", bus=bus, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry())
-    planner = Planner(ControllerSettings(), runtime, world, ControllerMetrics(runtime.registry))
+    planner = Planner(ControllerSettings(), runtime, state, ControllerMetrics(runtime.registry))
 
     again = await planner.plan(PlanRequest(op_id="op-1", pod=TRAINER))
 

@@ -5,21 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 
-import msgspec
 import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
 from support.mortal_bus import died_or, mortal_bus
-from support.small_topology import SmallTopology
+from support.real_topology import WatchedTopology, real_topology
 from topobus.contracts import catalogue
 from topobus.contracts.messages import ApiObject
 from topobus.controller.config import ControllerSettings
 from topobus.controller.service import serve
 from topobus.domain.device import Inventory
-from topobus.gpu.plugins.nvidia import NvidiaDriver
+from topobus.domain.machine import Machine
 from topobus.kubernetes.api import (
     admit,
     ask_deletion,
@@ -31,19 +29,14 @@ from topobus.runtime.clock import SystemClock
 from topobus.runtime.config import NatsSettings
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.service import Runtime
-from topobus.simulation.machines import build
 from topobus.simulation.nats_server import NatsServer
-from topobus.sysfs.machine import read_machine
-from topobus.sysfs.tree import HardwareSettings, Tree
-from topobus.testing.fates import FatedBus
+from topobus.testing.fates import FatedBus, Fates
 from topobus.testing.reading import Reader
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 
 SETTINGS = ControllerSettings(ask_timeout_s=30.0, retry_s=0.2)
-NODE = "n1"
-# Writes and asks of a pod's way, and of its end, as counted: with fewer deaths than these, steps were missed. A death after the last one took effect is also the end
-# of the work, and which of the two is heard first is chance.
+# Writes and asks of a pod's way, and of its end, as counted: with fewer deaths than these, steps were missed.
 SCHEDULING_STEPS = 13
 ENDING_STEPS = 13
 
@@ -68,8 +61,8 @@ spec:
 
 
 @asynccontextmanager
-async def controller(url: str, step: int = 0, *, is_done: bool = False) -> AsyncIterator[asyncio.Event]:
-    """Run one replica; with a step it dies there, and the event says that it did."""
+async def controller(url: str, step: int = 0, *, is_done: bool = False) -> AsyncIterator[Fates]:
+    """Run one replica; with a step it dies there, and its fates say that it did."""
     async with Bus.session(NatsSettings(url=url), name="controller") as real:
         bus = mortal_bus(real, step, is_done=is_done) if step else real
         runtime = Runtime(
@@ -77,7 +70,7 @@ async def controller(url: str, step: int = 0, *, is_done: bool = False) -> Async
         )
         task = asyncio.create_task(serve(SETTINGS, runtime))
         try:
-            yield bus.fates.died if isinstance(bus, FatedBus) else asyncio.Event()
+            yield bus.fates if isinstance(bus, FatedBus) else Fates()
         finally:
             task.cancel()
             await asyncio.wait({task})
@@ -88,7 +81,7 @@ async def controller(url: str, step: int = 0, *, is_done: bool = False) -> Async
 class Place:
     """One recorded node, and a user of the API."""
 
-    def __init__(self, bus: Bus, objects: Reader[Change[ApiObject]], topology: SmallTopology) -> None:
+    def __init__(self, bus: Bus, objects: Reader[Change[ApiObject]], topology: WatchedTopology) -> None:
         self.bus = bus
         self.objects = objects
         self.topology = topology
@@ -106,7 +99,7 @@ class Place:
             kind, _, name = key.partition("/")
             await self.bus.delete(catalogue.OBJECT, kind=kind, namespace=self._namespaces[key], name=name)
         await self.until(lambda stored: not stored)
-        await self.topology.clear()
+        await self.topology.lose_ledger()
 
     async def start_and_ask_end(self, url: str) -> None:
         """Have the pod scheduled, and then ask for its end."""
@@ -160,33 +153,18 @@ def _is_free(claim: ApiObject) -> bool:
     return not claim.status.get("allocation") and not claim.metadata.get("finalizers")
 
 
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo machine's tree."""
-    root = tmp_path_factory.mktemp("dgx")
-    build("dgx", root)
-    return root
-
-
 @pytest_asyncio.fixture
-async def place(bus: Bus, recorded: Path) -> AsyncIterator[Place]:
+async def place(bus: Bus, recorded: tuple[Machine, list[Inventory]]) -> AsyncIterator[Place]:
     """One node of eight GPUs, no controller yet."""
-    tree = Tree(HardwareSettings(root=str(recorded)))
-    machine = read_machine(tree, NODE)
-    gpus = tuple(sorted(NvidiaDriver().discover(tree, machine), key=lambda device: device.name))
-    inventory = Inventory(node=NODE, device_class="gpu", generation=1, devices=gpus)
-    await bus.put(catalogue.MACHINE, msgspec.structs.replace(machine, node=NODE), node=NODE)
-    await bus.put(catalogue.INVENTORY, inventory, node=NODE, device_class="gpu")
-    topology = SmallTopology(bus, machine, [inventory])
-    await topology.start()
-    async with Reader(bus.watch(catalogue.OBJECT)) as objects:
+    machine, (gpus, _) = recorded
+    async with real_topology(bus, machine, [gpus]) as topology, Reader(bus.watch(catalogue.OBJECT)) as objects:
         yield Place(bus, objects, topology)
 
 
 async def dies_at(place: Place, url: str, step: int, *, is_done: bool, is_enough: Callable[[dict[str, ApiObject]], bool]) -> bool:
     """Run a replica that dies at a step; False when all was done before it came to that many."""
-    async with controller(url, step, is_done=is_done) as died:
-        return await died_or(place.until(is_enough), died)
+    async with controller(url, step, is_done=is_done) as fates:
+        return await died_or(place.until(is_enough), fates)
 
 
 @pytest.mark.timeout(600)
@@ -208,7 +186,7 @@ async def test_pod_is_scheduled_whole_when_a_replica_dies_at_any_step(place: Pla
         await place.clear()
         await place.apply()
 
-    assert deaths >= SCHEDULING_STEPS - is_done
+    assert deaths >= SCHEDULING_STEPS
 
 
 @pytest.mark.timeout(600)
@@ -228,4 +206,4 @@ async def test_pod_leaves_nothing_when_a_replica_dies_at_any_step_of_its_end(
         await place.clear()
         await place.start_and_ask_end(nats_server.url)
 
-    assert deaths >= ENDING_STEPS - is_done
+    assert deaths >= ENDING_STEPS

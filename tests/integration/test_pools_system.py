@@ -47,15 +47,15 @@ spec:
 @pytest_asyncio.fixture
 async def node(nats_server: NatsServer) -> AsyncIterator[tuple[KubeletSimulator, Path]]:
     """A recorded machine whose GPUs of NUMA node 1 are a pool, with topology, gateway and kubelet."""
-    with tempfile.TemporaryDirectory(prefix="po", dir="/tmp") as name:
+    with tempfile.TemporaryDirectory(prefix="po") as name:
         folder = Path(name)
         build("dgx", folder / "machine")
         settings = {**system_settings(folder), "TOPOBUS_GPU__POOLS": json.dumps(POOLS)}
         async with AsyncExitStack() as stack:
             kubelet = await stack.enter_async_context(KubeletSimulator(folder / "k", numa_nodes=NodeSet(0, 1)))
             running = {
-                one: await stack.enter_async_context(service(one, nats_server.url, settings))
-                for one in ("discovery", "gpu", "topology", "gateway", "controller")
+                name: await stack.enter_async_context(service(name, nats_server.url, settings))
+                for name in ("discovery", "gpu", "topology", "gateway", "controller")
             }
             await until_all_ready(running)
             yield kubelet, folder

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -54,20 +55,24 @@ async def _bound(controller: Bus, stream: str, max_bytes: int) -> None:
 async def test_one_class_starves_nobody_when_it_fills_the_inventories(secured: SecuredNats) -> None:
     """A class that writes inventories of nodes that do not exist, past the bucket's bound, keeps neither ledgers nor other classes from being written."""
     async with secured.bus(PROVISIONER) as controller, secured.bus("topology") as topology, secured.bus("nic") as nic:
-        await _bound(controller, f"KV_{INVENTORY.bucket}", 8 * 1024 * 1024)
+        await _bound(controller, f"KV_{INVENTORY.bucket}", 24 * 1024 * 1024)
         async with secured.attacker("gpu") as attacker:
-            for number in range(40):
+            for number in range(60):
                 await attacker.ask(f"$KV.{INVENTORY.bucket}.ghost-{number}.gpu", b"x" * 500_000)
         inventory = Inventory(node="n1", device_class="nic", generation=1)
         await nic.put(INVENTORY, inventory, node="n1", device_class="nic")
         await topology.compare_and_set(LEDGER, Ledger(node="n1"), 0, node="n1")
         stored = await nic.get(INVENTORY, node="n1", device_class="nic")
         info = await controller._states._jetstream.stream_info(f"KV_{INVENTORY.bucket}")
+        troubles = await topology.inspect()
 
+    # The bucket's name, the class that floods it, and how much of it is its own: an operator knows whom to stop.
+    assert re.search(r"it is full \(24 MiB\) and drops its oldest.* of (\d+) are of device_class 'gpu'", troubles[f"KV_{INVENTORY.bucket}"])
+    assert {trouble for name, trouble in troubles.items() if name != f"KV_{INVENTORY.bucket}"} == {""}
     assert stored is not None
     assert stored.value == inventory
     assert info is not None
-    assert info.size_bytes <= 8 * 1024 * 1024
+    assert info.size_bytes <= 24 * 1024 * 1024
 
 
 async def test_full_bucket_is_named_when_it_refuses(secured: SecuredNats) -> None:
@@ -76,10 +81,10 @@ async def test_full_bucket_is_named_when_it_refuses(secured: SecuredNats) -> Non
         await _bound(controller, f"KV_{LEDGER.bucket}", 48 * 1024 * 1024)
         with pytest.raises(StoreFull, match=rf"stream KV_{LEDGER.bucket} is full.*nats stream edit"):
             await _fill_ledgers(topology)
-        found = await topology.inspect()
+        troubles = await topology.inspect()
 
-    assert "it is full" in found[f"KV_{LEDGER.bucket}"]
-    assert {trouble for name, trouble in found.items() if name != f"KV_{LEDGER.bucket}"} == {""}
+    assert "it is full" in troubles[f"KV_{LEDGER.bucket}"]
+    assert {trouble for name, trouble in troubles.items() if name != f"KV_{LEDGER.bucket}"} == {""}
 
 
 async def _fill_ledgers(bus: Bus) -> None:
@@ -113,7 +118,7 @@ async def test_services_go_on_when_a_user_takes_every_reader_of_health(secured: 
         await gpu.publish(HEALTH, health(2), event_id="2", **key)
         async with Reader(cli.follow(HEALTH, on_waiting=queue.put_nowait)) as events:
             why = await queue.get()
-            found = await cli.inspect()
+            troubles = await cli.inspect()
             await attacker.ask(f"$JS.API.CONSUMER.DELETE.{prefix}-0")
             await attacker.ask(f"$JS.API.CONSUMER.DELETE.{prefix}-1")
             items = await events.until(lambda seen: len(seen) == 1)
@@ -121,5 +126,5 @@ async def test_services_go_on_when_a_user_takes_every_reader_of_health(secured: 
     assert taken == 1024
     assert [received_event.value.generation for received_event in last] == [1]
     assert "as many readers as it may have" in why
-    assert "1024 readers" in found[HEALTH.stream]
+    assert "1024 readers" in troubles[HEALTH.stream]
     assert items[0].value.generation == 2

@@ -10,7 +10,7 @@ from support.alignment_nodes import container, dgx_facts, pod
 from support.running import service
 from topobus.contracts.catalogue import ADOPT, INVENTORY, LEDGER, MACHINE, PLACE
 from topobus.contracts.messages import Adopted, AdoptRequest, PlaceRequest
-from topobus.domain import transitions
+from topobus.domain.ledger_invariant import check_holders
 from topobus.domain.outcome import Placement
 from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
 from topobus.runtime.bus import Bus
@@ -64,7 +64,7 @@ async def test_every_device_has_one_winner_when_all_doors_ask_at_once(nats_serve
         entry = await bus.get(LEDGER, node=NODE)
 
     assert entry is not None
-    transitions.check(entry.value)
+    check_holders(entry.value)
     held = {
         name: allocation.owner
         for allocation in entry.value.allocations.values()

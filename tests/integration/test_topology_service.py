@@ -3,91 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 import pytest_asyncio
 from msgspec import structs
 
-from support.alignment_nodes import container, dgx_facts, owner, pod
+from support.alignment_nodes import container, owner, pod
 from support.asking import ask_patiently
-from topobus.contracts.catalogue import ADOPT, COMMIT, DECISION, INVENTORY, LEDGER, MACHINE, PLACE, PREFER, RELEASE
+from support.topology_node import LIMIT_S, NODE, SECOND, TRAINER, ask_place, decisions, publish_node, topology
+from topobus.contracts.catalogue import ADOPT, COMMIT, LEDGER, PLACE, PREFER, RELEASE
 from topobus.contracts.codec import encode
 from topobus.contracts.messages import (
     Adopted,
     AdoptRequest,
     CommitRequest,
-    DecisionEvent,
-    PlaceReply,
     PlaceRequest,
     PreferRequest,
     ReleaseRequest,
 )
-from topobus.domain import transitions
-from topobus.domain.alignment.planning.node_view import node_view
 from topobus.domain.alignment.planning.placement import place
 from topobus.domain.errors import ContractError
 from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.ledger import AllocationPhase, Ledger, PendingDecision
+from topobus.domain.ledger import AllocationPhase, Ledger
 from topobus.domain.outcome import MemoryBlock, Placement, Refusal
-from topobus.domain.request import Owner, OwnerKind, PodRequest, Policy
-from topobus.domain.view import AlignmentOptions
+from topobus.domain.request import Owner, OwnerKind
 from topobus.runtime.bus import Bus
-from topobus.runtime.events import Start
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.reading import Reader
 
 pytestmark = pytest.mark.integration
-
-NODE = "demo-node"
-TRAINER = pod("trainer", container(cpus=16, gpu=2, nic=2))
-SECOND = pod("second", container(gpu=4, fpga=1), policy=Policy.SINGLE_NUMA_NODE)
-LIMIT_S = 30.0
-
-
-@asynccontextmanager
-async def topology(url: str, **settings: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """One topology process; ends with the block."""
-    environment = {**os.environ, "TOPOBUS_ALL__NODE": NODE, "TOPOBUS_ALL__NATS__URL": url, "TOPOBUS_ALL__LOG__FORMAT": "json", **settings}
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "topobus.topology.main", env=environment)
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await asyncio.wait_for(process.wait(), LIMIT_S)
-
-
-async def publish_node(bus: Bus) -> None:
-    """Say what discovery and the device services would say of the demo machine."""
-    machine, inventories = dgx_facts()
-    await bus.put(MACHINE, machine, node=NODE)
-    for device_class, inventory in inventories.items():
-        await bus.put(INVENTORY, inventory, node=NODE, device_class=device_class)
-
-
-async def ask_place(bus: Bus, op_id: str, request: PodRequest, *, is_dry_run: bool = False) -> PlaceReply:
-    """Place, and wait for a service that is starting."""
-    return await ask_patiently(bus, PLACE, PlaceRequest(op_id=op_id, pod=request, is_dry_run=is_dry_run), node=NODE)
-
-
-async def decisions(bus: Bus, count: int) -> list[DecisionEvent]:
-    """The first `count` decision events of the node, as a follower from the beginning gets them."""
-    decision_events: list[DecisionEvent] = []
-    async with asyncio.timeout(LIMIT_S):
-        async for received_event in bus.follow(DECISION, start=Start.ALL, node=NODE):
-            decision_events.append(received_event.value)
-            if len(decision_events) == count:
-                break
-    return decision_events
-
-
-async def no_more_than(bus: Bus, count: int) -> bool:
-    """Say whether the stream holds just so many decisions."""
-    return len(await bus.last(DECISION, limit=count + 1, node=NODE)) == count
 
 
 @pytest_asyncio.fixture
@@ -237,88 +182,6 @@ async def test_topology_refuses_an_operation_id_when_another_owner_used_it(bus: 
     assert other.result.reasons[0].code == "operation-reused"
 
 
-def crashed_ledger() -> tuple[Ledger, DecisionEvent]:
-    """The ledger that a process leaves which died between its write and its event, and the event it owes."""
-    machine, inventories = dgx_facts()
-    view = node_view(machine, inventories, Ledger(node=NODE), AlignmentOptions(), CpuSet())
-    outcome = place(view, TRAINER)
-    assert isinstance(outcome, Placement)
-    pending = PendingDecision(owner=TRAINER.owner, time="2026-01-01T00:00:00.000000Z", ledger_sequence=1, request=TRAINER, view=view)
-    step = transitions.reserve(
-        Ledger(node=NODE), op_id="op-1", request=TRAINER, placement=outcome, decision_id="d-crashed", pending=pending
-    )
-    event = DecisionEvent(
-        id="d-crashed",
-        verb="place",
-        node=NODE,
-        op_id="op-1",
-        time=pending.time,
-        owner=TRAINER.owner,
-        request=TRAINER,
-        view=view,
-        outcome=outcome,
-        ledger_sequence=1,
-    )
-    return step.ledger, event
-
-
-@pytest.mark.parametrize("is_event_out", [False, True], ids=["before-the-event", "after-the-event"])
-async def test_topology_announces_exactly_once_when_it_died_around_the_event(
-    nats_server: NatsServer, bus: Bus, *, is_event_out: bool
-) -> None:
-    """A start emits what the crash left unsaid, complete, and repeats nothing that was said."""
-    await publish_node(bus)
-    ledger, owed = crashed_ledger()
-    await bus.compare_and_set(LEDGER, ledger, 0, node=NODE)
-    if is_event_out:
-        # Another message id, so that the server's own de-duplication cannot hide a repeat.
-        await bus.publish(DECISION, owed, event_id="before-the-crash", node=NODE)
-
-    async with topology(nats_server.url):
-        reply = await ask_place(bus, "op-2", SECOND)
-        events = await decisions(bus, 2)
-
-    assert [event.id for event in events] == ["d-crashed", reply.decision_id]
-    assert events[0] == owed
-    assert await no_more_than(bus, 2)
-
-
-async def test_topology_answers_an_old_operation_when_killed_and_started_again(nats_server: NatsServer, bus: Bus) -> None:
-    """Kill -9 after the answer loses nothing: the operation, the holding and one event are there after the restart."""
-    await publish_node(bus)
-    async with topology(nats_server.url) as process:
-        before = await ask_place(bus, "op-1", TRAINER)
-        process.kill()
-        await process.wait()
-    async with topology(nats_server.url):
-        after = await ask_place(bus, "op-1", TRAINER)
-        await ask_place(bus, "op-2", SECOND)
-        events = await decisions(bus, 2)
-
-    assert (after.decision_id, after.result) == (before.decision_id, before.result)
-    assert [event.op_id for event in events] == ["op-1", "op-2"]
-    assert await no_more_than(bus, 2)
-
-
-async def test_topology_hands_nothing_out_twice_when_two_instances_race(nats_server: NatsServer, bus: Bus) -> None:
-    """Two instances of one node's service (a roll-over that overlaps) never give one device to two pods."""
-    await publish_node(bus)
-    async with topology(nats_server.url), topology(nats_server.url):
-        await ask_place(bus, "warm", pod("warm", container(cpus=2)))
-        replies = await asyncio.gather(*(ask_place(bus, f"op-{n}", pod(f"p{n}", container(cpus=8, gpu=1, nic=1))) for n in range(12)))
-
-    placed = [reply.result for reply in replies if isinstance(reply.result, Placement)]
-    gpus = [name for placement in placed for name in placement.containers[0].devices["gpu"]]
-    entry = await bus.get(LEDGER, node=NODE)
-    assert entry is not None
-    transitions.check(entry.value)
-    assert sorted(gpus) == [f"gpu-{n}" for n in range(8)]
-    assert sum(isinstance(reply.result, Refusal) for reply in replies) == 4
-    assert {allocation.owner.name for allocation in entry.value.allocations.values()} == {"warm", *(f"p{n}" for n in range(12))} - {
-        f"p{n}" for n, reply in enumerate(replies) if isinstance(reply.result, Refusal)
-    }
-
-
 async def test_topology_refuses_to_start_when_the_policy_does_not_exist(nats_server: NatsServer) -> None:
     """An unknown policy is a configuration error with its own exit status, never a default."""
     async with topology(nats_server.url, TOPOBUS_TOPOLOGY__ALIGNMENT__POLICY="strict") as process:
@@ -330,7 +193,8 @@ async def test_topology_says_when_the_store_was_rolled_back_under_it(bus: Bus) -
     """A ledger that somebody deleted is written again from memory, as a new epoch, with every holding."""
     await ask_place(bus, "op-1", TRAINER)
     await bus.delete(LEDGER, node=NODE)
-    await bus.ask(RELEASE, ReleaseRequest(op_id="op-2", owner=owner("nobody")), node=NODE)
+    # A service that starts answers place a moment before release.
+    await ask_patiently(bus, RELEASE, ReleaseRequest(op_id="op-2", owner=owner("nobody")), node=NODE)
     entry = await bus.get(LEDGER, node=NODE)
 
     assert entry is not None
@@ -353,7 +217,7 @@ async def test_topology_puts_back_what_it_answered_when_somebody_forges_its_ledg
     ]
     async with Reader(bus.watch(LEDGER, node=NODE)) as changes:
         for number, forged in enumerate(forgeries):
-            at = await api.store(f"$KV.{LEDGER.bucket}.{NODE}", forged, stream=f"KV_{LEDGER.bucket}", headers={})
+            at = (await api.store(f"$KV.{LEDGER.bucket}.{NODE}", forged, stream=f"KV_{LEDGER.bucket}", headers={})).sequence
             # An operation makes it look at once; without one it looks by itself within seconds.
             await bus.ask(RELEASE, ReleaseRequest(op_id=f"other-{number}", owner=owner("nobody")), node=NODE)
             entry = await bus.get(LEDGER, node=NODE)
@@ -364,38 +228,6 @@ async def test_topology_puts_back_what_it_answered_when_somebody_forges_its_ledg
             seen = await changes.until(lambda items, revision=entry.revision: items[-1].revision >= revision)
 
         assert TRAINER.owner.key in seen[-1].value.allocations
-
-
-async def test_topology_puts_back_what_was_answered_when_its_ledger_is_forged_before_it_starts(nats_server: NatsServer, bus: Bus) -> None:
-    """A forgery that waits for the next start is judged by the revisions that the bucket has kept."""
-    await publish_node(bus)
-    async with topology(nats_server.url):
-        await ask_place(bus, "op-1", TRAINER)
-    forged = encode(Ledger(node=NODE, epoch=50, sequence=100))
-    await bus._states._jetstream.store(f"$KV.{LEDGER.bucket}.{NODE}", forged, stream=f"KV_{LEDGER.bucket}", headers={})
-    async with topology(nats_server.url):
-        await ask_place(bus, "op-2", pod("other", container(gpu=1)))
-        entry = await bus.get(LEDGER, node=NODE)
-
-    assert entry is not None
-    assert TRAINER.owner.key in entry.value.allocations
-
-
-async def test_topology_aligns_memory_when_the_policy_is_static(nats_server: NatsServer, bus: Bus) -> None:
-    """Memory comes from the NUMA node of the GPUs, is held in the ledger to the byte, and is free again after the release."""
-    await publish_node(bus)
-    big = [
-        pod(name, structs.replace(container(gpu=1), memory_bytes=600 << 30), policy=Policy.RESTRICTED) for name in ("one", "two", "three")
-    ]
-    async with topology(nats_server.url, TOPOBUS_TOPOLOGY__ALIGNMENT__MEMORY__POLICY="static"):
-        first, second, third = [await ask_place(bus, f"op-{request.owner.name}", request) for request in big]
-        await bus.ask(RELEASE, ReleaseRequest(op_id="op-release", owner=big[0].owner), node=NODE)
-        again = await ask_place(bus, "op-again", big[2])
-
-    for reply, node in ((first, 0), (second, 1), (again, 0)):
-        assert isinstance(reply.result, Placement)
-        assert [block.by_node for block in reply.result.containers[0].memory] == [{node: 600 << 30}]
-    assert isinstance(third.result, Refusal)
 
 
 @pytest.mark.usefixtures("service")
@@ -420,34 +252,3 @@ async def test_topology_keeps_a_reservation_when_it_is_committed(bus: Bus) -> No
     assert nothing.refusal is not None
     assert [reason.code for reason in nothing.refusal.reasons] == ["no-reservation"]
     assert [event.verb for event in events] == ["place", "place", "commit", "commit"]
-
-
-async def test_topology_lets_a_reservation_go_when_nobody_commits_it(nats_server: NatsServer, bus: Bus) -> None:
-    """An asker that dies between reserve and commit leaks nothing: the reservation ends by itself, told of as a release."""
-    await publish_node(bus)
-    async with topology(nats_server.url, TOPOBUS_TOPOLOGY__RESERVATIONS__EXPIRE_S="0.2"):
-        await ask_place(bus, "op-1", pod("kept", container(cpus=2)))
-        await bus.ask(PLACE, PlaceRequest(op_id="op-2", pod=TRAINER, is_reservation=True), node=NODE)
-        events = await decisions(bus, 3)
-        late = await bus.ask(COMMIT, CommitRequest(op_id="op-3", owner=TRAINER.owner), node=NODE)
-        entry = await bus.get(LEDGER, node=NODE)
-
-    assert [(event.verb, event.owner) for event in events[1:]] == [("place", TRAINER.owner), ("release", TRAINER.owner)]
-    assert late.refusal is not None
-    assert entry is not None
-    assert [allocation.owner.name for allocation in entry.value.allocations.values()] == ["kept"]
-
-
-async def test_topology_searches_for_a_way_when_its_mode_is_corrected(nats_server: NatsServer, bus: Bus) -> None:
-    """A pod that kubelet's order refuses is placed by a node in mode corrected, and its event replays to the same answer."""
-    await publish_node(bus)
-    settings = {"TOPOBUS_TOPOLOGY__ALIGNMENT__MODE": "corrected", "TOPOBUS_TOPOLOGY__ALIGNMENT__POLICY": "single-numa-node"}
-    async with topology(nats_server.url, **settings):
-        reply = await ask_place(bus, "op-1", pod("both", container("any", cpus=80), container("near-the-fpga", cpus=60, fpga=1)))
-        (event,) = await decisions(bus, 1)
-
-    assert isinstance(reply.result, Placement)
-    assert [container_placement.numa_nodes for container_placement in reply.result.containers] == [NodeSet(1), NodeSet(0)]
-    assert event.view is not None
-    assert event.request is not None
-    assert place(event.view, event.request) == event.outcome == reply.result

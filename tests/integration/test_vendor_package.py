@@ -80,7 +80,7 @@ async def test_fpga_service_finds_the_vendors_card_when_the_package_is_installed
         inventory = await _inventory(bus, lambda each_inventory: len(each_inventory.devices) == 2)
         sick, well = (device.name for device in inventory.devices)
         recorded.write(f"{recorded.folder(str(inventory.devices[0].pci))}/acme/state", "failed")
-        told = await _inventory(
+        last_inventory = await _inventory(
             bus, lambda each_inventory: any(device.health.state is HealthState.UNHEALTHY for device in each_inventory.devices)
         )
     finally:
@@ -91,7 +91,10 @@ async def test_fpga_service_finds_the_vendors_card_when_the_package_is_installed
 
     assert "acme" in inventory.drivers
     assert {device.driver for device in inventory.devices} == {"acme"}
-    assert {device.name: device.health.state for device in told.devices} == {sick: HealthState.UNHEALTHY, well: HealthState.HEALTHY}
+    assert {device.name: device.health.state for device in last_inventory.devices} == {
+        sick: HealthState.UNHEALTHY,
+        well: HealthState.HEALTHY,
+    }
     assert codes == [0, 0]
 
 

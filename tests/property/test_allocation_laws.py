@@ -71,10 +71,10 @@ def test_allocate_gives_the_same_answer_in_any_order_of_arrival(situation: tuple
     slices, claims, held = situation
     shuffled = random.sample(slices, len(slices))
 
-    one = solve(given(slices, *claims, held=held))
+    outcome = solve(given(slices, *claims, held=held))
     other = solve(given(shuffled, *claims, held=list(reversed(held))))
 
-    assert _answer(one) == _answer(other)
+    assert _answer(outcome) == _answer(other)
 
 
 @settings(deadline=None, max_examples=examples(150))
@@ -85,7 +85,7 @@ def test_allocate_gives_no_device_twice_and_keeps_every_promise(situation: tuple
     outcome = solve(given(slices, *claims, held=held))
     if not isinstance(outcome, Allocated):
         return
-    known = {
+    published = {
         (resource_slice.spec.driver, found_device.name): found_device
         for resource_slice in slices
         for found_device in resource_slice.spec.devices
@@ -94,7 +94,7 @@ def test_allocate_gives_no_device_twice_and_keeps_every_promise(situation: tuple
 
     assert len(set(granted)) == len(granted)
     assert not {f"{driver.split('.')[0]}/{name}" for driver, name in granted} & set(held)
-    assert not any(known[one].taints for one in granted)
+    assert not any(published[device].taints for device in granted)
     for wanted, result in zip(claims, outcome.results, strict=True):
         for each_request in wanted.spec.devices.requests:
             granted_devices = [granted for granted in result.devices.results if granted.request == each_request.name]
@@ -102,7 +102,7 @@ def test_allocate_gives_no_device_twice_and_keeps_every_promise(situation: tuple
             assert {granted.driver for granted in granted_devices} == {f"{each_request.exactly.device_class_name}.example.com"}
         for constraint in wanted.spec.devices.constraints:
             values = [
-                known[granted_device.driver, granted_device.device].attributes.get(ROOT)
+                published[granted_device.driver, granted_device.device].attributes.get(ROOT)
                 for granted_device in result.devices.results
                 if not constraint.requests or granted_device.request in constraint.requests
             ]

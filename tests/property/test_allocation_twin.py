@@ -175,13 +175,13 @@ class Twin:
 
 @settings(deadline=None, max_examples=examples(400))
 @for_all(machines(), wanted())
-def test_allocate_finds_the_first_way_that_keeps_all_rules(machine: tuple[list[Any], list[str], int], one: Any) -> None:
+def test_allocate_finds_the_first_way_that_keeps_all_rules(machine: tuple[list[Any], list[str], int], claim_object: Any) -> None:
     """What the twin finds first is what the search finds; where the twin finds nothing, the search finds nothing."""
     slices, held, slots = machine
-    way = Twin(slices, held, slots).first(one.spec)
+    way = Twin(slices, held, slots).first(claim_object.spec)
 
-    outcome = solve(given(slices, one, held=[f"gpu/{name}" for name in held]))
+    outcome = solve(given(slices, claim_object, held=[f"gpu/{name}" for name in held]))
 
     assert not isinstance(outcome, GaveUp)
-    found = [(grant.request, grant.device) for grant in outcome.results[0].devices.results] if isinstance(outcome, Allocated) else None
-    assert found == way
+    granted = [(grant.request, grant.device) for grant in outcome.results[0].devices.results] if isinstance(outcome, Allocated) else None
+    assert granted == way

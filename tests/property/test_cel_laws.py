@@ -74,8 +74,8 @@ def _theirs(expression: str) -> object:
     except (RuntimeError, ValueError):
         return "refused"
     try:
-        found = compiled.eval(data=GIVEN)
-        value = found.value()
+        result = compiled.eval(data=GIVEN)
+        value = result.value()
     except (RuntimeError, ValueError, TypeError):
         return "error"
     return value if isinstance(value, bool) else "error"
@@ -93,10 +93,10 @@ def _ours(expression: str) -> object:
 @given(expressions)
 def test_selector_gives_what_the_reference_engine_gives(expression: str) -> None:
     """Value, run-time error or refusal to compile: both engines agree."""
-    theirs = _theirs(expression)
-    assume(theirs != "error" or not LEFT_EARLY.search(expression))
+    reference = _theirs(expression)
+    assume(reference != "error" or not LEFT_EARLY.search(expression))
 
-    assert _ours(expression) == theirs
+    assert _ours(expression) == reference
 
 
 def test_reference_engine_fails_when_a_name_is_bound_behind_a_loop_that_was_left_early() -> None:
@@ -123,10 +123,10 @@ def test_selector_costs_no_more_than_was_estimated(expression: str) -> None:
 @given(st.text(alphabet="device.attributes[]()\"'1a +-&|?:{},.<>=!%/*\\\n", max_size=60))
 def test_compiler_answers_when_the_text_is_garbage(text: str) -> None:
     """Whatever is written: a selector, or an error with a place in the text."""
-    found = compile_expression(text)
+    selector = compile_expression(text)
 
-    if isinstance(found, SelectorError):
-        assert found.message
-        assert 1 <= found.line <= text.count("\n") + 1
+    if isinstance(selector, SelectorError):
+        assert selector.message
+        assert 1 <= selector.line <= text.count("\n") + 1
     else:
-        found.matches(DEVICE)
+        selector.matches(DEVICE)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.laws import examples
 from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.search import allocate
-from topobus.controller.claims import lifecycle
+from topobus.controller.claims import attempts, lifecycle
 from topobus.controller.claims.objects import Claim
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.claims.templates import owner_pod_uid, wanted_claims
@@ -60,41 +60,41 @@ def _may_refuse(action: Any, *arguments: Any) -> Any:
 
 @settings(deadline=None, max_examples=examples(400))
 @given(OBJECTS)
-def test_objects_are_read_or_refused_whatever_they_are(one: ApiObject) -> None:
+def test_objects_are_read_or_refused_whatever_they_are(drawn: ApiObject) -> None:
     """Any object can be named, told a condition and deleted; reading it gives a value or a ContractError."""
-    name_of(one)
-    object_parts(one)
-    metadata_of(one)
-    lifecycle.owner_of(one)
-    lifecycle.number_of(one)
-    lifecycle.is_finished(lifecycle.without_protection(one))
-    api_object = lifecycle.with_condition(one, is_true=False, reason="R", message="m", now="t")
+    name_of(drawn)
+    object_parts(drawn)
+    metadata_of(drawn)
+    lifecycle.owner_of(drawn)
+    attempts.number_of(drawn)
+    lifecycle.is_finished(lifecycle.without_protection(drawn))
+    api_object = lifecycle.with_condition(drawn, is_true=False, reason="R", message="m", now="t")
     assert lifecycle.has_condition(api_object, reason="R", message="m")
-    _may_refuse(lambda: ask_deletion(one, now="t"))
-    _may_refuse(lambda: admit(one, uid="u", now="t"))
+    _may_refuse(lambda: ask_deletion(drawn, now="t"))
+    _may_refuse(lambda: admit(drawn, uid="u", now="t"))
     for action in (
         lifecycle.status_of,
-        lifecycle.attempt_of,
-        lifecycle.allocation_of,
+        attempts.attempt_of,
+        attempts.allocation_of,
         owner_pod_uid,
         wanted_claims,
         lambda pod: pod_request(pod, uid="u"),
     ):
-        _may_refuse(action, one)
+        _may_refuse(action, drawn)
 
 
 @settings(deadline=None, max_examples=examples(400))
 @given(st.lists(OBJECTS, max_size=4), st.dictionaries(WORDS, JSON, max_size=4))
 def test_world_answers_whatever_is_stored(stored: list[ApiObject], spec: dict[str, Any]) -> None:
     """A world full of garbage still gives every readable claim an outcome."""
-    world = StandaloneState()
-    world.put_inventory(Inventory(node="n1", device_class="gpu", generation=1, devices=(Device(name="gpu-0", device_class="gpu"),)))
+    state = StandaloneState()
+    state.put_inventory(Inventory(node="n1", device_class="gpu", generation=1, devices=(Device(name="gpu-0", device_class="gpu"),)))
     for index, api_object in enumerate(stored):
-        _may_refuse(world.put_object, ObjectKey(api_object.kind.lower(), "default", f"o{index}"), Stored(1, api_object))
+        _may_refuse(state.put_object, ObjectKey(api_object.kind.lower(), "default", f"o{index}"), Stored(1, api_object))
     own_api_object = ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata={"name": "mine", "uid": "u"}, spec=spec)
 
     for claim in (own_api_object, *(api_object for api_object in stored if api_object.kind == "ResourceClaim")):
         read = _may_refuse(lifecycle.read_claim, claim)
         if read is not None:
-            for node in world.nodes_for(Claim(claim)):
-                allocate(world.input_for(node, [(Claim(claim), read)]), COMPILER, step_budget=500)
+            for node in state.nodes_for(Claim(claim)):
+                allocate(state.input_for(node, [(Claim(claim), read)]), COMPILER, step_budget=500)

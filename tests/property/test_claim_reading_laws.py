@@ -47,20 +47,20 @@ def test_claim_is_read_or_refused_whatever_it_holds(status: dict[str, Any]) -> N
     """What is prepared stands in the allocation, on this node and for this driver; what is held by share is held; each refusal has a text."""
     claim = ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata={"uid": "u"}, status=status)
 
-    found = allocation_of(claim, namespace="default", name="c", uid="u", driver="gpu.topobus.dev", node="n1")
+    allocation = allocation_of(claim, namespace="default", name="c", uid="u", driver="gpu.topobus.dev", node="n1")
 
     is_allocated_here(claim, "u", "n1")
-    if isinstance(found, Refusal):
-        assert found.reasons[0].message
+    if isinstance(allocation, Refusal):
+        assert allocation.reasons[0].message
         return
-    assert isinstance(found, ClaimAllocation)
+    assert isinstance(allocation, ClaimAllocation)
     given_out = {
         (result["device"], result["pool"]) for result in status["allocation"]["devices"]["results"] if result["driver"] == "gpu.topobus.dev"
     }
-    assert {(device.device, device.pool) for device in found.devices} == given_out
+    assert {(device.device, device.pool) for device in allocation.devices} == given_out
     assert {pool for _, pool in given_out} == {"n1"}
-    assert all(set(names) <= set(found.held[device_class]) for device_class, names in found.by_share.items())
-    assert found.config.keys() <= set(found.names)
+    assert all(set(names) <= set(allocation.held[device_class]) for device_class, names in allocation.by_share.items())
+    assert allocation.config.keys() <= set(allocation.names)
 
 
 @given(st.dictionaries(WORDS, JSON, max_size=3), st.sampled_from(["v1", "v1beta2", "v1beta1"]), st.lists(JSON, max_size=3))

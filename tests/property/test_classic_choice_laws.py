@@ -49,14 +49,14 @@ def test_choice_serves_all_claims_exactly_when_they_can_be_served(
     marks: list[frozenset[int]], asked: list[tuple[int, int]], held: set[int]
 ) -> None:
     """No claim is refused where a way exists, none gets what it does not want or what somebody has, and no device goes twice."""
-    devices = [_device(index, one) for index, one in enumerate(marks)]
+    devices = [_device(index, marks_of_device) for index, marks_of_device in enumerate(marks)]
     taken = {devices[index].id: "claim x/y" for index in held if index < len(devices)}
     wanted = [_wanted(index, mark, count) for index, (mark, count) in enumerate(asked)]
 
     chosen = choose("n1", wanted, devices, taken)
 
     free = {index for index in range(len(marks)) if index not in held}
-    sets = [{index for index, one in enumerate(marks) if mark in one} for mark, _ in asked]
+    sets = [{index for index, marks_of_device in enumerate(marks) if mark in marks_of_device} for mark, _ in asked]
     if isinstance(chosen, Refusal):
         assert not _exists(sets, [count for _, count in asked], free)
         return

@@ -9,8 +9,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from property.test_classic_selector_laws import COMPILER, selectors
+from support.classic_selectors import selectors
 from support.laws import examples
+from topobus.cel.selector import CelCompiler
 from topobus.controller.allocation.pools import gather_pools
 from topobus.controller.allocation.search import allocate
 from topobus.controller.allocation.values import (
@@ -35,6 +36,7 @@ from topobus.kubernetes.api.resource import DeviceClassSpec
 from topobus.kubernetes.api.shape import read_as
 
 GROUP = "gpu.resource.topobus.dev"
+COMPILER = CelCompiler()
 
 devices = st.lists(
     st.builds(
@@ -88,7 +90,7 @@ def _manifest(of_class: dict[str, Any], of_claim: dict[str, Any]) -> str:
 @given(devices, selectors, selectors, st.integers(1, 3), sharing, sharing)
 @settings(max_examples=examples(80), deadline=None)
 def test_migrated_claim_gets_what_the_classic_one_could_get(
-    found: list[tuple[Any, ...]],
+    published: list[tuple[Any, ...]],
     of_class: dict[str, Any],
     of_claim: dict[str, Any],
     count: int,
@@ -115,7 +117,9 @@ def test_migrated_claim_gets_what_the_classic_one_could_get(
         return
     text = yaml.safe_dump_all(done.objects, allow_unicode=True)
     device_class, claim = parse_manifest(text, where="migrated")
-    inventory = Inventory(node="n1", device_class="gpu", generation=1, devices=tuple(_device(*one) for one in enumerate(found)))
+    inventory = Inventory(
+        node="n1", device_class="gpu", generation=1, devices=tuple(_device(*numbered) for numbered in enumerate(published))
+    )
     node = Node("n1", {})
     pools = gather_pools(slices_from_inventory(inventory), node, ALL_GATES)
     candidates = [candidate for pool in pools for candidate in pool.candidates]

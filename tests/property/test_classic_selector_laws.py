@@ -8,6 +8,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.classic_selectors import AMOUNTS, PRODUCTS, VERSIONS, selectors
 from support.laws import examples
 from topobus.cel.seam import DeviceFacts, SelectorError, Version
 from topobus.cel.selector import CelCompiler
@@ -15,7 +16,6 @@ from topobus.controller.classic.core.selection import is_wanted
 from topobus.domain.quantity import Quantity
 from topobus.kubernetes.api.classic_cel import selector_expression
 from topobus.kubernetes.api.classic_parameters import (
-    OPERATORS,
     ClaimParameters,
     DeviceSelector,
     check_claim_parameters,
@@ -25,49 +25,8 @@ from topobus.kubernetes.api.limits import MAX_EXPRESSION_BYTES
 DRIVER = "gpu.topobus.dev"
 COMPILER = CelCompiler()
 
-# Few different values, so that equality, order and patterns meet often.
-PRODUCTS = ("NVIDIA A100-SXM4-40GB", "NVIDIA H100 80GB HBM3", "a100", "", "K.elvin", "Ünicode (x)", 'quo"te\\')
-PATTERNS = ("*a100*", "nvidia*", "*", "?100", "a100", "*.e*", "*(x)", '*"te\\', "K.elvin", "*ü*", "H100", "**80??*")
-AMOUNTS = ("0", "40Gi", "42949672960", "80Gi", "1.5", "-1", "1e3", "500m")
-VERSIONS = ("535.104.05", "535.104.5", "v535", "8.0", "12.2.0", "0.0.1", "550")
 PUBLISHED_VERSIONS = (*VERSIONS, "535.104.05.01", "garbage", "", "1.2.3-rc.1")
 
-versions = st.fixed_dictionaries({"value": st.sampled_from(VERSIONS), "operator": st.sampled_from(OPERATORS)})
-amounts = st.fixed_dictionaries({"value": st.sampled_from(AMOUNTS), "operator": st.sampled_from(OPERATORS)})
-names = st.sampled_from(("speed", "label", "flag", "resource.kubernetes.io/numaNode", "other.example.com/label"))
-attributes = st.one_of(
-    st.fixed_dictionaries({"name": names, "value": st.integers(-2, 2), "operator": st.sampled_from(OPERATORS)}),
-    st.fixed_dictionaries({"name": names, "value": st.booleans(), "operator": st.sampled_from(OPERATORS[:2])}),
-    st.fixed_dictionaries({"name": names, "value": st.sampled_from(PATTERNS), "operator": st.sampled_from(OPERATORS[:2])}),
-)
-capacities = st.fixed_dictionaries(
-    {"name": st.sampled_from(("memory", "x.example.com/slots")), "value": st.sampled_from(AMOUNTS), "operator": st.sampled_from(OPERATORS)}
-)
-CONDITIONS: dict[str, st.SearchStrategy[Any]] = {
-    "productName": st.sampled_from(PATTERNS),
-    "brand": st.sampled_from(PATTERNS),
-    "architecture": st.sampled_from(PATTERNS),
-    "uuid": st.sampled_from(PATTERNS),
-    "index": st.integers(-1, 2),
-    "migEnabled": st.booleans(),
-    "memory": amounts,
-    "driverVersion": versions,
-    "cudaRuntimeVersion": versions,
-    "cudaComputeCapability": versions,
-    "attribute": attributes,
-    "capacity": capacities,
-}
-conditions = st.one_of(*(st.fixed_dictionaries({name: value}) for name, value in CONDITIONS.items()))
-selectors = st.recursive(
-    st.one_of(conditions, st.fixed_dictionaries({}, optional=CONDITIONS)),
-    lambda inner: st.builds(
-        lambda own, both, either: {**own, **({"andExpression": both} if both else {}), **({"orExpression": either} if either else {})},
-        st.one_of(st.just({}), conditions),
-        st.lists(inner, max_size=3),
-        st.lists(inner, max_size=3),
-    ),
-    max_leaves=8,
-)
 
 texts = st.one_of(st.none(), st.sampled_from(PRODUCTS))
 anything = st.one_of(st.none(), st.booleans(), st.integers(-2, 2), st.sampled_from(PRODUCTS), st.just((0, 1)))
@@ -96,22 +55,22 @@ def devices(draw: st.DrawFn) -> DeviceFacts:
         "label": draw(anything),
         "flag": draw(anything),
     }
-    found: dict[str, dict[str, Any]] = {DRIVER: {name: value for name, value in own.items() if value is not None}}
+    attributes: dict[str, dict[str, Any]] = {DRIVER: {name: value for name, value in own.items() if value is not None}}
     for domain, name in (("resource.kubernetes.io", "numaNode"), ("other.example.com", "label")):
         value = draw(anything)
         if value is not None:
-            found[domain] = {name: value}
+            attributes[domain] = {name: value}
     capacity: dict[str, dict[str, Quantity]] = {}
     for domain, name in ((DRIVER, "memory"), ("x.example.com", "slots")):
         amount = draw(quantities)
         if amount is not None:
             capacity[domain] = {name: amount}
-    return DeviceFacts(DRIVER, found, capacity)
+    return DeviceFacts(DRIVER, attributes, capacity)
 
 
 @given(selectors, st.lists(devices(), min_size=1, max_size=4))
 @settings(max_examples=examples(150), deadline=None)
-def test_migrated_cel_wants_what_the_classic_selector_wants(written: dict[str, Any], found: list[DeviceFacts]) -> None:
+def test_migrated_cel_wants_what_the_classic_selector_wants(written: dict[str, Any], published: list[DeviceFacts]) -> None:
     """Whatever is asked and whatever devices publish, both give the same verdict, and CEL never ends in an error.
 
     The one exception is an expression that is longer than Kubernetes takes: the compiler refuses it, and migration omits the object.
@@ -126,6 +85,6 @@ def test_migrated_cel_wants_what_the_classic_selector_wants(written: dict[str, A
         return
     assert not isinstance(compiled, SelectorError), f"{compiled}: {expression}"
 
-    verdicts = [compiled.matches(device_facts) for device_facts in found]
+    verdicts = [compiled.matches(device_facts) for device_facts in published]
 
-    assert verdicts == [is_wanted(selector, device_facts) for device_facts in found], expression
+    assert verdicts == [is_wanted(selector, device_facts) for device_facts in published], expression

@@ -194,9 +194,9 @@ def test_closest_mask_is_found_without_looking_at_all(monkeypatch: pytest.Monkey
 
     with monkeypatch.context() as patch:
         patch.setattr(exact, "_FEW", 0)
-        found = exact._closest(layer, size, ids, fit)
+        closest = exact._closest(layer, size, ids, fit)
 
-    assert found == min((unpack(mask, ids) for mask in members(layer)), key=fit)
+    assert closest == min((unpack(mask, ids) for mask in members(layer)), key=fit)
 
 
 def test_merge_refuses_when_many_nodes_hide_that_reuse_lies_elsewhere() -> None:

@@ -13,6 +13,7 @@ from topobus.domain import transitions
 from topobus.domain.alignment.planning.node_view import with_ledger
 from topobus.domain.alignment.planning.placement import place
 from topobus.domain.ledger import AllocationPhase, Ledger
+from topobus.domain.ledger_invariant import check_holders
 from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import Owner, OwnerKind
 from topobus.domain.transitions import Step
@@ -126,7 +127,9 @@ class LedgerMachine(RuleBasedStateMachine):
         if isinstance(step, Refusal):
             return multiple()
         after = step.ledger.allocations
-        assert {one: held for one, held in after.items() if one != key} == {one: held for one, held in before.items() if one != key}
+        assert {owner_key: held for owner_key, held in after.items() if owner_key != key} == {
+            owner_key: held for owner_key, held in before.items() if owner_key != key
+        }
         assert (key in after) == (keeps_devices and key in before)
         assert key not in after or (after[key].holdings == before[key].holdings and not after[key].is_prepared)
         return self._apply(step)
@@ -134,10 +137,10 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(target=done, name=NAMES, is_pod=st.booleans())
     def release(self, name: str, is_pod: bool) -> tuple[str, str]:
         """Let go; the rest stays as it was."""
-        one = owner(name) if is_pod else kubelet(name)
+        holder = owner(name) if is_pod else kubelet(name)
         before = self.ledger.allocations
-        step = transitions.release(self.ledger, op_id=self._op, owner=one, decision_id="d")
-        assert step.ledger.allocations == {key: held for key, held in before.items() if key != one.key}
+        step = transitions.release(self.ledger, op_id=self._op, owner=holder, decision_id="d")
+        assert step.ledger.allocations == {key: held for key, held in before.items() if key != holder.key}
         return self._apply(step)
 
     @rule(target=done, name=NAMES)
@@ -200,14 +203,14 @@ class LedgerMachine(RuleBasedStateMachine):
     def nothing_is_held_twice(self) -> None:
         """No device and no CPU has two owners, and old answers stay bounded."""
         if hasattr(self, "ledger"):
-            transitions.check(self.ledger)
+            check_holders(self.ledger)
             holds: dict[str, list[bool]] = {}
             for allocation in self.ledger.allocations.values():
                 for gpu, is_share in {
                     (gpu, gpu in h.shared.get("gpu", ())) for h in allocation.holdings for gpu in h.devices.get("gpu", ())
                 }:
                     holds.setdefault(gpu, []).append(is_share)
-            assert all(len(found) == 1 or all(found) for found in holds.values())
+            assert all(len(shares) == 1 or all(shares) for shares in holds.values())
             assert len(self.ledger.operations) <= transitions.OPERATIONS_KEPT
 
 

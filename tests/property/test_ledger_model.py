@@ -1,6 +1,6 @@
 """The topology service against a store that loses, delays, repeats and reorders, as a state machine beside a simple model of who holds what.
 
-Two instances of the real service (book, answers, announcer) share one small store in memory. Operations are delivered in any order, any number of times,
+Two instances of the real service (book, answers, announcer) share one bus in memory. Operations are delivered in any order, any number of times,
 to either instance; each step of the store may time out before or after it has happened, or kill the instance. Somebody who is no instance writes ledgers of
 his own making into the store, whatever the service is doing. The model knows only effects.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
 from typing import Any
 
 from hypothesis import settings
@@ -19,20 +20,22 @@ from msgspec import structs
 
 from support.alignment_nodes import container, dgx_facts, owner, pod
 from support.laws import examples
-from topobus.contracts.catalogue import LEDGER
+from topobus.contracts.catalogue import DECISION, LEDGER
 from topobus.contracts.codec import decode, encode
 from topobus.contracts.messages import AdoptRequest, CommitRequest, DecisionEvent, PlaceRequest, ReleaseRequest
 from topobus.domain import transitions
-from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.domain.errors import PeerUnavailable
 from topobus.domain.idset import CpuSet
 from topobus.domain.ledger import Allocation, AllocationPhase, Holding, Ledger, OperationRecord
+from topobus.domain.ledger_invariant import check_holders
 from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import Owner, OwnerKind
 from topobus.domain.view import AlignmentOptions
-from topobus.runtime.failures import AmbiguousWrite
 from topobus.runtime.readiness import Readiness
-from topobus.runtime.state import Conflict, Entry, Written
+from topobus.testing.bus import FatedBus, Fates, MemoryBus, MemoryNats
 from topobus.testing.clock import ManualClock
+from topobus.testing.fates import Died, Dies, Fate, Unconfirmed
+from topobus.testing.nats.memory_streams import MemoryStream
 from topobus.topology.announcer import Announcer
 from topobus.topology.ask_handlers import AskHandlers
 from topobus.topology.ledger_store import LedgerStore
@@ -45,115 +48,73 @@ EXPIRE_S = 60.0
 FACTS = dgx_facts()
 
 # What befalls one step of the store: nothing, a time-out before or after it happened, death before or after.
-FATES = st.lists(st.sampled_from(["fine", "fine", "fine", "lost", "unknown", "dies-before", "dies-after"]), max_size=3)
+FATES = st.lists(
+    st.sampled_from([None, None, None, Unconfirmed(is_done=False), Unconfirmed(is_done=True), Dies(is_done=False), Dies(is_done=True)]),
+    max_size=3,
+)
+# Reading the newest events never fails here, for the announcer would wait in real time.
+COUNTED = frozenset({"get", "history", "compare_and_set", "publish"})
+KEY = f"$KV.{LEDGER.bucket}.{NODE}"
 NAMES = st.sampled_from(["a", "b", "c"])
 Units = frozenset[tuple[str, str]]
 
 
-class Died(BaseException):
-    """The process is gone."""
-
-
 class Store:
-    """What outlives every process: one key with compare-and-set, and a stream that knows the ids of its messages."""
+    """What outlives every process: the server, and the fates of what is done there next."""
 
     def __init__(self) -> None:
-        self.data: bytes | None = None
-        self.revision = 0
-        self.kept: list[tuple[int, bytes]] = []
-        """The newest revisions with what stood there, as the bucket keeps them."""
-        self.events: dict[str, DecisionEvent] = {}
-        self.fates: list[str] = []
+        self.server = MemoryNats()
+        self.fates: list[Fate | None] = []
+        self._sessions = AsyncExitStack()
+        self._decoded: tuple[int, Ledger] = (0, Ledger(node=NODE))
 
-    def step(self, action: Callable[[], Any], unknown: type[PeerUnavailable]) -> Any:
-        """Do one step as fate has it."""
-        fate = self.fates.pop(0) if self.fates else "fine"
-        if fate == "dies-before":
-            raise Died
-        if fate == "lost":
-            raise unknown("timed out")
-        done = action()
-        if fate == "dies-after":
-            raise Died
-        if fate == "unknown":
-            raise unknown("timed out")
-        return done
+    async def open(self) -> None:
+        """Connect and make what belongs there."""
+        self._bus = await self._sessions.enter_async_context(MemoryBus.session(self.server, name="topology"))
+        await self._bus.provision()
 
-    def write(self, data: bytes) -> int:
-        """Store the key's next revision."""
-        self.data, self.revision = data, self.revision + 1
-        self.kept = [*self.kept, (self.revision, data)][-LEDGER.history :]
-        return self.revision
+    async def close(self) -> None:
+        """Disconnect."""
+        await self._sessions.aclose()
 
+    def bus(self) -> FatedBus:
+        """Give an instance's bus."""
+        return FatedBus(self._bus, Fates(lambda _: self.fates.pop(0) if self.fates else None, counted=COUNTED))
 
-def read(data: bytes) -> Ledger | None:
-    """Read a stored value; None when it is no ledger."""
-    try:
-        return decode(data, Ledger)
-    except ContractError:
-        return None
+    @property
+    def has_ledger(self) -> bool:
+        """Say whether anything stands at the key."""
+        return self._stream(LEDGER.bucket).last_of(KEY) is not None
 
+    def ledger(self) -> Ledger:
+        """Read the key past the bus.
 
-class StoreBus:
-    """The bus as far as the service needs it here."""
+        Errors: raises ContractError when what stands there is no ledger.
+        """
+        stored = self._stream(LEDGER.bucket).last_of(KEY)
+        if stored is None:
+            return Ledger(node=NODE)
+        if self._decoded[0] != stored.sequence:
+            self._decoded = (stored.sequence, decode(stored.data, Ledger))
+        return self._decoded[1]
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def events(self) -> list[str]:
+        """Give the ids of all decisions that were told of."""
+        return [decode(stored.data, DecisionEvent).id for stored in self.server.streams[str(DECISION.stream)].messages.values()]
 
-    async def get(self, _state: Any, **_parts: str) -> Any:
-        """Read the key."""
-        store = self._store
+    async def forge(self, data: bytes) -> None:
+        """Write the key as somebody who is no instance."""
+        self.server.receive(KEY, data, "", {})
 
-        def look() -> Entry[Ledger] | None:
-            if store.data is None:
-                return None
-            value = read(store.data)
-            if value is None:
-                raise ContractError("no ledger", revision=store.revision)
-            return Entry(parts={}, revision=store.revision, value=value)
-
-        return store.step(look, PeerUnavailable)
-
-    async def history(self, _state: Any, **_parts: str) -> Any:
-        """Read the revisions that are kept and can be read."""
-        entries = [(revision, read(data)) for revision, data in self._store.kept]
-        return self._store.step(
-            lambda: tuple(Entry(parts={}, revision=revision, value=value) for revision, value in entries if value is not None),
-            PeerUnavailable,
-        )
-
-    async def compare_and_set(self, _state: Any, value: Any, expected_revision: int, **_parts: str) -> Any:
-        """Write the key when nobody else has."""
-
-        def write() -> Written | Conflict:
-            if expected_revision != self._store.revision:
-                return Conflict()
-            return Written(revision=self._store.write(encode(value)))
-
-        return self._store.step(write, AmbiguousWrite)
-
-    async def publish(self, _event: Any, value: Any, *, event_id: str, **_parts: str) -> int:
-        """Append to the stream, once an id."""
-        self._store.step(lambda: self._store.events.setdefault(event_id, value), PeerUnavailable)
-        return len(self._store.events)
-
-    async def last(self, _event: Any, *, limit: int, **_parts: str) -> Any:
-        """The newest events; reading them never fails here, for the announcer would wait in real time."""
-        return tuple(Event(event) for event in list(self._store.events.values())[-limit:])
-
-
-class Event:
-    """A received event, as far as it is looked at."""
-
-    def __init__(self, value: DecisionEvent) -> None:
-        self.value = value
+    def _stream(self, bucket: str) -> MemoryStream:
+        return self.server.streams[f"KV_{bucket}"]
 
 
 class Instance:
     """One process of the service."""
 
     def __init__(self, store: Store, clock: ManualClock) -> None:
-        bus: Any = StoreBus(store)
+        bus = store.bus()
         metrics, readiness = TopologyMetrics(None), Readiness()
         facts = NodeInputs(bus, node=NODE, options=AlignmentOptions(), reserved_cpus=CpuSet(), readiness=readiness)
         facts.machine, facts.inventories, facts._has_inventories = FACTS[0], FACTS[1], True
@@ -223,6 +184,7 @@ class LedgerModel(RuleBasedStateMachine):
         """An empty store and two instances."""
         self.runner = asyncio.Runner()
         self.store = Store()
+        self.runner.run(self.store.open())
         self.clock = ManualClock()
         self.instances = [Instance(self.store, self.clock) for _ in range(2)]
         self.count = 0
@@ -240,14 +202,12 @@ class LedgerModel(RuleBasedStateMachine):
             self._on(which, lambda instance: self._open(instance), [])
             self._on(which, lambda instance: self._announce(instance), [])
         self._learn()
-        assert {operation_record.decision_id for operation_record in self.applied.values()} == self.store.events.keys()
-        assert transitions.unannounced(self._ledger()) == ()
+        assert sorted(operation_record.decision_id for operation_record in self.applied.values()) == sorted(self.store.events())
+        assert transitions.unannounced(self.store.ledger()) == ()
+        self.runner.run(self.store.close())
         self.runner.close()
 
-    def _ledger(self) -> Ledger:
-        return decode(self.store.data, Ledger) if self.store.data is not None else Ledger(node=NODE)
-
-    def _on(self, which: int, action: Callable[[Instance], Coroutine[Any, Any, Any]], fates: list[str]) -> Any:
+    def _on(self, which: int, action: Callable[[Instance], Coroutine[Any, Any, Any]], fates: list[Fate | None]) -> Any:
         """Let an instance do something; a dead one is replaced, a time-out is nobody's answer."""
         self.store.fates = list(fates)
         try:
@@ -269,14 +229,14 @@ class LedgerModel(RuleBasedStateMachine):
     @staticmethod
     async def _announce(instance: Instance, *, is_quiet: bool = True) -> None:
         if instance.book._is_known:
-            await instance.announcer._recall()
+            await instance.announcer._read_announced()
             await instance.announcer._publish_all()
             if is_quiet:
                 await instance.book.write_marks()
 
     def _learn(self) -> None:
         """Apply to the model what has newly happened, oldest first."""
-        ledger = self._ledger()
+        ledger = self.store.ledger()
         new = sorted((operation.number, key) for key, operation in ledger.operations.items() if key not in self.applied)
         for _, key in new:
             record = ledger.operations[key]
@@ -336,7 +296,7 @@ class LedgerModel(RuleBasedStateMachine):
         return self._new(lambda op_id: CommitRequest(op_id=op_id, owner=owner(name)))
 
     @rule(operation=sent, which=st.integers(0, 1), fates=FATES)
-    def deliver(self, operation: tuple[str, Any], which: int, fates: list[str]) -> None:
+    def deliver(self, operation: tuple[str, Any], which: int, fates: list[Fate | None]) -> None:
         """Any operation arrives, for the first time or again, early or late; the same operation gives the same answer, or says what became of it."""
         op_id, request = operation
         verbs: dict[type, str] = {PlaceRequest: "place", AdoptRequest: "adopt", ReleaseRequest: "release", CommitRequest: "commit"}
@@ -364,19 +324,19 @@ class LedgerModel(RuleBasedStateMachine):
         held = self.holds[record.owner_key][0]
         if isinstance(request, AdoptRequest):
             return all((name, device) in held for name, devices in request.devices.items() for device in devices)
-        return self._ledger().allocations[record.owner_key].decision_id == record.decision_id
+        return self.store.ledger().allocations[record.owner_key].decision_id == record.decision_id
 
     @rule(operation=consumes(sent))
     def lose(self, operation: tuple[str, Any]) -> None:
         """A message never arrives (again)."""
 
     @rule(which=st.integers(0, 1), fates=FATES, is_quiet=st.booleans())
-    def announce(self, which: int, fates: list[str], is_quiet: bool) -> None:
+    def announce(self, which: int, fates: list[Fate | None], is_quiet: bool) -> None:
         """An instance publishes what is to be told; when nothing else comes, it marks that, too."""
         self._on(which, lambda instance: self._announce(instance, is_quiet=is_quiet), fates)
 
     @rule(which=st.integers(0, 1), fates=FATES)
-    def look(self, which: int, fates: list[str]) -> None:
+    def look(self, which: int, fates: list[Fate | None]) -> None:
         """An instance looks at the store."""
         self._on(which, self._open, fates)
 
@@ -386,7 +346,7 @@ class LedgerModel(RuleBasedStateMachine):
         self.instances[which] = Instance(self.store, self.clock)
 
     @rule(which=st.integers(0, 1), fates=FATES, seconds=st.sampled_from([1.0, EXPIRE_S]))
-    def let_time_pass(self, which: int, fates: list[str], seconds: float) -> None:
+    def let_time_pass(self, which: int, fates: list[Fate | None], seconds: float) -> None:
         """Reservations that are old enough end; committed holdings never do."""
         committed = {key for key, (_, phase) in self.holds.items() if phase is AllocationPhase.COMMITTED}
         self._on(which, lambda instance: instance.reservations.expire(), [])
@@ -398,15 +358,15 @@ class LedgerModel(RuleBasedStateMachine):
     @rule(
         which=st.integers(0, 1),
         forger=st.sampled_from(sorted(FORGERS)),
-        fates=st.lists(st.sampled_from(["fine", "lost", "unknown"]), max_size=2),
+        fates=st.lists(st.sampled_from([None, Unconfirmed(is_done=False), Unconfirmed(is_done=True)]), max_size=2),
         is_start=st.booleans(),
     )
-    def forge(self, which: int, forger: str, fates: list[str], is_start: bool) -> None:
+    def forge(self, which: int, forger: str, fates: list[Fate | None], is_start: bool) -> None:
         """Somebody else writes the key; an instance, whatever it knew or freshly started, puts back what was answered when it has looked."""
-        if self.store.data is None:
+        if not self.store.has_ledger:
             return
-        before = self._ledger()
-        self.store.write(FORGERS[forger](before))
+        before = self.store.ledger()
+        self.runner.run(self.store.forge(FORGERS[forger](before)))
         self.forgeries += 1
         if is_start:
             self.instances[which] = Instance(self.store, self.clock)
@@ -418,16 +378,16 @@ class LedgerModel(RuleBasedStateMachine):
             self.store.fates = []
         self.runner.run(self._open(self.instances[which]))
 
-        assert self._ledger().allocations == before.allocations
-        assert self._ledger().epoch <= before.epoch + EPOCHS_A_FORGERY
+        assert self.store.ledger().allocations == before.allocations
+        assert self.store.ledger().epoch <= before.epoch + EPOCHS_A_FORGERY
 
     @invariant()
     def the_ledger_holds_what_the_model_holds(self) -> None:
         """Nothing leaks, nothing is lost, nothing is held twice, and no operation counts twice."""
         if not hasattr(self, "store"):
             return
-        ledger = self._ledger()
-        transitions.check(ledger)
+        ledger = self.store.ledger()
+        check_holders(ledger)
         assert {key: (units_of(allocation), allocation.phase) for key, allocation in ledger.allocations.items()} == self.holds
         assert ledger.sequence == len(self.applied)
         assert ledger.epoch <= 1 + EPOCHS_A_FORGERY * self.forgeries

@@ -173,12 +173,12 @@ def test_place_gives_the_same_bytes_when_another_process_hashes_otherwise(seed: 
     answers = [
         subprocess.run(
             [sys.executable, "-c", _SCRIPT],
-            env={**os.environ, "PYTHONHASHSEED": one, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])},
+            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])},
             capture_output=True,
             check=True,
             timeout=60,
         ).stdout
-        for one in ("0", seed)
+        for hash_seed in ("0", seed)
     ]
 
     assert answers[0] == answers[1]

@@ -31,7 +31,6 @@ from topobus.controller.scheduling.decisions import (
     post_filter,
     pre_filter,
     reserve,
-    unreserve,
 )
 from topobus.controller.scheduling.score import rank, score_node
 from unit.controller.allocation import given, gpus, slice_of, solve
@@ -76,12 +75,12 @@ class Home:
             if not isinstance(plan, PodPlan):
                 return None
             seen = [filter_node(plan, Node(node), self.search) for node in NODES if only in ("", node)]
-            fits = {one.node: one for one in seen if isinstance(one, NodeFit)}
+            fits = {answer.node: answer for answer in seen if isinstance(answer, NodeFit)}
             if fits:
                 best = rank([score_node(plan, node_fit) for node_fit in fits.values()])[0]
                 self.bind(plan, fits[best])
                 return plan
-            answer = post_filter(plan, [one for one in seen if isinstance(one, NodeMiss)])
+            answer = post_filter(plan, [miss for miss in seen if isinstance(miss, NodeMiss)])
             if not isinstance(answer, TakeBack):
                 return plan
             assert all(user.uid == plan.pod.uid for user in answer.claim.consumers)
@@ -102,7 +101,7 @@ class Home:
     def leave(self, name: str) -> None:
         """Take a pod away."""
         who = objects.PodRef("default", name, f"uid-{name}")
-        self.claims |= unreserve(who, self.claims)
+        self.claims = {claim: objects.without_reservations(value, (who.uid,)) for claim, value in self.claims.items()}
         self.bound.pop(who.uid, None)
 
 

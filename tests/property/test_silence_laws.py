@@ -21,12 +21,12 @@ looks = st.lists(st.tuples(st.floats(0.1, 10.0), answers), max_size=40)
 
 def walk(row: list[Look]) -> list[tuple[float, Answered | Silent, Silence]]:
     """What is known after each look, with its time; looks are so many seconds apart."""
-    at, silence, found = 0.0, Silence(), []
+    at, silence, states = 0.0, Silence(), []
     for wait_s, answer in row:
         at += wait_s
         silence = next_silence(silence, answer, at=at, settings=SETTINGS)
-        found.append((at, answer, silence))
-    return found
+        states.append((at, answer, silence))
+    return states
 
 
 @given(row=looks)

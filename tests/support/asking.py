@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TypeVar
 
-from topobus.contracts.catalogue import Ask
+from topobus.contracts.nouns import Ask
 from topobus.domain.errors import PeerUnavailable
 from topobus.runtime.bus import Bus
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TypeVar
 
 import msgspec
 from prometheus_client import CollectorRegistry
 
 from support.alignment_nodes import dgx_facts
-from support.small_topology import SmallTopology
+from support.real_topology import WatchedTopology, real_topology
 from topobus.contracts import catalogue
 from topobus.contracts.messages import ApiObject, HintsReply, HintsRequest
 from topobus.controller.config import ControllerSettings
@@ -42,7 +42,7 @@ T = TypeVar("T")
 class ClassicPlace:
     """The nodes, and a user."""
 
-    def __init__(self, bus: Bus, url: str, objects: Reader[Change[ApiObject]], nodes: dict[str, SmallTopology]) -> None:
+    def __init__(self, bus: Bus, url: str, objects: Reader[Change[ApiObject]], nodes: dict[str, WatchedTopology]) -> None:
         self.bus = bus
         self.url = url
         self.objects = objects
@@ -76,7 +76,7 @@ class ClassicPlace:
         assert claim is not None
         return claim
 
-    async def told(self, name: str, reason: str, kind: str = "resourceclaim") -> str:
+    async def until_reason(self, name: str, reason: str, kind: str = "resourceclaim") -> str:
         """Wait until an object has a condition with this reason; gives the message."""
         api_object = await self.until(kind, name, lambda value: reason in reasons(value))
         return reasons(api_object)[reason]
@@ -165,7 +165,7 @@ async def _no_opinion(_: HintsRequest) -> HintsReply:
 async def classic_place(bus: Bus, url: str) -> AsyncIterator[ClassicPlace]:
     """Two nodes, no controller yet."""
     recorded = dgx_facts()
-    nodes: dict[str, SmallTopology] = {}
+    made: dict[str, tuple[Machine, list[Inventory]]] = {}
     for name in NODES:
         machine: Machine = msgspec.structs.replace(recorded[0], node=name)
         inventories = [
@@ -190,14 +190,13 @@ async def classic_place(bus: Bus, url: str) -> AsyncIterator[ClassicPlace]:
                 devices=tuple(Device(name=f"nic-{index}", device_class="nic") for index in range(2)),
             ),
         ]
-        await bus.put(catalogue.MACHINE, machine, node=name)
         for inventory in inventories:
-            await bus.put(catalogue.INVENTORY, inventory, node=name, device_class=inventory.device_class)
             # A device service that nobody answers for is called silent after a while, and its devices Unknown.
             await bus.answer(catalogue.HINTS, _no_opinion, node=name, device_class=inventory.device_class)
-        nodes[name] = SmallTopology(bus, machine, inventories)
-        await nodes[name].start()
-    async with Reader(bus.watch(catalogue.OBJECT)) as objects:
+        made[name] = (machine, inventories)
+    async with AsyncExitStack() as stack:
+        nodes = {name: await stack.enter_async_context(real_topology(bus, *what)) for name, what in made.items()}
+        objects = await stack.enter_async_context(Reader(bus.watch(catalogue.OBJECT)))
         yield ClassicPlace(bus, url, objects, nodes)
 
 

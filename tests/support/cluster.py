@@ -36,7 +36,8 @@ def seconds(name: str, default: float) -> float:
 
 # Longer than kubelet takes to delete a driver's slices (30 s) and to look at its owed claims again (60 s).
 LIMIT_S = seconds("TOPOBUS_CLUSTER_LIMIT_S", 100)
-_LOOK_S = 0.5
+# How often it looks; a simulated cluster stands a shorter one.
+_LOOK_S = seconds("TOPOBUS_CLUSTER_LOOK_S", 0.5)
 # Any image that waits: load it into the node's runtime where there is no registry.
 _IMAGE = os.environ.get("TOPOBUS_CLUSTER_IMAGE", "registry.k8s.io/pause:3.10")
 _PREFIX = "resource.kubernetes.io"
@@ -74,10 +75,13 @@ class Cluster:
         """
         try:
             async with AsyncClient(KubeConfig.from_file(kubeconfig), trust_env=False) as client:
-                found = await _find_node(client, node)
+                node_name = await _find_node(client, node)
                 for kind in (ResourceSlice, DeviceClass, ResourceClaim, Pod):
-                    [one async for one in client.list(kind, **({"namespace": "default"} if kind in (ResourceClaim, Pod) else {}))]
-                return found
+                    [
+                        api_object
+                        async for api_object in client.list(kind, **({"namespace": "default"} if kind in (ResourceClaim, Pod) else {}))
+                    ]
+                return node_name
         except (ConfigError, OSError, ValueError, KeyError) as err:
             pytest.fail(f"KUBECONFIG={kubeconfig} cannot be used: {err}; name one file that kubectl can use, too", pytrace=False)
         except ApiError as err:
@@ -99,8 +103,8 @@ class Cluster:
 
     async def slices(self, suffix: str) -> list[str]:
         """Names of the node's slices of drivers that end so."""
-        found = [resource_slice.to_dict() async for resource_slice in self.client.list(ResourceSlice, fields={"spec.nodeName": self.node})]
-        return sorted(one["metadata"]["name"] for one in found if one["spec"]["driver"].endswith(suffix))
+        slices = [resource_slice.to_dict() async for resource_slice in self.client.list(ResourceSlice, fields={"spec.nodeName": self.node})]
+        return sorted(resource_slice["metadata"]["name"] for resource_slice in slices if resource_slice["spec"]["driver"].endswith(suffix))
 
     async def allocatable(self, resource: str) -> int:
         """How many of a resource the node offers."""
@@ -124,7 +128,7 @@ class Cluster:
             requests.append({"name": driver.partition(".")[0], "exactly": exactly})
         devices: dict[str, Any] = {"requests": requests}
         if match:
-            devices["constraints"] = [{"requests": [one["name"] for one in requests], "matchAttribute": match}]
+            devices["constraints"] = [{"requests": [request["name"] for request in requests], "matchAttribute": match}]
         await self._make(ResourceClaim, {"metadata": {"name": claim, "namespace": "default"}, "spec": {"devices": devices}})
         return claim
 
@@ -153,19 +157,19 @@ class Cluster:
 
     async def pod(self, name: str) -> dict[str, Any]:
         """A pod as plain values."""
-        found: dict[str, Any] = (await self.client.get(Pod, name, namespace="default")).to_dict()
-        return found
+        pod: dict[str, Any] = (await self.client.get(Pod, name, namespace="default")).to_dict()
+        return pod
 
     async def claim(self, name: str) -> dict[str, Any]:
         """A claim as plain values."""
-        found: dict[str, Any] = (await self.client.get(ResourceClaim, name, namespace="default")).to_dict()
-        return found
+        claim: dict[str, Any] = (await self.client.get(ResourceClaim, name, namespace="default")).to_dict()
+        return claim
 
     async def until_running(self, name: str) -> dict[str, Any]:
         """Wait until a pod runs."""
 
-        def is_running(one: dict[str, Any]) -> bool:
-            status = one.get("status", {})
+        def is_running(pod: dict[str, Any]) -> bool:
+            status = pod.get("status", {})
             assert status.get("phase") != "Failed", f"pod {name} was turned away: {status.get('reason')}: {status.get('message')}"
             return status.get("phase") == "Running"
 
@@ -177,7 +181,7 @@ class Cluster:
     async def remove(self, name: str) -> None:
         """Delete a pod and wait until it is gone."""
         await self._delete(Pod, name)
-        self._made = [one for one in self._made if one != (Pod, name)]
+        self._made = [made for made in self._made if made != (Pod, name)]
 
         async def pods() -> list[str]:
             return [pod.metadata.name async for pod in self.client.list(Pod, namespace="default")]
@@ -186,16 +190,16 @@ class Cluster:
 
     async def events(self, name: str, reason: str) -> list[str]:
         """Messages of the events of an object with this reason."""
-        found = [event.to_dict() async for event in self.client.list(Event, namespace="default", fields={"involvedObject.name": name})]
-        return [str(one.get("message")) for one in found if one.get("reason") == reason]
+        events = [event.to_dict() async for event in self.client.list(Event, namespace="default", fields={"involvedObject.name": name})]
+        return [str(event.get("message")) for event in events if event.get("reason") == reason]
 
     async def _said_of(self, name: str) -> list[str]:
         """Events of a pod: why it waits stands there."""
         try:
-            found = [event.to_dict() async for event in self.client.list(Event, namespace="default", fields={"involvedObject.name": name})]
+            events = [event.to_dict() async for event in self.client.list(Event, namespace="default", fields={"involvedObject.name": name})]
         except ApiError:
             return []
-        return [f"{one.get('reason')}: {one.get('message')}" for one in found]
+        return [f"{event.get('reason')}: {event.get('message')}" for event in events]
 
     async def clean(self) -> None:
         """Remove what was made, pods first; what is gone is no error."""

@@ -129,7 +129,7 @@ class ClusterHome:
 
     def users(self, name: str) -> list[str]:
         """List the pods that have reserved a claim."""
-        return [one["name"] for one in (self.get("ResourceClaim", name).get("status") or {}).get("reservedFor") or ()]
+        return [user["name"] for user in (self.get("ResourceClaim", name).get("status") or {}).get("reservedFor") or ()]
 
     def events(self, name: str) -> list[tuple[str, str]]:
         """List what an object was told: reason and message."""
@@ -137,11 +137,11 @@ class ClusterHome:
 
     def holders(self) -> dict[str, list[str]]:
         """Say which claims have each device."""
-        found: dict[str, list[str]] = {}
+        holders: dict[str, list[str]] = {}
         for resource_claim in self.server.objects("ResourceClaim"):
             for device in self.devices(resource_claim["metadata"]["name"]):
-                found.setdefault(device, []).append(resource_claim["metadata"]["name"])
-        return found
+                holders.setdefault(device, []).append(resource_claim["metadata"]["name"])
+        return holders
 
     def set_status(self, kind: str, name: str, **status: Any) -> None:
         """Write an object's status, as somebody else in the cluster would."""
@@ -157,7 +157,7 @@ class ClusterHome:
 
     async def until(self, holds: Callable[[], object], what: str) -> None:
         """Wait until something is true at the server."""
-        await self.server.until(holds, timeout_s=20.0, what=what)
+        await self.server.until(holds, timeout_s=60.0, what=what)
 
     @asynccontextmanager
     async def controller(

@@ -145,7 +145,7 @@ WHOLE: dict[str, tuple[Kind, Object]] = {
 
 def poison(whole: Object) -> list[Plain]:
     """Every way to spoil one place of an object, each as an object with a name of its own unless the name is what was spoilt."""
-    found: list[Plain] = []
+    spoilt_objects: list[Plain] = []
     for index, (_, text) in enumerate(spoilt(whole)):
         plain = json.loads(text)
         if not isinstance(plain, dict):
@@ -155,5 +155,5 @@ def poison(whole: Object) -> list[Plain]:
             metadata["name"] = f"poison-{index}"
             if metadata.get("uid") == "uid-1":
                 metadata["uid"] = f"uid-{index}"
-        found.append(plain)
-    return found
+        spoilt_objects.append(plain)
+    return spoilt_objects

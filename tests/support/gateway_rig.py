@@ -1,4 +1,4 @@
-"""A gateway, a kubelet and a node plane in one folder, on a real nats-server, for integration tests."""
+"""A gateway, a kubelet and a node plane in one folder and on one bus, for integration tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from support.node_plane import NODE, NodePlane
+from support.node_plane import NODE, NodePlane, show_machine
 from support.secured_nats import SecuredNats
 from topobus.contracts.catalogue import PODS
 from topobus.contracts.messages import PodsReply, PodsRequest
@@ -63,7 +63,7 @@ class WatchedReadiness(Readiness):
         super().set(part, is_ready, why)
         self._changed.announce()
 
-    async def until(self, holds: Callable[[dict[str, str]], bool], timeout_s: float = 10.0) -> dict[str, str]:
+    async def until(self, holds: Callable[[dict[str, str]], bool], timeout_s: float = 60.0) -> dict[str, str]:
         """Wait until the report is as wanted."""
         async with asyncio.timeout(timeout_s):
             while True:
@@ -129,8 +129,9 @@ async def make_rig(
     try:
         async with Bus.session(nats, name="gateway") if secured is None else secured.bus("topology") as bus:
             await bus.provision()
+            async with contextlib.nullcontext(bus) if secured is None else secured.bus("discovery") as discovery:
+                await show_machine(discovery)
             plane = NodePlane(bus)
-            await plane.start(classes=classes if secured is None else ())
             options: dict[str, object] = {"numa_nodes": NodeSet(0, 1), **kubelet_options}
             kubelet = KubeletSimulator(root / "kubelet", **options)  # type: ignore[arg-type]  # a test's own options
             settings = GatewaySettings(
@@ -147,6 +148,7 @@ async def make_rig(
                 # The node plane names its nodes after the devices.
                 edits={name: EditRights(device_nodes=(f"/dev/{name}-",)) for name in ("gpu", "nic", "fpga", "cpu")},
             )
-            yield Rig(root, url, bus, plane, kubelet, settings, WatchedReadiness(), nats)
+            async with plane.running(classes if secured is None else ()):
+                yield Rig(root, url, bus, plane, kubelet, settings, WatchedReadiness(), nats)
     finally:
         shutil.rmtree(root)

@@ -28,7 +28,7 @@ from topobus.simulation.machines import RecordedMachine, build
 from topobus.simulation.nats_server import find_nats_server, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
-KINDS = ("running", "manifests", "processes")
+KINDS = ("running", "manifests", "processes", "hands")
 NODE_SERVICES = ("discovery", "gpu", "nic", "topology")
 _READY_S = 60.0
 _NAMESPACE = "topobus"
@@ -127,8 +127,8 @@ class Manifests(Installation):
         await _run(self._kubectl, "-n", _NAMESPACE, *words)
 
     async def _settled(self) -> None:
-        for one in ("statefulset/nats", "daemonset/topobus-node", "daemonset/topobus-gateway"):
-            await self._on_pods("rollout", "status", one, "--timeout=120s")
+        for workload in ("statefulset/nats", "daemonset/topobus-node", "daemonset/topobus-gateway"):
+            await self._on_pods("rollout", "status", workload, "--timeout=120s")
 
 
 class Processes(Installation):
@@ -152,7 +152,7 @@ class Processes(Installation):
         except ConfigError:
             # Only root makes device nodes; a simulated node needs none.
             self._machine = build("dgx", machine)
-        self._spawn("nats", [str(find_nats_server()), "-js", "-sd", str(self._folder / "nats"), "-a", "127.0.0.1", "-p", str(self._nats)])
+        self._start_nats()
         for name in (*NODE_SERVICES, "gateway"):
             self._start(name)
         for name in (*NODE_SERVICES, "gateway"):
@@ -183,9 +183,11 @@ class Processes(Installation):
         await asyncio.to_thread(self._machine.remove_pci, pci)
 
     async def uninstall(self) -> None:
-        """Take everything off the node."""
+        """Take everything off the node; a simulated kubelet can be told so by TOPOBUS_CLUSTER_UNINSTALLED, a shell command."""
         for name in ("gateway", *NODE_SERVICES):
             await self._stop(name)
+        if setting("UNINSTALLED"):
+            await command("UNINSTALLED")
 
     def close(self) -> None:
         """End what still runs."""
@@ -218,6 +220,13 @@ class Processes(Installation):
         del self._running[name]
         assert status == 0, f"{name} did not end in order but with {status}: {self.log(name)}"
 
+    def _start_nats(self) -> None:
+        self._spawn("nats", [str(find_nats_server()), "-js", "-sd", str(self._folder / "nats"), "-a", "127.0.0.1", "-p", str(self._nats)])
+
+    def _service_settings(self) -> dict[str, str]:
+        """Give settings on top of those that every installation of this kind has."""
+        return {}
+
     def _start(self, name: str) -> None:
         port = free_port()
         kubelet = self._kubelet
@@ -239,6 +248,8 @@ class Processes(Installation):
             # The recorded machine's device nodes stand in its own folder.
             "TOPOBUS_GATEWAY__EDITS": json.dumps({name: {"device_nodes": [f"{self._folder}/machine/dev/"]} for name in ("gpu", "nic")}),
         }
+        settings.update(self._service_settings())
+        settings.update(json.loads(setting("SETTINGS", "{}")))
         self._spawn(name, [sys.executable, "-m", f"topobus.{name}.main"], settings, port)
 
     def _spawn(self, name: str, words: list[str], settings: dict[str, str] | None = None, port: int = 0) -> None:
@@ -249,7 +260,7 @@ class Processes(Installation):
 
     async def _until_ready(self, name: str) -> None:
         said = ""
-        for _ in range(int(_READY_S / 0.2)):
+        for _ in range(int(_READY_S / 0.1)):
             process, port = self._running[name]
             if process.poll() is not None and "Address already in use" in self.log(name)[-400:]:
                 # Somebody else took the port between the choice and the start.
@@ -259,7 +270,7 @@ class Processes(Installation):
             is_ready, said = await asyncio.to_thread(_asked, port)
             if is_ready:
                 return
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.1)
         raise AssertionError(f"{name} is not ready after {_READY_S:g} s: {said}; its log ends with {self.log(name)}")
 
 
@@ -273,6 +284,8 @@ def make_installation(node: str) -> Installation:
     kind = setting("INSTALLATION", "running")
     if kind not in KINDS:
         pytest.fail(f"TOPOBUS_CLUSTER_INSTALLATION is {kind!r}, wanted one of {', '.join(KINDS)}", pytrace=False)
+    if kind == "hands":
+        pytest.skip("NOT CHECKED ON A CLUSTER: TOPOBUS_CLUSTER_INSTALLATION=hands is what test_hands.py needs")
     if kind == "manifests":
         return Manifests()
     if kind == "processes":

@@ -12,8 +12,9 @@ import msgspec
 
 from support.gateway_rig import Rig
 from support.mortal_gateway import READY
+from support.whole_files import write_whole
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 _TESTS = Path(__file__).resolve().parent.parent
 
 
@@ -31,7 +32,7 @@ class Lives:
 
     async def start(self) -> None:
         """Start one that does not die, and wait until it has looked around."""
-        self.order.write_text("nothing 0", encoding="utf-8")
+        write_whole(self.order, "nothing 0")
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "support.mortal_gateway", str(self._settings), self.rig.url, str(self.order), str(self.steps),
             env={**os.environ, "PYTHONPATH": str(_TESTS)}, stdout=asyncio.subprocess.PIPE, limit=1 << 20,
@@ -47,17 +48,30 @@ class Lives:
         """Let the process die at a step of the next such call (`Allocate/gpu`), or of its next writes of slices (`publish`)."""
         self._doomed_step = step
         self.steps.write_text("", encoding="utf-8")
-        self.order.write_text(f"{call} {step}", encoding="utf-8")
+        write_whole(self.order, f"{call} {step}")
 
     async def died(self) -> bool:
         """Say whether it died, now that the call is over; False means that the call had fewer steps."""
         assert self._process is not None
         if len(self._log()) < self._doomed_step:
-            self.order.write_text("nothing 0", encoding="utf-8")
+            write_whole(self.order, "nothing 0")
             return False
         async with asyncio.timeout(LIMIT_S):
             assert await self._process.wait() == -signal.SIGKILL
         return True
+
+    async def death(self) -> str:
+        """Wait until it has died of what no call of kubelet's waits for; the step at which it did."""
+        assert self._process is not None
+        async with asyncio.timeout(LIMIT_S):
+            assert await self._process.wait() == -signal.SIGKILL
+        return self.where()
+
+    async def until_step(self, step: str) -> None:
+        """Wait until it has come to a step."""
+        async with asyncio.timeout(LIMIT_S):
+            while step not in self._log():  # noqa: ASYNC110  (a file tells nobody)
+                await asyncio.sleep(0.02)
 
     @property
     def is_dead(self) -> bool:

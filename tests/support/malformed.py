@@ -62,8 +62,8 @@ def _places(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tupl
     elif isinstance(value, list):
         # One element stands for all: they have one type.
         inner = iter(enumerate(value[:1]))
-    for key, one in inner:
-        yield from _places(one, (*path, key))
+    for key, inner_value in inner:
+        yield from _places(inner_value, (*path, key))
 
 
 def _others(value: Any) -> Iterator[Any]:

@@ -65,15 +65,15 @@ def _better(current: Hint | None, candidate: Hint, width: int, rank: Rank) -> Hi
     fitter = candidate if rank(candidate.nodes) < rank(current.nodes) else current
     if candidate.preferred:
         return fitter
-    ours, theirs = len(candidate.nodes), len(current.nodes)
-    if theirs > width:
+    candidate_width, current_width = len(candidate.nodes), len(current.nodes)
+    if current_width > width:
         return fitter
-    if theirs == width:
-        return fitter if ours == width else current
-    if ours > width:
+    if current_width == width:
+        return fitter if candidate_width == width else current
+    if candidate_width > width:
         return current
-    if ours == width:
+    if candidate_width == width:
         return candidate
-    if ours == theirs:
+    if candidate_width == current_width:
         return fitter
-    return candidate if ours > theirs else current
+    return candidate if candidate_width > current_width else current

@@ -1,4 +1,4 @@
-"""A bus whose owner dies at one of its steps, and a wait for that or for the work's end: which of them comes first is all that time decides."""
+"""A bus whose owner dies at one of its steps, and a wait for that or for the work's end."""
 
 from __future__ import annotations
 
@@ -24,17 +24,21 @@ def mortal_bus(bus: Bus, step: int, *, is_done: bool) -> FatedBus:
     return FatedBus(bus, fates)
 
 
-async def died_or(done: Coroutine[Any, Any, Any], *deaths: asyncio.Event) -> bool:
+async def died_or(done: Coroutine[Any, Any, Any], *replicas: Fates) -> bool:
     """Wait until every replica died at its step, or until nothing is left to be done; True says that all of them died.
+
+    A replica that is at its deadly step dies there, even when the test sees that step's effect before the replica does: a count of deaths must not depend on
+    who heard first.
 
     Errors: raises what `done` raises, when it ends first.
     """
-    dying = asyncio.gather(*(died.wait() for died in deaths))
+    dying = asyncio.gather(*(fates.died.wait() for fates in replicas))
     doing = asyncio.create_task(done)
     await asyncio.wait({dying, doing}, return_when=asyncio.FIRST_COMPLETED)
-    is_dead = all(died.is_set() for died in deaths)
-    if not is_dead:
+    if not dying.done():
         await doing
+        await asyncio.gather(*(fates.died.wait() for fates in replicas if fates.is_dying))
+    is_dead = all(fates.died.is_set() for fates in replicas)
     for waiting in (dying, doing):
         waiting.cancel()
     await asyncio.gather(dying, doing, return_exceptions=True)

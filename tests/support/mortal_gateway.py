@@ -3,7 +3,8 @@
     python -m support.mortal_gateway SETTINGS.json NATS-URL STEP-FILE LOG-FILE
 
 A step is whatever a crash could fall between: each ask and read on the bus (before and after it), each file made, renamed or removed (seen by
-an audit hook, so that a new one counts by itself), the call's begin and its answer; with the method `publish`, each write of a slice (before and after).
+an audit hook, so that a new one counts by itself), the call's begin and its answer; an event of the container runtime is a call, too (`RunPodSandbox/nri`); with the method `publish`, each write of a slice (before and after), with
+`status` those of claims' statuses, to disk and to the API server.
 STEP-FILE holds the method and the step to die at, `NodePrepareResources 3`; it is read when a call begins. LOG-FILE gets a line a step.
 """
 
@@ -23,9 +24,11 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from topobus.gateway.cluster.kubernetes_cluster import KubernetesCluster
+from topobus.gateway.cluster.report_record import ReportRecord
 from topobus.gateway.config import GatewaySettings
 from topobus.gateway.dra import dra_plugin
 from topobus.gateway.kubelet import device_plugin
+from topobus.gateway.runtime.nri_plugin import NriPlugin
 from topobus.gateway.service import serve
 from topobus.runtime.bus import Bus
 from topobus.runtime.clock import SystemClock
@@ -35,6 +38,7 @@ from topobus.runtime.service import Runtime
 
 READY = "READY"
 PUBLISH = "publish"
+STATUS = "status"
 
 _FILE_EVENTS = {"open", "os.rename", "os.remove", "os.chmod", "os.truncate"}
 
@@ -117,33 +121,48 @@ def _watch_calls(death: _Death, order: Path) -> None:
         setattr(module, "answer", counted)  # noqa: B010  (mypy knows the real one's type)
 
 
-def _watch_writes(death: _Death, order: Path) -> None:
-    """Count the writes of slices, each before and after the server has done it."""
-    known = ""
+def _watch_runtime(death: _Death, order: Path) -> None:
+    """Count the steps of one event of the container runtime (`RunPodSandbox/nri`), those of the work that it begins included."""
+    real: Callable[..., Awaitable[bytes]] = NriPlugin._answer
+
+    async def counted(self: NriPlugin, service: str, method: str, request: bytes) -> bytes:
+        wanted, _, step = _read(order).partition(" ")
+        if wanted == f"{method}/nri":
+            death.begin(int(step))
+            _CALL.set(death)
+            _step("called")
+        result = await real(self, service, method, request)
+        _step("answered")
+        return result
+
+    setattr(NriPlugin, "_answer", counted)  # noqa: B010  (mypy knows the real one's type)
+
+
+def _watch_writes(death: _Death, order: Path, method: str, *writes: tuple[type, str]) -> None:
+    """Count writes that no call of kubelet's waits for, as one sequence, each before and after it is done."""
+    last_order = ""
 
     def count(name: str) -> None:
-        nonlocal known
+        nonlocal last_order
         text = _read(order)
         wanted, _, step = text.partition(" ")
-        if wanted != PUBLISH:
+        if wanted != method:
             return
-        if text != known:
-            known = text
+        if text != last_order:
+            last_order = text
             death.begin(int(step))
         death.step(name)
 
-    for verb in ("create", "update", "delete"):
-        real: Callable[..., Awaitable[Any]] = getattr(KubernetesCluster, verb)
+    for owner, verb in writes:
+        real: Callable[..., Awaitable[Any]] = getattr(owner, verb)
 
-        async def counted(
-            self: KubernetesCluster, *arguments: Any, verb: str = verb, real: Callable[..., Awaitable[Any]] = real, **more: Any
-        ) -> Any:
+        async def counted(self: Any, *arguments: Any, verb: str = verb, real: Callable[..., Awaitable[Any]] = real, **more: Any) -> Any:
             count(f"before {verb}")
             result = await real(self, *arguments, **more)
             count(f"after {verb}")
             return result
 
-        setattr(KubernetesCluster, verb, counted)
+        setattr(owner, verb, counted)
 
 
 def _read(path: Path) -> str:
@@ -174,7 +193,10 @@ def main(arguments: list[str]) -> None:
     for verb in ("ask", "get"):
         _watch_bus(verb)
     _watch_calls(death, Path(order))
-    _watch_writes(_Death(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)), Path(order))
+    _watch_runtime(death, Path(order))
+    writes = _Death(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
+    _watch_writes(writes, Path(order), PUBLISH, *((KubernetesCluster, verb) for verb in ("create", "update", "delete")))
+    _watch_writes(writes, Path(order), STATUS, (ReportRecord, "save"), (KubernetesCluster, "apply_device_status"))
     _watch_files()
     asyncio.run(_run(settings, url))
 

@@ -1,37 +1,37 @@
-"""The node plane around a gateway, on a real bus: a topology service with the real ledger algebra, device services that prepare by rule."""
+"""The node plane around a gateway: the real topology service in process, and in place of device services peers that prepare by rule."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
 from typing import Any
 
-from msgspec import structs
-
-from topobus.contracts.catalogue import ADOPT, INVENTORY, LEDGER, OBJECT, PREFER, PREPARE, RELEASE, UNPREPARE
+from support.ask_record import AskRecord
+from support.real_topology import WatchedTopology
+from topobus.contracts.adjust_messages import Adjusted, AdjustReply, AdjustRequest
+from topobus.contracts.catalogue import ADJUST, ATTACH, DETACH, INVENTORY, MACHINE, OBJECT, PREPARE, UNPREPARE
 from topobus.contracts.messages import (
-    Adopted,
-    AdoptReply,
     AdoptRequest,
     ApiObject,
-    PreferReply,
-    PreferRequest,
     Prepared,
     PrepareReply,
     PrepareRequest,
-    ReleaseReply,
     ReleaseRequest,
     UnprepareReply,
     UnprepareRequest,
 )
-from topobus.domain import transitions
+from topobus.contracts.sandbox_messages import Attached, AttachReply, AttachRequest, DetachReply, DetachRequest
+from topobus.domain.counters import CounterSet
 from topobus.domain.device import Device, Inventory
 from topobus.domain.edits import ContainerEdits, DeviceNode
 from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState
-from topobus.domain.idset import NodeSet
+from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.ledger import Ledger
+from topobus.domain.machine import Cpu, Machine, NumaNode
 from topobus.domain.outcome import Reason, Refusal
 from topobus.domain.request import Owner
+from topobus.domain.sandbox import AttachedInterface, Sandbox
 from topobus.runtime.bus import Bus
 
 NODE = "demo-node"
@@ -69,144 +69,110 @@ def claim(name: str, uid: str, *devices: str, node: str = NODE) -> ApiObject:
     return ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata=metadata, status=status)
 
 
+async def show_machine(bus: Bus) -> None:
+    """Publish a machine of two NUMA nodes with four CPUs each."""
+    cpus = tuple(Cpu(id=number, online=True, core=number, numa_node=number // 4, socket=number // 4) for number in range(8))
+    numa_nodes = (
+        NumaNode(id=0, cpus=CpuSet.parse("0-3"), memory_bytes=1 << 34),
+        NumaNode(id=1, cpus=CpuSet.parse("4-7"), memory_bytes=1 << 34),
+    )
+    await bus.put(MACHINE, Machine(node=NODE, numa_nodes=numa_nodes, cpus=cpus), node=NODE)
+
+
+async def show(bus: Bus, device_class: str, *devices: Device, generation: int = 1, counter_sets: tuple[CounterSet, ...] = ()) -> int:
+    """Publish an inventory; gives its revision."""
+    value = Inventory(node=NODE, device_class=device_class, generation=generation, devices=tuple(devices), counter_sets=counter_sets)
+    return await bus.put(INVENTORY, value, node=NODE, device_class=device_class)
+
+
+async def store(bus: Bus, value: ApiObject) -> None:
+    """Write a claim as the controller would."""
+    await bus.put(OBJECT, value, kind="resourceclaim", namespace="default", name=value.metadata["name"])
+
+
 class NodePlane:
-    """Answers what a gateway asks. Set the fields to make a peer refuse, hang or choose."""
+    """Runs what a gateway asks. Set the fields to make a peer refuse, hang or choose."""
 
     def __init__(self, bus: Bus) -> None:
         self.bus = bus
-        self.ledger = Ledger(node=NODE)
-        self.asked: list[tuple[str, Any]] = []
-        self.prefers: tuple[str, ...] | None = None
-        self.adopt_refusal: Refusal | None = None
+        self.asks = AskRecord()
+        self.topology = WatchedTopology(bus, NODE, asks=self.asks)
         self.prepare_refusal: Refusal | None = None
         self.prepare_by: Callable[[PrepareRequest], Awaitable[PrepareReply]] | None = None
         """Prepares in place of the rule: a real device service's part."""
-        self.hung: set[str] = set()
-        self.go = asyncio.Event()
-        self.go.set()
-        self._held_verb = ""
+        self.to_attach: frozenset[str] = frozenset()
+        """Devices that go into the pod's sandbox."""
+        self.to_adjust: frozenset[str] = frozenset()
+        """Devices whose containers are adjusted: each gets its name in a variable."""
+        self.adjust_by: Callable[[AdjustRequest], Awaitable[AdjustReply]] | None = None
+        """Adjusts in place of the rule."""
+        self.attached: dict[tuple[str, str], str] = {}
+        """Owner's uid and device to the sandbox that has it."""
+        self.attach_by: Callable[[AttachRequest], Awaitable[AttachReply | None]] | None = None
+        """Looks first; None: the rule decides."""
+        self.detach_refusal: Refusal | None = None
+        self.detach_by: Callable[[Sandbox], Awaitable[None]] | None = None
+        """Really takes a device out of its sandbox."""
+        self.nodeless: set[str] = set()
+        """Devices without a node of the host."""
         self.hung_devices: set[str] = set()
-        self.gates: dict[str, asyncio.Event] = {}
-        """Verb to what its answers wait for."""
         self.renumbered: dict[str, str] = {}
         """Device to its node's path, where that is not /dev/<name>."""
         self._generation = 0
-        self._lock = asyncio.Lock()
-        self._noted = asyncio.Condition()
 
-    async def start(self, classes: Iterable[str] = ("gpu", "nic")) -> None:
-        """Answer from now on."""
-        await self.bus.put(LEDGER, self.ledger, node=NODE)
-        await self.bus.answer(PREFER, self._prefer, node=NODE)
-        await self.bus.answer(ADOPT, self._adopt, node=NODE)
-        await self.bus.answer(RELEASE, self._release, node=NODE)
-        for device_class in classes:
-            await self.bus.answer(PREPARE, self._prepare, node=NODE, device_class=device_class)
-            await self.bus.answer(UNPREPARE, self._unprepare, node=NODE, device_class=device_class)
+    @property
+    def ledger(self) -> Ledger:
+        """Give the ledger as the topology service has written it last."""
+        return self.topology.ledger
 
-    async def show(self, device_class: str, *devices: Device) -> None:
-        """Publish an inventory."""
+    @asynccontextmanager
+    async def running(self, classes: Iterable[str] = ("gpu", "nic")) -> AsyncIterator[None]:
+        """Answer for the length of a block; somebody has published the machine."""
+        await self.topology.start()
+        try:
+            for device_class in classes:
+                await self.answer_for(device_class)
+            yield
+        finally:
+            await self.topology.stop()
+
+    async def answer_for(self, device_class: str) -> None:
+        """Answer as the device service of a class from now on."""
+        await self.bus.answer(PREPARE, self._prepare, node=NODE, device_class=device_class)
+        await self.bus.answer(UNPREPARE, self._unprepare, node=NODE, device_class=device_class)
+        if device_class in ATTACH.writer:
+            await self.bus.answer(ATTACH, self._attach, node=NODE, device_class=device_class)
+            await self.bus.answer(DETACH, self._detach, node=NODE, device_class=device_class)
+            await self.bus.answer(ADJUST, self._adjust, node=NODE, device_class=device_class)
+
+    async def show(self, device_class: str, *devices: Device, counter_sets: tuple[CounterSet, ...] = ()) -> None:
+        """Publish an inventory, and wait until topology has heard of it."""
         self._generation += 1
-        value = Inventory(node=NODE, device_class=device_class, generation=self._generation, devices=tuple(devices))
-        await self.bus.put(INVENTORY, value, node=NODE, device_class=device_class)
+        revision = await show(self.bus, device_class, *devices, generation=self._generation, counter_sets=counter_sets)
+        await self.topology.wait_until_heard(INVENTORY, revision)
 
     async def hold(self, owner: Owner, **devices: tuple[str, ...]) -> None:
-        """Write a holding into the ledger, as another door would."""
-        await self._adopt(AdoptRequest(op_id=f"hold-{owner.uid}", owner=owner, devices=devices))
+        """Have topology write a holding, as another door would."""
+        await self.topology.hold(AdoptRequest(op_id=f"hold-{owner.uid}", owner=owner, devices=devices))
 
     async def let_go(self, owner: Owner) -> None:
         """Take it out again."""
-        await self._release(ReleaseRequest(op_id=f"let-go-{owner.uid}", owner=owner))
+        await self.topology.let_go(ReleaseRequest(op_id=f"let-go-{owner.uid}", owner=owner))
 
     async def lose(self) -> None:
-        """Forget every holding, as a ledger does whose store was lost."""
-        async with self._lock:
-            self.ledger = structs.replace(self.ledger, sequence=self.ledger.sequence + 1, allocations={})
-            await self.bus.put(LEDGER, self.ledger, node=NODE)
+        """Forget every holding, as a node does whose store was lost while topology was down."""
+        await self.topology.lose_ledger()
 
     async def store(self, value: ApiObject) -> None:
         """Write a claim as the controller would."""
-        await self.bus.put(OBJECT, value, kind="resourceclaim", namespace="default", name=value.metadata["name"])
+        await store(self.bus, value)
 
     async def drop(self, name: str) -> None:
         """Delete a claim."""
         await self.bus.delete(OBJECT, kind="resourceclaim", namespace="default", name=name)
 
-    def requests(self, verb: str) -> list[Any]:
-        """What was asked of one verb, in order."""
-        return [request for name, request in self.asked if name == verb]
-
-    def hold_answers(self, verb: str) -> None:
-        """Answer a verb only when `go` is set."""
-        self._held_verb = verb
-        self.go.clear()
-
-    async def wait_for(self, verb: str, count: int = 1, timeout_s: float = 10.0) -> Any:
-        """Wait until a verb was asked so often; the last of these requests."""
-        async with asyncio.timeout(timeout_s), self._noted:
-            await self._noted.wait_for(lambda: len(self.requests(verb)) >= count)
-        return self.requests(verb)[count - 1]
-
-    async def _prefer(self, request: PreferRequest) -> PreferReply:
-        await self._note("prefer", request)
-        return PreferReply(devices=self.prefers if self.prefers is not None else request.available[-request.size :])
-
-    async def _adopt(self, request: AdoptRequest) -> AdoptReply:
-        await self._note("adopt", request)
-        if self.adopt_refusal is not None:
-            return AdoptReply(result=self.adopt_refusal)
-        async with self._lock:
-            named = request.user is not None and bool(request.decision_id)
-            step: transitions.Step | Refusal
-            if request.user is not None and named:
-                step = transitions.name_user(
-                    self.ledger, op_id=request.op_id, owner=request.owner, decision_id=request.decision_id, user=request.user
-                )
-            else:
-                step = self._step(request)
-            if isinstance(step, Refusal):
-                return AdoptReply(result=step)
-            self.ledger = step.ledger
-            await self.bus.put(LEDGER, self.ledger, node=NODE)
-        await self._note("named" if named else "adopted", request)
-        return AdoptReply(result=Adopted(decision_id=f"d-{request.op_id}", ledger_sequence=self.ledger.sequence))
-
-    def _step(self, request: AdoptRequest) -> transitions.Step | Refusal:
-        return transitions.adopt(
-            self.ledger,
-            op_id=request.op_id,
-            owner=request.owner,
-            devices=request.devices,
-            decision_id=f"d-{request.op_id}",
-            shared=request.shared,
-            is_shared=request.is_shared,
-            is_prepared=request.is_prepared,
-            memory=request.memory,
-            container=request.container,
-            user=request.user,
-        )
-
-    async def _release(self, request: ReleaseRequest) -> ReleaseReply:
-        await self._note("release", request)
-        async with self._lock:
-            step = transitions.release(
-                self.ledger,
-                op_id=request.op_id,
-                owner=request.owner,
-                decision_id="d",
-                is_undone=request.is_undone,
-                keeps_devices=request.keeps_devices,
-                only=request.decision_id,
-            )
-            if isinstance(step, Refusal):
-                return ReleaseReply(refusal=step, ledger_sequence=self.ledger.sequence)
-            self.ledger = step.ledger
-            await self.bus.put(LEDGER, self.ledger, node=NODE)
-        await self._note("released", request)
-        return ReleaseReply(ledger_sequence=self.ledger.sequence)
-
     async def _prepare(self, request: PrepareRequest) -> PrepareReply:
-        await self._note("prepare", request)
+        await self.asks.note("prepare", request)
         if self.hung_devices & set(request.devices):
             await asyncio.Event().wait()
         if self.prepare_refusal is not None:
@@ -216,24 +182,47 @@ class NodePlane:
         device_class = request.devices[0].partition("-")[0].upper()
         edits = {
             name: ContainerEdits(
-                env={f"{name.upper().replace('-', '_')}": "1"}, device_nodes=(DeviceNode(path=self.renumbered.get(name, f"/dev/{name}")),)
+                env={f"{name.upper().replace('-', '_')}": "1"},
+                device_nodes=() if name in self.nodeless else (DeviceNode(path=self.renumbered.get(name, f"/dev/{name}")),),
             )
             for name in request.devices
         }
         common = ContainerEdits(env={f"TOPOBUS_{device_class}_DEVICES": ",".join(request.devices)})
-        return PrepareReply(result=Prepared(edits=edits, common=common))
+        to_attach = tuple(name for name in request.devices if name in self.to_attach)
+        to_adjust = tuple(name for name in request.devices if name in self.to_adjust)
+        return PrepareReply(result=Prepared(edits=edits, common=common, to_attach=to_attach, to_adjust=to_adjust))
 
     async def _unprepare(self, request: UnprepareRequest) -> UnprepareReply:
-        await self._note("unprepare", request)
+        await self.asks.note("unprepare", request)
+        kept = sorted(name for uid, name in self.attached if uid == request.owner.uid and name in request.devices)
+        assert not kept, f"undone while in a sandbox: {kept}"
         return UnprepareReply()
 
-    async def _note(self, verb: str, request: object) -> None:
-        async with self._noted:
-            self.asked.append((verb, request))
-            self._noted.notify_all()
-        if verb in self.gates:
-            await self.gates[verb].wait()
-        if verb in self.hung:
-            await asyncio.Event().wait()
-        if verb == self._held_verb:
-            await self.go.wait()
+    async def _attach(self, request: AttachRequest) -> AttachReply:
+        await self.asks.note("attach", request)
+        reply = await self.attach_by(request) if self.attach_by is not None else None
+        if reply is not None:
+            return reply
+        for name in request.devices:
+            former = self.attached.setdefault((request.owner.uid, name), request.sandbox.id)
+            assert former == request.sandbox.id, f"{name} is in {former}, and {request.sandbox.id} is to have it, too"
+        return AttachReply(result=Attached(interfaces={name: AttachedInterface(name=name.replace("-", "")) for name in request.devices}))
+
+    async def _adjust(self, request: AdjustRequest) -> AdjustReply:
+        await self.asks.note("adjust", request)
+        if self.adjust_by is not None:
+            return await self.adjust_by(request)
+        return AdjustReply(
+            result=Adjusted(edits={name: ContainerEdits(env={"CARD_OF": str(request.container)}) for name in request.devices})
+        )
+
+    async def _detach(self, request: DetachRequest) -> DetachReply:
+        await self.asks.note("detach", request)
+        if self.detach_refusal is not None:
+            return DetachReply(refusal=self.detach_refusal)
+        for name in request.devices:
+            if self.attached.get((request.owner.uid, name)) == request.sandbox.id:
+                if self.detach_by is not None:
+                    await self.detach_by(request.sandbox)
+                del self.attached[request.owner.uid, name]
+        return DetachReply()

@@ -112,21 +112,21 @@ async def _send(writer: asyncio.StreamWriter, code: int, body: Any) -> None:
     await writer.drain()
 
 
-def _older(one: Any, version: str) -> Any:
-    if not isinstance(one, dict) or version != "v1beta1":
-        return one
-    if isinstance(one.get("items"), list):
-        return {**one, "items": [_older(item, version) for item in one["items"]]}
-    spec = one.get("spec") or {}
+def _older(plain: Any, version: str) -> Any:
+    if not isinstance(plain, dict) or version != "v1beta1":
+        return plain
+    if isinstance(plain.get("items"), list):
+        return {**plain, "items": [_older(item, version) for item in plain["items"]]}
+    spec = plain.get("spec") or {}
     devices = spec.get("devices")
     if isinstance(spec.get("spec"), dict):  # a template
-        return {**one, "apiVersion": "resource.k8s.io/v1beta1", "spec": {**spec, "spec": _flat(spec["spec"])}}
+        return {**plain, "apiVersion": "resource.k8s.io/v1beta1", "spec": {**spec, "spec": _flat(spec["spec"])}}
     if isinstance(devices, dict):
-        return {**one, "apiVersion": "resource.k8s.io/v1beta1", "spec": _flat(spec)}
+        return {**plain, "apiVersion": "resource.k8s.io/v1beta1", "spec": _flat(spec)}
     if not isinstance(devices, list):
-        return one
+        return plain
     basic = [{"name": it["name"], "basic": {key: value for key, value in it.items() if key != "name"}} for it in devices]
-    return {**one, "apiVersion": "resource.k8s.io/v1beta1", "spec": {**one["spec"], "devices": basic}}
+    return {**plain, "apiVersion": "resource.k8s.io/v1beta1", "spec": {**plain["spec"], "devices": basic}}
 
 
 def _flat(claim: dict[str, Any]) -> dict[str, Any]:
@@ -137,19 +137,19 @@ def _flat(claim: dict[str, Any]) -> dict[str, Any]:
     return {**claim, "devices": {**(claim.get("devices") or {}), "requests": requests}}
 
 
-def _newer(one: dict[str, Any], version: str) -> dict[str, Any]:
-    if one.get("kind") == "ResourceClaim" and version == "v1beta2":
-        return {**one, "apiVersion": "resource.k8s.io/v1"}
-    if one.get("kind") == "ResourceClaim" and version == "v1beta1":
-        requests = one["spec"]["devices"]["requests"]
+def _newer(plain: dict[str, Any], version: str) -> dict[str, Any]:
+    if plain.get("kind") == "ResourceClaim" and version == "v1beta2":
+        return {**plain, "apiVersion": "resource.k8s.io/v1"}
+    if plain.get("kind") == "ResourceClaim" and version == "v1beta1":
+        requests = plain["spec"]["devices"]["requests"]
         assert not any("exactly" in it for it in requests), "v1beta1 knows no exactly"
         made = [{"name": it["name"], "exactly": {key: value for key, value in it.items() if key != "name"}} for it in requests]
-        return {**one, "apiVersion": "resource.k8s.io/v1", "spec": {"devices": {**one["spec"]["devices"], "requests": made}}}
-    if one.get("kind") != "ResourceSlice":
-        return one
-    assert one["apiVersion"] == f"resource.k8s.io/{version}", f"an object of {one['apiVersion']} came to {version}"
-    spec = dict(one["spec"])
+        return {**plain, "apiVersion": "resource.k8s.io/v1", "spec": {"devices": {**plain["spec"]["devices"], "requests": made}}}
+    if plain.get("kind") != "ResourceSlice":
+        return plain
+    assert plain["apiVersion"] == f"resource.k8s.io/{version}", f"an object of {plain['apiVersion']} came to {version}"
+    spec = dict(plain["spec"])
     if version == "v1beta1":
         assert all(it.keys() <= {"name", "basic"} for it in spec.get("devices", ())), "v1beta1 knows only name and basic of a device"
         spec["devices"] = [{"name": it["name"], **it["basic"]} for it in spec.get("devices", ())]
-    return {**one, "apiVersion": "resource.k8s.io/v1", "spec": spec}
+    return {**plain, "apiVersion": "resource.k8s.io/v1", "spec": spec}

@@ -18,7 +18,7 @@ Unit = tuple[str, str]
 
 def mistakes(view: NodeView, request: PodRequest, placement: Placement) -> list[str]:
     """Say what is wrong with a placement; nothing when every promise is kept."""
-    found: list[str] = []
+    wrong: list[str] = []
     scope = request.scope or view.options.scope
     got = {
         container.name: {(cls, name) for cls, names in container.devices.items() for name in names} for container in placement.containers
@@ -27,26 +27,26 @@ def mistakes(view: NodeView, request: PodRequest, placement: Placement) -> list[
         got[container.name] |= {("cpu", str(cpu)) for cpu in container.cpus}
     free = _free(view)
     for want in request.containers:
-        mine = got[want.name]
+        units = got[want.name]
         for resource, count in _wanted(want).items():
-            if sum(1 for unit in mine if unit[0] == resource) != count:
-                found.append(f"{want.name} has not {count} {resource}: {sorted(mine)}")
-        if len(mine) != sum(_wanted(want).values()):
-            found.append(f"{want.name} has what it did not ask for: {sorted(mine)}")
-        found += [f"{want.name} has {unit}, which is not free" for unit in sorted(mine - free)]
-        if scope is Scope.CONTAINER and not any(mine <= usable for usable in _places(view, request, _wanted(want))):
-            found.append(f"{want.name}: nothing that policy and locality admit holds {sorted(mine)}")
+            if sum(1 for unit in units if unit[0] == resource) != count:
+                wrong.append(f"{want.name} has not {count} {resource}: {sorted(units)}")
+        if len(units) != sum(_wanted(want).values()):
+            wrong.append(f"{want.name} has what it did not ask for: {sorted(units)}")
+        wrong += [f"{want.name} has {unit}, which is not free" for unit in sorted(units - free)]
+        if scope is Scope.CONTAINER and not any(units <= usable for usable in _places(view, request, _wanted(want))):
+            wrong.append(f"{want.name}: nothing that policy and locality admit holds {sorted(units)}")
     if scope is Scope.POD:
         everything = set().union(*got.values())
         if not any(everything <= usable for usable in _places(view, request, _total(request))):
-            found.append("nothing that policy and locality admit holds the pod")
+            wrong.append("nothing that policy and locality admit holds the pod")
     staying: set[Unit] = set()
     for want in _ordered(request):
-        mine = got[want.name]
-        found += [f"{want.name} has {unit}, which another container of the pod holds" for unit in sorted(mine & staying)]
+        units = got[want.name]
+        wrong += [f"{want.name} has {unit}, which another container of the pod holds" for unit in sorted(units & staying)]
         if want.kind is not ContainerKind.INIT:
-            staying |= mine
-    return found
+            staying |= units
+    return wrong
 
 
 def fits(view: NodeView, request: PodRequest) -> bool:
@@ -103,12 +103,12 @@ def _domains(view: NodeView, level: LocalityLevel) -> list[set[Unit]]:
         ]
     assert level is LocalityLevel.SWITCH
     switches = {device.pcie_switch for devices in view.devices.values() for device in devices if device.pcie_switch is not None}
-    found: list[set[Unit]] = []
+    domains: list[set[Unit]] = []
     for switch in switches:
         under = {(name, device.name) for name, devices in view.devices.items() for device in devices if device.pcie_switch == switch}
         near = {node for name, unit in under for node in homes[name][unit] or ()}
-        found.append(under | {("cpu", cpu) for cpu, where in homes["cpu"].items() if where and where & near})
-    return found
+        domains.append(under | {("cpu", cpu) for cpu, where in homes["cpu"].items() if where and where & near})
+    return domains
 
 
 def _choices(usable: set[Unit], wanted: Mapping[str, int]) -> Iterator[frozenset[Unit]]:
@@ -162,14 +162,14 @@ def _free(view: NodeView) -> set[Unit]:
 
 def _units_in(view: NodeView, mask: frozenset[int] | None, classes: set[str]) -> set[Unit]:
     """Units inside a node set; a class that tells no node is inside everything."""
-    found: set[Unit] = set()
+    units: set[Unit] = set()
     for resource in {"cpu", *view.devices}:
         homes = _homes(view, resource)
         is_bound = mask is not None and resource in classes and any(homes.values())
-        found |= {
+        units |= {
             (resource, name) for name, nodes in homes.items() if not is_bound or (nodes is not None and mask is not None and nodes & mask)
         }
-    return found
+    return units
 
 
 def _masks(view: NodeView, wanted: Mapping[str, int], policy: Policy) -> list[frozenset[int] | None]:
@@ -185,12 +185,12 @@ def _masks(view: NodeView, wanted: Mapping[str, int], policy: Policy) -> list[fr
             masks = [frozenset(combination) for size in range(1, len(nodes) + 1) for combination in combinations(nodes, size)]
             touching = {mask: [name for name, where in homes.items() if where and where & mask] for mask in masks}
             widths = [len(mask) for mask in masks if len(touching[mask]) >= count]
-            mine = {
+            admitted = {
                 mask
                 for mask in masks
                 if widths and len(mask) == min(widths) and sum((resource, name) in free for name in touching[mask]) >= count
             }
-            common = mine if common is None else common & mine
+            common = admitted if common is None else common & admitted
     if common is None:
         return [None]
     return [mask for mask in sorted(common, key=sorted) if policy is Policy.RESTRICTED or len(mask) == 1]

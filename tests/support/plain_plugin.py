@@ -40,11 +40,11 @@ class PlainPlugin(rpc.DevicePluginServicer):
 
     def ListAndWatch(self, request: pb.Empty, context: Any) -> Iterator[pb.ListAndWatchResponse]:
         """Send the list, hold the stream, and send it again when the first device falls sick."""
-        is_told = False
+        has_allocated_condition = False
         yield self._list()
         while not self._end.wait(0.02):
-            if self._sick.is_set() and not is_told:
-                is_told = True
+            if self._sick.is_set() and not has_allocated_condition:
+                has_allocated_condition = True
                 yield self._list()
 
     def GetPreferredAllocation(self, request: pb.PreferredAllocationRequest, context: Any) -> pb.PreferredAllocationResponse:
@@ -123,7 +123,7 @@ def main(folder: Path, resource: str, devices: dict[str, int]) -> None:
                     request_serializer=pb.RegisterRequest.SerializeToString,
                     response_deserializer=pb.Empty.FromString,
                 )
-                register(pb.RegisterRequest(version="v1beta1", endpoint=own.name, resource_name=resource), timeout=20)
+                register(pb.RegisterRequest(version="v1beta1", endpoint=own.name, resource_name=resource), timeout=60)
             while own.exists() and kubelet.exists() and kubelet.stat().st_ino == seen:
                 time.sleep(0.02)
         except (grpc.RpcError, FileNotFoundError):
@@ -133,4 +133,4 @@ def main(folder: Path, resource: str, devices: dict[str, int]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], {name: int(node) for name, _, node in (one.partition("=") for one in sys.argv[3:])})
+    main(Path(sys.argv[1]), sys.argv[2], {name: int(node) for name, _, node in (argument.partition("=") for argument in sys.argv[3:])})

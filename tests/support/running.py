@@ -47,12 +47,12 @@ class Service:
     async def logged(self, event: str, *, count: int = 1, where: Callable[[dict[str, Any]], bool] = lambda _: True) -> dict[str, Any]:
         """Wait until an event has been logged so often; the last of these lines."""
 
-        def found() -> list[dict[str, Any]]:
+        def matching() -> list[dict[str, Any]]:
             return [line for line in self.lines if line.get("event") == event and where(line)]
 
         async with asyncio.timeout(LIMIT_S), self._news:
-            await self._news.wait_for(lambda: len(found()) >= count)
-        return found()[count - 1]
+            await self._news.wait_for(lambda: len(matching()) >= count)
+        return matching()[count - 1]
 
     async def is_ready(self) -> bool:
         """Ask its /readyz."""

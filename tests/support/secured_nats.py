@@ -17,9 +17,10 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from prometheus_client import CollectorRegistry
 
-from topobus.contracts.catalogue import ASKS, PREFIX, PROVISIONER
+from topobus.contracts.catalogue import ASKS, PROVISIONER
 from topobus.contracts.inboxes import SERVER, answerer_of, connection_name, inbox_branch
 from topobus.contracts.nats_permissions import PRINCIPALS, render_permissions
+from topobus.contracts.nouns import PREFIX
 from topobus.runtime.bus import Bus
 from topobus.runtime.clock import Clock
 from topobus.runtime.config import NatsSettings

@@ -2,7 +2,7 @@
 
     python small_cluster.py KUBELET_DIR KUBECONFIG
 
-SIGUSR1 restarts kubelet. `nobody` beside KUBECONFIG is a user's without rights. It proves nothing about a real cluster: it lets the suite's own steps be run, and fail, without one.
+SIGUSR1 restarts kubelet. SIGUSR2 lets it wait no longer for drivers that are away: whoever takes Topobus off the node sends it. `nobody` beside KUBECONFIG is a user's without rights. It proves nothing about a real cluster: it lets the suite's own steps be run, and fail, without one.
 """
 
 from __future__ import annotations
@@ -225,11 +225,11 @@ def _what_kubelet_watches(pod: Value) -> Value:
 
 
 def _limits(pod: Value) -> dict[str, int]:
-    found: dict[str, int] = {}
+    limits: dict[str, int] = {}
     for container in pod["spec"]["containers"]:
         for name, count in ((container.get("resources") or {}).get("limits") or {}).items():
-            found[name] = found.get(name, 0) + int(count)
-    return found
+            limits[name] = limits.get(name, 0) + int(count)
+    return limits
 
 
 def _claim_names(pod: Value) -> list[str]:
@@ -258,6 +258,7 @@ async def main(kubelet_dir: Path, kubeconfig: Path) -> None:
             cluster = SmallCluster(server, kubelet)
             loop = asyncio.get_running_loop()
             loop.add_signal_handler(signal.SIGUSR1, lambda: setattr(cluster, "wants_restart", True))
+            loop.add_signal_handler(signal.SIGUSR2, kubelet.wipe_at_once)
             running = asyncio.create_task(cluster.run())
             loop.add_signal_handler(signal.SIGTERM, running.cancel)
             await server.until(lambda: server.objects("Node"), what="the node")

@@ -9,8 +9,9 @@ from docpages.samples import MESSAGES, sample
 from docpages.schema import render_schemas
 from msgspec import Struct
 
-from topobus.contracts.catalogue import ASKS, EVENTS, PREFIX, STATES, Ask, Event, Noun, State
+from topobus.contracts.catalogue import ASKS, EVENTS, STATES
 from topobus.contracts.codec import encode
+from topobus.contracts.nouns import PREFIX, Ask, Event, Noun, State
 
 __all__ = ["render_asyncapi"]
 

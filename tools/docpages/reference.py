@@ -9,7 +9,8 @@ from docpages.describe import describe_fields, nested_structs, summary
 from docpages.samples import MESSAGES
 from msgspec import Struct
 
-from topobus.contracts.catalogue import ASKS, CLUSTER, DEVICE_SERVICES, EVENTS, PREFIX, STATES, Ask, Event, Noun, State
+from topobus.contracts.catalogue import ASKS, DEVICE_SERVICES, EVENTS, STATES
+from topobus.contracts.nouns import CLUSTER, PREFIX, Ask, Event, Noun, State
 
 __all__ = ["render_reference"]
 
@@ -34,6 +35,9 @@ def _lines() -> Iterable[str]:
     yield "history may take on the disk; `nats.store_mib` makes all of them smaller or larger. A full one drops its oldest values where their writers say"
     yield "again what is gone, and refuses new ones elsewhere. A value is JSON; where its largest size is marked `then gzip`, one that would be larger is stored"
     yield "compressed (its first bytes are 1f 8b) and unpacks to 16 MiB at most."
+    yield ""
+    yield f"Each write of a key is said at `{PREFIX}.<noun>.<key>`, without the value and without a promise (the stream's `republish`, headers only). Who follows one"
+    yield "key subscribes there and reads it with `$JS.API.STREAM.MSG.GET`; that needs no consumer."
     yield ""
     yield from _table(
         ("noun", "bucket", "key", "message", "writer", "readers", "history", "largest value", "largest bucket", "when full"),

@@ -41,11 +41,17 @@ _COMMANDS = (
         "Allocatable, allocated and prepared devices, as classic DRA has it.",
     ),
     ("migrate", "commands.migrate:migrate", "Turn classic DRA manifests into structured ones."),
-    ("oci", "commands.oci:oci", "Print a container's OCI spec with its devices, as kubelet and a runtime would make it."),
+    ("oci", "commands.oci:oci_app", "Print a container's OCI spec with its devices, as kubelet and a runtime would make it."),
     ("health", "commands.health:health_app", "How devices are, and how they are from now on."),
     ("decisions", "commands.decisions:decisions", "What was decided lately."),
     ("explain", "commands.explain:explain", "Take one decision apart and replay it offline."),
     ("record", "commands.record:record_machine", "Copy this machine's hardware tree, to read, test and break it elsewhere."),
+    ("keys", "commands.keys:keys_app", "Make, change and show the passwords of NATS' users."),
+    (
+        "move-ledger",
+        "commands.move_ledger:move_ledger",
+        "Copy a node's ledger to another NATS server, while the node's services are stopped.",
+    ),
     ("doctor", "commands.doctor:doctor", "Check a deployment, with a next step for each finding."),
 )
 

@@ -1,19 +1,34 @@
-"""What a deployment should look like: facts in, findings out, each with a next step. Pure; `topobus doctor` gathers the facts."""
+"""Checks a deployment: facts in, findings out, each with a next step. Pure; `topobus doctor` gathers the facts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
+from typing import Any
 
 from msgspec import Struct
 
 from topobus.contracts.catalogue import DEVICE_SERVICES
+from topobus.contracts.messages import RuntimeConnection
+from topobus.contracts.nouns import State, from_token
 from topobus.domain.device import Inventory
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine
 from topobus.domain.silence import SERVICE_SILENT
 
-__all__ = ["MISSING", "Finding", "Level", "check_clock", "check_node", "check_server", "check_streams"]
+__all__ = [
+    "MISSING",
+    "Finding",
+    "Level",
+    "check_access",
+    "check_clock",
+    "check_node",
+    "check_rejected",
+    "check_runtime",
+    "check_server",
+    "check_slice_fields",
+    "check_streams",
+]
 
 # Before 2.9 there is no direct get and no per-subject newest message in consumers, on which watches and followers stand.
 _OLDEST_SERVER = (2, 9, 0)
@@ -21,6 +36,23 @@ _OLDEST_SERVER = (2, 9, 0)
 
 # Below, an answer's way through a busy machine looks the same; above the second, requests with short deadlines are refused as stale.
 _CLOCK_AGREES_S, _CLOCK_SERVES_S = 1.0, 2.0
+
+# Last part of a field's path to the feature gate without which a server drops it.
+_FEATURES = {
+    "sharedCounters": "DRAPartitionableDevices",
+    "consumesCounters": "DRAPartitionableDevices",
+    "allowMultipleAllocations": "DRAConsumableCapacity",
+    "requestPolicy": "DRAConsumableCapacity",
+    "taints": "DRADeviceTaints",
+    "ints": "DRAListTypeAttributes",
+}
+_WITHOUT = {
+    "DRAPartitionableDevices": "cards are offered whole, their partitions are not",
+    "DRAConsumableCapacity": "devices are held by one claim, not shared",
+}
+
+# A flood of garbage is one matter, not a thousand.
+_SHOWN_REJECTED = 16
 
 MISSING = "it does not exist"
 """What the bus's inspection says of a stream that nobody has made."""
@@ -53,6 +85,24 @@ def check_server(url: str, version: tuple[int, int, int]) -> Finding:
     return Finding(level=Level.OK, what="nats", found=f"{url} answers, version {text}")
 
 
+def check_access(*, user: str, wants_login: bool, is_encrypted: bool, is_local: bool) -> Finding:
+    """Judge who may use the server, and whether a login to it can be overheard.
+
+    Shapes: user — as whom we are connected, empty for none; is_local — the server is at this machine's loopback interface.
+    """
+    what = "nats users"
+    if not wants_login:
+        text = "the server is open: whoever reaches it may write and say everything"
+        if is_local:
+            return Finding(level=Level.OK, what=what, found=f"{text}; it is reached over this machine's loopback interface here")
+        return Finding(level=Level.WARN, what=what, found=text, next_step="give each process a user of its own: docs/how-to/secure-nats.md")
+    text = f"the server has users; this is {f'user {user}' if user else 'a login by credentials or in the URL'}"
+    if not is_encrypted and not is_local:
+        step = "give the server a certificate, and name its authority in nats.tls_ca_file: docs/how-to/secure-nats.md"
+        return Finding(level=Level.WARN, what=what, found=f"{text}; passwords cross the wire in clear text", next_step=step)
+    return Finding(level=Level.OK, what=what, found=f"{text}{'; TLS' if is_encrypted else ''}")
+
+
 def check_streams(differences: Mapping[str, str]) -> list[Finding]:
     """Judge what provisioning made."""
     bad = [
@@ -72,6 +122,48 @@ def check_streams(differences: Mapping[str, str]) -> list[Finding]:
         *([Finding(level=Level.OK, what="streams", found=f"{good} of {len(differences)} as the catalogue wants them")] if good else []),
         *bad,
     ]
+
+
+def check_rejected(rejected: Sequence[tuple[State[Any], str, str]]) -> list[Finding]:
+    """Name what stands in the buckets and nobody can read: a node that speaks another language, or somebody who writes in its place.
+
+    Shapes: rejected — for each value its state, its key and what is wrong with it.
+    """
+    findings = [
+        Finding(
+            level=Level.FAIL,
+            what=f"{from_token(key.partition('.')[0])}: {state.name}",
+            found=f"nobody can read {state.bucket}/{key}: {why}",
+            next_step=f"see the log of {'/'.join(state.writer)} on this node and its release; if it runs, see who else writes this bucket",
+        )
+        for state, key, why in rejected[:_SHOWN_REJECTED]
+    ]
+    if len(rejected) > _SHOWN_REJECTED:
+        left_out = f"{len(rejected) - _SHOWN_REJECTED} more values that nobody can read"
+        findings.append(Finding(level=Level.FAIL, what="buckets", found=left_out, next_step="see who writes these buckets"))
+    return findings
+
+
+def check_runtime(node: str, runtime: RuntimeConnection | None) -> Finding | None:
+    """Judge a gateway's connection to the container runtime; None when it needs none."""
+    if runtime is None:
+        return None
+    what = f"{node}: container runtime"
+    if runtime.why_not:
+        step = "switch NRI on in the container runtime, and mount its socket into the gateway's container; claims with CPUs, or with devices that go into the pod, are refused until then"
+        return Finding(level=Level.FAIL, what=what, found=f"no plugin connection (NRI): {runtime.why_not}", next_step=step)
+    return Finding(level=Level.OK, what=what, found=f"claims get CPUs for themselves by {runtime.socket}")
+
+
+def check_slice_fields(node: str, dropped: Sequence[str]) -> Finding | None:
+    """Judge what the API server does not keep of a node's ResourceSlices; None when it keeps all."""
+    if not dropped:
+        return None
+    features = sorted({_FEATURES.get(field.rpartition(".")[2], "") for field in dropped} - {""})
+    lost = [_WITHOUT[feature] for feature in features if feature in _WITHOUT]
+    text = f"the API server does not keep {', '.join(dropped)}" + (f": {'; '.join(lost)}" if lost else "")
+    step = f"switch {' and '.join(features)} on in kube-apiserver and kube-scheduler" if features else "upgrade the API server"
+    return Finding(level=Level.WARN, what=f"{node}: slices", found=text, next_step=step)
 
 
 def check_clock(node: str, ahead_s: float) -> Finding | None:

@@ -1,4 +1,4 @@
-"""Settings of `topobus`: where NATS is and which node is meant. Flags win over environment, environment over file, file over default."""
+"""Settings of `topobus`: the address of NATS and the default node. Flags win over environment, environment over file, file over default."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Runs the controller's engine once for a dry run, in a child process that needs neither NATS nor a running controller; only the controller has an evaluator for CEL.
+"""Runs the controller's engine once for a dry run, in a child process that needs neither NATS nor a running controller.
 
-Flows in: a situation, as `topobus.controller.dry_run.run` describes it. Flows out: its answers.
+The child is the controller's program, because only the controller has a CEL evaluator. Flows in: a situation, as `topobus.controller.dry_run.run`
+describes it. Flows out: its answers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Exit codes of `topobus`, and the errors that carry one: what a script may rely on.
+"""Exit codes of `topobus` for scripts, and the errors that carry one.
 
-Numbers from 64 up are those of sysexits.h, so that a shell user finds them where they are expected. docs/reference/cli.md lists them.
+Numbers from 64 up are those of sysexits.h. docs/reference/cli.md lists them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Options that commands share, and what follows from them: settings, output, a connected bus, the node that is meant."""
+"""Options that commands share, and the objects made of them: settings, output, a connected bus, the selected node."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from topobus.cli.checkup import MISSING
 from topobus.cli.config import CliSettings
 from topobus.cli.exits import UsageError
 from topobus.cli.render.output import Output
+from topobus.cli.system.local_logins import find_login
 from topobus.contracts.catalogue import MACHINE
 from topobus.domain.errors import PeerUnavailable
 from topobus.runtime.bus import Bus
@@ -26,6 +27,10 @@ from topobus.runtime.logging import setup_logging
 from topobus.runtime.readiness import Readiness
 
 __all__ = ["BUS_DEFAULTS", "OUTPUT_DEFAULTS", "BusOptions", "OutputOptions", "one_of", "open_bus", "system_text", "the_node"]
+
+
+# What a server says to a wrong or missing login.
+_REFUSED = "authorization violation"
 
 
 @Parameter(name="*")
@@ -60,11 +65,13 @@ class BusOptions(OutputOptions):
         return f"{self.config}, or the default"
 
     def settings(self) -> CliSettings:
-        """Read file and environment; the flag wins."""
+        """Read file and environment; the flag wins. Who names no user comes as the one of the `topobus up` that runs there, if it is this user's own."""
         settings = load_settings(CliSettings, "cli", file=self.config, environ=os.environ)
-        if self.nats is None:
-            return settings
-        return msgspec.structs.replace(settings, nats=msgspec.structs.replace(settings.nats, url=self.nats))
+        nats = settings.nats if self.nats is None else msgspec.structs.replace(settings.nats, url=self.nats)
+        login = None if nats.user or nats.credentials_file else find_login(nats.url)
+        if login is not None:
+            nats = msgspec.structs.replace(nats, user=login.user, password_file=login.password_file)
+        return msgspec.structs.replace(settings, nats=nats)
 
 
 OUTPUT_DEFAULTS = OutputOptions()
@@ -86,6 +93,13 @@ async def open_bus(options: BusOptions) -> AsyncIterator[Bus]:
     except TimeoutError as err:
         shown = read_url(settings.nats.url)[1]
         why = readiness.report().get("bus", "").removeprefix(f"waiting for NATS at {shown}").removeprefix(": ")
+        if _REFUSED in why.lower():
+            who = f"as user {settings.nats.user!r}" if settings.nats.user else "without a user"
+            raise PeerUnavailable(
+                f"the NATS server at {shown} (from {options.source()}) does not let us in {who}: {why}",
+                next_step="name the user and the file of the password: TOPOBUS_CLI__NATS__USER, TOPOBUS_CLI__NATS__PASSWORD_FILE. Commands of the user who "
+                "runs `topobus up` need neither; its file is nats-users/cli/password in the state folder",
+            ) from err
         raise PeerUnavailable(
             f"no NATS server answers at {shown} (from {options.source()}) within {settings.connect_timeout_s:g} s{why and f': {why}'}",
             next_step="start the system with `topobus up`, or name its server with --nats URL or TOPOBUS_ALL__NATS__URL",

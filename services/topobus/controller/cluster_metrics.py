@@ -1,4 +1,4 @@
-"""What the controller counts of its cluster."""
+"""Metrics of the controller in a cluster."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The controller in a cluster: keeps copies of what the API server and NATS say, and works whenever one of them changed.
+"""The controller in a cluster: keeps copies of the objects of the API server and of NATS, and reconciles whenever one of them changed.
 
-Any number of replicas may run, all of them at work: every write is bound to a version, intents are ordered by the API server, and devices of Topobus nodes are held at
-the nodes. There is no leader, so nothing waits for one to be found.
+Any number of replicas may run, all of them active: every write is conditional on a version, the API server orders allocation intents, and devices of
+Topobus nodes are reserved at the nodes. There is no leader, so there is no election to wait for.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import asyncio
 
 from topobus.cel.selector import CelCompiler
 from topobus.contracts import catalogue
-from topobus.contracts.messages import PlanReply, PlanRequest
+from topobus.contracts.nouns import CLUSTER
+from topobus.contracts.plan_messages import PlanReply, PlanRequest
 from topobus.controller.cluster_metrics import ClusterMetrics
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
@@ -20,6 +21,7 @@ from topobus.controller.reconcilers.bus_copies import BusCopies
 from topobus.controller.reconcilers.cluster_housekeeping import ClaimHousekeeping
 from topobus.controller.reconcilers.deallocate_claims import ClusterDeallocation
 from topobus.controller.reconcilers.decision_publisher import DecisionPublisher
+from topobus.controller.reconcilers.ledger_releases import LedgerReleases
 from topobus.controller.reconcilers.node_choice import NodeChooser
 from topobus.controller.reconcilers.node_ledgers import NodeLedgers
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
@@ -30,13 +32,12 @@ from topobus.controller.store.api import (
     CLAIMS,
     WATCHED,
     Api,
-    Kind,
-    Plain,
 )
-from topobus.controller.store.api_server_store import ApiServerStore, ApiServerWriter
+from topobus.controller.store.api_server_store import ApiServerStore
 from topobus.controller.store.cluster_events import EventRecorder
-from topobus.controller.store.informers import Informer, Key
+from topobus.controller.store.informers import Informer
 from topobus.controller.store.kubernetes_api import KubernetesApi
+from topobus.controller.store.object_writer import ObjectWriter
 from topobus.domain.errors import PeerUnavailable
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
@@ -58,70 +59,58 @@ async def serve_cluster(settings: ControllerSettings, runtime: Runtime) -> None:
         await api.close()
 
 
-class _Copy:
-    """Takes in what informers bring."""
-
-    def __init__(self, world: ApiServerState) -> None:
-        self._world = world
-
-    def put(self, kind: Kind, version: str, plain: Plain) -> None:
-        self._world.put(kind.name, version, plain)
-
-    def drop(self, kind: Kind, key: Key) -> None:
-        self._world.drop(kind.name, key)
-
-
 class ClusterController:
     """One replica; `api` is a seam for tests that make an API server fail."""
 
     def __init__(self, settings: ControllerSettings, runtime: Runtime, api: Api) -> None:
         self._settings = settings
         self._runtime = runtime
-        self._world = ApiServerState()
+        self._state = ApiServerState()
         self._changed = asyncio.Event()
         self._is_ready = False
         metrics = ControllerMetrics(runtime.registry)
         cluster = settings.cluster
-        copy = _Copy(self._world)
         self._informers = {
             kind: Informer(
                 api,
                 kind,
-                copy,
+                self._state,
                 clock=runtime.clock,
                 resync_s=cluster.resync_s,
                 retry_s=cluster.retry_s,
                 changed=self._changed.set,
-                malformed=metrics.malformed.inc,
+                refused=metrics.count_refused,
             )
             for kind in WATCHED
         }
         compiler = CelCompiler()
         self._metrics = ClusterMetrics(runtime.registry)
-        self._copies = BusCopies(runtime, self._world, ObjectBoundary("node-state", metrics.set_aside), self._changed.set)
-        writer = ApiServerWriter(ApiServerStore(api, self._world, self._metrics))
-        ledgers = NodeLedgers(runtime.bus, self._world, settings.ask_timeout_s)
-        deallocation = ClusterDeallocation(self._world, writer, ledgers, metrics)
+        self._copies = BusCopies(runtime, self._state, ObjectBoundary("node-state", metrics.set_aside), self._changed.set)
+        writer = ObjectWriter(ApiServerStore(api, self._state, self._metrics))
+        self._releases = LedgerReleases(runtime.bus, settings.ask_timeout_s, self._changed.set)
+        ledgers = NodeLedgers(runtime.bus, self._state, settings.ask_timeout_s, self._releases)
+        deallocation = ClusterDeallocation(self._state, writer, ledgers, metrics)
         events = EventRecorder(api, runtime.clock, f"{runtime.name}-{runtime.node}")
         self._events = events
         self._told_foreign: dict[str, str] = {}
-        chooser = NodeChooser(settings, self._world, runtime.clock, compiler, metrics)
+        chooser = NodeChooser(settings, self._state, runtime.clock, compiler, metrics)
         decisions = DecisionPublisher(runtime.bus, runtime.clock)
-        intents = Intents(settings, runtime.clock, self._world, writer, self._informers[CLAIMS], ledgers, chooser, decisions, metrics)
+        intents = Intents(settings, runtime.clock, self._state, writer, self._informers[CLAIMS], ledgers, chooser, decisions, metrics)
         self._gates = GatedPodReconciler(
-            settings, runtime.clock, self._world, writer, intents, deallocation, chooser, events, metrics, self._changed.set
+            settings, runtime.clock, self._state, writer, intents, deallocation, chooser, events, metrics, self._changed.set
         )
-        self._unschedulable = UnschedulablePods(settings, runtime.clock, self._world, writer, deallocation, events, metrics)
+        self._unschedulable = UnschedulablePods(settings, runtime.clock, self._state, writer, deallocation, events, metrics)
         self._housekeeping = ClaimHousekeeping(
-            runtime.clock, self._world, writer, deallocation, events, metrics, is_own=cluster.housekeeping == "own"
+            runtime.clock, self._state, writer, deallocation, events, metrics, is_own=cluster.housekeeping == "own"
         )
-        self._planner = Planner(settings, runtime, self._world, metrics)
+        self._planner = Planner(settings, runtime, self._state, metrics)
         runtime.readiness.set("cluster", is_ready=False, why="no snapshot yet")
 
     async def run(self) -> None:
         """Follow all copies and work on what they bring."""
         async with asyncio.TaskGroup() as group:
             self._copies.start(group)
+            group.create_task(self._releases.run())
             for informer in self._informers.values():
                 group.create_task(informer.run())
             await self._reconcile(group)
@@ -141,23 +130,23 @@ class ClusterController:
             await self._runtime.clock.sleep(min(spent_s, _LONGEST_PAUSE_S))
             started_s = self._runtime.clock.monotonic()
             self._changed.clear()
-            self._tell_readiness()
+            self._report_readiness()
             if not self._copies.is_whole:
                 continue
             if not is_planning:
                 # Only now: a replica in the queue group that knows nothing yet would take plans away from those that do.
-                await self._runtime.bus.answer(catalogue.PLAN, self._plan, node=catalogue.CLUSTER)
+                await self._runtime.bus.answer(catalogue.PLAN, self._plan, node=CLUSTER)
                 is_planning = True
-            if not all(informer.is_synced for informer in self._informers.values()):
+            if not all(informer.is_whole for informer in self._informers.values()):
                 continue
-            await self._tell_foreign()
+            await self._report_foreign_slices()
             dues = (self._gates.start_all(group), await self._unschedulable.reconcile_all(), await self._housekeeping.reconcile_all())
             wait_s = min((due_s for due_s in dues if due_s is not None), default=None)
             spent_s = self._runtime.clock.monotonic() - started_s
 
-    async def _tell_foreign(self) -> None:
+    async def _report_foreign_slices(self) -> None:
         """Name slices of somebody else in our pools, once each: in the log, and to the node's users."""
-        foreign = dict(self._world.foreign)
+        foreign = dict(self._state.foreign)
         self._metrics.foreign.set(len(foreign))
         for name, why in sorted(foreign.items()):
             if self._told_foreign.get(name) == why:
@@ -165,25 +154,25 @@ class ClusterController:
             get_logger().warning(
                 "slice.foreign", slice=name, why=why, next_step=f"find out who made it: kubectl get resourceslice {name} -o yaml"
             )
-            node = self._world.node_objects.get(self._world.pool_of(name))
+            node = self._state.node_objects.get(self._state.pool_of(name))
             if node is not None:
                 await self._events.warn(node, "ForeignResourceSlice", f"ResourceSlice {name} does not count: {why}")
         self._told_foreign = foreign
 
-    def _tell_readiness(self) -> None:
+    def _report_readiness(self) -> None:
         """Keep the readiness part: ready once all lists were taken in; trouble afterwards is a remark, for the copies stand."""
-        waiting = [kind.plural for kind, informer in self._informers.items() if not informer.is_synced]
+        waiting = [kind.plural for kind, informer in self._informers.items() if not informer.is_whole]
         remarks = sorted({informer.trouble for informer in self._informers.values() if informer.trouble})
         remarks += [f"ResourceSlice {name} does not count: {why}" for name, why in sorted(self._told_foreign.items())]
         why = "; ".join([f"no list yet of {', '.join(waiting)}"] * bool(waiting) + remarks)
         self._runtime.readiness.set("cluster", is_ready=not waiting, why=why)
         for kind, informer in self._informers.items():
             self._metrics.troubled.labels(kind.name).set(bool(informer.trouble))
-            self._metrics.objects.labels(kind.name).set(self._world.count(kind.name))
+            self._metrics.objects.labels(kind.name).set(self._state.count(kind.name))
         if not waiting and not self._is_ready:
             self._is_ready = True
             get_logger().info(
-                "controller.ready", nodes=len(self._world.node_facts), claims=len(self._world.claims), pods=len(self._world.pods)
+                "controller.ready", nodes=len(self._state.node_facts), claims=len(self._state.claims), pods=len(self._state.pods)
             )
 
     async def _plan(self, request: PlanRequest) -> PlanReply:

@@ -68,8 +68,9 @@ class ControllerSettings(ServiceSettings, frozen=True, kw_only=True, forbid_unkn
     binding_timeout_s: Annotated[float, Meta(gt=0, le=86_400)] = 600.0
     """How long a claim may wait for its devices' binding conditions before they are given back and others are tried, in seconds. 600 s as kube-scheduler's."""
     silence: SilenceSettings = SilenceSettings(every_s=3.0)
-    """When a device service that does not answer makes its devices Unknown here: nothing is allocated on them, and nothing is let go. One small message a class and
-    node every three seconds, `parallel_asks` at a time; each node's topology judges for itself and sooner."""
+    """When a device service that does not answer makes its devices Unknown here: nothing is allocated on them, and nothing is let go. Services are asked while a claim
+    or a pod waits, and until each has been heard: one small message a class and node every nine seconds (every three while somebody on the node does not answer),
+    `parallel_asks` at a time; each node's topology judges for itself and sooner."""
     classic_call_s: Annotated[float, Meta(gt=0, le=300)] = 10.0
     """How long one call of a classic driver may take before it is cancelled and tried again later. 10 s: a driver may have to ask its nodes."""
     retry_s: Annotated[float, Meta(gt=0, le=300)] = 2.0

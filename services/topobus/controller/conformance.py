@@ -1,8 +1,9 @@
-"""Answer conformance cases: as the allocator would, and as one selector would. JSON in, JSON out.
+"""Answers conformance cases: runs the allocator, or one selector, on a case. JSON in, JSON out.
 
-The entry for `topobus.testing.conformance` and for the tests: a case is what docs of the data describe (node, classes, slices, claims, allocated, features), an
-answer is `{"outcome": ..., "results": [...], "steps": n, "reasons": [...]}` with share ids as "SHARE". A selector's case is an expression over the device of the file's
-first line; what is compared is whether it is refused, its verdict or that there is an error, and whether an API server would find it too dear.
+The entry point for `topobus.testing.conformance` and for the tests. A case has a node, classes, slices, claims, allocated devices and features; an
+answer is `{"outcome": ..., "results": [...], "steps": n, "reasons": [...]}` with share ids as "SHARE". A case of a selector is an expression over the
+device of the file's first line; compared are whether it is refused, its verdict or that there is an error, and whether an API server would refuse it
+for its cost.
 """
 
 from __future__ import annotations
@@ -160,8 +161,8 @@ def read_case(case: Mapping[str, Any], *, mode: Mode = Mode.COMPATIBLE) -> Alloc
     # Situations that fail before any node matters name none.
     node = (case.get("node") or {}).get("metadata") or {}
     claims = case.get("claims") or ()
-    known = {gate.value for gate in Gate}
-    features = set(case.get("features") or ())
+    gates = {gate.value for gate in Gate}
+    features: set[str] = set(case.get("features") or ())
     if features.issuperset(Gate.BINDING_CONDITIONS.split("+")):
         features.add(Gate.BINDING_CONDITIONS)
     return AllocationInput(
@@ -187,7 +188,7 @@ def read_case(case: Mapping[str, Any], *, mode: Mode = Mode.COMPATIBLE) -> Alloc
                 for key, used in (allocated.get("consumedCapacity") or {}).items()
             },
         ),
-        gates=frozenset(Gate(one) for one in features if one in known),
+        gates=frozenset(Gate(feature) for feature in features if feature in gates),
         mode=mode,
     )
 
@@ -217,8 +218,8 @@ def _compiler() -> CelCompiler:
     return CelCompiler()
 
 
-def _name(one: Mapping[str, Any]) -> str:
-    metadata = one["metadata"]
+def _name(api_object: Mapping[str, Any]) -> str:
+    metadata = api_object["metadata"]
     return f"{metadata.get('namespace') or 'default'}/{metadata['name']}"
 
 

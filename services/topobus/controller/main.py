@@ -30,7 +30,8 @@ async def _serve(settings: ControllerSettings, runtime: Runtime) -> None:
     """Serve in the home that the settings name."""
     if settings.home == "cluster":
         # Only here: the stand-alone home needs no Kubernetes client.
-        from topobus.controller.cluster_service import serve_cluster
+        with needing_extra("controller"):
+            from topobus.controller.cluster_service import serve_cluster
 
         await serve_cluster(settings, runtime)
     else:

@@ -1,8 +1,10 @@
-"""What the controller counts."""
+"""Metrics of the controller."""
 
 from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from topobus.domain.errors import ContractError
 
 __all__ = ["ControllerMetrics"]
 
@@ -34,3 +36,10 @@ class ControllerMetrics:
             ["loop"],
             registry=registry,
         )
+
+    def count_refused(self, err: Exception) -> None:
+        """Count a stored object that a copy did not take in: one that nobody can read, or one that failed in a way that nobody thought of."""
+        if isinstance(err, ContractError):
+            self.malformed.inc()
+        else:
+            self.set_aside.labels("intake").inc()

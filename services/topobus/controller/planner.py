@@ -10,7 +10,8 @@ import asyncio
 from collections.abc import Mapping
 
 from topobus.contracts import catalogue
-from topobus.contracts.messages import NodeAnswer, PlaceReply, PlaceRequest, PlanReply, PlanRequest
+from topobus.contracts.messages import PlaceReply, PlaceRequest
+from topobus.contracts.plan_messages import NodeAnswer, PlanReply, PlanRequest
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.scheduling.rank import holding_nodes, rank_nodes
@@ -33,10 +34,10 @@ _MAX_ERROR = 500
 class Planner:
     """Answers PLAN."""
 
-    def __init__(self, settings: ControllerSettings, runtime: Runtime, world: NodeState, metrics: ControllerMetrics) -> None:
+    def __init__(self, settings: ControllerSettings, runtime: Runtime, state: NodeState, metrics: ControllerMetrics) -> None:
         self._settings = settings
         self._bus = runtime.bus
-        self._world = world
+        self._state = state
         self._metrics = metrics
         self._free = asyncio.Semaphore(settings.parallel_asks)
         self._silent: dict[str, str] = {}
@@ -47,7 +48,7 @@ class Planner:
         Errors: raises PeerUnavailable when no node is known at all.
         """
         reply = await self._plan(request)
-        self.tell_silence()
+        self.log_silent_nodes()
         outcome = "placed" if reply.chosen is not None and isinstance(reply.chosen.result, Placement) else "refused"
         self._metrics.plans.labels("dry-run" if request.is_dry_run else outcome).inc()
         get_logger().info(
@@ -64,7 +65,7 @@ class Planner:
         return reply
 
     async def _plan(self, request: PlanRequest) -> PlanReply:
-        known_nodes = self._world.nodes()
+        known_nodes = self._state.nodes()
         if not known_nodes:
             raise PeerUnavailable("no node has published a machine yet", next_step="is discovery running?")
         if request.node and request.node not in known_nodes:
@@ -75,7 +76,7 @@ class Planner:
             )
             return PlanReply(answers=(NodeAnswer(node=request.node, result=Refusal(reasons=(reason,))),))
         # A node without a machine can place nothing: its topology does not know what there is. An inventory alone is anybody's word for it.
-        able = tuple(node for node in known_nodes if node in self._world.machines) or known_nodes
+        able = tuple(node for node in known_nodes if node in self._state.machines) or known_nodes
         nodes = self._where_placed(request.pod) or ((request.node,) if request.node else able)
         if len(nodes) == 1:
             reply = await self.ask_node(nodes[0], request.op_id, request.pod, is_dry_run=request.is_dry_run)
@@ -87,7 +88,7 @@ class Planner:
 
     def _where_placed(self, pod: PodRequest) -> tuple[str, ...]:
         """Name the node that holds the pod already: asking again must not place it twice."""
-        return tuple(node for node, ledger in sorted(self._world.ledgers.items()) if pod.owner.key in ledger.allocations)[:1]
+        return tuple(node for node, ledger in sorted(self._state.ledgers.items()) if pod.owner.key in ledger.allocations)[:1]
 
     async def _choose(self, nodes: tuple[str, ...], request: PlanRequest) -> PlanReply:
         async with asyncio.TaskGroup() as group:
@@ -144,7 +145,7 @@ class Planner:
         """Collect the nodes that keep silent: one line tells of all of them."""
         self._silent[node] = str(err)
 
-    def tell_silence(self) -> None:
+    def log_silent_nodes(self) -> None:
         """Log which nodes kept silent since the last line, once for all of them."""
         if self._silent:
             nodes = sorted(self._silent)

@@ -1,6 +1,6 @@
-"""The controller: keeps a copy of the world, allocates claims and plans pods.
+"""The stand-alone controller: keeps a copy of the stored objects, allocates claims and plans pods.
 
-Any number of replicas may run: plans go to one of them (queue group), claims are guarded by compare-and-set and by operation ids at the nodes.
+Any number of replicas may run: plans go to one of them (queue group); claims are guarded by compare-and-set and by operation ids at the nodes.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import asyncio
 
 from topobus.cel.selector import CelCompiler
 from topobus.contracts import catalogue
-from topobus.contracts.messages import ApiObject, PlanReply, PlanRequest
-from topobus.controller.claims.stored import ObjectKey, Stored
+from topobus.contracts.nouns import CLUSTER
+from topobus.contracts.plan_messages import PlanReply, PlanRequest
 from topobus.controller.classic.drivers import ClassicDriverRunner
 from topobus.controller.classic.scheduler import ClassicScheduler
 from topobus.controller.config import ControllerSettings
@@ -33,11 +33,9 @@ from topobus.controller.reconcilers.schedule_pods import PodScheduler
 from topobus.controller.reconcilers.silent_services import SilentServices
 from topobus.controller.reconcilers.validate_classes import ClassReconciler
 from topobus.controller.state.standalone_state import StandaloneState
-from topobus.controller.store.nats_store import NatsStore
+from topobus.controller.store.nats_store import NatsStore, NatsWatch
 from topobus.controller.store.object_writer import ObjectWriter
-from topobus.domain.errors import ContractError, PeerUnavailable
-from topobus.kubernetes.api.objects import name_of
-from topobus.runtime.bus import Change, ChangeKind
+from topobus.domain.errors import PeerUnavailable
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
 
@@ -54,32 +52,32 @@ class _Controller:
     def __init__(self, settings: ControllerSettings, runtime: Runtime) -> None:
         self._settings = settings
         self._runtime = runtime
-        self._world = StandaloneState()
+        self._state = StandaloneState()
         self._beat = runtime.beats.loop("reconcile")
         metrics = ControllerMetrics(runtime.registry)
         self._metrics = metrics
         compiler = CelCompiler()
         self._releases = LedgerReleases(runtime.bus, settings.ask_timeout_s, self._wake)
-        self._copies = BusCopies(runtime, self._world, ObjectBoundary("intake", metrics.set_aside), self._wake, more=("objects",))
-        self._classes = ClassReconciler(runtime, self._world, compiler, self._boundary("classes"))
-        finder = Allocator(settings, runtime, self._world, compiler, metrics)
-        self._consumers = ClaimUsers(self._world, self._boundary("consumers"))
-        ledgers = NodeLedgers(runtime.bus, self._world, settings.ask_timeout_s, self._releases)
-        writer = ObjectWriter(NatsStore(runtime.bus, self._world))
-        deallocation = ClaimDeallocation(runtime.clock, self._world, writer, ledgers, metrics)
+        self._copies = BusCopies(runtime, self._state, ObjectBoundary("intake", metrics.set_aside), self._wake)
+        self._classes = ClassReconciler(runtime, self._state, compiler, self._boundary("classes"))
+        finder = Allocator(settings, runtime, self._state, compiler, metrics)
+        self._consumers = ClaimUsers(self._state, self._boundary("consumers"))
+        ledgers = NodeLedgers(runtime.bus, self._state, settings.ask_timeout_s, self._releases)
+        writer = ObjectWriter(NatsStore(runtime.bus, self._state))
+        deallocation = ClaimDeallocation(runtime.clock, self._state, writer, ledgers, metrics)
         self._claims = ClaimReconciler(
-            settings, runtime, self._world, finder, self._consumers, metrics, ledgers, deallocation, self._boundary("claims")
+            settings, runtime, self._state, finder, self._consumers, metrics, ledgers, deallocation, self._boundary("claims")
         )
-        self._evictor = Evictor(runtime, self._world, deallocation, self._boundary("evictions"))
-        self._binding = BindingConditions(settings.binding_timeout_s, runtime, self._world, finder, deallocation, self._boundary("binding"))
-        self._pods = ClaimTemplateReconciler(runtime, self._world, self._boundary("templates"))
-        self._planner = Planner(settings, runtime, self._world, metrics)
-        nodes = NodeFilter(settings, runtime, self._world, finder, self._planner, self._consumers)
-        self._classic = ClassicScheduler(runtime, self._world, nodes.look_without, self._boundary("classic-pods"))
+        self._evictor = Evictor(runtime, self._state, deallocation, self._boundary("evictions"))
+        self._binding = BindingConditions(settings.binding_timeout_s, runtime, self._state, finder, deallocation, self._boundary("binding"))
+        self._pods = ClaimTemplateReconciler(runtime, self._state, self._boundary("templates"))
+        self._planner = Planner(settings, runtime, self._state, metrics)
+        nodes = NodeFilter(settings, runtime, self._state, finder, self._planner, self._consumers)
+        self._classic = ClassicScheduler(runtime, self._state, nodes.nodes_without, self._boundary("classic-pods"))
         self._scheduler = PodScheduler(
             settings,
             runtime,
-            self._world,
+            self._state,
             finder,
             self._consumers,
             self._claims,
@@ -93,9 +91,21 @@ class _Controller:
             self._boundary("pods"),
         )
         self._changed = asyncio.Event()
-        self._presence = SilentServices(settings.silence, settings.parallel_asks, runtime, self._world, self._wake)
-        self._orphans = OrphanedAllocations(settings, runtime, self._world, finder, metrics, ledgers, self._boundary("orphans"))
-        self._drivers = ClassicDriverRunner(settings, runtime, self._world, metrics, lambda: self._copies.is_whole)
+        self._presence = SilentServices(
+            settings.silence, settings.parallel_asks, runtime, self._state, self._wake, is_needed=self._state.has_waiting
+        )
+        self._orphans = OrphanedAllocations(settings, runtime, self._state, finder, metrics, ledgers, self._boundary("orphans"))
+        self._objects = NatsWatch(
+            runtime.bus,
+            self._state,
+            runtime.clock,
+            changed=self._on_objects,
+            refused=metrics.count_refused,
+            dropped=self._orphans.note,
+            forgotten=self._orphans.clear_conclusions,
+        )
+        runtime.readiness.set("objects", is_ready=False, why=self._objects.trouble)
+        self._drivers = ClassicDriverRunner(settings, runtime, self._state, metrics, lambda: self._is_whole)
 
     def _boundary(self, loop: str) -> ObjectBoundary:
         """Make the boundary of one loop; each object that it comes to is a step of the pass."""
@@ -105,7 +115,7 @@ class _Controller:
         """Follow all copies and work on what they bring."""
         async with asyncio.TaskGroup() as group:
             self._copies.start(group)
-            group.create_task(self._copies.follow("objects", self._runtime.bus.watch(catalogue.OBJECT), self._on_object))
+            group.create_task(self._objects.run())
             group.create_task(self._releases.run())
             group.create_task(self._reconcile())
             group.create_task(self._drivers.run())
@@ -116,25 +126,15 @@ class _Controller:
         self._changed.set()
         self._drivers.wake()
 
-    def _on_object(self, change: Change[ApiObject]) -> None:
-        if change.kind is ChangeKind.RESET:
-            self._world.forget_objects()
-            self._orphans.forget()
-            return
-        if change.kind is ChangeKind.SNAPSHOT_END:
-            return
-        key = ObjectKey(change.parts["kind"], change.parts["namespace"], change.parts["name"])
-        stored = self._world.objects.get(key)
-        if stored is not None and stored.revision >= change.revision:
-            return  # our own write, which the world learned when it was made
-        if change.kind is ChangeKind.DELETE or change.value is None:
-            self._orphans.note(self._world.drop_object(key))
-            return
-        try:
-            self._world.put_object(key, Stored(change.revision, change.value))
-        except ContractError as err:
-            self._metrics.malformed.inc()
-            get_logger().warning("object.malformed", object=name_of(change.value), error=str(err))
+    def _on_objects(self) -> None:
+        """Have everybody look at objects that changed, unless the copy is not whole yet."""
+        self._runtime.readiness.set("objects", is_ready=self._objects.is_whole, why=self._objects.trouble)
+        self._wake()
+
+    @property
+    def _is_whole(self) -> bool:
+        """Say whether every copy is whole: before that no claim is decided on, and no pod planned."""
+        return self._copies.is_whole and self._objects.is_whole
 
     async def _reconcile(self) -> None:
         """Work whenever something changed, and after a while when a peer was silent."""
@@ -149,13 +149,13 @@ class _Controller:
                 pass
             self._beat.turn()
             self._changed.clear()
-            if not self._copies.is_whole:
+            if not self._is_whole:
                 continue
             if not is_planning:
                 # Only now: a replica in the queue group that knows nothing yet would take plans away from those that do.
-                await self._runtime.bus.answer(catalogue.PLAN, self._plan, node=catalogue.CLUSTER)
+                await self._runtime.bus.answer(catalogue.PLAN, self._plan, node=CLUSTER)
                 is_planning = True
-                get_logger().info("controller.ready", nodes=len(self._world.nodes()), objects=len(self._world.objects))
+                get_logger().info("controller.ready", nodes=len(self._state.nodes()), objects=len(self._state.objects))
             is_due = await self._orphans.reconcile_all()
             is_due = await self._classes.reconcile_all() or is_due
             is_due = await self._evictor.reconcile_all() or is_due
@@ -173,6 +173,6 @@ class _Controller:
             is_due = is_due or self._scheduler.is_pausing or self._claims.is_pausing
 
     async def _plan(self, request: PlanRequest) -> PlanReply:
-        if not self._copies.is_whole:
+        if not self._is_whole:
             raise PeerUnavailable("the controller is reading its copies anew", retry_after_s=self._settings.retry_s)
         return await self._planner.plan(request)

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from topobus.cpu.config import CpuSettings
+from typing import Protocol, runtime_checkable
+
+from topobus.cpu.config import CpuGroupSettings, CpuSettings
+from topobus.devicekit.driver import DeviceDriver
 from topobus.devicekit.host import serve_devices
 from topobus.devicekit.pool_assignment import check_pools
 from topobus.devicekit.registry import load_drivers
 from topobus.runtime.service import Runtime
 
 __all__ = ["check", "serve"]
+
+
+@runtime_checkable
+class _GroupingDriver(DeviceDriver, Protocol):
+    """A driver that the operator tells how CPUs are offered."""
+
+    def configure(self, settings: CpuGroupSettings) -> None: ...
 
 
 def check(settings: CpuSettings) -> None:
@@ -22,4 +32,8 @@ def check(settings: CpuSettings) -> None:
 
 async def serve(settings: CpuSettings, runtime: Runtime) -> None:
     """Serve this node's CPUs until cancelled."""
-    await serve_devices(settings, runtime, "cpu")
+    registry = load_drivers("cpu", settings.drivers)
+    for driver in registry.drivers:
+        if isinstance(driver, _GroupingDriver):
+            driver.configure(settings.cpus)
+    await serve_devices(settings, runtime, "cpu", registry=registry)

@@ -173,7 +173,7 @@ class _Publisher:
             self._looks.labels(outcome="same").inc()
             if self._last is None:
                 get_logger().info("machine.unchanged", generation=stored.generation)
-            self._remember(stored)
+            self._note_published(stored)
             self._standing = fingerprint
             return
         await bus.put(MACHINE, new, node=self._node)
@@ -186,9 +186,9 @@ class _Publisher:
             get_logger().info("machine.changed", generation=new.generation, changes=changes)
         if new.warnings and (before is None or before.warnings != new.warnings):
             get_logger().warning("machine.contradictory", warnings=list(new.warnings))
-        self._remember(new)
+        self._note_published(new)
 
-    def _remember(self, machine: Machine) -> None:
+    def _note_published(self, machine: Machine) -> None:
         self._last = machine
         self._generation.set(machine.generation)
         self._runtime.readiness.set(_READY_PART, is_ready=True)

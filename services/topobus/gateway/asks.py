@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from types import MappingProxyType
 from typing import Any
 
-from topobus.contracts.catalogue import ADOPT, PREFER, PREPARE, RELEASE, UNPREPARE
+from topobus.contracts.adjust_messages import Adjusted, AdjustRequest
+from topobus.contracts.catalogue import ADJUST, ADOPT, ATTACH, DETACH, PREFER, PREPARE, RELEASE, UNPREPARE
 from topobus.contracts.messages import (
     Adopted,
     AdoptRequest,
@@ -22,9 +23,12 @@ from topobus.contracts.messages import (
     ReleaseRequest,
     UnprepareRequest,
 )
-from topobus.domain.errors import TopobusError
+from topobus.contracts.sandbox_messages import Accepted, Attached, AttachRequest, DetachRequest
+from topobus.domain.errors import PeerUnavailable, TopobusError
+from topobus.domain.idset import CpuSet
 from topobus.domain.outcome import MemoryBlock, Reason, Refusal
 from topobus.domain.request import Owner
+from topobus.domain.sandbox import ContainerName, Sandbox
 from topobus.gateway.config import DeadlineSettings
 from topobus.gateway.core.edit_limits import EditRights, host_paths, refuse_forbidden
 from topobus.gateway.core.preference import fall_back, is_legal, plugin_choices
@@ -33,18 +37,28 @@ from topobus.gateway.reconcile.ledger_drift import LedgerDrift
 from topobus.runtime.bus import Bus, Held
 from topobus.runtime.logging import get_logger
 
-__all__ = ["NodeAsks", "Preference", "contradicted"]
+__all__ = ["NodeAsks", "Preference", "StillAtWork", "contradicted"]
 
 Preference = Callable[[Sequence[str], Sequence[str], int], Awaitable[tuple[str, ...] | None]]
 """Chooses out of what is available, with what must be included, so many; None is no opinion."""
 
 
+_ALL_CPUS = CpuSet.of(range(CpuSet.MAX_ID + 1))
+
+
+class StillAtWork(PeerUnavailable):
+    """Raised when a device service does what was asked and needs longer: the same is asked again after `retry_after_s`."""
+
+
 class NodeAsks:
     """Asks of one node."""
 
-    def __init__(self, bus: Bus, node: str, deadlines: DeadlineSettings, rights: Callable[[str], EditRights]) -> None:
-        """Ask over a bus; `rights` tells what a class's devices may bring into a container."""
+    def __init__(
+        self, bus: Bus, node: str, deadlines: DeadlineSettings, rights: Callable[[str], EditRights], owned_cpus: CpuSet | None = None
+    ) -> None:
+        """Ask over a bus; `rights` tells what a class's devices may bring into a container, `owned_cpus` which may be chosen of groups (None: all)."""
         self._rights = rights
+        self._owned_cpus = owned_cpus
         self._bus = bus
         self._node = node
         self._deadlines = deadlines
@@ -117,8 +131,18 @@ class NodeAsks:
         memory: tuple[MemoryBlock, ...] = (),
         container: str = "",
         user: Owner | None = None,
+        group_cpus: Mapping[str, int] = MappingProxyType({}),
+        only_cpus: CpuSet | None = None,
+        but_cpus: CpuSet | None = None,
     ) -> Adopted | Refusal:
-        """Write into the ledger what has been decided elsewhere; `shared` names those devices of which the owner has a share, `user` who uses them."""
+        """Write into the ledger what has been decided elsewhere; `shared` names those devices of which the owner has a share, `user` who uses them.
+
+        `group_cpus` says how many CPUs the owner has of groups; the answer says which. They are chosen of `only_cpus` (None: of all that may be given), and
+        none is of `but_cpus`.
+        """
+        choosable = only_cpus if only_cpus is not None else self._owned_cpus
+        if but_cpus:
+            choosable = (choosable if choosable is not None else _ALL_CPUS) - but_cpus
         request = AdoptRequest(
             op_id=op_id,
             owner=owner,
@@ -129,6 +153,8 @@ class NodeAsks:
             memory=memory,
             container=container,
             user=user,
+            group_cpus=dict(group_cpus),
+            owned_cpus=choosable if group_cpus else None,
         )
         reply = await self._bus.ask(ADOPT, request, timeout_s=self._deadlines.adopt_s, node=self._node)
         return reply.result
@@ -159,27 +185,33 @@ class NodeAsks:
         looked_at: Sequence[str] = (),
         tolerated: Sequence[str] = (),
         answers: list[Held[PrepareReply]] | None = None,
+        cpus: Mapping[str, CpuSet] = MappingProxyType({}),
     ) -> Prepared | Refusal:
-        """Have devices made ready, each with its configuration; `looked_at` are those of admin access.
+        """Have devices made ready, each with its configuration; `looked_at` are those of admin access, `cpus` what was chosen of groups.
 
         Refused, too, when the answer has anything that devices of this class may not bring into a container, and when two answers came that say different
         things. Who takes the answer itself into `answers` looks for the latter by `contradicted`, when all is done that must be done before kubelet hears of it.
         """
-        given = [config.get(name, ()) for name in names]
-        # The same for all is said once, which device services of before know, too.
-        is_alike = all(parameters == given[0] for parameters in given)
+        common, by_device = _configured(names, config)
         request = PrepareRequest(
             op_id=op_id,
             owner=owner,
             devices=tuple(sorted(names)),
-            config=given[0] if given and is_alike else (),
-            device_config={} if is_alike else dict(zip(names, given, strict=True)),
+            config=common,
+            device_config=by_device,
             looked_at=tuple(sorted(looked_at)),
             tolerated=tuple(sorted(tolerated)),
+            cpus={name: chosen for name, chosen in cpus.items() if name in names},
         )
         answer = await self._bus.ask_held(PREPARE, request, timeout_s=self._deadlines.prepare_s, node=self._node, device_class=device_class)
         if isinstance(answer.reply.result, Refusal):
             return answer.reply.result
+        if isinstance(answer.reply.result, Accepted):
+            accepted = answer.reply.result
+            raise StillAtWork(
+                f"the {device_class} service is still at work ({accepted.what or 'it does not say at what'}), for at most {accepted.limit_s:g} s more",
+                retry_after_s=accepted.retry_after_s,
+            )
         refusal = await self.refuse_forbidden(device_class, answer.reply.result)
         if answers is not None:
             answers.append(answer)
@@ -202,11 +234,61 @@ class NodeAsks:
             )
         return refusal
 
+    async def attach(
+        self,
+        op_id: str,
+        owner: Owner,
+        device_class: str,
+        names: Sequence[str],
+        sandbox: Sandbox,
+        config: Mapping[str, tuple[dict[str, Any], ...]] = MappingProxyType({}),
+    ) -> Attached | Refusal | Accepted:
+        """Have prepared devices brought into a pod's sandbox; asked again for the same sandbox, it is the same answer."""
+        common, by_device = _configured(names, config)
+        request = AttachRequest(
+            op_id=op_id, owner=owner, devices=tuple(sorted(names)), sandbox=sandbox, config=common, device_config=by_device
+        )
+        reply = await self._bus.ask(ATTACH, request, timeout_s=self._deadlines.prepare_s, node=self._node, device_class=device_class)
+        return reply.result
+
+    async def detach(self, op_id: str, owner: Owner, device_class: str, names: Sequence[str], sandbox: Sandbox) -> Refusal | None:
+        """Undo attach; None is done."""
+        request = DetachRequest(op_id=op_id, owner=owner, devices=tuple(sorted(names)), sandbox=sandbox)
+        reply = await self._bus.ask(DETACH, request, timeout_s=self._deadlines.prepare_s, node=self._node, device_class=device_class)
+        return reply.refusal
+
+    async def adjust(
+        self,
+        op_id: str,
+        owner: Owner,
+        device_class: str,
+        names: Sequence[str],
+        container: ContainerName,
+        config: Mapping[str, tuple[dict[str, Any], ...]],
+        timeout_s: float,
+    ) -> Adjusted | Refusal:
+        """Ask what one container gets of its devices; refused, too, when it is anything that devices of this class may not bring."""
+        common, by_device = _configured(names, config)
+        request = AdjustRequest(op_id=op_id, owner=owner, devices=tuple(names), container=container, config=common, device_config=by_device)
+        reply = await self._bus.ask(ADJUST, request, timeout_s=timeout_s, node=self._node, device_class=device_class)
+        if isinstance(reply.result, Refusal):
+            return reply.result
+        return await self.refuse_forbidden(device_class, Prepared(edits=reply.result.edits)) or reply.result
+
     async def unprepare(self, op_id: str, owner: Owner, device_class: str, names: Sequence[str]) -> Refusal | None:
         """Undo prepare; None is done."""
         request = UnprepareRequest(op_id=op_id, owner=owner, devices=tuple(sorted(names)))
         reply = await self._bus.ask(UNPREPARE, request, timeout_s=self._deadlines.prepare_s, node=self._node, device_class=device_class)
         return reply.refusal
+
+
+def _configured(
+    names: Sequence[str], config: Mapping[str, tuple[dict[str, Any], ...]]
+) -> tuple[tuple[dict[str, Any], ...], dict[str, tuple[dict[str, Any], ...]]]:
+    """Say once what is the same for all devices, which device services of before know, too; else by device."""
+    given = [config.get(name, ()) for name in names]
+    is_alike = all(parameters == given[0] for parameters in given)
+    return (given[0] if given else (), {}) if is_alike else ((), dict(zip(names, given, strict=True)))
 
 
 def contradicted(device_class: str, answers: Iterable[Held[PrepareReply]]) -> Refusal | None:

@@ -7,11 +7,16 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
-from topobus.domain.device import driver_name
+from topobus.domain.cpu_groups import cut_group
+from topobus.domain.device import Device, driver_name
 from topobus.domain.errors import ConfigError
+from topobus.domain.idset import CpuSet
 from topobus.domain.names import is_dns_label, is_extended_resource_name
 from topobus.domain.silence import SilenceSettings
+from topobus.gateway.core.device_ids import IdProfile
+from topobus.gateway.core.device_metadata import MetadataVersion
 from topobus.gateway.core.edit_limits import EditRights, is_plain_path
+from topobus.gateway.core.multus import with_attributes
 from topobus.gateway.core.socket_paths import SOCKET_PATH_LIMIT, driver_sockets, is_instance_name
 from topobus.runtime.config import ServiceSettings
 from topobus.runtime.proof import AnswerSettings
@@ -19,12 +24,17 @@ from topobus.runtime.proof import AnswerSettings
 __all__ = [
     "SHORT_NAME",
     "ClusterSettings",
+    "CpuSettings",
     "DeadlineSettings",
     "Exposure",
     "ForeignSettings",
     "GatewaySettings",
     "KubeletSettings",
+    "MetadataSettings",
+    "RuntimeSettings",
     "check",
+    "owned_cpus",
+    "runtime_socket",
 ]
 
 Exposure = Literal["both", "dra", "device-plugin", "none"]
@@ -124,6 +134,40 @@ class ForeignSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """How often its list is taken over, in seconds."""
 
 
+class CpuSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which CPUs Topobus gives to containers for themselves, and by which door."""
+
+    owned: str = ""
+    """CPUs that claims may have for themselves: a list as the kernel writes it (`4-63,68-127`), or `all`. Empty: none; a claim of class cpu then tells its container
+    which CPUs were chosen and pins nothing, since the node's CPUs are kubelet's. With kubelet's static CPU manager name only CPUs that it does not give (its reserved ones)."""
+    runtime_socket: str = "/var/run/nri/nri.sock"
+    """The container runtime's socket for plugins (NRI), where `runtime.socket` is empty and `owned` names CPUs: the setting's name of before."""
+
+
+class RuntimeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The container runtime's plugin interface (NRI), by which claims get CPUs for themselves and devices reach a pod's sandbox."""
+
+    socket: str = ""
+    """The runtime's socket for plugins: `/var/run/nri/nri.sock`, as containerd and CRI-O have it. A claim that needs it is refused while it does not answer.
+    Empty: it is used only where `cpus.owned` names CPUs, since whoever has it may change every container of the node."""
+    attach_s: Annotated[float, Meta(gt=0, lt=2)] = 1.5
+    """How long a new sandbox waits for the devices of its claims, in seconds. The runtime disconnects a plugin after 2 s, and starts nothing else on the node meanwhile;
+    what takes longer goes on, and the pod's containers wait for it."""
+    adjust_s: Annotated[float, Meta(gt=0, lt=2)] = 1.0
+    """How long a new container waits for its device services to say what it gets, in seconds; less where attaching has used up the runtime's 2 s. Then it is refused,
+    and kubelet tries again."""
+
+
+class MetadataSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Files in containers that describe the devices of their claims (KEP-5304), below /var/run/kubernetes.io/dra-device-attributes."""
+
+    versions: tuple[MetadataVersion, ...] = ()
+    """Which versions of metadata.resource.k8s.io a file has, newest first: `["v1alpha1"]`. Empty: claims get no files, as Kubernetes' own library does without a version: the format
+    is alpha, and a container cannot be made that has /var/run mounted read-only."""
+    dir: str = ""
+    """Where the files are, on the host as in the gateway; must survive a reboot. Empty: `device-metadata` beside the checkpoint."""
+
+
 class GatewaySettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of the gateway service."""
 
@@ -131,6 +175,9 @@ class GatewaySettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown
     deadlines: DeadlineSettings = DeadlineSettings()
     cluster: ClusterSettings = ClusterSettings()
     foreign: ForeignSettings = ForeignSettings()
+    cpus: CpuSettings = CpuSettings()
+    runtime: RuntimeSettings = RuntimeSettings()
+    metadata: MetadataSettings = MetadataSettings()
     silence: SilenceSettings = SilenceSettings()
     answers: AnswerSettings = AnswerSettings()
     """Which answers of device services must prove their sender."""
@@ -147,6 +194,11 @@ class GatewaySettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown
     """Prefix of the device plugin's resource names: `topobus.dev/gpu`."""
     exposure: dict[str, Exposure] = field(default_factory=dict)
     """How a class or one of its pools is offered: `{"cpu": "dra", "gpu": "none", "gpu-h100": "both"}`. A pool that is not named goes with its class."""
+    ids: dict[str, IdProfile] = field(default_factory=dict)
+    """How devices of a class or one of its pools are named towards kubelet: `topobus` (their name, as by default), `pci` or `uuid`; `{"nic-vf": "pci", "gpu": "uuid"}`.
+    With `pci`, Multus and sriov-cni work as with their own device plugin: docs/how-to/use-multus.md. Change it while no pod has such a device."""
+    device_info_dir: str = "/var/run/k8s.cni.cncf.io/devinfo/dp"
+    """Where the files are written by which Multus learns of a device with `ids` `pci`: its own folder."""
     edits: dict[str, EditRights] = field(default_factory=dict)
     """What devices of a class may bring into containers, besides what the drivers need that come with Topobus: `{"fpga": {"device_nodes": ["/dev/acme"]}}`.
     Whatever else a device service wants to give is refused, for a container runtime does as root what it is told."""
@@ -161,6 +213,23 @@ class GatewaySettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown
         """Say whether a pool of a class (or what no pool has) is offered through the DRA driver."""
         return self._exposure_of(device_class, pool) in ("both", "dra")
 
+    def ids_of(self, device_class: str, pool: str = "") -> IdProfile:
+        """Say how the devices of a pool of a class (or of what no pool has) are named towards kubelet."""
+        return self.ids.get(pool) or self.ids.get(device_class, "topobus")
+
+    def offers_cpu(self, cpu: int | None) -> bool:
+        """Say whether a device that is a CPU is Topobus' to give; true for all where it gives none for themselves, and for devices that are no CPU."""
+        owned = owned_cpus(self.cpus)
+        return cpu is None or owned is None or not owned or cpu in owned
+
+    def shown(self, device: Device) -> Device | None:
+        """Show a device as claims may have it; None when they may not: another exposure, or CPUs that are not Topobus' to give."""
+        if not self.offers_dra(device.device_class, device.pool) or not self.offers_cpu(device.cpu):
+            return None
+        if self.ids_of(device.device_class, device.pool) == "pci":
+            device = with_attributes(device, f"{self.resource_prefix}/{device.pool or device.device_class}")
+        return cut_group(device, owned_cpus(self.cpus) or None)
+
     @property
     def offers_any_dra(self) -> bool:
         """Say whether anything may be offered through a DRA driver at all."""
@@ -168,6 +237,34 @@ class GatewaySettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown
 
     def _exposure_of(self, device_class: str, pool: str) -> Exposure:
         return self.exposure.get(pool) or self.exposure.get(device_class, self.default_exposure)
+
+
+def owned_cpus(settings: CpuSettings) -> CpuSet | None:
+    """Read `owned`; None: all.
+
+    Errors: raises ConfigError when it is no list.
+    """
+    if settings.owned.strip() == "all":
+        return None
+    try:
+        return CpuSet.parse(settings.owned)
+    except ValueError as err:
+        raise ConfigError(
+            f"gateway: cpus.owned: {err}",
+            next_step="set TOPOBUS_GATEWAY__CPUS__OWNED to a list such as 4-63,68-127, to all, or leave it empty",
+            key="cpus.owned",
+        ) from err
+
+
+def runtime_socket(settings: GatewaySettings) -> str:
+    """Say by which socket the gateway is a plugin of the container runtime; empty: it is none.
+
+    >>> runtime_socket(GatewaySettings(node="n")), runtime_socket(GatewaySettings(node="n", cpus=CpuSettings(owned="all")))
+    ('', '/var/run/nri/nri.sock')
+    """
+    owned = owned_cpus(settings.cpus)
+    gives_cpus = owned is None or bool(owned)
+    return settings.runtime.socket or (settings.cpus.runtime_socket if gives_cpus else "")
 
 
 def check(settings: GatewaySettings) -> None:
@@ -181,11 +278,17 @@ def check(settings: GatewaySettings) -> None:
             next_step="set TOPOBUS_GATEWAY__RESOURCE_PREFIX",
             key="resource_prefix",
         )
-    for device_class in settings.exposure:
-        if not is_dns_label(device_class):
-            raise ConfigError(
-                f"gateway: exposure: got {device_class!r}, wanted a class or a pool of one, such as gpu or gpu-h100", key="exposure"
-            )
+    owned_cpus(settings.cpus)
+    for key, names in (("exposure", settings.exposure), ("ids", settings.ids)):
+        for name in names:
+            if not is_dns_label(name):
+                raise ConfigError(f"gateway: {key}: got {name!r}, wanted a class or a pool of one, such as gpu or gpu-h100", key=key)
+    if settings.ids.get("cpu", "topobus") != "topobus":
+        raise ConfigError(
+            f"gateway: ids: got {settings.ids['cpu']!r} for class cpu: CPUs have neither a PCI address nor a UUID",
+            next_step="take cpu out of the setting ids",
+            key="ids",
+        )
     for device_class, rights in settings.edits.items():
         _check_rights(device_class, rights)
     if (settings.cluster.mode == "kubeconfig") != bool(settings.cluster.kubeconfig):
@@ -193,6 +296,12 @@ def check(settings: GatewaySettings) -> None:
             f"gateway: cluster: mode {settings.cluster.mode!r} and kubeconfig {settings.cluster.kubeconfig!r} do not go together",
             next_step="set both TOPOBUS_GATEWAY__CLUSTER__MODE=kubeconfig and TOPOBUS_GATEWAY__CLUSTER__KUBECONFIG, or neither",
             key="cluster",
+        )
+    if settings.metadata.dir and (not is_plain_path(settings.metadata.dir) or settings.metadata.dir == "/"):
+        raise ConfigError(
+            f"gateway: metadata.dir: got {settings.metadata.dir!r}, wanted an absolute path of a folder, without '..'",
+            next_step="set TOPOBUS_GATEWAY__METADATA__DIR",
+            key="metadata.dir",
         )
     kubelets = (
         settings.kubelet.device_plugin_dir,

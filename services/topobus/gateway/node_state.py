@@ -17,6 +17,7 @@ from topobus.domain.ledger import Holders
 from topobus.domain.names import is_dns_label
 from topobus.domain.request import Owner
 from topobus.domain.silence import unheard
+from topobus.gateway.core.device_ids import IdProfile, with_kubelet_ids
 from topobus.gateway.core.lists import HealthEntry, ListEntry, health_list, holders_of, plugin_lists
 from topobus.runtime.bus import Bus, ChangeKind
 from topobus.runtime.logging import get_logger
@@ -46,6 +47,7 @@ class _List:
         self.device_class = device_class
         self.entries = entries
         self.by_id = {list_entry.id: list_entry for list_entry in entries}
+        self.unnamed = tuple(list_entry.id for list_entry in entries if list_entry.is_unnamed)
 
 
 class Broadcast:
@@ -67,8 +69,14 @@ class Broadcast:
 class NodeState:
     """The node's devices by class, as last known."""
 
-    def __init__(self, bus: Bus, node: str, own_resource: Callable[[str], str]) -> None:
-        """Begin with nothing; `own_resource` names the resource of a class."""
+    def __init__(
+        self,
+        bus: Bus,
+        node: str,
+        own_resource: Callable[[str], str],
+        ids: Callable[[str, str], IdProfile] = lambda _class, _pool: "topobus",
+    ) -> None:
+        """Begin with nothing; `own_resource` names the resource of a class, `ids` says how the devices of a class's pool are named towards kubelet."""
         self.node = node
         self.changed = Broadcast()
         self.ledger_changed = Broadcast()
@@ -78,6 +86,9 @@ class NodeState:
         self.awaited_changed = Broadcast()
         self._bus = bus
         self._own_resource = own_resource
+        self._ids = ids
+        self._names: dict[str, dict[str, str]] = {}
+        """Resource to kubelet's id to name, also of devices that are gone: pods may have them still."""
         self._inventories: dict[str, Inventory] = {}
         self._ledger: Holders | None = None
         self._handed_out: dict[str, dict[str, tuple[Owner, int]]] = {}
@@ -106,8 +117,9 @@ class NodeState:
             await seen.wait()
 
     def classes(self) -> tuple[str, ...]:
-        """Classes with something to list: devices, or held ones that are gone."""
-        return tuple(sorted({resource_list.device_class for resource_list in self._lists.values() if resource_list.entries}))
+        """Classes with something to give: devices, also such as claims alone may have, or held ones that are gone."""
+        listed = {resource_list.device_class for resource_list in self._lists.values() if resource_list.entries}
+        return tuple(sorted(listed | {name for name, inventory in self._inventories.items() if inventory.devices}))
 
     def offers(self) -> tuple[Offer, ...]:
         """Resources with something to list, by name."""
@@ -170,6 +182,10 @@ class NodeState:
         """One device of a resource's list."""
         resource_list = self._lists.get(resource)
         return resource_list.by_id.get(name) if resource_list is not None else None
+
+    def name_of(self, resource: str, wire_id: str) -> str:
+        """Give the name of a device by kubelet's id; the id itself where it is none of ours, or the name of before the setting `ids`."""
+        return self._names.get(resource, {}).get(wire_id, wire_id)
 
     def wait_for(self, keys: frozenset[str]) -> None:
         """Say whose devices claims of this node's pods wait for; whoever looks for their end is woken."""
@@ -236,16 +252,19 @@ class NodeState:
 
     def take_ledger(self, ledger: Holders) -> None:
         """Take over the ledger."""
+        if self._ledger is not None and ledger.sequence < self._ledger.sequence:
+            # The store was lost and the service began anew: no later ledger will confirm what was adopted before. Kept, it would hide that nobody holds it now.
+            self._handed_out.clear()
         self._ledger = ledger
         self.ledger_changed.announce()
-        self._forget_confirmed(ledger)
+        self._drop_confirmed(ledger)
         holdings = [holding for allocation in ledger.allocations.values() for holding in allocation.holdings]
         held = {device_class for holding in holdings for device_class in holding.devices}
         if any(holding.cpus for holding in holdings):
             held.add("cpu")
         self._refresh_holders({*held, *self._holders, *self._inventories})
 
-    def _forget_confirmed(self, ledger: Holders) -> None:
+    def _drop_confirmed(self, ledger: Holders) -> None:
         for device_class, entries in self._handed_out.items():
             self._handed_out[device_class] = {name: entry for name, entry in entries.items() if entry[1] > ledger.sequence}
         # Else every claim that ever was would be remembered.
@@ -281,8 +300,31 @@ class NodeState:
                 previous=previous,
                 classes=self._inventories.keys(),
             )
-            for resource, entries in lists.items():
+            for resource, unnamed_entries in lists.items():
+                entries = self._with_ids(resource, device_class, unnamed_entries, previous.get(resource, ()))
                 if entries != previous.get(resource):
-                    self._lists[resource] = _List(device_class, entries)
+                    self._replace_list(resource, _List(device_class, entries))
         # Health messages are no part of the lists, so everybody looks again: each stream sends only what is new to it.
         self.changed.announce()
+
+    def _with_ids(
+        self, resource: str, device_class: str, entries: tuple[ListEntry, ...], previous: tuple[ListEntry, ...]
+    ) -> tuple[ListEntry, ...]:
+        """Name the devices of a list as kubelet is to know them."""
+        profile = self._ids(device_class, resource.rpartition("/")[2])
+        if profile == "topobus":
+            return entries
+        inventory = self._inventories.get(device_class)
+        devices = {device.name: device for device in (inventory.devices if inventory is not None else ())}
+        return with_kubelet_ids(entries, devices, profile, previous=previous)
+
+    def _replace_list(self, resource: str, replaced: _List) -> None:
+        before = self._lists.get(resource)
+        self._lists[resource] = replaced
+        names = {list_entry.kubelet_id: list_entry.id for list_entry in replaced.entries if list_entry.kubelet_id}
+        if names:
+            self._names.setdefault(resource, {}).update(names)
+        if replaced.unnamed and (before is None or before.unnamed != replaced.unnamed):
+            reasons = [replaced.by_id[name].reason for name in replaced.unnamed]
+            next_step = "put these devices into a pool of their own with another way of naming, or take the resource out of the setting ids"
+            get_logger().error("ids.unusable", resource=resource, devices=list(replaced.unnamed), reasons=reasons, next_step=next_step)

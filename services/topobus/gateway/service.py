@@ -12,22 +12,26 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from topobus.contracts.catalogue import PODS, PREPARE
 from topobus.gateway.asks import NodeAsks
 from topobus.gateway.boot import boot_id
+from topobus.gateway.cluster.cluster_reports import ClusterReports
 from topobus.gateway.cluster.objects import Cluster, ClusterClaims
 from topobus.gateway.cluster.pod_retries import PodRetries
 from topobus.gateway.cluster.slice_publisher import SlicePublisher
-from topobus.gateway.config import GatewaySettings, check
+from topobus.gateway.config import GatewaySettings, check, owned_cpus, runtime_socket
 from topobus.gateway.core.edit_limits import NO_RIGHTS, EditRights, rights_of
 from topobus.gateway.dra.checkpoint import Checkpoint
 from topobus.gateway.dra.claim_forwarder import ClaimForwarder
+from topobus.gateway.dra.claim_metadata import ClaimMetadata
 from topobus.gateway.dra.claim_reading import BusClaims, ClaimReader
 from topobus.gateway.dra.claims import ClaimPreparer
 from topobus.gateway.dra.dra_plugin import DraDriver
 from topobus.gateway.dra.forgotten_claims import ForgottenClaims
 from topobus.gateway.dra.ledger_release import LedgerRelease
+from topobus.gateway.dra.sandbox_attachments import SandboxAttachments
 from topobus.gateway.foreign.foreign_plugins import ForeignPlugins
 from topobus.gateway.kubelet.allocation_record import AllocationRecord
 from topobus.gateway.kubelet.pod_resources import PodResourcesReader
@@ -44,8 +48,12 @@ from topobus.gateway.reconcile.pod_usage import PodLook, folders_of
 from topobus.gateway.reconcile.reconciliation import Reconciler
 from topobus.gateway.reconcile.user_naming import UserNaming
 from topobus.runtime.liveness import ServiceLiveness
+from topobus.runtime.packages import needing_extra
 from topobus.runtime.proof import read_keys
 from topobus.runtime.service import Runtime
+
+if TYPE_CHECKING:
+    from topobus.gateway.runtime.runtime_events import RuntimeDoor
 
 __all__ = ["serve"]
 
@@ -80,7 +88,8 @@ async def _opened(settings: GatewaySettings) -> AsyncIterator[Cluster | None]:
         yield None
         return
     # The client library costs memory and start-up time, so a gateway without a cluster never loads it.
-    from topobus.gateway.cluster.kubernetes_cluster import KubernetesCluster
+    with needing_extra("gateway"):
+        from topobus.gateway.cluster.kubernetes_cluster import KubernetesCluster
 
     cluster = KubernetesCluster.open(settings.cluster)
     try:
@@ -97,6 +106,10 @@ class _Work:
     settler: LedgerRelease | None
     pods: PodLook
     record: AllocationRecord
+    runtime_door: RuntimeDoor | None
+    """None where nothing needs the container runtime's plugin interface."""
+    reports: ClusterReports | None
+    """None without a cluster."""
 
 
 class _Gateway:
@@ -104,7 +117,7 @@ class _Gateway:
         self._settings = settings
         self._runtime = runtime
         self._readiness = runtime.readiness
-        self._state = NodeState(runtime.bus, runtime.node, self._own_resource)
+        self._state = NodeState(runtime.bus, runtime.node, self._own_resource, settings.ids_of)
         self._rollcall = ServiceLiveness(
             runtime.bus,
             PREPARE,
@@ -114,7 +127,7 @@ class _Gateway:
             classes=self._state.inventories,
             on_change=lambda: self._state.note_silence(dict(self._rollcall.silent)),
         )
-        self._asks = NodeAsks(runtime.bus, runtime.node, settings.deadlines, self._rights_of)
+        self._asks = NodeAsks(runtime.bus, runtime.node, settings.deadlines, self._rights_of, owned_cpus(settings.cpus) or None)
         self._metrics = CallMetrics(runtime.registry)
         self._cluster = cluster
         self._lock = lock
@@ -156,6 +169,8 @@ class _Gateway:
                     # A write that nobody waits for any more must not fall upon the next one's files.
                     await self._work.preparer.finish()
                     await self._work.record.finish()
+                    if self._work.reports is not None:
+                        await self._work.reports.finish()
                 self._lock.end()
 
     async def _begin(self) -> _Work:
@@ -165,15 +180,22 @@ class _Gateway:
         """
         settings = self._settings
         path = Path(settings.checkpoint_path)
-        # In threads: when the turn comes from another gateway, kubelet is served already.
+        # In threads: when the turn comes from another gateway, kubelet is served already. What must survive a reboot is beside the checkpoint.
         checkpoint = await asyncio.to_thread(Checkpoint.load, path)
-        # Beside the checkpoint: what must survive a reboot.
         record = await asyncio.to_thread(AllocationRecord.open, path.with_name("given.json"), self._state.is_holder)
         reader: ClaimReader = BusClaims(self._runtime.bus)
         settler: LedgerRelease | None = None
+        reports: ClusterReports | None = None
         if self._cluster is not None:
             reader = ClusterClaims(self._cluster)
+            reports = await ClusterReports.open(self._cluster, path.with_name("reports.json"), self._runtime, checkpoint)
             settler = LedgerRelease(self._state, self._asks, reader, checkpoint, settings.deadlines)
+        metadata = ClaimMetadata.open(settings.metadata, path.parent, self._state.inventories)
+        clock, limit_s, details = self._runtime.clock, settings.runtime.attach_s, reports.details if reports is not None else None
+        attachments = SandboxAttachments(
+            self._asks, checkpoint, reader, clock, limit_s, reports=reports, details=details, describe=metadata.attached
+        )
+        runtime_door = self._runtime_door(checkpoint, attachments)
         preparer = ClaimPreparer(
             state=self._state,
             asks=self._asks,
@@ -182,6 +204,10 @@ class _Gateway:
             cdi_dir=Path(settings.cdi_dir),
             deadlines=settings.deadlines,
             settler=settler,
+            attachments=attachments,
+            pinning=runtime_door.pinning if runtime_door is not None else None,
+            reports=reports,
+            metadata=metadata,
             boot_id=await asyncio.to_thread(boot_id),
             tell_cdi=lambda why: self._readiness.set("cdi", is_ready=True, why=why),
         )
@@ -189,10 +215,29 @@ class _Gateway:
         await asyncio.to_thread(remove_stale, self._plugin_watch.folder, socket_pattern())
         self._checkpoint = checkpoint
         self._forwarder.open(preparer)
-        reader_of_pods = PodResourcesReader(Path(settings.pod_resources_socket), self._runtime.node, self._resources)
-        pods = PodLook(reader_of_pods, self._state, checkpoint, await asyncio.to_thread(folders_of, settings))
-        self._work = _Work(preparer, settler, pods, record)
+        reader_of_pods = PodResourcesReader(Path(settings.pod_resources_socket), self._runtime.node, self._resources, self._state.name_of)
+        pods = PodLook(
+            reader_of_pods,
+            self._state,
+            checkpoint,
+            await asyncio.to_thread(folders_of, settings),
+            runtime=lambda: runtime_door.connection() if runtime_door is not None else None,
+        )
+        self._work = _Work(preparer, settler, pods, record, runtime_door, reports)
         return self._work
+
+    def _runtime_door(self, checkpoint: Checkpoint, attachments: SandboxAttachments) -> RuntimeDoor | None:
+        """Make the plugin of the container runtime; None where nothing needs one: such a gateway does without the runtime's messages."""
+        if not runtime_socket(self._settings):
+            return None
+        from topobus.gateway.runtime.runtime_events import RuntimeDoor
+
+        # Ready all the same: device plugins and claims of other classes need no door of the runtime's.
+        door = RuntimeDoor.of(
+            self._settings, self._state, checkpoint, self._runtime.clock, lambda why: self._readiness.set("nri", is_ready=True, why=why)
+        )
+        door.serve(attachments, self._asks, self._settings.runtime.adjust_s)
+        return door
 
     async def _serve(self, lists: asyncio.TaskGroup, work: _Work | None) -> None:
         async with asyncio.TaskGroup() as group:
@@ -215,6 +260,8 @@ class _Gateway:
                 for driver in tuple(self._drivers.values()):
                     await driver.take_over()
                 self._state.changed.announce()
+            if work.runtime_door is not None:
+                group.create_task(work.runtime_door.run())
             group.create_task(work.preparer.undo_unknown())
             group.create_task(work.preparer.undo_left())
             users = UserNaming(work.pods, self._state, self._asks, self._settings.deadlines.reconcile_s)
@@ -230,25 +277,28 @@ class _Gateway:
     def _join_cluster(self, group: asyncio.TaskGroup, work: _Work) -> None:
         """Publish slices, settle claims and look after pods that wait, where there is a cluster."""
         settler = work.settler
-        if self._cluster is None or settler is None or self._checkpoint is None:
+        if self._cluster is None or settler is None or self._checkpoint is None or work.reports is None:
             return
         publisher = SlicePublisher(
             self._cluster,
             self._state,
             offers=self._offers_dra,
-            shows=lambda device: self._settings.offers_dra(device.device_class, device.pool),
+            shows=self._settings.shown,
             is_judged=self._rollcall.is_judged,
             settings=self._settings.cluster,
             readiness=self._readiness,
             registry=self._runtime.registry,
         )
+        work.pods.dropped_slice_fields = publisher.dropped
         group.create_task(publisher.run())
         group.create_task(settler.run())
+        group.create_task(work.reports.run())
         claims, deadlines = ClusterClaims(self._cluster), self._settings.deadlines
         forgotten = ForgottenClaims(work.preparer, self._checkpoint, claims, work.pods, deadlines, self._runtime.node)
         group.create_task(forgotten.run())
         attempts, settings = work.preparer.attempts, self._settings.cluster
-        group.create_task(PodRetries(self._cluster, self._state, attempts, self._checkpoint, settings, self._runtime.clock).run())
+        clock, events = self._runtime.clock, work.reports.events
+        group.create_task(PodRetries(self._cluster, self._state, attempts, self._checkpoint, settings, clock, events).run())
 
     async def _open_plugins(self, lists: asyncio.TaskGroup, record: AllocationRecord) -> None:
         """Serve each class and pool as a device plugin from its first device on; none is ever closed again while we run."""
@@ -307,6 +357,9 @@ class _Gateway:
             clock=self._runtime.clock,
             before_start=self._foreign.before_start(offer.device_class) if self._foreign is not None and is_foreign else None,
             is_from_end=self._settings.offers_dra(offer.device_class, offer.pool),
+            device_info_dir=Path(self._settings.device_info_dir)
+            if self._settings.ids_of(offer.device_class, offer.pool) == "pci"
+            else None,
         )
 
     def _make_driver(self, device_class: str) -> DraDriver:

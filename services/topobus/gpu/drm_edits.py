@@ -1,4 +1,4 @@
-"""What a container gets of a GPU that the kernel's DRM serves: its card and render node, and the variable that names it."""
+"""Container edits for a GPU that the kernel's DRM serves: its card and render node, and the variable that names it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names and memory of GPUs whose kernel interface does not tell them, from the table `products.toml` beside this module."""
+"""Names and memory sizes of GPUs whose kernel driver does not publish them, from the table `products.toml` beside this module."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _GIB = 1 << 30
 
 
 class Product(Struct, frozen=True, kw_only=True):
-    """What the table knows; an empty name or 0 bytes where it knows nothing."""
+    """An entry of the table; an empty name or 0 bytes where the table has no entry."""
 
     name: str = ""
     memory_bytes: int = 0

@@ -2,24 +2,105 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from topobus.devicekit.device_holders import DeviceHolders
+from topobus.devicekit.driver import DeviceDriver
 from topobus.devicekit.host import serve_devices
 from topobus.devicekit.pool_assignment import check_pools
 from topobus.devicekit.registry import load_drivers
-from topobus.nic.config import NicSettings
+from topobus.nic.cni.attachment import CniAttachment
+from topobus.nic.config import InterfaceSettings, NicSettings
+from topobus.nic.interface_hands import InterfaceHands
+from topobus.nic.netlink.places import Places
+from topobus.nic.virtual_functions import check_virtual_functions, keep_virtual_functions
+from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
+from topobus.sysfs.filesystem import is_kernels
 
 __all__ = ["check", "serve"]
 
+# Bits of linux/capability.h.
+_CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
+
+
+@runtime_checkable
+class _InterfaceDriver(DeviceDriver, Protocol):
+    """A driver that the operator tells which interfaces it may offer."""
+
+    def configure(self, settings: InterfaceSettings, hands: InterfaceHands | None = None, *, why_not: str = "") -> None: ...
+
 
 def check(settings: NicSettings) -> None:
-    """Refuse names of plugins that are not installed, and pools that cannot be.
+    """Refuse names of plugins that are not installed, pools that cannot be, and addresses that are none.
 
     Errors: raises ConfigError that names the key.
     """
     load_drivers("nic", settings.drivers)
     check_pools("nic", settings.pools)
+    check_virtual_functions(settings.virtual_functions)
 
 
 async def serve(settings: NicSettings, runtime: Runtime) -> None:
     """Serve this node's NICs until cancelled."""
-    await serve_devices(settings, runtime, "nic")
+    registry = load_drivers("nic", settings.drivers)
+    cni = CniAttachment(settings.cni)
+    why_not = _why_not(settings)
+    if why_not:
+        get_logger().info("interfaces.kept", why=f"claims that configure an interface are refused: {why_not}")
+    hands = None if why_not else _make_hands(settings, cni)
+    for driver in registry.drivers:
+        if isinstance(driver, _InterfaceDriver):
+            driver.configure(settings.interfaces, hands, why_not=why_not)
+    if not settings.interfaces.offer and not settings.interfaces.share:
+        get_logger().info("interfaces.unlisted", why="interfaces.offer and interfaces.share are empty: only PCI functions are offered")
+    async with asyncio.TaskGroup() as group:
+        if hands is not None:
+            # Beside the service: a plugin that hangs must not keep the node from its devices.
+            group.create_task(asyncio.to_thread(_tell_networks, cni))
+        sys = str(Path(settings.hardware.root, settings.hardware.sys))
+        if settings.virtual_functions and not _is_of_this_kernel(sys):
+            get_logger().warning("functions.kept", why=f"virtual_functions does nothing: {sys} is a recorded machine's")
+        elif settings.virtual_functions:
+            holders = DeviceHolders(runtime.bus, node=runtime.node, device_class="nic")
+            group.create_task(keep_virtual_functions(settings.virtual_functions, holders, sys))
+        await serve_devices(settings, runtime, "nic", registry=registry)
+
+
+def _tell_networks(cni: CniAttachment) -> None:
+    """Say at the start which networks cannot be used: else the first pod that names one would find out. The others go on."""
+    for name, refusal in cni.check_networks().items():
+        get_logger().error("network.unusable", network=name, reasons=[reason.message for reason in refusal.reasons])
+
+
+def _why_not(settings: NicSettings) -> str:
+    """Say why this process cannot hand interfaces over; empty when it can.
+
+    A recorded tree's names must not be looked for in this kernel. The rights: CAP_NET_ADMIN changes interfaces, CAP_SYS_ADMIN enters a pod's network namespace (setns(2)).
+    """
+    sys = str(Path(settings.hardware.root, settings.hardware.sys))
+    if not _is_of_this_kernel(sys):
+        return f"{sys} is a recorded machine's"
+    missing = sorted(set(_CAPABILITIES) - _own_capabilities())
+    return f"the process lacks {', '.join(missing)}" if missing else ""
+
+
+def _is_of_this_kernel(sys: str) -> bool:
+    return sys == "/sys" or is_kernels(sys)
+
+
+def _make_hands(settings: NicSettings, cni: CniAttachment) -> InterfaceHands:
+    hardware = settings.hardware
+    sys, proc = (str(Path(hardware.root, top)) for top in (hardware.sys, hardware.proc))
+    return InterfaceHands(Places(namespaces=hardware.root, proc=proc, sys=sys, kept=settings.interfaces.kept_namespaces_dir), cni)
+
+
+def _own_capabilities() -> set[str]:
+    """Read which of `_CAPABILITIES` this process has."""
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("CapEff:"):
+            bits = int(line.split()[1], 16)
+            return {name for name, bit in _CAPABILITIES.items() if bits >> bit & 1}
+    return set()

@@ -51,7 +51,7 @@ class Announcer:
 
     async def run(self) -> None:
         """Announce for ever."""
-        await self._recall()
+        await self._read_announced()
         self._wake.set()
         while True:
             is_quiet = not await self._wait()
@@ -77,7 +77,7 @@ class Announcer:
         self._wake.clear()
         return True
 
-    async def _recall(self) -> None:
+    async def _read_announced(self) -> None:
         """Find out which unannounced decisions are in the stream already."""
         waiting = {record.decision_id for _, record in unannounced(self._store.ledger)}
         while waiting:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 
 from msgspec import structs
 
@@ -24,7 +23,7 @@ from topobus.contracts.messages import (
     ReleaseRequest,
 )
 from topobus.domain import transitions
-from topobus.domain.alignment.planning.node_view import CPU_CLASS, cpu_name, with_devices
+from topobus.domain.alignment.planning.node_view import CPU_CLASS, with_devices
 from topobus.domain.alignment.planning.placement import place, prefer
 from topobus.domain.alignment.planning.resource_pools import class_of_resource, named_by_class
 from topobus.domain.errors import ContractError, PeerUnavailable
@@ -40,6 +39,8 @@ from topobus.runtime.bus import Bus
 from topobus.runtime.clock import Clock
 from topobus.runtime.logging import get_logger
 from topobus.topology.announcer import Announcer
+from topobus.topology.core.adoption_faults import shares_of
+from topobus.topology.core.adoptions import adopted_cpus, read_adoption
 from topobus.topology.core.decisions import decision_id, request_of_devices
 from topobus.topology.core.limits import (
     complaint_of_devices,
@@ -78,6 +79,8 @@ class AskHandlers:
         self._clock = clock
         self._metrics = metrics
         self._hint_timeout_s = hint_timeout_s
+        # One plan at a time, before the ledger's turn: who releases, adopts or commits then waits for two plans at most, the one that is made and the one that is next.
+        self._planning = asyncio.Lock()
 
     async def place(self, asked: PlaceRequest) -> PlaceReply:
         """Place a pod, or say why not; a dry run writes nothing."""
@@ -105,7 +108,8 @@ class AskHandlers:
                 pending=pending,
             )
 
-        step = await self._change("place", asked.op_id, asked.pod.owner, decide, began)
+        async with self._planning:
+            step = await self._change("place", asked.op_id, asked.pod.owner, decide, began)
         record = step.record
         reused = _reused(asked.op_id, record, "place", asked.pod.owner)
         outcome = reused or transitions.placed_by(self._store.ledger, record)
@@ -151,20 +155,26 @@ class AskHandlers:
             made = decision_id(ledger, asked.op_id)
             request = request_of_devices(asked.owner, asked.devices, is_shared=asked.is_shared)
             pending = self._pending(ledger, asked.owner, request, None)
-            unknown = self._unknown(self._inputs.bare_view(), asked.devices)
-            step: Step | Refusal = unknown or transitions.adopt(
-                ledger,
-                op_id=asked.op_id,
-                owner=asked.owner,
-                devices=asked.devices,
-                decision_id=made,
-                shared=asked.shared,
-                is_shared=asked.is_shared,
-                is_prepared=asked.is_prepared,
-                memory=asked.memory,
-                container=asked.container,
-                user=asked.user,
-                pending=pending,
+            view, cpus = self._inputs.bare_view(), self._inputs.inventories.get(CPU_CLASS)
+            taken = read_adoption(asked, ledger, view, cpus.devices if cpus is not None else ())
+            step: Step | Refusal = (
+                taken
+                if isinstance(taken, Refusal)
+                else transitions.adopt(
+                    ledger,
+                    op_id=asked.op_id,
+                    owner=asked.owner,
+                    devices=taken.asked.devices,
+                    groups=taken.groups,
+                    decision_id=made,
+                    shared=shares_of(view, asked),
+                    is_shared=asked.is_shared,
+                    is_prepared=asked.is_prepared,
+                    memory=asked.memory,
+                    container=asked.container,
+                    user=asked.user,
+                    pending=pending,
+                )
             )
             if isinstance(step, Refusal):
                 return transitions.record_refusal(
@@ -173,12 +183,13 @@ class AskHandlers:
             return step
 
         record = (await self._change("adopt", asked.op_id, asked.owner, decide, began)).record
-        # Admin access holds nothing, so nothing of it can be lost.
-        held = {} if asked.is_shared else asked.devices
-        refusal = _reused(asked.op_id, record, "adopt", asked.owner) or transitions.adopted_by(self._store.ledger, record, held)
-        if refusal is not None:
-            return AdoptReply(result=refusal)
-        adopted = Adopted(decision_id=record.decision_id, ledger_sequence=self._store.ledger.sequence, displaced=record.displaced)
+        reused = _reused(asked.op_id, record, "adopt", asked.owner)
+        cpus = adopted_cpus(asked, self._store.ledger, record) if reused is None else reused
+        if isinstance(cpus, Refusal):
+            return AdoptReply(result=cpus)
+        adopted = Adopted(
+            decision_id=record.decision_id, ledger_sequence=self._store.ledger.sequence, displaced=record.displaced, cpus=cpus
+        )
         return AdoptReply(result=adopted)
 
     async def commit(self, asked: CommitRequest) -> CommitReply:
@@ -235,7 +246,9 @@ class AskHandlers:
         ledger = self._store.ledger
         who = asked.pod.owner
         view = with_devices(await self._view(ledger, asked.pod), f"claim/{who.namespace}/claims-of-{who.name}/-", asked.besides)
-        outcome = await asyncio.to_thread(place, view, asked.pod)
+        async with self._planning:
+            # Threads are few, and a plan that nobody will keep must not take the one that a decision needs.
+            outcome = await asyncio.to_thread(place, view, asked.pod)
         made = decision_id(ledger, asked.op_id, is_dry_run=True)
         self._announcer.publish_dry_run(
             DecisionEvent(
@@ -259,7 +272,7 @@ class AskHandlers:
         """Decide and write, unless the operation is known: then its record stands."""
 
         async def decide_once(ledger: Ledger) -> Step:
-            operation_record = transitions.known(ledger, op_id)
+            operation_record = transitions.recorded_operation(ledger, op_id)
             return await decide(ledger) if operation_record is None else Step(ledger=ledger, record=operation_record, is_repeat=True)
 
         step = await self._store.change(decide_once)
@@ -362,29 +375,6 @@ class AskHandlers:
             return None
         # "No opinion" is one hint without nodes that everybody can agree with.
         return ((None, True),) if reply.hints is None else tuple((hint.nodes, hint.preferred) for hint in reply.hints)
-
-    def _unknown(self, view: NodeView, devices: Mapping[str, tuple[str, ...]]) -> Refusal | None:
-        """Refuse what no inventory lists; CPUs are checked against the machine."""
-        reasons: list[Reason] = []
-        for device_class, names in sorted(devices.items()):
-            if device_class != CPU_CLASS and device_class not in view.devices:
-                message = f"no device service on node {self._node} offers class {device_class!r}"
-                reasons.append(Reason(code="unknown-class", message=message, facts={"resource": device_class}))
-                continue
-            if device_class == CPU_CLASS:
-                legal_names = {cpu_name(cpu) for core in view.cores for cpu in core.cpus}
-            else:
-                legal_names = {device.name for device in view.devices[device_class]}
-            reasons += [
-                Reason(
-                    code="unknown-device",
-                    message=f"there is no {device_class} named {name!r} on node {self._node}",
-                    facts={"resource": device_class, "device": name},
-                )
-                for name in names
-                if name not in legal_names
-            ]
-        return Refusal(reasons=tuple(reasons)) if reasons else None
 
 
 def _accept(complaint: str) -> None:

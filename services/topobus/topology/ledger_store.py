@@ -4,7 +4,7 @@ Memory equals what the bucket is known to hold. When the fate of a write is unkn
 happened. When another writer was first, the decision is made again on what it wrote.
 
 The store may lose data: it may be emptied, restored from an old copy, or hold bytes that are no ledger or a ledger that no instance of this service wrote
-(`core.belief`). Answers were given on what memory holds, so it is written back under a new epoch, at the next decision or by `repair_loop`. Epoch and sequence
+(`core.ledger_check`). Answers were given on what memory holds, so it is written back under a new epoch, at the next decision or by `repair_loop`. Epoch and sequence
 never go back by themselves. At start memory is empty: the revisions that the bucket has kept are checked from old to new, the last plausible one is restored, and
 without one the service does not start.
 """
@@ -27,7 +27,7 @@ from topobus.runtime.heartbeat import Heartbeat
 from topobus.runtime.logging import get_logger
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.state import Conflict
-from topobus.topology.core.belief import Belief, Doubt, believe, is_plausible
+from topobus.topology.core.ledger_check import CheckedLedger, Discrepancy, check_stored_ledger, is_plausible
 from topobus.topology.metrics import TopologyMetrics
 
 __all__ = ["Decide", "LedgerStore"]
@@ -168,13 +168,13 @@ class LedgerStore:
         if ledger is not None and revision == self._revision:
             self._is_known = True
             return
-        belief = await self._judge(revision, ledger, trouble)
-        if belief.doubt is None:
-            self._take(belief.ledger, revision)
+        checked = await self._check_revision(revision, ledger, trouble)
+        if checked.discrepancy is None:
+            self._take(checked.ledger, revision)
             return
-        await self._write_back(revision, belief.ledger, why=str(belief.doubt))
+        await self._write_back(revision, checked.ledger, why=str(checked.discrepancy))
 
-    async def _judge(self, revision: int, ledger: Ledger | None, trouble: ContractError | None) -> Belief:
+    async def _check_revision(self, revision: int, ledger: Ledger | None, trouble: ContractError | None) -> CheckedLedger:
         """Walk from what memory knows to what stands there now, one revision after the other; at the start from the oldest that the bucket has kept.
 
         Shapes: found — None when what stands at the revision is no ledger, of which `trouble` tells.
@@ -192,26 +192,30 @@ class LedgerStore:
         refused = {number for older in kept for number in older.value.disbelieved if number < older.revision}
         for older in kept:
             is_beginning = held is None and older.revision not in refused and is_plausible(older.value)
-            if is_beginning or (held is not None and believe(held, older.value, is_next=is_next).doubt is None):
+            if is_beginning or (held is not None and check_stored_ledger(held, older.value, is_next=is_next).discrepancy is None):
                 held, held_at, is_next = older.value, older.revision, True
         if held is None and ledger is not None and is_plausible(ledger):
-            return Belief(ledger=ledger)
+            return CheckedLedger(ledger=ledger)
         if held is None:
             raise self._unrecallable(revision, trouble)
-        belief = Belief(ledger=_next_epoch(held), doubt=Doubt.UNREADABLE) if ledger is None else believe(held, ledger, is_next=is_next)
-        if belief.doubt is not None:
+        checked = (
+            CheckedLedger(ledger=_next_epoch(held), discrepancy=Discrepancy.UNREADABLE)
+            if ledger is None
+            else check_stored_ledger(held, ledger, is_next=is_next)
+        )
+        if checked.discrepancy is not None:
             get_logger().warning(
                 "ledger.disbelieved" if self._revision else "ledger.recalled",
-                why=str(belief.doubt),
+                why=str(checked.discrepancy),
                 revision=held_at,
                 unreadable_revision=revision,
-                epoch=belief.ledger.epoch,
-                sequence=belief.ledger.sequence,
-                owners=len(belief.ledger.allocations),
+                epoch=checked.ledger.epoch,
+                sequence=checked.ledger.sequence,
+                owners=len(checked.ledger.allocations),
                 error=trouble.message if trouble is not None else "",
                 next_step="see who writes this bucket besides topology; what was decided after the recalled revision is not known",
             )
-        return belief
+        return checked
 
     def _unrecallable(self, revision: int, trouble: ContractError | None) -> ContractError:
         """Say that a start is impossible. A node whose devices are in use must never begin with an empty ledger."""

@@ -22,6 +22,8 @@ from topobus.topology.reservations import Reservations
 
 __all__ = ["serve"]
 
+_PLANS_AT_A_TIME = 8
+
 
 async def serve(settings: TopologySettings, runtime: Runtime) -> None:
     """Answer place, prefer, adopt, commit and release for this node until cancelled."""
@@ -79,7 +81,8 @@ async def serve(settings: TopologySettings, runtime: Runtime) -> None:
         group.create_task(
             publish_options(bus, NodeAlignment(node=node, options=options, reserved_cpus=reserved, reserved_memory=reserved_memory))
         )
-        await bus.answer(PLACE, answers.place, node=node)
+        # Few at a time: they are planned one after the other, and the rest waits where those are left out whose asker has given up.
+        await bus.answer(PLACE, answers.place, concurrency=_PLANS_AT_A_TIME, node=node)
         await bus.answer(PREFER, answers.prefer, node=node)
         await bus.answer(ADOPT, answers.adopt, node=node)
         await bus.answer(COMMIT, answers.commit, node=node)

@@ -1,4 +1,4 @@
-"""Looking into values: fields, items, what a loop runs over, and what may be absent.
+"""Access to parts of values: fields, items, the elements that a loop visits, and parts that may be absent.
 
 Source: cel-go interpreter/attributes.go, refQualify and applyQualifiers.
 """

@@ -1,6 +1,7 @@
-"""The type check: each node gets its type, each call its possible overloads, and what cannot be is refused before any device is seen.
+"""The type checker: gives each node its type and each call its possible overloads, and refuses an expression with a type error before it is evaluated.
 
-Flows in: a tree. Flows out: the tree with types; calls of qualified functions (`sets.contains`) have lost their target. Lists and maps hold values of one type.
+Flows in: a tree. Flows out: the tree with types; calls of qualified functions (`sets.contains`) have lost their target. Lists and maps hold values of
+one type.
 Source: cel-spec, langdef.md, "Type Checking"; cel-go checker/checker.go.
 """
 

@@ -1,7 +1,7 @@
-"""Room for deep expressions: Python's own limit of nested calls must not decide what an expression may be.
+"""Raises Python's recursion limit while an expression is processed, so that the limit does not decide which expressions are valid.
 
-A rule of the grammar may stand 250 deep in itself, and each level of an expression takes some calls of Python's to read, check, estimate and evaluate. While an expression
-is worked on the limit of the interpreter is higher; afterwards it is what it was, for other code relies on it (a reader of nested JSON uses the C stack for each level).
+A rule of the grammar may nest 250 deep, and each level of an expression takes some Python calls to parse, check, estimate and evaluate. Afterwards
+the limit is restored, because other code relies on it (a parser of nested JSON uses the C stack for each level).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""All functions that an expression over a device may use.
+"""Registers all functions that an expression over a device may use.
 
-What Kubernetes' base environment has besides, `authorizer` and `image`, speaks of requests and pods: no device needs it.
+Kubernetes' base environment also has `authorizer` and `image`, which concern requests and pods; a device expression has no use for them.
 """
 
 from __future__ import annotations

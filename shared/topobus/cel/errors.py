@@ -1,4 +1,4 @@
-"""The three ways in which an expression can fail."""
+"""The three kinds of errors of an expression."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The most that an expression can cost on any device, before it is evaluated.
+"""Estimates the highest cost of an expression on any device, before it is evaluated.
 
-Flows in: a checked tree. Flows out: one number; an API server refuses an expression whose estimate is above the limit. What a function adds and how large its result
-can be stands in `function_costs`. Each node is looked at once, children first; the size of a node is what its form says, else what may stand at that place of a device
-(32 domains or names, texts and lists of at most 64, a driver's name of 63), else what its type says, else unknown.
+Flows in: a checked tree. Flows out: one number; an API server refuses an expression whose estimate is above the limit. `function_costs` has the cost
+of each function and the size of its result. Each node is visited once, children first. The size of a node comes from its form, else from the limits
+of that place of a device (32 domains or names, texts and lists of at most 64, a driver's name of 63), else from its type, else it is unknown.
 Source: cel-go checker/cost.go; k8s.io/dynamic-resource-allocation/cel (the sizes), 1.36.
 """
 

@@ -1,4 +1,4 @@
-"""One run of an expression: its variables, what it has cost so far, and when it ends for that.
+"""The state of one evaluation: its variables, the cost so far, and the limit at which it ends.
 
 Source: cel-go interpreter/runtimecost.go.
 """

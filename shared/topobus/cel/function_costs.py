@@ -1,8 +1,9 @@
-"""What each function adds to the estimate, and how large its result can be.
+"""The cost that each function adds to the estimate, and the size of its result.
 
-Flows in: the name and one signature of a function, and what is known of its operands. What no rule names costs 1. An unknown size counts as the largest number there
-is, so that a function that walks it is refused. Source: cel-go checker/cost.go (standard functions), ext/lists.go and ext/sets.go (theirs);
-k8s.io/apiserver/pkg/cel/library/cost.go, EstimateCallCost (those of Kubernetes); k8s.io/dynamic-resource-allocation/cel (`includes`), 1.36.
+Flows in: the name and one signature of a function, and the known sizes of its operands. A function without a rule costs 1. An unknown size counts as
+the largest number, so that a function that walks such a value is refused.
+Source: cel-go checker/cost.go (standard functions), ext/lists.go and ext/sets.go (theirs); k8s.io/apiserver/pkg/cel/library/cost.go, EstimateCallCost
+(those of Kubernetes); k8s.io/dynamic-resource-allocation/cel (`includes`), 1.36.
 """
 
 from __future__ import annotations

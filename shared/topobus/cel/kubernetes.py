@@ -1,4 +1,4 @@
-"""What Kubernetes adds: quantities, semantic versions, patterns, sets, list attributes.
+"""Functions and types that Kubernetes adds: quantities, semantic versions, patterns, sets, list attributes.
 
 Source: k8s.io/apiserver/pkg/cel/library (quantity.go, semverlib.go, regex.go), cel-go/ext/sets.go, k8s.io/dynamic-resource-allocation/cel, 1.36.
 """

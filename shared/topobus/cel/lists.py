@@ -1,4 +1,4 @@
-"""Lists: what Kubernetes has of its own (`sum`, `min`, `isSorted`, ...) and cel-go's list library, version 3 (`sort`, `distinct`, `slice`, ...).
+"""List functions: those of Kubernetes (`sum`, `min`, `isSorted`, ...) and cel-go's list library, version 3 (`sort`, `distinct`, `slice`, ...).
 
 Source: k8s.io/apiserver/pkg/cel/library/lists.go; cel-go ext/lists.go, in Kubernetes' base environment since 1.34.
 """

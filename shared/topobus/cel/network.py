@@ -1,7 +1,7 @@
-"""Addresses, networks and URLs.
+"""Functions for IP addresses, networks and URLs.
 
-An address is written as one of IPv4 or IPv6, without a zone; IPv4 within IPv6 is refused. Source: k8s.io/apiserver/pkg/cel/library (ip.go, cidr.go, urls.go),
-1.36; Go's net/netip and net/url.
+An address is IPv4 or IPv6 without a zone; IPv4 within IPv6 is refused. Source: k8s.io/apiserver/pkg/cel/library (ip.go, cidr.go, urls.go), 1.36; Go's
+net/netip and net/url.
 """
 
 from __future__ import annotations

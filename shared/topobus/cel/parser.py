@@ -1,4 +1,4 @@
-"""From text to tree: the grammar of CEL, by precedence.
+"""Parses an expression to a tree by CEL's grammar and operator precedence.
 
 Flows in: an expression. Flows out: its tree with macros expanded. Source: cel-spec, langdef.md, "Syntax".
 """

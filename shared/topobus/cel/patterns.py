@@ -1,6 +1,6 @@
-"""Regular expressions in time linear in the text, whatever the pattern: RE2, which is Go's own syntax.
+"""Regular expressions in time linear in the text, for every pattern: RE2, which has Go's syntax.
 
-Python's `re` may search for ever; nobody may stop the controller with a claim. Compiled patterns are cached by the library.
+Python's `re` may backtrack for an exponential time, and a claim must not be able to stop the controller. The library caches compiled patterns.
 """
 
 from __future__ import annotations

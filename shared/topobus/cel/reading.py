@@ -1,6 +1,7 @@
-"""What an expression reads of a device: two devices that agree on that get the same verdict, so it is evaluated once for both.
+"""Finds the parts of a device that an expression reads: two devices that are equal there get the same verdict, so it is evaluated once for both.
 
-Flows in: a checked tree. Flows out: the places that are read, or None where that cannot be told. A name that `cel.bind` gives to a part of the device stands for that part.
+Flows in: a checked tree. Flows out: the places that are read, or None where they cannot be determined. A name that `cel.bind` gives to a part of the
+device stands for that part.
 """
 
 from __future__ import annotations

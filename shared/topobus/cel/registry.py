@@ -1,7 +1,7 @@
-"""Functions by name: what they take, what they give, and what does the work.
+"""The registry of functions: by name, their signatures and implementations.
 
-A signature reads `string.indexOf(string, int) -> int` or `size(list<A>) -> int`. At check time all overloads that fit are kept; at run time the one for the
-values at hand is chosen by their types alone, so that `dyn` costs nothing to support.
+A signature has the form `string.indexOf(string, int) -> int` or `size(list<A>) -> int`. At check time all overloads that fit are kept; at run time
+the overload is chosen by the types of the actual values alone, so that `dyn` needs no support of its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a call costs, from the values that it got and gave.
+"""The actual cost of a call, from its arguments and its result.
 
 Source: cel-go interpreter/runtimecost.go (standard functions); k8s.io/apiserver/pkg/cel/library/cost.go, CallCost (the others), 1.36.
 """

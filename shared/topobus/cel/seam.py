@@ -1,6 +1,6 @@
-"""The seam to CEL: what a selector sees of a device and what it answers. The expression language itself stands outside core.
+"""The interface between the allocation and CEL: the device facts that a selector reads, and its verdicts. It does not import the evaluator.
 
-Flows in: a device's attributes and capacities. Flows out: yes, no, or why it could not be told.
+Flows in: a device's attributes and capacities. Flows out: yes, no, or the error of the evaluation.
 """
 
 from __future__ import annotations

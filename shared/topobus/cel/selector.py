@@ -1,9 +1,11 @@
-"""Selectors in CEL: the environment that Kubernetes gives to DRA expressions, compiled once and bounded in what an evaluation may cost.
+"""Selectors in CEL: the environment that Kubernetes gives to DRA expressions, compiled once and bounded in the cost of an evaluation.
 
-Flows in: expressions and device facts. Flows out: verdicts, or errors with the place. The language itself stands in `topobus.cel`.
+Flows in: expressions and device facts. Flows out: verdicts, or errors with their position. The language itself is in the other modules of
+`topobus.cel`.
 
-A domain that no attribute has is an empty map when it is looked into (`device.attributes["x"].y` fails with "no such key: y", `has()` says no), but
-`"x" in device.attributes` says no. Source: k8s.io/dynamic-resource-allocation/cel, 1.36.
+A domain that no attribute has reads as an empty map (`device.attributes["x"].y` fails with "no such key: y", `has()` is false), but `"x" in
+device.attributes` is false.
+Source: k8s.io/dynamic-resource-allocation/cel, 1.36.
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ from topobus.cel.depth import DEEP, room
 from topobus.cel.environment import ENVIRONMENT
 from topobus.cel.errors import CompileError, CostExceeded, EvaluationError
 from topobus.cel.estimate import estimate
-from topobus.cel.evaluation import Step, plan
 from topobus.cel.frame import Frame
 from topobus.cel.parser import parse
+from topobus.cel.planner import plan
 from topobus.cel.reading import read
 from topobus.cel.seam import (
     DeviceFacts,
@@ -30,6 +32,7 @@ from topobus.cel.seam import (
     seen,
 )
 from topobus.cel.semantic_version import SemanticVersion
+from topobus.cel.steps import Step
 from topobus.cel.values import DomainMap, TextMap, kind_of
 from topobus.kubernetes.api.limits import MAX_EXPRESSION_BYTES
 
@@ -97,7 +100,10 @@ class CelSelector:
 
 
 class CelCompiler:
-    """Compiles each expression once and remembers the newest ones."""
+    """Compiles each expression once and remembers the newest ones, also those that do not compile.
+
+    Errors: raises nothing; SelectorError is the answer for an expression that is wrong, as `compile_expression` gives it.
+    """
 
     def __init__(self) -> None:
         self._cache: OrderedDict[str, Selector | SelectorError] = OrderedDict()
@@ -145,7 +151,7 @@ def _value_of(device: DeviceFacts) -> dict[object, object]:
         "driver": device.driver,
         "allowMultipleAllocations": device.allow_multiple_allocations,
         "attributes": DomainMap({domain: _attributes(attribute) for domain, attribute in device.attributes.items()}),
-        "capacity": DomainMap({domain: TextMap(quantities) for domain, quantities in device.capacity.items()}),
+        "capacity": DomainMap({domain: TextMap(quantities.items()) for domain, quantities in device.capacity.items()}),
     }
 
 

@@ -1,6 +1,6 @@
-"""Semantic versions, compared as semver 2.0.0 has it.
+"""Semantic versions, compared by the rules of semver 2.0.0.
 
-Pure; used by the CEL functions `semver`, `compareTo` and their kin. Source: semver.org, items 9 to 11.
+Pure; used by the CEL functions `semver`, `compareTo` and the like. Source: semver.org, items 9 to 11.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ranges of sizes and costs, as upstream's estimate adds and multiplies them: never above 2^64 - 1, which stands for "nobody knows".
+"""Ranges of sizes and costs, added and multiplied as upstream's estimate does: never above 2^64 - 1, which stands for an unknown size.
 
 Source: cel-go checker/cost.go, SizeEstimate and CostEstimate.
 """

@@ -1,7 +1,7 @@
-"""`format` of texts, version 1 of cel-go: `'%s has %d'.format(['x', 1])`.
+"""The text function `format`, version 1 of cel-go: `'%s has %d'.format(['x', 1])`.
 
-Flows in: the text with its clauses and the values. Flows out: the text with the values written in. Numbers are written for en_US, whose exponents are `×10⁰³` and whose
-infinity is `∞`, without grouping digits in whole numbers (`%d`) and with it in doubles.
+Flows in: the text with its clauses, and the values. Flows out: the formatted text. Numbers are written for en_US, whose exponents are `×10⁰³` and
+whose infinity is `∞`, without digit grouping in whole numbers (`%d`) and with it in doubles.
 Source: cel-go ext/formatting.go; golang.org/x/text/message as far as `%f` and `%e` use it.
 """
 

@@ -1,4 +1,4 @@
-"""The extended functions of texts, version 2: positions count characters.
+"""The extended text functions, version 2: positions count characters.
 
 Source: cel-go/ext/strings.go.
 """

@@ -1,4 +1,4 @@
-"""Durations and timestamps, in nanoseconds: read, written, added, taken apart.
+"""Durations and timestamps in nanoseconds: parsing, formatting, arithmetic and accessors.
 
 Source: cel-go common/types/duration.go, timestamp.go and overflow.go; Go's time.ParseDuration and time.Parse(RFC3339).
 """

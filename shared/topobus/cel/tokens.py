@@ -1,4 +1,4 @@
-"""Words of an expression: names, numbers, texts and signs, each with its place.
+"""The lexer: splits an expression into names, constants and signs, each with its position.
 
 Source: cel-spec, langdef.md, "Syntax".
 """

@@ -1,6 +1,6 @@
-"""The syntax tree of an expression, macros already expanded.
+"""The syntax tree of an expression, with macros expanded.
 
-Each node knows where it stands in the text (an offset in characters) and, once checked, its type.
+Each node has its position in the text (an offset in characters) and, once checked, its type.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The types of expressions, and when a value of one may stand where another is wanted.
+"""The types of expressions, and when a value of one type is assignable to another.
 
-`dyn` fits everything: what it holds is looked at when it is evaluated. A type whose name begins with a capital letter and has no dot (`A`, `K`) is a
-parameter: it is bound by the first use and must agree afterwards. Source: cel-spec, langdef.md, "Gradual Type Checking".
+`dyn` fits every type: the check of its value is left to the evaluation. A type whose name begins with a capital letter and has no dot (`A`, `K`) is a
+parameter: its first use binds it, and later uses must agree.
+Source: cel-spec, langdef.md, "Gradual Type Checking".
 """
 
 from __future__ import annotations

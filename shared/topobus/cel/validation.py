@@ -1,7 +1,7 @@
-"""What is refused though its types fit: literals that can only fail, and literals of mixed types.
+"""Refuses expressions whose types fit but that are wrong: constants that can only fail, and list or map constants of mixed types.
 
-Flows in: a checked tree. Flows out: nothing, or a CompileError with the place. Durations, timestamps and patterns that are written out must be right; the parts of a
-list or map must be of one type, except within `format`, whose own clauses must suit its arguments where both are written out.
+Flows in: a checked tree. Flows out: nothing, or a CompileError with the position. Constant durations, timestamps and patterns must be valid. The
+elements of a list or map must be of one type, except within `format`, whose clauses must match its arguments where both are constants.
 Source: cel-go cel/validator.go; ext/formatting.go, stringFormatValidator; the validators that k8s.io/apiserver/pkg/cel/environment switches on, 1.36.
 """
 

@@ -1,7 +1,7 @@
-"""Values while an expression is evaluated: what stands for each type, when two are equal, and which is less.
+"""The values of an evaluation: the Python type of each CEL type, equality and order.
 
-bool, int, str, bytes, float and None stand for themselves (an int has 64 bits), lists are tuples or lists, maps are dicts whose boolean keys are wrapped, for
-Python takes `True` and `1` for one key. Everything else has a class of its own.
+bool, int, str, bytes, float and None represent themselves (an int has 64 bits), lists are tuples or lists, maps are dicts whose boolean keys are
+wrapped, because Python takes `True` and `1` for one key. Every other type has a class of its own.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
+from topobus.domain.counters import CounterUse
 from topobus.domain.device import Device
 from topobus.domain.idset import CpuSet, IdSet, NodeSet
 from topobus.domain.machine import Cpu, NumaNode, PciDevice
@@ -24,7 +25,19 @@ from topobus.domain.outcome import MemoryBlock
 from topobus.domain.pci import PciAddress
 from topobus.domain.view import CoreView, NumaMemory
 
-__all__ = ["MAX_ENTRIES", "MAX_ID_TEXT", "MAX_INTEGER", "MAX_MEMORY_BLOCKS", "MAX_NAME", "MAX_SHARES", "MAX_TEXT", "bounded"]
+__all__ = [
+    "MAX_COUNTERS",
+    "MAX_ENTRIES",
+    "MAX_ID_TEXT",
+    "MAX_INTEGER",
+    "MAX_MEMORY_BLOCKS",
+    "MAX_NAME",
+    "MAX_SHARES",
+    "MAX_TEXT",
+    "MAX_USES",
+    "MAX_VALID_VALUES",
+    "bounded",
+]
 
 MAX_NAME = 1024
 """Characters of a name, an id or an owner's key. Kubernetes' names end at 253; an owner's key has three of them and a kind."""
@@ -38,6 +51,12 @@ MAX_MEMORY_BLOCKS = 64
 """Memory blocks of one container: one for plain memory and one for each size of huge pages; arm64 has four of these, ppc64 five."""
 MAX_SHARES = 1024
 """Shares of a memory block: one a NUMA node at most (MAX_NUMNODES)."""
+MAX_COUNTERS = 32
+"""Counters of a counter set (resource.k8s.io/v1)."""
+MAX_USES = 64
+"""Counters that a device uses: those of two sets (resource.k8s.io/v1)."""
+MAX_VALID_VALUES = 10
+"""Values of a capacity's policy (resource.k8s.io/v1)."""
 MAX_INTEGER = 2**63 - 1
 """As far as every reader of Kubernetes' numbers goes (int64); downwards the same."""
 
@@ -116,7 +135,8 @@ def _limited(hint: Any, name: str, integer: Any = _INTEGER) -> Any:
         return typing.Union[tuple(_limited(argument, name, integer) for argument in arguments)]  # noqa: UP007 - made at run time
     if origin is dict:
         keys, values = arguments
-        return Annotated[dict[_limited(keys, "key"), _limited(values, name)], Meta(max_length=MAX_ENTRIES)]  # type: ignore[misc]  # made at run time
+        most = Meta(max_length=MAX_COUNTERS if name == "counters" else MAX_ENTRIES)
+        return Annotated[dict[_limited(keys, "key"), _limited(values, name)], most]  # type: ignore[misc]  # made at run time
     if origin is tuple and Ellipsis not in arguments:
         return tuple[tuple(_limited(argument, name, integer) for argument in arguments)]  # type: ignore[misc]  # made at run time
     if origin in (tuple, list):
@@ -143,4 +163,8 @@ def _most_entries(element: Any, name: str) -> int:
         return MAX_MEMORY_BLOCKS
     if name == "shares":
         return MAX_SHARES
+    if element is CounterUse:
+        return MAX_USES
+    if name == "valid_values":
+        return MAX_VALID_VALUES
     return MAX_ENTRIES

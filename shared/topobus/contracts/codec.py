@@ -88,7 +88,10 @@ def _messages() -> dict[type, type[Struct]]:
 
 
 def to_builtins(value: object) -> Any:
-    """Turn a message into dicts, lists and scalars, for YAML and for people. Order and errors as in `encode`."""
+    """Turn a message into dicts, lists and scalars, for YAML and for people.
+
+    Shapes: result — keys are the fields' names on the wire; sets of ids are written as in JSON. Order and errors: as in `encode`.
+    """
     return msgspec.to_builtins(value, enc_hook=_encode_custom, order="deterministic")
 
 

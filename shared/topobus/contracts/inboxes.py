@@ -9,15 +9,19 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from topobus.contracts.catalogue import Ask
+from topobus.contracts.nouns import Ask
 
-__all__ = ["SERVER", "answerer_of", "askers_of", "connection_name", "inbox_branch", "is_inbox_of"]
+__all__ = ["IMPORTED_REPLIES", "SERVER", "answerer_of", "askers_of", "connection_name", "inbox_branch", "is_imported_reply", "is_inbox_of"]
 
 SERVER = "nats"
 """Who answers where the server itself does: JetStream's interface and its deliveries. No principal may publish there."""
 
+IMPORTED_REPLIES = "_R_."
+"""How the reply subjects begin that a server makes for requests from another account. A client that names such a subject as its reply is refused by the server."""
+
 # Who connects under another name than its principal's.
 _CONNECTION_NAMES = {"cli": "topobus-cli"}
+_IMPORTED_REPLY = re.compile(r"_R_(\.[A-Za-z0-9]+)+")
 _INBOX = re.compile(r"_INBOX\.([A-Za-z0-9_-]+)\.[A-Za-z0-9_.-]+")
 
 
@@ -69,3 +73,12 @@ def is_inbox_of(askers: tuple[str, ...], reply: str) -> bool:
     """
     match = _INBOX.fullmatch(reply)
     return match is not None and match[1] in askers
+
+
+def is_imported_reply(reply: str) -> bool:
+    """Say whether a reply subject is the server's own, for a request from another account.
+
+    >>> is_imported_reply("_R_.KNTehE.LnmP1Y"), is_imported_reply("_R_"), is_imported_reply("$KV.a.b")
+    (True, False, False)
+    """
+    return _IMPORTED_REPLY.fullmatch(reply) is not None

@@ -9,10 +9,11 @@ from typing import Any
 
 from msgspec import Struct
 
+from topobus.contracts.sandbox_messages import Accepted
 from topobus.domain.edits import ContainerEdits
 from topobus.domain.health import DeviceHealth, HealthState
 from topobus.domain.hint import Hint
-from topobus.domain.idset import NodeSet
+from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.names import Generation
 from topobus.domain.outcome import MemoryBlock, Placement, Refusal
 from topobus.domain.request import Owner, PodRequest
@@ -33,11 +34,8 @@ __all__ = [
     "HeldDevice",
     "HintsReply",
     "HintsRequest",
-    "NodeAnswer",
     "PlaceReply",
     "PlaceRequest",
-    "PlanReply",
-    "PlanRequest",
     "PodsReply",
     "PodsRequest",
     "PreferReply",
@@ -47,6 +45,7 @@ __all__ = [
     "Prepared",
     "ReleaseReply",
     "ReleaseRequest",
+    "RuntimeConnection",
     "UnprepareReply",
     "UnprepareRequest",
 ]
@@ -219,6 +218,14 @@ class NodeFolders(Struct, frozen=True, kw_only=True):
     """The kernel's id of this boot: who reads the same one is on this machine."""
 
 
+class RuntimeConnection(Struct, frozen=True, kw_only=True):
+    """The gateway's connection to the container runtime (NRI), by which claims get CPUs for themselves."""
+
+    socket: str
+    why_not: str = ""
+    """Why there is none now; empty: there is one."""
+
+
 class PodsReply(Struct, frozen=True, kw_only=True):
     """What kubelet's pods have, sorted. Nothing is known when `why` is given."""
 
@@ -228,6 +235,10 @@ class PodsReply(Struct, frozen=True, kw_only=True):
     """Why kubelet does not tell; empty when it does."""
     folders: NodeFolders = NodeFolders()
     """Where the gateway serves kubelet; empty in answers of an older one."""
+    runtime: RuntimeConnection | None = None
+    dropped_slice_fields: tuple[str, ...] = ()
+    """What the API server does not keep of this node's ResourceSlices, sorted: `spec.devices.*.consumesCounters`."""
+    """None: the gateway gives no CPUs (setting `cpus.owned`) and needs none, or is an older one."""
 
 
 class AdoptRequest(Struct, frozen=True, kw_only=True):
@@ -251,6 +262,10 @@ class AdoptRequest(Struct, frozen=True, kw_only=True):
     """The pod that uses the devices, where the owner does not say it."""
     decision_id: str = ""
     """Not empty: nothing is adopted; the owner's holding of this decision is given its `user`, and a later holding stays as it is."""
+    group_cpus: dict[str, int] = {}
+    """Those of `devices` that are groups of CPUs, with how many the owner has of each; which, the ledger's writer chooses."""
+    owned_cpus: CpuSet | None = None
+    """CPUs that may be chosen of groups; None: all."""
 
 
 class Adopted(Struct, frozen=True, kw_only=True, tag="adopted", tag_field="outcome"):
@@ -259,6 +274,8 @@ class Adopted(Struct, frozen=True, kw_only=True, tag="adopted", tag_field="outco
     decision_id: str
     ledger_sequence: int = 0
     displaced: tuple[Owner, ...] = ()
+    cpus: dict[str, CpuSet] = {}
+    """Which CPUs the owner has of each group."""
 
 
 class AdoptReply(Struct, frozen=True, kw_only=True):
@@ -317,6 +334,8 @@ class PrepareRequest(Struct, frozen=True, kw_only=True):
     """Those of `devices` to which the owner has admin access: it may look at a sick one, too."""
     tolerated: tuple[str, ...] = ()
     """Those of `devices` that the owner takes also when they are sick: its allocation tolerates their taint."""
+    cpus: dict[str, CpuSet] = {}
+    """Which CPUs the owner has of those of `devices` that are groups of CPUs."""
 
 
 class Prepared(Struct, frozen=True, kw_only=True, tag="prepared", tag_field="outcome"):
@@ -326,12 +345,16 @@ class Prepared(Struct, frozen=True, kw_only=True, tag="prepared", tag_field="out
     """Device name to its edits; every device asked for is here."""
     common: ContainerEdits = ContainerEdits()
     """Edits for a container that gets these devices (such as one variable that lists them all)."""
+    to_attach: tuple[str, ...] = ()
+    """Devices that must be attached to the pod's sandbox before any container of it starts."""
+    to_adjust: tuple[str, ...] = ()
+    """Devices whose driver is asked for each container that gets them, when it is made."""
 
 
 class PrepareReply(Struct, frozen=True, kw_only=True):
     """The answer of `prepare`, the same for the same op_id."""
 
-    result: Prepared | Refusal
+    result: Prepared | Refusal | Accepted
 
 
 class UnprepareRequest(Struct, frozen=True, kw_only=True):
@@ -361,29 +384,3 @@ class HintsReply(Struct, frozen=True, kw_only=True):
 
     hints: tuple[Hint, ...] | None
     inventory_generation: int = 0
-
-
-class PlanRequest(Struct, frozen=True, kw_only=True):
-    """Find a node for a pod and place it there."""
-
-    op_id: str
-    pod: PodRequest
-    node: str = ""
-    """Only this node; empty: any."""
-    is_dry_run: bool = False
-
-
-class NodeAnswer(Struct, frozen=True, kw_only=True):
-    """What one node said."""
-
-    node: str
-    result: Placement | Refusal
-
-
-class PlanReply(Struct, frozen=True, kw_only=True):
-    """The chosen node's answer, and what every node that was asked said, in the order of asking."""
-
-    chosen: PlaceReply | None = None
-    answers: tuple[NodeAnswer, ...] = ()
-    silent_nodes: tuple[str, ...] = ()
-    """Nodes that did not answer in time: unknown, not refused."""

@@ -8,27 +8,40 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
+from typing import Any
 
-from topobus.contracts.catalogue import ALL, DEVICE_SERVICES, PREFIX, PROVISIONER, Ask, Event, Noun, State, to_token
+from topobus.contracts.catalogue import ALL, DECISION, DEVICE_SERVICES, DISAGREEMENT, HEALTH, INVENTORY, PROVISIONER
 from topobus.contracts.inboxes import connection_name, inbox_branch
-from topobus.contracts.streams import stream_names, total_bytes
+from topobus.contracts.nouns import PREFIX, Ask, Event, Noun, State, to_token
+from topobus.contracts.streams import ACCOUNT_INFO, stream_names, total_bytes
+from topobus.contracts.up_subjects import up_branch
 
-__all__ = ["PRINCIPALS", "Rights", "render_permissions", "render_server", "rights"]
+__all__ = ["LEAF_PRINCIPALS", "PRINCIPALS", "Rights", "render_permissions", "render_server", "rights"]
 
 PRINCIPALS = ("discovery", *DEVICE_SERVICES, "topology", "gateway", "controller", "cli", "user")
+LEAF_PRINCIPALS = (*PRINCIPALS, "relay")
+"""Those of an installation where nodes have servers of their own."""
 
 # These speak for the whole cluster: a node in their subjects is always any.
 _CLUSTER_WIDE = ("controller", "cli", "user")
 # Who stands in the catalogue under another name than that of its connection.
 _READER_NAMES = {"user": "users"}
 
+# What the node's processes read by patterns, with a consumer; all else they read key by key and subject by subject, without one. Device services make none at all: a
+# consumer's messages may be delivered to any subject, which no server checks, so that who may make one can have others' words stored under a name of its choice.
+_PATTERNS_READ: Mapping[str, tuple[Noun, ...]] = {
+    **dict.fromkeys(("discovery", *DEVICE_SERVICES), ()),
+    "topology": (INVENTORY, DECISION),
+    "gateway": (INVENTORY, HEALTH, DISAGREEMENT),
+}
+
 Rights = dict[str, list[str]]
 
 
-def rights(principal: str, *, node: str = "", may_create: bool = True) -> Rights:
+def rights(principal: str, *, node: str = "", may_create: bool = True, provisioner: str = PROVISIONER) -> Rights:
     """Give the subjects that a principal publishes and subscribes, sorted.
 
-    `node` narrows a node's process to its own node. `may_create`: false when the streams are made by somebody else than the controller.
+    `node` narrows a node's process to its own node. `may_create`: false when the streams are made by none of these principals, else by the `provisioner`.
     """
     where = "*" if not node or principal in _CLUSTER_WIDE else to_token(node)
     publish: set[str] = set()
@@ -44,9 +57,17 @@ def rights(principal: str, *, node: str = "", may_create: bool = True) -> Rights
             _add_writer(noun, principal, where, publish, subscribe)
         if reads in noun.readers or principal in noun.writer:
             _add_reader(noun, principal, where, publish, subscribe, is_writer=principal in noun.writer and reads not in noun.readers)
+            if isinstance(noun, State | Event) and noun in _PATTERNS_READ.get(principal, ALL):
+                _add_consumers(noun, principal, publish, subscribe)
     if principal != "user":
         publish.update(f"$JS.API.STREAM.INFO.{stream}" for stream in stream_names())
-    if principal == PROVISIONER and may_create:
+    if principal == "relay":
+        # At its node's own server, which passes it on to the hub.
+        publish.add(up_branch(node))
+    if principal == "cli":
+        # Whether the server stores anything at all: one whose disk was full goes on to answer other questions, and not this one.
+        publish.add(ACCOUNT_INFO)
+    if principal == provisioner and may_create:
         # A stream made by somebody else may send a copy of each value elsewhere, so one principal alone makes and updates them.
         publish.update(f"$JS.API.STREAM.{verb}.{stream}" for verb in ("CREATE", "UPDATE") for stream in stream_names())
         publish.add("$JS.API.STREAM.NAMES")
@@ -75,11 +96,17 @@ def _add_reader(noun: Noun, principal: str, where: str, publish: set[str], subsc
         if not is_writer:
             publish.add(f"{PREFIX}.{noun.name}.{'*.' * (len(noun.parts) - 1)}*".replace(f"{noun.name}.*", f"{noun.name}.{where}", 1))
         return
-    stream, filter_subject = (
-        (f"KV_{noun.bucket}", f"$KV.{noun.bucket}.>") if isinstance(noun, State) else (_stream(noun), f"{PREFIX}.{noun.name}.>")
-    )
+    stream = _stream(noun)
     publish.add(f"$JS.API.STREAM.MSG.GET.{stream}")
     publish.add(f"$JS.API.STREAM.INFO.{stream}")
+    if isinstance(noun, State):
+        # Where the server says that a key was written.
+        subscribe.add(f"{PREFIX}.{noun.name}.{_tokens(noun, principal, where)}")
+
+
+def _add_consumers(noun: State[Any] | Event[Any], principal: str, publish: set[str], subscribe: set[str]) -> None:
+    stream = _stream(noun)
+    filter_subject = f"$KV.{noun.bucket}.>" if isinstance(noun, State) else f"{PREFIX}.{noun.name}.>"
     publish.add(f"$JS.API.CONSUMER.CREATE.{stream}.*.{filter_subject}")
     publish.add(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.*")
     publish.add(f"$JS.API.CONSUMER.DELETE.{stream}.*")
@@ -174,4 +201,4 @@ def render_server(version: tuple[int, int] = (2, 9)) -> str:
 
 # A subject that a server would not take must fail here, not at the operator's.
 _SUBJECT = re.compile(r"[$A-Za-z0-9_>*-]+(\.[$A-Za-z0-9_>*-]+)*")
-assert all(_SUBJECT.fullmatch(subject) for principal in PRINCIPALS for subjects in rights(principal).values() for subject in subjects)
+assert all(_SUBJECT.fullmatch(subject) for principal in LEAF_PRINCIPALS for subjects in rights(principal).values() for subject in subjects)

@@ -6,31 +6,10 @@ tests/contract/test_reason_codes.py holds the source to it: whoever makes a Reas
 
 from __future__ import annotations
 
-from msgspec import Struct
+from topobus.contracts.placement_reasons import PLACEMENT_SECTIONS
+from topobus.contracts.reason_values import ReasonGroup, ReasonSection
 
 __all__ = ["SECTIONS", "ReasonGroup", "ReasonSection", "codes"]
-
-
-class ReasonGroup(Struct, frozen=True):
-    """Codes that say the same of different things. A `*` in a code stands for one of a few words, which `says` lists."""
-
-    codes: tuple[str, ...]
-    says: str
-    facts: tuple[str, ...] = ()
-    """Keys of `facts`: numbers, names and cpulists, never sentences."""
-    facts_note: str = ""
-    """What the table says of the facts beyond their keys."""
-    codes_note: str = ""
-    """What the table says of the codes beyond their names."""
-
-
-class ReasonSection(Struct, frozen=True, kw_only=True):
-    """Codes of one stage, in the order of the page; `before` and `after` are paragraphs around the table, as Markdown."""
-
-    title: str
-    groups: tuple[ReasonGroup, ...]
-    before: str = ""
-    after: str = ""
 
 
 def codes() -> frozenset[str]:
@@ -39,101 +18,7 @@ def codes() -> frozenset[str]:
 
 
 SECTIONS: tuple[ReasonSection, ...] = (
-    ReasonSection(
-        title="Placements",
-        groups=(
-            ReasonGroup(
-                ("aligned",), "every resource prefers this set of NUMA nodes", ("policy", "nodes", "decided_by", "tied", "tie_break")
-            ),
-            ReasonGroup(
-                ("aligned-not-preferred",), "the best common set, not preferred by all (best-effort)", ("policy", "nodes", "decided_by")
-            ),
-            ReasonGroup(("no-affinity",), "no resource has an opinion", ("policy",)),
-            ReasonGroup(("no-alignment",), "policy none", ("policy",)),
-            ReasonGroup(("cpus-taken",), "the CPUs, and how many whole cores", ("cpus", "whole_cores", "numa_nodes")),
-            ReasonGroup(("memory-taken",), "the memory or huge pages, and from which NUMA nodes", ("resource", "numa_nodes", "size_bytes")),
-            ReasonGroup(
-                ("devices-chosen",),
-                "the devices of a class and what decided",
-                ("devices", "bottleneck", "bandwidth_gbps", "tied", "is_exact"),
-            ),
-            ReasonGroup(("outside-alignment",), "devices that had to come from elsewhere", ("devices", "alignment")),
-            ReasonGroup(("same-switch",), "pairs of devices of two classes under one PCIe switch", ("pairs", "count")),
-            ReasonGroup(
-                ("locality-met", "locality-missed"),
-                "the domain that a locality kept the pod in, and the soft ones that could not be had",
-                ("domain", "met", "missed"),
-            ),
-            ReasonGroup(("searched",), "mode corrected found another way than kubelet's order", ("steps",)),
-            ReasonGroup(("no-opinion",), "a service with hints of its own kept silent", ("resource",)),
-        ),
-    ),
-    ReasonSection(
-        title="Refusals",
-        groups=(
-            ReasonGroup(
-                ("count-zero", "count-mismatch", "duplicate-device", "duplicate-container", "no-containers", "shared-needs-names"),
-                "the request contradicts itself",
-                ("container", "resource", "wanted"),
-            ),
-            ReasonGroup(("unknown-class", "unknown-device"), "nothing on this node has that name", ("resource", "device")),
-            ReasonGroup(
-                ("unknown-resource",),
-                "nobody on this node offers a resource of that name, such as `nvidia.com/gpu`; the message says who has something like it",
-                ("resource",),
-            ),
-            ReasonGroup(
-                ("service-silent",),
-                "the device service of a class does not answer, so its devices are Unknown; what is held stays held",
-                ("resource", "since"),
-            ),
-            ReasonGroup(
-                ("device-held", "device-unhealthy", "cpu-reserved"),
-                "a device asked for by name cannot be had",
-                ("device", "owner", "state"),
-            ),
-            ReasonGroup(
-                ("not-enough-devices", "not-enough-cpus"),
-                "too few can be had at all",
-                ("wanted", "free", "exists", "held", "unhealthy", "reserved"),
-            ),
-            ReasonGroup(("not-enough-memory",), "no set of NUMA nodes around the alignment has enough memory", ("wanted", "nodes")),
-            ReasonGroup(("memory-group",), "the NUMA nodes serve other groups of nodes already", ("nodes",)),
-            ReasonGroup(("smt-alignment",), "full-pcpus-only wants whole cores", ("wanted", "threads", "free")),
-            ReasonGroup(("no-numa-node",), "no set of NUMA nodes has enough of a resource", ("resources",)),
-            ReasonGroup(("no-common-numa-node",), "the resources have no NUMA node in common", ("resources",)),
-            ReasonGroup(("policy-not-met",), "the policy does not admit the best common set", ("policy", "nodes")),
-            ReasonGroup(("resource-nodes",), "where a resource is, and where it is offered", ("wanted", "nodes", "free")),
-            ReasonGroup(("locality-not-met",), "no domain of a hard locality has it all; names the closest", ("locality",)),
-            ReasonGroup(
-                ("policy-forbidden",),
-                "the pod asks for a policy, scope or locality that this node does not let it choose",
-                ("what", "wanted", "node"),
-            ),
-            ReasonGroup(("no-other-way",), "mode corrected searched all ways, and none fits", ("steps",)),
-            ReasonGroup(("gave-up",), "mode corrected stopped at its budget: whether there is a way is not known", ("steps", "budget")),
-            ReasonGroup(("fits-in-corrected-mode",), "mode corrected would place this pod"),
-            ReasonGroup(("relax",), "the smallest set of resources without which the rest would be admitted", ("resources",)),
-            ReasonGroup(("too-many-numa-nodes",), "the machine has more NUMA nodes than the operator allows", ("nodes", "limit")),
-            ReasonGroup(
-                ("answers-differ",),
-                "two answers came to one preparation and say different things: another device service runs, or somebody answers in its place",
-                ("device_class",),
-            ),
-            ReasonGroup(("already-placed",), "the owner is placed already", ("owner",)),
-            ReasonGroup(("operation-reused",), "the operation id belongs to another verb", ("op_id", "verb")),
-            ReasonGroup(("released-since",), "an operation asked again whose devices were let go since", ("decision",)),
-            ReasonGroup(("prepared",), "nothing is let go while it is prepared: containers may use it", ("owner",)),
-            ReasonGroup(("prepared",), "the devices are prepared for their owner still", ("owner",)),
-            ReasonGroup(("no-reservation",), "nothing to commit", ("owner",)),
-            ReasonGroup(
-                ("free-owner",),
-                "an owner that would have to go",
-                ("owner", "devices", "cpus", "numa_nodes"),
-                codes_note="`free-owner` (in `to_free`)",
-            ),
-        ),
-    ),
+    *PLACEMENT_SECTIONS,
     ReasonSection(
         title="Refusals of claims",
         before="By the controller, when it looks for devices for a claim.",
@@ -277,7 +162,61 @@ SECTIONS: tuple[ReasonSection, ...] = (
                 "a vendor's driver is not there, failed, does not answer, or left devices out",
                 ("driver", "device"),
             ),
+            ReasonGroup(
+                ("attach-unsupported",), "a device is to be attached to a sandbox, and its driver attaches none", ("driver", "device")
+            ),
+            ReasonGroup(
+                ("device-dirty",), "the last owner's traces on the device could not be removed; it is tried again", ("device", "owner")
+            ),
+            ReasonGroup(("device-busy",), "another request works on the device for longer than a request waits", ("device",)),
+            ReasonGroup(
+                ("journal-unreadable",),
+                "what was done to the device before cannot be read, so nobody gets it; other devices go on",
+                ("device",),
+            ),
+            ReasonGroup(("undo-failed",), "what a crash or a failure left half done cannot be undone yet", ("device",)),
+            ReasonGroup(("work-overdue",), "a driver's long work takes longer than it said it would", ("driver",)),
+            ReasonGroup(("work-under-way",), "long work for the owner has not ended, so nothing can be undone yet", ("device",)),
             ReasonGroup(("cpu-offline",), "a CPU that was allocated went offline", ("cpus", "online")),
+            ReasonGroup(
+                ("cpu-parameters-invalid",), "a claim's CpuParameters have a field or a value that is none", ("field", "got", "wanted")
+            ),
+            ReasonGroup(
+                ("cpus-not-chosen",),
+                "nobody chose which CPUs of a group the owner has: only a claim may have some, through a gateway that is as new",
+                ("devices",),
+            ),
+            ReasonGroup(
+                ("cpu-not-ours", "cpu-of-kubelet"),
+                "a claim is to have a CPU for itself that the gateway's setting `cpus.owned` does not name, or that kubelet's CPU manager gave to a container",
+                ("cpus", "owned"),
+            ),
+            ReasonGroup(
+                ("cpu-of-claim",),
+                "a claim is to have a CPU for itself that another prepared claim has by the gateway's checkpoint, though the ledger (lost, or older) says otherwise",
+                ("cpus",),
+            ),
+            ReasonGroup(
+                ("claim-not-prepared",),
+                "a container names devices of a claim that is not prepared on this node; the gateway does not let it start",
+                ("claim_uid", "device_class"),
+            ),
+            ReasonGroup(
+                ("claim-not-for-pod", "pod-on-host-network", "device-in-another-pod"),
+                "a claim's devices cannot go into this pod's sandbox",
+                ("claim", "devices"),
+            ),
+            ReasonGroup(
+                ("attach-failed", "attach-unanswered", "attach-pending", "attach-malformed"),
+                "a claim's devices are not in the pod's sandbox: the device service failed, is away, is still at work, or answers what cannot be true",
+                ("claim", "devices"),
+            ),
+            ReasonGroup(
+                ("adjust-unanswered", "adjust-malformed", "adjust-unsupported"),
+                "a container cannot be made yet: its device service did not say in time what it gets, or said what cannot be true or be done then",
+                ("claim", "devices"),
+            ),
+            ReasonGroup(("shared-pool-empty",), "a claim would take the last CPU of all other containers", ("cpus", "shared")),
             ReasonGroup(("edits-conflict",), "two parts of a container's settings contradict each other", ("variable",)),
             ReasonGroup(
                 ("edits-forbidden",),
@@ -297,6 +236,83 @@ SECTIONS: tuple[ReasonSection, ...] = (
             ReasonGroup(("time-slice-unsupported",), "a time slice other than the default, which nobody here sets", ("interval",)),
             ReasonGroup(("mps-not-running",), "MPS is asked for, and no control daemon runs on the node"),
             ReasonGroup(("prepare-incomplete",), "a device service prepared less than it was asked for", ("devices",)),
+        ),
+    ),
+    ReasonSection(
+        title="Network interfaces",
+        before="By the nic service, when it checks, hands over or takes back an interface; [configuration](nic-configuration.md).",
+        groups=(
+            ReasonGroup(
+                ("interface-config-invalid",),
+                "a field of the configuration is wrong, or this device cannot have it; one reason a field",
+                ("field", "got", "wanted"),
+            ),
+            ReasonGroup(("package-missing",), "interfaces are handed over by a package that is not installed", ("package", "extra")),
+            ReasonGroup(
+                ("namespace-gone", "namespace-of-host"),
+                "the path of the sandbox leads to no network namespace, or to the host's own",
+                ("path", "error"),
+            ),
+            ReasonGroup(("interface-gone",), "the host has no interface of that name", ("interface",)),
+            ReasonGroup(
+                ("interface-of-node", "interface-changed"),
+                "since it was offered, the node's default route came to the interface, or its name became another's; nothing was changed",
+                ("device", "interface"),
+            ),
+            ReasonGroup(("name-taken",), "the pod has an interface of that name already; nothing was changed", ("field", "name")),
+            ReasonGroup(("not-permitted",), "the service may not change interfaces: a capability is missing", ("step", "error")),
+            ReasonGroup(("hand-over-failed",), "the kernel refuses a step; what was done is undone", ("step", "error")),
+            ReasonGroup(
+                ("address-in-use", "address-not-ready"),
+                "duplicate detection, asked for by `wait`, found another machine with the address, or did not end in time",
+                ("address",),
+            ),
+            ReasonGroup(("share-failed",), "the kernel makes no child of this interface", ("interface", "mode", "error")),
+            ReasonGroup(("vf-gone",), "the physical function has no such virtual function", ("physical", "index")),
+            ReasonGroup(("vf-refused",), "the driver of the physical function does not take a setting", ("field", "physical", "error")),
+            ReasonGroup(
+                ("vf-count-held", "vf-count-in-use", "vf-count-impossible", "vf-count-failed"),
+                "the number of virtual functions that the settings ask for cannot be had, or not now",
+                ("address", "wanted", "present", "total", "users", "error"),
+            ),
+            ReasonGroup(
+                ("interface-renamed",), "it came back under another name, since its own is taken on the host", ("interface", "name")
+            ),
+            ReasonGroup(("interface-lost",), "a virtual interface went away with the pod's namespace", ("interface", "kind")),
+        ),
+    ),
+    ReasonSection(
+        title="CNI plugins",
+        before="By the nic service, when a pod is attached by a chain of CNI plugins; [what to do about each](cni-errors.md).",
+        groups=(
+            ReasonGroup(
+                ("cni-config-invalid",),
+                "a configuration list, a claim's part of it, or a name cannot be used",
+                ("where", "field", "wanted"),
+            ),
+            ReasonGroup(("cni-chain-forbidden",), "a claim brings a list of its own, and the operator does not allow that", ("where",)),
+            ReasonGroup(("cni-network-unknown",), "the operator has named no such network", ("network", "known")),
+            ReasonGroup(("cni-plugin-forbidden",), "the operator does not allow this type of plugin", ("plugin", "allowed")),
+            ReasonGroup(("cni-plugin-missing",), "no folder of plugins has this binary", ("plugin", "field", "looked_in")),
+            ReasonGroup(("cni-plugin-unusable",), "the binary cannot be started, or everybody may write to it", ("plugin", "path")),
+            ReasonGroup(("cni-version-unsupported",), "list and plugin have no version in common", ("wanted", "plugin", "supported")),
+            ReasonGroup(("cni-version-answered",), "a plugin answered in another version than asked", ("plugin", "wanted", "answered")),
+            ReasonGroup(
+                ("cni-plugin-timeout", "cni-plugin-killed"),
+                "a plugin did not end in time, or died of a signal; with its children, it is dead",
+                ("plugin", "command", "limit_s", "signal"),
+            ),
+            ReasonGroup(
+                ("cni-plugin-nonsense", "cni-output-too-large"),
+                "a plugin's answer is not what the specification says, or has no end",
+                ("plugin", "command", "limit_bytes"),
+            ),
+            ReasonGroup(("cni-plugin-failed",), "a plugin's own error, with its number", ("plugin", "command", "error_code")),
+            ReasonGroup(("cni-try-again",), "a plugin's own error 11: it is to be asked later", ("plugin", "command", "error_code")),
+            ReasonGroup(("cni-ports-unknown",), "the chain opens host ports, and the pod's could not be read", ("pod",)),
+            ReasonGroup(("cni-interface-missing",), "the chain reports no interface inside the sandbox", ("network", "interface", "got")),
+            ReasonGroup(("cni-check-unsupported",), "CHECK came with 0.4.0, and a list may switch it off", ("network", "version")),
+            ReasonGroup(("cni-state-unreadable",), "the record of an attachment cannot be read or written", ("path",)),
         ),
     ),
 )

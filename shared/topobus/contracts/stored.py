@@ -9,8 +9,8 @@ from __future__ import annotations
 import zlib
 from typing import Any, TypeVar
 
-from topobus.contracts.catalogue import State
 from topobus.contracts.codec import decode, encode
+from topobus.contracts.nouns import State
 from topobus.domain.errors import ContractError
 
 __all__ = ["MAX_UNPACKED_BYTES", "from_stored", "is_packed", "objection", "to_stored"]

@@ -13,10 +13,12 @@ from typing import Any
 
 from msgspec import Struct
 
-from topobus.contracts.catalogue import EVENTS, STATES, Event, State
+from topobus.contracts.catalogue import EVENTS, STATES
+from topobus.contracts.nouns import PREFIX, Event, State
 
 __all__ = [
     "ACCOUNT_INFO",
+    "REPUBLISH",
     "Difference",
     "DifferenceKind",
     "bucket_stream",
@@ -30,6 +32,9 @@ __all__ = [
 ACCOUNT_INFO = "$JS.API.INFO"
 """Where a server tells of its streams and their limits as a whole; the first thing to ask for a sign of life."""
 
+REPUBLISH = "republish"
+"""The field by which a server says each write of a bucket at a subject that anybody with the right can listen to. A server before 2.10 takes it for a new stream only."""
+
 # Header bytes that the server counts into a message's size, on top of the value.
 _HEADER_ALLOWANCE = 4096
 _TWO_MINUTES_NS = 120 * 1_000_000_000
@@ -39,7 +44,7 @@ _MIB = 1024 * 1024
 _SMALLEST_PART = 16
 
 # What releases before bounds wrote: one who may make streams gives these the new value. Field, and which old value is known.
-_OLDER_VALUES: Mapping[str, tuple[object, ...]] = {"max_bytes": (-1,), "max_msg_size": (-1,), "discard": ("new",)}
+_OLDER_VALUES: Mapping[str, tuple[object, ...]] = {"max_bytes": (-1,), "max_msg_size": (-1,), "discard": ("new",), REPUBLISH: (None,)}
 # The same for what no server changes afterwards: such a stream stays as it is until somebody makes it anew.
 _OLDER_CONSTANTS: Mapping[str, tuple[object, ...]] = {"max_consumers": (16_384,)}
 
@@ -71,12 +76,21 @@ class Difference(Struct, frozen=True, kw_only=True):
 
 
 def bucket_stream(state: State[Any]) -> str:
-    """Name the JetStream stream behind a bucket: `KV_<bucket>`. Source: NATS ADR-8 (KV)."""
+    """Name the JetStream stream behind a bucket. Source: NATS ADR-8 (KV).
+
+    >>> from topobus.contracts.catalogue import MACHINE
+    >>> bucket_stream(MACHINE)
+    'KV_topobus_machines'
+    """
     return f"KV_{state.bucket}"
 
 
 def stream_names() -> tuple[str, ...]:
-    """Name all streams of the catalogue: those of buckets first, then those of events, in the catalogue's order."""
+    """Name all streams of the catalogue: those of buckets first, then those of events, in the catalogue's order.
+
+    >>> stream_names()[0], stream_names()[-1]
+    ('KV_topobus_machines', 'TOPOBUS_DISAGREEMENTS')
+    """
     return (*(bucket_stream(state) for state in STATES), *(event.stream for event in EVENTS))
 
 
@@ -109,12 +123,16 @@ def differences(got: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[Diff
     return tuple(sorted(found_differences, key=lambda difference: order.index(difference.kind)))
 
 
-def updated(got: Mapping[str, Any], wanted: Mapping[str, Any], *, size_bytes: int) -> dict[str, Any]:
-    """Give the configuration that brings an older release's stream up to date; all else stays as it is.
+def updated(got: Mapping[str, Any], wanted: Mapping[str, Any], *, size_bytes: int, leaving: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """Give the configuration that brings an older release's stream up to date; all else stays as it is, and so do the fields of `leaving`.
 
     Units: size_bytes — what the stream holds now: a bound leaves room for as much again, or its writers would stand still at once.
     """
-    outdated = [difference.field for difference in differences(got, wanted) if difference.kind is DifferenceKind.OUTDATED]
+    outdated = [
+        difference.field
+        for difference in differences(got, wanted)
+        if difference.kind is DifferenceKind.OUTDATED and difference.field not in leaving
+    ]
     new = {**got, **{field: wanted[field] for field in outdated}}
     if "max_bytes" in outdated:
         new["max_bytes"] = max(wanted["max_bytes"], 2 * size_bytes)
@@ -136,6 +154,8 @@ def _bucket_config(state: State[Any], replicas: int, part: float) -> dict[str, A
         # A reader for each node of a fleet, and server 2.15 refuses consumer 1001 of a stream that does not say its own limit.
         "max_consumers": 16_384,
         "discard": "old" if state.is_rewritten else "new",
+        # That a key was written, and not what: who is told reads the key from the leader, for anybody who may publish there could say anything.
+        REPUBLISH: {"src": f"$KV.{state.bucket}.>", "dest": f"{PREFIX}.{state.name}.>", "headers_only": True},
     }
 
 
@@ -149,6 +169,8 @@ def _event_config(event: Event[Any], replicas: int, part: float) -> dict[str, An
         # Users may read these, and a consumer costs a server 38 KiB (measured on 2.9.10): all three streams full of them are 120 MiB.
         "max_consumers": 1024,
         "discard": "old",
+        # What came in from a device service's account a server gives to no subscriber's account; what a stream says again it does.
+        REPUBLISH: {"src": f"{PREFIX}.{event.name}.>", "dest": f"{PREFIX}.stored.{event.name}.>"},
     }
 
 

@@ -33,15 +33,18 @@ class HealthAnnouncer:
         self._node = node
         self._class = device_class
         self._last: dict[str, HealthEvent | None] = {}
+        self._generations: dict[str, int] = {}
+        """Of each device's last event that this process published: a stream that was lost begins anew, and its subscribers drop what is older than they have seen."""
         self._stands_at: dict[str, int] = {}
         """Where in the stream the last word about a device stands."""
         self._lost: set[str] = set()
         self._created = ""
 
-    async def recall(self, names: Sequence[str]) -> None:
-        """Read what was said last of devices that this process has not spoken of yet.
+    async def load(self, names: Sequence[str]) -> None:
+        """Read the last events of the devices that this process has no event of yet.
 
         Errors: raises PeerUnavailable when the stream cannot be read.
+        Cost:   one request for each such device, 32 at a time.
         """
         unread = [name for name in names if name not in self._last]
         for start in range(0, len(unread), _PARALLEL_READS):
@@ -50,21 +53,22 @@ class HealthAnnouncer:
                 reads = {name: group.create_task(self._read(name)) for name in batch}
             self._last.update({name: task.result() for name, task in reads.items()})
 
-    def forget(self) -> None:
-        """Read the stream again before the next word: it may have lost what was said."""
+    def clear_cache(self) -> None:
+        """Read the stream again before the next event: it may have lost the last ones."""
         self._last.clear()
         self._stands_at.clear()
         self._lost.clear()
 
     async def check(self) -> bool:
-        """Look what the stream still has of what was said last; say whether something is gone, which `announce` says again then. Costs one request.
+        """Compare the cached events with what the stream still holds; True when some are gone, which `announce` publishes again.
 
         Errors: raises PeerUnavailable.
+        Cost:   one request.
         """
         span = await self._bus.span(HEALTH)
         is_other = self._created not in ("", span.created)
         if is_other:
-            self.forget()
+            self.clear_cache()
         self._created = span.created
         self._lost = {name for name, sequence in self._stands_at.items() if not span.oldest <= sequence <= span.newest}
         if self._lost:
@@ -72,18 +76,18 @@ class HealthAnnouncer:
         return is_other or bool(self._lost)
 
     def is_news(self, device: Device) -> bool:
-        """Say whether readers have not been told of a device's health, or have lost what they were told, as far as is known here."""
+        """Say whether a device's health differs from its last event, or whether that event is lost, as far as this process knows."""
         last = self._last.get(device.name)
         return device.name in self._lost or last is None or last.is_removed or not is_same_to_readers(last.health, device.health)
 
     async def announce(
         self, device: Device, *, affected: Sequence[Owner], inventory_generation: int, time: str, is_removed: bool = False
     ) -> bool:
-        """Publish one device's health if it is news; say whether it was.
+        """Publish one device's health if it changed; True when an event was published.
 
-        Errors: raises PeerUnavailable; then nobody knows whether the event was stored, and the next call reads the stream again.
+        Errors: raises PeerUnavailable; then the event may or may not be stored, and the next call reads the stream again.
         """
-        await self.recall([device.name])
+        await self.load([device.name])
         last = self._last[device.name]
         is_same = last is not None and last.is_removed == is_removed and (is_removed or is_same_to_readers(last.health, device.health))
         if is_same and device.name not in self._lost:
@@ -94,7 +98,7 @@ class HealthAnnouncer:
             device=device.name,
             health=device.health,
             previous=None if last is None or last.is_removed else last.health.state,
-            generation=1 if last is None else next_generation(last.generation),
+            generation=next_generation(max(0 if last is None else last.generation, self._generations.get(device.name, 0))),
             inventory_generation=inventory_generation,
             is_removed=is_removed,
             affected=tuple(sorted(affected, key=lambda owner: owner.key)),
@@ -104,6 +108,7 @@ class HealthAnnouncer:
         event_id = f"{self._node}.{self._class}.{device.name}.{event.generation}"
         sequence = await self._bus.publish(HEALTH, event, event_id=event_id, node=self._node, device_class=self._class, device=device.name)
         self._last[device.name] = event
+        self._generations[device.name] = event.generation
         self._stands_at[device.name] = sequence
         self._lost.discard(device.name)
         self._log(event)

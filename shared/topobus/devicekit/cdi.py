@@ -15,13 +15,17 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from topobus.domain.edits import ContainerEdits, DeviceNode, Mount
+from topobus.domain.edits import ContainerEdits, DeviceNode, Hook, IntelRdt, Mount, NetDevice
 from topobus.domain.errors import ContractError
 
-__all__ = ["CdiDevice", "CdiSpec", "file_name", "lowest_version", "parse", "problems", "render"]
+__all__ = ["HOOK_NAMES", "NO_ACCESS", "VERSIONS", "CdiDevice", "CdiSpec", "file_name", "lowest_version", "parse", "problems", "render"]
 
+HOOK_NAMES = ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop")
+NO_ACCESS = "none"
+"""Permissions of a node that is there and may not be opened."""
 VERSIONS = ("0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
 
+_VERSION = re.compile(r"v?(\d{1,4})\.(\d{1,4})\.(\d{1,4})")
 _KIND_PART = re.compile(r"[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
 _DEVICE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
 # A class longer than this is refused by the reference library (a label of the annotation form).
@@ -53,30 +57,62 @@ class CdiSpec(Struct, frozen=True, kw_only=True):
         return f"{self.kind}={device}"
 
 
-class _Edits(Struct, forbid_unknown_fields=True, rename="camel", omit_defaults=True):
+class _Edits(Struct, rename="camel", omit_defaults=True):
     env: list[str] = []
     device_nodes: list[_Node] = []
+    net_devices: list[_NetDevice] = []
+    hooks: list[_Hook] = []
     mounts: list[_Mount] = []
+    intel_rdt: _IntelRdt | None = None
+    additional_gids: list[int] = []
 
 
-class _Node(Struct, forbid_unknown_fields=True, rename="camel", omit_defaults=True):
+class _Node(Struct, rename="camel", omit_defaults=True):
     path: str
     host_path: str = ""
+    type: str = ""
+    major: int = 0
+    minor: int = 0
+    file_mode: int | None = None
     permissions: str = ""
+    uid: int | None = None
+    gid: int | None = None
 
 
-class _Mount(Struct, forbid_unknown_fields=True, rename="camel", omit_defaults=True):
+class _NetDevice(Struct, rename="camel"):
+    host_interface_name: str
+    name: str
+
+
+class _Hook(Struct, rename="camel", omit_defaults=True):
+    hook_name: str
+    path: str
+    args: list[str] = []
+    env: list[str] = []
+    timeout: int | None = None
+
+
+class _Mount(Struct, rename="camel", omit_defaults=True):
     host_path: str
     container_path: str
     options: list[str] = []
+    type: str = ""
 
 
-class _Device(Struct, forbid_unknown_fields=True, rename="camel"):
+class _IntelRdt(Struct, omit_defaults=True):
+    clos_id: str = msgspec.field(name="closID", default="")
+    l3_cache_schema: str = msgspec.field(name="l3CacheSchema", default="")
+    mem_bw_schema: str = msgspec.field(name="memBwSchema", default="")
+    schemata: list[str] = []
+    enable_monitoring: bool = msgspec.field(name="enableMonitoring", default=False)
+
+
+class _Device(Struct, rename="camel"):
     name: str
     container_edits: _Edits
 
 
-class _File(Struct, forbid_unknown_fields=True, rename="camel", omit_defaults=True):
+class _File(Struct, rename="camel", omit_defaults=True):
     cdi_version: str
     kind: str
     devices: list[_Device]
@@ -121,12 +157,19 @@ def lowest_version(spec: CdiSpec) -> str:
     '0.5.0'
     """
     edits = (spec.common, *(device.edits for device in spec.devices))
+    needed = [VERSIONS[0]]
+    if any(edit.net_devices or (edit.intel_rdt and (edit.intel_rdt.schemata or edit.intel_rdt.enable_monitoring)) for edit in edits):
+        needed.append("1.1.0")
+    if any(edit.additional_gids or edit.intel_rdt for edit in edits):
+        needed.append("0.7.0")
     if "." in spec.device_class:
-        return "0.6.0"
+        needed.append("0.6.0")
     has_other_host_path = any(node.host_path not in ("", node.path) for edit in edits for node in edit.device_nodes)
     if has_other_host_path or any(device.name[:1].isdigit() for device in spec.devices):
-        return "0.5.0"
-    return VERSIONS[0]
+        needed.append("0.5.0")
+    if any(mount.kind for edit in edits for mount in edit.mounts):
+        needed.append("0.4.0")
+    return max(needed, key=VERSIONS.index)
 
 
 def render(spec: CdiSpec) -> bytes:
@@ -151,16 +194,17 @@ def render(spec: CdiSpec) -> bytes:
 
 
 def parse(data: bytes, *, where: str = "CDI file") -> CdiSpec:
-    """Read a file strictly, as runtimes do: an unknown field or version is an error.
+    """Read a file as runtimes do: fields that nobody knows are left aside, and so is a version that is higher than those that we know.
 
-    Errors: raises ContractError that names the place. Only what `CdiSpec` can hold is read; files of other tools may say more.
+    Errors: raises ContractError that names the place: what is no CDI file, and what a runtime would refuse. Source: CDI pkg/cdi/spec.go, container-edits.go.
     """
     try:
         file = msgspec.json.decode(data, type=_File)
     except (msgspec.MsgspecError, UnicodeDecodeError) as err:
         raise ContractError(f"{where}: not a CDI file that we can read: {err}") from err
-    if file.cdi_version not in VERSIONS:
-        raise ContractError(f"{where}: cdiVersion {file.cdi_version!r} is not known; known are {', '.join(VERSIONS)}")
+    version = _numbers(file.cdi_version)
+    if version is None:
+        raise ContractError(f"{where}: cdiVersion is {file.cdi_version!r}, wanted three numbers such as {VERSIONS[-1]}")
     vendor, _, device_class = file.kind.partition("/")
     spec = CdiSpec(
         vendor=vendor,
@@ -169,7 +213,7 @@ def parse(data: bytes, *, where: str = "CDI file") -> CdiSpec:
         common=_from_wire(file.container_edits),
     )
     found_problems = list(problems(spec))
-    if VERSIONS.index(lowest_version(spec)) > VERSIONS.index(file.cdi_version):
+    if version < (_numbers(lowest_version(spec)) or ()):
         found_problems.append(f"cdiVersion {file.cdi_version} is too low, wanted {lowest_version(spec)}")
     if found_problems:
         raise ContractError(f"{where}: {'; '.join(found_problems)}")
@@ -193,18 +237,51 @@ def _edit_problems(where: str, edits: ContainerEdits) -> Iterable[str]:
     for node in edits.device_nodes:
         if not node.path:
             yield f"{where}: a device node without a path"
-        if not set(node.permissions) <= set("rwm"):
-            yield f"{where}: device node {node.path} has permissions {node.permissions!r}, wanted letters of 'rwm'"
+        if node.permissions != NO_ACCESS and not set(node.permissions) <= set("rwm"):
+            yield f"{where}: device node {node.path} has permissions {node.permissions!r}, wanted letters of 'rwm', or {NO_ACCESS}"
+        if node.kind not in ("", "b", "c", "u", "p"):
+            yield f"{where}: device node {node.path} has type {node.kind!r}, wanted b, c, u or p"
+    for hook in edits.hooks:
+        if hook.name not in HOOK_NAMES:
+            yield f"{where}: hook {hook.name!r} is none of {', '.join(HOOK_NAMES)}"
+        if not hook.path:
+            yield f"{where}: hook {hook.name} without a path"
+        if any("=" not in variable or variable.startswith("=") for variable in hook.env):
+            yield f"{where}: hook {hook.path} has an environment variable without name and value"
+    for what, interfaces in (
+        ("host interface", [device.host_name for device in edits.net_devices]),
+        ("name", [device.name for device in edits.net_devices]),
+    ):
+        yield from (f"{where}: network device without a {what}" for interface in interfaces if not interface)
+        yield from (
+            f"{where}: {what} {interface} of two network devices"
+            for interface in sorted(set(interfaces))
+            if interfaces.count(interface) > 1
+        )
+    if edits.intel_rdt is not None and not _is_clos_id(edits.intel_rdt.clos_id):
+        yield f"{where}: closID {edits.intel_rdt.clos_id[:80]!r} is no name of a folder"
     for mount in edits.mounts:
         if not mount.host_path or not mount.container_path:
             yield f"{where}: mount {mount.host_path!r} on {mount.container_path!r} needs both paths"
+
+
+def _is_clos_id(name: str) -> bool:
+    """Say whether resctrl can have a group of this name; `/` is its root."""
+    return name == "/" or (len(name.encode()) < 4096 and name not in (".", "..") and "/" not in name and "\n" not in name)
+
+
+def _numbers(version: str) -> tuple[int, ...] | None:
+    """Read a version; None when it is none."""
+    match = _VERSION.fullmatch(version)
+    return tuple(map(int, match.groups())) if match else None
 
 
 def _start_problems(spec: CdiSpec) -> Iterable[str]:
     """List what a runtime reads, and a container then does not start with: a path that is not absolute, a zero byte in the environment."""
     for where, edits in (("the common edits", spec.common), *((f"device {device.name}", device.edits) for device in spec.devices)):
         paths = [path for node in edits.device_nodes for path in (node.path, node.host_path or node.path)]
-        paths += [path for mount in edits.mounts for path in (mount.host_path, mount.container_path)]
+        paths += [path for mount in edits.mounts for path in (mount.host_path if not mount.kind else "", mount.container_path)]
+        paths += [hook.path for hook in edits.hooks]
         yield from (f"{where}: {path!r} is no absolute path" for path in paths if path and not path.startswith("/"))
         yield from (f"{where}: environment variable {key!r} has a zero byte" for key, value in edits.env.items() if "\x00" in key + value)
 
@@ -216,24 +293,80 @@ def _to_wire(edits: ContainerEdits) -> _Edits:
             _Node(
                 path=device_node.path,
                 host_path="" if device_node.host_path == device_node.path else device_node.host_path,
+                type=device_node.kind,
+                major=device_node.major,
+                minor=device_node.minor,
+                file_mode=device_node.file_mode,
                 permissions=device_node.permissions,
+                uid=device_node.uid,
+                gid=device_node.gid,
             )
             for device_node in edits.device_nodes
         ],
-        mounts=[
-            _Mount(host_path=mount.host_path, container_path=mount.container_path, options=list(mount.options)) for mount in edits.mounts
+        net_devices=[_NetDevice(host_interface_name=device.host_name, name=device.name) for device in edits.net_devices],
+        hooks=[
+            _Hook(hook_name=hook.name, path=hook.path, args=list(hook.args), env=list(hook.env), timeout=hook.timeout_s)
+            for hook in edits.hooks
         ],
+        mounts=[
+            _Mount(host_path=mount.host_path, container_path=mount.container_path, options=list(mount.options), type=mount.kind)
+            for mount in edits.mounts
+        ],
+        intel_rdt=_rdt_to_wire(edits.intel_rdt),
+        additional_gids=list(edits.additional_gids),
     )
 
 
 def _from_wire(edits: _Edits) -> ContainerEdits:
     return ContainerEdits(
-        env=dict(variable.partition("=")[::2] for variable in edits.env),
+        env={name: value for name, _, value in (variable.partition("=") for variable in edits.env)},
         device_nodes=tuple(
-            DeviceNode(path=device_node.path, host_path=device_node.host_path, permissions=device_node.permissions)
+            DeviceNode(
+                path=device_node.path,
+                host_path=device_node.host_path,
+                permissions=device_node.permissions,
+                kind=device_node.type,
+                major=device_node.major,
+                minor=device_node.minor,
+                file_mode=device_node.file_mode,
+                uid=device_node.uid,
+                gid=device_node.gid,
+            )
             for device_node in edits.device_nodes
         ),
         mounts=tuple(
-            Mount(host_path=mount.host_path, container_path=mount.container_path, options=tuple(mount.options)) for mount in edits.mounts
+            Mount(host_path=mount.host_path, container_path=mount.container_path, options=tuple(mount.options), kind=mount.type)
+            for mount in edits.mounts
         ),
+        hooks=tuple(
+            Hook(name=hook.hook_name, path=hook.path, args=tuple(hook.args), env=tuple(hook.env), timeout_s=hook.timeout)
+            for hook in edits.hooks
+        ),
+        additional_gids=tuple(edits.additional_gids),
+        net_devices=tuple(NetDevice(host_name=device.host_interface_name, name=device.name) for device in edits.net_devices),
+        intel_rdt=_rdt_from_wire(edits.intel_rdt),
+    )
+
+
+def _rdt_from_wire(rdt: _IntelRdt | None) -> IntelRdt | None:
+    if rdt is None:
+        return None
+    return IntelRdt(
+        clos_id=rdt.clos_id,
+        l3_cache_schema=rdt.l3_cache_schema,
+        mem_bw_schema=rdt.mem_bw_schema,
+        schemata=tuple(rdt.schemata),
+        enable_monitoring=rdt.enable_monitoring,
+    )
+
+
+def _rdt_to_wire(rdt: IntelRdt | None) -> _IntelRdt | None:
+    if rdt is None:
+        return None
+    return _IntelRdt(
+        clos_id=rdt.clos_id,
+        l3_cache_schema=rdt.l3_cache_schema,
+        mem_bw_schema=rdt.mem_bw_schema,
+        schemata=list(rdt.schemata),
+        enable_monitoring=rdt.enable_monitoring,
     )

@@ -10,6 +10,9 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from topobus.devicekit import durable_file
+from topobus.devicekit.durable_file import delete, remove_leftovers
+
 __all__ = ["check_writable", "delete", "find_files", "remove_leftovers", "restore_files", "write", "write_missing"]
 
 
@@ -18,39 +21,8 @@ def write(folder: Path, name: str, data: bytes) -> Path:
 
     Errors: raises OSError when the folder cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    # Runtimes read *.json and *.yaml only, so the temporary name is never taken for a file.
-    handle, temporary = tempfile.mkstemp(prefix=f".{name}.", suffix=".tmp", dir=folder)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            # mkstemp makes 0600; a runtime may run as another user.
-            os.fchmod(file.fileno(), 0o644)
-            os.fsync(file.fileno())
-        Path(temporary).rename(folder / name)
-    except BaseException as err:
-        Path(temporary).unlink(missing_ok=True)
-        if isinstance(err, OSError):
-            # A full disk does not say for which file, and nobody knows our temporary one.
-            err.filename, err.filename2 = str(folder / name), None
-        raise
-    _sync_folder(folder)
-    return folder / name
-
-
-def delete(folder: Path, name: str) -> bool:
-    """Delete a CDI file durably; blocks.
-
-    Shapes: result — whether the file existed.
-    Errors: raises OSError for anything but an absent file.
-    """
-    try:
-        (folder / name).unlink()
-    except FileNotFoundError:
-        return False
-    _sync_folder(folder)
-    return True
+    # Runtimes read *.json and *.yaml only, so the temporary name is never taken for a file; and a runtime may run as another user.
+    return durable_file.write(folder, name, data, mode=0o644)
 
 
 def find_files(folder: Path, vendor: str) -> tuple[str, ...]:
@@ -100,22 +72,3 @@ def check_writable(folder: Path, vendor: str) -> None:
     handle, probe = tempfile.mkstemp(prefix=f".{vendor}-probe.", suffix=".tmp", dir=folder)
     os.close(handle)
     Path(probe).unlink()
-
-
-def remove_leftovers(folder: Path, pattern: str) -> None:
-    """Remove the temporary files that a crash during `write` left; blocks.
-
-    Shapes: pattern — a glob of file names as `file_name` makes them. Only the one process that writes these names may call it: it would delete another's write.
-    Errors: raises OSError.
-    """
-    for leftover in folder.glob(f".{pattern}.*.tmp"):
-        leftover.unlink(missing_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename or unlink survive a crash: the entry lives in the folder, not in the file."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

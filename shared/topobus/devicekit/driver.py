@@ -1,4 +1,4 @@
-"""What a vendor writes: one class with four blocking methods, found by entry point, run by the class's device service.
+"""What a vendor writes: one class with four blocking methods, found by entry point, run by the class's device service. What it may do besides: `hands`.
 
 The host process calls every method in a worker thread with a time limit, one driver at a time; an exception or a hang makes that driver's
 devices Unknown and leaves all others alone. A driver reads hardware only through the `Tree` it is given, never by an absolute path.
@@ -6,21 +6,25 @@ devices Unknown and leaves all others alone. A driver reads hardware only throug
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct
 
+from topobus.devicekit.device_record import DeviceRecord
+from topobus.domain.counters import CounterSet
 from topobus.domain.device import Device
 from topobus.domain.edits import ContainerEdits
 from topobus.domain.health import Observation
 from topobus.domain.hint import Hint
+from topobus.domain.idset import CpuSet
 from topobus.domain.machine import Machine
 from topobus.domain.outcome import Refusal
 from topobus.domain.request import Owner
 from topobus.sysfs.tree import Tree
 
-__all__ = ["DeviceDriver", "HintingDriver", "PrepareContext"]
+__all__ = ["CountingDriver", "DeviceDriver", "HintingDriver", "LongWork", "PrepareContext"]
 
 
 class PrepareContext(Struct, frozen=True, kw_only=True):
@@ -31,10 +35,28 @@ class PrepareContext(Struct, frozen=True, kw_only=True):
     """For all devices, unless `device_config` has another word for one."""
     device_config: dict[str, tuple[dict[str, Any], ...]] = {}
     """By device, where a claim configures single requests; a device that is not named here has `config`."""
+    records: Mapping[str, DeviceRecord] = MappingProxyType({})
+    """By device: where `prepare` writes down what it changes, for `unprepare` to undo, also after a crash. A driver that changes nothing leaves it alone."""
+
+    attached: frozenset[str] = frozenset()
+    """Those of the devices that this owner has in a sandbox already: kubelet asks again for pods that run, and what left the host then is not gone."""
+    cpus: Mapping[str, CpuSet] = MappingProxyType({})
+    """Which CPUs the owner has of devices that are groups of CPUs; class `cpu` alone has some."""
 
     def config_of(self, device: str) -> tuple[dict[str, Any], ...]:
         """Give one device's configuration."""
         return self.device_config.get(device, self.config)
+
+
+class LongWork(Struct, frozen=True, kw_only=True):
+    """`prepare` may answer this instead of edits: what takes longer than a call may."""
+
+    limit_s: float
+    """Seconds after which it is refused, however far it is."""
+    what: str
+    """For people: `programming the region of fpga-0`."""
+    work: Callable[[], Mapping[str, ContainerEdits] | Refusal]
+    """Runs in a thread of its own, beside the driver's other methods, and answers as `prepare` does. It writes into `context.records`."""
 
 
 @runtime_checkable
@@ -57,7 +79,7 @@ class DeviceDriver(Protocol):
         """Look at the health of devices found before; device name to what is wrong with it (absent or empty: nothing)."""
         ...
 
-    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
+    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal | LongWork:
         """Make devices ready; idempotent. One entry a device; the key "" holds edits common to all of them in one container."""
         ...
 
@@ -72,4 +94,16 @@ class HintingDriver(DeviceDriver, Protocol):
 
     def hints(self, machine: Machine, devices: Sequence[Device], count: int, available: Sequence[str]) -> tuple[Hint, ...] | None:
         """Give hints for `count` of `available`; None is "no opinion", an empty tuple "cannot be satisfied"."""
+        ...
+
+
+@runtime_checkable
+class CountingDriver(DeviceDriver, Protocol):
+    """A driver whose devices take from common counters: the partitions of a card, and the card as a whole."""
+
+    def counter_sets(self, devices: Sequence[Device]) -> Sequence[CounterSet]:
+        """Give what the `consumes` of these devices refers to; called after each `discover`, with its answer.
+
+        A name must be unique in the class, so it says which hardware is meant: `gpu-0000-18-00-0`.
+        """
         ...

@@ -2,6 +2,9 @@
 
 Flows in: the devices of the previous poll, one `DriverView` for each driver, who holds what, the time. Flows out: the devices to publish, and those removed. A device
 is never removed because its driver stopped answering, nor while somebody holds it: a vanished device stays listed as Unhealthy.
+
+A device that sits in a pod's sandbox (its record says so) is out of the driver's sight, wholly or in part: it keeps the attributes that it had before, so that
+a hand-over changes no slice, and its absence is no fault.
 """
 
 from __future__ import annotations
@@ -13,13 +16,16 @@ from datetime import datetime
 import msgspec
 
 from topobus.devicekit.health import HealthSettings, next_health, silence
+from topobus.domain.counters import CounterSet
 from topobus.domain.device import Device
 from topobus.domain.health import Condition, Dimension, HealthState, Observation, RecoveryAction
 from topobus.domain.machine import Machine
 from topobus.domain.names import is_dns_label
+from topobus.domain.partitions import partitioned
 from topobus.domain.pci import PciAddress
+from topobus.kubernetes.api.slices import fault_of_shares
 
-__all__ = ["DriverView", "Roster", "advance_roster"]
+__all__ = ["DriverView", "MergedInventory", "advance_inventory"]
 
 # Presence reasons that end in forgetting the device.
 _GONE_REASONS = frozenset({"fell-off-bus", "device-gone"})
@@ -27,49 +33,57 @@ _GONE_REASONS = frozenset({"fell-off-bus", "device-gone"})
 
 @dataclass(frozen=True, kw_only=True)
 class DriverView:
-    """What one driver said last.
+    """The last answer of one driver.
 
-    `devices` is None until its first answer. `silence` is set while it says nothing; what it found before still stands then.
+    `devices` is None until its first answer. `silence` is set while it does not answer; its earlier devices then stay listed.
     """
 
     devices: tuple[Device, ...] | None = None
+    counter_sets: tuple[CounterSet, ...] = ()
     observations: Mapping[str, Sequence[Observation]] = field(default_factory=dict)
     silence: Observation | None = None
     warnings: tuple[str, ...] = ()
+    away: Mapping[str, Device] = field(default_factory=dict)
+    """Devices that sat in a sandbox when the driver looked, as they were before; taken in the driver's own thread, in which they also leave and return."""
     off_bus: frozenset[PciAddress] = frozenset()
     """Functions of known devices that the tree lacked when the driver looked: news that our copy of the machine may not have yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Roster:
-    """All devices of the class, sorted by name, and those that left at this step."""
+class MergedInventory:
+    """All devices of the class, sorted by name, and those that this step removed."""
 
     devices: tuple[Device, ...] = ()
     removed: tuple[Device, ...] = ()
+    counter_sets: tuple[CounterSet, ...] = ()
+    """What the devices use, by name."""
     warnings: tuple[str, ...] = ()
 
 
-def advance_roster(
+def advance_inventory(
     devices: Sequence[Device],
     views: Mapping[str, DriverView],
     *,
+    counter_sets: Sequence[CounterSet] = (),
     device_class: str,
     machine: Machine,
     held: Collection[str] | None,
     now: datetime,
     settings: HealthSettings,
-) -> Roster:
+) -> MergedInventory:
     """Take one step: merge what the drivers see into what is known.
 
-    Shapes:  views — driver name to its view, one for every driver that is loaded; held — device names in the ledger, None while it is unknown
-             (then nothing leaves).
+    Shapes:  counter_sets — those of the step before; views — driver name to its view, one for every driver that is loaded; held — device names in the
+             ledger, None while it is unknown (then nothing leaves).
     Order:   independent of the order of drivers and devices; of two drivers that claim one name the one that sorts first gets it.
     """
     before = {each_device.name: each_device for each_device in devices}
     warnings: list[str] = []
     found_devices: dict[str, Device] = {}
+    away: dict[str, Device] = {}
     for driver in sorted(views):
         view = views[driver]
+        away.update({name: device for name, device in view.away.items() if device.driver == driver})
         warnings += [f"{driver}: {warning}" for warning in view.warnings]
         if view.silence is not None:
             warnings.append(view.silence.message)
@@ -80,33 +94,76 @@ def advance_roster(
             elif device.name in found_devices:
                 warnings.append(f"{driver}: device {device.name!r} is left out: {found_devices[device.name].driver} has found it already")
             else:
-                found_devices[device.name] = msgspec.structs.replace(device, driver=driver)
+                found_devices[device.name] = _with_absent_parts(msgspec.structs.replace(device, driver=driver), away.get(device.name))
+    present = {**away, **before}
+    counter_sets = _count(present, found_devices, views, counter_sets, warnings)
     listed: list[Device] = []
     removed: list[Device] = []
-    for name in sorted({*before, *found_devices}):
+    for name in sorted({*present, *found_devices}):
         was = before.get(name)
-        device = found_devices.get(name) or before[name]
+        device = found_devices.get(name) or present[name]
         view = views.get(device.driver, DriverView(silence=_not_loaded(device.driver)))
         if view.devices is None and view.silence is None and name not in found_devices:
             # The driver has not looked yet: what is known stands.
             listed.append(device)
             continue
+        is_found = name in found_devices
+        is_away = name in away and not is_found and view.silence is None and _has_place(device, view, machine)
+        if is_away and not view.observations.get(name):
+            # Nobody can look at it where it is: what was known of its health stands.
+            listed.append(device)
+            continue
         health = next_health(
             was.health if was else None,
-            _observations(device, view, is_found=name in found_devices, machine=machine),
+            # What the host itself says of it (it cannot be brought back) counts all the same.
+            view.observations[name] if is_away else _observations(device, view, is_found=is_found, machine=machine),
             now=now,
             settings=settings,
         )
         device = msgspec.structs.replace(device, health=health)
-        if (
-            held is not None
-            and name not in held
-            and _is_forgotten(device, view, is_found=name in found_devices, now=now, settings=settings)
-        ):
+        if held is not None and name not in held and _is_expired(device, view, is_found=is_found, now=now, settings=settings):
             removed.append(device)
         else:
             listed.append(device)
-    return Roster(devices=tuple(listed), removed=tuple(removed), warnings=tuple(warnings))
+    used = {use.counter_set for device in listed for use in device.consumes}
+    kept = tuple(counter_set for counter_set in counter_sets if counter_set.name in used)
+    return MergedInventory(devices=tuple(listed), removed=tuple(removed), counter_sets=kept, warnings=tuple(warnings))
+
+
+def _count(
+    before: dict[str, Device],
+    found_devices: dict[str, Device],
+    views: Mapping[str, DriverView],
+    sets_before: Sequence[CounterSet],
+    warnings: list[str],
+) -> tuple[CounterSet, ...]:
+    """Work out what the devices take from each other, in both maps; a device whose counters make no sense is not found, with a warning.
+
+    A vanished device goes on to count: somebody may hold it, and what it takes must not be handed out beside it. So the sets of the step before stay as long as a
+    device uses them.
+    """
+    by_driver: dict[str, list[Device]] = {}
+    for device in {**before, **found_devices}.values():
+        by_driver.setdefault(device.driver, []).append(device)
+    counted: dict[str, CounterSet] = {}
+    for driver in sorted(by_driver):
+        devices = sorted(by_driver[driver], key=lambda device: device.name)
+        if not any(device.consumes or device.partition_of for device in devices):
+            continue
+        given = views[driver].counter_sets if driver in views else ()
+        taken = [counter_set.name for counter_set in given if counter_set.name in counted]
+        warnings += [f"{driver}: counter set {name!r} is left out: another driver has one of this name" for name in taken]
+        sets = [counter_set for counter_set in given if counter_set.name not in counted]
+        names = {counter_set.name for counter_set in given}
+        sets += [counter_set for counter_set in sets_before if counter_set.name not in names and counter_set.name not in counted]
+        good, used_sets, faults = partitioned(devices, sets)
+        for name, fault in faults.items():
+            if found_devices.pop(name, None) is not None:
+                warnings.append(f"{driver}: device {name!r} is left out: {fault}")
+        for device in good:
+            (found_devices if device.name in found_devices else before)[device.name] = device
+        counted.update((counter_set.name, counter_set) for counter_set in used_sets)
+    return tuple(counted[name] for name in sorted(counted))
 
 
 def _observations(device: Device, view: DriverView, *, is_found: bool, machine: Machine) -> list[Observation]:
@@ -114,9 +171,8 @@ def _observations(device: Device, view: DriverView, *, is_found: bool, machine: 
         return [view.silence]
     if is_found:
         return list(view.observations.get(device.name, ()))
-    is_on_bus = device.pci not in view.off_bus and any(pci_device.address == device.pci for pci_device in machine.pci_devices)
     reason, text = ("fell-off-bus", f"PCI function {device.pci} is no longer on the bus")
-    if device.pci is None or is_on_bus:
+    if _has_place(device, view, machine):
         reason, text = ("device-gone", f"driver {device.driver} does not find {device.name} any more")
     return [
         Observation(
@@ -130,11 +186,25 @@ def _observations(device: Device, view: DriverView, *, is_found: bool, machine: 
     ]
 
 
+def _has_place(device: Device, view: DriverView, machine: Machine) -> bool:
+    """Say whether a device can be where it was: it has no PCI function, or the function is on the bus."""
+    if device.pci is None:
+        return True
+    return device.pci not in view.off_bus and any(pci_device.address == device.pci for pci_device in machine.pci_devices)
+
+
+def _with_absent_parts(device: Device, before: Device | None) -> Device:
+    """Give a device that sits in a sandbox the attributes that it had before, unless the driver sees all of them still (a parent of shared interfaces)."""
+    if before is None or before.attributes.keys() <= device.attributes.keys():
+        return device
+    return msgspec.structs.replace(device, attributes=before.attributes)
+
+
 def _not_loaded(driver: str) -> Observation:
     return silence("driver-not-loaded", f"driver {driver} is not loaded: nobody looks at its devices")
 
 
-def _is_forgotten(device: Device, view: DriverView, *, is_found: bool, now: datetime, settings: HealthSettings) -> bool:
+def _is_expired(device: Device, view: DriverView, *, is_found: bool, now: datetime, settings: HealthSettings) -> bool:
     if is_found:
         return False
     ends = [condition for condition in device.health.conditions if _is_end(condition, view)]
@@ -152,4 +222,4 @@ def _misfit(device: Device, device_class: str) -> str:
         return "its name is no DNS label"
     if device.device_class != device_class:
         return f"its class is {device.device_class!r}, wanted {device_class!r}"
-    return ""
+    return fault_of_shares(device)

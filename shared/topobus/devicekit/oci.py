@@ -15,8 +15,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from topobus.devicekit.cdi import CdiSpec
-from topobus.domain.edits import ContainerEdits, DeviceNode, Mount
+from topobus.devicekit.cdi import NO_ACCESS, CdiSpec
+from topobus.domain.edits import ContainerEdits, DeviceNode, IntelRdt, Mount
 from topobus.domain.outcome import Reason, Refusal
 
 __all__ = ["CdiFile", "Conflict", "HostNode", "OciResult", "PluginAnswer", "device_paths", "oci_spec", "resolve_cdi"]
@@ -84,7 +84,9 @@ def device_paths(answers: Iterable[PluginAnswer], cdi_devices: Iterable[str], fi
     for file in files:
         chosen = [device for device in file.spec.devices if file.spec.qualified_name(device.name) in names]
         parts += [file.spec.common, *(cdi_device.edits for cdi_device in chosen)] if chosen else []
-    return tuple(sorted({node.host_path or node.path for container_edits in parts for node in container_edits.device_nodes}))
+    return tuple(
+        sorted({node.host_path or node.path for container_edits in parts for node in container_edits.device_nodes if not node.kind})
+    )
 
 
 def oci_spec(
@@ -156,7 +158,8 @@ class _Merge:
         self._mounts = {mount["destination"]: (mount, "the pod") for mount in self._spec.get("mounts", ())}
         self._devices = {device["path"]: (device, "the pod") for device in self._spec.get("linux", {}).get("devices", ())}
         self._access: list[dict[str, Any]] = []
-        self._user: dict[str, Any] = process.get("user", {})
+        self._user: dict[str, Any] = process.setdefault("user", {})
+        self._interfaces = {name: (device, "the pod") for name, device in self._spec.get("linux", {}).get("netDevices", {}).items()}
 
     def add_answer(self, answer: PluginAnswer) -> None:
         """Add what a device plugin gave: what is set already stays."""
@@ -181,12 +184,26 @@ class _Merge:
             self._replace(self._env, key, value, source, "variable")
         for mount in edits.mounts:
             self._replace(self._mounts, mount.container_path, _mount(mount), source, "mount")
+        for hook in edits.hooks:
+            wire = {"path": hook.path, **({"args": list(hook.args)} if hook.args else {}), **({"env": list(hook.env)} if hook.env else {})}
+            self._spec.setdefault("hooks", {}).setdefault(hook.name, []).append(
+                wire if hook.timeout_s is None else {**wire, "timeout": hook.timeout_s}
+            )
+        for interface in edits.net_devices:
+            self._replace(self._interfaces, interface.host_name, {"name": interface.name}, source, "network device")
+        gids = self._user.setdefault("additionalGids", []) if edits.additional_gids else []
+        gids += [gid for gid in edits.additional_gids if gid and gid not in gids]
+        if edits.intel_rdt is not None:
+            self._spec.setdefault("linux", {})["intelRdt"] = _rdt(edits.intel_rdt)
         for node in edits.device_nodes:
             host_node = self._find(node)
             if host_node is not None:
                 device = _device(node, host_node)
                 # A node belongs to the container's user, unless that is root.
                 device |= {key: self._user[key] for key in ("uid", "gid") if self._user.get(key, 0) > 0}
+                device |= {
+                    key: value for key, value in (("uid", node.uid), ("gid", node.gid), ("fileMode", node.file_mode)) if value is not None
+                }
                 self._replace(self._devices, node.path, device, source, "device node")
                 self._grant(node, host_node)
 
@@ -200,6 +217,8 @@ class _Merge:
         mounts = [mount for mount, _ in self._mounts.values()]
         spec["mounts"] = sorted(mounts, key=lambda mount: len(PurePosixPath(mount["destination"]).parts))
         linux = spec.setdefault("linux", {})
+        if self._interfaces:
+            linux["netDevices"] = {name: device for name, (device, _) in self._interfaces.items()}
         if self._devices:
             linux["devices"] = [device for device, _ in self._devices.values()]
         if self._access:
@@ -224,6 +243,9 @@ class _Merge:
         entries[key] = (value, source)
 
     def _find(self, node: DeviceNode) -> HostNode | None:
+        if node.kind:
+            # It says all that is needed, and need not be on the host.
+            return HostNode(kind="c" if node.kind == "u" else node.kind, major=node.major, minor=node.minor)
         path = node.host_path or node.path
         host_node = self._nodes.get(path)
         if host_node is None:
@@ -231,15 +253,28 @@ class _Merge:
         return host_node
 
     def _grant(self, node: DeviceNode, host_node: HostNode) -> None:
-        if host_node.kind in ("c", "b"):
+        if host_node.kind in ("c", "b") and node.permissions != NO_ACCESS:
             access = node.permissions or _ALL_ACCESS
             rule = {"allow": True, "type": host_node.kind, "major": host_node.major, "minor": host_node.minor, "access": access}
             if rule not in self._access:
                 self._access.append(rule)
 
 
+def _rdt(rdt: IntelRdt) -> dict[str, Any]:
+    named = {
+        "closID": rdt.clos_id,
+        "l3CacheSchema": rdt.l3_cache_schema,
+        "memBwSchema": rdt.mem_bw_schema,
+        "schemata": list(rdt.schemata),
+        "enableMonitoring": rdt.enable_monitoring,
+    }
+    return {name: value for name, value in named.items() if value}
+
+
 def _mount(mount: Mount) -> dict[str, Any]:
     options = list(mount.options)
+    if mount.kind:
+        return {"destination": mount.container_path, "source": mount.host_path, "type": mount.kind, "options": options}
     if "bind" not in options and "rbind" not in options:
         options.append("rbind")
     return {"destination": mount.container_path, "source": mount.host_path, "type": "bind", "options": options}

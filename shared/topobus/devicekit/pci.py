@@ -39,7 +39,12 @@ _CORRECTED_STORM = 100
 
 
 def pci_folder(address: PciAddress) -> str:
-    """Give the folder of a PCI function, relative to the tree's root."""
+    """Give the folder of a PCI function, relative to the tree's root; whether it is there is for the tree to tell.
+
+    >>> from topobus.domain.pci import PciAddress
+    >>> pci_folder(PciAddress.parse("0000:3b:00.0"))
+    'sys/bus/pci/devices/0000:3b:00.0'
+    """
     return f"{PCI_DEVICES}/{address}"
 
 
@@ -180,7 +185,10 @@ class PciHealth:
     def __init__(self, *, is_speed_steady: bool = False) -> None:
         self._is_speed_steady = is_speed_steady
         """True for cards that never lower their link's speed to save power (NICs): a lower speed is then a fault."""
-        self._counted: dict[str, int] = {}
+        self._counted: dict[str, tuple[str, int]] = {}
+        """The error counters of the last look by path, as text and as a number: they seldom change, and to read the text takes longer than to get it."""
+        self._wide: dict[str, tuple[str, str | None, str | None]] = {}
+        """By function: its identity with the link's width and speed that were as good as they can be. What they can be does not change while it is there."""
 
     def observe(self, tree: Tree, address: PciAddress) -> list[Observation]:
         """Give what is wrong with one function now; empty when nothing is.
@@ -188,7 +196,9 @@ class PciHealth:
         Errors: raises HardwareError for a file that exists and cannot be read.
         """
         folder = pci_folder(address)
-        if not tree.exists(folder):
+        identity = tree.identity(folder)
+        if not identity:
+            self._wide.pop(folder, None)
             for kind in ("fatal", "nonfatal", "correctable"):
                 self._counted.pop(f"{folder}/aer_dev_{kind}", None)
             return [
@@ -201,7 +211,7 @@ class PciHealth:
                     action=RecoveryAction.REBOOT_NODE,
                 )
             ]
-        seen = [self._errors(tree, folder), self._link(tree, folder)]
+        seen = [self._errors(tree, folder), self._link(tree, folder, identity)]
         return [observation for observation in seen if observation is not None]
 
     def _errors(self, tree: Tree, folder: str) -> Observation | None:
@@ -236,15 +246,32 @@ class PciHealth:
         return None
 
     def _rise(self, tree: Tree, path: str) -> tuple[str, int, int] | None:
-        total = _total(tree.read(path))
-        if total is None:
+        text = tree.read(path)
+        last = self._counted.get(path)
+        if last is not None and text == last[0]:
             return None
-        before = self._counted.get(path, total)
-        self._counted[path] = total
+        total = _total(text)
+        if text is None or total is None:
+            return None
+        before = total if last is None else last[1]
+        self._counted[path] = (text, total)
         return (path, total - before, total) if total > before else None
 
-    def _link(self, tree: Tree, folder: str) -> Observation | None:
-        width = _number(tree.read(f"{folder}/current_link_width"))
+    def _link(self, tree: Tree, folder: str, identity: str) -> Observation | None:
+        width_text = tree.read(f"{folder}/current_link_width")
+        speed_text = tree.read(f"{folder}/current_link_speed") if self._is_speed_steady else None
+        present = (identity, width_text, speed_text)
+        if self._wide.get(folder) == present:
+            return None
+        observation = self._judge_link(tree, folder, width_text, speed_text)
+        if observation is None:
+            self._wide[folder] = present
+        else:
+            self._wide.pop(folder, None)
+        return observation
+
+    def _judge_link(self, tree: Tree, folder: str, width_text: str | None, speed_text: str | None) -> Observation | None:
+        width = _number(width_text)
         best = _number(tree.read(f"{folder}/max_link_width"))
         real = tree.real(folder)
         above = real.rpartition("/")[0] if real else ""
@@ -261,7 +288,7 @@ class PciHealth:
             )
         if not self._is_speed_steady:
             return None
-        speed = _number(tree.read(f"{folder}/current_link_speed"))
+        speed = _number(speed_text)
         fastest = _number(tree.read(f"{folder}/max_link_speed"))
         slot_speed = _number(tree.read(f"{above}/max_link_speed")) if above else None
         wanted_speed = min(fastest, slot_speed) if fastest and slot_speed else fastest

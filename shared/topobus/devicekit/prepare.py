@@ -7,21 +7,25 @@ operation may succeed later.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import msgspec
 
 from topobus.contracts.messages import Prepared, PrepareReply, PrepareRequest, UnprepareReply, UnprepareRequest
+from topobus.contracts.sandbox_messages import Accepted
+from topobus.devicekit import journaled_verbs
+from topobus.devicekit.device_hands import DeviceHands, driver_reason
 from topobus.devicekit.driver import PrepareContext
+from topobus.devicekit.hands import AdjustingDriver, AttachingDriver, CheckingDriver, CleaningDriver
 from topobus.devicekit.isolation import DriverFailed, DriverHung, IsolatedDriver
 from topobus.devicekit.sharing import refuse_sharing
 from topobus.domain.device import Device
 from topobus.domain.edits import ContainerEdits, DeviceNode
 from topobus.domain.health import HealthState
 from topobus.domain.outcome import Reason, Refusal
+from topobus.domain.request import Owner, OwnerKind
 from topobus.runtime.logging import get_logger
-from topobus.sysfs.tree import Tree
 
 __all__ = ["Preparer", "merge_edits", "place_nodes"]
 
@@ -34,30 +38,33 @@ _DEV = "/dev"
 class Preparer:
     """Prepares and unprepares devices of one class through their drivers."""
 
-    def __init__(
-        self, device_class: str, drivers: Mapping[str, IsolatedDriver], tree: Tree, find_device: Callable[[str], Device | None]
-    ) -> None:
+    def __init__(self, device_class: str, hands: DeviceHands, find_device: Callable[[str], Device | None]) -> None:
+        """Prepare by these hands what `find_device` knows."""
         self._class = device_class
-        self._drivers = drivers
-        self._tree = tree
+        self._hands = hands
         self._find = find_device
         self._answers: OrderedDict[str, tuple[PrepareRequest, PrepareReply]] = OrderedDict()
 
     async def prepare(self, request: PrepareRequest) -> PrepareReply:
         """Make devices ready, or say why not; nothing is half answered: every device asked for has its edits."""
-        kept = self._answers.get(request.op_id)
-        if kept is not None:
-            if kept[0] == request:
-                return kept[1]
-            return _refuse("operation-reused", f"operation {request.op_id} was another request before", op_id=request.op_id)
-        devices = [self._find(name) for name in request.devices]
-        refusal = self._check(request.devices, devices, {*request.looked_at, *request.tolerated})
-        if refusal is not None:
-            return refusal
-        result = await self._prepare_all([device for device in devices if device is not None], request)
+        async with self._hands.turn(request.devices) as obstacle:
+            kept = self._answers.get(request.op_id)
+            if kept is not None:
+                if kept[0] == request:
+                    return kept[1]
+                return PrepareReply(
+                    result=_refuse("operation-reused", f"operation {request.op_id} was another request before", op_id=request.op_id)
+                )
+            devices = [self._find(name) for name in request.devices]
+            result: Prepared | Refusal | Accepted | None = obstacle or self._check(request, devices)
+            if result is None:
+                result = await self._prepare_all([device for device in devices if device is not None], request)
         reply = PrepareReply(result=result)
         if isinstance(result, Prepared):
             self._keep(request, reply)
+        if isinstance(result, Accepted):
+            get_logger().info("prepare.accepted", device_class=self._class, devices=list(request.devices), what=result.what)
+            return reply
         get_logger().info(
             "devices.prepared" if isinstance(result, Prepared) else "prepare.refused",
             device_class=self._class,
@@ -69,21 +76,18 @@ class Preparer:
         return reply
 
     async def unprepare(self, request: UnprepareRequest) -> UnprepareReply:
-        """Undo `prepare`; a device that is unknown or was never prepared is no error."""
-        context = PrepareContext(owner=request.owner)
+        """Undo `prepare`, and `attach` before it; a device that is unknown or was never prepared is no error.
+
+        A device whose driver cleans is clean when this is answered, or seen by everybody as one that is not.
+        """
         # A later prepare must run again, whatever its operation id: the device is not ready any more.
         for op_id in [key for key, (kept, _) in self._answers.items() if set(kept.devices) & set(request.devices)]:
             del self._answers[op_id]
-        reasons: list[Reason] = []
-        for name, devices in self._by_driver([device for device in map(self._find, request.devices) if device is not None]).items():
-            isolated = self._drivers.get(name)
-            if isolated is None:
-                continue
-            driver = isolated.driver
-            try:
-                await isolated.call("unprepare", partial(driver.unprepare, self._tree, devices, context))
-            except (DriverFailed, DriverHung) as err:
-                reasons.append(_driver_reason(name, err))
+        async with self._hands.turn(request.devices) as obstacle:
+            reasons = list(obstacle.reasons) if obstacle is not None else await self._unprepare_all(request)
+        if not reasons:
+            self._hands.jobs.forget(request.owner, request.devices)
+            await self._hands.clean(request.devices)
         get_logger().info(
             "devices.unprepared" if not reasons else "unprepare.refused",
             device_class=self._class,
@@ -94,56 +98,143 @@ class Preparer:
         )
         return UnprepareReply(refusal=Refusal(reasons=tuple(reasons)) if reasons else None)
 
-    def _check(self, names: Sequence[str], devices: Sequence[Device | None], may_be_sick: Collection[str]) -> PrepareReply | None:
-        if not names:
+    def _check(self, request: PrepareRequest, devices: Sequence[Device | None]) -> Refusal | Accepted | None:
+        may_be_sick = {*request.looked_at, *request.tolerated}
+        if not request.devices:
             return _refuse("no-devices", "the request names no device")
-        for name, device in zip(names, devices, strict=True):
+        unclean = self._hands.cleaner.obstacle(name for name in request.devices if name not in request.looked_at)
+        if unclean is not None:
+            return unclean
+        for name, device in zip(request.devices, devices, strict=True):
             if device is None:
                 return _refuse("device-unknown", f"class {self._class} has no device {name!r} on this node", device=name)
             if device.health.state is HealthState.UNHEALTHY and name not in may_be_sick:
                 worst = device.health.worst
                 why = f"{worst.reason} ({worst.message})" if worst else "unhealthy"
                 return _refuse("device-unhealthy", f"device {name} is unhealthy: {why}", device=name, reason=worst.reason if worst else "")
-            if device.driver not in self._drivers:
+            if device.driver not in self._hands.drivers:
                 return _refuse("driver-not-loaded", f"device {name} belongs to driver {device.driver!r}, which is not loaded", device=name)
         return None
 
-    async def _prepare_all(self, devices: Sequence[Device], request: PrepareRequest) -> Prepared | Refusal:
+    async def _prepare_all(self, devices: Sequence[Device], request: PrepareRequest) -> Prepared | Refusal | Accepted:
         names = sorted(device.name for device in devices)
         # One variable a class that every container with these devices can rely on, whoever made them.
         common = ContainerEdits(env={f"TOPOBUS_{self._class.upper().replace('-', '_')}_DEVICES": ",".join(names)})
         edits: dict[str, ContainerEdits] = {}
-        context = PrepareContext(owner=request.owner, config=request.config, device_config=request.device_config)
-        for name, own_devices in self._by_driver(devices).items():
-            isolated = self._drivers[name]
-            driver = isolated.driver
-            unshared = refuse_sharing(driver, own_devices, context)
-            if unshared is not None:
-                return unshared
-            try:
-                answer = await isolated.call("prepare", partial(driver.prepare, self._tree, own_devices, context))
-            except (DriverFailed, DriverHung) as err:
-                return Refusal(reasons=(_driver_reason(name, err),))
-            if isinstance(answer, Refusal):
+        to_attach: list[str] = []
+        context = PrepareContext(
+            owner=request.owner,
+            config=request.config,
+            device_config=request.device_config,
+            cpus=request.cpus,
+            attached=frozenset(name for name in names if self._is_attached(name, request.owner)),
+        )
+        by_driver = self._hands.by_driver(devices)
+        for name, own_devices in by_driver.items():
+            refusal = refuse_sharing(self._hands.drivers[name].driver, own_devices, context) or await self._ask_check(
+                self._hands.drivers[name], own_devices, context
+            )
+            if refusal is not None:
+                return refusal
+        for name, own_devices in by_driver.items():
+            answer, attached = await self._prepare_own(self._hands.drivers[name], own_devices, context, request.looked_at)
+            if isinstance(answer, Refusal | Accepted):
                 return answer
             missing = sorted(device.name for device in own_devices if device.name not in answer)
             if missing:
                 text = f"driver {name} prepared no edits for {', '.join(missing)}"
                 return Refusal(reasons=(Reason(code="driver-incomplete", message=text, facts={"driver": name, "devices": tuple(missing)}),))
             edits.update({device.name: answer[device.name] for device in own_devices})
+            to_attach += attached
             merged = merge_edits(common, answer.get("", ContainerEdits()))
             if isinstance(merged, str):
                 text = f"two drivers of class {self._class} set {merged} to different values"
                 return Refusal(reasons=(Reason(code="edits-conflict", message=text, facts={"variable": merged}),))
             common = merged
-        seen = self._tree.settings.runtime_dev
-        return Prepared(edits={name: place_nodes(edit, seen) for name, edit in edits.items()}, common=place_nodes(common, seen))
+        self._hands.jobs.forget(request.owner, names)
+        seen = self._hands.tree.settings.runtime_dev
+        # Only a claim's containers can be kept from starting without it.
+        adjusting = [name for name, isolated in self._hands.drivers.items() if isinstance(isolated.driver, AdjustingDriver)]
+        is_claim = request.owner.kind is OwnerKind.CLAIM
+        to_adjust = [device.name for device in devices if is_claim and device.driver in adjusting and device.name not in request.looked_at]
+        return Prepared(
+            edits={name: place_nodes(edit, seen) for name, edit in edits.items()},
+            common=place_nodes(common, seen),
+            to_attach=tuple(sorted(to_attach)),
+            to_adjust=tuple(sorted(to_adjust)),
+        )
 
-    def _by_driver(self, devices: Sequence[Device]) -> dict[str, tuple[Device, ...]]:
-        names = sorted({device.driver for device in devices})
-        return {
-            name: tuple(sorted((device for device in devices if device.driver == name), key=lambda device: device.name)) for name in names
-        }
+    def _is_attached(self, name: str, owner: Owner) -> bool:
+        entry = self._hands.journal.owner_entry(name, owner)
+        return entry is not None and (entry.is_attached or entry.is_half_attached)
+
+    async def _ask_check(self, isolated: IsolatedDriver, devices: Sequence[Device], context: PrepareContext) -> Refusal | None:
+        driver = isolated.driver
+        if not isinstance(driver, CheckingDriver):
+            return None
+        try:
+            return await isolated.call("check", partial(driver.check, self._hands.tree, devices, context))
+        except (DriverFailed, DriverHung) as err:
+            return Refusal(reasons=(driver_reason(isolated.name, err),))
+
+    async def _prepare_own(
+        self, isolated: IsolatedDriver, devices: Sequence[Device], context: PrepareContext, looked_at: Sequence[str]
+    ) -> tuple[Mapping[str, ContainerEdits] | Refusal | Accepted, Sequence[str]]:
+        """Have one driver prepare its devices; gives also those that must be attached. Who only looks attaches nothing, and leaves nothing to clean."""
+        hands, driver = self._hands, isolated.driver
+        names = [device.name for device in devices]
+
+        stands = hands.jobs.result(context.owner, names)
+        if isinstance(stands, Refusal | Accepted):
+            return stands, ()
+
+        def prepare() -> tuple[journaled_verbs.Edits | Refusal | journaled_verbs.JournaledWork, Sequence[str]]:
+            wanted = driver.to_attach(devices, context) if isinstance(driver, AttachingDriver) else ()
+            to_attach = [name for name in names if name in wanted and name not in looked_at]
+            # kubelet tells nobody when a container has given its devices back, so nobody can be cleaned after there.
+            used = [] if context.owner.kind is OwnerKind.DEVICE_PLUGIN else [name for name in names if name not in looked_at]
+            kept = [name for name in used if isinstance(driver, CleaningDriver) or name in to_attach]
+            if stands is not None:
+                return stands, to_attach
+            return journaled_verbs.prepare(hands.journal, driver, hands.tree, devices, context, kept), to_attach
+
+        try:
+            answer, to_attach = await isolated.call("prepare", prepare)
+        except (DriverFailed, DriverHung) as err:
+            return Refusal(reasons=(driver_reason(isolated.name, err),)), ()
+        if isinstance(answer, journaled_verbs.JournaledWork):
+            return hands.jobs.begin(context.owner, names, driver, answer), ()
+        return answer, to_attach
+
+    async def _unprepare_all(self, request: UnprepareRequest) -> list[Reason]:
+        hands, context = self._hands, PrepareContext(owner=request.owner)
+        reasons: list[Reason] = []
+        for name in request.devices:
+            if hands.jobs.is_under_way(name, request.owner):
+                text = f"device {name}: long work for {request.owner} has not ended yet"
+                return [Reason(code="work-under-way", message=text, facts={"device": name})]
+        devices = [device for device in map(hands.find, request.devices) if device is not None]
+        for name, own_devices in hands.by_driver(devices).items():
+            isolated = hands.drivers.get(name)
+            if isolated is None:
+                changed = [device.name for device in own_devices if hands.journal.owner_entry(device.name, request.owner) is not None]
+                if changed:
+                    text = f"{', '.join(changed)}: what was done cannot be undone: driver {name!r} is not loaded"
+                    reasons.append(Reason(code="driver-not-loaded", message=text, facts={"driver": name, "device": changed[0]}))
+                continue
+            driver = isolated.driver
+            try:
+                for device in own_devices if isinstance(driver, AttachingDriver) else ():
+                    entry = hands.journal.owner_entry(device.name, request.owner)
+                    if entry is not None and isinstance(driver, AttachingDriver):
+                        detach = partial(journaled_verbs.detach, hands.journal, driver, hands.tree, device, request.owner)
+                        await isolated.call("detach", partial(detach, entry.attach.sandbox))
+                await isolated.call(
+                    "unprepare", partial(journaled_verbs.unprepare, hands.journal, driver, hands.tree, own_devices, context)
+                )
+            except (DriverFailed, DriverHung) as err:
+                reasons.append(driver_reason(name, err))
+        return reasons
 
     def _keep(self, request: PrepareRequest, reply: PrepareReply) -> None:
         if not request.op_id:
@@ -167,6 +258,10 @@ def merge_edits(first: ContainerEdits, second: ContainerEdits) -> ContainerEdits
         device_nodes=tuple(dict.fromkeys((*first.device_nodes, *second.device_nodes))),
         mounts=tuple(dict.fromkeys((*first.mounts, *second.mounts))),
         annotations={**first.annotations, **second.annotations},
+        hooks=tuple(dict.fromkeys((*first.hooks, *second.hooks))),
+        additional_gids=tuple(dict.fromkeys((*first.additional_gids, *second.additional_gids))),
+        net_devices=tuple(dict.fromkeys((*first.net_devices, *second.net_devices))),
+        intel_rdt=second.intel_rdt or first.intel_rdt,
     )
 
 
@@ -189,10 +284,5 @@ def _place_node(node: DeviceNode, folder: str) -> DeviceNode:
     return msgspec.structs.replace(node, host_path=folder + where.removeprefix(_DEV))
 
 
-def _refuse(code: str, message: str, **facts: str) -> PrepareReply:
-    return PrepareReply(result=Refusal(reasons=(Reason(code=code, message=message, facts=dict(facts)),)))
-
-
-def _driver_reason(name: str, err: DriverFailed | DriverHung) -> Reason:
-    code = "driver-hung" if isinstance(err, DriverHung) else "driver-failed"
-    return Reason(code=code, message=err.message, facts={"driver": name})
+def _refuse(code: str, message: str, **facts: str) -> Refusal:
+    return Refusal(reasons=(Reason(code=code, message=message, facts=dict(facts)),))

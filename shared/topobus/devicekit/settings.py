@@ -15,7 +15,7 @@ from topobus.runtime.config import ServiceSettings
 from topobus.runtime.proof import AnswerSettings
 from topobus.sysfs.tree import HardwareSettings
 
-__all__ = ["DeviceServiceSettings", "DriverSettings"]
+__all__ = ["CleaningSettings", "DeviceServiceSettings", "DriverSettings", "JournalSettings"]
 
 
 class DriverSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -33,6 +33,25 @@ class DriverSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Seconds a plugin with hints of its own may think. 15 ms: the asker gives up after 20 ms."""
 
 
+class JournalSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where it is written down what was done to devices, so that a crash leaves nothing that is not undone."""
+
+    dir: str = ""
+    """Folder of the journal, one file a device; empty: `/var/lib/topobus/<class>`, which survives a reboot (of a recorded machine: within its tree). It is made when
+    a driver first changes something."""
+
+
+class CleaningSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a device is cleaned after its last owner, where its driver cleans."""
+
+    limit_s: Annotated[float, Meta(gt=0)] = 60.0
+    """Seconds that one try may take before the device counts as dirty. 60 s: longer than a GPU's reset or an FPGA's blanking takes."""
+    answer_after_s: Annotated[float, Meta(ge=0)] = 1.0
+    """Seconds that the answer of `unprepare` waits for it. 1 s: a device that is clean by then never leaves the list of those that can be had."""
+    retry_s: Annotated[float, Meta(gt=0)] = 1.0
+    """Seconds until the second try; each further one waits twice as long, 64 times this at most. 1 s: most of what is left ends with the last process."""
+
+
 class DeviceServiceSettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of every device service."""
 
@@ -42,6 +61,10 @@ class DeviceServiceSettings(ServiceSettings, frozen=True, kw_only=True, forbid_u
     """Which plugins run."""
     health: HealthSettings = HealthSettings()
     """How health moves."""
+    journal: JournalSettings = JournalSettings()
+    """Where it is written down what was done to devices."""
+    cleaning: CleaningSettings = CleaningSettings()
+    """How a device is cleaned before its next owner."""
     answers: AnswerSettings = AnswerSettings()
     """How answers prove that they are this service's own."""
     pools: tuple[Pool, ...] = ()

@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from topobus.domain.counters import CapacityPolicy, CounterSet, CounterUse
 from topobus.domain.health import HEALTHY, DeviceHealth
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.names import Generation
@@ -62,6 +63,8 @@ class Device(Struct, frozen=True, kw_only=True):
     numa_nodes: NodeSet | None = None
     pci: PciAddress | None = None
     pcie_root: str = ""
+    pcie_roots: tuple[str, ...] = ()
+    """Of what is no PCIe function itself, such as a CPU: the roots near it, sorted. One constraint on `pcieRoot` then ties it to devices under any of them."""
     pcie_path: tuple[PciAddress, ...] = ()
     """Bridges from the root complex down to the device."""
     pcie_switch: PciAddress | None = None
@@ -77,6 +80,14 @@ class Device(Struct, frozen=True, kw_only=True):
     attributes: dict[str, AttributeValue] = {}
     capacity: dict[str, int] = {}
     """Amounts in base units (bytes, count)."""
+    allows_multiple: bool = False
+    """Several claims may hold it at once, each a share of its capacity. Claims alone can: kubelet's device plugins know no shares, so it is not offered there."""
+    capacity_policies: dict[str, CapacityPolicy] = {}
+    """By capacity: which amounts a claim may have. Only of a device that several may hold."""
+    consumes: tuple[CounterUse, ...] = ()
+    """What it takes from the counter sets of its inventory while it is held: it and another that takes too much of the same are never held at once."""
+    partition_of: str = ""
+    """Name of the device that it is cut out of: the two are never held at once. Without `consumes` any number of its parts can be held together."""
     near_cpus: CpuSet = CpuSet()
     pool: str = ""
     """The pool that its device service puts it into, by the operator's selectors; empty: the class's own resource offers it."""
@@ -99,6 +110,8 @@ class Inventory(Struct, frozen=True, kw_only=True):
     drivers: tuple[str, ...] = ()
     """Plugins that looked, also those that found nothing."""
     warnings: tuple[str, ...] = ()
+    counter_sets: tuple[CounterSet, ...] = ()
+    """What the devices' `consumes` refers to, sorted by name."""
     resource: str = ""
     """The resource name under which kubelet and pods know the class, when it is not ours: `nvidia.com/gpu` of somebody else's device plugin."""
 

@@ -95,7 +95,10 @@ def meets(allocation: Allocation, wanted: Holding) -> bool:
 
 
 def names_of(allocation: Allocation) -> dict[str, tuple[str, ...]]:
-    """List all that an allocation holds, by class and sorted; CPUs by their numbers."""
+    """List all that an allocation holds.
+
+    Shapes: result — class to the devices' names, without repetition; CPUs are devices of class `cpu`. Order: classes and names sorted, CPUs by their numbers.
+    """
     devices: dict[str, set[str]] = {}
     for holding in allocation.holdings:
         for device_class, names in holding.devices.items():

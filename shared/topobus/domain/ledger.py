@@ -37,6 +37,8 @@ class Holding(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Memory by NUMA node, where the node aligns memory."""
     shared: dict[str, tuple[str, ...]] = {}
     """Those of `devices` that the owner has a share of, by class: others may hold a share of them, too; nobody the whole."""
+    groups: dict[str, CpuSet] = {}
+    """Those of `cpus` that were chosen out of a group of CPUs, by the group's device name."""
 
 
 class Allocation(Struct, frozen=True, kw_only=True, omit_defaults=True):

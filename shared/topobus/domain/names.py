@@ -44,7 +44,11 @@ def is_dns_label(text: str) -> bool:
 
 
 def is_dns_subdomain(text: str) -> bool:
-    """Say whether `text` is an RFC 1123 subdomain: labels joined by dots, 253 characters at most."""
+    """Say whether `text` is an RFC 1123 subdomain: labels joined by dots, 253 characters at most.
+
+    >>> is_dns_subdomain("gpu.topobus.dev"), is_dns_subdomain("a..b")
+    (True, False)
+    """
     return len(text) <= 253 and all(is_dns_label(part) for part in text.split("."))
 
 

@@ -144,7 +144,10 @@ def fault_of_pools(device_class: str, pools: Sequence[Pool]) -> str:
 
 
 def pool_of(device: Device, pools: Sequence[Pool]) -> str:
-    """Name the pool of a device: the first that takes it; empty for none."""
+    """Name the pool of a device.
+
+    Order: of several pools that take it, the first in the operator's list. Errors: raises nothing; empty when none takes it.
+    """
     return next((pool.name for pool in pools if pool.takes(device)), "")
 
 
@@ -154,7 +157,11 @@ def resource_of(device: Device) -> str:
 
 
 def resource_split(devices: Sequence[Device], classes: Collection[str] = ()) -> dict[str, tuple[Device, ...]]:
-    """Sort devices of one class by resource; a pool called like one of the node's `classes` is none, for the class has the name."""
+    """Sort devices of one class by the resource that offers them.
+
+    Shapes: classes — all classes of the node: a pool called like one of them is none, for the class has the name; result — resource without its prefix to its
+            devices, sorted by name, each with one device at least and in the order given.
+    """
     found_devices: dict[str, list[Device]] = {}
     for device in devices:
         resource = resource_of(device)

@@ -116,6 +116,8 @@ class DeviceRequest(Struct, frozen=True, kw_only=True):
     names: tuple[str, ...] = ()
     is_shared: bool = False
     """True for admin access: looks at devices without holding them."""
+    by_share: bool = False
+    """True for a share of each of the named devices: others may hold shares of them, too, and nobody the whole."""
 
 
 class ContainerRequest(Struct, frozen=True, kw_only=True):

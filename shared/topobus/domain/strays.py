@@ -21,7 +21,10 @@ NODE_MISSING = "node-missing"
 
 
 def stray_devices(inventory: Inventory, machine: Machine) -> tuple[Device, ...]:
-    """List the devices that name a NUMA node which the machine lacks, in the inventory's order; none while the machine tells no nodes."""
+    """List the devices that name a NUMA node which the machine lacks.
+
+    Order: the inventory's. Empty while the machine tells no nodes at all: then nobody knows which are missing.
+    """
     nodes = machine.node_set
     return tuple(device for device in inventory.devices if device.numa_nodes and not device.numa_nodes <= nodes) if nodes else ()
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-__all__ = ["rfc3339"]
+__all__ = ["in_whole_seconds", "rfc3339"]
 
 
 def rfc3339(moment: datetime) -> str:
@@ -20,3 +20,12 @@ def rfc3339(moment: datetime) -> str:
     '2026-01-02T03:04:05.000000Z'
     """
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def in_whole_seconds(moment: datetime) -> str:
+    """Write a moment as an API server keeps its times: RFC 3339 in UTC, whole seconds.
+
+    >>> in_whole_seconds(datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC))
+    '2026-01-02T03:04:05Z'
+    """
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,7 +1,7 @@
 """The ledger's algebra: every change is a pure function from a ledger to a ledger, or to a Refusal that says who stands in the way.
 
 Flows in: a ledger, an operation id, what is to change. Flows out: a `Step` with the new ledger and the answer. An operation id that is known already
-gets its stored answer and changes nothing. Invariant: no device and no CPU is held by two owners (shared looks hold nothing).
+gets its stored answer and changes nothing. Invariant: no device and no CPU is held by two owners (shared looks hold nothing; `ledger_invariant`).
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from types import MappingProxyType
 
 from msgspec import Struct, structs
 
-from topobus.domain.errors import InvariantError
 from topobus.domain.hint import Hint
 from topobus.domain.holdings import common, holding_of, holds_any, meets, missing, names_of, without
 from topobus.domain.idset import CpuSet
 from topobus.domain.ledger import Allocation, AllocationPhase, Holding, Ledger, OperationRecord, PendingDecision
+from topobus.domain.ledger_invariant import check_holders
 from topobus.domain.outcome import ContainerPlacement, MemoryBlock, Placement, Reason, Refusal
 from topobus.domain.request import Owner, OwnerKind, PodRequest
 
@@ -25,12 +25,11 @@ __all__ = [
     "adopt",
     "adopted_by",
     "announce",
-    "check",
     "commit",
-    "known",
     "name_user",
     "placed_by",
     "record_refusal",
+    "recorded_operation",
     "release",
     "reserve",
     "shed",
@@ -97,8 +96,8 @@ def adopted_by(ledger: Ledger, record: OperationRecord, devices: Mapping[str, It
     return _released_since(record, message)
 
 
-def known(ledger: Ledger, op_id: str) -> OperationRecord | None:
-    """The stored answer of an operation, when there is one."""
+def recorded_operation(ledger: Ledger, op_id: str) -> OperationRecord | None:
+    """Look up the stored record of an operation; None when the ledger has none (or has dropped it)."""
     return ledger.operations.get(op_id)
 
 
@@ -116,7 +115,7 @@ def reserve(
 
     Errors: raises InvariantError when the placement takes what another owner holds (it was planned on another ledger).
     """
-    operation_record = known(ledger, op_id)
+    operation_record = recorded_operation(ledger, op_id)
     if operation_record is not None:
         return _repeat(ledger, operation_record)
     shared = {
@@ -126,6 +125,11 @@ def reserve(
         if device.is_shared
         for name in device.names
     }
+    by_share: dict[tuple[str, str], set[str]] = {}
+    for container in request.containers:
+        for device in container.devices:
+            if device.by_share:
+                by_share.setdefault((container.name, device.device_class), set()).update(device.names)
     memory = {container.name: container.memory_bytes for container in request.containers}
     holdings = tuple(
         Holding(
@@ -138,19 +142,24 @@ def reserve(
             cpus=container.cpus,
             memory_bytes=memory.get(container.name, 0),
             memory=container.memory,
+            shared={
+                device_class: names
+                for device_class in sorted(container.devices)
+                if (names := tuple(sorted(by_share.get((container.name, device_class), ()))))
+            },
         )
         for container in placement.containers
     )
     allocation = Allocation(owner=request.owner, phase=phase, holdings=holdings, decision_id=decision_id)
     record = OperationRecord(verb="place", owner_key=request.owner.key, decision_id=decision_id, outcome=placement, pending=pending)
     changed = _with(ledger, op_id, record, {**ledger.allocations, request.owner.key: allocation})
-    check(changed)
+    check_holders(changed)
     return Step(ledger=changed, record=record)
 
 
 def commit(ledger: Ledger, *, op_id: str, owner: Owner, decision_id: str, pending: PendingDecision | None = None) -> Step | Refusal:
     """Make a reservation final; refused when the owner has none. A committed one stays as it is."""
-    operation_record = known(ledger, op_id)
+    operation_record = recorded_operation(ledger, op_id)
     if operation_record is not None:
         return _repeat(ledger, operation_record)
     held = ledger.allocations.get(owner.key)
@@ -178,7 +187,7 @@ def release(
     What is prepared may be in use by a container, whoever says that its claim is gone: without `is_undone` it is refused, and stays held.
     `keeps_devices` lets go of the preparation alone. `only` is the decision whose holding is meant: a later one of the same owner stays as it is.
     """
-    operation_record = known(ledger, op_id)
+    operation_record = recorded_operation(ledger, op_id)
     if operation_record is not None:
         return _repeat(ledger, operation_record)
     held = ledger.allocations.get(owner.key)
@@ -209,6 +218,7 @@ def adopt(
     memory: tuple[MemoryBlock, ...] = (),
     container: str = "",
     user: Owner | None = None,
+    groups: Mapping[str, CpuSet] = MappingProxyType({}),
     pending: PendingDecision | None = None,
 ) -> Step | Refusal:
     """Write down what kubelet or a claim has decided; `user` is the pod that uses it, where the owner does not say it.
@@ -219,8 +229,9 @@ def adopt(
     put into another pool while a container has it is no more free than one that a claim wants. What kubelet's CPU manager gave is the same: the newer
     CONTAINER owner is right. Any other live holding refuses, naming it. `is_shared` records without holding.
     `shared` names those of `devices` of which the owner has a share: owners of shares do not stand in each other's way, only in that of the whole.
+    `groups` says which CPUs among `devices` were chosen out of which group.
     """
-    operation_record = known(ledger, op_id)
+    operation_record = recorded_operation(ledger, op_id)
     if operation_record is not None:
         return _repeat(ledger, operation_record)
     wanted = holding_of(devices, shared)
@@ -253,6 +264,7 @@ def adopt(
     is_prepared = is_prepared or (before is not None and before.is_prepared)
     wanted = structs.replace(
         wanted,
+        groups=dict(sorted(groups.items())),
         container=container,
         memory=memory,
         memory_bytes=sum(memory_block.size_bytes for memory_block in memory if memory_block.kind == _MEMORY),
@@ -261,7 +273,7 @@ def adopt(
     displaced = tuple(clash.owner for clash in sorted(clashes, key=lambda allocation: allocation.owner.key))
     record = structs.replace(record, displaced=displaced)
     changed = _with(ledger, op_id, record, left)
-    check(changed)
+    check_holders(changed)
     return Step(ledger=changed, record=record)
 
 
@@ -270,7 +282,7 @@ def name_user(ledger: Ledger, *, op_id: str, owner: Owner, decision_id: str, use
 
     Nothing is decided, so the holding keeps its decision and no event goes out.
     """
-    operation_record = known(ledger, op_id)
+    operation_record = recorded_operation(ledger, op_id)
     if operation_record is not None:
         return _repeat(ledger, operation_record)
     held = ledger.allocations.get(owner.key)
@@ -292,7 +304,7 @@ def record_refusal(
     ledger: Ledger, *, op_id: str, verb: str, owner: Owner, decision_id: str, refusal: Refusal, pending: PendingDecision | None = None
 ) -> Step:
     """Store a refusal, so that asking again gives the same answer."""
-    operation_record = known(ledger, op_id)
+    operation_record = recorded_operation(ledger, op_id)
     if operation_record is not None:
         return _repeat(ledger, operation_record)
     record = OperationRecord(verb=verb, owner_key=owner.key, decision_id=decision_id, outcome=refusal, pending=pending)
@@ -300,7 +312,10 @@ def record_refusal(
 
 
 def announce(ledger: Ledger, op_ids: Iterable[str]) -> Ledger:
-    """Mark operations as announced; does not count as a change (the sequence stays)."""
+    """Mark operations as announced, and drop the events that waited with them.
+
+    It does not count as a change: the sequence stays, so no reader takes it for news. Ids that the ledger has not, or no more, are passed by.
+    """
     done = set(op_ids)
     operations = {
         key: structs.replace(operation, is_announced=True, pending=None) if key in done and not operation.is_announced else operation
@@ -310,7 +325,10 @@ def announce(ledger: Ledger, op_ids: Iterable[str]) -> Ledger:
 
 
 def unannounced(ledger: Ledger) -> tuple[tuple[str, OperationRecord], ...]:
-    """Operations whose decision event is not known to be out, oldest first."""
+    """List the operations whose decision event is not known to be out, with their ids.
+
+    Order: oldest first, by their numbers, which is the order in which they were decided. After a crash some of them may be out: their ids make that harmless.
+    """
     waiting = [(key, operation) for key, operation in ledger.operations.items() if not operation.is_announced]
     return tuple(sorted(waiting, key=lambda pair: pair[1].number))
 
@@ -328,32 +346,6 @@ def shed(ledger: Ledger) -> Ledger:
         for slim in (_slim(operation),)
     }
     return structs.replace(ledger, operations=operations)
-
-
-def check(ledger: Ledger) -> None:
-    """Make sure that nothing is held twice, except by share.
-
-    Errors: raises InvariantError that names the device and both owners; this is our own bug, never a user's.
-    """
-    holders: dict[tuple[str, str], tuple[str, bool]] = {}
-    cpus = CpuSet()
-    for key, allocation in ledger.allocations.items():
-        cpu_set = CpuSet()
-        for holding in allocation.holdings:
-            if holding.cpus:
-                cpu_set |= holding.cpus
-            for device_class, names in holding.devices.items():
-                shares = holding.shared.get(device_class, ())
-                for name in names:
-                    by_share = name in shares
-                    other, is_other_share = holders.setdefault((device_class, name), (key, by_share))
-                    if other != key and not (by_share and is_other_share):
-                        raise InvariantError(f"ledger of {ledger.node}: {device_class} {name} is held by {other} and by {key}")
-        if not cpu_set:
-            continue
-        if not cpu_set.isdisjoint(cpus):
-            raise InvariantError(f"ledger of {ledger.node}: CPUs {cpu_set & cpus} are held by {key} and by another owner")
-        cpus |= cpu_set
 
 
 def _with(ledger: Ledger, op_id: str, record: OperationRecord, allocations: Mapping[str, Allocation]) -> Ledger:

@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from topobus.domain.counters import CounterSet
 from topobus.domain.device import Device
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.outcome import MemoryBlock
@@ -117,9 +118,13 @@ class NodeView(Struct, frozen=True, kw_only=True):
     """Never given exclusively (the system's and kubelet's own)."""
     devices: dict[str, tuple[Device, ...]] = {}
     """Class to devices, sorted by name; class `cpu` is left out, for `cores` tells it shorter."""
+    counter_sets: dict[str, tuple[CounterSet, ...]] = {}
+    """Class to what its devices' `consumes` refers to; classes without any are left out."""
     unhealthy_cpus: CpuSet = CpuSet()
     held_devices: dict[str, dict[str, str]] = {}
-    """Class to device name to the key of the owner that holds it."""
+    """Class to device name to the key of the owner that holds it; of several with shares the last by key."""
+    shared_devices: dict[str, tuple[str, ...]] = {}
+    """Class to those of the held devices that are held by share only, sorted: another share may be given."""
     held_cpus: dict[str, CpuSet] = {}
     """Owner key to the CPUs that it holds; none, for an owner that holds nothing at all."""
     memory: tuple[NumaMemory, ...] = ()

@@ -10,25 +10,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
-from typing import Any
 from urllib.parse import quote
 
 import httpx2
 import msgspec
-from msgspec import Struct
 
 from topobus.domain.errors import ConfigError, ContractError, PeerUnavailable
 from topobus.kubernetes.access import Access, AccessSettings, KubeConfigError
+from topobus.kubernetes.answers import GONE, NOT_FOUND, HistoryLost, NotServed, Plain, Rejected
 from topobus.runtime.logging import get_logger
 
-__all__ = ["BACKOFF_LIMIT_S", "GONE", "NOT_FOUND", "HistoryLost", "KubernetesClient", "NotServed", "Plain", "Rejected", "object_path"]
-
-Plain = dict[str, Any]
-"""An object in the served version's wire shape."""
+__all__ = ["BACKOFF_LIMIT_S", "KubernetesClient", "object_path"]
 
 BACKOFF_LIMIT_S = 10.0
-NOT_FOUND = 404
-GONE = 410
 
 _UNAUTHORIZED = 401
 _TEMPORARY = (_UNAUTHORIZED, 408, 429)
@@ -37,27 +31,8 @@ _WATCH_S = 300
 # Bookmarks come about once a minute: this long without a line means that the connection is dead though nobody closed it.
 _SILENCE_S = 90.0
 _MERGE_PATCH = "application/merge-patch+json"
-
-
-class Rejected(Struct, frozen=True, kw_only=True):
-    """The server's no: a conflict, an absent object, something invalid or forbidden. Asked again unchanged, it would be no again."""
-
-    code: int
-    reason: str = ""
-    message: str = ""
-
-    @property
-    def is_conflict(self) -> bool:
-        """Say whether somebody else was faster: the object is another now, or gone."""
-        return self.code in (NOT_FOUND, 409)
-
-
-class HistoryLost(Exception):
-    """The server has forgotten what came after our version (410): list again."""
-
-
-class NotServed(PeerUnavailable):
-    """Raised when the server has no such path, and therefore says so in plain text: an object that is not there is a Status."""
+_APPLY_PATCH = "application/apply-patch+yaml"
+_JSON_PATCH = "application/json-patch+json"
 
 
 class KubernetesClient:
@@ -89,19 +64,17 @@ class KubernetesClient:
         for client in (*self._retired, self._access.client):
             await client.aclose()
 
-    async def ask(self, method: str, path: str, *, params: Mapping[str, str] | None = None, body: object = None) -> Plain | Rejected:
-        """Make one request; a PATCH is a merge patch (RFC 7386).
+    async def ask(
+        self, method: str, path: str, *, params: Mapping[str, str] | None = None, body: object = None, is_applied: bool = False
+    ) -> Plain | Rejected:
+        """Make one request.
 
+        A PATCH is a merge patch (RFC 7386), a JSON patch (RFC 6902) where the body is a list, or applied server-side (KEP-555), for which `params` name a field manager.
         Errors: raises PeerUnavailable, NotServed among it: for a write it is then neither done nor undone.
         """
-        await self._wait()
-        try:
-            answer = await self._send(method, path, params, body)
-        except (httpx2.HTTPError, httpx2.InvalidURL, KubeConfigError, OSError, ValueError) as err:
-            raise PeerUnavailable(f"API server {self.server}: {_describe(err)}", retry_after_s=0.0) from err
-        # Before the body is read: what stands in the way of requests (too many of them, a proxy) answers in plain text.
-        if answer.status_code in _TEMPORARY or answer.status_code >= httpx2.codes.INTERNAL_SERVER_ERROR:
-            raise self._trouble(answer)
+        patch = _APPLY_PATCH if is_applied else _JSON_PATCH if isinstance(body, list) else _MERGE_PATCH
+        headers = {"content-type": patch if method == "PATCH" else "application/json"}
+        answer = await self._exchange(method, path, params, msgspec.json.encode(body) if body is not None else None, headers)
         try:
             plain = msgspec.json.decode(answer.content) if answer.content else {}
         except (ValueError, RecursionError) as err:
@@ -115,6 +88,22 @@ class KubernetesClient:
         if answer.is_success:
             return plain
         return Rejected(code=answer.status_code, reason=str(plain.get("reason", "")), message=str(plain.get("message", "")))
+
+    async def fetch_bytes(self, path: str, media_type: str) -> bytes | Rejected:
+        """Read an object in another form than JSON.
+
+        Errors: raises PeerUnavailable.
+        """
+        answer = await self._exchange("GET", path, None, None, {"accept": media_type})
+        return answer.content if answer.is_success else _rejected(answer)
+
+    async def put_bytes(self, path: str, media_type: str, content: bytes, *, params: Mapping[str, str] | None = None) -> Rejected | None:
+        """Replace an object by one in another form than JSON; None is done.
+
+        Errors: raises PeerUnavailable: it is then neither done nor undone.
+        """
+        answer = await self._exchange("PUT", path, params, content, {"content-type": media_type, "accept": "application/json"})
+        return None if answer.is_success else _rejected(answer)
 
     async def watch(self, path: str, version: str, *, params: Mapping[str, str] | None = None) -> AsyncGenerator[tuple[str, Plain], None]:
         """Read one watch to its end: the type of each event (ADDED, MODIFIED, DELETED, BOOKMARK) and its object, which has a resource version.
@@ -154,24 +143,45 @@ class KubernetesClient:
         self._not_before = asyncio.get_running_loop().time() + min(trouble.retry_after_s, BACKOFF_LIMIT_S)
         return trouble
 
-    async def _send(self, method: str, path: str, params: Mapping[str, str] | None, body: object) -> httpx2.Response:
+    async def _exchange(
+        self, method: str, path: str, params: Mapping[str, str] | None, content: bytes | None, headers: Mapping[str, str]
+    ) -> httpx2.Response:
+        """Make one request; gives an answer that stays what it is when asked again.
+
+        Errors: raises PeerUnavailable.
+        """
+        await self._wait()
+        try:
+            answer = await self._send(method, path, params, content, headers)
+        except (httpx2.HTTPError, httpx2.InvalidURL, KubeConfigError, OSError, ValueError) as err:
+            raise PeerUnavailable(f"API server {self.server}: {_describe(err)}", retry_after_s=0.0) from err
+        # Before the body is read: what stands in the way of requests (too many of them, a proxy) answers in plain text.
+        if answer.status_code in _TEMPORARY or answer.status_code >= httpx2.codes.INTERNAL_SERVER_ERROR:
+            raise self._trouble(answer)
+        return answer
+
+    async def _send(
+        self, method: str, path: str, params: Mapping[str, str] | None, content: bytes | None, headers: Mapping[str, str]
+    ) -> httpx2.Response:
         """Send, and once more when it failed because our token or certificates have been replaced."""
         used = self._access
         try:
-            answer = await self._request(method, path, params, body)
+            answer = await self._request(method, path, params, content, headers)
         except (httpx2.TransportError, KubeConfigError, OSError):
             if not await self._renew(used):
                 raise
         else:
             if answer.status_code != _UNAUTHORIZED or not await self._renew(used):
                 return answer
-        return await self._request(method, path, params, body)
+        return await self._request(method, path, params, content, headers)
 
-    async def _request(self, method: str, path: str, params: Mapping[str, str] | None, body: object) -> httpx2.Response:
-        content = msgspec.json.encode(body) if body is not None else None
-        headers = {"content-type": _MERGE_PATCH if method == "PATCH" else "application/json"}
+    async def _request(
+        self, method: str, path: str, params: Mapping[str, str] | None, content: bytes | None, headers: Mapping[str, str]
+    ) -> httpx2.Response:
         access = self._access
-        return await access.client.request(method, path, params=params, content=content, headers=headers, extensions=access.extensions)
+        return await access.client.request(
+            method, path, params=params, content=content, headers=dict(headers), extensions=access.extensions
+        )
 
     async def _renew(self, used: Access) -> bool:
         """Read the configuration again if its files are others than those of `used`; False when they are not, or cannot be used yet."""
@@ -233,6 +243,17 @@ def _event(path: str, line: str) -> tuple[str, Plain]:
     if not body["metadata"]["resourceVersion"]:
         raise ValueError(f"an event without a resource version: {line[:80]!r}")
     return str(event["type"]), body
+
+
+def _rejected(answer: httpx2.Response) -> Rejected:
+    """Read a refusal in whatever form it comes."""
+    try:
+        plain = msgspec.json.decode(answer.content)
+    except (ValueError, RecursionError):
+        plain = None
+    if not isinstance(plain, dict):
+        return Rejected(code=answer.status_code, reason="", message=answer.text[:200].strip())
+    return Rejected(code=answer.status_code, reason=str(plain.get("reason", "")), message=str(plain.get("message", "")))
 
 
 def _unavailable(answer: httpx2.Response) -> PeerUnavailable:

@@ -10,7 +10,8 @@ from typing import Any, Self, TypeVar
 
 from prometheus_client import CollectorRegistry
 
-from topobus.contracts.catalogue import PROVISIONER, Ask, Event, State
+from topobus.contracts.nats_accounts import readable_streams
+from topobus.contracts.nouns import Ask, Event, State
 from topobus.domain.errors import ConfigError, PeerUnavailable
 from topobus.domain.silence import Answered, Silent
 from topobus.runtime import provision
@@ -26,6 +27,7 @@ from topobus.runtime.logging import get_logger
 from topobus.runtime.metrics import BusMetrics
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.state import Change, ChangeKind, Conflict, Entry, States, Written
+from topobus.runtime.uplink import Uplink
 
 __all__ = ["AmbiguousWrite", "Bus", "Change", "ChangeKind", "Conflict", "Entry", "Held", "Received", "Span", "Start", "Written"]
 
@@ -40,7 +42,13 @@ R = TypeVar("R")
 
 
 class Bus:
-    """Everything that a service says to others goes through here. Make with `connect` or `session`."""
+    """Everything that a service says to others goes through here. Make with `connect` or `session`.
+
+    Shapes:  nouns of `topobus.contracts.catalogue`, with the parts of their key or subject by name: `node="n1", device_class="gpu"`.
+    Errors:  each method raises ContractError for a part that no subject can hold or a value that no contract accepts, PeerUnavailable when NATS is away; nothing
+             is kept to be sent later.
+    Cost:    one round trip to the server a read, write or ask, unless a method says otherwise.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -74,7 +82,7 @@ class Bus:
     @classmethod
     @asynccontextmanager
     async def session(cls, settings: NatsSettings, *, name: str, clock: Clock | None = None) -> AsyncIterator[Self]:
-        """Connect for the length of a block."""
+        """Connect for the length of a block, as `connect` does, and `close` at its end."""
         bus = await cls.connect(settings, name=name, clock=clock)
         try:
             yield bus
@@ -82,7 +90,7 @@ class Bus:
             await bus.close()
 
     async def close(self) -> None:
-        """Answer what has been asked already, then disconnect."""
+        """Answer what has been asked already, then disconnect. Raises nothing; what still waits elsewhere fails with ConnectionLost."""
         if self._stop_listening is not None:
             self._stop_listening()
         for task in (self._reprovisioning, self._keeping_streams):
@@ -111,6 +119,16 @@ class Bus:
         """The server's version; zeros when not connected."""
         return self._connection.server_version
 
+    @property
+    def wants_login(self) -> bool:
+        """Say whether the server has users; false when not connected."""
+        return self._connection.wants_login
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Say whether the connection is TLS; false when not connected."""
+        return self._connection.is_encrypted
+
     async def provision(self) -> None:
         """Make all streams and buckets of the catalogue, or wait for who may; waits for JetStream.
 
@@ -127,7 +145,9 @@ class Bus:
                     jetstream,
                     self._connection.settings.replicas,
                     may_create=self._connection.may_provision,
+                    provisioner=self._connection.settings.provisioner,
                     store_bytes=self._connection.settings.store_mib * _MIB,
+                    only=readable_streams(self._connection.name) if self._connection.settings.zone == "vendor" else None,
                 )
                 break
             except (PeerUnavailable, JetStreamError) as err:
@@ -162,7 +182,7 @@ class Bus:
         """
         jetstream = JetStream(self._connection)
         missed = self._connection.has_missed_stream
-        looks = self._connection.name == PROVISIONER
+        looks = self._connection.name == self._connection.settings.provisioner
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_STREAM_LOOK_S if looks else None):
@@ -205,7 +225,8 @@ class Bus:
     async def put(self, state: State[M], value: M, **parts: str) -> int:
         """Write a key whatever it holds; gives the revision.
 
-        Errors: AmbiguousWrite when the write was not confirmed, PeerUnavailable when it surely was not done.
+        Errors: AmbiguousWrite when the write was not confirmed, PeerUnavailable when it surely was not done (StoreFull when there is no room), ContractError for
+        a value that is larger than the bucket takes.
         """
         return await self._states.put(state, value, parts)
 
@@ -217,7 +238,10 @@ class Bus:
         return await self._states.compare_and_set(state, value, expected_revision, parts)
 
     async def delete(self, state: State[Any], **parts: str) -> None:
-        """Delete a key, whatever it holds now; one that does not exist is no error."""
+        """Delete a key, whatever it holds now; one that does not exist is no error.
+
+        Errors: AmbiguousWrite when the deletion was not confirmed, PeerUnavailable when it surely was not done.
+        """
         await self._states.delete(state, parts)
 
     async def compare_and_delete(self, state: State[Any], expected_revision: int, **parts: str) -> Conflict | None:
@@ -227,9 +251,13 @@ class Bus:
         """
         return await self._states.compare_and_delete(state, expected_revision, parts)
 
-    async def list(self, state: State[M], **parts: str) -> tuple[Entry[M], ...]:
-        """Read all entries that match, sorted by key."""
-        return await self._states.list(state, parts)
+    async def list(self, state: State[M], *, on_rejected: Callable[[str, str], None] | None = None, **parts: str) -> tuple[Entry[M], ...]:
+        """Read all entries that match, sorted by key; one that no contract accepts is logged, said to `on_rejected` by key and reason, and left out.
+
+        Errors: PeerUnavailable when nothing comes within the time of `nats.timeout_s`.
+        Cost: all matching values cross the wire; who looks again and again watches.
+        """
+        return await self._states.list(state, parts, on_rejected)
 
     async def history(self, state: State[M], *, has_deleted: bool = False, **parts: str) -> tuple[Entry[M], ...]:
         """Read the older values of one key that the bucket has kept, oldest first: what to fall back to when the newest is garbage.
@@ -239,13 +267,22 @@ class Bus:
         return await self._states.history(state, parts, has_deleted=has_deleted)
 
     def watch(self, state: State[M], **parts: str) -> AsyncGenerator[Change[M], None]:
-        """Tell the present entries, SNAPSHOT_END, then every change; heals by itself; RESET when history was lost."""
+        """Tell the present entries, SNAPSHOT_END, then every change; heals by itself; RESET when history was lost.
+
+        Shapes: after a RESET the present entries come again, and a SNAPSHOT_END. A value that no contract accepts is logged, and the reader keeps the last good one.
+                With all parts of the key given: of changes that come close together the newest is told, for only that one is read.
+        Errors: raises nothing while NATS is away or the bucket is gone: it waits.
+        Cost:   one consumer at the server; none for one key, which is read when the server says that it was written, and looked at every 30 s besides.
+        """
         return self._states.watch(state, parts)
 
     # events
 
     async def publish(self, event: Event[M], value: M, *, event_id: str, **parts: str) -> int:
-        """Store an event; gives its sequence. The same id within two minutes is stored once."""
+        """Store an event; gives its sequence. The same id within two minutes is stored once, so an unconfirmed one may be published again.
+
+        Errors: AmbiguousWrite when it was not confirmed, PeerUnavailable when it surely was not stored (StoreFull when there is no room).
+        """
         return await self._events.publish(event, value, event_id, parts)
 
     def follow(
@@ -255,7 +292,11 @@ class Bus:
         return self._events.follow(event, start, parts, on_waiting)
 
     async def last(self, event: Event[M], *, limit: int, **parts: str) -> tuple[Received[M], ...]:
-        """Give the newest events that match, oldest first."""
+        """Give the newest events that match, oldest first.
+
+        Errors: PeerUnavailable when the stream cannot be read.
+        Cost: two requests, and reads twice as far back from the end until there are enough; one event alone needs no consumer.
+        """
         return await self._events.last(event, limit, parts)
 
     async def span(self, event: Event[Any]) -> Span:
@@ -264,6 +305,10 @@ class Bus:
         Errors: PeerUnavailable.
         """
         return await self._events.span(event)
+
+    def uplink(self) -> Uplink:
+        """Give the way to the hub, for the process that says there what this server stores: only a node's relay uses it."""
+        return Uplink(self._connection)
 
     # asks
 

@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from typing import Protocol
 
-__all__ = ["Clock", "SystemClock", "until_tick"]
+__all__ = ["Clock", "SystemClock", "is_real", "until_tick"]
 
 # A timer may fire a little before its time by the resolution of the clock: then the tick is the one that just comes, and is not waited for again.
 _EARLY = 0.1
@@ -60,6 +60,14 @@ class SystemClock:
     def timeout(self, seconds: float | None) -> AbstractAsyncContextManager[asyncio.Timeout]:
         """Give a block that ends with TimeoutError after so many seconds of the event loop."""
         return asyncio.timeout(seconds)
+
+
+def is_real(clock: Clock) -> bool:
+    """Say whether the seconds of a clock, read in the event loop, are CLOCK_MONOTONIC's: then a thread may wait for them by itself.
+
+    Errors: raises RuntimeError outside of an event loop.
+    """
+    return isinstance(clock, SystemClock) and type(asyncio.get_running_loop()).time is asyncio.BaseEventLoop.time
 
 
 def until_tick(now_s: float, every_s: float) -> float:

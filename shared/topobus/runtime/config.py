@@ -38,11 +38,17 @@ class NatsSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """A file that holds the password; a file, so that no password stands in a process list or an environment dump."""
     credentials_file: str = ""
     """A NATS .creds file (JWT and seed); empty: none. It is read again at each connect."""
+    zone: Literal["", "core", "vendor"] = ""
+    """Where the server keeps accounts apart (docs/how-to/secure-nats.md): `core` is the account with the streams, `vendor` that of a device service, which reads
+    what the server lets through and makes no consumers. Empty: one account for all."""
     tls_ca_file: str = ""
     """Certificates to trust, PEM; empty: the system's own for tls:// URLs. Given, or with a tls:// URL, a server without TLS is sent nothing."""
     store_mib: Annotated[int, Meta(ge=0)] = 0
     """What all streams and buckets together may take on the server's disk, when they are made; each one's bound shrinks or grows in proportion. 0: the
     catalogue's own bounds, see docs/reference/contracts.md. Streams that exist keep theirs."""
+    provisioner: Literal["controller", "topology"] = "controller"
+    """Which service makes the streams of this server and updates those of older releases, where each process is a NATS user of its own. `controller`: a central server,
+    and the hub. `topology`: a node's own server, where no controller runs; all services of the node are told the same."""
     timeout_s: Annotated[float, Meta(gt=0)] = 5.0
     """How long one JetStream request may take. 5 s: longer than a leader election usually takes on an idle cluster."""
 

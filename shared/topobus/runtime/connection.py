@@ -9,23 +9,21 @@ back, unless other messages and answers came meanwhile. Subscriptions made here 
 from __future__ import annotations
 
 import asyncio
-import math
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
 
-from topobus.contracts.catalogue import PROVISIONER
 from topobus.contracts.inboxes import SERVER, inbox_branch
-from topobus.contracts.nats_permissions import PRINCIPALS
+from topobus.contracts.nats_permissions import LEAF_PRINCIPALS
 from topobus.domain.errors import ConfigError, ContractError, PeerUnavailable
 from topobus.runtime.backoff import full_jitter
-from topobus.runtime.client import GatedClient
-from topobus.runtime.clock import Clock, until_tick
+from topobus.runtime.canary import Canary
+from topobus.runtime.client import GatedClient, connect_client
+from topobus.runtime.clock import Clock
 from topobus.runtime.config import NatsSettings
 from topobus.runtime.endpoint import read_files, read_url, why_tls
 from topobus.runtime.failures import NobodyThere
@@ -34,47 +32,27 @@ from topobus.runtime.metrics import BusMetrics
 from topobus.runtime.nats_errors import NatsErrors, error_text
 from topobus.runtime.quiet import QuietLog
 from topobus.runtime.readiness import Readiness
-from topobus.runtime.reply_inbox import (
-    Expectation,
-    ReplyInbox,
-    is_nobody,
-    new_token,
-)
+from topobus.runtime.reply_inbox import Expectation, ReplyInbox, is_nobody, new_token
+from topobus.runtime.shared_heartbeats import SharedHeartbeats
+from topobus.runtime.subscriptions import PENDING_BYTES, PENDING_MESSAGES, Callback, Lasting, Subscriptions
 
-__all__ = ["CANARY_EVERY_S", "Connection", "Headers", "Lasting"]
+__all__ = ["Connection", "Headers"]
 
 Headers = dict[str, str]
-Callback = Callable[[Msg], Awaitable[None]]
 
-# Watchdog: a message to ourselves after 3 s of silence, given up after twice 1.5 s: 6 s in all. Where messages still come and only ours do not arrive, nothing is
-# asked before two periods without an answer: up to 10 s.
-CANARY_EVERY_S = 3.0
 _CANARY_TIMEOUT_S = 1.5
-# Looks come at whole seconds, when the process's other loops wake up, too; so the silence before a look is up to a second shorter than the period.
-_TICK_S = 1.0
 # The first message to ourselves on a new client: the server may still be busy with all who came back at the same time.
 _FIRST_CANARY_TIMEOUT_S = 2.0
-# Pending limits of one subscription. nats-py's own (512 Ki messages, 128 MiB) are more memory than a whole service may use.
-PENDING_MESSAGES = 4096
-PENDING_BYTES = 8 * 1024 * 1024
+_CANCEL_AGAIN_S = 0.5
 # The server's max_payload counts headers too, nats-py's own check does not, and the server then closes the connection.
 _HEADER_OVERHEAD = 16
-_CONNECT_TIMEOUT_S = 2
-
-
-class Lasting:
-    """A subscription that outlives its client: the connection makes it again on each new one."""
-
-    def __init__(self, subject: str, queue: str, callback: Callback) -> None:
-        self.subject = subject
-        self.queue = queue
-        self.callback = callback
-        self.client: Client | None = None
-        self.live: Subscription | None = None
 
 
 class Connection:
-    """One process's connection. Make with `open`, end with `close`."""
+    """One process's connection. Make with `open`, end with `close`.
+
+    Errors: what is sent while no client is up fails at once with PeerUnavailable; what was sent and awaited when a client is lost fails with ConnectionLost.
+    """
 
     def __init__(
         self,
@@ -103,11 +81,13 @@ class Connection:
         self._up: asyncio.Event = asyncio.Event()
         self._mailbox = ReplyInbox(name)
         self._nats_errors = NatsErrors(metrics, readiness, clock)
-        self._lasting: list[Lasting] = []
-        self._heard_at = -math.inf
+        self._canary = Canary(self._mailbox)
+        self._subscriptions = Subscriptions(self._canary.note_heard)
         self._listeners: list[Callable[[], None]] = []
         self._supervisor: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
+        self.heartbeats = SharedHeartbeats()
+        """Of all feeds that read over this connection."""
         self.has_missed_stream = asyncio.Event()
         """Set when the server said that a stream of the catalogue is gone; cleared by who looks after the streams."""
         self.crash: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -134,26 +114,28 @@ class Connection:
     async def close(self) -> None:
         """Stop the supervision and the client; what still waits fails with ConnectionLost."""
         if self._supervisor is not None:
-            self._supervisor.cancel()
-            await asyncio.wait({self._supervisor})
+            # Again while it goes on: nats-py connects under `asyncio.wait_for`, which before Python 3.12 drops a cancellation that meets the connection's own end (bpo-37658).
+            while not self._supervisor.done():
+                self._supervisor.cancel()
+                await asyncio.wait({self._supervisor}, timeout=_CANCEL_AGAIN_S)
             self._supervisor = None
         self._drop("closed")
-        if self._closing:
-            await asyncio.wait(self._closing, timeout=1.0)
+        if ending := self._closing | self._subscriptions.draining:
+            await asyncio.wait(ending, timeout=1.0)
         if self.generation:
             # One that never came up leaves behind why.
             self.readiness.set("bus", is_ready=False, why="closed")
 
     @property
     def is_connected(self) -> bool:
-        """Say whether a client is up (its last canary came back)."""
-        return self._up.is_set()
+        """Say whether a client is up: its last canary came back, and nats-py has not closed it since."""
+        return self._up.is_set() and self._client is not None and self._client.is_connected
 
     @property
     def may_provision(self) -> bool:
         """Say whether we may make streams: where each process is a user of its own, one of them alone has that right."""
-        is_of_a_kind = self.settings.user in PRINCIPALS or bool(self.settings.credentials_file)
-        return self.name == PROVISIONER or not is_of_a_kind
+        is_of_a_kind = self.settings.user in LEAF_PRINCIPALS or bool(self.settings.credentials_file) or bool(self.settings.zone)
+        return self.name == self.settings.provisioner or not is_of_a_kind
 
     @property
     def server_version(self) -> tuple[int, int, int]:
@@ -162,6 +144,16 @@ class Connection:
             return (0, 0, 0)
         version = self._client.connected_server_version
         return (version.major, version.minor, version.patch)
+
+    @property
+    def wants_login(self) -> bool:
+        """Say whether the server has users; false when not connected."""
+        return self._client is not None and bool(self._client._server_info.get("auth_required"))
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Say whether the client talks by TLS; false when not connected."""
+        return isinstance(self._client, GatedClient) and self._client.is_encrypted
 
     @property
     def max_message_bytes(self) -> int:
@@ -174,8 +166,16 @@ class Connection:
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
 
     async def wait_up(self) -> None:
-        """Wait until a client is up."""
-        await self._up.wait()
+        """Wait until a client is up, as `is_connected` says.
+
+        nats-py calls a client closed some turns of the event loop before it says so to us. Whoever fails to send in between, waits here and tries again would take
+        all turns, and nobody would ever replace the client: so a closed client is reported as lost here, and the wait goes on.
+        """
+        while not self.is_connected:
+            if self._up.is_set():
+                self._lost.set()
+                await asyncio.sleep(0)
+            await self._up.wait()
 
     # talk
 
@@ -233,6 +233,7 @@ class Connection:
         """Wait until the server has seen all that we sent before.
 
         A message to ourselves, not nats-py's flush: its PING overtakes queued commands, and a flush given up kills the read loop later.
+        Errors: PeerUnavailable when not connected, TimeoutError when the message does not come back in time.
         """
         client = self._client
         if client is None:
@@ -241,34 +242,24 @@ class Connection:
 
     async def subscribe(self, subject: str, callback: Callback, *, queue: str = "") -> Lasting:
         """Listen at a subject for as long as the connection lives, on whatever client."""
-        lasting = Lasting(subject, queue, callback)
-        self._lasting.append(lasting)
+        lasting = self._subscriptions.add(subject, callback, queue)
         client = self._client
         if client is not None and client.is_connected:
-            await self._attach(client, lasting)
+            try:
+                await self._subscriptions.attach(client, lasting)
+            except BaseException:
+                # Nobody could ever end it.
+                await self._subscriptions.remove(lasting)
+                raise
         return lasting
 
     async def unsubscribe(self, lasting: Lasting) -> None:
         """Stop listening. Messages that have arrived already are dropped; use `drain` to keep them."""
-        if lasting in self._lasting:
-            self._lasting.remove(lasting)
-        if lasting.live is not None:
-            with suppress(nats.errors.Error):
-                await lasting.live.unsubscribe()
-            lasting.live = None
+        await self._subscriptions.remove(lasting)
 
     async def drain(self, lasting: Lasting, *, timeout_s: float = 2.0) -> None:
         """Stop listening, and let the callback see everything that the server had sent already."""
-        if lasting in self._lasting:
-            self._lasting.remove(lasting)
-        live, lasting.live = lasting.live, None
-        if live is None:
-            return
-        # A task of its own, never cancelled: cancelling nats-py's flush inside kills the client's read loop (see the module's docstring).
-        task = asyncio.create_task(_drain_quietly(live))
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
-        await asyncio.wait({task}, timeout=timeout_s)
+        await self._subscriptions.drain(lasting, timeout_s=timeout_s)
 
     # supervision
 
@@ -286,7 +277,7 @@ class Connection:
                 self.readiness.set("bus", is_ready=False, why=f"waiting for NATS at {self._url}: {error}")
             else:
                 attempt = 0
-                await self._watch_over(client)
+                await self._wait_for_loss(client)
             await asyncio.sleep(full_jitter(attempt, most_s=5.0))
             attempt += 1
 
@@ -309,36 +300,18 @@ class Connection:
         settings = self.settings
         password, tls = await asyncio.to_thread(read_files, settings)
         try:
-            async with asyncio.timeout(_CONNECT_TIMEOUT_S * 3):
-                await client.connect(
-                    self._servers,
-                    name=self.instance,
-                    allow_reconnect=False,
-                    # One more try at each server, at once, then NoServersError: how long to wait is decided here, not there.
-                    max_reconnect_attempts=1,
-                    reconnect_time_wait=0,
-                    connect_timeout=_CONNECT_TIMEOUT_S,
-                    # The canary finds a lost server sooner; this one stays as nats-py's own last resort.
-                    ping_interval=30,
-                    max_outstanding_pings=2,
-                    pending_size=0,
-                    user=settings.user or None,
-                    password=password,
-                    user_credentials=settings.credentials_file or None,
-                    tls=tls,
-                    closed_cb=on_closed,
-                    error_cb=on_error,
-                )
+            await connect_client(
+                client, self._servers, settings, name=self.instance, password=password, tls=tls, on_closed=on_closed, on_error=on_error
+            )
             self._client = client
             self._mailbox.renew()
             await client.subscribe(
                 self._mailbox.pattern,
-                cb=self._mailbox.on_message,
+                cb=self._on_answer,
                 pending_msgs_limit=PENDING_MESSAGES,
                 pending_bytes_limit=8 * PENDING_BYTES,
             )
-            for lasting in list(self._lasting):
-                await self._attach(client, lasting)
+            await self._subscriptions.attach_all(client)
             await self._echo(client, _FIRST_CANARY_TIMEOUT_S)
         except BaseException:
             self._client = client
@@ -351,40 +324,24 @@ class Connection:
         self._up.set()
         self.readiness.set("bus", is_ready=True)
         get_logger().info("bus.connected", url=self._url, server=".".join(map(str, self.server_version)), generation=self.generation)
-        self._tell()
+        self._notify_listeners()
         return client
 
-    async def _watch_over(self, client: Client) -> None:
+    async def _wait_for_loss(self, client: Client) -> None:
         """Return when the client is lost."""
         lost = self._lost
         reason = "closed"
         while not (lost.is_set() or client.is_closed):
-            try:
-                async with asyncio.timeout(self._canary_pause_s()):
-                    await lost.wait()
-            except TimeoutError:
-                if not self._is_talking and not await self._is_alive(client):
-                    reason = "closed" if lost.is_set() else "canary"
-                    break
+            if await self._canary.wait_for_silence(lost) and not await self._is_alive(client):
+                reason = "closed" if lost.is_set() else "canary"
+                break
         get_logger().warning("bus.lost", url=self._url, reason=reason, error=str(client.last_error or ""))
         self.readiness.set("bus", is_ready=False, why=f"lost NATS at {self._url}")
         self._drop(reason)
 
-    @property
-    def _silent_s(self) -> float:
-        """Seconds since anything came, whatever it was."""
-        return min(self._mailbox.silent_s, asyncio.get_running_loop().time() - self._heard_at)
-
-    @property
-    def _is_talking(self) -> bool:
-        """Say whether what came lately shows that the client lives: any message that we hear, an answer that we are heard. Then there is no need to ask ourselves."""
-        return self._silent_s < CANARY_EVERY_S - _TICK_S and self._mailbox.silent_s < 2 * CANARY_EVERY_S
-
-    def _canary_pause_s(self) -> float:
-        """Say when to look next: at the first tick by which the client would be silent for too long if nothing came until then."""
-        now_s = asyncio.get_running_loop().time()
-        rest_s = max(0.0, CANARY_EVERY_S - _TICK_S - self._silent_s)
-        return rest_s + until_tick(now_s + rest_s, _TICK_S)
+    async def _on_answer(self, message: Msg) -> None:
+        await self._mailbox.on_message(message)
+        self._canary.put_off()
 
     async def _is_alive(self, client: Client) -> bool:
         # Twice: when our own process stood still, the first timeout comes due before the echo that lies in the socket has been read.
@@ -404,8 +361,7 @@ class Connection:
         was_up = self._up.is_set()
         self._up.clear()
         self.metrics.is_connected.set(0)
-        for lasting in self._lasting:
-            lasting.client = lasting.live = None
+        self._subscriptions.detach_all()
         self._mailbox.fail_all()
         if client is not None:
             self.metrics.losses.labels(reason).inc()
@@ -413,28 +369,7 @@ class Connection:
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
         if was_up:
-            self._tell()
-
-    async def _attach(self, client: Client, lasting: Lasting) -> None:
-        if lasting.client is client:
-            # Made while this client was being set up, and attached from both sides: once is enough, twice would be every message twice.
-            return
-        lasting.client = client
-
-        async def on_message(message: Msg) -> None:
-            self._heard_at = asyncio.get_running_loop().time()
-            await lasting.callback(message)
-
-        try:
-            lasting.live = await client.subscribe(
-                lasting.subject,
-                queue=lasting.queue,
-                cb=on_message,
-                pending_msgs_limit=PENDING_MESSAGES,
-                pending_bytes_limit=PENDING_BYTES,
-            )
-        except nats.errors.Error as err:
-            raise PeerUnavailable(f"cannot listen at {lasting.subject}: {error_text(err)}") from err
+            self._notify_listeners()
 
     async def _echo(self, client: Client, timeout_s: float) -> None:
         started = self.clock.monotonic()
@@ -447,14 +382,9 @@ class Connection:
                 await expected.answer
         self.metrics.echo_s.observe(self.clock.monotonic() - started)
 
-    def _tell(self) -> None:
+    def _notify_listeners(self) -> None:
         for listener in list(self._listeners):
             listener()
-
-
-async def _drain_quietly(live: Subscription) -> None:
-    with suppress(nats.errors.Error, OSError, TimeoutError):
-        await live.drain()  # type: ignore[no-untyped-call]  # nats-py leaves it untyped
 
 
 async def _close_quietly(client: Client) -> None:

@@ -31,8 +31,8 @@ def read_url(text: str) -> tuple[list[str], str]:
             parts = urlsplit(server if "://" in server else f"nats://{server}")
             is_good = parts.scheme in ("nats", "tls", "ws", "wss") and bool(parts.hostname) and parts.port != 0
         except ValueError:
-            is_good = False
-        if not is_good:
+            parts, is_good = None, False
+        if parts is None or not is_good:
             raise ConfigError(
                 f"nats.url: got {server.rpartition('@')[2]!r}, wanted nats://HOST:PORT", next_step="several servers are separated by commas"
             )

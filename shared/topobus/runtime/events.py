@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -10,14 +11,15 @@ from enum import Enum
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
-from topobus.contracts.catalogue import Event, from_token
 from topobus.contracts.codec import decode, encode
+from topobus.contracts.nouns import Event, from_token
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.timestamps import rfc3339
-from topobus.runtime.connection import Connection
+from topobus.runtime.connection import Connection, Headers
 from topobus.runtime.failures import JetStreamError
 from topobus.runtime.feed import Delivery, Feed, From, Mark
 from topobus.runtime.jetstream import JetStream, StoredMessage
+from topobus.runtime.logging import get_logger
 from topobus.runtime.read_timeout import ReadTimeout
 from topobus.runtime.tracing import injected
 
@@ -25,6 +27,8 @@ __all__ = ["Events", "Received", "Span", "Start"]
 
 M = TypeVar("M")
 
+# By which a stream knows a repetition.
+_ID = "Nats-Msg-Id"
 # Printable ASCII that a CloudEvents header carries as it is; space, quote and percent are escaped (HTTP binding 3.1.3.2).
 _SAFE = "!#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
 
@@ -75,7 +79,7 @@ class Events:
         clock = self._connection.clock
         headers = injected(
             {
-                "Nats-Msg-Id": event_id,
+                _ID: event_id,
                 "Content-Type": "application/json",
                 "ce-specversion": "1.0",
                 "ce-id": quote(event_id, safe=_SAFE),
@@ -87,13 +91,28 @@ class Events:
         )
         outcome = "failed"
         try:
-            sequence = await self._jetstream.store(subject, encode(value), stream=event.stream, headers=headers, is_repeatable=True)
+            sequence = await self._store(event.stream, subject, encode(value), headers)
             outcome = "written"
             return sequence
         except JetStreamError as err:
             raise err.refusal(f"cannot publish {subject}", event.stream) from err
         finally:
             self._connection.metrics.writes.labels(event.name, outcome).inc()
+
+    async def _store(self, stream: str, subject: str, data: bytes, headers: Headers) -> int:
+        """Store an event; gives its sequence, or that of the same event that is there already.
+
+        A stream takes an id for a repetition whoever used it, and others who write to the stream can guess ours: then ours gets another one.
+        """
+        stored = await self._jetstream.store(subject, data, stream=stream, headers=headers, is_repeatable=True)
+        if not stored.is_duplicate:
+            return stored.sequence
+        known_event = await self._jetstream.message_at(stream, stored.sequence)
+        if known_event is not None and known_event.subject == subject:
+            return stored.sequence
+        get_logger().warning("event.id-taken", subject=subject, event_id=headers[_ID], by=known_event.subject if known_event else "")
+        own = {**headers, _ID: f"{headers[_ID]}.{secrets.token_hex(11)}"}
+        return (await self._jetstream.store(subject, data, stream=stream, headers=own, is_repeatable=True)).sequence
 
     async def follow(
         self, event: Event[M], start: Start, parts: dict[str, str], on_waiting: Callable[[str], None] | None = None
@@ -133,6 +152,8 @@ class Events:
         if limit == 1 and (only := self._read(event, _delivered(newest))) is not None:
             # Without a consumer: what a service said last must be readable also when users have taken all that the stream may have.
             return (only,)
+        if limit == 1 and event.is_whole(parts):
+            return await self._read_subject(event, newest.subject)
         back = 2 * limit
         while True:
             behind = max(newest.sequence - back, 0)
@@ -140,6 +161,18 @@ class Events:
             if len(newest_events) >= limit or behind < info.first_sequence:
                 return tuple(newest_events[-limit:])
             back *= 2
+
+    async def _read_subject(self, event: Event[M], subject: str) -> tuple[Received[M], ...]:
+        """Give the newest event of one subject that can be read, for the newest of all cannot; without a consumer."""
+        newest: tuple[Received[M], ...] = ()
+        try:
+            async with aclosing(self._jetstream.messages_of(event.stream, subject)) as messages:
+                async for message in messages:
+                    received = self._read(event, _delivered(message))
+                    newest = (received,) if received is not None else newest
+        except JetStreamError as err:
+            raise PeerUnavailable(f"cannot read {event.stream}: {err}") from err
+        return newest
 
     async def _read_span(self, event: Event[M], behind: int, upto: int, parts: dict[str, str]) -> list[Received[M]]:
         span: list[Received[M]] = []

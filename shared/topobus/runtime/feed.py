@@ -21,23 +21,25 @@ from nats.aio.msg import Msg
 
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.runtime.backoff import full_jitter
-from topobus.runtime.connection import Connection, Headers, Lasting
+from topobus.runtime.connection import Connection, Headers
 from topobus.runtime.failures import JetStreamError
 from topobus.runtime.jetstream import JetStream
 from topobus.runtime.logging import get_logger
 from topobus.runtime.numbers import read_count
+from topobus.runtime.shared_heartbeats import BEAT_S, Seat
+from topobus.runtime.subscriptions import Lasting
 
 __all__ = ["Delivery", "Feed", "From", "Mark", "Place"]
 
 # What one pull may bring, in messages of the largest size: bounds our memory, whatever the reader does.
 _BATCH_BYTES = 8 * 1024 * 1024
+# How long a pull waits for messages. Short while the beginning is read: afterwards another pull asks for fewer heartbeats.
+_EAGER_EXPIRES_S = 5
 _EXPIRES_S = 30
-# How often the server says that nothing came: soon while the beginning is read (two of them before its end, and the server stands still; see _Snapshot),
-# and seldom afterwards, for each feed of each process wakes it up and the server, and all that is left to find then is a consumer that died with another
-# server of a cluster.
+# While the beginning is read each feed asks for heartbeats: two of them before its end, and the server stands still (see _Snapshot). Afterwards one for all does
+# (see shared_heartbeats), for each one wakes up this process and the server.
 _EAGER_HEARTBEAT_S = 1
-_HEARTBEAT_S = 3
-# Silence is so many heartbeats missed, and a little for a busy machine: 7 s at rest, as long as the connection needs to find that it is lost.
+# Silence is so many heartbeats missed, or the word missed that a pull has run out, and a little for a busy machine.
 _MISSED_HEARTBEATS = 2
 _BUSY_S = 1.0
 # The server removes a consumer that nobody pulled from for so long; a reader that paused longer simply gets a new one.
@@ -186,7 +188,7 @@ class Feed:
                 self._note(err.reason)
             except (PeerUnavailable, JetStreamError, ContractError) as err:
                 level = "info" if is_first else "debug"
-                error = _say_trouble(err, self._stream)
+                error = _describe_failure(err, self._stream)
                 getattr(get_logger(), level)("feed.waiting", stream=self._stream, error=error)
                 if self._on_waiting is not None:
                     self._on_waiting(error)
@@ -223,17 +225,20 @@ class Feed:
     async def _read_one_consumer(self) -> AsyncGenerator[Delivery | Mark, None]:
         name = f"{self._connection.instance}-{secrets.token_hex(4)}"
         inbox = self._connection.new_inbox()
-        arrived: asyncio.Queue[Msg | None] = asyncio.Queue()
+        arrived: asyncio.Queue[Msg | _Reopen] = asyncio.Queue()
+        seat: Seat | None = None
 
         async def on_message(message: Msg) -> None:
             arrived.put_nowait(message)
+            if seat is not None:
+                seat.note_message()
 
-        forget = self._connection.on_change(lambda: arrived.put_nowait(None))
+        forget = self._connection.on_change(lambda: arrived.put_nowait(_Reopen("connection-lost")))
         lasting: Lasting | None = None
         try:
             generation = self._connection.generation
             lasting = await self._connection.subscribe(inbox, on_message)
-            await self._make_consumer(name)
+            server = await self._make_consumer(name)
             snapshot = _Snapshot(self._jetstream, self._stream, self._pattern)
             if not self._is_caught_up and await snapshot.is_complete(self._position):
                 self._is_caught_up = True
@@ -243,13 +248,23 @@ class Feed:
             expected = 1
             wanted = 0
             idle = 0
-            heartbeat_s = _EAGER_HEARTBEAT_S
+            silence_s = 0.0
             while True:
                 if wanted <= 0:
                     wanted = max(1, _BATCH_BYTES // self._connection.max_message_bytes)
-                    heartbeat_s = _HEARTBEAT_S if self._is_caught_up else _EAGER_HEARTBEAT_S
-                    await self._pull(name, inbox, wanted, heartbeat_s)
-                message = await self._next(arrived, _MISSED_HEARTBEATS * heartbeat_s + _BUSY_S)
+                    if not self._is_caught_up:
+                        silence_s = _MISSED_HEARTBEATS * _EAGER_HEARTBEAT_S + _BUSY_S
+                        await self._pull(name, inbox, wanted, expires_s=_EAGER_EXPIRES_S, heartbeat_s=_EAGER_HEARTBEAT_S)
+                    else:
+                        if seat is None:
+                            seat = self._connection.heartbeats.enter(server, lambda reason: arrived.put_nowait(_Reopen(reason)))
+                        silence_s = _EXPIRES_S + _BUSY_S
+                        await self._pull(name, inbox, wanted, expires_s=_EXPIRES_S, heartbeat_s=BEAT_S if seat.takes_beats() else 0)
+                if seat is not None:
+                    seat.is_waiting = True
+                message = await self._next(arrived, silence_s)
+                if seat is not None:
+                    seat.is_waiting = False
                 status = (message.headers or {}).get("Status") if not message.data else None
                 if status is not None and message.subject == inbox:
                     wanted = _read_status(status, message.headers or {}, wanted, expected)
@@ -286,6 +301,8 @@ class Feed:
                     yield Mark.CAUGHT_UP
         finally:
             forget()
+            if seat is not None:
+                seat.leave()
             if lasting is not None:
                 await self._connection.unsubscribe(lasting)
             if self._connection.is_connected:
@@ -295,7 +312,8 @@ class Feed:
                 except PeerUnavailable:
                     pass
 
-    async def _make_consumer(self, name: str) -> None:
+    async def _make_consumer(self, name: str) -> str:
+        """Make the consumer; gives the server of a cluster that keeps it, an empty text where there is one server only."""
         config: dict[str, Any] = {
             "name": name,
             "filter_subject": self._pattern,
@@ -310,20 +328,21 @@ class Feed:
             config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": self._position + 1}
         else:
             config |= {"deliver_policy": self._start.value}
-        await self._jetstream.call(
+        answer = await self._jetstream.call(
             f"CONSUMER.CREATE.{self._stream}.{name}.{self._pattern}", {"stream_name": self._stream, "config": config}
         )
+        cluster = answer.get("cluster")
+        # Where the server of a cluster is not told, nobody shares the consumer's fate for certain.
+        return str(cluster.get("leader") or name) if isinstance(cluster, dict) else ""
 
-    async def _pull(self, name: str, inbox: str, count: int, heartbeat_s: int) -> None:
-        request = {
-            "batch": count,
-            "expires": _EXPIRES_S * _NANO,
-            "idle_heartbeat": heartbeat_s * _NANO,
-        }
+    async def _pull(self, name: str, inbox: str, count: int, *, expires_s: int, heartbeat_s: int) -> None:
+        request = {"batch": count, "expires": expires_s * _NANO}
+        if heartbeat_s:
+            request["idle_heartbeat"] = heartbeat_s * _NANO
         await self._connection.publish(f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{name}", msgspec.json.encode(request), reply=inbox)
 
     @staticmethod
-    async def _next(arrived: asyncio.Queue[Msg | None], silence_s: float) -> Msg:
+    async def _next(arrived: asyncio.Queue[Msg | _Reopen], silence_s: float) -> Msg:
         if arrived.empty():
             try:
                 async with asyncio.timeout(silence_s):
@@ -332,8 +351,8 @@ class Feed:
                 raise _Reopen("silence") from err
         else:
             message = arrived.get_nowait()
-        if message is None:
-            raise _Reopen("connection-lost")
+        if isinstance(message, _Reopen):
+            raise message
         return message
 
     def _note(self, reason: str) -> None:
@@ -341,7 +360,7 @@ class Feed:
         get_logger().info("feed.reopened", stream=self._stream, reason=reason, position=self._position)
 
 
-def _say_trouble(err: Exception, stream: str) -> str:
+def _describe_failure(err: Exception, stream: str) -> str:
     """Say why a stream cannot be read, in words of whoever can help."""
     if isinstance(err, JetStreamError) and err.lacks_consumers:
         return f"stream {stream} has as many readers as it may have: end some of them, or wait until theirs run out"

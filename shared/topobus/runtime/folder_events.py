@@ -36,7 +36,10 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class FolderEvents:
-    """Listens to one folder until closed; changes between `__init__` and the first `next` are not missed."""
+    """Listens to one folder until closed; changes between `__init__` and the first `next` are not missed.
+
+    Cost: one inotify instance and one watch of the system's, and a wake-up for each burst of changes. Source: inotify(7).
+    """
 
     def __init__(self, folder: Path) -> None:
         """Begin to listen.

@@ -19,7 +19,10 @@ _WORK_LIMIT_S = 120.0
 
 
 class Heartbeat:
-    """One loop's word. Written by the loop, read by the endpoint's thread."""
+    """One loop's word, written by the loop and read by the endpoint's thread.
+
+    Units: limit_s — how long one step of the loop may take; a loop that rests may be silent for ever.
+    """
 
     def __init__(self, clock: Clock, limit_s: float) -> None:
         self._clock = clock

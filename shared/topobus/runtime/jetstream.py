@@ -8,21 +8,23 @@ from __future__ import annotations
 import asyncio
 import base64
 import re
+from collections.abc import AsyncGenerator
 from datetime import datetime
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
+from topobus.contracts.nats_accounts import IMPORTED_API
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.runtime.backoff import full_jitter
 from topobus.runtime.connection import Connection, Headers
 from topobus.runtime.failures import AmbiguousWrite, ConnectionLost, JetStreamError, NobodyThere
 
-__all__ = ["API", "JetStream", "StoredMessage", "StreamInfo"]
+__all__ = ["API", "JetStream", "Stored", "StoredMessage", "StreamInfo"]
 
 API = "$JS.API"
-"""Where JetStream listens for requests about streams and consumers."""
+"""Where JetStream listens for requests about streams and consumers, in the account that has them."""
 # A write that may be repeated is, after so long: twice within the default timeout.
 _REPEAT_AFTER_S = 2.0
 
@@ -49,6 +51,14 @@ class StoredMessage(Struct, frozen=True, kw_only=True):
     """When it was stored: nanoseconds since 1970."""
 
 
+class Stored(Struct, frozen=True, kw_only=True):
+    """A stream's acknowledgement."""
+
+    sequence: int
+    is_duplicate: bool
+    """True: a message of the same Nats-Msg-Id is there already, at this sequence, whoever sent it."""
+
+
 class JetStream:
     """JetStream over a supervised connection."""
 
@@ -60,7 +70,7 @@ class JetStream:
 
         Errors: JetStreamError when it refuses, PeerUnavailable when it does not answer.
         """
-        subject = f"{API}.{verb}"
+        subject = f"{IMPORTED_API if self.connection.settings.zone == 'vendor' else API}.{verb}"
         try:
             answer = await self.connection.request(
                 subject, msgspec.json.encode(payload) if payload is not None else b"", timeout_s=self.connection.settings.timeout_s
@@ -110,6 +120,12 @@ class JetStream:
             consumer_count=state["consumer_count"],
         )
 
+    async def subject_counts(self, stream: str) -> dict[str, int]:
+        """Count the messages of each subject of a stream; of very many subjects, those of the server's first page."""
+        raw = await self.call(f"STREAM.INFO.{stream}", {"subjects_filter": ">"})
+        subjects = raw["state"].get("subjects")
+        return dict(subjects) if isinstance(subjects, dict) else {}
+
     async def last_message(self, stream: str, subject: str) -> StoredMessage | None:
         """Read the newest message of a subject from the stream's leader (replicas may lag; a ledger must not be read from one)."""
         return await self._message(stream, {"last_by_subj": subject})
@@ -117,6 +133,21 @@ class JetStream:
     async def message_at(self, stream: str, sequence: int) -> StoredMessage | None:
         """Read the message at a sequence from the stream's leader."""
         return await self._message(stream, {"seq": sequence})
+
+    async def next_message(self, stream: str, subject: str, sequence: int) -> StoredMessage | None:
+        """Read the oldest message of a subject from a sequence on; None when there is none, which costs the server a look at what came since."""
+        return await self._message(stream, {"seq": sequence, "next_by_subj": subject})
+
+    async def messages_of(self, stream: str, subject: str) -> AsyncGenerator[StoredMessage, None]:
+        """Read all messages of one subject that are there now, oldest first, without a consumer. Cost: a request each."""
+        newest = await self.last_message(stream, subject)
+        position = 0
+        while newest is not None and position < newest.sequence:
+            message = await self.next_message(stream, subject, position + 1)
+            if message is None or message.sequence > newest.sequence:
+                return
+            position = message.sequence
+            yield message
 
     async def _message(self, stream: str, query: dict[str, Any]) -> StoredMessage | None:
         try:
@@ -134,8 +165,8 @@ class JetStream:
             time_ns=_parse_time(message["time"]),
         )
 
-    async def store(self, subject: str, payload: bytes, *, stream: str, headers: Headers, is_repeatable: bool = False) -> int:
-        """Publish and await the stream's acknowledgement; gives the sequence.
+    async def store(self, subject: str, payload: bytes, *, stream: str, headers: Headers, is_repeatable: bool = False) -> Stored:
+        """Publish and await the stream's acknowledgement.
 
         What the server surely did not take (no leader yet, nobody there) is sent again until the timeout; what it may have taken is not,
         unless the message may be repeated (it carries a Nats-Msg-Id, and expects nothing).
@@ -151,7 +182,8 @@ class JetStream:
                 answer = await self.connection.request(
                     subject, payload, headers={"Nats-Expected-Stream": stream, **headers}, timeout_s=_try_s(left_s, is_repeatable)
                 )
-                return int(_checked(answer.data, subject)["seq"])
+                acknowledged = _checked(answer.data, subject)
+                return Stored(sequence=int(acknowledged["seq"]), is_duplicate=acknowledged.get("duplicate") is True)
             except JetStreamError as err:
                 if not err.is_temporary:
                     raise

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
-from topobus.contracts.catalogue import Ask
+from topobus.contracts.nouns import Ask
 from topobus.domain.silence import Answered, Silence, SilenceSettings, Silent, next_silence
 from topobus.domain.timestamps import rfc3339
 from topobus.runtime.bus import Bus
@@ -26,7 +26,11 @@ _CALM_PAUSES = 3
 
 
 class ServiceLiveness:
-    """Who of one node's device services is silent. `ask` is any of theirs that the caller may ask."""
+    """Who of one node's device services is silent.
+
+    Shapes: ask — any of theirs that the caller may ask, for its sign of life alone; classes — the classes that matter now; on_change — called after each look that
+            changed who is silent.
+    """
 
     def __init__(
         self,
@@ -59,6 +63,13 @@ class ServiceLiveness:
         """Say whether it is known of a class's service that it speaks, or that it is silent; at first neither is."""
         silence = self._known.get(device_class)
         return silence is not None and (silence.was_heard or silence.is_silent)
+
+    @property
+    def is_settled(self) -> bool:
+        """Say whether each class that matters has answered, and the last look was answered by all: then a look is needed only by who is about to choose devices."""
+        return set(self._classes()) == self._known.keys() and all(
+            silence.was_heard and silence.since is None for silence in self._known.values()
+        )
 
     async def run(self) -> None:
         """Look for ever."""
@@ -93,7 +104,7 @@ class ServiceLiveness:
             if silence.is_silent
         }
         if silent != self._silent:
-            self._tell(self._silent, silent)
+            self._log_changes(self._silent, silent)
             self._silent = silent
             self._on_change()
         elif not {device_class for device_class in self._known if self.is_judged(device_class)} <= judged:
@@ -105,7 +116,7 @@ class ServiceLiveness:
     def _since(self, silence: Silence, at: float) -> str:
         return rfc3339(self._clock.now() - timedelta(seconds=at - (silence.since if silence.since is not None else at)))
 
-    def _tell(self, before: Mapping[str, str], now: Mapping[str, str]) -> None:
+    def _log_changes(self, before: Mapping[str, str], now: Mapping[str, str]) -> None:
         for device_class in sorted(now.keys() - before.keys()):
             step = "see whether its service runs on this node: its devices are Unknown until it answers, and what is held stays held"
             get_logger().warning("class.silent", device_class=device_class, since=now[device_class], next_step=step)

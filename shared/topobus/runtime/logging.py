@@ -10,9 +10,12 @@ import sys
 from collections.abc import MutableMapping
 from typing import Any
 
-import structlog
-
 from topobus.runtime.config import LogSettings
+from topobus.runtime.packages import hiding
+
+with hiding("rich"):
+    # structlog prints tracebacks by rich where that is installed (for the CLI): with local variables, which may hold what must not be logged, and for 4 MiB of memory.
+    import structlog
 
 __all__ = ["get_logger", "setup_logging"]
 

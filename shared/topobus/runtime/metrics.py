@@ -11,7 +11,10 @@ _BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 
 
 
 class BusMetrics:
-    """All counters of one bus, in the given registry."""
+    """All counters of one bus, in the given registry.
+
+    Errors: raises ValueError when the registry has those of another bus already (prometheus_client takes a name once).
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.is_connected = Gauge("topobus_bus_connected", "1 while the canary comes back", registry=registry)

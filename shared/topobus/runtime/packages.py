@@ -1,4 +1,4 @@
-"""Reports a missing extra: which package is not installed and which extra brings it, in place of a traceback.
+"""Reports a missing extra: which package is not installed and which extra brings it, in place of a traceback; and hides a package that another would take along.
 
 All console scripts are installed always, because they are entry points of one wheel; their dependencies come with the extras. This module imports nothing outside
 the standard library, because it runs before any dependency is known to be there.
@@ -6,7 +6,7 @@ the standard library, because it runs before any dependency is known to be there
 
 import sys
 
-__all__ = ["needing_extra"]
+__all__ = ["hiding", "needing_extra"]
 
 # sysexits.h EX_CONFIG, as for a setting that cannot be used.
 _EXIT_CONFIG = 78
@@ -38,3 +38,21 @@ class needing_extra:  # noqa: N801 - reads as the function that it is for its ca
             f"error: {self._program} needs {name}, which is not installed\n  next: pip install 'topobus[{self._service}]'{also}\n"
         )
         sys.exit(_EXIT_CONFIG)
+
+
+class hiding:  # noqa: N801 - as above
+    """Import inside a library that takes another package along where it is installed, and does without it elsewhere: here it does without.
+
+    Shapes: package — a top-level name. Afterwards it can be imported as ever.
+    """
+
+    def __init__(self, package: str) -> None:
+        self._package = package
+
+    def __enter__(self) -> None:
+        self._modules = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == self._package}
+        sys.modules[self._package] = None  # type: ignore[assignment]  # what the import system itself takes for "not to be had"
+
+    def __exit__(self, *_: object) -> None:
+        del sys.modules[self._package]
+        sys.modules.update(self._modules)

@@ -6,10 +6,13 @@ ConfigError names stream, field, got, wanted. A process without the right to cre
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Container
 from typing import Any
 
-from topobus.contracts.catalogue import PROVISIONER, State
-from topobus.contracts.streams import DifferenceKind, bucket_stream, differences, stream_names, updated, wanted_streams
+from topobus.contracts.catalogue import PROVISIONER, STATES
+from topobus.contracts.nouns import State, from_token
+from topobus.contracts.streams import REPUBLISH, DifferenceKind, bucket_stream, differences, stream_names, updated, wanted_streams
 from topobus.domain.errors import ConfigError, PeerUnavailable
 from topobus.runtime.failures import JetStreamError
 from topobus.runtime.jetstream import JetStream, StreamInfo
@@ -25,9 +28,18 @@ def bucket_subject(state: State[Any], key: str) -> str:
     return f"$KV.{state.bucket}.{key}"
 
 
-async def provision(jetstream: JetStream, replicas: int, *, may_create: bool = True, store_bytes: int = 0) -> None:
-    """Make what is absent, update what an older release made, refuse what differs.
+async def provision(
+    jetstream: JetStream,
+    replicas: int,
+    *,
+    may_create: bool = True,
+    store_bytes: int = 0,
+    provisioner: str = PROVISIONER,
+    only: Container[str] | None = None,
+) -> None:
+    """Make what is absent, update what an older release made, refuse what differs; `provisioner` is whom others wait for.
 
+    Shapes: only — the streams to look at, where others cannot be seen; None: all.
     Errors: ConfigError for drift, for replicas that this server cannot keep consistent, for limits too small; PeerUnavailable when there is no JetStream,
     or a stream is absent that we may not make.
     """
@@ -40,8 +52,10 @@ async def provision(jetstream: JetStream, replicas: int, *, may_create: bool = T
     # One after the other: a cluster of three servers that was asked for all at once did not come to an end now and then (2.10, set-up of tests/integration/test_bus_cluster.py).
     failures: list[ConfigError | JetStreamError | _NotMadeYet] = []
     for config in wanted_streams(replicas, store_bytes=store_bytes):
+        if only is not None and config["name"] not in only:
+            continue
         try:
-            await _provision_one(jetstream, config, may_create=may_create)
+            await _provision_one(jetstream, config, may_create=may_create, provisioner=provisioner)
         except (ConfigError, JetStreamError, _NotMadeYet) as err:
             # Of this stream alone: the others are made all the same.
             failures.append(err)
@@ -58,8 +72,26 @@ async def inspect(jetstream: JetStream, replicas: int, *, store_bytes: int = 0) 
             drift[config["name"]] = "it does not exist"
             continue
         wrong = [difference.text for difference in differences(info.config, config) if difference.kind is not DifferenceKind.HARMLESS]
-        drift[config["name"]] = next(iter([*wrong, *_exhausted(info)]), "")
+        drift[config["name"]] = next(iter([*wrong, *_exhausted(info)]), "") or await _crowded(jetstream, config["name"], info)
     return drift
+
+
+async def _crowded(jetstream: JetStream, name: str, info: StreamInfo) -> str:
+    """Say who fills a bucket that drops its oldest values to take new ones; empty when it has room, or is an event's, which drops old ones as it should."""
+    state = next((state for state in STATES if bucket_stream(state) == name and state.is_rewritten), None)
+    bound = int(info.config.get("max_bytes", -1))
+    # A full stream stands a little below its bound: what is dropped for a large value leaves more room than a small one takes.
+    if state is None or not 0 < bound <= info.size_bytes + int(info.config.get("max_msg_size", 0)):
+        return ""
+    counts = await jetstream.subject_counts(name)
+    text = f"it is full ({bound // _MIB} MiB) and drops its oldest values, which their writers say again"
+    for place, part in enumerate(state.parts):
+        by_token = Counter[str]()
+        for subject, count in counts.items():
+            by_token[subject.split(".")[2 + place]] += count
+        token, most = by_token.most_common(1)[0] if by_token else ("", 0)
+        text += f"; {most} of {by_token.total()} are of {part} {from_token(token)!r}"
+    return text
 
 
 async def find_missing(jetstream: JetStream) -> list[str]:
@@ -84,12 +116,12 @@ class _NotMadeYet(PeerUnavailable):
     """A stream that another service has to make."""
 
 
-async def _provision_one(jetstream: JetStream, config: dict[str, Any], *, may_create: bool) -> None:
+async def _provision_one(jetstream: JetStream, config: dict[str, Any], *, may_create: bool, provisioner: str) -> None:
     name = config["name"]
     info = await jetstream.stream_info(name)
     if info is None:
         if not may_create:
-            raise _NotMadeYet(f"stream {name} does not exist", next_step=f"start topobus-{PROVISIONER}: it makes what is missing")
+            raise _NotMadeYet(f"stream {name} does not exist", next_step=f"start topobus-{provisioner}: it makes what is missing")
         try:
             await jetstream.call(f"STREAM.CREATE.{name}", config)
         except JetStreamError as err:
@@ -132,7 +164,19 @@ async def _compare(jetstream: JetStream, info: StreamInfo, config: dict[str, Any
 async def _update(jetstream: JetStream, info: StreamInfo, config: dict[str, Any]) -> None:
     """Bring an older release's stream up to date; where the server has no room for its bound, it goes on without one."""
     name = config["name"]
-    new = updated(info.config, config, size_bytes=info.size_bytes)
+    # A server before 2.10 gives an existing stream no republish: it gets the rest.
+    is_old_server = jetstream.connection.server_version < (2, 10, 0)
+    leaving = frozenset({REPUBLISH}) if is_old_server and REPUBLISH not in info.config else frozenset[str]()
+    if leaving and REPUBLISH in config:
+        get_logger().warning(
+            "stream.not-announced",
+            stream=name,
+            effect="who reads one key of it looks every half second instead of being told; subscribers in an account of their own hear nothing",
+            next_step="use nats-server 2.10 or later: the stream is updated at the next start",
+        )
+    new = updated(info.config, config, size_bytes=info.size_bytes, leaving=leaving)
+    if new == info.config:
+        return
     try:
         await jetstream.call(f"STREAM.UPDATE.{name}", new)
     except JetStreamError as err:

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
-from topobus.contracts.catalogue import State
+from topobus.contracts.nouns import State
 from topobus.contracts.stored import from_stored, is_packed, to_stored
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.runtime.connection import Connection, Headers
 from topobus.runtime.failures import JetStreamError
 from topobus.runtime.feed import Delivery, Feed, From, Mark
 from topobus.runtime.jetstream import JetStream
+from topobus.runtime.key_feed import KeyFeed
 from topobus.runtime.provision import bucket_stream, bucket_subject
 from topobus.runtime.read_timeout import ReadTimeout
 
 __all__ = ["Change", "ChangeKind", "Conflict", "Entry", "States", "Written"]
 
 M = TypeVar("M")
+
+Rejected = Callable[[str, str], None]
+"""Hears of a value that no contract accepts: its key, and why."""
 
 _OPERATION = "KV-Operation"
 _EXPECTED = "Nats-Expected-Last-Subject-Sequence"
@@ -48,7 +52,10 @@ class Written:
 
 @dataclass(frozen=True, kw_only=True)
 class Conflict:
-    """Somebody else wrote first: read again, decide again."""
+    """A compare-and-set's answer when somebody else wrote first: nothing was written, so read again and decide again.
+
+    It is a value and no error, because every writer of a shared key meets it.
+    """
 
 
 class ChangeKind(StrEnum):
@@ -142,11 +149,11 @@ class States:
             return Conflict()
         return None
 
-    async def list(self, state: State[M], parts: dict[str, str]) -> tuple[Entry[M], ...]:
-        """Read all present entries, sorted by key; malformed ones are logged and left out."""
+    async def list(self, state: State[M], parts: dict[str, str], on_rejected: Rejected | None = None) -> tuple[Entry[M], ...]:
+        """Read all present entries, sorted by key; malformed ones are logged, said to `on_rejected` by key and reason, and left out."""
         entries: dict[str, Entry[M]] = {}
         patience = ReadTimeout(f"list {state.bucket}", limit_s=self._connection.settings.timeout_s)
-        async with aclosing(self.watch(state, parts)) as changes:
+        async with aclosing(self.watch(state, parts, on_rejected)) as changes:
             while True:
                 change = await patience.next(changes)
                 if change.kind is ChangeKind.SNAPSHOT_END:
@@ -168,58 +175,79 @@ class States:
         """
         key = state.key(**parts)
         entries: list[Entry[M]] = []
-        patience = ReadTimeout(f"read {state.bucket}/{key}", limit_s=self._connection.settings.timeout_s)
-        feed = Feed(self._connection, bucket_stream(state), bucket_subject(state, key), From.ALL)
-        async with aclosing(feed.messages()) as items:
-            while True:
-                item = await patience.next(items)
-                if item is Mark.CAUGHT_UP:
-                    return tuple(entries)
-                if not isinstance(item, Delivery) or _OPERATION in item.headers:
-                    if not (has_deleted and isinstance(item, Delivery)):
-                        entries.clear()
-                    continue
-                try:
-                    value = await _read_value(state, item.data, where=f"{state.bucket}/{key}")
-                    state.check_place(value, parts)
-                except ContractError:
-                    continue
-                entries.append(Entry(parts=parts, revision=item.sequence, value=value))
+        try:
+            async with aclosing(self._jetstream.messages_of(bucket_stream(state), bucket_subject(state, key))) as messages:
+                async for message in messages:
+                    if _OPERATION in message.headers:
+                        if not has_deleted:
+                            entries.clear()
+                        continue
+                    try:
+                        value = await _read_value(state, message.data, where=f"{state.bucket}/{key}")
+                        state.check_place(value, parts)
+                    except ContractError:
+                        continue
+                    entries.append(Entry(parts=parts, revision=message.sequence, value=value))
+        except JetStreamError as err:
+            raise PeerUnavailable(f"cannot read {state.bucket}/{key}: {err}") from err
+        return tuple(entries)
 
-    async def watch(self, state: State[M], parts: dict[str, str]) -> AsyncGenerator[Change[M], None]:
-        """Tell the snapshot, its end, then every change, for ever."""
+    async def watch(self, state: State[M], parts: dict[str, str], on_rejected: Rejected | None = None) -> AsyncGenerator[Change[M], None]:
+        """Tell the snapshot, its end, then every change, for ever. One key that is named wholly is read without a consumer, and of several changes at once the newest is told.
+
+        After the snapshot also the deletion of a key that was not told: its value may have come and gone while the feed was made anew, and whoever wrote it knows it.
+        """
         prefix = bucket_subject(state, "")
         keys: set[str] = set()
-        feed = Feed(self._connection, bucket_stream(state), bucket_subject(state, state.key_pattern(**parts)), From.NEWEST_OF_EACH)
+        is_whole = False
+        feed = self._feed(state, parts)
         async with aclosing(feed.messages()) as items:
             async for item in items:
                 if item is Mark.RESET:
                     keys.clear()
+                    is_whole = False
                     yield Change(kind=ChangeKind.RESET, parts={}, revision=0, value=None)
                 elif item is Mark.CAUGHT_UP:
+                    is_whole = True
                     yield Change(kind=ChangeKind.SNAPSHOT_END, parts={}, revision=0, value=None)
                 elif isinstance(item, Delivery):
-                    change = await self._read(state, item, item.subject.removeprefix(prefix), keys)
+                    key = item.subject.removeprefix(prefix)
+                    try:
+                        change = await self._read(state, item, key, keys, is_whole=is_whole)
+                    except ContractError as err:
+                        self._note_rejected(state, item, key, err)
+                        if on_rejected is not None:
+                            on_rejected(key, err.message)
+                        continue
                     if change is not None:
                         yield change
 
-    async def _read(self, state: State[M], item: Delivery, key: str, keys: set[str]) -> Change[M] | None:
-        try:
-            parts = state.parse_key(key)
-            if _OPERATION in item.headers or "Nats-Marker-Reason" in item.headers:
-                if key not in keys:
-                    return None
-                keys.discard(key)
-                return Change(kind=ChangeKind.DELETE, parts=parts, revision=item.sequence, value=None)
-            value = await _read_value(state, item.data, where=f"{state.bucket}/{key}")
-            state.check_place(value, parts)
-        except ContractError as err:
-            self._connection.metrics.rejects.labels(state.name).inc()
-            fields = {**err.facts, "bucket": state.bucket, "key": key, "revision": item.sequence, "error": str(err)}
-            self._connection.quiet.warning("state.rejected", f"{state.bucket}/{key}", **fields)
-            return None
+    def _feed(self, state: State[Any], parts: dict[str, str]) -> Feed | KeyFeed:
+        stream, subject = bucket_stream(state), bucket_subject(state, state.key_pattern(**parts))
+        if state.is_whole(parts):
+            return KeyFeed(self._connection, stream, subject, state.subject(**parts))
+        return Feed(self._connection, stream, subject, From.NEWEST_OF_EACH)
+
+    async def _read(self, state: State[M], item: Delivery, key: str, keys: set[str], *, is_whole: bool) -> Change[M] | None:
+        """Make a change of what was delivered; None when it is none.
+
+        Errors: raises ContractError for a key or a value that no contract accepts.
+        """
+        parts = state.parse_key(key)
+        if _OPERATION in item.headers or "Nats-Marker-Reason" in item.headers:
+            if key not in keys and not is_whole:
+                return None
+            keys.discard(key)
+            return Change(kind=ChangeKind.DELETE, parts=parts, revision=item.sequence, value=None)
+        value = await _read_value(state, item.data, where=f"{state.bucket}/{key}")
+        state.check_place(value, parts)
         keys.add(key)
         return Change(kind=ChangeKind.PUT, parts=parts, revision=item.sequence, value=value)
+
+    def _note_rejected(self, state: State[Any], item: Delivery, key: str, err: ContractError) -> None:
+        self._connection.metrics.rejects.labels(state.name).inc()
+        fields = {**err.facts, "bucket": state.bucket, "key": key, "revision": item.sequence, "error": str(err)}
+        self._connection.quiet.warning("state.rejected", f"{state.bucket}/{key}", **fields)
 
     async def _newest(self, state: State[Any], key: str) -> tuple[int, Headers, bytes] | None:
         try:
@@ -231,9 +259,9 @@ class States:
     async def _store(self, state: State[Any], key: str, data: bytes, headers: Headers) -> int:
         outcome = "failed"
         try:
-            revision = await self._jetstream.store(bucket_subject(state, key), data, stream=bucket_stream(state), headers=headers)
+            stored = await self._jetstream.store(bucket_subject(state, key), data, stream=bucket_stream(state), headers=headers)
             outcome = "written"
-            return revision
+            return stored.sequence
         except JetStreamError as err:
             if err.err_code in JetStreamError.CONFLICTS:
                 outcome = "conflict"

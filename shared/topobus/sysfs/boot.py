@@ -1,4 +1,4 @@
-"""Which boot of the machine this is: flows in from proc/sys/kernel/random/boot_id, flows out as the text that the kernel made up at its start."""
+"""Reads the id of the current boot from proc/sys/kernel/random/boot_id: a random text that the kernel makes at its start."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""Logical CPUs: which exist, which are online and allowed, and which share a core, die, socket and level-3 cache.
+"""Reads the logical CPUs: which exist, which are online and allowed, and which share a core, die, socket and level-3 cache.
 
-Flows in: sys/devices/system/cpu, else /proc/cpuinfo. Flows out: Cpu values, sorted by id, and sentences about what is contradictory. Sharing is read
-from the sets that the kernel publishes (which CPUs share), never from ids, for those repeat between sockets and clusters.
+Flows in: sys/devices/system/cpu, else /proc/cpuinfo. Flows out: Cpu values, sorted by id, and warnings about contradictory data. Sharing is read from
+the sets that the kernel publishes, never derived from ids, because ids repeat between sockets and clusters.
 Source: Documentation/ABI/stable/sysfs-devices-system-cpu, Documentation/admin-guide/cputopology.rst.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from msgspec import Struct
 
@@ -183,13 +183,12 @@ def _first_of(tree: Tree, folder: str, seen: CpuSet, *names: tuple[str, str]) ->
     return None
 
 
-def _number(sets: Mapping[int, CpuSet], number_of: object, warnings: list[str]) -> dict[int, int]:
+def _number(sets: Mapping[int, CpuSet], number_of: Callable[[int], int | None], warnings: list[str]) -> dict[int, int]:
     """Number packages: by the kernel's id where ids are told and differ, else by order."""
-    assert callable(number_of)
     firsts = {cpus.bits: cpus.lowest for cpus in sets.values()}
-    wanted = {bits: number_of(first) for bits, first in firsts.items()}
-    if None in wanted.values() or len(set(wanted.values())) < len(wanted):
-        if len(wanted) > 1:
+    wanted = {bits: number for bits, first in firsts.items() if (number := number_of(first)) is not None}
+    if len(set(wanted.values())) < len(firsts):
+        if len(firsts) > 1:
             warnings.append(f"{CPU_FOLDER}: sockets have no ids of their own (physical_package_id); numbered in the order of their CPUs")
         wanted = {bits: order for order, bits in enumerate(sorted(firsts, key=lambda bits: firsts[bits]))}
     return {cpu: wanted[cpus.bits] for cpu, cpus in sets.items()}

@@ -1,4 +1,4 @@
-"""Graphics nodes of a PCI function: what its kernel driver registered with DRM.
+"""Reads the DRM nodes of a PCI function, as its kernel driver registered them.
 
 Source: Documentation/gpu/drm-uapi of the Linux kernel: `cardN` is the primary node (mode setting), `renderDN` the render node (computing).
 """

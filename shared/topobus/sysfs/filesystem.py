@@ -1,6 +1,7 @@
-"""Which file system a folder lies on: the kernel's own files say less about themselves than a disk's do.
+"""Tells the kernel's file systems (sysfs, procfs) from those on a disk.
 
-A file of sysfs always has the size of a page, one of procfs none, and their times mean nothing: only to read it tells whether it changed. Source: statfs(2).
+A file of sysfs always has the size of a page, one of procfs has size 0, and their times mean nothing: only reading it shows whether it changed.
+Source: statfs(2).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""FPGAs of the kernel's Device Feature List (DFL) framework: management engine, ports, what they have loaded and which errors they hold.
+"""Reads FPGAs of the kernel's Device Feature List (DFL) framework: management engine, ports, loaded functions and recorded errors.
 
-Flows in: a Tree. Flows out: frozen values, one look old. Reads only; error registers are cleared by whoever repairs the card.
+Flows in: a Tree. Flows out: frozen values, the state at the time of the call. It only reads; error registers are cleared by the operator who repairs
+the card.
 Source: Documentation/fpga/dfl.rst, Documentation/ABI/testing/sysfs-platform-dfl-fme, sysfs-platform-dfl-port, sysfs-class-fpga-region.
 """
 

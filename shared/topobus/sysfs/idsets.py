@@ -1,6 +1,6 @@
-"""Sets of CPUs and nodes as the kernel writes them: masks of hexadecimal words and lists of ranges.
+"""Parses sets of CPUs and nodes as the kernel writes them: masks of hexadecimal words and lists of ranges.
 
-Old kernels offer masks only, our own recorded machines lists as well; where both are there they say the same.
+Old kernels offer masks only, Topobus' own recorded machines lists as well; where both exist they are equal.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Knights Landing (Xeon Phi 7200): fast memory that is a NUMA node, a cache in front of the others, or half of each.
+"""Reads Knights Landing (Xeon Phi 7200): its fast memory is a NUMA node, a cache in front of the others, or half of each.
 
-Its firmware lies on purpose: it calls the fast memory far, so that nobody gets it by default. Its distances are therefore a policy and no latency, and are
-taken as unknown once they have told which fast node belongs to which cluster.
+Its firmware reports large distances to the fast memory on purpose, so that no program gets it by default. These distances are a policy and not a
+latency; they are treated as unknown once they have shown which fast node belongs to which cluster.
 Source: hwloc 2.9, whose recorder keeps what only root may read in `knl_memoryside_cache`; Intel's "Intel Xeon Phi Processor NUMA modes".
 """
 

@@ -1,7 +1,7 @@
-"""What this process may use of the machine: the cpuset that it runs in.
+"""Reads what this process may use of the machine: the cpuset of its cgroup.
 
-Flows in: the mount table and the process's cgroup, as the tree holds them (a recorded machine holds those of the recording process).
-Flows out: allowed CPUs and nodes, or None for "no limit told". Source: cgroups(7), cpuset(7).
+Flows in: the mount table and the process's cgroup, as the tree holds them (a recorded machine holds those of the recording process). Flows out:
+allowed CPUs and nodes, or None where the tree has no limit. Source: cgroups(7), cpuset(7).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 
 def read_limits(tree: Tree) -> Limits:
-    """Read the limits of the process that looks (or looked) at the machine; no limits where the tree does not tell."""
+    """Read the limits of the process that reads (or recorded) the machine; no limits where the tree has none."""
     pattern = _find_files(tree)
     name = _own_group(tree)
     if pattern is None or name is None:

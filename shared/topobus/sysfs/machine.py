@@ -1,4 +1,4 @@
-"""The whole machine, read from a tree in one look: what placement and device services build on.
+"""Reads the whole machine from a tree at once: the value that placement and device services build on.
 
 Contradictory or unreadable parts become a sentence in `Machine.warnings` and the rest stays; only a tree without any CPU is an error.
 Cost: about 0.3 s for 224 CPUs (one core), most of it opening small files; call it from a worker thread.

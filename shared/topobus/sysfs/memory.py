@@ -1,4 +1,4 @@
-"""Memory and huge pages of one NUMA node or of the whole machine.
+"""Reads memory and huge pages of one NUMA node or of the whole machine.
 
 Source: Documentation/ABI/stable/sysfs-devices-node (meminfo, hugepages), Documentation/admin-guide/mm/hugetlbpage.rst.
 """

@@ -1,6 +1,6 @@
 """Sets that must nest: packages, dies, cores and caches of a real machine contain each other or are disjoint.
 
-Firmware that claims otherwise is contradictory; the claim that came first stands, the later one is dropped and told.
+Firmware that reports otherwise contradicts itself; the set that came first is kept, the later one is dropped and named in a warning.
 """
 
 from __future__ import annotations

@@ -1,19 +1,29 @@
-"""Network interfaces of PCI functions, SR-IOV, and which interfaces carry the default route.
+"""Reads network interfaces of PCI functions, their SR-IOV state, and the interfaces that carry the default route.
 
-Flows in: a Tree. Flows out: frozen values, one look old. Never writes, never asks netlink: an interface in another network namespace is
-simply not there, which is no fault. Source: Documentation/ABI/testing/sysfs-class-net, sysfs-bus-pci (sriov_*), proc_net_route(5).
+Flows in: a Tree. Flows out: frozen values, the state at the time of the call. It never writes and never uses netlink. An interface in another network
+namespace is not visible here, which is no fault.
+Source: Documentation/ABI/testing/sysfs-class-net, sysfs-bus-pci (sriov_*), proc_net_route(5).
 """
 
 from __future__ import annotations
 
 import re
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from topobus.domain.pci import PciAddress
 from topobus.sysfs.tree import Tree
 
-__all__ = ["NetInterface", "Sriov", "default_route_interfaces", "function_interfaces", "function_path", "read_sriov"]
+__all__ = [
+    "NetInterface",
+    "Sriov",
+    "default_route_interfaces",
+    "function_interfaces",
+    "function_path",
+    "read_interface",
+    "read_node_file",
+    "read_sriov",
+]
 
 # IFF_UP of linux/if.h: the administrator (or a CNI plugin) has switched the interface on.
 _IFF_UP = 0x1
@@ -24,7 +34,7 @@ _MAX_STACK = 8
 
 
 class NetInterface(Struct, frozen=True, kw_only=True):
-    """One network interface as the kernel shows it. What an interface that is down does not tell is None."""
+    """One network interface as the kernel shows it. Fields that an interface does not show while it is down are None."""
 
     name: str
     path: str
@@ -52,14 +62,19 @@ def function_path(address: PciAddress) -> str:
     return f"sys/bus/pci/devices/{address}"
 
 
-def function_interfaces(tree: Tree, address: PciAddress) -> tuple[NetInterface, ...]:
+def function_interfaces(tree: Tree, address: PciAddress, *, only_link: bool = False) -> tuple[NetInterface, ...]:
     """Read the interfaces of one PCI function that this network namespace sees, sorted by name.
 
     A virtio function has them one folder further down, below `virtioN`.
+    Cost: a read a field. `only_link` reads what tells of the link (switched on, carrier, speed, duplex) and leaves the others as their defaults: for a look each second.
     """
     base = function_path(address)
     folders = [base, *(f"{base}/{name}" for name in tree.names(base) if name.startswith("virtio") and re.fullmatch(r"virtio\d+", name))]
-    return tuple(_read_interface(tree, f"{folder}/net/{name}", name) for folder in folders for name in tree.names(f"{folder}/net"))
+    return tuple(
+        read_interface(tree, f"{folder}/net/{name}", name, only_link=only_link)
+        for folder in folders
+        for name in tree.names(f"{folder}/net")
+    )
 
 
 def read_sriov(tree: Tree, address: PciAddress) -> Sriov | None:
@@ -94,27 +109,41 @@ def default_route_interfaces(tree: Tree) -> frozenset[str]:
     return frozenset(roots)
 
 
-def _read_interface(tree: Tree, path: str, name: str) -> NetInterface:
+def read_interface(tree: Tree, path: str, name: str, *, only_link: bool = False) -> NetInterface:
+    """Read one interface from its folder; `only_link` as in `function_interfaces`."""
+    if only_link:
+        return _read_link(tree, path, name)
+    return structs.replace(
+        _read_link(tree, path, name),
+        mac=tree.read(f"{path}/address") or "",
+        operstate=tree.read(f"{path}/operstate") or "",
+        mtu=tree.read_int(f"{path}/mtu"),
+    )
+
+
+def read_node_file(tree: Tree, name: str) -> str:
+    """Read a file of /proc/net as the node's first process sees it: in a container, proc/net is the container's own network, not the node's."""
+    return tree.read(f"proc/1/net/{name}") or tree.read(f"proc/net/{name}") or ""
+
+
+def _read_link(tree: Tree, path: str, name: str) -> NetInterface:
     flags = tree.read_int(f"{path}/flags", 0)
     carrier = tree.read_int(f"{path}/carrier")
     speed = tree.read_int(f"{path}/speed")
     return NetInterface(
         name=name,
         path=path,
-        mac=tree.read(f"{path}/address") or "",
-        operstate=tree.read(f"{path}/operstate") or "",
         is_up=bool(flags is not None and flags & _IFF_UP),
         carrier=None if carrier is None else carrier != 0,
         # -1 (and its unsigned form in old kernels) is SPEED_UNKNOWN of linux/ethtool.h.
         speed_mbps=speed if speed is not None and 0 < speed < 0xFFFFFFFF else None,
         duplex=tree.read(f"{path}/duplex") or "",
-        mtu=tree.read_int(f"{path}/mtu"),
     )
 
 
 def _default_routes_ipv4(tree: Tree) -> set[str]:
     names: set[str] = set()
-    for line in _read_node_file(tree, "route").splitlines()[1:]:
+    for line in read_node_file(tree, "route").splitlines()[1:]:
         # Iface Destination Gateway Flags RefCnt Use Metric Mask …, numbers in hexadecimal
         fields = line.split()
         if len(fields) >= 8 and _is_zero(fields[1]) and _is_zero(fields[7]) and _has_flag(fields[3]):
@@ -124,17 +153,12 @@ def _default_routes_ipv4(tree: Tree) -> set[str]:
 
 def _default_routes_ipv6(tree: Tree) -> set[str]:
     names: set[str] = set()
-    for line in _read_node_file(tree, "ipv6_route").splitlines():
+    for line in read_node_file(tree, "ipv6_route").splitlines():
         # destination prefix-length source prefix-length next-hop metric refcount use flags device; `lo` holds the kernel's own reject route
         fields = line.split()
         if len(fields) >= 10 and _is_zero(fields[0]) and _is_zero(fields[1]) and _has_flag(fields[8]) and fields[9] != "lo":
             names.add(fields[9])
     return names
-
-
-def _read_node_file(tree: Tree, name: str) -> str:
-    """Read a file of /proc/net as the node's first process sees it: in a container, proc/net is the container's own network, not the node's."""
-    return tree.read(f"proc/1/net/{name}") or tree.read(f"proc/net/{name}") or ""
 
 
 def _is_zero(text: str) -> bool:

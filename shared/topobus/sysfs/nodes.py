@@ -1,7 +1,7 @@
-"""Device nodes by the path that a container and its runtime use.
+"""Paths of device nodes as a container and its runtime use them.
 
-A driver names a node relative to dev (`dri/renderD128`); the runtime creates it from the host's own /dev, wherever this process sees that
-folder (a service in a container reads it below another root).
+A driver names a node relative to dev (`dri/renderD128`). The runtime creates it from the host's own /dev, also where this process sees that folder
+elsewhere (a service in a container reads it below another root).
 """
 
 from __future__ import annotations

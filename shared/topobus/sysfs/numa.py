@@ -1,7 +1,7 @@
-"""NUMA nodes: CPUs, memory, huge pages, distances, and which CPUs are near a node that has none.
+"""Reads NUMA nodes: CPUs, memory, huge pages, distances, and the CPUs near a node that has none.
 
-Flows in: sys/devices/system/node. Flows out: NumaNode values sorted by id, and the distance matrix in that order. Ids are sparse; a row of `distance` has
-one column for every online node in id order. A kernel without NUMA has no such folder: the machine is one node 0.
+Flows in: sys/devices/system/node. Flows out: NumaNode values sorted by id, and the distance matrix in that order. Ids are sparse; a row of `distance`
+has one column for every online node in id order. A kernel without NUMA has no such folder: the machine is one node 0.
 Source: Documentation/ABI/stable/sysfs-devices-node, Documentation/admin-guide/mm/numaperf.rst.
 """
 

@@ -1,7 +1,7 @@
-"""PCI functions: ids, place in the tree, what kind of bridge, link, NUMA node and near CPUs.
+"""Reads PCI functions: ids, place in the tree, port type of bridges, link, NUMA node and near CPUs.
 
 Flows in: sys/bus/pci/devices and the device folders that its links lead to. Flows out: PciDevice values sorted by address. The folder of a function
-lies inside those of the bridges above it, so its path is the tree. What kind of port a bridge is stands in its configuration space.
+lies inside those of the bridges above it, so its path gives the tree. The port type of a bridge is in its configuration space.
 Source: Documentation/ABI/testing/sysfs-bus-pci; PCI Express base specification, Device/Port Type in the PCI Express Capabilities register.
 """
 

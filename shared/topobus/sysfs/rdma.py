@@ -1,24 +1,24 @@
-"""RDMA devices of PCI functions: ports with their state, and the character devices that user space opens.
+"""Reads RDMA devices of PCI functions: ports with their state, and the character devices that user space opens.
 
-Flows in: a Tree. Flows out: frozen values. Source: Documentation/ABI/stable/sysfs-class-infiniband,
-Documentation/infiniband/user_verbs.rst and user_mad.rst.
+Flows in: a Tree. Flows out: frozen values. Source: Documentation/ABI/stable/sysfs-class-infiniband, Documentation/infiniband/user_verbs.rst and
+user_mad.rst.
 """
 
 from __future__ import annotations
 
 import re
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from topobus.domain.pci import PciAddress
 from topobus.sysfs.net import function_path
 from topobus.sysfs.tree import Tree
 
-__all__ = ["RdmaDevice", "RdmaPort", "function_rdma_devices"]
+__all__ = ["RdmaDevice", "RdmaPort", "function_rdma_devices", "function_rdma_ports"]
 
 
 class RdmaPort(Struct, frozen=True, kw_only=True):
-    """One port. States are the kernel's words: `ACTIVE`, `DOWN`; `LinkUp`, `Disabled`."""
+    """One port. States are the kernel's names: `ACTIVE`, `DOWN`; `LinkUp`, `Disabled`."""
 
     number: int
     path: str
@@ -55,13 +55,29 @@ def function_rdma_devices(tree: Tree, address: PciAddress) -> tuple[RdmaDevice, 
     )
 
 
+def function_rdma_ports(tree: Tree, address: PciAddress) -> tuple[RdmaPort, ...]:
+    """Read the ports of all RDMA devices of one PCI function, without the devices' nodes, and the physical state of those alone that are not active.
+
+    Order, errors, source: as `function_rdma_devices`. Cost: four reads a port, for a look each second.
+    """
+    folder = f"{function_path(address)}/infiniband"
+    return tuple(
+        port if port.is_active else structs.replace(port, physical_state=_word(tree.read(f"{port.path}/phys_state")))
+        for name in tree.names(folder)
+        for port in _read_states(tree, f"{folder}/{name}/ports")
+    )
+
+
 def _read_ports(tree: Tree, folder: str) -> tuple[RdmaPort, ...]:
+    return tuple(structs.replace(port, physical_state=_word(tree.read(f"{port.path}/phys_state"))) for port in _read_states(tree, folder))
+
+
+def _read_states(tree: Tree, folder: str) -> tuple[RdmaPort, ...]:
     return tuple(
         RdmaPort(
             number=int(name),
             path=f"{folder}/{name}",
             state=_word(tree.read(f"{folder}/{name}/state")),
-            physical_state=_word(tree.read(f"{folder}/{name}/phys_state")),
             link_layer=tree.read(f"{folder}/{name}/link_layer") or "",
             rate_gbps=_rate(tree.read(f"{folder}/{name}/rate")),
         )

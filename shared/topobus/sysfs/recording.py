@@ -1,8 +1,8 @@
-"""Record a machine: copy the part of /sys, /proc and /dev that Topobus reads into a folder that reads like the machine itself.
+"""Records a machine: copies the parts of /sys, /proc and /dev that Topobus reads into a folder that reads like the machine itself.
 
 Flows in: a tree (the live one, or a recorded one). Flows out: files and links below a folder. Links stay links, so device folders keep their places;
-what a link leads to and is not copied becomes an empty folder, for its name is what is read (a driver, an IOMMU group). Files are read as they are, at
-most 64 KiB each; those that cannot be read are left out and told. Device nodes become empty files: their names are what is read.
+the target of a link that is not copied becomes an empty folder, because only its name is read (a driver, an IOMMU group). Files are copied as they
+are, at most 64 KiB each; unreadable ones are left out and reported. Device nodes become empty files, because only their names are read.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The machine in the words that hwloc's users know: `topobus machine --json`.
+"""Renders a machine in hwloc's terms: the output of `topobus machine --json`.
 
-Flows in: a Machine. Flows out: plain dicts and lists, sorted, the same for equal machines. Pure. Where firmware contradicts itself, a set that fits nowhere
-is widened to the smallest group of CPUs around it, as hwloc does when it draws such a machine.
+Flows in: a Machine. Flows out: plain dicts and lists, sorted, equal for equal machines. Pure. Where firmware contradicts itself, a set that does not
+nest is widened to the smallest group of CPUs around it, as hwloc does when it draws such a machine.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A hardware tree: /sys, /proc and /dev under one root, real or recorded, read as text.
 
-Nothing else in Topobus opens a hardware path. Links are resolved inside the root: a recorded tree never leads out to the real machine.
+No other module of Topobus opens a hardware path. Links are resolved inside the root, so a recorded tree never leads out to the real machine.
 """
 
 from __future__ import annotations
@@ -89,8 +89,13 @@ class Tree:
 
     @property
     def is_live(self) -> bool:
-        """Say whether this is the running kernel's own tree (then uevents tell of changes)."""
+        """Say whether this is the running kernel's own tree (then uevents report changes)."""
         return self._is_live
+
+    @property
+    def is_recorded(self) -> bool:
+        """Say whether this is no kernel's tree, wherever it is mounted, but files that somebody wrote."""
+        return not self._kernels["sys"]
 
     def path(self, path: str) -> Path:
         """Give the file's real path, every link resolved inside the tree (a missing tail stays as it is)."""
@@ -146,7 +151,7 @@ class Tree:
         return self._ask("link", path, self._link, of_folder=True) or ""
 
     def identity(self, path: str) -> str:
-        """Tell a folder from every other that has stood at its path; empty when there is none.
+        """Identify a folder, to detect that another one took its path; empty when there is none.
 
         In a recorded tree it also changes with each file that comes, goes or is replaced in it; sysfs keeps no such time.
         """

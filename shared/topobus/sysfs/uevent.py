@@ -1,7 +1,7 @@
-"""Kernel events: a device or CPU came, went or changed. They only say "look again"; what is true stands in the tree.
+"""Kernel events: a device or CPU was added, removed or changed. An event only triggers another read of the tree; its content is not used as state.
 
-Flows in: a NETLINK_KOBJECT_UEVENT socket, for the live tree only (a recorded machine has none, and in a network namespace other than the host's the
-kernel sends none: then the regular look is all there is). Source: netlink(7), lib/kobject_uevent.c of the Linux kernel.
+Flows in: a NETLINK_KOBJECT_UEVENT socket, for the live tree only. A recorded machine has none, and in a network namespace other than the host's the
+kernel sends none: then only the regular polls detect a change. Source: netlink(7), lib/kobject_uevent.c of the Linux kernel.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""What of a machine can change while its kernel runs, read in a short look that says whether the long one (`read_machine`) is worth its cost.
+"""Reads the parts of a machine that can change while its kernel runs, to decide cheaply whether the full read (`read_machine`) is needed.
 
-Flows in: a tree. Flows out: one value, equal to the one before as long as nothing changed. In it stands what the kernel changes by itself or on somebody's
-word: CPUs online, memory, huge pages, our cpuset, PCI functions with their drivers and lanes. Not in it is what a CPU or a card is made of (caches, cores,
-ids): that comes and goes with the CPU or the card. Cost: some 200 files for 224 CPUs and 56 functions, where the long look reads 5,000.
+Flows in: a tree. Flows out: one value, equal to the one before as long as nothing changed. It includes what the kernel changes by itself or on
+request: CPUs online, memory, huge pages, the cpuset of this process, PCI functions with their drivers and lanes. It excludes the structure of a CPU
+or card (caches, cores, ids), which comes and goes with the CPU or the card.
+Cost: some 200 files for 224 CPUs and 56 functions, where the full read takes 5,000.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Measure what the architecture gives budgets for: `python -m topobus.testing.bench merge [--json] [--plot FILE.svg]`.
 
-`gateway` measures processes at kubelet's sockets, `idle` what they cost while nothing happens. Other groups come with the installed packages, by the entry point group `topobus.bench`:
+`gateway` measures processes at kubelet's sockets, `idle` what they cost while nothing happens, `leaves` a hub with many nodes. Other groups come with the installed packages, by the entry point group `topobus.bench`:
 `python -m topobus.testing.bench allocate --help`.
 
 Each case builds its hints anew in every round, so generation counts, and reports median, 99th percentile and the budget, in milliseconds. No test times
@@ -74,6 +74,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from topobus.testing import bench_idle
 
         return bench_idle.main(given[1:])
+    if given[:1] == ["leaves"]:
+        from topobus.testing import bench_leaves
+
+        return bench_leaves.main(given[1:])
     others = {entry.name: entry for entry in importlib.metadata.entry_points(group="topobus.bench")}
     if given and given[0] in others:
         run: Callable[[Sequence[str]], int] = others[given[0]].load()
@@ -81,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m topobus.testing.bench",
         description="Measure the alignment engine.",
-        epilog=_other_groups(["gateway", "idle", *others]),
+        epilog=_other_groups(["gateway", "idle", "leaves", *others]),
     )
     parser.add_argument("group", choices=["merge"], nargs="?", default="merge", help="what to measure (merge)")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")

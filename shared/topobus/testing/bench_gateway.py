@@ -1,7 +1,8 @@
-"""Measure the gateway as kubelet meets it: `python -m topobus.testing.bench gateway [--json] [--rounds N]`.
+"""Measures the gateway from kubelet's side: `python -m topobus.testing.bench gateway [--json] [--rounds N]`.
 
-Real processes (nats-server, discovery, device services, topology, gateway) on a recorded machine; the numbers are taken on kubelet's side of the
-sockets, so gRPC, NATS, the ledger's write and the disk are in them. What other processes do meanwhile is in them, too: the load average stands beside.
+Real processes (nats-server, discovery, device services, topology, gateway) on a recorded machine. The times are taken at kubelet's end of the
+sockets, so they include gRPC, NATS, the ledger's write and the disk. They also include the load of other processes; the load average is printed
+beside them.
 """
 
 from __future__ import annotations
@@ -128,23 +129,22 @@ async def _claims(node: BenchNode, rounds: int) -> list[Figure]:
     driver = driver_name("nic")
     prepared, undone = [], []
     async with grpc.aio.insecure_channel(f"unix:{node.driver_socket(driver)}", options=_LOCAL) as channel:
-        prepare, unprepare = (
-            channel.unary_unary(
+
+        def call(verb: str, request: Any, response: Any) -> Any:
+            return channel.unary_unary(
                 f"/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/{verb}",
                 request_serializer=request.SerializeToString,
                 response_deserializer=response.FromString,
             )
-            for verb, request, response in (
-                ("NodePrepareResources", dra.NodePrepareResourcesRequest, dra.NodePrepareResourcesResponse),
-                ("NodeUnprepareResources", dra.NodeUnprepareResourcesRequest, dra.NodeUnprepareResourcesResponse),
-            )
-        )
+
+        prepare = call("NodePrepareResources", dra.NodePrepareResourcesRequest, dra.NodePrepareResourcesResponse)
+        unprepare = call("NodeUnprepareResources", dra.NodeUnprepareResourcesRequest, dra.NodeUnprepareResourcesResponse)
         for turn in range(rounds + 10):
             name, uid = f"claim-{turn}", f"uid-{turn}"
             await node.bus.put(OBJECT, _claim(name, uid, driver, names[turn % 8]), kind="resourceclaim", namespace="default", name=name)
             wanted = dra.Claim(namespace="default", name=name, uid=uid)
             began = time.perf_counter()
-            answer: Any = await prepare(dra.NodePrepareResourcesRequest(claims=[wanted]))
+            answer = await prepare(dra.NodePrepareResourcesRequest(claims=[wanted]))
             prepared.append(time.perf_counter() - began)
             assert not answer.claims[uid].error, answer.claims[uid].error
             await node.bus.delete(OBJECT, kind="resourceclaim", namespace="default", name=name)
@@ -235,7 +235,7 @@ async def _nats_away(node: BenchNode) -> list[Figure]:
     healthy = {(resource, name) for resource in usual for name, device in node.kubelet.devices(resource).items() if device.is_healthy}
     closed = _closed(node)
 
-    async def look() -> None:
+    async def sample() -> None:
         while True:
             for resource in usual:
                 now = node.kubelet.devices(resource)
@@ -244,7 +244,7 @@ async def _nats_away(node: BenchNode) -> list[Figure]:
                 )
             await asyncio.sleep(0.005)
 
-    looking = asyncio.create_task(look())
+    looking = asyncio.create_task(sample())
     await node.nats.stop()
     await asyncio.sleep(_NATS_AWAY_S)
     await node.nats.start()

@@ -1,6 +1,6 @@
-"""A node for measuring: nats-server and services of Topobus as processes of their own on a recorded machine, with a simulated kubelet beside them.
+"""A node for benchmarks: nats-server and Topobus services as processes of their own on a recorded machine, with a simulated kubelet.
 
-Flows in: a folder. Flows out: running processes that can be frozen and asked for their memory. Nothing here measures.
+Flows in: a folder. Flows out: running processes that can be frozen and whose memory can be read. It measures nothing itself.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from topobus.simulation.kubelet.simulator import KubeletSimulator
 from topobus.simulation.machines import build
 from topobus.simulation.nats_server import NatsServer, free_port
 
-__all__ = ["NODE", "BenchNode", "BenchService", "bench_node"]
+__all__ = ["NODE", "BenchNode", "BenchService", "bench_node", "bench_service", "wait_ready"]
 
 NODE = "bench-node"
 _START_LIMIT_S = 60.0
@@ -101,15 +101,19 @@ async def bench_node(names: Sequence[str], *, machine: str = "dgx", nats_config:
             bus = await stack.enter_async_context(Bus.session(NatsSettings(url=nats.url), name="bench"))
             await bus.provision()
             kubelet = await stack.enter_async_context(KubeletSimulator(folder / "k", numa_nodes=NodeSet(0, 1)))
-            services = {name: await stack.enter_async_context(_service(name, nats.url, folder)) for name in names}
-            await _until_ready(services.values())
+            services = {name: await stack.enter_async_context(bench_service(name, nats.url, folder)) for name in names}
+            await wait_ready(services.values())
             yield BenchNode(folder=folder, nats=nats, bus=bus, kubelet=kubelet, services=services)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def _until_ready(services: Iterable[BenchService]) -> None:
-    async with asyncio.timeout(_START_LIMIT_S):
+async def wait_ready(services: Iterable[BenchService], *, limit_s: float = _START_LIMIT_S) -> None:
+    """Wait until all are ready.
+
+    Errors: raises PeerUnavailable with the log of one that ended, TimeoutError when one is not ready in time.
+    """
+    async with asyncio.timeout(limit_s):
         for service in services:
             while not await service.is_ready():
                 if service.process.returncode is not None:
@@ -120,7 +124,8 @@ async def _until_ready(services: Iterable[BenchService]) -> None:
 
 
 @asynccontextmanager
-async def _service(name: str, url: str, folder: Path) -> AsyncIterator[BenchService]:
+async def bench_service(name: str, url: str, folder: Path) -> AsyncIterator[BenchService]:
+    """Run one service until the block ends; its log and its sockets are in the folder."""
     port = free_port()
     environment = {
         **{key: value for key, value in os.environ.items() if not key.startswith("TOPOBUS_")},

@@ -1,8 +1,9 @@
-"""Time for tests: a clock that a test moves by hand, and an event loop whose time jumps to the next timer when nothing else can happen.
+"""Clocks for tests: a clock that a test moves by hand, and an event loop whose time jumps to the next timer when no other event is pending.
 
-`ManualClock` is for a part that is given its clock. `VirtualTimeLoop` is for whole services on a bus in memory: their waits take no real time and end in the order and
-at the moments that the code says, on a busy machine, too. It follows trio's `MockClock(autojump_threshold=0)`. The library `looptime` does the same for any loop but also
-jumps while a socket's answer is under way, so that a time-out may fire before an answer that takes a millisecond; here that is an error.
+`ManualClock` is for a part that takes a clock as argument. `VirtualTimeLoop` is for whole services on a bus in memory: their waits take no real time
+and end in the order and at the times of the code, also on a busy machine. It follows trio's `MockClock(autojump_threshold=0)`. The library `looptime`
+does the same for any loop but also jumps while a socket's answer is under way, so that a time-out may fire before an answer that takes a millisecond;
+here that is an error.
 """
 
 from __future__ import annotations

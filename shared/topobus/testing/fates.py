@@ -1,7 +1,7 @@
-"""What becomes of a bus's operations by a test's choice: unconfirmed writes, lost connections, delays, and the death of the process.
+"""Injects faults into the operations of a bus: unconfirmed writes, lost connections, delays, and the death of the process.
 
-Flows in: a function that gives each operation its fate, by its number, its name and its parts; the same choice gives the same run. Flows out: a bus of the
-same type as the service takes, which does everything else as the bus below it does. It stands on a real connection or on one in memory alike.
+Flows in: a function that chooses the fault of each operation by its number, its name and its parts; the same choice gives the same run. Flows out: a
+bus of the type that a service takes, which passes all other operations to the bus below. The bus below may be on a real connection or in memory.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from topobus.contracts.catalogue import Ask, Event, State
+from topobus.contracts.nouns import Ask, Event, State
 from topobus.domain.errors import PeerUnavailable
 from topobus.runtime.bus import AmbiguousWrite, Bus, Conflict, Entry, Received, Written
 from topobus.runtime.failures import ConnectionLost
@@ -114,8 +114,10 @@ class Fates:
         self.steps: list[Step] = []
         """All operations that were counted, in order."""
         self.died = asyncio.Event()
+        self.is_dying = False
+        """The step at which the process dies has begun: it dies there whatever others see of that step first."""
 
-    async def meet(self, operation: str, noun: str, parts: Mapping[str, str], value: Any, act: Callable[[], Awaitable[T]]) -> T:
+    async def apply(self, operation: str, noun: str, parts: Mapping[str, str], value: Any, act: Callable[[], Awaitable[T]]) -> T:
         """Do one operation, as its fate lets it be."""
         if self.died.is_set():
             await self._die()
@@ -131,9 +133,17 @@ class Fates:
                 await wait()
             case Dies(is_done=False):
                 await self._die()
+            case Dies(is_done=True):
+                self.is_dying = True
             case Unconfirmed(is_done=False):
                 raise _unconfirmed(step)
-        done = await act()
+        try:
+            done = await act()
+        except Exception:
+            if self.is_dying:
+                # It dies at this step, whatever came of the step itself.
+                await self._die()
+            raise
         match fate:
             case Dies(is_done=True):
                 await self._die()
@@ -147,6 +157,7 @@ class Fates:
         return done
 
     async def _die(self) -> None:
+        self.is_dying = True
         self.died.set()
         if self._hangs:
             await asyncio.Event().wait()
@@ -169,48 +180,48 @@ class FatedBus(Bus):
 
     async def get(self, state: State[M], **parts: str) -> Entry[M] | None:
         """Read one key."""
-        return await self.fates.meet("get", state.name, parts, None, lambda: self._below.get(state, **parts))
+        return await self.fates.apply("get", state.name, parts, None, lambda: self._below.get(state, **parts))
 
     async def put(self, state: State[M], value: M, **parts: str) -> int:
         """Write a key."""
-        return await self.fates.meet("put", state.name, parts, value, lambda: self._below.put(state, value, **parts))
+        return await self.fates.apply("put", state.name, parts, value, lambda: self._below.put(state, value, **parts))
 
     async def compare_and_set(self, state: State[M], value: M, expected_revision: int, **parts: str) -> Written | Conflict:
         """Write a key that is still at the revision."""
-        return await self.fates.meet(
+        return await self.fates.apply(
             "compare_and_set", state.name, parts, value, lambda: self._below.compare_and_set(state, value, expected_revision, **parts)
         )
 
     async def delete(self, state: State[Any], **parts: str) -> None:
         """Delete a key."""
-        return await self.fates.meet("delete", state.name, parts, None, lambda: self._below.delete(state, **parts))
+        return await self.fates.apply("delete", state.name, parts, None, lambda: self._below.delete(state, **parts))
 
     async def compare_and_delete(self, state: State[Any], expected_revision: int, **parts: str) -> Conflict | None:
         """Delete a key that is still at the revision."""
-        return await self.fates.meet(
+        return await self.fates.apply(
             "compare_and_delete", state.name, parts, None, lambda: self._below.compare_and_delete(state, expected_revision, **parts)
         )
 
-    async def list(self, state: State[M], **parts: str) -> tuple[Entry[M], ...]:
+    async def list(self, state: State[M], *, on_rejected: Callable[[str, str], None] | None = None, **parts: str) -> tuple[Entry[M], ...]:
         """Read all entries that match."""
-        return await self.fates.meet("list", state.name, parts, None, lambda: self._below.list(state, **parts))
+        return await self.fates.apply("list", state.name, parts, None, lambda: self._below.list(state, on_rejected=on_rejected, **parts))
 
     async def history(self, state: State[M], *, has_deleted: bool = False, **parts: str) -> tuple[Entry[M], ...]:
         """Read the kept values of one key."""
-        return await self.fates.meet(
+        return await self.fates.apply(
             "history", state.name, parts, None, lambda: self._below.history(state, has_deleted=has_deleted, **parts)
         )
 
     async def publish(self, event: Event[M], value: M, *, event_id: str, **parts: str) -> int:
         """Store an event."""
-        return await self.fates.meet(
+        return await self.fates.apply(
             "publish", event.name, parts, value, lambda: self._below.publish(event, value, event_id=event_id, **parts)
         )
 
     async def last(self, event: Event[M], *, limit: int, **parts: str) -> tuple[Received[M], ...]:
         """Read the newest events."""
-        return await self.fates.meet("last", event.name, parts, None, lambda: self._below.last(event, limit=limit, **parts))
+        return await self.fates.apply("last", event.name, parts, None, lambda: self._below.last(event, limit=limit, **parts))
 
     async def ask(self, ask: Ask[Q, R], request: Q, *, timeout_s: float | None = None, **parts: str) -> R:
         """Ask a peer."""
-        return await self.fates.meet("ask", ask.name, parts, request, lambda: self._below.ask(ask, request, timeout_s=timeout_s, **parts))
+        return await self.fates.apply("ask", ask.name, parts, request, lambda: self._below.ask(ask, request, timeout_s=timeout_s, **parts))

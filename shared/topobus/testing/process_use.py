@@ -1,7 +1,8 @@
-"""What running processes use: processor time, read calls, wake-ups, memory and threads, as the kernel counts them, and messages as nats-server does.
+"""Measures running processes: processor time, read calls, wake-ups, memory and threads from the kernel, and messages from nats-server.
 
-Flows in: process ids, the text of /proc files, the document of nats-server's /connz. Flows out: counts that only grow (`Counts`), and the use between
-two of them (`Use`). Source: proc(5), clock_getres(2) (the CPU-time clock of another process), nats-server's monitoring page /connz.
+Flows in: process ids, the text of /proc files, the document of nats-server's /connz. Flows out: counts that only grow (`Counts`), and the difference
+of two of them (`Use`).
+Source: proc(5), clock_getres(2) (the CPU-time clock of another process), nats-server's monitoring page /connz.
 """
 
 from __future__ import annotations

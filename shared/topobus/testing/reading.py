@@ -1,4 +1,4 @@
-"""Read an endless generator in the background and wait for what it gives: how tests wait on watches and feeds without sleeping."""
+"""Reads an endless generator in the background and waits for items: tests wait on watches and feeds with it instead of sleeping."""
 
 from __future__ import annotations
 

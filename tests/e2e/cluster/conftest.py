@@ -10,8 +10,10 @@
 | TOPOBUS_CLUSTER_SECOND_CLASS | the class that is asked for beside it | `nic` |
 | TOPOBUS_CLUSTER_IMAGE | an image that waits | registry.k8s.io/pause:3.10 |
 | TOPOBUS_CLUSTER_LIMIT_S | how long a state may take | 100 |
+| TOPOBUS_CLUSTER_LOOK_S | how often it looks | 0.5 |
 | TOPOBUS_CLUSTER_CDI_DIR | where CDI files are | /var/run/cdi |
 | TOPOBUS_CLUSTER_RESTART_KUBELET | shell command | that test is skipped |
+| TOPOBUS_CLUSTER_RESTART_RUNTIME | shell command that ends the container runtime and starts it again | that test is skipped |
 | TOPOBUS_CLUSTER_KILL_GATEWAY, _UPDATE_SURGE, _UPDATE, _BREAK_DEVICE, _UNINSTALL | shell commands, with installation `running` | that test is skipped |
 """
 

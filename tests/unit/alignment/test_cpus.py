@@ -7,9 +7,11 @@ import pytest
 from topobus.domain.alignment.cpus.cpu_assignment import assign_cpus, contradiction, take_cpus
 from topobus.domain.alignment.cpus.cpu_hints import cpu_hints
 from topobus.domain.alignment.cpus.cpu_topology import CpuPlace, CpuTopology
+from topobus.domain.alignment.cpus.exclusive_choice import choose_exclusive_cpus
 from topobus.domain.alignment.cpus.numa_distribution import find_spread
 from topobus.domain.hint import Hint
 from topobus.domain.idset import CpuSet, NodeSet
+from topobus.domain.outcome import Refusal
 from topobus.domain.view import CpuOptions
 
 
@@ -157,3 +159,32 @@ def test_hints_are_none_when_a_cpu_to_be_reused_is_on_no_node() -> None:
         Hint(NodeSet(1), preferred=True),
         Hint(NodeSet(0, 1), preferred=False),
     )
+
+
+@pytest.mark.parametrize(
+    ("count", "code", "facts"),
+    [
+        pytest.param(3, "smt-alignment", {"resource": "cpu", "wanted": 3, "threads": 2}, id="half a core"),
+        pytest.param(8, "smt-alignment", {"resource": "cpu", "wanted": 8, "free": 6}, id="more than lie outside reserved cores"),
+    ],
+)
+def test_exclusive_cpus_are_refused_as_kubelet_refuses_them_when_whole_cores_are_wanted(
+    count: int, code: str, facts: dict[str, object]
+) -> None:
+    """full-pcpus-only gives whole cores, and none that has a CPU of the system."""
+    machine = CpuTopology([CpuPlace(cpu, cpu % 4, 0, 0, 0) for cpu in range(8)])
+
+    refusal = choose_exclusive_cpus(machine, CpuSet.parse("0-7"), count, CpuOptions(full_pcpus_only=True), reserved=CpuSet(0))
+
+    assert isinstance(refusal, Refusal)
+    assert [(reason.code, reason.facts) for reason in refusal.reasons] == [(code, facts)]
+
+
+def test_exclusive_cpus_are_chosen_without_reserved_ones_when_none_are_named() -> None:
+    """No reservation is an ordinary one; too few CPUs are a refusal with the numbers."""
+    machine = CpuTopology([CpuPlace(cpu, cpu % 4, 0, 0, 0) for cpu in range(8)])
+
+    assert choose_exclusive_cpus(machine, CpuSet.parse("0-7"), 8, CpuOptions()) == CpuSet.parse("0-7")
+    refusal = choose_exclusive_cpus(machine, CpuSet.parse("0-3"), 5, CpuOptions())
+    assert isinstance(refusal, Refusal)
+    assert [(reason.code, reason.facts["free"]) for reason in refusal.reasons] == [("not-enough-cpus", 4)]

@@ -98,9 +98,9 @@ def test_choose_devices_is_exact_when_compared_with_all_subsets(count: int) -> N
         known_links = Links(devices)
 
         def goal(
-            subset: tuple[Device, ...], where: dict[str, Site] = where, known: Links = known_links
+            subset: tuple[Device, ...], where: dict[str, Site] = where, graph: Links = known_links
         ) -> tuple[int, float, tuple[str, ...]]:
-            links = [known.between(a.name, b.name, where[a.name], where[b.name]) for a, b in itertools.combinations(subset, 2)]
+            links = [graph.between(a.name, b.name, where[a.name], where[b.name]) for a, b in itertools.combinations(subset, 2)]
             return (
                 max((link.rank for link in links), default=0),
                 -sum(link.bandwidth_gbps for link in links),

@@ -171,10 +171,10 @@ def test_locality_says_that_nothing_is_known_when_the_machine_tells_no_links(mod
 @MODES
 def test_locality_binds_each_container_or_the_pod_when_the_scope_says_so(mode: PlanMode) -> None:
     """With scope container two containers may have a switch each; with scope pod they share one, or are refused."""
-    two = (container("a", gpu=2), container("b", gpu=1))
+    containers = (container("a", gpu=2), container("b", gpu=1))
 
-    apart = placed(place(node(mode), asking("hard:switch", *two)))
-    together = refused(place(node(mode), asking("hard:switch", *two, scope=Scope.POD)))
+    apart = placed(place(node(mode), asking("hard:switch", *containers)))
+    together = refused(place(node(mode), asking("hard:switch", *containers, scope=Scope.POD)))
 
     assert len({name for container_placement in apart for name in container_placement.devices["gpu"]}) == 3
     assert [reason.facts["missing"] for reason in together.reasons if reason.code == "locality-not-met"] == [("1 gpu",)]

@@ -17,12 +17,12 @@ from topobus.domain.idset import NodeSet
 from topobus.domain.outcome import Reason
 
 
-def node(one: int, free: int, *, total: int = 8, assignments: int = 0, group: str | None = None) -> MemoryNode:
+def node(number: int, free: int, *, total: int = 8, assignments: int = 0, group: str | None = None) -> MemoryNode:
     """A node with so much memory."""
     return MemoryNode(
-        id=one,
+        id=number,
         assignments=assignments,
-        group=NodeSet(one) if group is None else NodeSet.parse(group),
+        group=NodeSet(number) if group is None else NodeSet.parse(group),
         amounts={"memory": MemoryAmount(allocatable=total, free=free)},
     )
 

@@ -9,28 +9,17 @@ from support.alignment_nodes import container, dgx, holding, owner, pod
 from support.outcome_text import explain_text
 from topobus.domain import transitions
 from topobus.domain.alignment.planning.node_view import with_ledger
-from topobus.domain.alignment.planning.placement import place, prefer
+from topobus.domain.alignment.planning.placement import place
 from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState
 from topobus.domain.hint import Hint
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.ledger import Ledger
-from topobus.domain.outcome import ContainerPlacement, MemoryBlock, Placement, Refusal
+from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import ContainerKind, ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest, Policy, Scope
-from topobus.domain.view import AlignmentOptions, CpuOptions, NodeView, NumaMemory, PlanMode
+from topobus.domain.view import AlignmentOptions, CpuOptions, NodeView
+from unit.alignment.outcomes import codes, placed
 
 TRAINER = pod("trainer", container(cpus=16, gpu=2, nic=2))
-
-
-def placed(outcome: Placement | Refusal) -> tuple[ContainerPlacement, ...]:
-    """The containers of a placement; a refusal fails the test with its text."""
-    assert isinstance(outcome, Placement), explain_text(outcome)
-    return outcome.containers
-
-
-def codes(outcome: Placement | Refusal) -> list[str]:
-    """The reason codes of a refusal."""
-    assert isinstance(outcome, Refusal), explain_text(outcome)
-    return [reason.code for reason in outcome.reasons]
 
 
 def sick(view: NodeView, device_class: str, *names: str) -> NodeView:
@@ -219,11 +208,11 @@ def test_place_keeps_nothing_when_one_container_fails() -> None:
 
 def test_place_aligns_the_pod_as_a_whole_when_scope_is_pod() -> None:
     """Scope pod merges once: containers that would fit on different nodes stay together, or are refused together."""
-    two = (container("a", gpu=2), container("b", gpu=2))
+    containers = (container("a", gpu=2), container("b", gpu=2))
     view = holding(dgx(), "busy", gpu=("gpu-0",))
 
-    together = placed(place(view, pod("p", *two, policy=Policy.SINGLE_NUMA_NODE, scope=Scope.POD)))
-    refused = place(holding(view, "more", gpu=("gpu-4",)), pod("p", *two, policy=Policy.SINGLE_NUMA_NODE, scope=Scope.POD))
+    together = placed(place(view, pod("p", *containers, policy=Policy.SINGLE_NUMA_NODE, scope=Scope.POD)))
+    refused = place(holding(view, "more", gpu=("gpu-4",)), pod("p", *containers, policy=Policy.SINGLE_NUMA_NODE, scope=Scope.POD))
 
     assert [container_placement.numa_nodes for container_placement in together] == [NodeSet(1), NodeSet(1)]
     assert "policy-not-met" in codes(refused)
@@ -299,92 +288,6 @@ def test_place_follows_custom_hints_when_a_service_gave_some() -> None:
     assert container_placement.numa_nodes == NodeSet(1)
 
 
-@pytest.mark.parametrize(
-    ("available", "must", "size", "wanted"),
-    [
-        pytest.param(("gpu-0", "gpu-2", "gpu-3"), (), 2, {"gpu-2", "gpu-3"}, id="whole-switch"),
-        pytest.param(("gpu-0", "gpu-2", "gpu-3"), ("gpu-0",), 1, {"gpu-0"}, id="must-alone"),
-        pytest.param(("gpu-0", "gpu-2", "gpu-3"), ("gpu-0",), 2, {"gpu-0", "gpu-2"}, id="must-and-nearest"),
-        pytest.param(("gpu-0",), (), 3, {"gpu-0"}, id="too-few"),
-        pytest.param(("stranger", "gpu-4"), (), 1, {"gpu-4"}, id="strangers-last"),
-        pytest.param(("stranger", "gpu-4"), ("other",), 3, {"other", "gpu-4", "stranger"}, id="strangers-count"),
-        pytest.param((), (), 2, set(), id="nothing"),
-        pytest.param(("gpu-6", "gpu-7", "gpu-4"), (), 2, {"gpu-4", "gpu-6"}, id="live-pods-last"),
-    ],
-)
-def test_prefer_keeps_must_and_size_whatever_it_is_offered(
-    available: tuple[str, ...], must: tuple[str, ...], size: int, wanted: set[str]
-) -> None:
-    """The preference is total: what must be in is in, the size is kept, what a live pod holds comes last."""
-    chosen, reason = prefer(holding(dgx(), "live", gpu=("gpu-7",)), "gpu", available, must, size)
-
-    assert set(chosen) == wanted
-    assert len(chosen) == len(wanted)
-    assert reason
-
-
-def test_prefer_packs_cores_when_cpus_are_devices() -> None:
-    """CPU devices are preferred as whole cores."""
-    chosen, _ = prefer(dgx(), "cpu", ("cpu-0", "cpu-1", "cpu-113", "cpu-2"), (), 2)
-
-    assert set(chosen) == {"cpu-1", "cpu-113"}
-
-
-def test_prefer_takes_the_last_device_when_it_chooses_from_the_end() -> None:
-    """Claims are given the first devices by name: one device at the plugin's door comes from the other end, also when it breaks a pair."""
-    view = holding(dgx(), "claim", gpu=("gpu-0",))
-    names = tuple(f"gpu-{place}" for place in range(8))
-
-    beside_the_claim, _ = prefer(view, "gpu", names, (), 1)
-    from_the_end, why = prefer(view, "gpu", names, (), 1, is_from_end=True)
-
-    assert (beside_the_claim, from_the_end) == (("gpu-1",), ("gpu-7",))
-    assert why == "the last by name, since claims are given the first"
-
-
-@pytest.mark.parametrize(
-    ("held", "size", "wanted"),
-    [
-        ((), 2, ("gpu-6", "gpu-7")),
-        (("gpu-7",), 2, ("gpu-4", "gpu-5")),
-        (("gpu-5", "gpu-7"), 4, ("gpu-0", "gpu-1", "gpu-2", "gpu-3")),
-        ((), 4, ("gpu-4", "gpu-5", "gpu-6", "gpu-7")),
-    ],
-    ids=["last-pair", "last-whole-pair", "last-whole-node", "last-node"],
-)
-def test_prefer_aligns_first_when_it_chooses_several_from_the_end(held: tuple[str, ...], size: int, wanted: tuple[str, ...]) -> None:
-    """The order decides only among sets that are equally close to each other."""
-    names = tuple(f"gpu-{place}" for place in range(8))
-
-    chosen, _ = prefer(holding(dgx(), "live", gpu=held), "gpu", names, (), size, is_from_end=True)
-
-    assert chosen == wanted
-
-
-def test_prefer_takes_what_is_withheld_when_nothing_else_is_left() -> None:
-    """A device of a claim that is not prepared yet comes after every other free one, and before what a live pod holds."""
-    view = holding(dgx(), "live", gpu=("gpu-5",))
-    names = ("gpu-5", "gpu-6", "gpu-7")
-
-    beside, _ = prefer(view, "gpu", names, (), 1, withheld=("gpu-7",), is_from_end=True)
-    with_it, _ = prefer(view, "gpu", names, (), 2, withheld=("gpu-7",), is_from_end=True)
-
-    assert (beside, set(with_it)) == (("gpu-6",), {"gpu-6", "gpu-7"})
-
-
-def test_prefer_packs_the_last_cores_when_it_chooses_cpus_from_the_end() -> None:
-    """Whole cores as ever, of the other end, and withheld ones last."""
-    names = tuple(f"cpu-{cpu}" for cpu in range(224))
-
-    first, _ = prefer(dgx(), "cpu", names, (), 2)
-    last, _ = prefer(dgx(), "cpu", names, (), 2, is_from_end=True)
-    beside, _ = prefer(dgx(), "cpu", names, (), 2, is_from_end=True, withheld=("cpu-223",))
-    all_of_it, _ = prefer(dgx(), "cpu", ("cpu-111", "cpu-223"), (), 2, is_from_end=True, withheld=("cpu-223",))
-
-    assert (first, set(last), set(beside)) == (("cpu-0", "cpu-112"), {"cpu-111", "cpu-223"}, {"cpu-110", "cpu-222"})
-    assert set(all_of_it) == {"cpu-111", "cpu-223"}
-
-
 def test_place_refuses_machines_above_the_limit_when_the_operator_set_one() -> None:
     """max-allowable-numa-nodes refuses aligned pods on larger machines, and only where it is set."""
     view = structs.replace(dgx(), numa_nodes=NodeSet.of(range(10)), distances=())
@@ -393,78 +296,3 @@ def test_place_refuses_machines_above_the_limit_when_the_operator_set_one() -> N
     assert codes(place(limited, TRAINER)) == ["too-many-numa-nodes"]
     assert isinstance(place(limited, structs.replace(TRAINER, policy=Policy.NONE)), Placement)
     assert isinstance(place(view, TRAINER), Placement)
-
-
-GIB = 1 << 30
-
-
-def with_memory(*, mode: PlanMode = PlanMode.COMPATIBLE, policy: Policy = Policy.RESTRICTED) -> NodeView:
-    """The demo machine with 64 GiB and 8 GiB of huge pages a node, memory aligned."""
-    return structs.replace(
-        dgx(),
-        options=AlignmentOptions(policy=policy, aligns_memory=True, mode=mode),
-        memory=tuple(NumaMemory(id=node, allocatable={"memory": 64 * GIB, "hugepages-2Mi": 8 * GIB}) for node in (0, 1)),
-    )
-
-
-def with_block(view: NodeView, name: str, nodes: str, **shares: int) -> NodeView:
-    """The same node with memory held by the pod of that name; shares are `n0=…` in GiB."""
-    block = MemoryBlock(
-        kind="memory", nodes=NodeSet.parse(nodes), shares=tuple((int(node[1:]), size * GIB) for node, size in sorted(shares.items()))
-    )
-    return structs.replace(view, held_memory={owner(name).key: (block,)})
-
-
-def hungry(name: str, gib: int, *, gpus: int = 2, hugepages: int = 0) -> PodRequest:
-    """A pod of one container with memory."""
-    wanted = structs.replace(container(gpu=gpus), memory_bytes=gib * GIB, hugepages={"hugepages-2Mi": hugepages * GIB} if hugepages else {})
-    return pod(name, wanted)
-
-
-def test_place_takes_memory_with_the_devices_when_memory_is_aligned() -> None:
-    """Memory and huge pages come from the node of the GPUs, and the placement says how much of which."""
-    (container_placement,) = placed(place(with_block(with_memory(), "busy", "0", n0=40), hungry("p", 32, hugepages=2)))
-
-    assert container_placement.alignment == Hint(NodeSet(1), preferred=True)
-    assert container_placement.numa_nodes == NodeSet(1)
-    assert {block.kind: block.by_node for block in container_placement.memory} == {"memory": {1: 32 * GIB}, "hugepages-2Mi": {1: 2 * GIB}}
-
-
-def test_place_keeps_groups_and_single_nodes_apart_when_memory_spans_nodes() -> None:
-    """A node that serves a group takes no single-node block; the refusal names who holds it."""
-    view = with_block(with_memory(), "wide", "0-1", n0=10, n1=10)
-
-    outcome = place(view, hungry("p", 20))
-
-    assert isinstance(outcome, Refusal)
-    assert [reason.facts["owner"] for reason in outcome.to_free] == [owner("wide").key]
-
-
-@pytest.mark.parametrize(("mode", "code"), [(PlanMode.COMPATIBLE, "not-enough-memory"), (PlanMode.CORRECTED, "no-numa-node")])
-def test_place_refuses_memory_that_is_not_there(mode: PlanMode, code: str) -> None:
-    """Kubelet has no opinion and fails afterwards (k/k 128708); corrected says beforehand that no node set has it."""
-    assert code in codes(place(with_memory(mode=mode), hungry("p", 200)))
-
-
-def test_place_lets_later_containers_reuse_the_init_containers_memory() -> None:
-    """What an init container took on the same nodes is not taken again."""
-    init = ContainerRequest(name="init", kind=ContainerKind.INIT, memory_bytes=48 * GIB)
-    main = ContainerRequest(name="main", memory_bytes=56 * GIB)
-
-    first, second = placed(place(with_memory(), PodRequest(owner=owner("p"), containers=(init, main))))
-
-    assert [block.by_node for block in (*first.memory, *second.memory)] == [{0: 48 * GIB}, {0: 8 * GIB}]
-
-
-def test_place_never_aligns_memory_that_may_be_exceeded() -> None:
-    """Burstable memory is no matter of NUMA nodes, as in kubelet."""
-    request = pod("p", structs.replace(container(gpu=1), memory_bytes=500 * GIB, is_memory_fixed=False))
-
-    assert placed(place(with_memory(), request))[0].memory == ()
-
-
-def test_place_ignores_memory_when_the_node_does_not_align_it() -> None:
-    """Without the policy memory is only recorded, as with kubelet's policy None."""
-    (container_placement,) = placed(place(dgx(), hungry("p", 10_000)))
-
-    assert container_placement.memory == ()

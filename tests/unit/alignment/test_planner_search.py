@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from support.alignment_nodes import container, pod
 from support.outcome_text import explain_text
@@ -13,7 +14,7 @@ from topobus.domain.device import Device
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import ContainerKind, PodRequest, Policy
-from topobus.domain.view import AlignmentOptions, CoreView, NodeView, PlanMode
+from topobus.domain.view import AlignmentOptions, CoreView, CpuOptions, NodeView, PlanMode
 
 
 def node(cpus: int = 4, *, mode: PlanMode = PlanMode.CORRECTED, **devices: dict[str, NodeSet]) -> NodeView:
@@ -61,6 +62,17 @@ CASES: dict[str, tuple[NodeView, NodeView, PodRequest]] = {
         ),
     ),
 }
+# The first takes both CPUs of node 0 and three of node 1 by itself; the second can have its CPU on node 0 alone.
+UNEQUAL = structs.replace(
+    node(**PINS),
+    cores=tuple(CoreView(cpus=CpuSet(index), numa_node=int(index > 1), socket=0, l3=0) for index in range(6)),
+    options=AlignmentOptions(policy=Policy.RESTRICTED, mode=PlanMode.CORRECTED),
+)
+CASES["shares-cpus"] = (
+    UNEQUAL,
+    structs.replace(UNEQUAL, options=AlignmentOptions(policy=Policy.RESTRICTED, mode=PlanMode.COMPATIBLE)),
+    pod("p", container("wide", cpus=5), container("narrow", cpus=1, fpga=1)),
+)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -103,8 +115,23 @@ def test_share_gives_everybody_enough_exactly_when_that_can_be_done(available: i
     shares = share(available, demands)
 
     assert (shares is not None) == wanted
-    for (allowed, count), mine in zip(demands, shares or [], strict=False):
-        assert sum(mine.values()) == count
-        assert all(kind & allowed == kind for kind in mine)
-    kinds = {kind for mine in shares or [] for kind in mine}
-    assert all(sum(mine.get(kind, 0) for mine in shares or []) <= kind.bit_count() for kind in kinds)
+    for (allowed, count), portion in zip(demands, shares or [], strict=False):
+        assert sum(portion.values()) == count
+        assert all(kind & allowed == kind for kind in portion)
+    kinds = {kind for portion in shares or [] for kind in portion}
+    assert all(sum(portion.get(kind, 0) for portion in shares or []) <= kind.bit_count() for kind in kinds)
+
+
+@pytest.mark.parametrize(("first", "second"), [(ContainerKind.APP, ContainerKind.APP), (ContainerKind.SIDECAR, ContainerKind.INIT)])
+def test_planner_proves_that_there_is_no_way_when_free_cpus_make_no_whole_cores(first: ContainerKind, second: ContainerKind) -> None:
+    """Six CPUs are free, and two of them have a reserved sibling: what wants whole cores gets four at most, whichever way they are shared."""
+    options = AlignmentOptions(policy=Policy.BEST_EFFORT, mode=PlanMode.CORRECTED, cpu=CpuOptions(full_pcpus_only=True))
+    cores = tuple(CoreView(cpus=CpuSet(2 * index, 2 * index + 1), numa_node=0, socket=0, l3=0) for index in range(4))
+    view = NodeView(node="small", numa_nodes=NodeSet(0), cores=cores, reserved_cpus=CpuSet(0, 2), options=options)
+
+    outcome = place(view, pod("p", container("first", kind=first, cpus=4), container("second", kind=second, cpus=2)))
+    alone = place(view, pod("p", container("first", kind=first, cpus=4)))
+
+    assert isinstance(alone, Placement), explain_text(alone)
+    assert isinstance(outcome, Refusal)
+    assert [reason.code for reason in outcome.reasons] == ["smt-alignment", "no-other-way"], explain_text(outcome)

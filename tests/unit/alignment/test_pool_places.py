@@ -122,7 +122,7 @@ def test_prefer_chooses_among_what_kubelet_offers_when_it_is_a_pool() -> None:
 )
 def test_place_admits_exactly_what_both_resources_can_give(in_pool: set[int], held: set[int], from_pool: int, from_rest: int) -> None:
     """With and without the search for what to free: never a device of the other resource, never a held one, and never a refusal for nothing."""
-    view = holding(pooled(*(f"gpu-{one}" for one in in_pool)), "x", gpu=tuple(f"gpu-{one}" for one in held))
+    view = holding(pooled(*(f"gpu-{index}" for index in in_pool)), "x", gpu=tuple(f"gpu-{index}" for index in held))
     wishes = tuple(DeviceRequest(device_class=name, count=count) for name, count in (("gpu-h100", from_pool), ("gpu", from_rest)) if count)
     request = pod("a", ContainerRequest(name="main", devices=wishes))
     outcome = place(view, request)

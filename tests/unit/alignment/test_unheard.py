@@ -44,6 +44,6 @@ def test_place_refuses_only_what_a_silent_service_would_give_when_it_is_asked_fo
 
     reasons = outcome.reasons if isinstance(outcome, Refusal) else ()
     assert [(reason.code, reason.facts["resource"], reason.facts["since"]) for reason in reasons] == [
-        ("service-silent", one, SINCE) for one in wanted
+        ("service-silent", resource, SINCE) for resource in wanted
     ]
     assert isinstance(outcome, Placement) is not bool(wanted)

@@ -46,8 +46,8 @@ async def client(server: ApiServerSimulator) -> AsyncIterator[httpx2.AsyncClient
 
 def grant(server: ApiServerSimulator, kind: str, *rules: dict[str, Any], namespace: str = "") -> None:
     """Store a role and its binding."""
-    for one in a_role(kind, list(rules), namespace):
-        server.put(one)
+    for api_object in a_role(kind, list(rules), namespace):
+        server.put(api_object)
 
 
 async def test_user_is_refused_when_no_role_grants_it(client: httpx2.AsyncClient) -> None:
@@ -89,23 +89,63 @@ async def test_role_binds_in_its_namespace_alone_when_it_has_one(server: ApiServ
     """A Role's rights end with its namespace."""
     grant(server, "Role", {"apiGroups": [""], "resources": ["pods"], "verbs": ["*"]}, namespace="inside")
 
-    codes = [(await client.get(PODS.format(one))).status_code for one in ("inside", "outside")]
+    codes = [(await client.get(PODS.format(namespace))).status_code for namespace in ("inside", "outside")]
     everywhere = (await client.get("/api/v1/pods")).status_code
 
     assert (codes, everywhere) == ([200, 403], 403)
 
 
+SPEC = {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu"}}]}}
+NODE = {"nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}]}
+RESULT = {"request": "gpu", "driver": "gpu.topobus.dev", "pool": "n1", "device": "gpu-0"}
+ALLOCATION = {"devices": {"results": [RESULT]}, "nodeSelector": NODE}
+DEVICE = {"driver": "gpu.topobus.dev", "pool": "n1", "device": "gpu-0"}
+STATUS = {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims/status"], "verbs": ["update", "patch"]}
+BINDING = {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims/binding"], "verbs": ["update", "patch"]}
+
+
+def driver_right(*verbs: str, driver: str = "gpu.topobus.dev") -> dict[str, Any]:
+    """The right to say something of a driver's devices."""
+    return {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims/driver"], "verbs": list(verbs), "resourceNames": [driver]}
+
+
 async def test_claim_status_needs_the_part_that_is_written_when_changed(server: ApiServerSimulator, client: httpx2.AsyncClient) -> None:
-    """The right on `resourceclaims/status` is not enough: an allocation needs `binding`, a device's state needs `driver`."""
-    status = {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims/status"], "verbs": ["update"]}
-    binding = {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims/binding"], "verbs": ["update"]}
-    driver = {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims/driver"], "verbs": ["associated-node:update"]}
-    allocation = {"status": {"allocation": {"devices": {}}}}
-    devices = {"status": {"allocation": {"devices": {}}, "devices": [{"driver": "d", "pool": "p", "device": "x"}]}}
+    """The right on `resourceclaims/status` is not enough: an allocation needs `binding`, a device's state needs `driver`; a real server says so as it validates."""
+    allocation = {"status": {"allocation": ALLOCATION}}
+    devices = {"status": {"allocation": ALLOCATION, "devices": [DEVICE]}}
+    server.add_user(USER, node="n1")
 
     codes = []
-    for rules, body in (([status], allocation), ([status, binding], allocation), ([status, binding], devices), ([status, driver], devices)):
+    for rules, body in (
+        ([STATUS], allocation),
+        ([STATUS, BINDING], allocation),
+        ([STATUS, BINDING], devices),
+        ([STATUS, driver_right("associated-node:update", driver="nic.topobus.dev")], devices),
+        ([STATUS, driver_right("associated-node:update")], devices),
+    ):
         grant(server, "ClusterRole", *rules)
-        codes.append((await client.put(f"{CLAIMS}/c/status", json={"metadata": {"name": "c"}, **body})).status_code)
+        answer = await client.put(f"{CLAIMS}/c/status", json={"metadata": {"name": "c"}, **body})
+        codes.append((answer.status_code, answer.json().get("message", "").partition("Forbidden: ")[2][:34]))
 
-    assert codes == [403, 200, 403, 200]
+    refused = "changing status.devices requires r"
+    assert codes == [(422, "changing status.allocation or stat"), (200, ""), (422, refused), (422, refused), (200, "")]
+
+
+@pytest.mark.parametrize(
+    ("verb", "node", "code"), [("associated-node", "n1", 200), ("associated-node", "n2", 422), ("arbitrary-node", "n2", 200)]
+)
+async def test_device_status_is_written_from_the_allocations_node(
+    server: ApiServerSimulator, client: httpx2.AsyncClient, verb: str, node: str, code: int
+) -> None:
+    """The right of the claim's own node is no right of another node's token; what is applied is judged by what would stand there."""
+    server.put({"kind": "ResourceClaim", "metadata": {"name": "c"}, "spec": SPEC, "status": {"allocation": ALLOCATION}})
+    server.add_user(USER, node=node)
+    grant(server, "ClusterRole", STATUS, driver_right(f"{verb}:patch"))
+
+    answer = await client.patch(
+        f"{CLAIMS}/c/status?fieldManager=gpu.topobus.dev&force=true",
+        json={"kind": "ResourceClaim", "apiVersion": "resource.k8s.io/v1", "metadata": {"name": "c"}, "status": {"devices": [DEVICE]}},
+        headers={"content-type": "application/apply-patch+yaml"},
+    )
+
+    assert answer.status_code == code

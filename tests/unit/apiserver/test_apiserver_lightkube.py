@@ -55,7 +55,7 @@ async def test_library_does_its_work_when_it_knows_nothing_of_the_simulator(tmp_
 
 async def test_librarys_watch_follows_when_changes_come(tmp_path: Path) -> None:
     """The library's own watch sees a claim appear, get a status, and go."""
-    async with asyncio.timeout(10), ApiServerSimulator() as server, client_of(server, tmp_path) as client:
+    async with asyncio.timeout(60), ApiServerSimulator() as server, client_of(server, tmp_path) as client:
         events = client.watch(ResourceClaim, namespace="*", resource_version="1")
         request = {"name": "r", "exactly": {"deviceClassName": "gpu"}}
         claim = {"kind": "ResourceClaim", "metadata": {"name": "c"}, "spec": {"devices": {"requests": [request]}}}

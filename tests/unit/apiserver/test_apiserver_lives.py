@@ -57,7 +57,7 @@ async def test_reservation_is_taken_back_when_its_pod_is_gone() -> None:
         (free,) = server.objects("ResourceClaim")
 
     assert (first, second) == (["c"], ["c"])
-    assert [one["name"] for one in kept["status"]["reservedFor"]] == ["p"]
+    assert [user["name"] for user in kept["status"]["reservedFor"]] == ["p"]
     assert "allocation" in kept["status"]
     assert not free.get("status")
 
@@ -70,7 +70,7 @@ async def test_watch_of_one_object_tells_of_no_other_when_named_in_the_path() ->
         async with client.stream("GET", f"{CLAIMS}/b", params={"watch": "true", "timeoutSeconds": "0.2"}) as answer:
             seen = [json.loads(line) async for line in answer.aiter_lines()]
 
-    assert [(one["type"], one["object"]["metadata"]["name"]) for one in seen] == [("ADDED", "b")]
+    assert [(event["type"], event["object"]["metadata"]["name"]) for event in seen] == [("ADDED", "b")]
 
 
 async def test_protobuf_is_refused_with_a_hint_when_sent() -> None:

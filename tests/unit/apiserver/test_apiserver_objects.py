@@ -177,7 +177,7 @@ async def test_bound_pod_stays_when_deleted_with_grace(client: httpx2.AsyncClien
     await client.request("DELETE", f"{pods}/p", json={"gracePeriodSeconds": 0})
 
     assert bound == [201, 409]
-    assert [one["metadata"]["name"] for one in items] == ["p"]
+    assert [item["metadata"]["name"] for item in items] == ["p"]
     assert is_marked
     assert server.objects("Pod") == []
 

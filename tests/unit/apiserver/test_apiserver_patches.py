@@ -124,7 +124,9 @@ async def test_strategic_patch_keeps_the_rest_when_sent(client: httpx2.AsyncClie
 async def test_apply_owns_single_elements_when_a_list_is_a_map(client: httpx2.AsyncClient, server: ApiServerSimulator) -> None:
     """Two drivers apply the state of their devices in one claim; one's leaving takes its own element alone, and the last one the list."""
     request = {"name": "gpu", "exactly": {"deviceClassName": "gpu"}}
-    server.put({"kind": "ResourceClaim", "metadata": {"name": "c"}, "spec": {"devices": {"requests": [request]}}})
+    results = [{"request": "gpu", "driver": f"{name}.example.com", "pool": "n", "device": f"{name}-0"} for name in ("gpu", "nic")]
+    status = {"allocation": {"devices": {"results": results}}}
+    server.put({"kind": "ResourceClaim", "metadata": {"name": "c"}, "spec": {"devices": {"requests": [request]}}, "status": status})
 
     async def apply(driver: str, devices: list[str]) -> dict[str, Any]:
         status = {"devices": [{"driver": driver, "pool": "n", "device": device, "data": {"x": 1}} for device in devices]}
@@ -136,9 +138,9 @@ async def test_apply_owns_single_elements_when_a_list_is_a_map(client: httpx2.As
 
     await apply("gpu.example.com", ["gpu-0"])
     both = await apply("nic.example.com", ["nic-0"])
-    one = await apply("gpu.example.com", [])
+    remaining = await apply("gpu.example.com", [])
     none = await apply("nic.example.com", [])
 
     assert [it["device"] for it in both["devices"]] == ["gpu-0", "nic-0"]
-    assert [it["device"] for it in one["devices"]] == ["nic-0"]
-    assert none == {}
+    assert [it["device"] for it in remaining["devices"]] == ["nic-0"]
+    assert "devices" not in none

@@ -34,7 +34,7 @@ async def watching(server: ApiServerSimulator, **query: str) -> AsyncIterator[As
             yield event["type"], event["object"]
 
     async with (
-        asyncio.timeout(10),
+        asyncio.timeout(60),
         httpx2.AsyncClient(base_url=server.url, timeout=None, trust_env=False) as client,
         client.stream("GET", SLICES, params={"watch": "true", **query}) as answer,
     ):
@@ -57,8 +57,8 @@ async def test_watch_tells_each_change_once_when_it_begins_at_a_list() -> None:
 
             seen = [await anext(events) for _ in range(3)]
 
-    assert [brief(one) for one in seen] == [("ADDED", "b"), ("MODIFIED", "a"), ("DELETED", "a")]
-    assert [one[1]["metadata"]["resourceVersion"] for one in seen] == ["3", "4", "5"]
+    assert [brief(event) for event in seen] == [("ADDED", "b"), ("MODIFIED", "a"), ("DELETED", "a")]
+    assert [event[1]["metadata"]["resourceVersion"] for event in seen] == ["3", "4", "5"]
 
 
 async def test_watch_loses_nothing_when_changes_come_while_it_is_read() -> None:
@@ -86,7 +86,7 @@ async def test_watch_begins_with_what_there_is_when_asked_for_initial_events() -
         async with watching(server) as events:
             plain = await anext(events)
 
-    assert [brief(one) for one in listed] == [("ADDED", "a"), ("BOOKMARK", "")]
+    assert [brief(event) for event in listed] == [("ADDED", "a"), ("BOOKMARK", "")]
     assert listed[1][1]["metadata"]["annotations"] == {"k8s.io/initial-events-end": "true"}
     assert brief(plain) == ("ADDED", "a")
 
@@ -117,9 +117,9 @@ async def test_watch_sends_bookmarks_when_asked() -> None:
     ):
         node = server.put({"kind": "Node", "metadata": {"name": "n1"}})
         wanted = node["metadata"]["resourceVersion"]
-        found = [one async for one in until(events, wanted)]
+        received = [event async for event in until(events, wanted)]
 
-    assert {kind for kind, _ in found} == {"BOOKMARK"}
+    assert {kind for kind, _ in received} == {"BOOKMARK"}
 
 
 async def until(events: AsyncIterator[tuple[str, dict[str, Any]]], version: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:

@@ -36,11 +36,12 @@ def build(programs: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_every_image_of_the_manifests_is_built_and_imported_when_asked(programs: Path) -> None:
     """The names are those that a node looks for, each built and handed to containerd once."""
     listed = yaml.safe_load((ROOT / "deploy" / "kubernetes" / "kustomization.yaml").read_text(encoding="utf-8"))["images"]
+    listed += yaml.safe_load((ROOT / "deploy" / "kubernetes-leaf" / "kustomization.yaml").read_text(encoding="utf-8"))["images"]
     answer = build(programs, "--import")
     calls = (programs / "calls").read_text().splitlines()
 
     assert answer.returncode == 0, answer.stderr
-    assert sorted(answer.stdout.split()) == sorted(f"docker.io/{one['name']}:latest" for one in listed)
+    assert sorted(answer.stdout.split()) == sorted(f"docker.io/{image['name']}:latest" for image in listed)
     assert len([call for call in calls if call.startswith("podman build")]) == len(listed)
     assert calls.count("ctr -n k8s.io images import -") == len(listed)
 

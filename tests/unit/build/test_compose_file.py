@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from topobus.cli.application import run
+from topobus.contracts.nats_permissions import PRINCIPALS
 from topobus.controller.config import ControllerSettings
 from topobus.cpu.config import CpuSettings
 from topobus.discovery.config import DiscoverySettings
@@ -18,6 +21,7 @@ from topobus.gpu.config import GpuSettings
 from topobus.nic.config import NicSettings
 from topobus.runtime.config import ServiceSettings, load_settings
 from topobus.runtime.probe import read_endpoint
+from topobus.simulation.nats_server import find_nats_server
 from topobus.topology.config import TopologySettings
 
 FILE = Path(__file__).parents[3] / "compose.yaml"
@@ -65,6 +69,46 @@ def test_answer_keys_reach_who_proves_and_who_asks() -> None:
         assert settings.answers.key_dir == SERVICES["answer-keys"]["command"][1]  # type: ignore[attr-defined]  # all six have the setting
     image = (FILE.parent / "deploy" / "images" / "Dockerfile").read_text(encoding="utf-8")
     assert f"USER 65532:{SERVICES['answer-keys']['user'].rpartition(':')[2]}" in image
+
+
+@pytest.mark.parametrize("name", sorted(SETTINGS))
+def test_service_sees_its_own_password_alone(name: str) -> None:
+    """Each service is a user of its own, whose password is in a volume that no other service mounts; it waits until that is made."""
+    service = SERVICES[name]
+    settings = load_settings(SETTINGS[name], name, file=None, environ=service["environment"])
+    mounted = {volume.split(":")[0]: volume.split(":")[1:] for volume in service["volumes"]}
+
+    assert (settings.nats.user, settings.nats.password_file) == (name, "/nats-user/password")
+    assert {volume: place for volume, place in mounted.items() if volume.startswith(("user-", "nats-"))} == {
+        f"user-{name}": ["/nats-user", "ro"]
+    }
+    assert service["depends_on"] == SERVICES["nats"]["depends_on"] == {"keys": {"condition": "service_completed_successfully"}}
+
+
+def test_passwords_are_made_for_every_user_when_compose_starts_first(tmp_path: Path) -> None:
+    """The maker has a volume for each user; the server alone mounts the file of all, and includes it with its settings."""
+    keys, nats = SERVICES["keys"], SERVICES["nats"]
+    places = dict(volume.split(":") for volume in keys["volumes"])
+    command = keys["command"]
+
+    assert places == {"nats-users": "/keys/nats"} | {f"user-{principal}": f"/keys/{principal}" for principal in PRINCIPALS}
+    assert (keys["entrypoint"], command[0], command[1]) == (["/usr/local/bin/service", "keys"], "make", "/keys")
+    assert command[command.index("--server-file") + 1] == "/keys/nats/users.conf"
+    assert [
+        name for name, service in SERVICES.items() if any(volume.startswith("nats-users:") for volume in service.get("volumes", ()))
+    ] == [
+        "nats",
+        "keys",
+    ]
+    assert run(["keys", command[0], str(tmp_path / "keys"), *command[2:-1], str(tmp_path / "users.conf")]) == 0
+    (etc := tmp_path / "etc" / "nats").mkdir(parents=True)
+    (tmp_path / "etc" / "nats-users").mkdir()
+    for file in (FILE.parent / "deploy" / "nats").glob("*.conf"):
+        (etc / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "etc" / "nats-users" / "users.conf").write_bytes((tmp_path / "users.conf").read_bytes())
+    checked = subprocess.run([find_nats_server(), "-t", "-c", etc / "with-users.conf"], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stderr
+    assert "nats-users:/etc/nats-users:ro" in nats["volumes"]
 
 
 @pytest.mark.parametrize("name", sorted(SETTINGS))

@@ -59,8 +59,9 @@ def test_server_is_ended_when_it_was_healthy_and_stays_sick(tmp_path: Path, was_
 
 def test_server_has_a_store_of_a_fixed_size_when_compose_starts_it() -> None:
     """Its configuration is the shipped one, whose store holds all streams, whatever is free on the disk at a restart."""
-    assert "./deploy/nats/nats-server.conf:/etc/nats/topobus.conf:ro" in _NATS["volumes"]
-    assert _NATS["command"] == ["-c", "/etc/nats/topobus.conf"]
+    assert "./deploy/nats:/etc/nats:ro" in _NATS["volumes"]
+    assert _NATS["command"] == ["-c", "/etc/nats/${TOPOBUS_NATS_CONF:-with-users.conf}"]
+    assert "include nats-server.conf\n" in (ROOT / "deploy/nats/with-users.conf").read_text(encoding="utf-8")
     assert "max_file_store: 4GB" in (ROOT / "deploy/nats/nats-server.conf").read_text(encoding="utf-8")
     assert "max_file_store: 4GB" in (ROOT / "deploy/kubernetes/nats.yaml").read_text(encoding="utf-8")
     assert total_bytes() < 4e9

@@ -20,8 +20,8 @@ def test_dockerfile_copies_all_that_the_wheel_is_made_of() -> None:
     wanted = [*wheel["only-include"], *wheel["force-include"], project["project"]["readme"], *project["project"]["license-files"]]
     ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
 
-    assert [one for one in wanted if not any(PurePosixPath(one).is_relative_to(source) for source in _copied())] == []
-    assert [one for one in wanted if PurePosixPath(one).parts[0] in ignored] == []
+    assert [path for path in wanted if not any(PurePosixPath(path).is_relative_to(source) for source in _copied())] == []
+    assert [path for path in wanted if PurePosixPath(path).parts[0] in ignored] == []
 
 
 def test_images_are_built_without_the_test_kit() -> None:

@@ -166,9 +166,9 @@ def test_version_is_none_when_a_part_is_empty_or_no_number(text: str) -> None:
 
 def test_versions_are_one_key_when_they_are_equal() -> None:
     """Build data takes no part in comparison, nor in the hash; and a version is written as it was read."""
-    one, other = SemanticVersion.parse("1.2.3-rc.1+linux"), SemanticVersion.parse("1.2.3-rc.1+mac")
+    version, other = SemanticVersion.parse("1.2.3-rc.1+linux"), SemanticVersion.parse("1.2.3-rc.1+mac")
 
-    assert one == other
-    assert {one: "x"}[other] == "x"
-    assert str(one) == "1.2.3-rc.1+linux"
+    assert version == other
+    assert {version: "x"}[other] == "x"
+    assert str(version) == "1.2.3-rc.1+linux"
     assert str(SemanticVersion.parse("1.2.3")) == "1.2.3"

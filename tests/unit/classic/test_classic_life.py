@@ -145,14 +145,14 @@ def test_handle_of_another_driver_is_left_alone() -> None:
 
 def test_world_keeps_classic_claims_apart_from_structured_ones() -> None:
     """A keeper of one generation never sees the other's claims, and both count as holders."""
-    world = StandaloneState()
+    state = StandaloneState()
     key = ObjectKey("resourceclaim", "default", "c")
-    world.put_object(key, Stored(1, classic_lifecycle.with_allocation(_claim(), DRIVER, RESULT, now=NOW)))
+    state.put_object(key, Stored(1, classic_lifecycle.with_allocation(_claim(), DRIVER, RESULT, now=NOW)))
 
-    assert ([object_key for object_key, _ in world.classic_claims()], world.claims()) == ([key], ())
+    assert ([object_key for object_key, _ in state.classic_claims()], state.claims()) == ([key], ())
 
-    world.drop_object(key)
-    assert world.classic_claims() == ()
+    state.drop_object(key)
+    assert state.classic_claims() == ()
 
 
 def test_template_of_classic_claims_makes_classic_claims_for_pods_of_the_old_form() -> None:

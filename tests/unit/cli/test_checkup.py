@@ -8,8 +8,22 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from topobus.cli.checkup import MISSING, Finding, Level, check_clock, check_node, check_server, check_streams
+from topobus.cli.checkup import (
+    MISSING,
+    Finding,
+    Level,
+    check_access,
+    check_clock,
+    check_node,
+    check_rejected,
+    check_runtime,
+    check_server,
+    check_slice_fields,
+    check_streams,
+)
 from topobus.cli.commands.doctor import check_folders
+from topobus.contracts.catalogue import INVENTORY as STORED_INVENTORY
+from topobus.contracts.messages import RuntimeConnection
 from topobus.domain.device import Device, Inventory
 from topobus.domain.health import DeviceHealth, HealthState
 from topobus.domain.idset import CpuSet
@@ -89,6 +103,32 @@ def test_check_streams_names_stream_and_difference_when_one_drifted() -> None:
     assert "start topobus-controller" in only(findings, "stream C").next_step
 
 
+def test_check_rejected_names_node_value_and_writer_when_nobody_can_read_it() -> None:
+    """A node that writes garbage, or in a language of another release, is named; a flood of garbage is a bounded number of rows."""
+    findings = check_rejected([(STORED_INVENTORY, "n_1.gpu", "expected `str`, got `int`")])
+    many = check_rejected([(STORED_INVENTORY, f"n{number}.gpu", "garbage") for number in range(1000)])
+
+    assert [(finding.level, finding.what) for finding in findings] == [(Level.FAIL, "n.1: inventory")]
+    assert "topobus_inventories/n_1.gpu: expected `str`" in findings[0].found
+    assert "gpu" in findings[0].next_step
+    assert len(many) <= 20
+    assert "984 more" in many[-1].found
+
+
+def test_check_runtime_fails_with_the_next_step_when_the_gateway_has_no_connection() -> None:
+    """Only where the gateway gives CPUs: elsewhere nobody needs the container runtime's plugin interface."""
+    absent = check_runtime("n1", RuntimeConnection(socket="/run/nri.sock", why_not="no container runtime answers at /run/nri.sock"))
+    present = check_runtime("n1", RuntimeConnection(socket="/run/nri.sock"))
+
+    assert absent is not None
+    assert (absent.level, absent.what) == (Level.FAIL, "n1: container runtime")
+    assert "(NRI): no container runtime answers" in absent.found
+    assert "switch NRI on" in absent.next_step
+    assert present is not None
+    assert present.level is Level.OK
+    assert check_runtime("n1", None) is None
+
+
 def test_check_server_fails_when_it_is_too_old() -> None:
     """A server older than what watches need is refused."""
     assert check_server("nats://x", (2, 8, 4)).level is Level.FAIL
@@ -140,3 +180,35 @@ def test_clock_is_a_finding_when_it_differs(ahead_s: float, level: Level, text: 
     assert finding is not None
     assert (finding.level, finding.found) == (level, text)
     assert check_clock("n1", 0.5) is None
+
+
+def test_check_slice_fields_warns_with_the_feature_when_a_server_keeps_no_counters() -> None:
+    """What is dropped, what users get instead, and which feature to switch on; nothing is said of a server that keeps all."""
+    finding = check_slice_fields("n1", ("spec.devices.*.allowMultipleAllocations", "spec.devices.*.consumesCounters"))
+
+    assert finding is not None
+    assert (finding.level, finding.what) == (Level.WARN, "n1: slices")
+    assert finding.found.endswith(
+        "spec.devices.*.consumesCounters: devices are held by one claim, not shared; cards are offered whole, their partitions are not"
+    )
+    assert finding.next_step == "switch DRAConsumableCapacity and DRAPartitionableDevices on in kube-apiserver and kube-scheduler"
+    assert check_slice_fields("n1", ()) is None
+
+
+@pytest.mark.parametrize(
+    ("wants_login", "is_encrypted", "is_local", "level", "says"),
+    [
+        (True, False, True, Level.OK, "has users; this is user cli"),
+        (True, True, False, Level.OK, "TLS"),
+        (True, False, False, Level.WARN, "passwords cross the wire"),
+        (False, False, True, Level.OK, "open: whoever reaches it may write"),
+        (False, True, False, Level.WARN, "open: whoever reaches it may write"),
+    ],
+)
+def test_check_access_says_whether_the_bus_is_open(wants_login: bool, is_encrypted: bool, is_local: bool, level: Level, says: str) -> None:
+    """Users, or open; a warning where others can reach an open server or overhear a login, with a way on."""
+    finding = check_access(user="cli", wants_login=wants_login, is_encrypted=is_encrypted, is_local=is_local)
+
+    assert (finding.level, finding.what) == (level, "nats users")
+    assert says in finding.found
+    assert (level is Level.OK) or finding.next_step

@@ -37,7 +37,7 @@ def short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
         (HardwareError("x"), 74),
         (ConfigError("x"), 78),
     ],
-    ids=lambda one: type(one).__name__ if isinstance(one, Exception) else str(one),
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
 )
 def test_code_of_gives_the_documented_code_when_an_error_ends_a_command(error: TopobusError, code: int) -> None:
     """Each kind of error has one exit code, the documented one."""
@@ -59,13 +59,14 @@ def test_code_of_gives_the_documented_code_when_an_error_ends_a_command(error: T
         (["up", "--profile", "cray"], 2, "dgx"),
         (["up", "--real", "--root", "/"], 2, "exclude"),
         (["up", "--root", "absent"], 66, "absent"),
+        (["up", "--open", "--nats", "nats://10.0.0.1:4222"], 2, "loopback"),
         (["machine", "--root", "absent"], 66, "absent"),
         (["inventory", "gpu", "--nats", _NOBODY], 69, _NOBODY),
         (["machine", "--nats", _NOBODY], 69, "topobus up"),
         (["health", "--nats", _NOBODY], 69, _NOBODY),
         (["decisions", "--nats", _NOBODY, "--config", "absent.toml"], 78, "absent.toml"),
     ],
-    ids=lambda one: " ".join(one) if isinstance(one, list) else "",
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_run_names_the_trouble_when_a_command_cannot_work(
     arguments: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -73,10 +74,10 @@ def test_run_names_the_trouble_when_a_command_cannot_work(
     """The code is the documented one, stderr names what is wrong, stdout stays empty, and there is no traceback."""
     monkeypatch.chdir(tmp_path)
 
-    found = run(arguments)
+    exit_code = run(arguments)
 
     printed = capsys.readouterr()
-    assert found == code
+    assert exit_code == code
     assert said in printed.err
     assert printed.out == ""
     assert "Traceback" not in printed.err

@@ -49,11 +49,13 @@ def test_migrate_ends_with_no_and_tells_on_stderr_when_something_is_lost(tmp_pat
 def test_migrate_writes_one_document_when_json_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Objects and notes with their severity."""
     code = run(["migrate", _write(tmp_path, CLASS.format(version="v1alpha2", more=NODES)), "--json"])
-    found = json.loads(capsys.readouterr().out)
+    printed = json.loads(capsys.readouterr().out)
 
-    assert (code, found["isComplete"]) == (1, False)
-    assert [one["kind"] for one in found["objects"]] == ["DeviceClass"]
-    assert [(note["object"], note["path"], note["severity"]) for note in found["notes"]] == [("ResourceClass gpu", "suitableNodes", "lost")]
+    assert (code, printed["isComplete"]) == (1, False)
+    assert [api_object["kind"] for api_object in printed["objects"]] == ["DeviceClass"]
+    assert [(note["object"], note["path"], note["severity"]) for note in printed["notes"]] == [
+        ("ResourceClass gpu", "suitableNodes", "lost")
+    ]
 
 
 @pytest.mark.parametrize(

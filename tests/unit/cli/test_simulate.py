@@ -182,7 +182,7 @@ def test_explain_replays_to_the_same_answer_when_a_decision_was_recorded(
     assert code == ExitCode.OK
     assert answer["replay"]["is_same"]
     outcome = answer["decision"]["outcome"]
-    told = [reason["code"] for reason in outcome.get("reasons", [])] + [
+    codes = [reason["code"] for reason in outcome.get("reasons", [])] + [
         reason["code"] for container in outcome.get("containers", []) for reason in container["reasons"]
     ]
     wanted = {
@@ -193,7 +193,7 @@ def test_explain_replays_to_the_same_answer_when_a_decision_was_recorded(
         "corrected": "searched",
         "locality": "locality-met",
     }
-    assert wanted.get(what, what) in told
+    assert wanted.get(what, what) in codes
 
 
 CLAIMS = """

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from topobus.contracts.catalogue import CLUSTER, INVENTORY, MACHINE, OBJECT, to_token
+from topobus.contracts.catalogue import INVENTORY, MACHINE, OBJECT
 from topobus.contracts.codec import decode
 from topobus.contracts.messages import ApiObject
+from topobus.contracts.nouns import CLUSTER, to_token
 from topobus.domain.device import Inventory
 from topobus.domain.errors import ContractError
 from topobus.domain.machine import Machine

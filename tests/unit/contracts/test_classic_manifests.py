@@ -110,10 +110,10 @@ def test_manifest_reads_claims_and_parameters_when_they_are_whole() -> None:
 )
 def test_manifest_refuses_with_the_path_when_a_classic_object_is_wrong(text: str, wanted: str) -> None:
     """A typing error is told with line, path, what was found and what was wanted."""
-    told = _refusal(text)
+    message = _refusal(text)
 
-    assert wanted in told
-    assert ", line " in told
+    assert wanted in message
+    assert ", line " in message
 
 
 def test_manifest_refuses_a_context_when_it_names_too_many_nodes() -> None:

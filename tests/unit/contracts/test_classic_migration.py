@@ -118,7 +118,7 @@ def test_object_is_left_out_when_its_meaning_would_be_wider() -> None:
     """A claim whose parameters are not known would take any device."""
     done = _migrate(CLASS, CLAIM.partition("---\napiVersion: gpu")[0])
 
-    assert [one["kind"] for one in done.objects] == ["DeviceClass"]
+    assert [api_object["kind"] for api_object in done.objects] == ["DeviceClass"]
 
 
 def test_parameters_of_another_driver_are_passed_on_as_opaque_configuration() -> None:
@@ -169,7 +169,7 @@ spec: {metadata: {labels: {a: b}}, spec: {resourceClassName: gpu}}
 
 
 @pytest.mark.parametrize(
-    ("one", "where"),
+    ("written", "where"),
     [
         ({"apiVersion": "v1", "kind": "Pod", "spec": {"resourceClaims": []}}, ("spec",)),
         ({"apiVersion": "batch/v1", "kind": "Job", "spec": {"template": {"spec": {}}}}, ("spec", "template", "spec")),
@@ -179,14 +179,14 @@ spec: {metadata: {labels: {a: b}}, spec: {resourceClassName: gpu}}
         ),
     ],
 )
-def test_claims_of_pods_and_of_pod_templates_get_their_newer_form(one: dict[str, Any], where: tuple[str, ...]) -> None:
+def test_claims_of_pods_and_of_pod_templates_get_their_newer_form(written: dict[str, Any], where: tuple[str, ...]) -> None:
     """`source` goes; whatever else stands in the object stays as it is."""
-    inner = one
+    inner = written
     for key in where:
         inner = inner[key]
     inner["resourceClaims"] = [{"name": "g", "source": {"resourceClaimTemplateName": "t"}}, {"name": "h", "resourceClaimName": "x"}]
 
-    (made,) = migrate([one]).objects
+    (made,) = migrate([written]).objects
     for key in where:
         made = made[key]
     assert made["resourceClaims"] == [{"name": "g", "resourceClaimTemplateName": "t"}, {"name": "h", "resourceClaimName": "x"}]

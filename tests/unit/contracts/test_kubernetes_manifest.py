@@ -167,10 +167,10 @@ def test_parse_manifest_leaves_foreign_resources_alone_when_they_are_unknown() -
 def test_object_parts_use_the_cluster_token_when_the_kind_has_no_namespace() -> None:
     """Classes and slices belong to no namespace; claims without one belong to `default`."""
     api_object = ApiObject(api_version="resource.k8s.io/v1", kind="DeviceClass", metadata={"name": "gpu"})
-    two = ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata={"name": "fast"})
+    claim = ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata={"name": "fast"})
 
     assert object_parts(api_object) == {"kind": "deviceclass", "namespace": "_", "name": "gpu"}
-    assert object_parts(two) == {"kind": "resourceclaim", "namespace": "default", "name": "fast"}
+    assert object_parts(claim) == {"kind": "resourceclaim", "namespace": "default", "name": "fast"}
 
 
 def test_admit_keeps_identity_and_status_when_an_object_is_replaced() -> None:

@@ -82,6 +82,9 @@ def small_limits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("MAX_ENTRIES", 8),
         ("MAX_MEMORY_BLOCKS", 4),
         ("MAX_SHARES", 4),
+        ("MAX_COUNTERS", 4),
+        ("MAX_USES", 4),
+        ("MAX_VALID_VALUES", 4),
     ):
         monkeypatch.setattr(bounds, name, limit)
     bounds.bounded.cache_clear()
@@ -171,6 +174,6 @@ def _json(value: Any) -> bytes:
 
 def test_the_table_finds_the_hostile_places_of_a_message() -> None:
     """The table of hostile values reaches texts, lists, maps, numbers and id lists inside of lists inside of maps."""
-    found = {what.split(" ")[0] for _, what, _ in hostile_values(as_json(Holders), "")}
+    places = {what.split(" ")[0] for _, what, _ in hostile_values(as_json(Holders), "")}
 
-    assert found >= {"text", "entries", "key", "number", "digits", "ids"}
+    assert places >= {"text", "entries", "key", "number", "digits", "ids"}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from topobus.domain.counters import CapacityPolicy, CounterUse
 from topobus.domain.device import Device
 from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState
 from topobus.kubernetes.api.limits import check_slice
-from topobus.kubernetes.api.resource import Pool, SliceSpec
-from topobus.kubernetes.api.slices import in_seconds, slice_device
+from topobus.kubernetes.api.resource import Pool, RequestPolicy, SliceDevice, SliceSpec, ValidRange
+from topobus.kubernetes.api.slice_limits import check_device
+from topobus.kubernetes.api.slices import fault_of_shares, in_seconds, slice_device
 
 
 def test_taint_keeps_the_faults_time_when_a_device_is_sick() -> None:
@@ -63,3 +65,69 @@ def test_version_is_a_text_when_the_server_would_not_read_it_as_one(text: str) -
     pool = Pool(name="n", resource_slice_count=1)
     assert check_slice(SliceSpec(driver="gpu.topobus.dev", node_name="n", pool=pool, devices=(shown,))) == []
     assert text in (attribute.version, attribute.string)
+
+
+def test_slice_device_shows_shares_and_what_they_may_be_of() -> None:
+    """A device that several may hold says so, with the amounts that each may have, within every limit of the API."""
+    device = Device(
+        name="nic-0",
+        device_class="nic",
+        capacity={"bandwidth": 25_000, "queues": 64, "slots": 20},
+        allows_multiple=True,
+        capacity_policies={
+            "bandwidth": CapacityPolicy(default=1_000, minimum=1_000, step=1_000),
+            "queues": CapacityPolicy(default=1, valid_values=(1, 2, 4)),
+            "slots": CapacityPolicy(default=1),
+        },
+    )
+
+    shown = slice_device(device)
+
+    assert shown.allow_multiple_allocations is True
+    assert shown.capacity["bandwidth"].request_policy == RequestPolicy(default="1k", valid_range=ValidRange(min="1k", step="1k"))
+    assert shown.capacity["queues"].request_policy == RequestPolicy(default="1", valid_values=("1", "2", "4"))
+    assert shown.capacity["slots"].request_policy == RequestPolicy(default="1")
+    assert (fault_of_shares(device), check_device(shown)) == ("", [])
+
+
+@pytest.mark.parametrize(
+    ("policy", "fault"),
+    [
+        pytest.param(CapacityPolicy(minimum=1), "requestPolicy.default: wanted one", id="a range without default"),
+        pytest.param(CapacityPolicy(default=0, minimum=1), "default: got 0, wanted 1 to 20", id="a default below"),
+        pytest.param(CapacityPolicy(default=1, valid_values=(2, 4)), "wanted the default 1 among them", id="a default outside"),
+        pytest.param(CapacityPolicy(default=4, valid_values=(4, 2)), "wanted them in ascending order", id="values in disorder"),
+        pytest.param(CapacityPolicy(default=1, valid_values=tuple(range(1, 12))), "got 11 entries, wanted at most 10", id="eleven values"),
+        pytest.param(CapacityPolicy(default=1, valid_values=(1,), minimum=1), "not both", id="values and a range"),
+        pytest.param(CapacityPolicy(default=1, step=2), "validRange.min: wanted one", id="a step without a beginning"),
+        pytest.param(CapacityPolicy(default=1, minimum=1, maximum=30), "wanted at most the capacity's value 20", id="more than there is"),
+    ],
+)
+def test_shares_have_a_fault_when_a_server_would_refuse_the_policy(policy: CapacityPolicy, fault: str) -> None:
+    """The driver's author reads at home what the API server would say of the whole slice."""
+    device = Device(name="n", device_class="nic", allows_multiple=True, capacity={"slots": 20}, capacity_policies={"slots": policy})
+
+    assert fault in fault_of_shares(device)
+
+
+def test_shares_have_a_fault_when_a_policy_has_no_capacity() -> None:
+    """A policy under a name that the device has no capacity of."""
+    device = Device(name="n", device_class="nic", allows_multiple=True, capacity_policies={"slots": CapacityPolicy(default=1)})
+
+    assert fault_of_shares(device) == "capacity_policies.slots: there is no such capacity"
+
+
+def test_slice_device_shows_what_it_consumes_by_counter_set() -> None:
+    """One entry a counter set, with its counters by name; a device that says nothing of sharing shows nothing of it."""
+    uses = [("b", "x", 1), ("a", "y", 2), ("b", "w", 3)]
+    device = Device(
+        name="g", device_class="gpu", consumes=tuple(CounterUse(counter_set=name, counter=key, amount=amount) for name, key, amount in uses)
+    )
+
+    shown = slice_device(device)
+
+    assert [
+        (consumption.counter_set, {name: counter.value for name, counter in consumption.counters.items()})
+        for consumption in shown.consumes_counters
+    ] == [("a", {"y": "2"}), ("b", {"w": "3", "x": "1"})]
+    assert slice_device(Device(name="g", device_class="gpu")) == SliceDevice(name="g")

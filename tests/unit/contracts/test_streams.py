@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from topobus.contracts.catalogue import STATES
+from topobus.contracts.catalogue import EVENTS, STATES
 from topobus.contracts.nats_permissions import render_server
-from topobus.contracts.streams import DifferenceKind, differences, stream_names, total_bytes, updated, wanted_streams
+from topobus.contracts.streams import REPUBLISH, DifferenceKind, differences, stream_names, total_bytes, updated, wanted_streams
 
 _WANTED = {config["name"]: config for config in wanted_streams(1)}
 _BUCKET = "KV_topobus_inventories"
@@ -70,6 +70,30 @@ def test_stream_is_left_alone_when_an_operator_chose_what_harms_nobody(choice: d
     found_differences = differences({**_WANTED[_BUCKET], **choice}, _WANTED[_BUCKET])
 
     assert [difference.kind for difference in found_differences] == [DifferenceKind.HARMLESS]
+
+
+def test_stream_is_outdated_when_a_release_that_announced_nothing_made_it() -> None:
+    """A bucket whose writes are not said anywhere is updated, and nothing else of it; a server that cannot do that keeps it as it is."""
+    older = {field: value for field, value in _WANTED[_BUCKET].items() if field != REPUBLISH}
+
+    assert [(difference.field, difference.kind) for difference in differences(older, _WANTED[_BUCKET])] == [
+        (REPUBLISH, DifferenceKind.OUTDATED)
+    ]
+    assert updated(older, _WANTED[_BUCKET], size_bytes=0) == _WANTED[_BUCKET]
+    assert updated(older, _WANTED[_BUCKET], size_bytes=0, leaving=frozenset({REPUBLISH})) == older
+
+
+def test_bucket_says_that_a_key_was_written_and_never_what() -> None:
+    """Each bucket's writes are said at the subjects of its noun, where the message is as empty as a forged one could be; an event is said again as it is."""
+    for state in STATES:
+        republish = _WANTED[f"KV_{state.bucket}"][REPUBLISH]
+        parts = dict.fromkeys(state.parts, "x")
+
+        assert republish == {"src": f"$KV.{state.bucket}.>", "dest": f"topobus.v1.{state.name}.>", "headers_only": True}
+        assert state.subject(**parts) == republish["dest"].replace(">", state.key(**parts))
+    for event in EVENTS:
+        assert _WANTED[event.stream][REPUBLISH] == {"src": f"topobus.v1.{event.name}.>", "dest": f"topobus.v1.stored.{event.name}.>"}
+    assert [name for name, config in _WANTED.items() if REPUBLISH not in config] == []
 
 
 def test_stream_is_brought_up_to_date_when_a_release_without_bounds_made_it() -> None:

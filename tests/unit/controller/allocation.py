@@ -36,8 +36,8 @@ NODE = "node-1"
 def device(name: str, memory: str = "", **fields: Any) -> dict[str, Any]:
     """Describe a device; `attributes` may be plain values."""
     attributes = {key: _attribute(value) for key, value in (fields.pop("attributes", None) or {}).items()}
-    found = {"name": name, "attributes": attributes, **fields}
-    return found | ({"capacity": {"memory": {"value": memory}}} if memory else {})
+    fields_of_device = {"name": name, "attributes": attributes, **fields}
+    return fields_of_device | ({"capacity": {"memory": {"value": memory}}} if memory else {})
 
 
 def slice_of(devices: Sequence[Mapping[str, Any]], *, driver: str = "gpu", pool: str = NODE, name: str = "", **spec: Any) -> Slice:
@@ -56,7 +56,7 @@ def slice_of(devices: Sequence[Mapping[str, Any]], *, driver: str = "gpu", pool:
 
 def request(name: str = "r", *, device_class: str = "gpu", count: int = 1, where: Sequence[str] = (), **fields: Any) -> dict[str, Any]:
     """Ask for devices of one class."""
-    selectors = [{"cel": {"expression": one}} for one in where]
+    selectors = [{"cel": {"expression": expression}} for expression in where]
     exactly = {"deviceClassName": device_class, "count": count, "selectors": selectors, **fields}
     if fields.get("allocationMode") == "All":
         del exactly["count"]
@@ -86,7 +86,7 @@ def given(
         driver: DeviceClassSpec(selectors=(Selector(cel=CelSelector(expression=f'device.driver == "{driver}.example.com"')),))
         for driver in drivers
     }
-    holders = {DeviceId(f"{one.split('/')[0]}.example.com", NODE, one.split("/")[1]): "claim a/b" for one in held}
+    holders = {DeviceId(f"{device_path.split('/')[0]}.example.com", NODE, device_path.split("/")[1]): "claim a/b" for device_path in held}
     return AllocationInput(
         node=Node(NODE, labels or {}),
         claims=tuple(replace(claim_to_allocate, is_one_of_several=len(claims) > 1) for claim_to_allocate in claims),

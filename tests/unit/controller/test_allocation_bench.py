@@ -33,8 +33,8 @@ def test_cases_keep_the_limits_of_the_api(cluster: Cluster) -> None:
     for index in range(cluster.nodes):
         published = list(slices(cluster, index))
         assert published == list(slices(cluster, index))
-        for one in published:
-            spec = read_as(one["spec"], SliceSpec, where=one["metadata"]["name"])
+        for resource_slice in published:
+            spec = read_as(resource_slice["spec"], SliceSpec, where=resource_slice["metadata"]["name"])
             assert limits.check_slice(spec) == []
             assert spec.pool.resource_slice_count == len(published)
 
@@ -53,10 +53,10 @@ def test_taken_devices_are_scattered_and_as_many_as_said() -> None:
     """Half taken is half of every node, by other cards on each."""
     cluster = Cluster(8, taken=0.5)
 
-    found = [taken_devices(cluster, index) for index in range(8)]
+    taken = [taken_devices(cluster, index) for index in range(8)]
 
-    assert {len(set(one)) for one in found} == {4}
-    assert len(set(found)) > 4
+    assert {len(set(devices)) for devices in taken} == {4}
+    assert len(set(taken)) > 4
 
 
 def test_fill_ends_with_the_last_device() -> None:
@@ -78,14 +78,14 @@ def test_fill_takes_what_counters_allow_when_cards_come_in_parts() -> None:
 
 def test_judge_all_answers_for_every_node_when_some_are_taken() -> None:
     """With and without memory the same nodes fit."""
-    one = Bench(Cluster(6, kinds=3, taken=0.5))
+    bench = Bench(Cluster(6, kinds=3, taken=0.5))
 
-    known = [isinstance(outcome, Allocated) for outcome in one.judge_all(claim(0))]
-    fresh = [isinstance(outcome, Allocated) for outcome in one.judge_all(claim(0), is_shared=False)]
+    cached = [isinstance(outcome, Allocated) for outcome in bench.judge_all(claim(0))]
+    fresh = [isinstance(outcome, Allocated) for outcome in bench.judge_all(claim(0), is_shared=False)]
 
-    assert known == fresh
-    assert True in known
-    assert False in known
+    assert cached == fresh
+    assert True in cached
+    assert False in cached
 
 
 @pytest.mark.parametrize("mode", Mode)
@@ -107,16 +107,16 @@ def test_bench_prints_all_tables_when_run(monkeypatch: pytest.MonkeyPatch, capsy
 
     assert bench.main(["allocate", "--json", "--quick"]) == 0
 
-    found = json.loads(capsys.readouterr().out)
-    assert {"latency", "fill", "partitions", "growth_nodes", "growth_taken", "equal", "puzzles"} <= found.keys()
-    assert all(row for table in found.values() if isinstance(table, list) for row in table)
-    assert "<svg" in draw_growth(found["growth_nodes"], found["growth_taken"])
+    tables = json.loads(capsys.readouterr().out)
+    assert {"latency", "fill", "partitions", "growth_nodes", "growth_taken", "equal", "puzzles"} <= tables.keys()
+    assert all(row for table in tables.values() if isinstance(table, list) for row in table)
+    assert "<svg" in draw_growth(tables["growth_nodes"], tables["growth_taken"])
 
 
 def test_warm_leaves_nothing_for_the_first_claim_to_make() -> None:
     """What selectors see of a device is there before a claim asks, and one device with an amount that is none keeps nobody from starting."""
-    world = Bench(Cluster(2)).world
-    table = world.stock.table_of("node-00001")
+    state = Bench(Cluster(2)).state
+    table = state.stock.table_of("node-00001")
     assert not any("facts" in candidate.__dict__ for candidate in table.candidates)
 
     table.warm()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from topobus.cel.seam import facts_of
-from topobus.controller.allocation.bitset_allocator import make_sheet
+from topobus.controller.allocation.bitset_allocator import make_bitset_plan
 from topobus.controller.allocation.explanations import explain_nodes
 from topobus.controller.allocation.miss_reasons import summarize
 from topobus.controller.allocation.node_table import NodeTable, Numbers
@@ -298,8 +298,8 @@ def test_bits_leave_a_claim_to_the_search_when_a_selector_has_no_verdict(express
     asked, plain = claim(request(where=[expression])), claim(request())
     classes = given(slices, asked).classes
 
-    assert make_sheet(table, [asked.spec], classes, COMPILER) is None
-    assert make_sheet(table, [plain.spec], classes, COMPILER) is not None
+    assert make_bitset_plan(table, [asked.spec], classes, COMPILER) is None
+    assert make_bitset_plan(table, [plain.spec], classes, COMPILER) is not None
 
 
 def _situation(**changes: Any) -> AllocationInput:

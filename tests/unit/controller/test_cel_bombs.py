@@ -49,10 +49,10 @@ def test_evaluation_is_cancelled_when_it_would_do_too_much(expression: str) -> N
 
 def test_compiler_refuses_what_macros_would_double_again_and_again() -> None:
     """`optMap` names its target twice: a chain of them is refused instead of being written out."""
-    found = compile_expression("optional.of(1)" + ".optMap(a, a)" * 18 + ".hasValue()")
+    selector = compile_expression("optional.of(1)" + ".optMap(a, a)" * 18 + ".hasValue()")
 
-    assert isinstance(found, SelectorError)
-    assert "more than 20000 parts" in found.message
+    assert isinstance(selector, SelectorError)
+    assert "more than 20000 parts" in selector.message
 
 
 @pytest.mark.parametrize(
@@ -67,10 +67,10 @@ def test_compiler_refuses_what_macros_would_double_again_and_again() -> None:
 )
 def test_compiler_refuses_literals_that_are_none(expression: str, message: str) -> None:
     """A literal beyond its type, of other digits than ours, or with an unknown prefix is told with its place."""
-    found = compile_expression(expression)
+    selector = compile_expression(expression)
 
-    assert isinstance(found, SelectorError)
-    assert message in found.message
+    assert isinstance(selector, SelectorError)
+    assert message in selector.message
 
 
 @pytest.mark.parametrize(

@@ -56,9 +56,9 @@ def test_logic_may_have_as_many_terms_as_the_text_holds() -> None:
 @pytest.mark.parametrize("piece", ["(", "[", "{1:", "!(", "-(", "dyn(", "a.b(", "a[", "true?true:", "1+", "1==", "a.", "{", "a.?b[?"])
 def test_expression_is_refused_when_it_is_nothing_but_depth(piece: str) -> None:
     """10 KiB of openings are told as an error of the expression, not as one of ours."""
-    found = compile_expression(piece * (10_000 // len(piece)))
+    selector = compile_expression(piece * (10_000 // len(piece)))
 
-    assert isinstance(found, SelectorError)
+    assert isinstance(selector, SelectorError)
 
 
 def test_deep_expression_leaves_the_limit_of_the_interpreter_as_it_was() -> None:

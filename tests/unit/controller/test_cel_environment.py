@@ -38,8 +38,8 @@ EXAMPLES = [
     "'a' < 'b' && 'a' <= 'a' && 'b' > 'a' && 'b' >= 'b' && b'a' < b'b' && b'a' <= b'a' && b'b' > b'a' && b'b' >= b'b'",
     "duration('1s') < duration('2s') && duration('1s') <= duration('1s') && duration('2s') > duration('1s') && duration('2s') >= duration('2s')",
     *(
-        f"timestamp('2026-01-01T00:00:00Z') {one} timestamp('2026-01-01T00:00:0{second}Z')"
-        for one, second in (("<", 1), ("<=", 0), (">=", 0))
+        f"timestamp('2026-01-01T00:00:00Z') {comparison} timestamp('2026-01-01T00:00:0{second}Z')"
+        for comparison, second in (("<", 1), ("<=", 0), (">=", 0))
     ),
     "timestamp('2026-01-01T00:00:01Z') > timestamp('2026-01-01T00:00:00Z')",
     *(f"{left} {sign} {right}" for left in ("1", "1u", "1.0") for sign, right in (("<", "2"), ("<=", "2u"), ("<", "2.0"))),

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from topobus.contracts.catalogue import CLUSTER
 from topobus.contracts.messages import ApiObject
+from topobus.contracts.nouns import CLUSTER
 from topobus.controller.allocation.admission import admin_problem, asks_admin, costly_selector
 from topobus.controller.claims.stored import ObjectKey, Stored
-from topobus.controller.reconcilers.validate_classes import judge
+from topobus.controller.reconcilers.validate_classes import validate
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.kubernetes.api.resource import ClaimSpec
 from topobus.kubernetes.api.shape import read_as
@@ -22,7 +22,7 @@ COSTLY = "[1, 2, 3, 4, 5, 6, 7, 8, 9, 10].all(a, " * 7 + "true" + ")" * 7
 def spec(*exactly: dict[str, Any], alternatives: list[dict[str, Any]] | None = None) -> ClaimSpec:
     """Make the spec of a claim with requests r0, r1 and so on; alternatives make one more."""
     requests: list[dict[str, Any]] = [
-        {"name": f"r{index}", "exactly": {"deviceClassName": "gpu", **one}} for index, one in enumerate(exactly)
+        {"name": f"r{index}", "exactly": {"deviceClassName": "gpu", **fields}} for index, fields in enumerate(exactly)
     ]
     if alternatives is not None:
         requests.append({"name": "alt", "firstAvailable": alternatives})
@@ -40,11 +40,11 @@ def spec(*exactly: dict[str, Any], alternatives: list[dict[str, Any]] | None = N
 )
 def test_admin_access_needs_the_namespaces_label(labels: dict[str, str], is_refused: bool) -> None:
     """A claim that asks for admin access is refused where its namespace does not allow it, and told the label."""
-    world = StandaloneState()
+    state = StandaloneState()
     namespace = ApiObject(api_version="v1", kind="Namespace", metadata={"name": "ops", "labels": labels})
-    world.put_object(ObjectKey("namespace", CLUSTER, "ops"), Stored(1, namespace))
+    state.put_object(ObjectKey("namespace", CLUSTER, "ops"), Stored(1, namespace))
 
-    reason = admin_problem(spec({}, {"adminAccess": True}), "ops", world.labels_of)
+    reason = admin_problem(spec({}, {"adminAccess": True}), "ops", state.labels_of)
 
     assert (reason is not None) is is_refused
     if reason is not None:
@@ -84,7 +84,7 @@ def test_class_is_invalid_when_a_selector_may_cost_too_much() -> None:
         spec={"selectors": [{"cel": {"expression": COSTLY}}]},
     )
 
-    reason, message = judge(api_object, COMPILER)
+    reason, message = validate(api_object, COMPILER)
 
     assert reason == "Invalid"
     assert "too complex" in message

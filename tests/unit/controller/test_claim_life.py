@@ -8,8 +8,8 @@ import pytest
 from topobus.contracts.codec import encode
 from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.values import DeviceId, PoolId
-from topobus.controller.claims import lifecycle
-from topobus.controller.claims.lifecycle import Attempt
+from topobus.controller.claims import attempts, lifecycle
+from topobus.controller.claims.attempts import Attempt
 from topobus.controller.claims.stored import Stored
 from topobus.controller.state.holdings import ClaimHoldings
 from topobus.domain.errors import ContractError
@@ -50,28 +50,28 @@ ATTEMPT = Attempt(number=3, node="n1", allocation=ALLOCATION)
 
 def test_attempt_is_read_back_when_it_was_written() -> None:
     """Whoever finds the claim after a crash reads the very attempt, and the claim is protected meanwhile."""
-    tried = lifecycle.with_attempt(CLAIM, ATTEMPT)
+    tried = attempts.with_attempt(CLAIM, ATTEMPT)
 
-    assert lifecycle.attempt_of(tried) == ATTEMPT
-    assert lifecycle.number_of(tried) == 3
+    assert attempts.attempt_of(tried) == ATTEMPT
+    assert attempts.number_of(tried) == 3
     assert tried.metadata["finalizers"] == ["resource.kubernetes.io/delete-protection"]
-    assert lifecycle.with_attempt(tried, ATTEMPT) == tried
+    assert attempts.with_attempt(tried, ATTEMPT) == tried
 
 
 def test_attempt_keeps_its_number_when_it_is_dropped() -> None:
     """The next attempt gets another number, so another operation at the node."""
-    dropped = lifecycle.without_attempt(lifecycle.with_attempt(CLAIM, ATTEMPT))
+    dropped = attempts.without_attempt(attempts.with_attempt(CLAIM, ATTEMPT))
 
-    assert lifecycle.attempt_of(dropped) is None
-    assert lifecycle.number_of(dropped) == 3
+    assert attempts.attempt_of(dropped) is None
+    assert attempts.number_of(dropped) == 3
     assert lifecycle.is_finished(dropped)
 
 
 def test_allocation_ends_the_attempt_when_it_is_written() -> None:
     """The status has the result and the time; the protection stays."""
-    done = lifecycle.with_allocation(lifecycle.with_attempt(CLAIM, ATTEMPT), ALLOCATION, now="2026-01-01T00:00:00Z")
+    done = lifecycle.with_allocation(attempts.with_attempt(CLAIM, ATTEMPT), ALLOCATION, now="2026-01-01T00:00:00Z")
 
-    assert lifecycle.attempt_of(done) is None
+    assert attempts.attempt_of(done) is None
     assert lifecycle.status_of(done).allocation == msgspec.structs.replace(ALLOCATION, allocation_timestamp="2026-01-01T00:00:00Z")
     assert done.status["conditions"][0]["status"] == "True"
     assert not lifecycle.is_finished(done)
@@ -82,7 +82,7 @@ def test_holdings_count_attempts_but_not_admin_access() -> None:
     holdings = ClaimHoldings()
 
     taken = {PoolId(granted_device.driver, "n1") for granted_device in ALLOCATION.devices.results if not granted_device.admin_access}
-    assert holdings.put("k", Stored(1, lifecycle.with_attempt(CLAIM, ATTEMPT))) == (taken, frozenset())
+    assert holdings.put("k", Stored(1, attempts.with_attempt(CLAIM, ATTEMPT))) == (taken, frozenset())
     assert sorted(device_id.device for device_id in holdings.holders(["n1"], except_uids=())) == ["gpu-0", "gpu-1", "x"]
     assert holdings.holders(["n2"], except_uids=()) == {}
     assert holdings.holders(["n1"], except_uids=("u-1",)) == {}
@@ -177,9 +177,9 @@ def test_attempt_has_the_claims_own_configuration_once() -> None:
     devices = msgspec.structs.replace(ALLOCATION.devices, config=(of_class, *own, granted_configuration))
     attempt = msgspec.structs.replace(ATTEMPT, allocation=msgspec.structs.replace(ALLOCATION, devices=devices))
 
-    tried = lifecycle.with_attempt(claim, attempt)
+    tried = attempts.with_attempt(claim, attempt)
 
-    assert lifecycle.attempt_of(tried) == attempt
+    assert attempts.attempt_of(tried) == attempt
     assert len(encode(tried)) < len(encode(claim)) + 4_000
 
 
@@ -189,7 +189,7 @@ def test_attempt_is_refused_when_the_configuration_that_it_means_is_gone() -> No
     claim = msgspec.structs.replace(CLAIM, spec={"devices": {**CLAIM.spec["devices"], "config": config}})
     own = GrantedConfiguration(source="FromClaim", opaque=OpaqueConfiguration(driver="gpu.topobus.dev", parameters={"n": 1}))
     devices = msgspec.structs.replace(ALLOCATION.devices, config=(own,))
-    tried = lifecycle.with_attempt(claim, msgspec.structs.replace(ATTEMPT, allocation=msgspec.structs.replace(ALLOCATION, devices=devices)))
+    tried = attempts.with_attempt(claim, msgspec.structs.replace(ATTEMPT, allocation=msgspec.structs.replace(ALLOCATION, devices=devices)))
 
     with pytest.raises(ContractError, match="does not have"):
-        lifecycle.attempt_of(msgspec.structs.replace(tried, spec=CLAIM.spec))
+        attempts.attempt_of(msgspec.structs.replace(tried, spec=CLAIM.spec))

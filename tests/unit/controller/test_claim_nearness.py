@@ -7,8 +7,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from support.alignment_nodes import dgx_facts
-from topobus.cel.selector import CelCompiler
 from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.search import allocate
 from topobus.controller.allocation.values import (
@@ -20,64 +18,24 @@ from topobus.controller.allocation.values import (
 )
 from topobus.controller.claims.lifecycle import owner_of, placement_request, read_claim
 from topobus.controller.claims.objects import Claim
-from topobus.controller.scheduling.aligned_allocation import AlignedClaims, allocate_near, read_wishes
+from topobus.controller.scheduling.aligned_allocation import AlignedClaims, allocate_near, read_alignment_request
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.domain.device import Link, LinkClass
 from topobus.domain.errors import ContractError
-from topobus.domain.ledger import Allocation, Holding, Ledger
-from topobus.domain.request import Locality, LocalityLevel, Owner, OwnerKind, Policy, Scope
-from topobus.kubernetes.api import admit
+from topobus.domain.request import Locality, LocalityLevel, Policy, Scope
 from topobus.kubernetes.api.alignment_request import AlignmentRequest
 from topobus.kubernetes.api.resource import ClaimSpec, DeviceClassSpec
 from topobus.kubernetes.api.shape import read_as
+from unit.controller.nearness import COMPILER, NODE, claim, entry, names, state
 
-COMPILER = CelCompiler()
-NODE = "demo-node"
 GPU_AND_NIC = {"gpu": 1, "nic": 1}
-
-
-def entry(driver: str = "topobus.dev", **fields: Any) -> dict[str, Any]:
-    """Write wishes as a claim's configuration."""
-    return {"opaque": {"driver": driver, "parameters": {"apiVersion": "topobus.dev/v1", "kind": "AlignmentParameters", **fields}}}
-
-
-def claim(wanted: dict[str, int], *config: dict[str, Any], name: str = "c") -> ApiObject:
-    """Make a claim for so many devices a class."""
-    requests = [{"name": key, "exactly": {"deviceClassName": f"{key}.topobus.dev", "count": count}} for key, count in wanted.items()]
-    api_object = ApiObject(
-        api_version="resource.k8s.io/v1",
-        kind="ResourceClaim",
-        metadata={"name": name},
-        spec={"devices": {"requests": requests, "config": list(config)}},
-    )
-    return admit(api_object, uid=f"uid-{name}", now="2026-01-01T00:00:00Z")
-
-
-def world(**held: tuple[str, ...]) -> StandaloneState:
-    """The demo node, with these devices held by somebody else."""
-    machine, inventories = dgx_facts()
-    made = StandaloneState()
-    made.put_machine(machine)
-    for inventory in inventories.values():
-        made.put_inventory(inventory)
-    if held:
-        taker = Owner(kind=OwnerKind.POD, name="taker", uid="t")
-        allocation = Allocation(owner=taker, holdings=(Holding(container="main", devices=dict(held)),))
-        made.put_ledger(Ledger(node=NODE, sequence=1, allocations={taker.key: allocation}))
-    return made
 
 
 def solve(there: StandaloneState, *wanted: ApiObject, step_budget: int = 10_000) -> Outcome:
     """Allocate these claims together."""
     specs = [(Claim(api_object), read_claim(api_object)) for api_object in wanted]
-    wished = [AlignedClaims(asked, read_wishes(spec, "claim")) for asked, spec in specs]
+    wished = [AlignedClaims(asked, read_alignment_request(spec, "claim")) for asked, spec in specs]
     return allocate_near(there.input_for(NODE, specs), wished, there.view_of(NODE), COMPILER, step_budget=step_budget)
-
-
-def names(outcome: Outcome) -> list[list[str]]:
-    """Name the devices of each claim."""
-    assert isinstance(outcome, Allocated), outcome
-    return [[granted_device.device for granted_device in result.devices.results] for result in outcome.results]
 
 
 # On the demo node gpu-N and nic-N lie under switch N // 2 and on NUMA node N // 4.
@@ -115,25 +73,25 @@ def test_claim_gets_devices_of_the_first_place_that_has_all(
     wanted: dict[str, int], fields: dict[str, str], held: dict[str, tuple[str, ...]], expected: list[str]
 ) -> None:
     """Without any matchAttribute the devices lie within one place of the level asked, the first that has them; soft wishes are given up."""
-    (found,) = names(solve(world(**held), claim(wanted, entry(**fields))))
+    (devices,) = names(solve(state(**held), claim(wanted, entry(**fields))))
 
-    assert found == expected
+    assert devices == expected
 
 
 def test_cpus_come_from_the_numa_node_of_the_device_when_claim_wants_both_near() -> None:
     """CPUs are devices of a claim like others: hard:numa holds for them, too."""
     held = {"gpu": ("gpu-0", "gpu-1", "gpu-2", "gpu-3")}
 
-    (found,) = names(solve(world(**held), claim({"gpu": 1, "cpu": 2}, entry(locality="hard:numa"))))
+    (devices,) = names(solve(state(**held), claim({"gpu": 1, "cpu": 2}, entry(locality="hard:numa"))))
 
-    cpus = [int(one.removeprefix("cpu-")) % 112 for one in found[1:]]
-    assert found[0] == "gpu-4"
+    cpus = [int(name.removeprefix("cpu-")) % 112 for name in devices[1:]]
+    assert devices[0] == "gpu-4"
     assert all(56 <= cpu < 112 for cpu in cpus)
 
 
 def test_claim_is_told_level_places_and_groups_when_no_place_has_all() -> None:
     """The reasons name what was wished, where it was looked for, and for each place the devices by what keeps them out."""
-    outcome = solve(world(gpu=("gpu-0",)), claim({"gpu": 5}, entry(locality="hard:numa")))
+    outcome = solve(state(gpu=("gpu-0",)), claim({"gpu": 5}, entry(locality="hard:numa")))
 
     assert isinstance(outcome, NoFit)
     assert [(reason.code, reason.message) for reason in outcome.reasons] == [
@@ -155,8 +113,8 @@ def test_claim_is_told_what_the_engine_objects_when_policy_restricted_cannot_be_
     """Two GPUs that are free on two NUMA nodes only, though each node has more: restricted turns that away, as for a pod."""
     held = ("gpu-0", "gpu-1", "gpu-2", "gpu-4", "gpu-5", "gpu-6")
 
-    strict = solve(world(gpu=held), claim({"gpu": 2, "nic": 1}, entry(policy="restricted")))
-    lenient = solve(world(gpu=held), claim({"gpu": 2, "nic": 1}, entry(policy="best-effort")))
+    strict = solve(state(gpu=held), claim({"gpu": 2, "nic": 1}, entry(policy="restricted")))
+    lenient = solve(state(gpu=held), claim({"gpu": 2, "nic": 1}, entry(policy="best-effort")))
 
     assert isinstance(strict, NoFit)
     assert strict.reasons[0].facts["domains"] == ("NUMA node 0", "NUMA node 1", "the whole node")
@@ -168,29 +126,29 @@ def test_each_claim_of_a_pod_keeps_its_own_wish_when_they_are_served_together() 
     """Two claims with hard:switch may lie under two switches; a third without wishes takes what is left first."""
     near = [claim({"gpu": 2, "nic": 2}, entry(locality="hard:switch"), name=name) for name in ("a", "b")]
 
-    found = names(solve(world(), *near, claim({"gpu": 1}, name="plain")))
+    devices = names(solve(state(), *near, claim({"gpu": 1}, name="plain")))
 
-    assert found == [["gpu-0", "gpu-1", "nic-0", "nic-1"], ["gpu-2", "gpu-3", "nic-2", "nic-3"], ["gpu-4"]]
+    assert devices == [["gpu-0", "gpu-1", "nic-0", "nic-1"], ["gpu-2", "gpu-3", "nic-2", "nic-3"], ["gpu-4"]]
 
 
 def test_search_is_the_ordinary_one_when_nothing_is_wished() -> None:
     """A claim without wishes gets the very answer of the search without them."""
-    there = world(gpu=("gpu-1",))
+    there = state(gpu=("gpu-1",))
     api_object = claim({"gpu": 3, "nic": 2}, {"opaque": {"driver": "gpu.topobus.dev", "parameters": {"kind": "Sharing"}}})
 
-    found = solve(there, api_object)
+    outcome = solve(there, api_object)
 
-    assert found == allocate(there.input_for(NODE, [(Claim(api_object), read_claim(api_object))]), COMPILER)
+    assert outcome == allocate(there.input_for(NODE, [(Claim(api_object), read_claim(api_object))]), COMPILER)
 
 
 def test_search_gives_up_when_its_budget_is_spent() -> None:
     """A budget that runs out in a place is never told as "does not fit"."""
-    assert isinstance(solve(world(), claim({"gpu": 4}, entry(locality="hard:numa")), step_budget=1), GaveUp)
+    assert isinstance(solve(state(), claim({"gpu": 4}, entry(locality="hard:numa")), step_budget=1), GaveUp)
 
 
 def test_locality_is_unknown_when_node_has_published_no_machine() -> None:
     """Devices without a machine are in no place that anybody knows."""
-    there = world()
+    there = state()
     there.drop_machine(NODE)
 
     outcome = solve(there, claim({"gpu": 1}, entry(locality="hard:numa")))
@@ -201,7 +159,7 @@ def test_locality_is_unknown_when_node_has_published_no_machine() -> None:
 
 def test_nothing_is_tried_when_no_device_tells_of_links() -> None:
     """hard:link without links is refused by name."""
-    outcome = solve(world(), claim({"gpu": 2}, entry(locality="hard:link")))
+    outcome = solve(state(), claim({"gpu": 2}, entry(locality="hard:link")))
 
     assert isinstance(outcome, NoFit)
     assert "hard:link cannot be kept" in outcome.reasons[0].message
@@ -209,7 +167,7 @@ def test_nothing_is_tried_when_no_device_tells_of_links() -> None:
 
 def test_linked_devices_are_given_when_claim_asks_for_link() -> None:
     """hard:link binds the class whose devices report links, and no other."""
-    there = world()
+    there = state()
     linked = [f"gpu-{index}" for index in (3, 5, 6)]
     gpus = there.inventories[NODE, "gpu"]
     devices = tuple(
@@ -220,16 +178,16 @@ def test_linked_devices_are_given_when_claim_asks_for_link() -> None:
     )
     there.put_inventory(msgspec.structs.replace(gpus, devices=devices))
 
-    (found,) = names(solve(there, claim({"gpu": 3, "nic": 1}, entry(locality="hard:link"))))
+    (allocated,) = names(solve(there, claim({"gpu": 3, "nic": 1}, entry(locality="hard:link"))))
 
-    assert found == ["gpu-3", "gpu-5", "gpu-6", "nic-0"]
+    assert allocated == ["gpu-3", "gpu-5", "gpu-6", "nic-0"]
 
 
 def test_search_ends_when_nobody_waits_for_it_any_more() -> None:
     """An abandoned search stops before the next place and claims no result."""
-    there, api_object = world(), claim({"gpu": 1}, entry(locality="hard:numa"))
+    there, api_object = state(), claim({"gpu": 1}, entry(locality="hard:numa"))
     spec = read_claim(api_object)
-    wished = [AlignedClaims(Claim(api_object), read_wishes(spec, "claim"))]
+    wished = [AlignedClaims(Claim(api_object), read_alignment_request(spec, "claim"))]
 
     outcome = allocate_near(
         there.input_for(NODE, [(Claim(api_object), spec)]), wished, there.view_of(NODE), COMPILER, is_abandoned=lambda: True
@@ -242,12 +200,12 @@ def test_search_gives_up_when_there_are_more_places_than_it_may_try() -> None:
     """Five claims, each with its own of four switches or the whole: places left untried are no refusal."""
     many = [claim({"fpga": 3}, entry(locality="soft:switch"), name=f"c{index}") for index in range(5)]
 
-    assert isinstance(solve(world(), *many), GaveUp)
+    assert isinstance(solve(state(), *many), GaveUp)
 
 
 def test_fault_of_a_claim_stays_a_fault_when_it_has_wishes() -> None:
     """An unknown class is wrong whatever the place."""
-    assert isinstance(solve(world(), claim({"tpu": 1}, entry(locality="hard:numa"))), Fault)
+    assert isinstance(solve(state(), claim({"tpu": 1}, entry(locality="hard:numa"))), Fault)
 
 
 @pytest.mark.parametrize(
@@ -270,7 +228,7 @@ def test_wishes_are_refused_with_their_path_when_nobody_can_read_them(config: li
     spec = read_as(claim({"gpu": 1}, *config).spec, ClaimSpec, where="claim")
 
     with pytest.raises(ContractError) as caught:
-        read_wishes(spec, "claim default/c")
+        read_alignment_request(spec, "claim default/c")
 
     assert [part for part in ("claim default/c: spec.devices.", *parts) if part not in str(caught.value)] == []
 
@@ -280,7 +238,7 @@ def test_wishes_are_read_for_topobus_and_for_a_class_and_not_for_others() -> Non
     numa = AlignmentRequest(locality=(Locality(level=LocalityLevel.NUMA),))
 
     def read(*config: dict[str, Any]) -> AlignmentRequest | None:
-        return read_wishes(read_claim(claim({"gpu": 1}, *config)), "claim")
+        return read_alignment_request(read_claim(claim({"gpu": 1}, *config)), "claim")
 
     assert (read(entry(locality="hard:numa")), read(entry("gpu.topobus.dev", locality="hard:numa"))) == (numa, numa)
     assert read(entry("gpu.example.com", locality="hard:numa"), entry("gpu.topobus.dev", kind="Sharing")) is None
@@ -299,9 +257,9 @@ def test_wishes_are_read_for_topobus_and_for_a_class_and_not_for_others() -> Non
 )
 def test_classes_wish_for_a_claim_that_wishes_nothing(own: list[str | None], classes: dict[str, str], wanted: str | None) -> None:
     """A claim's own word wins, also when it says that it wishes nothing; else what the classes of its requests wish."""
-    spec = read_claim(claim(GPU_AND_NIC, *(entry(**({"locality": one} if one else {})) for one in own)))
+    spec = read_claim(claim(GPU_AND_NIC, *(entry(**({"locality": locality} if locality else {})) for locality in own)))
 
-    alignment_request = read_wishes(spec, "claim c", _classes(classes))
+    alignment_request = read_alignment_request(spec, "claim c", _classes(classes))
 
     assert (str(alignment_request.locality[0]) if alignment_request is not None else None) == wanted
 
@@ -311,7 +269,7 @@ def test_classes_are_refused_when_they_wish_different_things() -> None:
     spec = read_claim(claim(GPU_AND_NIC))
 
     with pytest.raises(ContractError, match=r"classes gpu.topobus.dev and nic.topobus.dev wish different alignments"):
-        read_wishes(spec, "claim c", _classes({"gpu.topobus.dev": "hard:numa", "nic.topobus.dev": "hard:switch"}))
+        read_alignment_request(spec, "claim c", _classes({"gpu.topobus.dev": "hard:numa", "nic.topobus.dev": "hard:switch"}))
 
 
 def _classes(localities: dict[str, str]) -> dict[str, DeviceClassSpec]:
@@ -321,10 +279,10 @@ def _classes(localities: dict[str, str]) -> dict[str, DeviceClassSpec]:
 def test_node_is_asked_for_policy_scope_and_locality_when_claim_wishes_for_them() -> None:
     """The node's topology verifies what was wished; without wishes the request is as ever."""
     api_object = claim(GPU_AND_NIC, entry(policy="restricted", scope="pod", locality="hard:switch"))
-    outcome = solve(world(), api_object)
+    outcome = solve(state(), api_object)
     assert isinstance(outcome, Allocated)
 
-    asked = placement_request(api_object, outcome.results[0], NODE, read_wishes(read_claim(api_object), "claim"))
+    asked = placement_request(api_object, outcome.results[0], NODE, read_alignment_request(read_claim(api_object), "claim"))
     plain = placement_request(api_object, outcome.results[0], NODE)
 
     assert asked is not None

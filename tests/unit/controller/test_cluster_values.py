@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.values import DeviceId
-from topobus.controller.claims import gated_claims
-from topobus.controller.claims.gate import has_gate, is_over, version_of
-from topobus.controller.claims.gated_claims import GateAttempt
-from topobus.controller.claims.reservations import PodRef, with_reservation
+from topobus.controller.claims.attempts import Attempt, with_attempt, without_attempt
+from topobus.controller.claims.gate import has_gate, is_over, version_of, with_allocated_condition, without_gate
+from topobus.controller.claims.lifecycle import with_allocation, without_result
+from topobus.controller.claims.reservations import PodRef, with_bound_allocation, with_reservation
 from topobus.controller.scheduling.node_fit import (
     node_facts,
     preference_of,
@@ -21,7 +22,8 @@ from topobus.controller.scheduling.node_fit import (
 from topobus.controller.scheduling.node_resources import NodeResources, requests_of
 from topobus.controller.state.api_server_state import ApiServerState
 from topobus.controller.state.cluster_objects import downgraded_claim, read_object
-from topobus.domain.errors import ContractError
+from topobus.controller.store.api_server_store import bound_patch
+from topobus.domain.errors import ContractError, InvariantError
 from topobus.domain.outcome import Reason
 from topobus.domain.quantity import Quantity
 from topobus.kubernetes.api.resource import (
@@ -35,6 +37,7 @@ from topobus.kubernetes.api.shape import read_as
 from topobus.testing.apiserver.shapes import merge
 
 POD = PodRef("default", "p", "uid-p")
+NOW = "2026-01-01T00:00:00Z"
 
 
 def read(kind: str, version: str = "v1", **plain: Any) -> ApiObject:
@@ -56,21 +59,27 @@ def allocation(*devices: str) -> AllocationResult:
     return AllocationResult(devices=DevicesAllocated(results=tuple(granted(device) for device in devices)))
 
 
-def plain_claim(name: str, version: int, *, devices: tuple[str, ...] = (), note: GateAttempt | None = None) -> dict[str, Any]:
+def plain_claim(name: str, version: int, *, devices: tuple[str, ...] = (), note: Attempt | None = None) -> dict[str, Any]:
     """A claim as the server shows it: allocated, intended, both or neither."""
-    one: dict[str, Any] = {
+    plain: dict[str, Any] = {
         "metadata": {"name": name, "namespace": "default", "uid": f"uid-{name}", "resourceVersion": str(version)},
         "spec": {"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "gpu"}}]}},
     }
     if note is not None:
-        one = merge(one, gated_claims.intent_patch(read_again("ResourceClaim", one), note))
-        one["metadata"]["resourceVersion"] = str(version)
+        plain = patched(plain, lambda claim: with_attempt(claim, note))
+        plain["metadata"]["resourceVersion"] = str(version)
     if devices:
-        patch = gated_claims.allocation_patch(read_again("ResourceClaim", one), allocation(*devices), POD, now="2026-01-01T00:00:00Z")
-        assert isinstance(patch, dict)
-        one = merge(one, patch)
-        one["metadata"]["resourceVersion"] = str(version)
-    return one
+        plain = patched(plain, lambda claim: with_bound_allocation(claim, allocation(*devices), POD, now=NOW))
+        plain["metadata"]["resourceVersion"] = str(version)
+    return plain
+
+
+def patched(plain: dict[str, Any], change: Callable[[ApiObject], ApiObject | Reason]) -> dict[str, Any]:
+    """Write a claim's next version as the store does: the difference, to the status or to all else."""
+    claim = read_again("ResourceClaim", plain)
+    value = change(claim)
+    assert isinstance(value, ApiObject)
+    return merge(plain, bound_patch(claim, value))
 
 
 def read_again(kind: str, plain: dict[str, Any]) -> ApiObject:
@@ -80,9 +89,9 @@ def read_again(kind: str, plain: dict[str, Any]) -> ApiObject:
     return api_object
 
 
-def note(number: int = 1, *devices: str, pod: str = "uid-p") -> GateAttempt:
+def note(number: int = 1, *devices: str, pod: str = "uid-p") -> Attempt:
     """A note in a claim."""
-    return GateAttempt(number=number, node="n1", allocation=allocation(*(devices or ("d0",))), pod=pod)
+    return Attempt(number=number, node="n1", allocation=allocation(*(devices or ("d0",))), pod=pod)
 
 
 def test_claim_of_v1beta1_reads_as_one_of_v1() -> None:
@@ -220,14 +229,16 @@ def test_preferred_affinity_adds_up_weights() -> None:
 def test_patches_allocate_and_take_back_without_a_trace() -> None:
     """Intent, allocation, deallocation and withdrawal leave the claim as it was, but for the count of attempts; each is bound to the version it was made on."""
     first = plain_claim("c", 7)
-    intended = merge(first, gated_claims.intent_patch(read_again("ResourceClaim", first), note()))
-    patch = gated_claims.allocation_patch(read_again("ResourceClaim", intended), allocation("d0"), POD, now="2026-01-01T00:00:00Z")
-    assert isinstance(patch, dict)
-    allocated = merge(intended, patch)
-    freed = merge(allocated, gated_claims.deallocation_patch(read_again("ResourceClaim", allocated)))
-    last = merge(freed, gated_claims.withdrawal_patch(read_again("ResourceClaim", freed)))
+    intended = patched(first, lambda claim: with_attempt(claim, note()))
+    allocated = patched(intended, lambda claim: with_bound_allocation(claim, allocation("d0"), POD, now=NOW))
+    allocated["status"]["devices"] = [{"driver": "gpu.example.com", "pool": "n1", "device": "d0"}]
+    cleared = without_result(read_again("ResourceClaim", allocated))
+    patch = bound_patch(read_again("ResourceClaim", allocated), cleared)
+    freed = merge(allocated, patch)
+    del freed["status"]["devices"]  # as the server does
+    last = patched(freed, without_attempt)
 
-    assert patch["metadata"] == {"uid": "uid-c", "resourceVersion": "7"}
+    assert patch == {"metadata": {"uid": "uid-c", "resourceVersion": "7"}, "status": {"allocation": None, "reservedFor": None}}
     assert intended["metadata"]["finalizers"] == ["resource.kubernetes.io/delete-protection"]
     assert allocated["status"]["reservedFor"] == [{"resource": "pods", "name": "p", "uid": "uid-p"}]
     assert allocated["status"]["allocation"]["allocationTimestamp"] == "2026-01-01T00:00:00Z"
@@ -235,86 +246,100 @@ def test_patches_allocate_and_take_back_without_a_trace() -> None:
     assert last == {**first, "metadata": {**first["metadata"], "annotations": {"topobus.dev/attempts": "1"}}, "status": {}}
 
 
-def test_claim_is_full_for_patches_as_it_is_for_versions() -> None:
-    """User 257 is refused with the same reason, whether a claim is written whole or by a patch; who is among the 256 is not refused."""
+def test_write_is_refused_when_it_changes_the_status_and_something_else() -> None:
+    """An API server changes the one or the other; half of a write would look like a crash."""
+    claim = read_again("ResourceClaim", plain_claim("c", 7))
+
+    with pytest.raises(InvariantError, match="status or the rest"):
+        bound_patch(claim, with_allocation(with_attempt(claim, note()), allocation("d0"), now=NOW))
+
+
+def test_claim_is_full_for_an_allocation_as_it_is_for_a_reservation() -> None:
+    """User 257 is refused with the same reason; who is among the 256 is not refused."""
     full = plain_claim("c", 7)
     full["status"] = {"reservedFor": [{"resource": "pods", "name": f"p{index}", "uid": f"u{index}"} for index in range(256)]}
     stored = read_again("ResourceClaim", full)
     among = PodRef("default", "p7", "u7")
 
-    assert isinstance(gated_claims.reservation_patch(stored, POD), Reason)
-    assert gated_claims.reservation_patch(stored, POD) == with_reservation(stored, POD)
-    assert gated_claims.allocation_patch(stored, allocation("d0"), POD, now="2026-01-01T00:00:00Z") == with_reservation(stored, POD)
-    assert isinstance(gated_claims.reservation_patch(stored, among), dict)
+    assert isinstance(with_reservation(stored, POD), Reason)
+    assert with_bound_allocation(stored, allocation("d0"), POD, now=NOW) == with_reservation(stored, POD)
+    assert with_reservation(stored, among) is stored
 
 
 def test_gate_patch_leaves_the_gates_of_others() -> None:
     """Only our gate goes."""
     spec = {"schedulingGates": [{"name": "a"}, {"name": "topobus.dev/allocation"}, {"name": "b"}]}
 
-    assert gated_claims.gate_patch(read("Pod", spec=spec))["spec"] == {"schedulingGates": [{"name": "a"}, {"name": "b"}]}
+    pod = read("Pod", spec=spec)
+
+    assert bound_patch(pod, without_gate(pod))["spec"] == {"schedulingGates": [{"name": "a"}, {"name": "b"}]}
 
 
 def test_condition_is_not_written_again_when_it_says_the_same() -> None:
     """The same words are no news; another status moves the time, another message does not."""
-    plain = {"metadata": {"name": "p", "uid": "u", "resourceVersion": "1"}, "spec": {"schedulingGates": [{"name": "g"}]}, "status": {}}
-    first = gated_claims.condition_patch(read_again("Pod", plain), is_true=False, reason="DoesNotFit", message="no", now="t1")
-    assert first is not None
-    pod = read_again("Pod", merge(plain, first))
-    again = gated_claims.condition_patch(pod, is_true=False, reason="DoesNotFit", message="no", now="t2")
-    other = gated_claims.condition_patch(pod, is_true=False, reason="DoesNotFit", message="still not", now="t2")
+    plain = {
+        "metadata": {"name": "p", "uid": "u", "resourceVersion": "1", "generation": 3},
+        "spec": {"schedulingGates": [{"name": "g"}]},
+        "status": {},
+    }
+    pod = read_again("Pod", plain)
+    first = with_allocated_condition(pod, is_true=False, reason="DoesNotFit", message="n" * 2000, now="t1")
+    again = with_allocated_condition(first, is_true=False, reason="DoesNotFit", message="n" * 2000, now="t2")
+    other = with_allocated_condition(first, is_true=False, reason="DoesNotFit", message="still not", now="t2")
 
-    assert again is None
-    assert other is not None
-    assert other["status"]["conditions"][0]["lastTransitionTime"] == "t1"
+    (condition,) = first.status["conditions"]
+    assert sorted(condition) == ["lastTransitionTime", "message", "reason", "status", "type"]
+    assert len(condition["message"]) == 1024
+    assert again is first
+    assert other.status["conditions"][0]["lastTransitionTime"] == "t1"
 
 
 def test_world_counts_intents_and_allocations_as_taken() -> None:
     """A device that is about to be somebody's is nobody else's; late news of an older version changes nothing."""
-    world = ApiServerState()
+    state = ApiServerState()
     pool = {"name": "n1", "generation": 1, "resourceSliceCount": 1}
     spec = {"driver": "gpu.example.com", "nodeName": "n1", "pool": pool, "devices": [{"name": "d0"}, {"name": "d1"}]}
-    world.put("Node", "v1", {"metadata": {"name": "n1", "resourceVersion": "1"}})
-    world.put("ResourceSlice", "v1", {"metadata": {"name": "s", "resourceVersion": "2"}, "spec": spec})
-    world.put("ResourceClaim", "v1", plain_claim("a", 3, note=note(1, "d0")))
-    world.put("ResourceClaim", "v1", plain_claim("b", 4, devices=("d1",)))
-    world.put("ResourceClaim", "v1", plain_claim("a", 2))
+    state.put("Node", "v1", {"metadata": {"name": "n1", "resourceVersion": "1"}})
+    state.put("ResourceSlice", "v1", {"metadata": {"name": "s", "resourceVersion": "2"}, "spec": spec})
+    state.put("ResourceClaim", "v1", plain_claim("a", 3, note=note(1, "d0")))
+    state.put("ResourceClaim", "v1", plain_claim("b", 4, devices=("d1",)))
+    state.put("ResourceClaim", "v1", plain_claim("a", 2))
 
-    taken = world.stock.usage_for("n1", [], {}).holders
+    taken = state.stock.usage_for("n1", [], {}).holders
     assert sorted(device_id.device for device_id in taken) == ["d0", "d1"]
-    assert world.book.later_intents(2) == {"uid-a"}
-    assert world.book.later_intents(3) == frozenset()
+    assert state.gated_pods.later_intents(2) == {"uid-a"}
+    assert state.gated_pods.later_intents(3) == frozenset()
 
 
 def test_world_tells_a_note_from_an_intent_when_the_allocation_was_taken_back() -> None:
     """After somebody took an allocation back the note counts until it is withdrawn, for another replica may act on it; the node is to be told."""
-    world = ApiServerState()
+    state = ApiServerState()
     pool = {"name": "n1", "generation": 1, "resourceSliceCount": 1}
     spec = {"driver": "gpu.example.com", "nodeName": "n1", "pool": pool, "devices": [{"name": "d0"}]}
-    world.put("Node", "v1", {"metadata": {"name": "n1", "resourceVersion": "1"}})
-    world.put("ResourceSlice", "v1", {"metadata": {"name": "s", "resourceVersion": "2"}, "spec": spec})
-    world.put("ResourceClaim", "v1", plain_claim("a", 3, note=note(1, "d0"), devices=("d0",)))
-    world.put("ResourceClaim", "v1", plain_claim("a", 4, note=note(1, "d0")))
+    state.put("Node", "v1", {"metadata": {"name": "n1", "resourceVersion": "1"}})
+    state.put("ResourceSlice", "v1", {"metadata": {"name": "s", "resourceVersion": "2"}, "spec": spec})
+    state.put("ResourceClaim", "v1", plain_claim("a", 3, note=note(1, "d0"), devices=("d0",)))
+    state.put("ResourceClaim", "v1", plain_claim("a", 4, note=note(1, "d0")))
 
-    assert world.is_taken_back(("default", "a"))
-    assert [device_id.device for device_id in world.stock.usage_for("n1", [], {}).holders] == ["d0"]
-    world.put("ResourceClaim", "v1", plain_claim("a", 5))
-    assert world.stock.usage_for("n1", [], {}).holders == {}
-    assert list(world.let_go) == [("default", "a")]
+    assert state.is_taken_back(("default", "a"))
+    assert [device_id.device for device_id in state.stock.usage_for("n1", [], {}).holders] == ["d0"]
+    state.put("ResourceClaim", "v1", plain_claim("a", 5))
+    assert state.stock.usage_for("n1", [], {}).holders == {}
+    assert list(state.let_go) == [("default", "a")]
 
 
 def test_world_finds_devices_that_two_claims_have() -> None:
     """Two claims with one whole device are a double allocation; a share or an administrator's look is none."""
-    world = ApiServerState()
-    world.put("ResourceClaim", "v1", plain_claim("a", 3, devices=("d0", "d1")))
-    world.put("ResourceClaim", "v1", plain_claim("b", 4, devices=("d1",)))
+    state = ApiServerState()
+    state.put("ResourceClaim", "v1", plain_claim("a", 3, devices=("d0", "d1")))
+    state.put("ResourceClaim", "v1", plain_claim("b", 4, devices=("d1",)))
     looking = plain_claim("c", 5, devices=("d0",))
     looking["status"]["allocation"]["devices"]["results"][0]["adminAccess"] = True
-    world.put("ResourceClaim", "v1", looking)
+    state.put("ResourceClaim", "v1", looking)
 
-    assert world.doubles() == ((DeviceId("gpu.example.com", "n1", "d1"), (("default", "a"), ("default", "b"))),)
-    world.drop("ResourceClaim", ("default", "b"))
-    assert world.doubles() == ()
+    assert state.doubles() == ((DeviceId("gpu.example.com", "n1", "d1"), (("default", "a"), ("default", "b"))),)
+    state.drop("ResourceClaim", ("default", "b"))
+    assert state.doubles() == ()
 
 
 def test_version_reads_as_a_number() -> None:

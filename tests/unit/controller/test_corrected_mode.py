@@ -147,7 +147,7 @@ def test_reference_lists_every_difference() -> None:
     page = PAGE.read_text(encoding="utf-8")
     table = page[page.index("| upstream | compatible | corrected |") :].partition("\n\n")[0]
     rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| [^|]+ \|$", table, re.MULTILINE)[1:]
-    found = [first if first != "-" else second for first, second in rows if not set(first) <= {"-", ":"} or first == "-"]
+    listed = [first if first != "-" else second for first, second in rows if not set(first) <= {"-", ":"} or first == "-"]
 
-    assert len(found) == len(ROWS)
-    assert all(any(one.startswith(row) for row in ROWS) for one in found), found
+    assert len(listed) == len(ROWS)
+    assert all(any(text.startswith(row) for row in ROWS) for text in listed), listed

@@ -26,7 +26,7 @@ def state(*reported: dict[str, Any], after_s: float = 1, share: str | None = Non
     other = {"request": "r", "driver": "d.io", "pool": "p", "device": "plain"}
     status = {
         "allocation": {"devices": {"results": [other, granted]}, "allocationTimestamp": "2026-01-01T00:00:00Z"},
-        "devices": [{"driver": "d.io", "pool": "p", "device": "d", "conditions": [one]} for one in reported],
+        "devices": [{"driver": "d.io", "pool": "p", "device": "d", "conditions": [condition]} for condition in reported],
     }
     return binding_state(read_as(status, ClaimStatus, where="status"), now=START + timedelta(seconds=after_s), timeout_s=600)
 
@@ -37,7 +37,7 @@ BROKEN = {"type": "broken", "status": "True", "message": "no cable"}
 
 
 @pytest.mark.parametrize(
-    ("found", "wanted"),
+    ("binding", "wanted"),
     [
         pytest.param(state(), BindingReady(), id="nothing-to-wait-for"),
         pytest.param(state(ATTACHED, LINKED, **BINDING), BindingReady(), id="all-true"),
@@ -63,6 +63,6 @@ BROKEN = {"type": "broken", "status": "True", "message": "no cable"}
         ),
     ],
 )
-def test_claim_is_ready_waits_or_fails_by_its_devices_conditions(found: BindingState, wanted: BindingState) -> None:
+def test_claim_is_ready_waits_or_fails_by_its_devices_conditions(binding: BindingState, wanted: BindingState) -> None:
     """All conditions True is ready; a failure condition that is True, or time that is over, is failed; else it waits."""
-    assert found == wanted
+    assert binding == wanted

@@ -77,10 +77,10 @@ def outcome(made: StandaloneState, *tolerations: dict[str, Any]) -> Outcome:
     return solve(made.input_for("n1", [(Claim(api_object), read_claim(api_object))]))
 
 
-def device_of(found: Outcome) -> str:
+def device_of(answer: Outcome) -> str:
     """Name the device allocated."""
-    assert isinstance(found, Allocated), found
-    return found.results[0].devices.results[0].device
+    assert isinstance(answer, Allocated), answer
+    return answer.results[0].devices.results[0].device
 
 
 GPU_0 = DeviceId("gpu.topobus.dev", "n1", "gpu-0")
@@ -104,13 +104,13 @@ def test_rule_keeps_claims_off_the_devices_that_it_means(selector: dict[str, Any
     made = world()
     put_rule(made, rule(effect=effect, selector=selector))
 
-    found = outcome(made)
+    answer = outcome(made)
 
     if first is None:
-        assert isinstance(found, NoFit)
-        assert any(reason.code == "device-tainted" and "example.com/broken" in reason.message for reason in found.reasons)
+        assert isinstance(answer, NoFit)
+        assert any(reason.code == "device-tainted" and "example.com/broken" in reason.message for reason in answer.reasons)
     else:
-        assert device_of(found) == first
+        assert device_of(answer) == first
     assert device_of(outcome(made, TOLERATE)) == "gpu-0"
 
 
@@ -156,11 +156,11 @@ def test_silent_service_gives_no_device_whatever_is_tolerated() -> None:
     made = world()
     made.note_silence({("n1", "gpu"): "2026-01-01T00:00:00Z"})
 
-    found = outcome(made, {"operator": "Exists"})
+    answer = outcome(made, {"operator": "Exists"})
 
-    assert isinstance(found, NoFit)
-    assert [reason.code for reason in found.reasons] == ["too-few-devices", "device-service-silent"]
-    assert "2026-01-01T00:00:00Z" in found.reasons[1].message
+    assert isinstance(answer, NoFit)
+    assert [reason.code for reason in answer.reasons] == ["too-few-devices", "device-service-silent"]
+    assert "2026-01-01T00:00:00Z" in answer.reasons[1].message
     made.note_silence({})
     assert device_of(outcome(made)) == "gpu-0"
 

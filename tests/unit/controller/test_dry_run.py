@@ -141,6 +141,46 @@ def test_dry_run_leaves_out_what_nobody_can_read() -> None:
     assert "ResourceSlice n0" in run.faults[0]
 
 
+def test_dry_run_tries_the_other_nodes_when_one_cannot_be_worked_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that fails in a way that nobody thought of is told as the controller tells it, and takes no other down."""
+    run = DryRun(Situation(wanted=(), objects=NODES), COMPILER)
+    real = run.state.input_for
+
+    def input_for(node: str, *arguments: Any, **options: Any) -> Any:
+        if node == "n1":
+            raise TypeError("'int' object is not a mapping")
+        return real(node, *arguments, **options)
+
+    monkeypatch.setattr(run.state, "input_for", input_for)
+    served, refused = run.answer_all((_claim("a", 1), _claim("b", 5)))
+
+    assert (served.condition, served.node) == ("Allocated", "n2")
+    assert [reason.code for reason in refused.reasons][:2] == ["node-failed", "too-few-devices"]
+
+
+def test_dry_run_takes_the_node_with_the_better_alternative_for_a_pod() -> None:
+    """As both schedulers do, a pod's nodes are compared where its claim names alternatives; a claim of its own goes to the first node that serves it."""
+    either = _claim("a", 1)
+    alternatives = [{"name": "four", "deviceClassName": "gpu", "count": 4}, {"name": "one", "deviceClassName": "gpu", "count": 1}]
+    either.spec["devices"]["requests"] = [{"name": "r", "firstAvailable": alternatives}]
+    (with_pod,) = _run(_pod("p", {}, "a"), either)
+    (alone,) = _run(either)
+
+    assert (with_pod.node, len(_devices(with_pod))) == ("n2", 4)
+    assert (alone.node, len(_devices(alone))) == ("n1", 1)
+
+
+def test_dry_run_tries_the_nodes_first_that_a_pod_of_a_cluster_prefers() -> None:
+    """Of two nodes that serve the claim the one is named that the pod's node affinity prefers."""
+    labelled = ApiObject(api_version="v1", kind="Node", metadata={"name": "n2", "labels": {"zone": "b"}})
+    term = {"weight": 1, "preference": {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["b"]}]}}
+    affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [term]}}
+    pods = (_pod("plain", {}, "a"), _pod("picky", {}, "b", affinity=affinity))
+    plain, picky = _run(*pods, _claim("a", 1), _claim("b", 1), objects=(*NODES, labelled))
+
+    assert (plain.node, picky.node) == ("n1", "n2")
+
+
 def test_dry_run_asks_the_node_what_the_pod_itself_needs() -> None:
     """A pod whose claims fit and whose own CPUs do not is not said to be allocated."""
     machine, inventories = dgx_facts()
@@ -167,13 +207,13 @@ def test_dry_run_says_what_is_missing_when_a_pod_names_it() -> None:
 def test_nearest_prefers_fewest_lacking_then_order_when_nodes_miss() -> None:
     """Lacking one of two is nearer than lacking three of eight; among equals the first node stays."""
 
-    def miss(wanted: int, found: int) -> NoFit:
-        return NoFit((Reason(code="too-few-devices", message="", facts={"wanted": wanted, "found": found, "request": "r"}),), 1)
+    def miss(wanted: int, found_count: int) -> NoFit:
+        return NoFit((Reason(code="too-few-devices", message="", facts={"wanted": wanted, "found": found_count, "request": "r"}),), 1)
 
-    found = nearest(["n1", "n2", "n3"], [miss(8, 5), miss(2, 1), miss(2, 1)])
+    node_and_reason = nearest(["n1", "n2", "n3"], [miss(8, 5), miss(2, 1), miss(2, 1)])
 
-    assert found is not None
-    assert found[0] == "n2"
+    assert node_and_reason is not None
+    assert node_and_reason[0] == "n2"
     assert nearest(["n1"], [Allocated((), 1)]) is None
 
 

@@ -31,10 +31,10 @@ CLASSES = [
 def pod(*containers: dict[str, int | str], init: tuple[dict[str, int | str], ...] = (), sidecars: tuple[int, ...] = ()) -> ApiObject:
     """Make a pod of containers with limits; init containers by index are sidecars."""
     first = [
-        {"name": f"i{index}", "resources": {"limits": dict(one)}, **({"restartPolicy": "Always"} if index in sidecars else {})}
-        for index, one in enumerate(init)
+        {"name": f"i{index}", "resources": {"limits": dict(limits)}, **({"restartPolicy": "Always"} if index in sidecars else {})}
+        for index, limits in enumerate(init)
     ]
-    rest = [{"name": f"c{index}", "resources": {"limits": dict(one)}} for index, one in enumerate(containers)]
+    rest = [{"name": f"c{index}", "resources": {"limits": dict(limits)}} for index, limits in enumerate(containers)]
     spec = {"initContainers": first, "containers": rest}
     return ApiObject(api_version="v1", kind="Pod", metadata={"name": "job", "namespace": "team", "uid": "uid-job"}, spec=spec)
 
@@ -52,7 +52,7 @@ GPU = "example.com/gpu"
 
 
 @pytest.mark.parametrize(
-    ("one", "wanted"),
+    ("pod_object", "wanted"),
     [
         pytest.param(pod({GPU: 2}), {"container-0-request-0": ("gpu", 2)}, id="one"),
         pytest.param(
@@ -79,13 +79,13 @@ GPU = "example.com/gpu"
         ),
     ],
 )
-def test_pod_gets_one_claim_for_its_extended_resources(one: ApiObject, wanted: dict[str, tuple[str, int]]) -> None:
+def test_pod_gets_one_claim_for_its_extended_resources(pod_object: ApiObject, wanted: dict[str, tuple[str, int]]) -> None:
     """A request a lasting container and resource; init containers use what later ones hold, and only the largest rest is asked for."""
-    assert requests(one) == wanted
+    assert requests(pod_object) == wanted
 
 
 @pytest.mark.parametrize(
-    "one",
+    "pod_object",
     [
         pytest.param(pod({"cpu": 4, "memory": "1Gi"}), id="native"),
         pytest.param(pod({"other.com/gpu": 1}), id="nobody's"),
@@ -93,9 +93,9 @@ def test_pod_gets_one_claim_for_its_extended_resources(one: ApiObject, wanted: d
         pytest.param(pod({GPU: 0}), id="none-of-it"),
     ],
 )
-def test_pod_gets_no_claim_when_no_class_serves_it(one: ApiObject) -> None:
+def test_pod_gets_no_claim_when_no_class_serves_it(pod_object: ApiObject) -> None:
     """Resources of nobody's class are a device plugin's, or ours by the node's ledger."""
-    assert extended_claim(one, CLASSES) is None
+    assert extended_claim(pod_object, CLASSES) is None
 
 
 def test_pod_is_refused_when_it_wants_a_part_of_a_device() -> None:

@@ -29,19 +29,19 @@ HEAVY = f"{TEN}.all(a, {TEN}.all(b, {TEN}.all(c, a > 0)))"
 TOO_DEAR = f"{TEN}.all(z, {TEN}.all(y, {TEN}.all(x, {HEAVY})))"
 
 
-def _finder(world: StandaloneState, clock: ManualClock) -> Allocator:
+def _finder(state: StandaloneState, clock: ManualClock) -> Allocator:
     no_bus: Any = None
     registry, settings = CollectorRegistry(), ControllerSettings()
     runtime = Runtime(name="controller", node="central", bus=no_bus, clock=clock, readiness=Readiness(), registry=registry)
-    return Allocator(settings, runtime, world, CelCompiler(), ControllerMetrics(registry))
+    return Allocator(settings, runtime, state, CelCompiler(), ControllerMetrics(registry))
 
 
-def _world(*nodes: str) -> StandaloneState:
-    world = StandaloneState()
+def _state(*nodes: str) -> StandaloneState:
+    state = StandaloneState()
     for node in nodes:
         devices = tuple(Device(name=f"gpu-{index}", device_class="gpu") for index in range(4))
-        world.put_inventory(Inventory(node=node, device_class="gpu", generation=1, devices=devices))
-    return world
+        state.put_inventory(Inventory(node=node, device_class="gpu", generation=1, devices=devices))
+    return state
 
 
 def _member(expression: str) -> Member:
@@ -57,27 +57,27 @@ def _member(expression: str) -> Member:
 
 async def test_finder_refuses_a_selector_that_may_cost_too_much_on_every_way() -> None:
     """A claim that an API server would refuse is refused, however quickly a node could be judged."""
-    world = _world("n1", "n2")
-    finder, members = _finder(world, ManualClock()), [_member(f"true || {TOO_DEAR}")]
+    state = _state("n1", "n2")
+    finder, members = _finder(state, ManualClock()), [_member(f"true || {TOO_DEAR}")]
 
-    looked, found = await finder.look("n1", members), await finder.first(world.nodes(), members)
+    looked, outcomes = await finder.search_on("n1", members), await finder.first(state.nodes(), members)
 
     assert isinstance(looked, Fault)
     assert "is too complex" in looked.reason.message
-    assert isinstance(found, list)
-    assert isinstance(found[0], Fault)
+    assert isinstance(outcomes, list)
+    assert isinstance(outcomes[0], Fault)
 
 
 async def test_finder_allocates_by_a_heavy_selector() -> None:
     """A selector that takes long but not too long is evaluated all the same."""
-    world = _world("n1")
+    state = _state("n1")
     members = [_member(HEAVY)]
 
-    found = await _finder(world, ManualClock()).first(world.nodes(), members)
+    choice = await _finder(state, ManualClock()).first(state.nodes(), members)
 
     assert has_heavy_selector(read_claim(members[0].stored.value), CelCompiler())
-    assert isinstance(found, tuple)
-    assert isinstance(found[1], Allocated)
+    assert isinstance(choice, tuple)
+    assert isinstance(choice[1], Allocated)
 
 
 class _HastyClock(ManualClock):
@@ -92,33 +92,33 @@ class _HastyClock(ManualClock):
 async def test_finder_gives_up_the_nodes_left_when_a_claim_takes_too_long() -> None:
     """After ten seconds the other claims have their turn: what was not looked at is told as given up, never as "does not fit"."""
     nodes = tuple(f"n{index}" for index in range(8))
-    world = _world(*nodes)
+    state = _state(*nodes)
 
-    found = await _finder(world, _HastyClock()).first(nodes, [_member("false")])
+    outcomes = await _finder(state, _HastyClock()).first(nodes, [_member("false")])
 
-    assert isinstance(found, list)
-    assert isinstance(found[-1], GaveUp)
-    assert explain_nodes(nodes, found)[0] == "SearchGaveUp"
+    assert isinstance(outcomes, list)
+    assert isinstance(outcomes[-1], GaveUp)
+    assert explain_nodes(nodes, outcomes)[0] == "SearchGaveUp"
 
 
 async def test_search_is_given_up_when_it_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """One node alone may not hold the others up, either."""
     monkeypatch.setattr(allocation_runner, "LONGEST_S", 0.0)
-    world = _world("n1")
+    state = _state("n1")
 
-    outcome = await _finder(world, _HastyClock()).search_members("n1", [_member(HEAVY)])
+    outcome = await _finder(state, _HastyClock()).search_members("n1", [_member(HEAVY)])
 
     assert isinstance(outcome, GaveUp)
 
 
 async def test_node_is_counted_once_when_its_search_fails_in_a_way_that_nobody_thought_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both homes search by the same `NodeSearch`: a node at fault is told, and counted among what is set aside as long as it fails by the same."""
-    world, registry, no_bus = _world("n1", "n2"), CollectorRegistry(), None
+    state, registry, no_bus = _state("n1", "n2"), CollectorRegistry(), None
     runtime = Runtime(name="controller", node="central", bus=no_bus, clock=ManualClock(), readiness=Readiness(), registry=registry)  # type: ignore[arg-type]  # never asked
-    finder = Allocator(ControllerSettings(), runtime, world, CelCompiler(), ControllerMetrics(registry))
-    monkeypatch.setattr(world, "input_for", lambda *_, **__: {}["devices"])
+    finder = Allocator(ControllerSettings(), runtime, state, CelCompiler(), ControllerMetrics(registry))
+    monkeypatch.setattr(state, "input_for", lambda *_, **__: {}["devices"])
 
-    outcomes = [await finder.look("n1", [_member("true")]) for _ in range(2)]
+    outcomes = [await finder.search_on("n1", [_member("true")]) for _ in range(2)]
 
     assert [outcome.reason.code for outcome in outcomes if isinstance(outcome, Fault) and outcome.is_local] == ["node-failed"] * 2
     assert registry.get_sample_value("topobus_controller_objects_set_aside_total", {"loop": "nodes"}) == 1

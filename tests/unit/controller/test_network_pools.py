@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from topobus.contracts.catalogue import CLUSTER
 from topobus.contracts.messages import ApiObject
+from topobus.contracts.nouns import CLUSTER
 from topobus.controller.allocation.values import Allocated, Outcome
 from topobus.controller.claims.lifecycle import placement_request, read_claim
 from topobus.controller.claims.objects import Claim
@@ -42,15 +42,15 @@ spec:
 RACK = "{nodeSelectorTerms: [{matchExpressions: [{key: example.com/rack, operator: In, values: [a]}]}]}"
 
 
-def put(world: StandaloneState, text: str) -> ApiObject:
+def put(state: StandaloneState, text: str) -> ApiObject:
     """Store the object of a manifest."""
     (api_object,) = parse_manifest(text, where="test.yaml")
     namespace = api_object.metadata.get("namespace", CLUSTER)
-    world.put_object(ObjectKey(api_object.kind.lower(), namespace, api_object.metadata["name"]), Stored(1, api_object))
+    state.put_object(ObjectKey(api_object.kind.lower(), namespace, api_object.metadata["name"]), Stored(1, api_object))
     return api_object
 
 
-def world(place: str, device: str = "") -> StandaloneState:
+def state(place: str, device: str = "") -> StandaloneState:
     """Make a world of two nodes, of which n1 stands in rack a, and a fabric."""
     made = StandaloneState()
     for node in ("n1", "n2"):
@@ -80,7 +80,7 @@ def outcome(made: StandaloneState, node: str) -> Outcome:
 )
 def test_devices_serve_the_nodes_that_they_name(place: str, device: str, nodes: set[str]) -> None:
     """A slice that somebody applied serves all nodes, those with its labels, or those of each device."""
-    assert {node for node in ("n1", "n2") if isinstance(outcome(world(place, device), node), Allocated)} == nodes
+    assert {node for node in ("n1", "n2") if isinstance(outcome(state(place, device), node), Allocated)} == nodes
 
 
 @pytest.mark.parametrize(
@@ -100,10 +100,10 @@ def test_devices_serve_the_nodes_that_they_name(place: str, device: str, nodes: 
 )
 def test_allocation_says_where_its_devices_can_be_used(place: str, device: str, wanted: Any) -> None:
     """The node selector is that of the slice, none for all nodes, and the node itself for a device that binds; no ledger holds such a device."""
-    made = world(place, device)
-    found = outcome(made, "n1")
-    assert isinstance(found, Allocated)
-    (result,) = found.results
+    made = state(place, device)
+    allocated = outcome(made, "n1")
+    assert isinstance(allocated, Allocated)
+    (result,) = allocated.results
 
     terms = result.node_selector.node_selector_terms if result.node_selector is not None else ()
     shown = [
@@ -119,7 +119,7 @@ def test_allocation_says_where_its_devices_can_be_used(place: str, device: str, 
 
 def test_node_is_looked_at_anew_when_its_labels_change() -> None:
     """A label that goes takes the devices away; one that comes lets what waits be tried again."""
-    made = world(f"nodeSelector: {RACK}")
+    made = state(f"nodeSelector: {RACK}")
     assert isinstance(outcome(made, "n1"), Allocated)
     before = made.supply
 
@@ -131,5 +131,5 @@ def test_node_is_looked_at_anew_when_its_labels_change() -> None:
     assert not isinstance(outcome(made, "n1"), Allocated)
 
 
-def _plain(one: Any) -> dict[str, Any]:
-    return {"key": one.key, "operator": one.operator, "values": list(one.values)}
+def _plain(requirement: Any) -> dict[str, Any]:
+    return {"key": requirement.key, "operator": requirement.operator, "values": list(requirement.values)}

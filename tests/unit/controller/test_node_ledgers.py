@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from topobus.contracts.messages import ApiObject, PlaceReply
-from topobus.controller.claims.lifecycle import Attempt, owner_of
+from topobus.controller.claims.attempts import Attempt
+from topobus.controller.claims.objects import Claim
 from topobus.controller.reconcilers.node_ledgers import NODE_FAILED, Held, NodeLedgers
 from topobus.controller.state.cluster_state import ClusterState
 from topobus.domain.errors import ConfigError, ContractError, HardwareError, PeerUnavailable
@@ -17,7 +18,9 @@ from topobus.domain.outcome import Reason, Refusal
 from topobus.kubernetes.api.resource import AllocationResult, DevicesAllocated, GrantedDevice
 from topobus.runtime.state import Entry
 
-CLAIM = ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata={"name": "one", "namespace": "default", "uid": "u"})
+CLAIM = Claim(
+    ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata={"name": "one", "namespace": "default", "uid": "u"})
+)
 
 
 def attempt(device: str) -> Attempt:
@@ -42,8 +45,8 @@ class _Node:
     def __init__(self, outcome: Refusal | Exception, device: str) -> None:
         self._outcome = outcome
         holding = Holding(container="", devices={"gpu": (device,)})
-        allocation = Allocation(owner=owner_of(CLAIM), holdings=(holding,), decision_id="d")
-        self._ledger = Ledger(node="n1", epoch="e", sequence=4, allocations={owner_of(CLAIM).key: allocation})
+        allocation = Allocation(owner=CLAIM.owner, holdings=(holding,), decision_id="d")
+        self._ledger = Ledger(node="n1", epoch="e", sequence=4, allocations={CLAIM.owner.key: allocation})
 
     async def ask(self, *_: Any, **__: Any) -> PlaceReply:
         """Answer."""

@@ -7,7 +7,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from topobus.cel.selector import CelCompiler
-from topobus.contracts.messages import ApiObject
+from topobus.contracts.catalogue import LEDGER, RELEASE
+from topobus.contracts.messages import ApiObject, ReleaseReply, ReleaseRequest
 from topobus.controller.claims.stored import Stored
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
@@ -15,29 +16,67 @@ from topobus.controller.reconcilers.allocator import Allocator
 from topobus.controller.reconcilers.node_ledgers import NodeLedgers
 from topobus.controller.reconcilers.release_orphans import OrphanedAllocations
 from topobus.controller.state.standalone_state import StandaloneState
+from topobus.domain.ledger import Allocation, Holding, Ledger
+from topobus.domain.request import Owner, OwnerKind
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.service import Runtime
+from topobus.testing.bus import MemoryBus, MemoryNats
 from topobus.testing.clock import ManualClock
+
+
+def claim(name: str) -> ApiObject:
+    """A claim as it is stored."""
+    return ApiObject(
+        api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata={"namespace": "default", "name": name, "uid": f"u-{name}"}
+    )
+
+
+async def test_claim_is_released_when_it_was_lost_with_the_store_and_is_restored_and_deleted() -> None:
+    """A store without a trace of an owner proves nothing, so its devices stay; once its object was here again and was deleted, they are let go."""
+    owner = Owner(kind=OwnerKind.CLAIM, name="lost", uid="u-lost")
+    ledger = Ledger(
+        node="n1", sequence=1, allocations={owner.key: Allocation(owner=owner, holdings=(Holding(devices={"gpu": ("gpu-0",)}),))}
+    )
+    released: list[Owner] = []
+
+    async def release(request: ReleaseRequest) -> ReleaseReply:
+        released.append(request.owner)
+        return ReleaseReply()
+
+    server = MemoryNats()
+    async with MemoryBus.session(server, name="controller") as bus, MemoryBus.session(server, name="topology") as node:
+        await bus.provision()
+        await node.put(LEDGER, ledger, node="n1")
+        await node.answer(RELEASE, release, node="n1")
+        registry, state, settings = CollectorRegistry(), StandaloneState(), ControllerSettings()
+        runtime = Runtime(name="controller", node="central", bus=bus, clock=ManualClock(), readiness=Readiness(), registry=registry)
+        metrics = ControllerMetrics(registry)
+        allocator = Allocator(settings, runtime, state, CelCompiler(), metrics)
+        ledgers = NodeLedgers(bus, state, settings.ask_timeout_s)
+        orphans = OrphanedAllocations(settings, runtime, state, allocator, metrics, ledgers)
+        state.put_ledger(ledger)
+        await orphans.reconcile_all()
+        released_before = list(released)
+        orphans.note(Stored(1, claim("lost")))
+        await orphans.reconcile_all()
+
+    assert released_before == []
+    assert released == [owner]
 
 
 async def test_orphans_forget_objects_that_no_ledger_names() -> None:
     """Ten thousand deleted claims that hold nothing leave no trace; nothing is asked of the bus for them."""
     no_bus: Any = None
-    registry, world, settings = CollectorRegistry(), StandaloneState(), ControllerSettings()
+    registry, state, settings = CollectorRegistry(), StandaloneState(), ControllerSettings()
     runtime = Runtime(name="controller", node="central", bus=no_bus, clock=ManualClock(), readiness=Readiness(), registry=registry)
     metrics = ControllerMetrics(registry)
-    allocator = Allocator(settings, runtime, world, CelCompiler(), metrics)
-    ledgers = NodeLedgers(no_bus, world, settings.ask_timeout_s)
-    orphans = OrphanedAllocations(settings, runtime, world, allocator, metrics, ledgers)
+    allocator = Allocator(settings, runtime, state, CelCompiler(), metrics)
+    ledgers = NodeLedgers(no_bus, state, settings.ask_timeout_s)
+    orphans = OrphanedAllocations(settings, runtime, state, allocator, metrics, ledgers)
     for number in range(10_000):
-        gone = ApiObject(
-            api_version="resource.k8s.io/v1",
-            kind="ResourceClaim",
-            metadata={"namespace": "default", "name": f"c{number}", "uid": f"u{number}"},
-        )
-        orphans.note(Stored(number, gone))
+        orphans.note(Stored(number, claim(f"c{number}")))
 
     is_due = await orphans.reconcile_all()
 
     assert not is_due
-    assert orphans.remembered == 0
+    assert orphans.conclusion_count == 0

@@ -2,68 +2,57 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import structlog
 from prometheus_client import CollectorRegistry
 
-from topobus.contracts.messages import PlanRequest
+from topobus.contracts.plan_messages import PlanRequest
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.planner import Planner
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.domain.device import Inventory
-from topobus.domain.errors import PeerUnavailable
 from topobus.domain.machine import Machine
 from topobus.domain.request import ContainerRequest, Owner, OwnerKind, PodRequest
+from topobus.runtime.bus import Bus
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.service import Runtime
+from topobus.testing.bus import Fates, MemoryBus, MemoryNats
 from topobus.testing.clock import ManualClock
 
 POD = PodRequest(owner=Owner(kind=OwnerKind.POD, name="p", uid="u"), containers=(ContainerRequest(name="main"),))
 
 
-class SilentBus:
-    """A bus on which no node answers; notes who was asked."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-
-    async def ask(self, ask: Any, request: Any, *, timeout_s: float, node: str) -> Any:
-        """Keep silent."""
-        self.asked.append(node)
-        raise PeerUnavailable(f"nobody answers {ask.name} at {node}")
-
-
-def planner(world: StandaloneState, bus: Any) -> Planner:
+def planner(state: StandaloneState, bus: Bus) -> Planner:
     """Make a planner on that bus."""
     registry = CollectorRegistry()
     runtime = Runtime(name="controller", node="c", bus=bus, clock=ManualClock(), readiness=Readiness(), registry=registry)
-    return Planner(ControllerSettings(), runtime, world, ControllerMetrics(registry))
+    return Planner(ControllerSettings(), runtime, state, ControllerMetrics(registry))
 
 
 async def test_plan_asks_no_node_that_has_published_nothing_but_an_inventory() -> None:
     """Two thousand inventories of nodes that nobody discovered cost a plan nothing."""
-    world, bus = StandaloneState(), SilentBus()
+    state, fates = StandaloneState(), Fates()
     for number in range(2000):
-        world.put_inventory(Inventory(node=f"ghost-{number}", device_class="gpu", generation=1))
+        state.put_inventory(Inventory(node=f"ghost-{number}", device_class="gpu", generation=1))
     for node in ("n1", "n2"):
-        world.put_machine(Machine(node=node, numa_nodes=(), cpus=()))
+        state.put_machine(Machine(node=node, numa_nodes=(), cpus=()))
 
-    reply = await planner(world, bus).plan(PlanRequest(op_id="op-1", pod=POD))
+    async with MemoryBus.session(MemoryNats(), name="controller", fates=fates) as bus:
+        reply = await planner(state, bus).plan(PlanRequest(op_id="op-1", pod=POD))
 
-    assert sorted(bus.asked) == ["n1", "n2"]
+    assert sorted(step.parts["node"] for step in fates.steps) == ["n1", "n2"]
     assert reply.silent_nodes == ("n1", "n2")
 
 
 async def test_plan_tells_of_all_silent_nodes_in_one_line() -> None:
     """However many nodes are silent, the log has one line with their number and the first of them."""
-    world, bus = StandaloneState(), SilentBus()
+    state = StandaloneState()
     for number in range(200):
-        world.put_machine(Machine(node=f"n{number:03d}", numa_nodes=(), cpus=()))
+        state.put_machine(Machine(node=f"n{number:03d}", numa_nodes=(), cpus=()))
 
-    with structlog.testing.capture_logs() as lines:
-        await planner(world, bus).plan(PlanRequest(op_id="op-1", pod=POD))
+    async with MemoryBus.session(MemoryNats(), name="controller") as bus:
+        with structlog.testing.capture_logs() as lines:
+            await planner(state, bus).plan(PlanRequest(op_id="op-1", pod=POD))
 
     silent = [line for line in lines if line["event"] == "nodes.silent"]
     assert [(line["count"], len(line["nodes"])) for line in silent] == [(200, 16)]

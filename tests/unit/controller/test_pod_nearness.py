@@ -10,9 +10,9 @@ from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.search import allocate
 from topobus.controller.allocation.values import Allocated, NoFit, Outcome
 from topobus.controller.claims.lifecycle import owner_of, read_claim
-from topobus.controller.claims.objects import Claim
-from topobus.controller.scheduling.aligned_allocation import AlignedClaims, allocate_near, read_wishes
-from topobus.controller.scheduling.pod_alignment import claim_uses, groups_of, wished_request
+from topobus.controller.claims.objects import Claim, Pod
+from topobus.controller.scheduling.aligned_allocation import AlignedClaims, allocate_near, read_alignment_request
+from topobus.controller.scheduling.pod_alignment import aligned_pod_request, claim_uses, groups_of
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.domain.alignment.planning.placement import place
 from topobus.domain.idset import CpuSet, NodeSet
@@ -21,7 +21,7 @@ from topobus.domain.outcome import Placement
 from topobus.domain.request import ClaimUse, Owner, OwnerKind, PodRequest, Policy, Scope
 from topobus.domain.view import AlignmentOptions, NodeAlignment
 from topobus.kubernetes.api import admit
-from unit.controller.test_claim_nearness import COMPILER, NODE, claim, entry, names, world
+from unit.controller.nearness import COMPILER, NODE, claim, entry, names, state
 
 
 def pod(annotations: dict[str, str], *containers: dict[str, Any], claims: tuple[str, ...] = ("gpus", "nics")) -> ApiObject:
@@ -41,8 +41,8 @@ def pod(annotations: dict[str, str], *containers: dict[str, Any], claims: tuple[
 def solve(there: StandaloneState, api_object: ApiObject, *wanted: ApiObject) -> Outcome:
     """Allocate a pod's claims together, named in its spec as they are themselves."""
     specs = [(Claim(claim_), read_claim(claim_)) for claim_ in wanted]
-    wished = [AlignedClaims(asked, read_wishes(spec, "claim")) for asked, spec in specs]
-    request = wished_request(api_object, {claim_.metadata["name"]: owner_of(claim_).key for claim_ in wanted})
+    wished = [AlignedClaims(asked, read_alignment_request(spec, "claim")) for asked, spec in specs]
+    request = aligned_pod_request(Pod(api_object), {claim_.metadata["name"]: owner_of(claim_).key for claim_ in wanted})
     return allocate_near(there.input_for(NODE, specs), wished, there.view_of(NODE), COMPILER, pod=request)
 
 
@@ -72,15 +72,15 @@ def test_claims_of_a_pod_lie_together_when_the_pod_wishes_it(
     wishes: dict[str, str], held: dict[str, tuple[str, ...]], expected: list[list[str]]
 ) -> None:
     """Two claims of two drivers that say nothing themselves: the pod's wish holds over both."""
-    assert names(solve(world(**held), pod(wishes), GPUS, NICS)) == expected
+    assert names(solve(state(**held), pod(wishes), GPUS, NICS)) == expected
 
 
 def test_claims_of_a_pod_are_served_as_ever_when_it_wishes_nothing() -> None:
     """Without annotations the result is the very one of the ordinary search, whatever lies where."""
-    there = world(gpu=("gpu-0", "gpu-1"))
+    there = state(gpu=("gpu-0", "gpu-1"))
     specs = [(Claim(api_object), read_claim(api_object)) for api_object in (GPUS, NICS)]
 
-    assert wished_request(pod({}), {"gpus": owner_of(GPUS).key}) is None
+    assert aligned_pod_request(Pod(pod({})), {"gpus": owner_of(GPUS).key}) is None
     assert solve(there, pod({}), GPUS, NICS) == allocate(there.input_for(NODE, specs), COMPILER)
     assert names(solve(there, pod({}), GPUS, NICS)) == [["gpu-2"], ["nic-0"]]
 
@@ -94,19 +94,19 @@ def _with_cpus_held(there: StandaloneState, cpus: CpuSet) -> StandaloneState:
 
 def test_devices_come_from_where_the_pod_has_cpus_left() -> None:
     """All CPUs of NUMA node 0 are taken: the pod's own four must come from node 1, so its claims' devices do, too."""
-    there = world()
+    there = state()
     view = there.view_of(NODE)
     assert view is not None
     of_node_0 = CpuSet.of(cpu for core in view.cores if core.numa_node == 0 for cpu in core.cpus)
 
-    found = names(solve(_with_cpus_held(there, of_node_0), pod({"topobus.dev/policy": "single-numa-node"}), GPUS, NICS))
+    devices = names(solve(_with_cpus_held(there, of_node_0), pod({"topobus.dev/policy": "single-numa-node"}), GPUS, NICS))
 
-    assert found == [["gpu-4"], ["nic-4"]]
+    assert devices == [["gpu-4"], ["nic-4"]]
 
 
 def test_pod_is_refused_with_the_engines_reason_when_no_place_has_devices_and_cpus() -> None:
     """CPUs are left on node 0 alone and GPUs on node 1 alone: the claim could be served, the pod could not."""
-    there = world()
+    there = state()
     view = there.view_of(NODE)
     assert view is not None
     taker = Owner(kind=OwnerKind.POD, name="taker", uid="t")
@@ -123,7 +123,7 @@ def test_pod_is_refused_with_the_engines_reason_when_no_place_has_devices_and_cp
 
 def test_controller_judges_with_the_nodes_own_options() -> None:
     """The node reserves all CPUs of NUMA node 0: the controller knows, and looks at node 1 at once."""
-    there = world()
+    there = state()
     view = there.view_of(NODE)
     assert view is not None
     reserved = CpuSet.of(cpu for core in view.cores if core.numa_node == 0 for cpu in core.cpus)
@@ -137,7 +137,7 @@ def test_controller_judges_with_the_nodes_own_options() -> None:
 
 def test_node_places_the_pod_where_the_controller_chose_its_devices() -> None:
     """The node is asked the same question by the same engine: CPUs come from the NUMA node of the claims' devices."""
-    there = world(gpu=("gpu-0", "gpu-1", "gpu-2", "gpu-3"))
+    there = state(gpu=("gpu-0", "gpu-1", "gpu-2", "gpu-3"))
     api_object = pod({"topobus.dev/policy": "single-numa-node"})
     outcome = solve(there, api_object, GPUS, NICS)
     assert isinstance(outcome, Allocated)
@@ -146,7 +146,7 @@ def test_node_places_the_pod_where_the_controller_chose_its_devices() -> None:
         for claim_, kind, found_names in zip((GPUS, NICS), ("gpu", "nic"), names(outcome), strict=True)
     }
     there.put_ledger(Ledger(node=NODE, sequence=1, allocations=taken))
-    request = wished_request(api_object, {"gpus": owner_of(GPUS).key, "nics": owner_of(NICS).key})
+    request = aligned_pod_request(Pod(api_object), {"gpus": owner_of(GPUS).key, "nics": owner_of(NICS).key})
     view = there.view_of(NODE)
     assert request is not None
     assert view is not None
@@ -160,8 +160,8 @@ def test_node_places_the_pod_where_the_controller_chose_its_devices() -> None:
 
 def test_matched_values_stand_in_the_allocation_for_prepare() -> None:
     """Each claim of the pod is told where the devices of both lie; the configuration is for our drivers, and not there without a wish."""
-    wished = solve(world(gpu=("gpu-0", "gpu-1")), pod({"topobus.dev/locality": "hard:switch"}), GPUS, NICS)
-    plain = solve(world(gpu=("gpu-0", "gpu-1")), pod({}), GPUS, NICS)
+    wished = solve(state(gpu=("gpu-0", "gpu-1")), pod({"topobus.dev/locality": "hard:switch"}), GPUS, NICS)
+    plain = solve(state(gpu=("gpu-0", "gpu-1")), pod({}), GPUS, NICS)
     assert isinstance(wished, Allocated)
     assert isinstance(plain, Allocated)
 
@@ -190,7 +190,7 @@ def test_matched_values_stand_in_the_allocation_of_a_claim_with_a_wish_of_its_ow
     """A claim that wishes for itself is told, too; another of the same pod is not."""
     near = claim({"gpu": 1, "nic": 1}, entry(locality="hard:numa"), name="gpus")
 
-    outcome = solve(world(), pod({}), near, NICS)
+    outcome = solve(state(), pod({}), near, NICS)
 
     assert isinstance(outcome, Allocated)
     kinds = [
@@ -215,7 +215,7 @@ def test_claims_of_two_containers_may_lie_apart_when_scope_is_container() -> Non
 
     for scope, expected in (("container", [["gpu-4"], ["nic-0"]]), ("pod", None)):
         wishes = {"topobus.dev/policy": "single-numa-node", "topobus.dev/scope": scope}
-        outcome = solve(world(**held), pod(wishes, *containers), GPUS, NICS)
+        outcome = solve(state(**held), pod(wishes, *containers), GPUS, NICS)
         assert (names(outcome) if isinstance(outcome, Allocated) else None) == expected
 
 
@@ -223,7 +223,9 @@ def test_groups_join_claims_over_the_containers_that_use_them() -> None:
     """A claim that two containers use ties them; one that nobody uses is tied to nothing, but for scope pod."""
     owner = Owner(kind=OwnerKind.POD, name="p", uid="p")
     uses = [("k0", ("a",)), ("k1", ("b",)), ("k2", ("a", "b")), ("k3", ()), ("k4", ("c",))]
-    request = PodRequest(owner=owner, containers=(), claims=tuple(ClaimUse(owner_key=key, containers=found) for key, found in uses))
+    request = PodRequest(
+        owner=owner, containers=(), claims=tuple(ClaimUse(owner_key=key, containers=containers) for key, containers in uses)
+    )
     keys = [key for key, _ in uses]
 
     assert groups_of(request, keys, Scope.CONTAINER) == (frozenset({0, 1, 2}), frozenset({4}))
@@ -234,7 +236,7 @@ def test_claim_uses_name_the_containers_in_the_pods_order() -> None:
     """Init containers come first; a claim that is used twice in one container counts once."""
     api_object = pod({}, _container("main", "gpus", "gpus", "nics"), _container("side", "nics"))
 
-    assert claim_uses(api_object, {"gpus": "k0", "nics": "k1"}) == (
+    assert claim_uses(Pod(api_object), {"gpus": "k0", "nics": "k1"}) == (
         ClaimUse(owner_key="k0", containers=("main",)),
         ClaimUse(owner_key="k1", containers=("main", "side")),
     )

@@ -67,6 +67,16 @@ def test_pool_is_invalid_when_a_device_uses_what_is_not_counted(device: dict[str
     assert why in pool.why
 
 
+def test_pool_is_invalid_when_two_counter_sets_have_one_name() -> None:
+    """Nobody could say which of them a device uses."""
+    counters = [{"name": "set", "counters": {"slots": {"value": 2}}}]
+    twins = [slice_of([], name=str(number), count=3, sharedCounters=counters) for number in range(2)]
+
+    (pool,) = pools([*twins, slice_of(gpus(1), name="2", count=3)])
+
+    assert (pool.state, pool.why) == (PoolState.INVALID, "two counter sets are named set")
+
+
 @pytest.mark.parametrize("mode", Mode)
 @pytest.mark.parametrize("state", PoolState)
 def test_claim_for_some_devices_skips_a_pool_that_is_not_ready(state: PoolState, mode: Mode) -> None:

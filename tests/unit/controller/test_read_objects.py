@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
 
+from support.cluster_home import claim, pod
 from topobus.contracts.messages import ApiObject
+from topobus.controller.claims import lifecycle, objects, reservations
 from topobus.controller.claims.objects import Claim, Pod
 from topobus.controller.claims.stored import Stored
+from topobus.controller.reconcilers.gated_pod_queue import GatedPodQueue
+from topobus.controller.scheduling.decisions import PodPlan, pre_filter
+from topobus.controller.scheduling.pod_alignment import aligned_pod_request
+from topobus.controller.state.api_server_state import ApiServerState
 from topobus.domain.errors import ContractError
+from topobus.testing.clock import ManualClock
 
 
 def _claim(*, spec: Any = None, status: Any = None, annotations: dict[str, str] | None = None) -> ApiObject:
@@ -56,3 +64,44 @@ def test_pod_tells_its_node_and_end_when_its_spec_is_unreadable() -> None:
         _ = pod.uses
 
     assert (pod.node, pod.is_deleting, pod.is_bound) == ("n1", True, False)
+
+
+def test_cluster_home_reads_claim_and_pod_once_when_many_rounds_look_at_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an informer brought is kept with what was read in it: rounds over the same versions parse nothing again."""
+    state, reads = ApiServerState(), Counter[str]()
+    queue = GatedPodQueue(ManualClock(), state, retry_s=1.0)
+    state.put("ResourceClaim", "v1", claim("c", uid="u", resourceVersion="3"))
+    gated = pod("p", "c")
+    gated["metadata"] |= {"uid": "p", "resourceVersion": "4"}
+    state.put("Pod", "v1", gated)
+    for module, name in [
+        (lifecycle, "read_claim"),
+        (lifecycle, "status_of"),
+        (reservations, "consumers_of"),
+        (reservations, "claim_uses"),
+        (objects, "metadata_of"),
+        (objects, "pod_request"),
+    ]:
+        monkeypatch.setattr(module, name, _counted(getattr(module, name), name, reads))
+
+    for _ in range(3):
+        # A resync tells all again, and our own writes come by the watch as well.
+        state.put("ResourceClaim", "v1", claim("c", uid="u", resourceVersion="3"))
+        state.put("Pod", "v1", gated)
+        [key] = queue.pending_pods()
+        queue.versions_of(key)
+        plan = pre_filter(state.pods[key].pod, lambda name: state.claims["default", name].claim, has_own_notes=False)
+        assert isinstance(plan, PodPlan)
+        assert aligned_pod_request(state.pods[key].pod, {"c0": "claim default/c"}) is None
+        assert [pod_claim.name for pod_claim in plan.pending] == ["c"]
+
+    # The pod was read as it came; of the claim only what holds devices was.
+    assert reads == {"read_claim": 1, "status_of": 1, "consumers_of": 1, "metadata_of": 1, "pod_request": 1}
+
+
+def _counted(reader: Any, name: str, reads: Counter[str]) -> Any:
+    def read(api_object: ApiObject, **options: Any) -> Any:
+        reads[name] += 1
+        return reader(api_object, **options)
+
+    return read

@@ -27,11 +27,10 @@ from topobus.controller.scheduling.decisions import (
     TakeBack,
     enough_nodes,
     filter_node,
-    judge_node,
+    filter_outcome,
     post_filter,
     pre_filter,
     reserve,
-    unreserve,
 )
 from topobus.controller.scheduling.score import (
     NodeScore,
@@ -86,7 +85,7 @@ def _claim(name: str, *, allocation: Any = None, users: Sequence[str] = (), **me
     )
 
 
-def _world(*claims: ApiObject) -> dict[str, Claim]:
+def _state(*claims: ApiObject) -> dict[str, Claim]:
     return {claim.metadata["name"]: Claim(claim) for claim in claims}
 
 
@@ -107,7 +106,7 @@ def _found(node: Node, claims: tuple[PodClaim, ...]) -> Outcome:
 
 def test_pre_filter_gives_pending_and_allocated_claims_when_all_is_well() -> None:
     """A pod goes on with its claims in its own order, told apart, and with the nodes that the allocated ones name."""
-    plan = _plan(_world(_claim("trainer-own-1", **OWNED), _claim("common", allocation=_wire("n2"), users=["other"])))
+    plan = _plan(_state(_claim("trainer-own-1", **OWNED), _claim("common", allocation=_wire("n2"), users=["other"])))
 
     assert [claim.name for claim in plan.claims] == ["trainer-own-1", "common"]
     assert [pod_claim.name for pod_claim in plan.pending] == ["trainer-own-1"]
@@ -132,7 +131,7 @@ def test_pre_filter_blocks_when_a_claim_cannot_be_used(common: ApiObject | None,
     """Each thing that no node can mend is told with its own code."""
     claims = [_claim("trainer-own-1", **OWNED), *([common] if common is not None else [])]
 
-    assert _codes(pre_filter(Pod(POD), _world(*claims).get)) == [code]
+    assert _codes(pre_filter(Pod(POD), _state(*claims).get)) == [code]
 
 
 def test_pre_filter_goes_on_when_the_claim_is_full_of_which_it_is_a_part() -> None:
@@ -140,7 +139,7 @@ def test_pre_filter_goes_on_when_the_claim_is_full_of_which_it_is_a_part() -> No
     users = ["pod-1", *(f"u{index}" for index in range(255))]
     full = _claim("common", allocation=_wire("n1"), users=users)
 
-    assert _plan(_world(_claim("trainer-own-1", allocation=_wire("n1"), users=["pod-1"], **OWNED), full)).is_reserved
+    assert _plan(_state(_claim("trainer-own-1", allocation=_wire("n1"), users=["pod-1"], **OWNED), full)).is_reserved
 
 
 def test_pre_filter_blocks_when_claims_are_not_made_or_are_anothers() -> None:
@@ -148,21 +147,21 @@ def test_pre_filter_blocks_when_claims_are_not_made_or_are_anothers() -> None:
     fresh = ApiObject(api_version="v1", kind="Pod", metadata=POD.metadata, spec=POD.spec)
     common = _claim("common")
 
-    assert _codes(pre_filter(Pod(fresh), _world(common).get)) == ["claim-not-made"]
-    assert _codes(pre_filter(Pod(POD), _world(_claim("trainer-own-1"), common).get)) == ["claim-of-another"]
+    assert _codes(pre_filter(Pod(fresh), _state(common).get)) == ["claim-not-made"]
+    assert _codes(pre_filter(Pod(POD), _state(_claim("trainer-own-1"), common).get)) == ["claim-of-another"]
 
 
 def test_pre_filter_blocks_when_somebody_allocates_the_claim_now() -> None:
     """What is in flight is not allocated a second time."""
-    world = _world(_claim("trainer-own-1", **OWNED), _claim("common"))
+    state = _state(_claim("trainer-own-1", **OWNED), _claim("common"))
 
-    assert _codes(pre_filter(Pod(POD), world.get, in_flight={"uid-common"})) == ["claim-in-flight"]
+    assert _codes(pre_filter(Pod(POD), state.get, in_flight={"uid-common"})) == ["claim-in-flight"]
 
 
 def test_pre_filter_leaves_an_entry_out_when_the_status_says_that_it_needs_none() -> None:
     """A null name in resourceClaimStatuses is an answer: no claim is needed."""
     pod = ApiObject(api_version="v1", kind="Pod", metadata=POD.metadata, spec=POD.spec, status={"resourceClaimStatuses": [{"name": "own"}]})
-    plan = pre_filter(Pod(pod), _world(_claim("common")).get)
+    plan = pre_filter(Pod(pod), _state(_claim("common")).get)
 
     assert isinstance(plan, PodPlan)
     assert [claim.name for claim in plan.claims] == ["common"]
@@ -170,7 +169,7 @@ def test_pre_filter_leaves_an_entry_out_when_the_status_says_that_it_needs_none(
 
 def test_pre_filter_waits_for_immediate_claims_when_that_is_the_default() -> None:
     """A claim that does not say follows the default; a template's claim is always allocated for its pod."""
-    answer = pre_filter(Pod(POD), _world(_claim("trainer-own-1", **OWNED), _claim("common")).get, default_mode=AllocationMode.IMMEDIATE)
+    answer = pre_filter(Pod(POD), _state(_claim("trainer-own-1", **OWNED), _claim("common")).get, default_mode=AllocationMode.IMMEDIATE)
 
     assert isinstance(answer, Blocked)
     assert [(reason.code, reason.facts["claim"]) for reason in answer.reasons] == [("claim-immediate", "common")]
@@ -178,7 +177,7 @@ def test_pre_filter_waits_for_immediate_claims_when_that_is_the_default() -> Non
 
 def test_filter_allocates_pending_claims_together_when_the_node_is_right() -> None:
     """On the node of the allocated claim the others are searched for, all at once."""
-    plan = _plan(_world(_claim("trainer-own-1", **OWNED), _claim("common", allocation=_wire("n1"))))
+    plan = _plan(_state(_claim("trainer-own-1", **OWNED), _claim("common", allocation=_wire("n1"))))
     asked: list[tuple[str, list[str]]] = []
 
     def search(node: Node, claims: tuple[PodClaim, ...]) -> Outcome:
@@ -197,7 +196,7 @@ def test_filter_allocates_pending_claims_together_when_the_node_is_right() -> No
 
 def test_filter_searches_nothing_when_all_claims_are_allocated() -> None:
     """A network-attached claim is usable anywhere; with nothing pending every node fits."""
-    plan = _plan(_world(_claim("trainer-own-1", allocation=_wire(None), **OWNED), _claim("common", allocation=_wire(None))))
+    plan = _plan(_state(_claim("trainer-own-1", allocation=_wire(None), **OWNED), _claim("common", allocation=_wire(None))))
 
     def search(node: Node, claims: tuple[PodClaim, ...]) -> Outcome:
         raise AssertionError(f"searched {node} for {claims}")
@@ -210,7 +209,7 @@ def test_filter_honours_labels_when_the_node_selector_has_some() -> None:
     """An allocation for a group of nodes is usable on each node with the label."""
     terms = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}]
     wire = {"devices": {"results": []}, "nodeSelector": {"nodeSelectorTerms": terms}}
-    plan = _plan(_world(_claim("trainer-own-1", allocation=wire, **OWNED), _claim("common", allocation=_wire(None))))
+    plan = _plan(_state(_claim("trainer-own-1", allocation=wire, **OWNED), _claim("common", allocation=_wire(None))))
 
     assert isinstance(filter_node(plan, Node("n1", {"zone": "a"}), _found), NodeFit)
     assert isinstance(filter_node(plan, Node("n2", {"zone": "b"}), _found), NodeMiss)
@@ -218,7 +217,7 @@ def test_filter_honours_labels_when_the_node_selector_has_some() -> None:
 
 def test_filter_skips_a_node_when_it_refused_the_pod() -> None:
     """The reason of the refusal is what people are told of that node."""
-    plan = _plan(_world(_claim("trainer-own-1", **OWNED), _claim("common")))
+    plan = _plan(_state(_claim("trainer-own-1", **OWNED), _claim("common")))
     missed = filter_node(plan, Node("n1"), _found, refused=Reason(code="refused", message="node n1 refused it"))
 
     assert isinstance(missed, NodeMiss)
@@ -230,16 +229,16 @@ def test_filter_skips_a_node_when_it_refused_the_pod() -> None:
 def test_filter_says_everywhere_when_the_claim_itself_is_wrong() -> None:
     """An unknown class ends the round: no other node knows it either."""
     wrong = Fault(Reason(code="unknown-class", message="there is no DeviceClass"), 0)
-    plan = _plan(_world(_claim("trainer-own-1", **OWNED), _claim("common")))
+    plan = _plan(_state(_claim("trainer-own-1", **OWNED), _claim("common")))
 
-    missed = judge_node(plan, "n1", wrong)
+    missed = filter_outcome(plan, "n1", wrong)
     assert isinstance(missed, NodeMiss)
     assert missed.is_everywhere
 
 
 def test_post_filter_takes_back_one_claim_when_several_stand_in_the_way() -> None:
     """Exactly one allocation goes at a time, the first by name among those that nobody else has reserved."""
-    plan = _plan(_world(_claim("trainer-own-1", allocation=_wire("n1"), **OWNED), _claim("common", allocation=_wire("n2"))))
+    plan = _plan(_state(_claim("trainer-own-1", allocation=_wire("n1"), **OWNED), _claim("common", allocation=_wire("n2"))))
     misses = [missed for name in ("n1", "n2", "n3") if isinstance(missed := filter_node(plan, Node(name), _found), NodeMiss)]
 
     answer = post_filter(plan, misses)
@@ -251,10 +250,10 @@ def test_post_filter_takes_back_one_claim_when_several_stand_in_the_way() -> Non
 
 def test_post_filter_leaves_claims_alone_when_others_use_them_or_they_are_not_in_the_way() -> None:
     """Another pod's reservation protects a claim; one that every node can use is not the reason."""
-    world = _world(
+    state = _state(
         _claim("trainer-own-1", allocation=_wire(None), **OWNED), _claim("common", allocation=_wire("n2"), users=["pod-1", "other"])
     )
-    plan = _plan(world)
+    plan = _plan(state)
     misses = [missed for name in ("n1", "n3") if isinstance(missed := filter_node(plan, Node(name), _found), NodeMiss)]
 
     assert _codes(post_filter(plan, misses)) == ["claim-elsewhere", "claim-elsewhere"]
@@ -262,7 +261,7 @@ def test_post_filter_leaves_claims_alone_when_others_use_them_or_they_are_not_in
 
 def test_post_filter_takes_back_when_only_this_pod_has_reserved_it() -> None:
     """The pod's own reservation does not protect a claim from the pod's own scheduling."""
-    plan = _plan(_world(_claim("trainer-own-1", allocation=_wire("n1"), users=["pod-1"], **OWNED), _claim("common")))
+    plan = _plan(_state(_claim("trainer-own-1", allocation=_wire("n1"), users=["pod-1"], **OWNED), _claim("common")))
     missed = filter_node(plan, Node("n2"), _found)
 
     assert isinstance(missed, NodeMiss)
@@ -271,7 +270,7 @@ def test_post_filter_takes_back_when_only_this_pod_has_reserved_it() -> None:
 
 def test_reserve_gives_each_claim_its_allocation_when_a_node_is_chosen() -> None:
     """New results go to the pending claims in order; the others keep what they have."""
-    plan = _plan(_world(_claim("trainer-own-1", **OWNED), _claim("common", allocation=_wire("n1", "d9"))))
+    plan = _plan(_state(_claim("trainer-own-1", **OWNED), _claim("common", allocation=_wire("n1", "d9"))))
     fit = filter_node(plan, Node("n1"), _found)
     assert isinstance(fit, NodeFit)
 
@@ -291,7 +290,8 @@ def test_reservation_is_undone_when_the_pod_is_unreserved() -> None:
 
     assert [consumer.uid for consumer in objects.consumers_of(reserved)] == ["other", "pod-1"]
     assert objects.with_reservation(reserved, WHO) is reserved
-    assert unreserve(WHO, {"common": reserved, "x": _claim("x")}) == {"common": shared}
+    assert objects.without_reservations(reserved, (WHO.uid,)) == shared
+    assert objects.without_reservations(shared, (WHO.uid,)) is shared
 
 
 def test_reservation_is_refused_when_the_claim_is_full() -> None:
@@ -345,7 +345,7 @@ def test_score_prefers_early_alternatives_when_nodes_fit() -> None:
     claim.spec["devices"]["requests"] = [
         {"name": "r", "firstAvailable": [{"name": "big", "deviceClassName": "gpu"}, {"name": "small", "deviceClassName": "gpu"}]}
     ]
-    plan = _plan(_world(_claim("trainer-own-1", allocation=_wire(None), **OWNED), claim))
+    plan = _plan(_state(_claim("trainer-own-1", allocation=_wire(None), **OWNED), claim))
     near = {"a": NodeSet(0), "b": NodeSet(1)}
     fits = {
         "n1": NodeFit("n1", (_allocation("n1", "a", request="r/small"),)),

@@ -17,21 +17,21 @@ from topobus.testing.clock import ManualClock
 DRIVER = "gpu.example.com"
 
 
-def slices(world: StandaloneState, revision: int, *tainted: str) -> None:
+def slices(state: StandaloneState, revision: int, *tainted: str) -> None:
     """Publish two devices of a vendor, some of them with a taint that evicts and says no time."""
     taint = {"key": "example.com/hot", "effect": "NoExecute"}
     devices = [{"name": name} | ({"taints": [taint]} if name in tainted else {}) for name in ("a", "b")]
     spec = {"driver": DRIVER, "nodeName": "n1", "pool": {"name": "n1", "generation": 1, "resourceSliceCount": 1}, "devices": devices}
     api_object = ApiObject(api_version="resource.k8s.io/v1", kind="ResourceSlice", metadata={"name": "s", "uid": "s"}, spec=spec)
-    world.put_object(ObjectKey("resourceslice", "cluster", "s"), Stored(revision, api_object))
+    state.put_object(ObjectKey("resourceslice", "cluster", "s"), Stored(revision, api_object))
 
 
 async def test_claim_stays_its_whole_time_when_the_taint_went_and_came_back() -> None:
     """A claim that bears a taint for 60 s is not evicted 20 s after the taint came back, though it was first seen 70 s ago."""
     nobody: Any = None  # any write, and any eviction, would fail
-    clock, world = ManualClock(), StandaloneState()
+    clock, state = ManualClock(), StandaloneState()
     runtime = Runtime(name="controller", node="central", bus=nobody, clock=clock, readiness=Readiness(), registry=CollectorRegistry())
-    evictor = Evictor(runtime, world, nobody)
+    evictor = Evictor(runtime, state, nobody)
     toleration = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 60}
     granted = {"request": "r", "driver": DRIVER, "pool": "n1", "device": "a", "tolerations": [toleration]}
     claim = ApiObject(
@@ -41,14 +41,14 @@ async def test_claim_stays_its_whole_time_when_the_taint_went_and_came_back() ->
         spec={"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": DRIVER}}]}},
         status={"allocation": {"devices": {"results": [granted]}}},
     )
-    world.put_object(ObjectKey("resourceclaim", "default", "c"), Stored(1, claim))
+    state.put_object(ObjectKey("resourceclaim", "default", "c"), Stored(1, claim))
 
-    slices(world, 2, "a", "b")
+    slices(state, 2, "a", "b")
     assert await evictor.reconcile_all()
     clock.advance(50)
-    slices(world, 3, "b")
+    slices(state, 3, "b")
     assert not await evictor.reconcile_all()
-    slices(world, 4, "a", "b")
+    slices(state, 4, "a", "b")
     clock.advance(1)
     assert await evictor.reconcile_all()
     clock.advance(20)

@@ -9,7 +9,7 @@ import pytest
 from topobus.contracts.codec import decode, encode
 from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.values import Fault
-from topobus.controller.claims import lifecycle
+from topobus.controller.claims import attempts, lifecycle
 from topobus.controller.claims.reservations import PodRef, with_reservation, without_allocation
 from topobus.domain.errors import ContractError
 from topobus.kubernetes.api.resource import AllocationResult
@@ -35,7 +35,7 @@ def test_unknown_fields_stay_when_the_controller_writes() -> None:
     api_object = stored()
     allocation = AllocationResult()
 
-    attempted = lifecycle.with_attempt(api_object, lifecycle.Attempt(number=1, node="n", allocation=allocation))
+    attempted = attempts.with_attempt(api_object, attempts.Attempt(number=1, node="n", allocation=allocation))
     allocated = lifecycle.with_allocation(attempted, allocation, now="2026-01-01T00:00:00Z")
     reserved = with_reservation(allocated, PodRef("default", "p", "u1"))
     assert isinstance(reserved, ApiObject)

@@ -39,7 +39,7 @@ def case(attributes: dict[str, Any], *, features: list[str], selectors: list[str
 
 
 @pytest.mark.parametrize(
-    ("attributes", "features", "told"),
+    ("attributes", "features", "message"),
     [
         ({"odd": {}}, [LISTS], "attribute odd: unsupported attribute value"),
         ({"odd": {"decimals": ["1.5"]}}, [LISTS], "attribute odd: unsupported attribute value"),
@@ -48,11 +48,11 @@ def case(attributes: dict[str, Any], *, features: list[str], selectors: list[str
         ({"fw": {"versions": ["1.2.0", "x"]}}, [LISTS], "attribute fw: not a semantic version: 'x'"),
     ],
 )
-def test_selector_fails_on_a_device_that_it_cannot_be_shown(attributes: dict[str, Any], features: list[str], told: str) -> None:
+def test_selector_fails_on_a_device_that_it_cannot_be_shown(attributes: dict[str, Any], features: list[str], message: str) -> None:
     """Whatever the selector reads."""
     found_answer_case = answer_case(case(attributes, features=features, selectors=["true"]), CelCompiler())
     assert found_answer_case["outcome"] == "error"
-    assert told in found_answer_case["reasons"][0]
+    assert message in found_answer_case["reasons"][0]
     assert "gpu.example.com/p/d0" in found_answer_case["reasons"][0]
 
 
@@ -71,9 +71,9 @@ def test_lists_are_shown_while_their_gate_is_on() -> None:
 
 def test_verdict_of_a_good_device_does_not_hide_the_fault_of_another() -> None:
     """Both devices agree on all that the selector reads."""
-    one = case({"fw": {"version": "1.2.0"}}, features=[], selectors=['device.driver == "gpu.example.com"'])
-    one["slices"][0]["spec"]["devices"].append({"name": "d1", "attributes": {"fw": {"version": "one"}}})
-    one["claims"][0]["spec"]["devices"]["requests"][0]["exactly"]["count"] = 2
-    found_answer_case = answer_case(one, CelCompiler())
+    broken = case({"fw": {"version": "1.2.0"}}, features=[], selectors=['device.driver == "gpu.example.com"'])
+    broken["slices"][0]["spec"]["devices"].append({"name": "d1", "attributes": {"fw": {"version": "one"}}})
+    broken["claims"][0]["spec"]["devices"]["requests"][0]["exactly"]["count"] = 2
+    found_answer_case = answer_case(broken, CelCompiler())
     assert found_answer_case["outcome"] == "error"
     assert "d1" in found_answer_case["reasons"][0]

@@ -111,7 +111,7 @@ def test_prepare_tells_the_list_and_each_cpu(tmp_path: Path) -> None:
 
     assert not isinstance(edits, Refusal)
     assert edits[""].env == {"TOPOBUS_CPUS": "1-3"}
-    assert {name: edit.env for name, edit in edits.items() if name} == {f"cpu-{one}": {f"TOPOBUS_CPU_{one}": "1"} for one in (1, 2, 3)}
+    assert {name: edit.env for name, edit in edits.items() if name} == {f"cpu-{cpu}": {f"TOPOBUS_CPU_{cpu}": "1"} for cpu in (1, 2, 3)}
 
 
 def test_prepare_refuses_when_a_cpu_is_offline(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from topobus.devicekit.cdi import CdiDevice, CdiSpec, file_name, lowest_version, parse, problems, render
 from topobus.devicekit.cdi_files import delete, find_files, write
-from topobus.domain.edits import ContainerEdits, DeviceNode, Mount
+from topobus.domain.edits import ContainerEdits, DeviceNode, Hook, IntelRdt, Mount, NetDevice
 from topobus.domain.errors import ContractError
 
 EDITS = ContainerEdits(env={"A": "1"})
@@ -27,9 +27,9 @@ def device(name: str = "gpu-0", edits: ContainerEdits = EDITS) -> CdiDevice:
     return CdiDevice(name=name, edits=edits)
 
 
-def with_node(path: str = "/dev/x", host_path: str = "", permissions: str = "rw") -> ContainerEdits:
+def with_node(path: str = "/dev/x", host_path: str = "", permissions: str = "rw", **more: Any) -> ContainerEdits:
     """Edits with one device node."""
-    return ContainerEdits(device_nodes=(DeviceNode(path=path, host_path=host_path, permissions=permissions),))
+    return ContainerEdits(device_nodes=(DeviceNode(path=path, host_path=host_path, permissions=permissions, **more),))
 
 
 def test_render_writes_edits_as_objects_when_spec_is_good() -> None:
@@ -139,8 +139,17 @@ def test_render_refuses_and_says_why_when_a_runtime_would(made: CdiSpec, part: s
     ("data", "part"),
     [
         pytest.param(b"{", "not a CDI file", id="broken-json"),
-        pytest.param(b'{"cdiVersion":"9.9.9","kind":"a/b","devices":[]}', "9.9.9", id="unknown-version"),
-        pytest.param(b'{"cdiVersion":"0.3.0","kind":"a/b","devices":[],"more":1}', "more", id="unknown-field"),
+        pytest.param(b'{"cdiVersion":"new","kind":"a/b","devices":[]}', "'new', wanted three numbers", id="no-version"),
+        pytest.param(
+            b'{"cdiVersion":"0.6.0","kind":"a/b","devices":[{"name":"d","containerEdits":{"additionalGids":[44]}}]}',
+            "0.7.0",
+            id="groups-too-early",
+        ),
+        pytest.param(
+            b'{"cdiVersion":"1.1.0","kind":"a/b","devices":[{"name":"d","containerEdits":{"hooks":[{"hookName":"later","path":"/x"}]}}]}',
+            "'later' is none of",
+            id="unknown-hook",
+        ),
         pytest.param(b'{"cdiVersion":"0.3.0","kind":"a/b","devices":[{"name":"d","containerEdits":[]}]}', "array", id="edits-as-array"),
         pytest.param(
             b'{"cdiVersion":"0.3.0","kind":"a/b","devices":[{"name":"0","containerEdits":{"env":["A=1"]}}]}', "0.5.0", id="version-too-low"
@@ -153,6 +162,75 @@ def test_parse_refuses_as_a_runtime_when_the_file_is_wrong(data: bytes, part: st
         parse(data, where="here")
 
     assert part in refused.value.message
+
+
+# As NVIDIA's container toolkit makes them, shortened: hooks, groups, a variable, and a field of a version to come.
+OF_OTHERS = b"""{
+ "cdiVersion": "1.2.0", "kind": "nvidia.com/gpu", "annotations": {"made-by": "nvidia-ctk"}, "newField": [1],
+ "devices": [{"name": "0", "annotations": {"a": "b"}, "containerEdits": {
+   "deviceNodes": [{"path": "/dev/nvidia0", "major": 195, "fileMode": 438, "permissions": "rw", "gid": 44, "type": "c"}, {"path": "/dev/fb0", "permissions": "none"}],
+   "additionalGids": [44]}}],
+ "containerEdits": {
+   "env": ["NVIDIA_VISIBLE_DEVICES=void"],
+   "hooks": [{"hookName": "createContainer", "path": "/usr/bin/nvidia-cdi-hook", "args": ["nvidia-cdi-hook", "update-ldcache"], "env": ["DEBUG=false"], "timeout": 5}],
+   "netDevices": [{"hostInterfaceName": "mlx5_0", "name": "net1"}],
+   "intelRdt": {"closID": "gpu", "schemata": ["L3:0=f"]},
+   "mounts": [{"hostPath": "tmpfs", "containerPath": "/scratch", "options": ["size=1m"], "type": "tmpfs"}]}}"""
+
+
+def test_parse_keeps_all_that_cdi_knows_when_a_file_of_others_says_more() -> None:
+    """Hooks, groups, network devices, cache and nodes with numbers of their own come along; what nobody knows is left aside."""
+    spec = parse(OF_OTHERS)
+
+    assert spec.devices[0].edits == ContainerEdits(
+        device_nodes=(
+            DeviceNode(path="/dev/nvidia0", permissions="rw", kind="c", major=195, file_mode=0o666, gid=44),
+            DeviceNode(path="/dev/fb0", permissions="none"),
+        ),
+        additional_gids=(44,),
+    )
+    assert spec.common == ContainerEdits(
+        env={"NVIDIA_VISIBLE_DEVICES": "void"},
+        hooks=(
+            Hook(
+                name="createContainer",
+                path="/usr/bin/nvidia-cdi-hook",
+                args=("nvidia-cdi-hook", "update-ldcache"),
+                env=("DEBUG=false",),
+                timeout_s=5,
+            ),
+        ),
+        net_devices=(NetDevice(host_name="mlx5_0", name="net1"),),
+        intel_rdt=IntelRdt(clos_id="gpu", schemata=("L3:0=f",)),
+        mounts=(Mount(host_path="tmpfs", container_path="/scratch", options=("size=1m",), kind="tmpfs"),),
+    )
+
+
+def test_render_gives_back_what_was_parsed_in_the_lowest_version() -> None:
+    """Nothing of CDI 1.1 is lost on the way through our values."""
+    spec = parse(OF_OTHERS)
+    rendered = render(spec)
+
+    assert parse(rendered) == spec
+    assert json.loads(rendered)["cdiVersion"] == "1.1.0"
+
+
+@pytest.mark.parametrize(
+    ("edits", "version"),
+    [
+        pytest.param(ContainerEdits(hooks=(Hook(name="prestart", path="/x"),)), "0.3.0", id="hooks"),
+        pytest.param(with_node(kind="c", major=1, minor=3, file_mode=0o600, uid=1, gid=1), "0.3.0", id="numbers"),
+        pytest.param(ContainerEdits(mounts=(Mount(host_path="/t", container_path="/t", kind="tmpfs"),)), "0.4.0", id="mount type"),
+        pytest.param(ContainerEdits(additional_gids=(1,)), "0.7.0", id="groups"),
+        pytest.param(ContainerEdits(intel_rdt=IntelRdt(clos_id="a")), "0.7.0", id="rdt"),
+        pytest.param(ContainerEdits(intel_rdt=IntelRdt(enable_monitoring=True)), "1.1.0", id="rdt monitoring"),
+        pytest.param(ContainerEdits(net_devices=(NetDevice(host_name="a", name="b"),)), "1.1.0", id="network device"),
+    ],
+)
+def test_lowest_version_is_the_one_in_which_an_edit_came(edits: ContainerEdits, version: str) -> None:
+    """Runtimes refuse files of versions that they do not know, so no file asks for more than it needs."""
+    assert lowest_version(spec(device(edits=edits))) == version
+    assert not edits.is_empty
 
 
 def test_write_replaces_the_file_whole_when_it_exists(tmp_path: Path) -> None:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import threading
+from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
+from topobus.devicekit import isolation
 from topobus.devicekit.isolation import DriverFailed, DriverHung, IsolatedDriver
 from topobus.domain.errors import HardwareError
+from topobus.runtime.clock import SystemClock
 from topobus.testing.clock import ManualClock
 from topobus.testing.drivers.toy_driver import ToyDriver
 
@@ -93,3 +98,117 @@ async def test_calls_run_one_at_a_time_when_many_come() -> None:
     await asyncio.gather(*(isolated.call("observe", enter) for _ in range(20)))
 
     assert max(most) == 1
+
+
+async def test_watch_gives_the_news_when_a_look_finds_some() -> None:
+    """Looks are repeated in the driver's one thread until one has news."""
+    isolated, threads = _isolated(), list[threading.Thread]()
+
+    def look(_: object) -> str | None:
+        threads.append(threading.current_thread())
+        return "news" if len(threads) == 3 else None
+
+    news = await isolated.watch(look, lambda: 0.0)
+
+    assert news == "news"
+    assert set(threads) == {await isolated.call("prepare", threading.current_thread)}
+    assert len(threads) == 3
+
+
+async def test_watch_lets_calls_through_between_two_looks() -> None:
+    """A call does not wait until a watch has news, and the watch goes on after it."""
+    isolated, has_called = _isolated(), threading.Event()
+
+    watching = asyncio.create_task(isolated.watch(lambda _: "news" if has_called.is_set() else None, lambda: 0.0))
+    answer = await isolated.call("prepare", lambda: 1)
+    is_watching = not watching.done()
+    has_called.set()
+
+    assert (answer, is_watching, await watching) == (1, True, "news")
+
+
+async def test_watch_ends_without_news_when_it_is_interrupted() -> None:
+    """Whoever needs the looks elsewhere gets them back at once, long before the next is due."""
+    isolated = _isolated()
+
+    watching = asyncio.create_task(isolated.watch(lambda _: "news", lambda: 3600.0))
+    await asyncio.sleep(0)
+    isolated.interrupt()
+
+    assert await watching is None
+
+
+async def test_watch_raises_driver_failed_when_a_look_raises() -> None:
+    """What a vendor raises in a repeated look comes out as it does from a call."""
+
+    def fail(_: object) -> None:
+        raise ValueError("bad")
+
+    with pytest.raises(DriverFailed, match="bad") as caught:
+        await _isolated().watch(fail, lambda: 0.0)
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+async def test_watch_gives_up_when_a_look_hangs_and_no_call_of_that_time_is_done_later() -> None:
+    """A look that hangs is told after the time limit; a call that waited behind it and was given up is never run, and the next one is when the look returns."""
+    hang, started, done = threading.Event(), threading.Event(), list[str]()
+    isolated = IsolatedDriver(ToyDriver(), timeout_s=0.05, clock=SystemClock())
+
+    def wait(_: object) -> None:
+        started.set()
+        hang.wait()
+
+    watching = asyncio.create_task(isolated.watch(wait, lambda: 0.0))
+    await asyncio.to_thread(started.wait)
+    with pytest.raises(DriverHung, match="did not come back"):
+        await isolated.call("prepare", lambda: done.append("late"))
+    with pytest.raises(DriverHung, match="a look did not come back"):
+        await watching
+    with pytest.raises(DriverHung, match="earlier call"):
+        await isolated.call("prepare", lambda: done.append("refused"))
+    hang.set()
+    while isolated.is_hung:  # noqa: ASYNC110  (the look ends in its thread, which tells nobody)
+        await asyncio.sleep(0)
+    await isolated.call("prepare", lambda: done.append("next"))
+
+    assert done == ["next"]
+
+
+async def test_watch_ends_when_a_call_is_left_behind() -> None:
+    """A call that hangs keeps the looks from being made: they come back to whoever counts them, and says that the driver is silent."""
+    clock = ManualClock()
+    isolated = _isolated(clock)
+    hang, started = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        started.set()
+        hang.wait()
+
+    watching = asyncio.create_task(isolated.watch(lambda _: None, lambda: 3600.0))
+    calling = asyncio.create_task(isolated.call("prepare", wait))
+    await asyncio.to_thread(started.wait)
+    clock.advance(_TIMEOUT_S)
+    with pytest.raises(DriverHung):
+        await calling
+
+    assert await watching is None
+    assert await isolated.watch(lambda _: "news", lambda: 0.0) is None
+    hang.set()
+
+
+async def test_watch_counts_the_time_limit_anew_when_a_look_begins_its_next_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look that discovers and observes may take twice the limit, as two calls may: each method has it for itself."""
+    now_s, began_s = itertools.count(100.0), list[float | None]()
+    monkeypatch.setattr(isolation, "time", SimpleNamespace(monotonic=lambda: next(now_s)))
+
+    def look(begin_method: Callable[[], None]) -> str:
+        for _ in range(2):
+            began_s.append(watch.began_s)
+            begin_method()
+        return "news"
+
+    watch = isolation._Watch(look, lambda: 0.0, asyncio.get_running_loop())
+    watch.run()
+
+    assert began_s == [100.0, 101.0]
+    assert (watch.result, watch.is_over) == ("news", True)

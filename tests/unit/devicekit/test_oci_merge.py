@@ -12,7 +12,7 @@ import pytest
 from topobus.devicekit.cdi import CdiDevice, CdiSpec, render
 from topobus.devicekit.oci import CdiFile, HostNode, OciResult, PluginAnswer, device_paths, oci_spec
 from topobus.devicekit.oci_host import look_up, read_cdi_files
-from topobus.domain.edits import ContainerEdits, DeviceNode, Mount
+from topobus.domain.edits import ContainerEdits, DeviceNode, Hook, IntelRdt, Mount, NetDevice
 from topobus.domain.outcome import Refusal
 
 BASE: dict[str, Any] = {
@@ -38,9 +38,9 @@ def file(name: str = "c", path: str = "/run/c.json", priority: int = 1, common: 
 
 def merged(**parts: Any) -> OciResult:
     """Merge into the base; it must be possible."""
-    found = oci_spec(BASE, nodes=NODES, **parts)
-    assert isinstance(found, OciResult), found
-    return found
+    outcome = oci_spec(BASE, nodes=NODES, **parts)
+    assert isinstance(outcome, OciResult), outcome
+    return outcome
 
 
 def conflicts(oci_result: OciResult) -> list[str]:
@@ -119,6 +119,38 @@ def test_cdi_wins_when_it_sets_what_was_set_before() -> None:
     ]
 
 
+def test_cdi_brings_hooks_groups_interfaces_and_nodes_that_the_host_has_not() -> None:
+    """As containerd's CDI library edits the spec: hooks by their moment, a group once and never root's, numbers as they are given."""
+    hook = Hook(name="createContainer", path="/usr/bin/h", args=("h", "x"), env=("A=1",), timeout_s=5)
+    edits: dict[str, Any] = {
+        "hooks": (hook, Hook(name="prestart", path="/p")),
+        "additional_gids": (44, 0),
+        "net_devices": (NetDevice(host_name="mlx5_0", name="net1"),),
+        "intel_rdt": IntelRdt(clos_id="gpu", enable_monitoring=True),
+        "device_nodes": (
+            DeviceNode(path="/dev/cap", permissions="r", kind="c", major=238, minor=7, file_mode=0o444, uid=0, gid=5),
+            DeviceNode(path="/dev/shown", host_path="/dev/x", permissions="none"),
+        ),
+        "mounts": (Mount(host_path="tmpfs", container_path="/scratch", options=("size=1m",), kind="tmpfs"),),
+    }
+
+    spec = merged(cdi_devices=["topobus.dev/gpu=c"], files=[file(common=ContainerEdits(additional_gids=(44,)), **edits)]).spec
+
+    assert spec["hooks"] == {
+        "createContainer": [{"path": "/usr/bin/h", "args": ["h", "x"], "env": ["A=1"], "timeout": 5}],
+        "prestart": [{"path": "/p"}],
+    }
+    assert spec["process"]["user"]["additionalGids"] == [44]
+    assert spec["linux"]["netDevices"] == {"mlx5_0": {"name": "net1"}}
+    assert spec["linux"]["intelRdt"] == {"closID": "gpu", "enableMonitoring": True}
+    assert spec["linux"]["devices"] == [
+        {"path": "/dev/cap", "type": "c", "major": 238, "minor": 7, "uid": 0, "gid": 5, "fileMode": 0o444},
+        {"path": "/dev/shown", "type": "c", "major": 195, "minor": 0, "uid": 1000, "gid": 100},
+    ]
+    assert spec["linux"]["resources"]["devices"][1:] == [{"allow": True, "type": "c", "major": 238, "minor": 7, "access": "r"}]
+    assert {"destination": "/scratch", "source": "tmpfs", "type": "tmpfs", "options": ["size=1m"]} in spec["mounts"]
+
+
 def test_claims_devices_come_before_those_of_plugins_when_both_name_some() -> None:
     """Kubelet's order; a name that comes twice is injected once."""
     files = [file("c", env={"E": "claim"}), file("p", "/run/p.json", env={"E": "plugin"})]
@@ -141,9 +173,9 @@ def test_claims_devices_come_before_those_of_plugins_when_both_name_some() -> No
 )
 def test_names_are_refused_when_a_runtime_would_refuse_them(files: list[CdiFile], codes: list[str]) -> None:
     """Undefined, or defined twice at one priority: the container would not start."""
-    found = oci_spec(BASE, nodes={}, cdi_devices=["topobus.dev/gpu=c"], files=files)
+    outcome = oci_spec(BASE, nodes={}, cdi_devices=["topobus.dev/gpu=c"], files=files)
 
-    assert [reason.code for reason in found.reasons] == codes if isinstance(found, Refusal) else codes == []
+    assert [reason.code for reason in outcome.reasons] == codes if isinstance(outcome, Refusal) else codes == []
 
 
 def test_missing_nodes_are_told_when_the_host_has_them_not() -> None:

@@ -135,3 +135,29 @@ def test_select_functions_leaves_out_a_function_when_the_tree_lacks_it(card: _Ca
     )
 
     assert [function.address for function in select_functions(card.tree, machine, vendors={1}, base_classes={0x0302})] == [_ADDRESS]
+
+
+def test_observe_judges_the_link_anew_when_another_card_stands_at_the_address(card: _Card) -> None:
+    """What a link could be is remembered of the card that was there: a wider one in its place runs narrow with the same lanes."""
+    health = PciHealth()
+    card.write("max_link_width", "32", _PORT)
+    before = _reasons(card, health)
+    (card.root / _FOLDER).rename(card.root / "gone")
+    (card.root / _FOLDER).mkdir()
+    card.write("current_link_width", "16")
+    card.write("max_link_width", "32")
+
+    assert before == []
+    assert _reasons(card, health) == [("link-narrow", HealthState.DEGRADED)]
+
+
+def test_observe_sees_a_narrow_link_at_each_look_when_it_stays_so(card: _Card) -> None:
+    """Only what was well is taken as read at the next look; a fault is told as long as it lasts, and ends when it ends."""
+    health = PciHealth()
+    well = _reasons(card, health)
+    card.write("current_link_width", "8")
+    narrow = [_reasons(card, health) for _ in range(3)]
+    card.write("current_link_width", "16")
+
+    assert (well, _reasons(card, health)) == ([], [])
+    assert narrow == [[("link-narrow", HealthState.DEGRADED)]] * 3

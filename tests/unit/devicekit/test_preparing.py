@@ -10,7 +10,9 @@ import msgspec
 import pytest
 
 from topobus.contracts.messages import Prepared, PrepareReply, PrepareRequest, UnprepareRequest
+from topobus.devicekit.device_hands import DeviceHands
 from topobus.devicekit.isolation import IsolatedDriver
+from topobus.devicekit.journal import Journal
 from topobus.devicekit.prepare import Preparer, merge_edits
 from topobus.domain.device import Device
 from topobus.domain.edits import ContainerEdits, DeviceNode
@@ -38,7 +40,9 @@ class _Bench:
         self.devices = {name: Device(name=name, device_class="gpu", driver=driver) for name, driver in names}
         self.clock = ManualClock()
         isolated = {name: IsolatedDriver(driver, timeout_s=_TIMEOUT_S, clock=self.clock) for name, driver in self.drivers.items()}
-        self.preparer = Preparer("gpu", isolated, Tree(HardwareSettings(root=str(root), runtime_dev=runtime_dev)), self.devices.get)
+        tree = Tree(HardwareSettings(root=str(root), runtime_dev=runtime_dev))
+        hands = DeviceHands(isolated, tree, self.devices.get, Journal(root / "journal"), clock=self.clock, wait_s=_TIMEOUT_S)
+        self.preparer = Preparer("gpu", hands, self.devices.get)
 
     async def prepare(self, *names: str, op_id: str = "op-1") -> PrepareReply:
         return await self.preparer.prepare(PrepareRequest(op_id=op_id, owner=_OWNER, devices=names))

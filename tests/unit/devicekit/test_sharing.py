@@ -28,7 +28,7 @@ class _Sharer(ToyDriver):
 
 def test_sharing_is_the_claims_when_class_and_claim_have_one() -> None:
     """Class configurations come first, so the last word is the claim's; other kinds are not sharing's."""
-    found = read_sharing(
+    sharing = read_sharing(
         [
             _config(strategy="TimeSlicing"),
             _config(strategy="MPS", mpsConfig={"defaultActiveThreadPercentage": 20}),
@@ -36,7 +36,7 @@ def test_sharing_is_the_claims_when_class_and_claim_have_one() -> None:
         ]
     )
 
-    assert found == Sharing(strategy="MPS", mps_config=MpsConfig(default_active_thread_percentage=20))
+    assert sharing == Sharing(strategy="MPS", mps_config=MpsConfig(default_active_thread_percentage=20))
     assert read_sharing([{"kind": "AlignmentParameters"}]) is None
 
 
@@ -52,21 +52,21 @@ def test_sharing_is_the_claims_when_class_and_claim_have_one() -> None:
 )
 def test_sharing_is_refused_when_it_cannot_be_read(config: dict[str, Any], wanted: str) -> None:
     """A typing error never shares a device otherwise than its user meant."""
-    found = read_sharing([config])
+    refusal = read_sharing([config])
 
-    assert isinstance(found, Refusal)
-    assert found.reasons[0].code == "sharing-malformed"
-    assert wanted in found.reasons[0].message
+    assert isinstance(refusal, Refusal)
+    assert refusal.reasons[0].code == "sharing-malformed"
+    assert wanted in refusal.reasons[0].message
 
 
 def test_sharing_is_refused_when_devices_of_a_claim_differ() -> None:
     """One process cannot keep to two strategies."""
     context = PrepareContext(owner=OWNER, config=(_config(strategy="MPS"),), device_config={"b": (_config(strategy="TimeSlicing"),)})
 
-    found = sharing_of(DEVICES, context)
+    refusal = sharing_of(DEVICES, context)
 
-    assert isinstance(found, Refusal)
-    assert found.reasons[0].code == "sharing-differs"
+    assert isinstance(refusal, Refusal)
+    assert refusal.reasons[0].code == "sharing-differs"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import yaml
 from lightkube import codecs
 
-from topobus.gateway.config import GatewaySettings
+from topobus.gateway.config import GatewaySettings, owned_cpus
 from topobus.gateway.config import check as check_gateway
 from topobus.runtime.config import ServiceSettings, load_settings
 
@@ -21,26 +22,26 @@ Manifest = dict[str, Any]
 
 
 def _objects() -> list[Manifest]:
-    return [one for path in sorted(_FOLDER.glob("*.yaml")) for one in yaml.safe_load_all(path.read_text(encoding="utf-8"))]
+    return [manifest for path in sorted(_FOLDER.glob("*.yaml")) for manifest in yaml.safe_load_all(path.read_text(encoding="utf-8"))]
 
 
 OBJECTS = _objects()
 
 
 def _named(kind: str, name: str) -> Manifest:
-    (found,) = [manifest for manifest in OBJECTS if manifest["kind"] == kind and manifest["metadata"]["name"] == name]
-    return found
+    (manifest,) = [manifest for manifest in OBJECTS if manifest["kind"] == kind and manifest["metadata"]["name"] == name]
+    return manifest
 
 
 def _pods() -> dict[str, Manifest]:
     """Give the pod specs of the workloads that hold services, by workload."""
-    found = {
+    pod_specs = {
         manifest["metadata"]["name"]: manifest["spec"]["template"]["spec"]
         for manifest in OBJECTS
         if manifest["kind"] in ("DaemonSet", "Deployment")
     }
-    assert found
-    return found
+    assert pod_specs
+    return pod_specs
 
 
 def _container(service: str) -> tuple[Manifest, Manifest]:
@@ -65,9 +66,9 @@ def _environment(container: Manifest) -> dict[str, str]:
 def _settings(service: str) -> ServiceSettings:
     name = f"topobus.{service}.config"
     kinds = [
-        one
-        for one in vars(importlib.import_module(name)).values()
-        if isinstance(one, type) and issubclass(one, ServiceSettings) and one.__module__ == name
+        value
+        for value in vars(importlib.import_module(name)).values()
+        if isinstance(value, type) and issubclass(value, ServiceSettings) and value.__module__ == name
     ]
     return load_settings(kinds[-1], service, file=None, environ=_environment(_container(service)[1]))
 
@@ -91,11 +92,13 @@ def test_manifests_hold_each_service_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "one", [manifest for manifest in OBJECTS if "metadata" in manifest], ids=lambda one: f"{one['kind']}-{one['metadata']['name']}"
+    "manifest",
+    [manifest for manifest in OBJECTS if "metadata" in manifest],
+    ids=lambda manifest: f"{manifest['kind']}-{manifest['metadata']['name']}",
 )
-def test_manifest_has_only_fields_that_kubernetes_knows(one: Manifest) -> None:
+def test_manifest_has_only_fields_that_kubernetes_knows(manifest: Manifest) -> None:
     """Each object survives Kubernetes' own types: a field that these do not have would be dropped in silence, and so is a typo."""
-    assert codecs.from_dict(one).to_dict() == one
+    assert codecs.from_dict(manifest).to_dict() == manifest
 
 
 @pytest.mark.parametrize("service", SERVICES)
@@ -173,8 +176,8 @@ def test_gateway_is_replaced_without_a_gap_when_it_is_updated() -> None:
     assert gateway["updateStrategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
     assert node["updateStrategy"]["rollingUpdate"] == {"maxUnavailable": 1}
     assert settings.instance
-    for one in (gateway, node):
-        pod = one["template"]["spec"]
+    for workload in (gateway, node):
+        pod = workload["template"]["spec"]
         assert (pod["priorityClassName"], pod["tolerations"]) == ("system-node-critical", [{"operator": "Exists"}])
 
 
@@ -228,10 +231,45 @@ def test_nats_is_reached_by_our_own_pods_only() -> None:
     workloads = [manifest for manifest in OBJECTS if manifest["kind"] in ("DaemonSet", "Deployment", "StatefulSet")]
 
     assert policy["podSelector"]["matchLabels"].items() <= _named("StatefulSet", "nats")["spec"]["template"]["metadata"]["labels"].items()
-    assert all(wanted <= one["spec"]["template"]["metadata"]["labels"].items() for one in workloads)
+    assert all(wanted <= workload["spec"]["template"]["metadata"]["labels"].items() for workload in workloads)
     assert rule["ports"] == [{"protocol": "TCP", "port": 4222}]
     assert "network-policy.yaml" in _named_resources()
 
 
 def _named_resources() -> list[str]:
     return list(yaml.safe_load((_FOLDER / "kustomization.yaml").read_text(encoding="utf-8"))["resources"])
+
+
+def test_exclusive_cpus_variant_gives_the_gateway_cpus_and_the_runtimes_socket() -> None:
+    """Applied to the plain manifests its patches offer class cpu, name the CPUs that are owned, and mount the folder of the default socket."""
+    variant = yaml.safe_load((_FOLDER.parent / "kubernetes-exclusive-cpus" / "kustomization.yaml").read_text(encoding="utf-8"))
+    patched: dict[tuple[str, str], Manifest] = {}
+    for patch in variant["patches"]:
+        kind, name = patch["target"]["kind"], patch["target"]["name"]
+        patched[kind, name] = copy.deepcopy(_named(kind, name))
+        for operation in yaml.safe_load(patch["patch"]):
+            _apply_operation(patched[kind, name], operation)
+    gateway = patched["DaemonSet", "topobus-gateway"]["spec"]["template"]["spec"]
+    settings = load_settings(
+        GatewaySettings, "gateway", file=None, environ={**patched["ConfigMap", "topobus-node"]["data"], "TOPOBUS_ALL__NODE": "n"}
+    )
+    folder = str(PurePosixPath(settings.cpus.runtime_socket).parent)
+
+    check_gateway(settings)
+    assert (settings.offers_dra("cpu"), settings.offers_plugin("cpu"), owned_cpus(settings.cpus)) == (True, False, None)
+    assert {"name": "runtime", "mountPath": folder} in gateway["containers"][0]["volumeMounts"]
+    assert [volume["hostPath"]["path"] for volume in gateway["volumes"] if volume["name"] == "runtime"] == [folder]
+
+
+def _apply_operation(manifest: Manifest, operation: Manifest) -> None:
+    """Do one operation of a JSON patch (RFC 6902): add or replace; `-` is the end of a list."""
+    *parents, last = operation["path"].strip("/").split("/")
+    place: Any = manifest
+    for part in parents:
+        place = place[int(part)] if isinstance(place, list) else place[part]
+    if isinstance(place, list):
+        assert (operation["op"], last) == ("add", "-")
+        place.append(operation["value"])
+    else:
+        assert operation["op"] == "add" or last in place
+        place[last] = operation["value"]

@@ -130,3 +130,10 @@ def test_take_gives_the_smallest_of_a_large_set() -> None:
     assert odd.take(1000).ids == tuple(range(1, 2000, 2))
     assert odd.take(0) == CpuSet()
     assert odd.take(10_000) == odd
+
+
+def test_sets_are_disjoint_when_they_share_no_id() -> None:
+    """The empty set shares none with any."""
+    assert NodeSet(0, 2).isdisjoint(NodeSet(1, 3))
+    assert not NodeSet(0, 2).isdisjoint(NodeSet(2))
+    assert NodeSet().isdisjoint(NodeSet())

@@ -61,7 +61,7 @@ def test_xilinx_misses_either_function_when_it_falls_off_the_bus(dgx: RecordedMa
     sick = look(dgx, driver, cards)
     dgx.restore_pci(f"0000:38:00.{function}")
 
-    assert {name: {state for state, _ in found} for name, found in sick.items()} == {cards[0].name: {HealthState.UNHEALTHY}}
+    assert {name: {state for state, _ in conditions} for name, conditions in sick.items()} == {cards[0].name: {HealthState.UNHEALTHY}}
 
 
 def test_intel_dfl_finds_the_card_when_the_machine_has_one(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_intel_dfl_finds_the_card_when_the_machine_has_one(tmp_path: Path) -> No
     assert look(machine, driver, (card,)) == {card.name: [(HealthState.UNHEALTHY, "function-crashed")]}
 
 
-@pytest.mark.parametrize("driver", [XilinxDriver(), IntelDflDriver()], ids=lambda one: one.name)
+@pytest.mark.parametrize("driver", [XilinxDriver(), IntelDflDriver()], ids=lambda driver: driver.name)
 def test_fpga_drivers_find_nothing_when_the_machine_is_a_laptop(tmp_path: Path, driver: DeviceDriver) -> None:
     """No FPGA is made up."""
     assert discover(build("laptop", tmp_path / "machine"), driver) == ()

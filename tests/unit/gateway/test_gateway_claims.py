@@ -46,7 +46,7 @@ def read(api_object: ApiObject | None) -> ClaimAllocation | Refusal:
 
 def test_allocation_gives_this_drivers_devices_when_several_drivers_share_a_claim() -> None:
     """Other drivers' lines are left to them; an alternative's name is cut; what the ledger must hold covers all our classes."""
-    found = read(
+    allocation = read(
         claim(
             result("gpu-1", "main/big"),
             result("gpu-0"),
@@ -56,9 +56,9 @@ def test_allocation_gives_this_drivers_devices_when_several_drivers_share_a_clai
         )
     )
 
-    assert found == ClaimAllocation(
+    assert allocation == ClaimAllocation(
         devices=(
-            AllocatedDevice(request="main", pool="n1", device="gpu-1"),
+            AllocatedDevice(request="main", pool="n1", device="gpu-1", alternative="big"),
             AllocatedDevice(request="gpus", pool="n1", device="gpu-0"),
             AllocatedDevice(request="watch", pool="n1", device="gpu-2", is_shared=True),
         ),
@@ -74,10 +74,10 @@ def test_allocation_keeps_this_drivers_config_in_order_when_given() -> None:
         {"source": "FromClaim", "opaque": {"driver": "nic.topobus.dev", "parameters": {"b": 2}}},
     ]
 
-    found = read(claim(result(), config=config))
+    allocation = read(claim(result(), config=config))
 
-    assert isinstance(found, ClaimAllocation)
-    assert found.config == {"gpu-0": ({"a": 1}, {"c": 3})}
+    assert isinstance(allocation, ClaimAllocation)
+    assert allocation.config == {"gpu-0": ({"a": 1}, {"c": 3})}
 
 
 def test_config_reaches_only_the_devices_of_its_requests_when_it_names_some() -> None:
@@ -87,10 +87,10 @@ def test_config_reaches_only_the_devices_of_its_requests_when_it_names_some() ->
         for name, requests in (("all", []), ("main", ["main"]), ("big", ["main/big"]), ("small", ["main/small"]), ("watch", ["watch"]))
     ]
 
-    found = read(claim(result("gpu-0", "main/big"), result("gpu-1", "other"), result("gpu-2", "watch"), config=config))
+    allocation = read(claim(result("gpu-0", "main/big"), result("gpu-1", "other"), result("gpu-2", "watch"), config=config))
 
-    assert isinstance(found, ClaimAllocation)
-    assert {device: [one["for"] for one in given] for device, given in found.config.items()} == {
+    assert isinstance(allocation, ClaimAllocation)
+    assert {device: [entry["for"] for entry in given] for device, given in allocation.config.items()} == {
         "gpu-0": ["all", "main", "big"],
         "gpu-1": ["all"],
         "gpu-2": ["all", "watch"],
@@ -99,16 +99,16 @@ def test_config_reaches_only_the_devices_of_its_requests_when_it_names_some() ->
 
 def test_allocation_tells_shares_from_whole_devices_when_some_have_an_id() -> None:
     """Shares are held, but not alone; two shares of one device are two devices of the answer and one of the ledger."""
-    found = read(claim(result("gpu-0", "a", shareID="s-1"), result("gpu-0", "b", shareID="s-2"), result("gpu-1", "c")))
+    allocation = read(claim(result("gpu-0", "a", shareID="s-1"), result("gpu-0", "b", shareID="s-2"), result("gpu-1", "c")))
 
-    assert isinstance(found, ClaimAllocation)
-    assert [(device.device, device.share_id) for device in found.devices] == [("gpu-0", "s-1"), ("gpu-0", "s-2"), ("gpu-1", "")]
-    assert (found.held, found.by_share) == ({"gpu": ("gpu-0", "gpu-1")}, {"gpu": ("gpu-0",)})
-    assert found.names == ("gpu-0", "gpu-1")
+    assert isinstance(allocation, ClaimAllocation)
+    assert [(device.device, device.share_id) for device in allocation.devices] == [("gpu-0", "s-1"), ("gpu-0", "s-2"), ("gpu-1", "")]
+    assert (allocation.held, allocation.by_share) == ({"gpu": ("gpu-0", "gpu-1")}, {"gpu": ("gpu-0",)})
+    assert allocation.names == ("gpu-0", "gpu-1")
 
 
 @pytest.mark.parametrize(
-    ("found", "code", "part"),
+    ("stored", "code", "part"),
     [
         pytest.param(None, "claim-missing", "default/c", id="missing"),
         pytest.param(claim(result(), uid="another"), "claim-replaced", "another", id="same-name-other-claim"),
@@ -140,9 +140,9 @@ def test_allocation_tells_shares_from_whole_devices_when_some_have_an_id() -> No
         ),
     ],
 )
-def test_allocation_is_refused_with_the_place_when_unusable(found: ApiObject | None, code: str, part: str) -> None:
+def test_allocation_is_refused_with_the_place_when_unusable(stored: ApiObject | None, code: str, part: str) -> None:
     """Nothing is prepared by guess."""
-    refused = read(found)
+    refused = read(stored)
 
     assert isinstance(refused, Refusal)
     assert refused.reasons[0].code == code
@@ -150,7 +150,7 @@ def test_allocation_is_refused_with_the_place_when_unusable(found: ApiObject | N
 
 
 @pytest.mark.parametrize(
-    ("found", "is_here"),
+    ("stored", "is_here"),
     [
         pytest.param(claim(result()), True, id="still-allocated"),
         pytest.param(claim(result(pool="n2")), False, id="allocated-elsewhere"),
@@ -159,9 +159,9 @@ def test_allocation_is_refused_with_the_place_when_unusable(found: ApiObject | N
         pytest.param(None, False, id="gone"),
     ],
 )
-def test_claim_keeps_its_devices_only_when_still_allocated_here(found: ApiObject | None, *, is_here: bool) -> None:
+def test_claim_keeps_its_devices_only_when_still_allocated_here(stored: ApiObject | None, *, is_here: bool) -> None:
     """An unprepare releases only what the claim does not own any more."""
-    assert is_allocated_here(found, UID, "n1") is is_here
+    assert is_allocated_here(stored, UID, "n1") is is_here
 
 
 def test_cdi_spec_has_unique_names_and_passes_a_runtime_when_devices_have_no_edits_of_their_own() -> None:

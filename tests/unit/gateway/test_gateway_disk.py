@@ -16,7 +16,7 @@ from topobus.domain.edits import ContainerEdits
 from topobus.gateway.dra.checkpoint import Checkpoint, ClaimEntry
 from topobus.gateway.kubelet.allocation_record import AllocationRecord
 
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 
 
 class SlowDisk:

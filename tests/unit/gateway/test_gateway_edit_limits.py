@@ -7,14 +7,20 @@ from pathlib import Path
 import pytest
 
 from topobus.contracts.messages import Prepared
-from topobus.domain.edits import ContainerEdits, DeviceNode, Mount
+from topobus.domain.edits import ContainerEdits, Cpuset, DeviceNode, Hook, IntelRdt, Mount, NetDevice
 from topobus.domain.errors import ConfigError
+from topobus.domain.idset import CpuSet
 from topobus.gateway.config import GatewaySettings, check
 from topobus.gateway.core.edit_limits import EditRights, host_paths, refuse_forbidden, rights_of
 from topobus.gateway.links import real_paths, with_real_folders
 
 OPERATORS = EditRights(
-    device_nodes=("/dev/acme", "/dev/sdb"), mounts=("/opt/acme",), writable_mounts=("/run/acme",), variables=("LD_LIBRARY_PATH",)
+    device_nodes=("/dev/acme", "/dev/sdb"),
+    mounts=("/opt/acme",),
+    writable_mounts=("/run/acme",),
+    variables=("LD_LIBRARY_PATH",),
+    hooks=("/opt/acme/hook",),
+    majors=(195,),
 )
 
 
@@ -31,6 +37,11 @@ def mount(host: str, inside: str = "/opt/inside", *options: str) -> ContainerEdi
 def env(name: str, value: str = "1") -> ContainerEdits:
     """One variable."""
     return ContainerEdits(env={name: value})
+
+
+def hook(path: str, *variables: str) -> ContainerEdits:
+    """One hook."""
+    return ContainerEdits(hooks=(Hook(name="createRuntime", path=path, env=variables),))
 
 
 FORBIDDEN = {
@@ -83,6 +94,21 @@ FORBIDDEN = {
     "too-long": (env("A", "x" * 131_072), "131072 bytes"),
     "too-many": (ContainerEdits(env={f"A_{number}": "" for number in range(513)}), "513 variables"),
     "annotation": (ContainerEdits(annotations={"acme.example/a": "1"}), "annotation 'acme.example/a'"),
+    "hook": (hook("/usr/bin/nsenter"), "hook '/usr/bin/nsenter'"),
+    "hook-below-a-program": (hook("/opt/acme/hook/../../../usr/bin/nsenter"), "hook '/opt/acme/hook/../"),
+    "hook-with-preload": (hook("/opt/acme/hook", "LD_PRELOAD=/x.so"), "hook '/opt/acme/hook' with variable 'LD_PRELOAD'"),
+    "disk-by-its-numbers": (
+        ContainerEdits(device_nodes=(DeviceNode(path="/dev/acme0", kind="b", major=8),)),
+        "numbers 8:0 of its own",
+    ),
+    "file-system": (
+        ContainerEdits(mounts=(Mount(host_path="/opt/acme", container_path="/a", options=("ro",), kind="ext4"),)),
+        "of type 'ext4'",
+    ),
+    "groups": (ContainerEdits(additional_gids=(6,)), "groups (6,)"),
+    "network-device": (ContainerEdits(net_devices=(NetDevice(host_name="eth0", name="eth0"),)), "network interface 'eth0'"),
+    "cache": (ContainerEdits(intel_rdt=IntelRdt(clos_id="a")), "cache or memory bandwidth"),
+    "cpus": (ContainerEdits(cpuset=Cpuset(cpus=CpuSet(1))), "CPUs 1 for the container alone"),
 }
 
 
@@ -113,6 +139,11 @@ def test_answer_is_refused_when_an_edit_is_outside_the_rights(edits: ContainerEd
         pytest.param(env("LD_LIBRARY_PATH", "/opt/acme/lib"), id="variable-that-the-operator-named"),
         pytest.param(env("TOPOBUS_ACME_DEVICES", "a,b"), id="variable"),
         pytest.param(env("A", "Grüße = 1"), id="value-of-letters"),
+        pytest.param(hook("/opt/acme/hook", "DEBUG=1"), id="hook"),
+        pytest.param(
+            ContainerEdits(device_nodes=(DeviceNode(path="/dev/acme0", kind="c", major=195, minor=3),)), id="node-that-is-not-there"
+        ),
+        pytest.param(node("/dev/acme0", permissions="none"), id="node-that-nobody-opens"),
     ],
 )
 def test_answer_is_taken_when_every_edit_is_within_the_rights(edits: ContainerEdits) -> None:
@@ -130,6 +161,21 @@ def test_disk_needs_its_own_name_when_a_prefix_covers_all_of_dev() -> None:
     ]
 
     assert refused == ["/dev/sda", "/dev/nvme0n1", "/dev/mem", "/dev/dm-0", "/dev/tty0"]
+
+
+def test_plugin_of_others_may_bring_nvidias_hooks_and_groups_and_no_other_program() -> None:
+    """NVIDIA's CDI files name two programs of its toolkit; root's group, a shell and a network interface stay out."""
+    foreign = rights_of("gpu-nvidia", EditRights(), is_foreign=True)
+    edits = {
+        "toolkit": ContainerEdits(hooks=hook("/usr/bin/nvidia-cdi-hook").hooks, additional_gids=(44,)),
+        "shell": hook("/usr/bin/bash"),
+        "root": ContainerEdits(additional_gids=(0,)),
+        "network": ContainerEdits(net_devices=(NetDevice(host_name="eth0", name="eth0"),)),
+    }
+
+    refused = [name for name, edit in edits.items() if refuse_forbidden("gpu-nvidia", Prepared(edits={"g": edit}), foreign) is not None]
+
+    assert refused == ["shell", "root", "network"]
 
 
 def test_plugin_of_others_is_trusted_as_by_kubelet_only_when_it_is_one() -> None:

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topobus.contracts.messages import Prepared
-from topobus.domain.edits import ContainerEdits, DeviceNode, Mount
+from topobus.domain.edits import ContainerEdits, Cpuset, DeviceNode, Hook, IntelRdt, Mount, NetDevice
+from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.outcome import Refusal
 from topobus.gateway.core.edits import container_edits, foreign_variables, join
 from topobus.gateway.core.preference import fall_back, is_legal
@@ -35,7 +36,7 @@ def test_container_edits_join_common_and_each_device_when_prepared() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "what"),
+    ("edits", "other", "what"),
     [
         pytest.param(ContainerEdits(env={"A": "1"}), ContainerEdits(env={"A": "2"}), "variable A", id="variable"),
         pytest.param(ContainerEdits(annotations={"a": "1"}), ContainerEdits(annotations={"a": "2"}), "annotation a", id="annotation"),
@@ -51,15 +52,38 @@ def test_container_edits_join_common_and_each_device_when_prepared() -> None:
             "mount /c",
             id="mount",
         ),
+        pytest.param(
+            ContainerEdits(net_devices=(NetDevice(host_name="a", name="net1"),)),
+            ContainerEdits(net_devices=(NetDevice(host_name="b", name="net1"),)),
+            "network device net1",
+            id="network device",
+        ),
+        pytest.param(
+            ContainerEdits(intel_rdt=IntelRdt(clos_id="a")),
+            ContainerEdits(intel_rdt=IntelRdt(clos_id="b")),
+            "cache and memory bandwidth",
+            id="rdt",
+        ),
     ],
 )
-def test_join_refuses_and_names_the_place_when_two_devices_disagree(one: ContainerEdits, other: ContainerEdits, what: str) -> None:
+def test_join_refuses_and_names_the_place_when_two_devices_disagree(edits: ContainerEdits, other: ContainerEdits, what: str) -> None:
     """Nothing is dropped in silence: a contradiction is a refusal that names what contradicts."""
-    refused = join([one, other])
+    refused = join([edits, other])
 
     assert isinstance(refused, Refusal)
     assert refused.reasons[0].code == "edits-conflict"
     assert what in refused.reasons[0].message
+
+
+def test_join_keeps_each_hook_and_group_once_and_all_cpus() -> None:
+    """A hook that two devices name alike is one program, run once; CPUs add up."""
+    hook = Hook(name="createContainer", path="/usr/bin/nvidia-cdi-hook", args=("nvidia-cdi-hook", "update-ldcache"))
+    first = ContainerEdits(hooks=(hook,), additional_gids=(44, 109), cpuset=Cpuset(cpus=CpuSet(1), mems=NodeSet(0)))
+    second = ContainerEdits(hooks=(hook,), additional_gids=(44,), cpuset=Cpuset(cpus=CpuSet(9), mems=NodeSet(1)))
+
+    assert join([first, second]) == ContainerEdits(
+        hooks=(hook,), additional_gids=(44, 109), cpuset=Cpuset(cpus=CpuSet(1, 9), mems=NodeSet(0, 1))
+    )
 
 
 def test_container_edits_are_refused_when_a_device_was_not_prepared() -> None:

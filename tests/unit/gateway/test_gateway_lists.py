@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from topobus.domain.device import Device, Inventory
 from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState
@@ -142,7 +143,7 @@ def pooled(name: str, pool: str = "gpu-h100", node: int | None = None) -> Device
     return Device(name=name, device_class="gpu", pool=pool, numa_nodes=None if node is None else NodeSet(node))
 
 
-def told(lists: dict[str, tuple[ListEntry, ...]]) -> dict[str, dict[str, bool]]:
+def health_by_resource(lists: dict[str, tuple[ListEntry, ...]]) -> dict[str, dict[str, bool]]:
     """Resource to device to health."""
     return {resource: {list_entry.id: list_entry.is_healthy for list_entry in entries} for resource, entries in lists.items()}
 
@@ -151,7 +152,7 @@ def test_lists_show_a_device_once_when_a_pool_has_it() -> None:
     """What a pool has is not in the class's own list; what nobody's pool has is."""
     lists = plugin_lists("gpu", RESOURCE, inventory(pooled("gpu-0", node=1), gpu("gpu-1")), {})
 
-    assert told(lists) == {RESOURCE: {"gpu-1": True}, POOL: {"gpu-0": True}}
+    assert health_by_resource(lists) == {RESOURCE: {"gpu-1": True}, POOL: {"gpu-0": True}}
     assert lists[POOL][0].nodes == (1,)
 
 
@@ -159,7 +160,7 @@ def test_lists_keep_an_empty_resource_when_its_last_device_went_elsewhere() -> N
     """A resource that kubelet knows gets an empty list, which is capacity 0, and not silence."""
     before = plugin_lists("gpu", RESOURCE, inventory(pooled("gpu-0")), {})
 
-    assert told(plugin_lists("gpu", RESOURCE, inventory(pooled("gpu-0", pool="")), {}, previous=before)) == {
+    assert health_by_resource(plugin_lists("gpu", RESOURCE, inventory(pooled("gpu-0", pool="")), {}, previous=before)) == {
         RESOURCE: {"gpu-0": True},
         POOL: {},
     }
@@ -181,7 +182,7 @@ def test_lists_keep_a_device_where_it_is_held_when_it_changed_its_pool(
     """An allocated id never leaves the list of the resource that gave it, and no other resource offers it meanwhile."""
     lists = plugin_lists("gpu", RESOURCE, inventory(pooled("gpu-0", pool=now_in)), {"gpu-0": holder} if holder is not None else {})
 
-    assert told(lists) == wanted
+    assert health_by_resource(lists) == wanted
 
 
 @pytest.mark.parametrize(("holder", "resource"), [(PLUGIN, RESOURCE), (POOL_PLUGIN, POOL), (CLAIM, POOL)], ids=["own", "pool", "claim"])
@@ -190,7 +191,7 @@ def test_lists_keep_a_held_device_as_unhealthy_when_it_is_gone(holder: Owner, re
     before = plugin_lists("gpu", RESOURCE, inventory(pooled("gpu-0", node=1)), {"gpu-0": holder})
     after = plugin_lists("gpu", RESOURCE, inventory(), {"gpu-0": holder}, previous=before)
 
-    assert {name: entries for name, entries in told(after).items() if entries} == {resource: {"gpu-0": False}}
+    assert {name: entries for name, entries in health_by_resource(after).items() if entries} == {resource: {"gpu-0": False}}
     assert after[resource][0].nodes == (1,)
 
 
@@ -198,14 +199,14 @@ def test_lists_offer_nothing_of_another_prefix_when_the_operator_has_changed_it(
     """Kubelet's pods of before still have the device, under a resource that we serve no more."""
     old = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name="old.dev/gpu", uid="h")
 
-    assert told(plugin_lists("gpu", RESOURCE, inventory(gpu("gpu-0")), {"gpu-0": old})) == {RESOURCE: {"gpu-0": False}}
+    assert health_by_resource(plugin_lists("gpu", RESOURCE, inventory(gpu("gpu-0")), {"gpu-0": old})) == {RESOURCE: {"gpu-0": False}}
 
 
 def test_lists_leave_out_what_is_no_device_id() -> None:
     """The API promises names of at most 63 characters; one bad name must not spoil the others."""
     shown = inventory(gpu("gpu-0"), gpu("g" * 64), gpu("gpu 1"), gpu(""))
 
-    assert told(plugin_lists("gpu", RESOURCE, shown, {})) == {RESOURCE: {"gpu-0": True}}
+    assert health_by_resource(plugin_lists("gpu", RESOURCE, shown, {})) == {RESOURCE: {"gpu-0": True}}
 
 
 def test_first_that_fit_keeps_held_devices_and_then_goes_by_name() -> None:
@@ -215,3 +216,13 @@ def test_first_that_fit_keeps_held_devices_and_then_goes_by_name() -> None:
     assert first_that_fit(entries, [10, 10, 10, 10], 30) == (0, 1, 3)
     assert first_that_fit(entries, [10, 10, 10, 10], 40) == (0, 1, 2, 3)
     assert first_that_fit(entries, [10, 10, 10, 10], 39) == (0, 1, 3)
+
+
+def test_list_keeps_a_held_device_when_it_became_a_claims_to_ask_for() -> None:
+    """An allocated id must never leave kubelet's list: it stays, not healthy, with the reason; the others of its kind are not listed."""
+    shared = [structs.replace(gpu(name), allows_multiple=True) for name in ("gpu-0", "gpu-1")]
+
+    entries = plugin_list(inventory(*shared, gpu("gpu-2")), {"gpu-0": PLUGIN})
+
+    assert [(entry.id, entry.is_healthy, entry.is_held) for entry in entries] == [("gpu-0", False, True), ("gpu-2", True, False)]
+    assert entries[0].reason == "it is shared, or excludes other devices: it is given by claims only"

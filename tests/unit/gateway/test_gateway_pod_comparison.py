@@ -45,8 +45,8 @@ def test_compare_adopts_all_of_a_claim_when_one_of_its_devices_is_free() -> None
     """The ledger's entry of a claim is one whole, so what it holds of other classes is adopted again with it."""
     comparison = compare([BY_CLAIM], {"nic": {"nic-0": CLAIM}}, PREPARED)
 
-    (one,) = comparison.lacking
-    assert (one.owner, one.devices, one.whole) == (CLAIM, ("gpu-0",), (("gpu", ("gpu-0",)), ("nic", ("nic-0",))))
+    (holding,) = comparison.lacking
+    assert (holding.owner, holding.devices, holding.whole) == (CLAIM, ("gpu-0",), (("gpu", ("gpu-0",)), ("nic", ("nic-0",))))
 
 
 def test_compare_adopts_only_what_is_free_when_a_container_has_more() -> None:
@@ -55,7 +55,7 @@ def test_compare_adopts_only_what_is_free_when_a_container_has_more() -> None:
 
     comparison = compare([use], {"gpu": {"gpu-0": OTHER}}, {})
 
-    assert [one.whole for one in comparison.lacking] == [(("gpu", ("gpu-1",)),)]
+    assert [holding.whole for holding in comparison.lacking] == [(("gpu", ("gpu-1",)),)]
     assert [disagreement.device for disagreement in comparison.disagreements] == ["gpu-0"]
 
 
@@ -73,3 +73,31 @@ def test_compare_is_silent_when_a_claim_only_looks_at_the_device() -> None:
     comparison = compare([BY_CLAIM], {"gpu": {"gpu-0": OTHER}}, watching)
 
     assert (comparison.lacking, comparison.disagreements) == ((), ())
+
+
+SHARING = {("default", "training"): PreparedHere(owner=CLAIM, held={"gpu": ("gpu-0",)}, by_share=frozenset({("gpu", "gpu-0")}))}
+
+
+@pytest.mark.parametrize(
+    ("holder", "sharers", "lacks"),
+    [
+        pytest.param(OTHER, {CLAIM, OTHER}, False, id="both have a share"),
+        pytest.param(OTHER, {OTHER}, True, id="its own share is lost"),
+        pytest.param(None, set(), True, id="nobody has any"),
+    ],
+)
+def test_compare_takes_shares_of_others_for_no_disagreement(holder: Owner | None, sharers: set[Owner], *, lacks: bool) -> None:
+    """Several claims have one device; only a share that the ledger has lost is adopted, as a share."""
+    holders = {"gpu": {"gpu-0": holder}} if holder is not None else {}
+
+    comparison = compare([BY_CLAIM], holders, SHARING, {("gpu", "gpu-0"): frozenset(sharers)})
+
+    assert comparison.disagreements == ()
+    assert [lack.by_share for lack in comparison.lacking] == ([(("gpu", ("gpu-0",)),)] if lacks else [])
+
+
+def test_compare_names_both_sides_when_a_share_meets_a_whole() -> None:
+    """A share beside somebody's whole is a disagreement like any other."""
+    comparison = compare([BY_CLAIM], {"gpu": {"gpu-0": OTHER}}, SHARING)
+
+    assert [disagreement.ledger for disagreement in comparison.disagreements] == [f"{OTHER} holds it"]

@@ -115,6 +115,8 @@ async def test_an_answer_is_no_older_than_the_ask_when_somebody_has_just_asked(s
     finally:
         await server.stop(None)
 
-    found = [[use.pod for use in one.exclusive] if isinstance(one, Listing) else one for one in (before, *after, last)]
-    assert found == [[], *([["p"]] * 10), ["p", "q"]]
+    pods_of_each = [
+        [use.pod for use in listing.exclusive] if isinstance(listing, Listing) else listing for listing in (before, *after, last)
+    ]
+    assert pods_of_each == [[], *([["p"]] * 10), ["p", "q"]]
     assert looks == [0, 1, 2]

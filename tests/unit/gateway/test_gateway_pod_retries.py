@@ -15,7 +15,9 @@ from topobus.contracts.messages import ApiObject
 from topobus.domain.device import Device, Inventory
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.health import DeviceHealth, HealthState
+from topobus.gateway.cluster.event_recorder import EventRecorder
 from topobus.gateway.cluster.objects import ClusterChange, ClusterChangeKind, Rejected, ResourceKind
+from topobus.gateway.cluster.pod_events import PodEvents
 from topobus.gateway.cluster.pod_retries import PodRetries
 from topobus.gateway.config import ClusterSettings
 from topobus.gateway.dra.attempts import Attempts
@@ -70,10 +72,6 @@ class SmallCluster:
         self.annotated.append(name)
         return None
 
-    async def create_event(self, namespace: str, event: Mapping[str, Any]) -> Rejected | None:
-        """Take an event."""
-        return None
-
     async def watch(self, kind: ResourceKind, *, fields: str) -> AsyncGenerator[ClusterChange, None]:
         """Tell of what the test puts into `changes`."""
         while True:
@@ -90,7 +88,8 @@ async def following(cluster: SmallCluster, tmp_path: Path) -> AsyncIterator[PodR
     )
     state.take_inventory("gpu", Inventory(node=NODE, device_class="gpu", generation=1, devices=devices))
     checkpoint = Checkpoint.load(tmp_path / "checkpoint.json")
-    retries = PodRetries(cast(Any, cluster), state, Attempts(), checkpoint, ClusterSettings(), LoopClock())
+    events = PodEvents(EventRecorder(cast(Any, cluster), LoopClock(), NODE), NODE)
+    retries = PodRetries(cast(Any, cluster), state, Attempts(), checkpoint, ClusterSettings(), LoopClock(), events)
     task = asyncio.create_task(retries.run())
     try:
         yield retries

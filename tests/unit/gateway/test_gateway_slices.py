@@ -41,7 +41,7 @@ DRIVER = "gpu.topobus.dev"
 def devices(count: int, *, sick: int | None = None) -> tuple[SliceDevice, ...]:
     """Devices of an inventory, one of them sick."""
     fault = Condition(dimension=Dimension.MEMORY, state=HealthState.UNHEALTHY, reason="ecc", since="2026-01-02T03:04:05Z")
-    found = tuple(
+    devices = tuple(
         Device(
             name=f"gpu-{index:03d}",
             device_class="gpu",
@@ -50,7 +50,7 @@ def devices(count: int, *, sick: int | None = None) -> tuple[SliceDevice, ...]:
         )
         for index in range(count)
     )
-    return pool_devices(Inventory(node=NODE, device_class="gpu", generation=1, devices=found), {})
+    return pool_devices(Inventory(node=NODE, device_class="gpu", generation=1, devices=devices), {})
 
 
 def store(plan: SlicePlan, before: tuple[ApiObject, ...] = (), *, version: int = 10) -> tuple[ApiObject, ...]:
@@ -113,16 +113,16 @@ def test_plan_keeps_the_generation_when_one_update_is_enough() -> None:
 
 def test_plan_raises_the_generation_for_all_when_the_pool_grows_or_shrinks() -> None:
     """A pool that needs more than one write is one of the next generation as a whole, so that nobody mixes two states."""
-    two = store(plan_of(70))
+    slices = store(plan_of(70))
 
-    more = plan_of(140, two)
-    fewer = plan_of(10, two)
+    more = plan_of(140, slices)
+    fewer = plan_of(10, slices)
 
     assert (more.generation, len(more.updates), len(more.creates)) == (2, 2, 1)
     assert {spec.pool.generation for spec in specs((*more.updates, *more.creates))} == {2}
     # One slice too many is deleted, and the other is updated once: still no two states to mix.
-    assert (fewer.generation, [deletion.name for deletion in fewer.deletes], len(fewer.updates)) == (1, [two[1].metadata["name"]], 1)
-    assert (fewer.deletes[0].uid, fewer.deletes[0].resource_version) == (two[1].metadata["uid"], two[1].metadata["resourceVersion"])
+    assert (fewer.generation, [deletion.name for deletion in fewer.deletes], len(fewer.updates)) == (1, [slices[1].metadata["name"]], 1)
+    assert (fewer.deletes[0].uid, fewer.deletes[0].resource_version) == (slices[1].metadata["uid"], slices[1].metadata["resourceVersion"])
 
 
 def test_plan_begins_above_what_was_written_when_all_slices_are_gone() -> None:
@@ -249,12 +249,12 @@ def test_pool_taints_all_but_the_sick_when_the_service_is_silent() -> None:
     """Silence closes what may be well, and hides no evidence: the sick device keeps its own, stronger taint."""
     sick = DeviceHealth(state=HealthState.UNHEALTHY, since="2026-01-02T03:04:05Z")
     recovering = DeviceHealth(state=HealthState.RECOVERING)
-    found = tuple(
+    devices = tuple(
         Device(name=name, device_class="gpu", health=health) for name, health in (("a", DeviceHealth()), ("b", sick), ("c", recovering))
     )
     silence = silence_taint("2026-01-02T03:04:09.5+00:00", "NoSchedule", ())
 
-    shown = pool_devices(Inventory(node=NODE, device_class="gpu", generation=1, devices=found), {}, silence)
+    shown = pool_devices(Inventory(node=NODE, device_class="gpu", generation=1, devices=devices), {}, silence)
 
     assert {
         slice_device.name: [(taint.value, taint.effect, taint.time_added) for taint in slice_device.taints] for slice_device in shown

@@ -25,10 +25,10 @@ def ledger(sequence: int, decision: str) -> Ledger:
 
 async def test_naming_tells_the_next_allocation_when_the_copy_of_the_ledger_was_behind() -> None:
     """The same devices are handed out again before our copy of the ledger says so: the new allocation is told all the same, and each once."""
-    told: list[str] = []
+    named: list[str] = []
 
     async def name_user(_op_id: str, _owner: Owner, _devices: Any, *, decision_id: str, user: Owner) -> None:
-        told.append(f"{decision_id} {user.name}")
+        named.append(f"{decision_id} {user.name}")
 
     # Handed out twice already, while the copy still shows the first allocation.
     state = SimpleNamespace(ledger=ledger(3, "d-1"), times_handed_out=lambda _owner: 2)
@@ -41,4 +41,4 @@ async def test_naming_tells_the_next_allocation_when_the_copy_of_the_ledger_was_
     await naming.name(listing)
     await naming.name(listing)
 
-    assert told == ["d-1 trainer", "d-2 trainer"]
+    assert named == ["d-1 trainer", "d-2 trainer"]

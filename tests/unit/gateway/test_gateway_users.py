@@ -25,7 +25,7 @@ def _use(pod: str, *devices: str, resource: str = "topobus.dev/gpu") -> PodUse:
 
 
 @pytest.mark.parametrize(
-    ("known", "uses", "told"),
+    ("user", "uses", "users"),
     [
         (None, (_use("a", "gpu-0", "gpu-1"),), [A]),
         (A, (_use("a", "gpu-0", "gpu-1"),), []),
@@ -37,11 +37,11 @@ def _use(pod: str, *devices: str, resource: str = "topobus.dev/gpu") -> PodUse:
     ],
     ids=["new", "known", "another", "two-pods", "another-resource", "another-device", "not-listed"],
 )
-def test_unnamed_users_tells_the_pod_when_kubelet_lists_one(known: Owner | None, uses: tuple[PodUse, ...], told: list[Owner]) -> None:
+def test_unnamed_users_tells_the_pod_when_kubelet_lists_one(user: Owner | None, uses: tuple[PodUse, ...], users: list[Owner]) -> None:
     """One pod with a device of the allocation, through its resource, is its user; anything less certain says nothing."""
-    found_unnamed_users = unnamed_users(_ledger(structs.replace(HELD, user=known)), uses)
+    found_unnamed_users = unnamed_users(_ledger(structs.replace(HELD, user=user)), uses)
 
-    assert [user for _, user in found_unnamed_users] == told
+    assert [user for _, user in found_unnamed_users] == users
 
 
 def test_nameless_lists_allocations_of_kubelets_alone_when_claims_hold_devices_too() -> None:

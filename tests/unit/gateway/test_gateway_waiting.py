@@ -176,9 +176,9 @@ def test_obstacle_of_says_what_stands_in_the_way(claim: WaitingClaim, changes: d
 def test_allocation_names_what_may_be_sick_when_its_tolerations_bear_it(tolerations: list[Any], tolerated: tuple[str, ...]) -> None:
     """The taint of a sick device, as Kubernetes judges tolerations; one that has no time left bears nothing, and what cannot be read neither."""
     claim = _claim("gpu-0", tolerations=tolerations)
-    found = allocation_of(claim, namespace="default", name="c", uid="u-c", driver="gpu.topobus.dev", node=NODE)
+    allocation = allocation_of(claim, namespace="default", name="c", uid="u-c", driver="gpu.topobus.dev", node=NODE)
 
-    assert getattr(found, "tolerated", None) == tolerated
+    assert getattr(allocation, "tolerated", None) == tolerated
 
 
 def test_due_at_is_soon_after_a_failure_and_rarer_when_it_goes_on() -> None:

@@ -94,7 +94,7 @@ def test_intel_marks_integrated_graphics_when_they_sit_on_the_root_bus(tmp_path:
     assert [node.path for node in edits[device.name].device_nodes] == ["/dev/dri/card0", "/dev/dri/renderD128"]
 
 
-@pytest.mark.parametrize("driver", [NvidiaDriver(), AmdDriver(), IntelDriver()], ids=lambda one: one.name)
+@pytest.mark.parametrize("driver", [NvidiaDriver(), AmdDriver(), IntelDriver()], ids=lambda driver: driver.name)
 def test_drivers_leave_the_management_display_alone_when_a_server_has_one(driver: DeviceDriver, tmp_path: Path) -> None:
     """The display controller of a server's management processor is no accelerator: nobody claims it."""
     profile = tmp_path / "display.toml"

@@ -76,9 +76,9 @@ def test_mps_gives_the_daemons_folder_and_the_limits_when_one_runs(pair: Recorde
     common = _prepare(pair, strategy="MPS", mpsConfig={"defaultActiveThreadPercentage": 25, "defaultPinnedDeviceMemoryLimit": "10Gi"})
 
     assert isinstance(common, ContainerEdits)
-    told = {name: value for name, value in common.env.items() if name.startswith("CUDA_MPS")}
-    assert told.pop("CUDA_MPS_PIPE_DIRECTORY") == common.mounts[-2].host_path
-    assert told == {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=10240M,1=10240M"}
+    variables = {name: value for name, value in common.env.items() if name.startswith("CUDA_MPS")}
+    assert variables.pop("CUDA_MPS_PIPE_DIRECTORY") == common.mounts[-2].host_path
+    assert variables == {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=10240M,1=10240M"}
     assert [mount.container_path for mount in common.mounts][-1] == "/dev/shm"
     assert all("rw" in mount.options for mount in common.mounts)
 

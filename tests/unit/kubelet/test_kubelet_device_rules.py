@@ -58,7 +58,7 @@ def test_hints_equal_kubelets_when_run_on_recorded_cases() -> None:
         expect = case["expect"]["hints"]
         # The recording writes Go's nil list ("no opinion") as an empty one.
         plain = sorted((list(hint.nodes.ids) if hint.nodes else [], hint.preferred) for hint in hints or ())
-        if plain != sorted((one["nodes"], one["preferred"]) for one in expect):
+        if plain != sorted((hint["nodes"], hint["preferred"]) for hint in expect):
             wrong.append(case["id"])
 
     assert wrong == []

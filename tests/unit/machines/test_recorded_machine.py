@@ -28,14 +28,14 @@ def read(machine: RecordedMachine) -> Machine:
 
 def contents(root: Path) -> dict[str, bytes | str]:
     """Take all files and links of a tree, for comparison."""
-    found: dict[str, bytes | str] = {}
+    contents_by_path: dict[str, bytes | str] = {}
     for top in ("sys", "proc", "dev"):
         for path in sorted((root / top).rglob("*")):
             if path.is_symlink():
-                found[str(path)] = str(path.readlink())
+                contents_by_path[str(path)] = str(path.readlink())
             elif path.is_file():
-                found[str(path)] = path.read_bytes()
-    return found
+                contents_by_path[str(path)] = path.read_bytes()
+    return contents_by_path
 
 
 @pytest.fixture

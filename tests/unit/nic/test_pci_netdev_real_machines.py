@@ -20,7 +20,7 @@ NOISE = re.compile(r"/(statistics|counters|cm_\w+|diag_counters|linkcontrol|pkey
 def discover(name: str, into: Path) -> tuple[Tree, PciNetdevDriver, tuple[Device, ...]]:
     """Unpack a recording and look at it."""
     with tarfile.open(DATA / f"{name}.tar.bz2") as archive:
-        archive.extractall(into, (member for member in archive if not NOISE.search(member.name)), filter="tar")
+        archive.extractall(into, (member for member in archive if not NOISE.search(member.name)), filter="tar", numeric_owner=True)
     (root,) = into.iterdir()
     tree = Tree(HardwareSettings(root=str(root)))
     driver = PciNetdevDriver()

@@ -10,11 +10,13 @@ from typing import Any, cast
 import pytest
 from prometheus_client import CollectorRegistry
 
+from topobus.runtime.canary import CANARY_EVERY_S, Canary
 from topobus.runtime.clock import SystemClock
 from topobus.runtime.config import NatsSettings
-from topobus.runtime.connection import CANARY_EVERY_S, Connection
+from topobus.runtime.connection import Connection
 from topobus.runtime.metrics import BusMetrics
 from topobus.runtime.readiness import Readiness
+from topobus.runtime.shared_heartbeats import BEAT_S
 
 pytestmark = pytest.mark.virtual_time
 
@@ -41,7 +43,7 @@ class Watched(Connection):
             if answers:
                 self._mailbox._answered_at = now
             else:
-                self._heard_at = now
+                self._canary.heard_at = now
             await asyncio.sleep(every_s)
 
 
@@ -50,8 +52,8 @@ async def watch(connection: Watched, seconds: float, *hearing: Any) -> list[floa
     client = SimpleNamespace(is_closed=False, last_error=None, close=_nothing)
     connection._client = cast("Any", client)
     began = asyncio.get_running_loop().time()
-    tasks = [asyncio.create_task(one) for one in hearing]
-    watching = asyncio.create_task(connection._watch_over(cast("Any", client)))
+    tasks = [asyncio.create_task(coroutine) for coroutine in hearing]
+    watching = asyncio.create_task(connection._wait_for_loss(cast("Any", client)))
     await asyncio.wait({watching}, timeout=seconds)
     for task in (watching, *tasks):
         task.cancel()
@@ -105,3 +107,24 @@ async def test_connection_gives_the_client_up_when_it_falls_silent_after_talking
     assert [at for at in asked if at < 30.0] == []
     assert asked[0] <= 30.0 + CANARY_EVERY_S
     assert not connection.is_connected
+
+
+async def test_connection_is_not_looked_at_when_messages_come_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look wakes the process up: one that hears and is answered is left alone for as long as that lasts."""
+    connection = Watched()
+    looks: list[float] = []
+
+    async def get_answers() -> None:
+        while True:
+            connection._mailbox._answered_at = asyncio.get_running_loop().time()
+            connection._canary.put_off()
+            await asyncio.sleep(BEAT_S)
+
+    def note_look(canary: Canary) -> bool:
+        looks.append(canary.silent_s)
+        return True
+
+    monkeypatch.setattr(Canary, "is_talking", property(note_look))
+    asked = await watch(connection, 60.0, get_answers())
+
+    assert (asked, looks) == ([], [])

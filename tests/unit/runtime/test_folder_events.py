@@ -10,7 +10,7 @@ import pytest
 
 from topobus.runtime.folder_events import FolderEvents
 
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from topobus.testing.clock import ManualClock
 def _get(port: int, path: str) -> tuple[int, str]:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+        with opener.open(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as err:
         with err:

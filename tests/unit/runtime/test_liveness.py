@@ -54,14 +54,14 @@ def liveness(peers: Peers, clock: ManualClock) -> ServiceLiveness:
 
 async def looks(liveness: ServiceLiveness, clock: ManualClock, seconds: int) -> str:
     """Let seconds pass, as `run` does: for each `x` where it looked, `.` where it did not."""
-    told = ""
+    marks = ""
     for _ in range(seconds):
         is_due = liveness.is_due()
         if is_due:
             await liveness.check_all()
-        told += "x" if is_due else "."
+        marks += "x" if is_due else "."
         clock.advance(1.01)
-    return told
+    return marks
 
 
 async def test_look_is_due_every_third_time_when_all_answer(liveness: ServiceLiveness, clock: ManualClock) -> None:

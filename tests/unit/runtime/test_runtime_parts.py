@@ -26,7 +26,7 @@ from topobus.simulation.nats_server import free_port
 def _get(port: int, path: str) -> tuple[int, str]:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+        with opener.open(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as err:
         with err:
@@ -61,12 +61,12 @@ def test_endpoint_writes_one_line_when_a_client_hangs_up(
 ) -> None:
     """A client that resets its connection leaves no traceback, one line at most, and the next client is answered."""
     lines: list[tuple[str, str]] = []
-    is_told = threading.Event()
+    has_allocated_condition = threading.Event()
 
     class Log:
         def debug(self, event: str, **facts: str) -> None:
             lines.append((event, facts["error"]))
-            is_told.set()
+            has_allocated_condition.set()
 
         def error(self, event: str, **facts: str) -> None:
             raise AssertionError(f"{event}: a client that hangs up is no error of ours: {facts}")
@@ -78,7 +78,7 @@ def test_endpoint_writes_one_line_when_a_client_hangs_up(
             client.sendall(request_bytes)
             # Closed with an RST instead of a FIN, as by a client that is killed.
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        assert is_told.wait(timeout=10)
+        assert has_allocated_condition.wait(timeout=60)
         status, _ = _get(settings.port, "/healthz")
 
     assert status == 200

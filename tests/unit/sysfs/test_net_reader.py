@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from topobus.domain.errors import HardwareError
 from topobus.domain.pci import PciAddress
@@ -39,6 +40,18 @@ def test_function_interfaces_tells_link_and_address_when_the_interface_is_up(tmp
 
     assert (net_interface.name, net_interface.mac, net_interface.mtu) == ("eth0", "02:00:00:00:00:01", 9000)
     assert (net_interface.is_up, net_interface.carrier, net_interface.speed_mbps) == (True, True, 25000)
+
+
+def test_function_interfaces_tells_the_same_of_the_link_when_asked_for_it_alone(tmp_path: Path) -> None:
+    """A look each second reads no address and no MTU, and sees the same link."""
+    files = {"flags": "0x1003", "carrier": "1", "speed": "25000", "duplex": "full", "address": "02:00:00:00:00:01", "mtu": "9000"}
+    tree = make_tree(tmp_path, interface("eth0", **files, operstate="up"))
+
+    (whole,) = function_interfaces(tree, ADDRESS)
+    (link,) = function_interfaces(tree, ADDRESS, only_link=True)
+
+    assert link == structs.replace(whole, mac="", operstate="", mtu=None)
+    assert (link.carrier, link.speed_mbps, link.duplex, link.is_up) == (True, 25000, "full", True)
 
 
 @pytest.mark.parametrize("speed", ["-1", "4294967295"])

@@ -174,7 +174,7 @@ def test_pci_report_leaves_bridges_and_wide_domains_out_when_listing(tmp_path: P
 
     machine = read_machine(write(tmp_path, files), "n")
 
-    assert [one["address"] for one in machine_report(machine)["pci"]] == ["0000:00:02.0"]
+    assert [device["address"] for device in machine_report(machine)["pci"]] == ["0000:00:02.0"]
     assert len(machine.pci_devices) == 3
 
 
@@ -187,5 +187,5 @@ def test_pci_report_lets_the_first_function_speak_for_its_root_bus_when_they_dif
 
     machine = read_machine(write(tmp_path, files), "n")
 
-    assert [one["near_cpus"] for one in machine_report(machine)["pci"]] == ["0-1", "0-1"]
+    assert [device["near_cpus"] for device in machine_report(machine)["pci"]] == ["0-1", "0-1"]
     assert [str(pci_device.near_cpus) for pci_device in machine.pci_devices] == ["0-1", "2-3"]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from topobus.domain.pci import PciAddress
 from topobus.simulation.machines import build
-from topobus.sysfs.rdma import function_rdma_devices
+from topobus.sysfs.rdma import function_rdma_devices, function_rdma_ports
 from topobus.sysfs.tree import HardwareSettings, Tree
 
 ADDRESS = PciAddress.parse("0000:43:00.0")
@@ -34,6 +35,19 @@ def test_rdma_port_is_active_only_when_the_kernel_says_so(tmp_path: Path, state:
     (device,) = function_rdma_devices(tree, ADDRESS)
 
     assert device.ports[0].is_active is is_active
+
+
+def test_function_rdma_ports_are_those_of_the_devices_when_read_alone(tmp_path: Path) -> None:
+    """A look each second reads no nodes, and of an active port no physical state; of one that is down it says the same as the whole device."""
+    port = {"link_layer": "InfiniBand", "rate": "400 Gb/sec (4X NDR)"}
+    up = {"state": "4: ACTIVE", "phys_state": "5: LinkUp", **port}
+    down = {"state": "1: DOWN", "phys_state": "3: Disabled", **port}
+    files = {f"infiniband/mlx5_0/ports/{number}/{name}": text for number, files in ((1, up), (2, down)) for name, text in files.items()}
+    tree = make_tree(tmp_path, files)
+
+    ((first, second),) = (device.ports for device in function_rdma_devices(tree, ADDRESS))
+
+    assert function_rdma_ports(tree, ADDRESS) == (structs.replace(first, physical_state=""), second)
 
 
 @pytest.mark.parametrize(("text", "gbps"), [("400 Gb/sec (4X NDR)", 400.0), ("2.5 Gb/sec (1X SDR)", 2.5), ("unknown", None)])

@@ -37,7 +37,9 @@ def report_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[
     def make(name: str) -> dict[str, Any]:
         into = tmp_path_factory.mktemp("recording")
         with tarfile.open(DATA / f"{name}.tar.bz2") as archive:
-            archive.extractall(into, (member for member in archive if member.isdir() or not NOISE.search(member.name)), filter="tar")
+            archive.extractall(
+                into, (member for member in archive if member.isdir() or not NOISE.search(member.name)), filter="tar", numeric_owner=True
+            )
         (root,) = into.iterdir()
         return machine_report(read_machine(Tree(HardwareSettings(root=str(root))), "recorded"))
 

@@ -67,7 +67,7 @@ def test_recording_reads_like_the_machine_when_a_profile_is_recorded(profile: st
 def test_recording_reads_like_the_machine_when_a_real_one_is_recorded(name: str, tmp_path: Path) -> None:
     """Trees of real computers, with sparse ids, wide PCI domains and odd links, survive a second recording."""
     with tarfile.open(_DATA / f"{name}.tar.bz2") as archive:
-        archive.extractall(tmp_path / "original", filter="tar")
+        archive.extractall(tmp_path / "original", filter="tar", numeric_owner=True)
     (original,) = (tmp_path / "original").iterdir()
 
     record(tree_of(original), tmp_path / "copy")
@@ -102,7 +102,7 @@ def test_recording_names_the_file_when_it_cannot_be_read(tmp_path: Path, monkeyp
     monkeypatch.setattr(Path, "open", refuse)
     done = record(tree_of(machine.root), tmp_path / "copy")
 
-    assert [one for one in done.unreadable if one.endswith("vendor: Permission denied")] == done.unreadable != []
+    assert [path for path in done.unreadable if path.endswith("vendor: Permission denied")] == done.unreadable != []
     assert done.files > 100
 
 

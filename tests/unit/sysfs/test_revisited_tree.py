@@ -90,8 +90,9 @@ def change(root: Path, chance: random.Random, step: int) -> None:
         link.unlink(missing_ok=True)
     elif what == "move-folder":
         folder.rename(root / f"away-{step}")
-    if folder.is_dir():
-        os.utime(folder, ns=(step, step))
+    for path in (folder, file, link.parent, root / "sys"):
+        if path.exists():
+            os.utime(path, ns=(step, step))
 
 
 @pytest.mark.usefixtures("aged")

@@ -6,8 +6,9 @@ import os
 import time
 
 import pytest
+from msgspec import structs
 
-from topobus.testing.bench_idle import SERVICES, draw, total
+from topobus.testing.bench_idle import SERVICES, budgets, draw, total
 from topobus.testing.process_use import Counts, Use, count_messages, parse_field, read_counts, use_between
 
 COUNTS = Counts(processor_s=2.0, reads=100, wakeups=40, resident_mib=41.5, own_mib=30.5, threads=4, sent=10, received=20)
@@ -48,11 +49,11 @@ def test_parse_field_raises_when_the_file_lacks_it() -> None:
 
 def test_read_counts_sees_processor_time_when_this_process_works() -> None:
     """The clock of a process by its id is the one that the process itself reads."""
-    mine = time.process_time()
+    own_s = time.process_time()
 
     counts = read_counts(os.getpid())
 
-    assert mine <= counts.processor_s <= time.process_time()
+    assert own_s <= counts.processor_s <= time.process_time()
     assert counts.threads >= 1
     assert counts.resident_mib >= counts.own_mib > 0
 
@@ -73,9 +74,29 @@ def test_draw_names_each_process_and_the_ratio_when_all_were_measured() -> None:
 
     text = draw(uses)
 
-    assert [line.split()[0] for line in text.splitlines()[1:]] == [*SERVICES, "floor", "nats-server", "all", "processor", "budgets:"]
+    assert [line.split()[0] for line in text.splitlines()[1:]] == [*SERVICES, "floor", "nats-server", "all", "processor", *["budget"] * 4]
     assert "5.0 times the floor's" in text
     assert f"all {len(SERVICES)} services           2.000" in text
+
+
+def test_budgets_are_kept_or_missed_when_measured() -> None:
+    """Each budget is compared with its own sum: all services, the hub's share of them, the largest one, and the node's without the controller."""
+    uses = [*(_use(name, 0.1) for name in SERVICES), _use("floor", 5.0), _use("nats-server", 5.0)]
+
+    measured = budgets(uses)
+    missed = budgets([_use("controller", 1.1), *(structs.replace(use, resident_mib=61.0) for use in uses if use.name == "gateway")])
+
+    assert [budget.used for budget in measured] == pytest.approx([0.8, 1.0, 40.0, 280.0])
+    assert [budget.is_kept for budget in measured] == [True, True, True, True]
+    assert [budget.is_kept for budget in missed] == [False, True, False, True]
+
+
+def test_draw_says_which_budget_is_missed() -> None:
+    """A person and a script find the word."""
+    text = draw([_use(name, 0.25) for name in SERVICES])
+
+    assert "budget MISSED: processor time of all services: 2.00 of 1 % of a core" in text
+    assert "budget kept: resident memory of the node plane: 280.00 of 300 MiB" in text
 
 
 def _use(name: str, percent: float) -> Use:

@@ -14,6 +14,7 @@ from topobus.runtime.bus import AmbiguousWrite, Bus, Written
 from topobus.runtime.failures import ConnectionLost
 from topobus.testing.bus import Fates, MemoryBus, MemoryNats
 from topobus.testing.fates import READS, WRITES, Delayed, Died, Dies, Fate, Interrupted, Refused, Unconfirmed
+from topobus.testing.reading import Reader
 
 pytestmark = pytest.mark.virtual_time
 
@@ -88,6 +89,36 @@ async def test_process_stands_still_when_it_hangs_at_its_death() -> None:
     async with MemoryBus.session(server, name="topology", fates=fates) as bus:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(bus.put(LEDGER, MINE, node="n1"), 3600)
+
+    assert fates.died.is_set()
+
+
+async def test_process_is_dying_when_others_see_its_last_step_before_it_does() -> None:
+    """A step after which its owner dies can be seen by others first: they are told that the death is under way."""
+    server = await provisioned(MemoryNats())
+    fates = Fates({1: Dies(is_done=True)}, hangs=True)
+    async with (
+        MemoryBus.session(server, name="topobus-cli") as other,
+        Reader(other.watch(LEDGER)) as ledgers,
+        MemoryBus.session(server, name="topology", fates=fates) as bus,
+    ):
+        before = (fates.is_dying, fates.died.is_set())
+        writing = asyncio.create_task(bus.put(LEDGER, MINE, node="n1"))
+        await ledgers.until(lambda changes: any(change.value is not None for change in changes))
+        seen = fates.is_dying
+        await fates.died.wait()
+        writing.cancel()
+
+    assert before == (False, False)
+    assert seen
+
+
+async def test_process_dies_when_its_last_step_fails() -> None:
+    """Who is to die after a step dies at it, whatever came of the step."""
+    fates = Fates({1: Dies(is_done=True)})
+    async with MemoryBus.session(MemoryNats(), name="topology", fates=fates) as bus:
+        with pytest.raises(Died):
+            await bus.put(LEDGER, MINE, node="n1")
 
     assert fates.died.is_set()
 

@@ -57,7 +57,7 @@ def test_provide_installs_the_package_when_root_has_apt(path: Path) -> None:
     nats_program = provide_nats_server(said.append)
 
     assert nats_program.program == path / "nats-server"
-    assert any("apt-get" in one for one in said)
+    assert any("apt-get" in line for line in said)
 
 
 def test_provide_runs_docker_when_nothing_can_be_installed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

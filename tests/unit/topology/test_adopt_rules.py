@@ -6,6 +6,7 @@ from topobus.domain import transitions
 from topobus.domain.errors import InvariantError
 from topobus.domain.idset import CpuSet
 from topobus.domain.ledger import Allocation, Holding, Ledger
+from topobus.domain.ledger_invariant import check_holders
 from topobus.domain.outcome import Refusal
 from topobus.domain.request import Owner, OwnerKind
 from topobus.domain.transitions import Step
@@ -104,4 +105,4 @@ def test_check_finds_a_device_held_twice_when_only_one_of_the_two_has_a_share() 
     share = Allocation(owner=_owner(OwnerKind.CLAIM, "b"), holdings=(Holding(devices={"gpu": ("gpu-0",)}, shared={"gpu": ("gpu-0",)}),))
 
     with pytest.raises(InvariantError, match="gpu-0"):
-        transitions.check(Ledger(node="n", allocations={allocation.owner.key: allocation for allocation in (whole, share)}))
+        check_holders(Ledger(node="n", allocations={allocation.owner.key: allocation for allocation in (whole, share)}))

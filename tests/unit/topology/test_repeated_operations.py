@@ -47,7 +47,7 @@ def test_place_is_told_of_the_release_when_its_devices_were_let_go(operations_be
     ledger = transitions.release(step.ledger, op_id="op-2", owner=TRAINER.owner, decision_id="d-2").ledger
     for number in range(operations_between):
         ledger = transitions.release(ledger, op_id=f"other-{number}", owner=CLAIM, decision_id="d").ledger
-    record = transitions.known(ledger, "op-1")
+    record = transitions.recorded_operation(ledger, "op-1")
     assert record is not None
 
     assert _codes(transitions.placed_by(ledger, record)) == ["released-since"]

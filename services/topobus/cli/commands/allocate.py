@@ -1,6 +1,7 @@
-"""`topobus allocate --dry-run`: where claims would be allocated, or why not, without writing anything.
+"""`topobus allocate --dry-run`: where claims would be allocated, or why not, without any write.
 
-The controller's engine answers, in a process of its own that needs neither NATS nor a running controller: expressions (CEL) are the controller's alone.
+The controller's engine answers in a process of its own, which needs neither NATS nor a running controller, because only the controller has a CEL
+evaluator.
 """
 
 from __future__ import annotations

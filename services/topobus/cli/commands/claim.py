@@ -1,4 +1,4 @@
-"""`topobus claim`: what `apply`, `get` and `delete` do, for claims; older scripts and habits go on working."""
+"""`topobus claim`: the commands `apply`, `get` and `delete` for claims, kept for older scripts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`topobus decisions`: what was decided lately, newest last, or from now on."""
+"""`topobus decisions`: the last decisions, newest last, or the decisions from now on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`topobus describe`: one object with its devices, its users, what was decided of it, and why it waits."""
+"""`topobus describe`: one object with its devices, its users, its decisions, and the reason why it waits."""
 
 from __future__ import annotations
 

@@ -1,25 +1,40 @@
-"""`topobus doctor`: looks at a deployment from the outside, changes nothing, and says what to do about each finding."""
+"""`topobus doctor`: checks a deployment from the outside, changes nothing, and gives a next step for each finding."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 from rich.table import Table
 from rich.text import Text
 
-from topobus.cli.checkup import MISSING, Finding, Level, check_clock, check_node, check_server, check_streams
+from topobus.cli.checkup import (
+    MISSING,
+    Finding,
+    Level,
+    check_access,
+    check_clock,
+    check_node,
+    check_rejected,
+    check_runtime,
+    check_server,
+    check_slice_fields,
+    check_streams,
+)
 from topobus.cli.exits import ExitCode
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus
+from topobus.cli.system.local_logins import is_local
 from topobus.cli.system.responding_services import why_silent
 from topobus.cli.system.system import Layout
-from topobus.contracts.catalogue import CLUSTER, DEVICE_SERVICES, HINTS, INVENTORY, LEDGER, MACHINE, PLAN, PODS, PREFER
-from topobus.contracts.messages import NodeFolders, PlanRequest, PodsRequest
+from topobus.contracts.catalogue import DEVICE_SERVICES, HINTS, INVENTORY, LEDGER, MACHINE, PLAN, PODS, PREFER
+from topobus.contracts.messages import NodeFolders, PodsRequest
+from topobus.contracts.nouns import CLUSTER, State
+from topobus.contracts.plan_messages import PlanRequest
 from topobus.domain.errors import PeerUnavailable, TopobusError
 from topobus.domain.request import Owner, OwnerKind, PodRequest
 from topobus.domain.silence import Answered
@@ -72,7 +87,14 @@ def doctor(
 async def _check_bus(node: str | None, options: BusOptions, *, looks_at_sockets: bool) -> list[Finding]:
     try:
         async with open_bus(options) as bus:
-            findings = [check_server(read_url(options.settings().nats.url)[1], bus.server_version)]
+            nats = options.settings().nats
+            access = check_access(
+                user=nats.user,
+                wants_login=bus.wants_login,
+                is_encrypted=bus.is_encrypted,
+                is_local=is_local(nats.url),
+            )
+            findings = [check_server(read_url(nats.url)[1], bus.server_version), access]
             try:
                 differences = await bus.inspect()
                 findings += check_streams(differences)
@@ -94,13 +116,18 @@ async def _check_bus(node: str | None, options: BusOptions, *, looks_at_sockets:
 
 
 async def _check_services(bus: Bus, node: str | None, *, looks_at_sockets: bool) -> list[Finding]:
-    machines = {entry.parts["node"]: entry.value for entry in await bus.list(MACHINE)}
-    inventories = [entry.value for entry in await bus.list(INVENTORY)]
-    ledgers = {entry.parts["node"]: entry.value for entry in await bus.list(LEDGER)}
+    rejected: list[tuple[State[Any], str, str]] = []
+
+    def note(state: State[Any]) -> Callable[[str, str], None]:
+        return lambda key, why: rejected.append((state, key, why))
+
+    machines = {entry.parts["node"]: entry.value for entry in await bus.list(MACHINE, on_rejected=note(MACHINE))}
+    inventories = [entry.value for entry in await bus.list(INVENTORY, on_rejected=note(INVENTORY))]
+    ledgers = {entry.parts["node"]: entry.value for entry in await bus.list(LEDGER, on_rejected=note(LEDGER))}
     nodes = sorted({*machines, *ledgers, *(inventory.node for inventory in inventories)})
     if node is not None:
         nodes = [one_of("node", node, nodes)]
-    findings: list[Finding] = []
+    findings = check_rejected(rejected)
     if not nodes:
         findings.append(
             Finding(
@@ -151,16 +178,21 @@ async def _check_gateway(bus: Bus, node: str) -> list[Finding]:
     """Ask a node's gateway which folders it uses, and look at those, when they are on this machine: other sockets here may be somebody else's."""
     what = f"{node}: gateway"
     try:
-        folders = (await bus.ask(PODS, PodsRequest(), timeout_s=_ALIVE_S, node=node)).folders
+        pods = await bus.ask(PODS, PodsRequest(), timeout_s=_ALIVE_S, node=node)
     except PeerUnavailable as err:
         step = "start topobus-gateway on this node: without it kubelet is offered no device"
         return [Finding(level=Level.FAIL, what=what, found=err.message, next_step=step)]
     except TopobusError as err:
         return [Finding(level=Level.WARN, what=what, found=err.message, next_step="see the log of topobus-gateway")]
-    if not folders.device_plugins:
+    if not pods.folders.device_plugins:
         step = "`topobus doctor --dir DIR` looks at the sockets of a `topobus up --dir DIR`"
         return [Finding(level=Level.WARN, what=what, found="answers, and does not say which folders it uses", next_step=step)]
-    return await asyncio.to_thread(_check_folders_of, what, folders)
+    runtime = check_runtime(node, pods.runtime)
+    slices = check_slice_fields(node, pods.dropped_slice_fields)
+    return [
+        *await asyncio.to_thread(_check_folders_of, what, pods.folders),
+        *(finding for finding in (runtime, slices) if finding is not None),
+    ]
 
 
 def _check_folders_of(what: str, folders: NodeFolders) -> list[Finding]:

@@ -1,4 +1,4 @@
-"""`topobus explain`: one decision taken apart, and computed anew from the inputs that it carries."""
+"""`topobus explain`: one decision in detail, and recomputed from its recorded inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`topobus health`: how devices are now, and `topobus health watch`: how they are from now on."""
+"""`topobus health`: the present health of devices, and `topobus health watch`: its changes from now on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`topobus inventory`: the devices of one or all classes, with where they sit, how they are and who holds them."""
+"""`topobus inventory`: the devices of one or all classes, with their place, health and holder."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from topobus.cli.render.holders import Holders, holders_of
 from topobus.cli.render.leaves import HEALTH_STYLES, short_address
 from topobus.cli.system.responding_services import as_of_now
 from topobus.contracts.catalogue import INVENTORY, LEDGER
+from topobus.domain.cpu_groups import cpus_of
 from topobus.domain.device import Device, Inventory
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.idset import CpuSet
@@ -137,11 +138,21 @@ def _cpu_table(inventory: Inventory, holders: Holders) -> Table:
     for device in inventory.devices:
         by_node.setdefault(str(device.numa_nodes) if device.numa_nodes is not None else "?", []).append(device)
     for node, devices in by_node.items():
-        cpus = CpuSet.of(device.cpu for device in devices if device.cpu is not None)
+        cpus = CpuSet.of(cpu for device in devices for cpu in cpus_of(device))
         held = CpuSet.of(cpu for cpu in cpus if cpu in holders.by_cpu)
-        free = CpuSet.of(device.cpu for device in devices if device.cpu is not None and device.health.is_allocatable) - held
-        table.add_row(node, str(cpus), str(len({device.core for device in devices})), str(held) or "-", f"{len(free)}")
+        free = CpuSet.of(cpu for device in devices if device.health.is_allocatable for cpu in cpus_of(device)) - held
+        table.add_row(node, str(cpus), str(sum(map(_cores, _distinct(devices)))), str(held) or "-", f"{len(free)}")
     return table
+
+
+def _distinct(devices: Iterable[Device]) -> list[Device]:
+    """Give one device a core, and all groups of CPUs."""
+    return list({device.core if device.cpu is not None else device.name: device for device in devices}.values())
+
+
+def _cores(device: Device) -> int:
+    cores = device.attributes.get("cores")
+    return cores if device.cpu is None and isinstance(cores, int) else 1
 
 
 def _by_numa(devices: Iterable[Device]) -> list[tuple[str, int]]:

@@ -1,4 +1,4 @@
-"""`topobus nodeallocationstates`: allocatable, allocated and prepared devices of each node, as classic DRA drivers kept them."""
+"""`topobus nodeallocationstates`: allocatable, allocated and prepared devices of each node, in the form that classic DRA drivers kept."""
 
 from __future__ import annotations
 

@@ -29,8 +29,9 @@ from topobus.cli.objects.manifests import read_objects
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus, system_text
 from topobus.cli.render.output import Output
 from topobus.cli.render.tables import object_table
-from topobus.contracts.catalogue import CLUSTER, OBJECT
+from topobus.contracts.catalogue import OBJECT
 from topobus.contracts.messages import ApiObject
+from topobus.contracts.nouns import CLUSTER
 from topobus.kubernetes.api.classic import is_classic, unfold_class
 from topobus.kubernetes.api.objects import (
     is_of_cluster,
@@ -181,7 +182,7 @@ async def _get(kinds: tuple[str, ...], names: tuple[str, ...], namespace: str, f
             for kind in kinds:
                 inside = CLUSTER if is_of_cluster(kind) else namespace
                 parts = {"kind": kind.lower()} | ({"namespace": inside} if inside else {})
-                api_objects[kind] = [entry.value for entry in await bus.list(OBJECT, **parts)]
+                api_objects[kind] = [entry.value for entry in await bus.list(OBJECT, on_rejected=None, **parts)]
     output = Output(is_json=form == "json")
     everything = [api_object for objects in api_objects.values() for api_object in objects]
     if form in ("json", "yaml"):

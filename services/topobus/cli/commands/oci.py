@@ -1,4 +1,4 @@
-"""`topobus oci`: a container's OCI spec with its devices in it, as kubelet and a container runtime would make it."""
+"""`topobus oci`: merges a container's devices into its OCI spec, as kubelet and a container runtime would."""
 
 from __future__ import annotations
 
@@ -9,20 +9,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import Parameter
-from msgspec import Struct
+from cyclopts import App, Parameter
+from msgspec import Struct, structs
 
+from topobus.cli.commands.oci_hook import hook, interface_hooks
 from topobus.cli.exits import ExitCode, NotFoundError, UsageError
 from topobus.cli.objects.input_files import DOCUMENT_BYTES, read_bytes
 from topobus.cli.objects.manifests import parse_namespaced
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus, the_node
-from topobus.contracts.catalogue import LEDGER, OBJECT, PODS, PREPARE
+from topobus.contracts.catalogue import INVENTORY, LEDGER, MACHINE, OBJECT, PODS, PREPARE
 from topobus.contracts.messages import ApiObject, PodsRequest, Prepared, PrepareRequest
+from topobus.contracts.sandbox_messages import Accepted
 from topobus.devicekit.cdi import CdiDevice, CdiSpec, file_name
 from topobus.devicekit.oci import CdiFile, PluginAnswer, device_paths, oci_spec
 from topobus.devicekit.oci_host import look_up, read_cdi_files
+from topobus.domain.alignment.planning.node_view import CPU_CLASS, cpu_of_name
 from topobus.domain.device import driver_name
-from topobus.domain.edits import ContainerEdits
+from topobus.domain.edits import ContainerEdits, Hook
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.holdings import names_of
 from topobus.domain.idset import CpuSet, NodeSet
@@ -32,13 +35,17 @@ from topobus.domain.request import Owner, OwnerKind
 from topobus.kubernetes.api.classic_handles import shown
 from topobus.runtime.bus import Bus
 
-__all__ = ["oci"]
+__all__ = ["oci", "oci_app"]
+
+oci_app = App(name="oci", help="Print a container's OCI spec with its devices, as kubelet and a runtime would make it.")
+oci_app.command(hook, name="hook")
 
 _VENDOR = "topobus.dev"
 # A spec with which a runtime would begin: what is merged shows against it, and --spec brings a real one.
 _EMPTY: dict[str, Any] = {"ociVersion": "1.0.2", "process": {"env": []}, "mounts": [], "linux": {}}
 
 
+@oci_app.default
 def oci(
     *,
     claim: Annotated[
@@ -85,16 +92,16 @@ async def _oci(
                 answers += _answers(device_class, await _prepare(bus, node, owner, device_class, names))
         files, problems = await asyncio.to_thread(read_cdi_files, folders)
         devices: list[str] = []
+        cpus, memory = holding.cpus, _memory_nodes(holding)
         for namespace, name in claims:
-            cdi_files = await _claim(bus, node, namespace, name, files)
+            cdi_files, claimed = await _claim(bus, node, namespace, name, files)
+            cpus, memory = cpus | claimed, memory or str(await _nodes_of(bus, node, claimed))
             devices += [file.spec.qualified_name(device.name) for file in cdi_files for device in file.spec.devices]
             files = (*files, *(cdi_file for cdi_file in cdi_files if cdi_file not in files))
     for problem in problems:
         output.note(f"left out: {problem}")
     nodes = await asyncio.to_thread(look_up, device_paths(answers, devices, files))
-    merged = oci_spec(
-        base, answers=answers, cdi_devices=devices, files=files, nodes=nodes, cpus=str(holding.cpus), memory_nodes=_memory_nodes(holding)
-    )
+    merged = oci_spec(base, answers=answers, cdi_devices=devices, files=files, nodes=nodes, cpus=str(cpus), memory_nodes=memory)
     if isinstance(merged, Refusal):
         raise ContractError(f"a container runtime would refuse this: {'; '.join(reason.message for reason in merged.reasons)}")
     for conflict in merged.conflicts:
@@ -214,10 +221,11 @@ def _holders(ledger: Ledger) -> dict[tuple[str, str], Owner]:
     }
 
 
-async def _claim(bus: Bus, node: str, namespace: str, name: str, files: Iterable[CdiFile]) -> list[CdiFile]:
-    """Find a claim's CDI files: those that the gateway wrote for kubelet, else what it would write."""
+async def _claim(bus: Bus, node: str, namespace: str, name: str, files: Iterable[CdiFile]) -> tuple[list[CdiFile], CpuSet]:
+    """Find a claim's CDI files, those that the gateway wrote for kubelet, else what it would write; and its exclusive CPUs."""
     owner, held = await _claim_devices(bus, node, namespace, name)
     uid = owner.uid
+    cpus = CpuSet.of(cpu for each_name in held.get(CPU_CLASS, ()) if (cpu := cpu_of_name(each_name)) is not None)
     cdi_files: list[CdiFile] = []
     for device_class, names in sorted(held.items()):
         written = [file for file in files if Path(file.path).name == file_name(_VENDOR, device_class, uid)]
@@ -225,10 +233,59 @@ async def _claim(bus: Bus, node: str, namespace: str, name: str, files: Iterable
             cdi_files += written
             continue
         prepared = await _prepare(bus, node, owner, device_class, names)
-        devices = tuple(CdiDevice(name=f"claim-{uid}-{key}", edits=edits) for key, edits in sorted(prepared.edits.items()))
+        hooks = await _hooks(bus, node, (namespace, name), device_class, prepared)
+        devices = tuple(
+            CdiDevice(name=f"claim-{uid}-{key}", edits=structs.replace(edits, hooks=(*edits.hooks, *hooks.get(key, ()))))
+            for key, edits in sorted({**dict.fromkeys(hooks, ContainerEdits()), **prepared.edits}.items())
+        )
         shown = CdiSpec(vendor=_VENDOR, device_class=device_class, devices=devices, common=prepared.common)
         cdi_files.append(CdiFile(path=f"of claim {namespace}/{name} ({device_class}, not written yet)", spec=shown))
-    return cdi_files
+    return cdi_files, cpus
+
+
+async def _nodes_of(bus: Bus, node: str, cpus: CpuSet) -> NodeSet:
+    """Find the NUMA nodes whose memory belongs to these CPUs: exclusive CPUs have theirs beside them. None for no CPU, and where a CPU has none."""
+    machine = await bus.get(MACHINE, node=node) if cpus else None
+    near = [cpu.numa_node for cpu in machine.value.cpus if cpu.id in cpus] if machine is not None else []
+    return NodeSet.of(numa_node for numa_node in near if numa_node is not None)
+
+
+async def _hooks(bus: Bus, node: str, claim: tuple[str, str], device_class: str, prepared: Prepared) -> dict[str, tuple[Hook, ...]]:
+    """Make hooks for devices that must be in the container before it starts: what the gateway does through NRI, a runtime alone does by hooks.
+
+    Errors: raises ContractError for a device that is no interface or that its service adjusts each container for, and for a claim whose configuration is not known here.
+    """
+    if prepared.to_adjust:
+        devices = ", ".join(prepared.to_adjust)
+        raise ContractError(
+            f"{device_class} {devices}: its service says for each container what it gets, and the gateway alone asks it (NRI)"
+        )
+    if not prepared.to_attach:
+        return {}
+    inventory = await bus.get(INVENTORY, node=node, device_class=device_class)
+    entry = await bus.get(OBJECT, kind="resourceclaim", namespace=claim[0], name=claim[1])
+    hooks: dict[str, tuple[Hook, ...]] = {}
+    for name in prepared.to_attach:
+        device = inventory.value.device(name) if inventory is not None else None
+        interface = device.attributes.get("interface", "") if device is not None else ""
+        if not isinstance(interface, str) or not interface or entry is None:
+            why = "its claim's configuration is not known here" if interface else "it has no attribute interface"
+            raise ContractError(f"{device_class} {name} is brought into containers by the gateway alone: {why}")
+        hooks[name] = interface_hooks(interface, _parameters(entry.value, driver_name(device_class), name))
+    return hooks
+
+
+def _parameters(claim: ApiObject, driver: str, device: str) -> list[dict[str, Any]]:
+    """Collect the opaque configurations of one device: classes' before the claim's, as they stand in the allocation."""
+    devices = (shown(claim).status.get("allocation") or {}).get("devices") or {}
+    requests = {str(result.get("request")) for result in devices.get("results") or () if result.get("device") == device}
+    wanted = requests | {request.partition("/")[0] for request in requests}
+    return [
+        dict(opaque.get("parameters") or {})
+        for entry in devices.get("config") or ()
+        if (opaque := entry.get("opaque") or {}).get("driver") == driver
+        and (not entry.get("requests") or wanted & {str(request) for request in entry["requests"]})
+    ]
 
 
 async def _claim_devices(bus: Bus, node: str, namespace: str, name: str) -> tuple[Owner, dict[str, set[str]]]:
@@ -258,6 +315,8 @@ async def _prepare(bus: Bus, node: str, owner: Owner, device_class: str, names: 
     reply = await bus.ask(PREPARE, request, node=node, device_class=device_class)
     if isinstance(reply.result, Refusal):
         raise PeerUnavailable(f"the {device_class} service cannot prepare: {'; '.join(reason.message for reason in reply.result.reasons)}")
+    if isinstance(reply.result, Accepted):
+        raise PeerUnavailable(f"the {device_class} service is still at work: {reply.result.what}", retry_after_s=reply.result.retry_after_s)
     return reply.result
 
 

@@ -1,4 +1,4 @@
-"""`topobus place` and `topobus release`: ask for a pod's devices and CPUs, and let them go again."""
+"""`topobus place` and `topobus release`: reserve a pod's devices and CPUs, and release them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from topobus.cli.objects.manifests import parse_namespaced, request_of
 from topobus.cli.objects.manifests import read_stored_pod as read_pod
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus, system_text
 from topobus.cli.render.answers import answer_view, summary
-from topobus.contracts.catalogue import CLUSTER, LEDGER, MACHINE, OBJECT, PLACE, PLAN, RELEASE
-from topobus.contracts.messages import ApiObject, PlaceReply, PlaceRequest, PlanReply, PlanRequest, ReleaseRequest
+from topobus.contracts.catalogue import LEDGER, MACHINE, OBJECT, PLACE, PLAN, RELEASE
+from topobus.contracts.messages import ApiObject, PlaceReply, PlaceRequest, ReleaseRequest
+from topobus.contracts.nouns import CLUSTER
+from topobus.contracts.plan_messages import PlanReply, PlanRequest
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.outcome import Placement
 from topobus.domain.request import Owner, OwnerKind, PodRequest

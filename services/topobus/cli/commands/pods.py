@@ -1,4 +1,4 @@
-"""`topobus pods`: which container has which devices, as each node's kubelet tells it, and where the ledger says something else."""
+"""`topobus pods`: the devices of each container as the node's kubelet lists them, and where the ledger differs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`topobus record`: turn a real machine into a recorded one, and check that it reads like the original."""
+"""`topobus record`: records a real machine, and checks that the recording reads like the original."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from topobus.cli.exits import ExitCode, InputError, UsageError
 from topobus.cli.options import OUTPUT_DEFAULTS, OutputOptions
 from topobus.cli.render.output import Output
 from topobus.cli.render.program_status import log_text, status_line, status_table
+from topobus.cli.system.local_logins import is_local
 from topobus.cli.system.state_folder import state_folder
 from topobus.cli.system.supervision import ProgramState, ProgramStatus
 from topobus.cli.system.system import (
@@ -43,6 +44,10 @@ def up(
     ] = None,
     nats: Annotated[str | None, Parameter(help="Use this NATS server instead of starting one.")] = None,
     node: Annotated[str | None, Parameter(help="The node's name. Default: demo-node, with --real the host's name.")] = None,
+    is_open: Annotated[
+        bool,
+        Parameter(name="--open", negative="", help="NATS without users: every user of this machine may do everything. On loopback only."),
+    ] = False,
     options: OutputOptions = OUTPUT_DEFAULTS,
 ) -> int:
     """Start NATS and the eight services and keep them running; Ctrl-C stops everything."""
@@ -52,6 +57,8 @@ def up(
         raise UsageError(f"unknown profile {profile!r}", next_step=f"known are {', '.join(sorted(PROFILES))}")
     if root is not None and not (root / "sys").is_dir():
         raise InputError(f"--root {root} has no folder sys in it", next_step="give the folder that holds sys and proc")
+    if is_open and nats is not None:
+        _refuse_open(nats)
     name = node or (socket.gethostname().lower() if real else DEMO_NODE)
     with state_folder(directory) as state:
         if root is None and not real:
@@ -60,17 +67,26 @@ def up(
                 build(profile or "dgx", hardware)
         else:
             hardware = (root or Path("/")).absolute()
-        return asyncio.run(_up(state, hardware, name, nats, options.output()))
+        return asyncio.run(_up(state, hardware, name, nats, options.output(), is_open=is_open))
 
 
-async def _up(state: Path, hardware: Path, node: str, nats: str | None, output: Output) -> int:
+def _refuse_open(nats: str) -> None:
+    """Refuse `--open` for a server that others may reach; one on loopback has the users that it has."""
+    if not is_local(nats):
+        raise UsageError(
+            f"--open is for a server on this machine's loopback interface, got {read_url(nats)[1]}",
+            next_step="leave --open out, and name the server's users: docs/how-to/secure-nats.md",
+        )
+
+
+async def _up(state: Path, hardware: Path, node: str, nats: str | None, output: Output, *, is_open: bool) -> int:
     me = asyncio.current_task()
     assert me is not None
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, me.cancel)
     output.show(Text(f"node {node}, hardware {hardware}, state {state}", "faint"))
     try:
-        async with start_system(state, hardware_root=hardware, node=node, nats_url=nats, say=output.note) as system:
+        async with start_system(state, hardware_root=hardware, node=node, nats_url=nats, is_open=is_open, say=output.note) as system:
             await _follow(system, output)
     except asyncio.CancelledError:
         # Ctrl-C and SIGTERM are how this command ends; by now everything is stopped.
@@ -106,7 +122,15 @@ async def _follow(system: System, output: Output) -> None:
         if is_ready != was_ready:
             was_ready = is_ready
             if output.is_json:
-                output.line({"system": "ready" if is_ready else "not-ready", "node": system.node, "nats": read_url(system.nats_url)[1]})
+                subscriber = {"user": "user", "password_file": str(system.password_file("user"))} if system.has_users else None
+                output.line(
+                    {
+                        "system": "ready" if is_ready else "not-ready",
+                        "node": system.node,
+                        "nats": read_url(system.nats_url)[1],
+                        "subscriber": subscriber,
+                    }
+                )
             output.show(_hint(system, statuses))
 
 
@@ -125,4 +149,7 @@ def _hint(system: System, statuses: tuple[ProgramStatus, ...]) -> Text:
         text.append(f"export TOPOBUS_ALL__NATS__URL={read_url(system.nats_url)[1]}; ", "title")
     text.append("topobus machine", "title")
     text.append("   Ctrl-C stops everything", "faint")
+    if system.has_users:
+        server = system.nats_url.replace("nats://", f"nats://user:$(cat {system.password_file('user')})@")
+        text.append(f"\nA subscriber of your own, as NATS' user `user`: NATS_URL={server}", "faint")
     return text

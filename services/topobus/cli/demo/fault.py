@@ -1,8 +1,9 @@
-"""The last part of the story: a GPU falls off the bus, a subscriber hears of it, kubelet gets one less, and it comes back."""
+"""The last part of the demo: a GPU falls off the bus, a subscriber gets the event, kubelet gets one device less, and the GPU comes back."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -21,6 +22,7 @@ from topobus.contracts.codec import decode
 from topobus.domain.health import HealthState
 from topobus.domain.ledger import Ledger
 from topobus.domain.request import OwnerKind
+from topobus.runtime.config import NatsSettings
 from topobus.simulation.kubelet.simulator import Admission, KubeletSimulator
 
 __all__ = ["show_fault"]
@@ -36,7 +38,7 @@ class Subscriber:
 
     @classmethod
     @asynccontextmanager
-    async def started(cls, nats_url: str) -> AsyncIterator[Subscriber]:
+    async def started(cls, nats: NatsSettings) -> AsyncIterator[Subscriber]:
         """Run the subscriber as long as the block lasts."""
         # No preexec_fn here: it makes Python fork in full, and gRPC, which runs in this process by now, complains about every fork on stderr.
         code = (
@@ -44,7 +46,8 @@ class Subscriber:
             "die_with_parent(); sys.exit(run(sys.argv[1:]))"
         )
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", code, "health", "watch", "--class", "gpu", "--json", "--nats", nats_url),
+            *(sys.executable, "-c", code, "health", "watch", "--class", "gpu", "--json", "--nats", nats.url),
+            env={**os.environ, "TOPOBUS_CLI__NATS__USER": nats.user, "TOPOBUS_CLI__NATS__PASSWORD_FILE": nats.password_file},
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,
         )
@@ -102,7 +105,7 @@ async def show_fault(scene: Scene, kubelet: KubeletSimulator) -> None:
         # Allocate names no pod; PodResources does, a moment later.
         await scene.ledger(_is_every_user_known, "kubelet to tell whose the devices are")
         address = str((await scene.devices())[victim].pci)
-        async with Subscriber.started(scene.system.nats_url) as subscriber:
+        async with Subscriber.started(scene.system.settings_of("cli")) as subscriber:
             present = [await subscriber.until(lambda watched_event: True, "the present state") for _ in range(EXPECTED_DEVICES["gpu"])]
             names = {watched_event.event.device for watched_event in present}
             stage.expect(

@@ -1,4 +1,4 @@
-"""The first half of the story: the node, a pod that is placed, one that is refused, and the first one's release."""
+"""The first half of the demo: the node, a pod that is placed, one that is refused, and the first one's release."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from topobus.cli.commands.place import reply_view
 from topobus.cli.demo.scene import Scene, manifest
 from topobus.cli.demo.stage import ExpectationError
 from topobus.cli.objects.manifests import read_pod
-from topobus.contracts.catalogue import CLUSTER, DECISION, INVENTORY, LEDGER, PLAN, RELEASE
-from topobus.contracts.messages import PlaceReply, PlanRequest, ReleaseRequest
+from topobus.contracts.catalogue import DECISION, INVENTORY, LEDGER, PLAN, RELEASE
+from topobus.contracts.messages import PlaceReply, ReleaseRequest
+from topobus.contracts.nouns import CLUSTER
+from topobus.contracts.plan_messages import PlanRequest
 from topobus.domain.device import Device, Inventory
 from topobus.domain.idset import CpuSet
 from topobus.domain.outcome import ContainerPlacement, Placement, Refusal

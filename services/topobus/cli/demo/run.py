@@ -1,4 +1,4 @@
-"""`topobus demo`: sets the stage, tells the story, checks it, and cleans up whatever happens."""
+"""`topobus demo`: starts the system, runs the steps, checks their results, and cleans up in every case."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rich.text import Text
 
 from topobus.cli.config import CliSettings
 from topobus.cli.demo.fault import show_fault
+from topobus.cli.demo.hands import show_hands
 from topobus.cli.demo.kubelet import show_claim, show_kubelet
 from topobus.cli.demo.placing import show_node, show_placement, show_refusal, show_release
 from topobus.cli.demo.scene import Scene
@@ -35,7 +36,6 @@ from topobus.domain.errors import TopobusError
 from topobus.domain.request import Policy
 from topobus.domain.view import AlignmentOptions
 from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
 from topobus.runtime.logging import setup_logging
 from topobus.simulation.kubelet.simulator import KubeletSimulator
 from topobus.simulation.machines import RecordedMachine, build
@@ -99,7 +99,7 @@ async def _demo(state: Path, stage: Stage, output: Output) -> int:
                 finally:
                     stage.show(status_table(system.supervisor.statuses))
                 stage.expect(len(system.supervisor.statuses) == len(SERVICES) + 1, "nats-server and eight services are ready")
-            await _tell(stage, system, state)
+            await _run_scenes(stage, system, state)
             with stage.step("Everything stops"):
                 pids = [status.pid for status in system.supervisor.statuses if status.pid is not None]
                 await running.aclose()
@@ -120,10 +120,10 @@ async def _demo(state: Path, stage: Stage, output: Output) -> int:
     return ExitCode.OK
 
 
-async def _tell(stage: Stage, system: System, state: Path) -> None:
+async def _run_scenes(stage: Stage, system: System, state: Path) -> None:
     """Tell the story on a running system."""
     hardware = RecordedMachine.open(Layout(state=state).machine)
-    async with Bus.session(NatsSettings(url=system.nats_url), name="topobus-cli") as bus:
+    async with Bus.session(system.settings_of("cli"), name="topobus-cli") as bus:
         scene = Scene(stage=stage, system=system, bus=bus, hardware=hardware)
         await show_node(scene)
         trainer = await show_placement(scene)
@@ -142,6 +142,7 @@ async def _tell(stage: Stage, system: System, state: Path) -> None:
             await show_kubelet(scene, kubelet)
             await show_claim(scene, kubelet)
             await show_fault(scene, kubelet)
+    await show_hands(stage, state / "hands", hardware)
 
 
 def _summary(stage: Stage) -> Panel:

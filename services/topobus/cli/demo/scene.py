@@ -1,4 +1,4 @@
-"""What the steps of the demo share: the running system, the bus, the recorded machine, and how to wait for a state of the bus."""
+"""What the steps of the demo share: the running system, the bus, the recorded machine, and waits for a state of the bus."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from rich.console import RenderableType
 from topobus.cli.demo.stage import ExpectationError, Stage
 from topobus.cli.render.machine_drawing import draw_machine
 from topobus.cli.system.system import System
-from topobus.contracts.catalogue import INVENTORY, LEDGER, MACHINE, State
+from topobus.contracts.catalogue import INVENTORY, LEDGER, MACHINE
+from topobus.contracts.nouns import State
 from topobus.domain.device import Device, Inventory
 from topobus.domain.ledger import Ledger
 from topobus.runtime.bus import Bus, ChangeKind

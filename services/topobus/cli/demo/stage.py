@@ -1,4 +1,4 @@
-"""The stage of the demo: numbered steps with their times, what is shown, and what is checked. A check that fails ends the demo."""
+"""The output of the demo: numbered steps with their times, results and checks. A check that fails ends the demo."""
 
 from __future__ import annotations
 

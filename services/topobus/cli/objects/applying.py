@@ -14,9 +14,10 @@ from typing import Any
 
 from topobus.cli.exits import NotFoundError
 from topobus.cli.objects.manifests import placed_uid
-from topobus.contracts.catalogue import CLUSTER, LEDGER, OBJECT
+from topobus.contracts.catalogue import LEDGER, OBJECT
 from topobus.contracts.codec import encode
 from topobus.contracts.messages import ApiObject
+from topobus.contracts.nouns import CLUSTER
 from topobus.domain.errors import ContractError, PeerUnavailable, TopobusError
 from topobus.domain.request import OwnerKind
 from topobus.domain.timestamps import rfc3339

@@ -1,7 +1,7 @@
-"""Files that a user names, read with a bound: what never ends, or is no file, is an error instead of a full memory or a wait for ever.
+"""Reads files that a user names, with a limit on their size: an endless or special file is an error instead of exhausted memory or an endless wait.
 
-Flows in: a path, `-` for standard input. Flows out: bytes or text. A pipe is read where the shell made it for this command (`<(…)`, /dev/stdin); a FIFO or device by
-its name in a folder is refused, for opening one may wait for ever or change the device.
+Flows in: a path, `-` for standard input. Flows out: bytes or text. A pipe is read where the shell made it for this command (`<(…)`, /dev/stdin); a
+FIFO or device named by its path is refused, because opening one may block or change the device.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Kinds of the stand-alone API as kubectl's users type them: singular, plural, short, with or without the group.
+"""Resolves kinds of the stand-alone API as kubectl's users type them: singular, plural, short, with or without the group.
 
-Flows in: what was typed. Flows out: the kind as it stands in a manifest. Pure.
+Flows in: a name from the command line. Flows out: the kind as in a manifest. Pure.
 """
 
 from __future__ import annotations

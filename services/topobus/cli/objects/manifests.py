@@ -1,6 +1,6 @@
-"""Manifest files: read from disk or standard input, and turned into what is asked of a node.
+"""Reads manifest files from disk or standard input, and converts them to requests to a node.
 
-The reading itself, strict and with lines, is `topobus.kubernetes.api`; here stand the file, the errors about it and a pod's identity.
+The parser, strict and with line numbers, is in `topobus.kubernetes.api`; this module handles the file, its errors and a pod's identity.
 """
 
 from __future__ import annotations

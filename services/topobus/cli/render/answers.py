@@ -1,4 +1,4 @@
-"""Answers for people: a Placement as where and why, a Refusal as why not and what would have to be freed.
+"""Renders answers for people: a Placement with its devices and reasons, a Refusal with its reasons and the devices that would have to be released.
 
 Flows in: outcomes. Flows out: rich renderables. Pure.
 """

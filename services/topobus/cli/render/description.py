@@ -1,6 +1,7 @@
-"""One object of the stand-alone API with all that is known of it elsewhere: its devices, who holds them, what was decided.
+"""Describes one object of the stand-alone API with related data: its devices, their holders, its decisions.
 
-Flows in: the object, inventories, ledgers, decision events. Flows out: a Description, as plain data for JSON and as rich renderables for people. Pure.
+Flows in: the object, inventories, ledgers, decision events. Flows out: a Description, as plain data for JSON and as rich renderables for people.
+Pure.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who holds what, as letters: each owner in a ledger gets a letter and a colour, so that a drawing reads with and without colour.
+"""Assigns a letter and a colour to each owner in a ledger, so that a drawing shows holders with and without colour.
 
 Flows in: a Ledger. Flows out: letters by owner, by CPU and by device. Pure; the same ledger gives the same letters.
 """

@@ -1,4 +1,4 @@
-"""What hangs on a machine's PCI tree, ready to draw: devices of the inventories, or plain PCI functions where no service has looked.
+"""The leaves of a machine's PCI tree for a drawing: devices of the inventories, or plain PCI functions where no service publishes any.
 
 Flows in: a Machine and its Inventories. Flows out: leaves with their root complex, switch, NUMA node, sign and text. Pure.
 """

@@ -1,6 +1,7 @@
-"""The drawing of a machine: sockets and NUMA nodes side by side, CPUs as bars, root complexes, switches and devices, and who holds what.
+"""Draws a machine: sockets and NUMA nodes side by side, CPUs as bars, root complexes, switches and devices, and their holders.
 
-Flows in: Machine, Inventories, Ledger. Flows out: a rich renderable at most `width` columns wide. Pure. Colour repeats what letters and signs say.
+Flows in: Machine, Inventories, Ledger. Flows out: a rich renderable at most `width` columns wide. Pure. Letters and signs carry everything that
+colour shows.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What `topobus` prints: people read rich text on stdout, machines read JSON there, and errors go to stderr in one shape.
+"""The output of `topobus`: rich text for people or JSON for programs on stdout, and errors in one format on stderr.
 
-Colour only on a terminal and never with NO_COLOR; what colour says is said in letters too. Nothing but the answer goes to stdout.
+Colour is used only on a terminal and never with NO_COLOR; letters carry everything that colour shows. Only the answer is written to stdout.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Objects of the stand-alone API as tables, with the columns that tell most about each kind.
+"""Renders objects of the stand-alone API as tables, with the most useful columns of each kind.
 
-Flows in: stored objects of one kind. Flows out: rich tables. Pure but for the age, which needs to know what time it is.
+Flows in: stored objects of one kind. Flows out: rich tables. Pure but for the age, which needs the present time.
 """
 
 from __future__ import annotations

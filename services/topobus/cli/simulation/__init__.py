@@ -1,1 +1,1 @@
-"""A node in memory: placements and claims tried without services."""
+"""A node in memory: placements and claims without running services."""

@@ -1,6 +1,6 @@
 """Claims of a simulation: allocated by the controller's own engine, held in the simulation's ledger like a pod's devices.
 
-Flows in: the objects of a folder, a simulation. Flows out: one answer a pod with claims, and one a claim that no pod names.
+Flows in: the objects of a folder, a simulation. Flows out: one answer for each pod with claims, and one for each claim that no pod uses.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class ClaimSimulation:
         if isinstance(outcome, Refusal):
             self._simulation.undo(before)
         else:
-            self._remember(answer)
+            self._keep(answer)
         return outcome, answer
 
     def rest(self) -> Iterator[ClaimAnswer]:
@@ -98,7 +98,7 @@ class ClaimSimulation:
                 if answer is not None:
                     if answer.is_allocated:
                         self._hold(answer)
-                        self._remember(answer)
+                        self._keep(answer)
                     yield answer
 
     def _has_claims(self, pod: ApiObject, request: PodRequest) -> bool:
@@ -126,7 +126,7 @@ class ClaimSimulation:
             allocation = msgspec.convert(claim.status["allocation"], AllocationResult)
             self._simulation.hold(owner, *_held_by(allocation, self._simulation.machine.node))
 
-    def _remember(self, answer: ClaimAnswer) -> None:
+    def _keep(self, answer: ClaimAnswer) -> None:
         self._objects |= {tuple(object_parts(claim).values()): claim for claim in answer.stored}
 
 

@@ -1,7 +1,7 @@
-"""A node without services: its machine read, its devices found by the same drivers, its ledger kept in memory.
+"""A simulated node without services: reads its machine, finds its devices with the same drivers, and keeps its ledger in memory.
 
-Flows in: a hardware tree (a folder, an archive of one, a profile) or a snapshot of one as JSON; pods. Flows out: one decision a pod, the same that the
-services would make, and the ledger afterwards. Nothing is written and no server is asked.
+Flows in: a hardware tree (a folder, an archive of one, a profile) or a snapshot of one as JSON; pods. Flows out: one decision for each pod, the same
+that the services would make, and the ledger afterwards. It writes nothing and sends no request.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from topobus.cli.exits import InputError, UsageError
 from topobus.cli.objects.input_files import SNAPSHOT_BYTES, read_bytes
 from topobus.contracts.codec import decode
 from topobus.contracts.messages import DecisionEvent
-from topobus.devicekit.driver import DeviceDriver, HintingDriver
+from topobus.devicekit.driver import CountingDriver, DeviceDriver, HintingDriver
 from topobus.devicekit.health import HealthSettings
 from topobus.devicekit.hints import hinting_driver
-from topobus.devicekit.inventory_merge import DriverView, advance_roster
+from topobus.devicekit.inventory_merge import DriverView, advance_inventory
 from topobus.devicekit.registry import load_drivers
 from topobus.domain import transitions
+from topobus.domain.alignment.planning.claims_only import shortages
 from topobus.domain.alignment.planning.node_view import node_view
 from topobus.domain.alignment.planning.placement import place
 from topobus.domain.device import Inventory
@@ -39,7 +40,7 @@ from topobus.domain.machine import Machine
 from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import Owner, PodRequest
 from topobus.domain.timestamps import rfc3339
-from topobus.domain.view import AlignmentOptions, NodeAlignment
+from topobus.domain.view import AlignmentOptions, NodeAlignment, NodeView
 from topobus.simulation.machines import PROFILES, build
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
@@ -110,14 +111,7 @@ class Simulation:
     def place(self, pod: PodRequest) -> Placement | Refusal:
         """Plan one pod and hold what it gets."""
         number = len(self.decisions) + 1
-        view = node_view(
-            self.machine,
-            {inventory.device_class: inventory for inventory in self.inventories},
-            self.ledger,
-            self._options,
-            self._reserved,
-            custom_hints=self._custom_hints(pod),
-        )
+        view = self._view(custom_hints=self._custom_hints(pod))
         outcome = place(view, pod)
         op_id, decision_id = f"simulate-{number}", f"simulated-{number}"
         if isinstance(outcome, Placement):
@@ -143,6 +137,16 @@ class Simulation:
         )
         return outcome
 
+    def _view(self, custom_hints: Mapping[str, tuple[tuple[NodeSet | None, bool], ...]] | None = None) -> NodeView:
+        return node_view(
+            self.machine,
+            {inventory.device_class: inventory for inventory in self.inventories},
+            self.ledger,
+            self._options,
+            self._reserved,
+            custom_hints=custom_hints,
+        )
+
     @property
     def alignment(self) -> NodeAlignment:
         """How the node aligns, as it would publish it."""
@@ -151,7 +155,12 @@ class Simulation:
     def hold(self, owner: Owner, devices: Mapping[str, tuple[str, ...]], shared: Mapping[str, tuple[str, ...]]) -> None:
         """Hold what a claim was allocated."""
         number = f"simulate-{owner.key}"
-        step = transitions.adopt(self.ledger, op_id=number, owner=owner, devices=devices, shared=shared, decision_id=number)
+        short = shortages(self._view(), devices)
+        step = (
+            Refusal(reasons=tuple(short))
+            if short
+            else transitions.adopt(self.ledger, op_id=number, owner=owner, devices=devices, shared=shared, decision_id=number)
+        )
         if isinstance(step, Refusal):
             raise InvariantError(f"{owner} was allocated what somebody holds: {step.reasons[0].message}")
         self.ledger = step.ledger
@@ -227,11 +236,11 @@ def _find_devices(tree: Tree, machine: Machine) -> _Node:
         warnings += [
             f"{device_class}: plugin {skipped_plugin.name} is left out: {skipped_plugin.why}" for skipped_plugin in registry.skipped
         ]
-        views = {driver.name: _look(driver, tree, machine, warnings) for driver in registry.drivers}
-        roster = advance_roster(
+        views = {driver.name: _read_driver(driver, tree, machine, warnings) for driver in registry.drivers}
+        merged = advance_inventory(
             (), views, device_class=device_class, machine=machine, held=frozenset(), now=_MOMENT, settings=HealthSettings()
         )
-        own = hinting_driver(registry.drivers, roster.devices)
+        own = hinting_driver(registry.drivers, merged.devices)
         if own is not None:
             hinting[device_class] = own
         inventories.append(
@@ -240,19 +249,21 @@ def _find_devices(tree: Tree, machine: Machine) -> _Node:
                 device_class=device_class,
                 generation=1,
                 machine_generation=machine.generation,
-                devices=roster.devices,
+                devices=merged.devices,
                 has_custom_hints=own is not None,
                 drivers=tuple(sorted(views)),
-                warnings=roster.warnings,
+                counter_sets=merged.counter_sets,
+                warnings=merged.warnings,
             )
         )
     return _Node(snapshot=Snapshot(machine=machine, inventories=tuple(inventories)), hinting=hinting, warnings=tuple(warnings))
 
 
-def _look(driver: DeviceDriver, tree: Tree, machine: Machine, warnings: list[str]) -> DriverView:
+def _read_driver(driver: DeviceDriver, tree: Tree, machine: Machine, warnings: list[str]) -> DriverView:
     try:
         devices = tuple(driver.discover(tree, machine))
-        return DriverView(devices=devices, observations=dict(driver.observe(tree, devices)) if devices else {})
+        sets = tuple(driver.counter_sets(devices)) if isinstance(driver, CountingDriver) else ()
+        return DriverView(devices=devices, counter_sets=sets, observations=dict(driver.observe(tree, devices)) if devices else {})
     except HardwareError as err:
         warnings.append(f"driver {driver.name} could not look: {err}")
         return DriverView(devices=())

@@ -1,7 +1,8 @@
-"""The store of the NATS server that `topobus up` runs: how large it may be on this disk, whether it works, and whether only a restart helps it.
+"""The store of the NATS server that `topobus up` runs: its size on this disk, whether it works, and whether it needs a restart.
 
-Flows in: the folder and the server's ports. Flows out: sizes, and answers to the supervisor. A server whose disk was full may greet its clients for ever and
-store nothing again, however much room there is then (2.9 stops answering, 2.15 freezes the stream), so a greeting says nothing.
+Flows in: the folder and the server's ports. Flows out: sizes, and probe results for the supervisor. A server whose disk was full may accept clients
+and never store anything again, however much room there is then (2.9 stops answering, 2.15 freezes the stream), so an accepted connection proves
+nothing.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ import os
 import re
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
 from topobus.cli.system.supervision import probe_http
+from topobus.contracts.inboxes import SERVER, connection_name, inbox_branch
 from topobus.contracts.streams import ACCOUNT_INFO, total_bytes
 from topobus.domain.errors import ConfigError
+from topobus.runtime.user_keys import write_whole
 
 __all__ = ["StoreSize", "has_room", "probe_jetstream", "size_store", "write_config"]
 
@@ -28,13 +32,8 @@ _LEAST_BYTES = 256 * _MIB
 # What of a small disk the store takes, and what of the store the streams' bounds are: their files are somewhat larger than what they hold.
 _PART_OF_DISK = 0.75
 _PART_OF_STORE = 0.95
-_INBOX = b"_INBOX.topobus-up.probe"
-_ASKING = (
-    b'CONNECT {"verbose":false,"headers":true,"no_responders":true,"name":"topobus-up"}\r\nSUB '
-    + _INBOX
-    + f" 1\r\nPUB {ACCOUNT_INFO} ".encode()
-    + _INBOX
-)
+# What the CLI may ask, so that a server with users answers it, too.
+_INBOX = f"{inbox_branch(connection_name('cli'), SERVER)}.probe"
 _CONFIG = "topobus-up.conf"
 
 
@@ -65,9 +64,13 @@ def size_store(folder: Path) -> StoreSize:
     return StoreSize(max_file_store=size, store_mib=0 if size >= whole else int(size * _PART_OF_STORE) // _MIB)
 
 
-def write_config(folder: Path, size: StoreSize) -> str:
-    """Write the server's configuration into the store's folder, where a container sees it, too; gives the file's name."""
-    (folder / _CONFIG).write_text(f"jetstream {{ max_file_store: {size.max_file_store} }}\n", encoding="utf-8")
+def write_config(folder: Path, size: StoreSize, users: str = "", *, seen_as: str = "") -> str:
+    """Write the server's configuration into the store's folder, where a container sees it, too; gives the file's name.
+
+    Shapes: seen_as — the folder's path for the server, as its command line says it, too: without it here a server refuses to read its configuration again. users — as `server_configuration` gives them; empty: none. The file holds their passwords, so nobody else may read it.
+    """
+    store = f'store_dir: "{seen_as}", ' if seen_as else ""
+    write_whole(folder / _CONFIG, f"jetstream {{ {store}max_file_store: {size.max_file_store} }}\n{users}")
     return _CONFIG
 
 
@@ -77,17 +80,25 @@ def has_room(folder: Path) -> bool:
     return disk.f_bavail * disk.f_frsize >= _ROOM_BYTES
 
 
-async def probe_jetstream(host: str, port: int, monitor_port: int) -> bool:
+async def probe_jetstream(host: str, port: int, monitor_port: int, *, user: str = "", password: str = "") -> bool:
     """Say whether a NATS server on this machine stores messages: it answers, JetStream is on, and no stream of it stands still."""
-    return await _answers_for_jetstream(host, port) and await probe_http(monitor_port, "/healthz")
+    return await _answers_for_jetstream(host, port, user, password) and await probe_http(monitor_port, "/healthz")
 
 
-async def _answers_for_jetstream(host: str, port: int) -> bool:
+async def _answers_for_jetstream(host: str, port: int, user: str, password: str) -> bool:
+    login = {"user": user, "pass": password} if user else {}
+    hello = {"verbose": False, "headers": True, "no_responders": True, "name": "topobus-up", **login}
+    asking = b"CONNECT %s\r\nSUB %s 1\r\nPUB %s %s 0\r\n\r\n" % (
+        msgspec.json.encode(hello),
+        _INBOX.encode(),
+        ACCOUNT_INFO.encode(),
+        _INBOX.encode(),
+    )
     try:
         async with asyncio.timeout(_PROBE_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(host, port)
             try:
-                writer.write(_ASKING + b" 0\r\n\r\n")
+                writer.write(asking)
                 while line := await reader.readline():
                     if line.startswith((b"MSG ", b"HMSG ")):
                         return line.startswith(b"MSG ") and b'"error"' not in await reader.readline()

@@ -1,6 +1,6 @@
 """Asks the services behind a command's inventories, all at once, whether they run, so that no table shows the last state of a dead service as current.
 
-The result is a snapshot: a service that restarts at this moment counts as silent here, while topology waits some seconds before it says so.
+The result is a snapshot: a service that restarts at this moment counts as silent here, while topology waits some seconds before it reports that.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import Any
 
 from msgspec import structs
 
-from topobus.contracts.catalogue import HINTS, Ask
+from topobus.contracts.catalogue import HINTS
+from topobus.contracts.nouns import Ask
 from topobus.domain.device import Inventory
 from topobus.domain.silence import SERVICE_SILENT, Answered, SilentBecause, unheard
 from topobus.runtime.bus import Bus

@@ -1,7 +1,7 @@
-"""Programs kept running: started, watched until ready, restarted with back-off when they die, stopped together without leftovers.
+"""Supervises programs: starts them, watches until they are ready, restarts them with back-off when they die, and stops them together.
 
-Flows in: programs (name, command, environment, probe). Flows out: a status of each and its last log lines. Knows nothing of Topobus.
-Every program is a session of its own (a Ctrl-C of the terminal reaches only the supervisor, which stops them in order) and dies with its parent.
+Flows in: programs (name, command, environment, probe). Flows out: a status of each and its last log lines. It has no knowledge of Topobus. Every
+program is a session of its own (a Ctrl-C of the terminal reaches only the supervisor, which stops them in order) and dies with its parent.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from topobus.domain.errors import PeerUnavailable
 
@@ -100,6 +100,7 @@ class Supervisor:
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._stopping = asyncio.Event()
         self._changed = asyncio.Event()
+        self._attendants: list[asyncio.Task[None]] = []
 
     @property
     def statuses(self) -> tuple[ProgramStatus, ...]:
@@ -135,6 +136,10 @@ class Supervisor:
         status = ProgramStatus(name=program.name)
         self._running.append((status, program, asyncio.create_task(self._keep(program, status), name=f"keep-{program.name}")))
         return status
+
+    def attend(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something beside the programs until they are stopped."""
+        self._attendants.append(asyncio.create_task(work))
 
     async def changes(self, *, at_least_every_s: float) -> AsyncIterator[tuple[ProgramStatus, ...]]:
         """Yield the statuses now, on every change, and every so many seconds without one."""
@@ -175,6 +180,9 @@ class Supervisor:
         """Stop everything: services together, and what was started before them (their server) after them."""
         self._stopping.set()
         self._changed.set()
+        for attendant in self._attendants:
+            attendant.cancel()
+        await asyncio.gather(*self._attendants, return_exceptions=True)
         first, rest = self._running[:1], self._running[1:]
         for tier in (rest, first):
             await asyncio.gather(*(self._stop_one(status, program, task) for status, program, task in tier))

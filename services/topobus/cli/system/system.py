@@ -1,7 +1,7 @@
 """The whole system on this machine: a NATS server and the eight services as separate processes, in one state folder.
 
-Flows in: where the hardware is read, where the state goes, which NATS. Flows out: supervised processes, their addresses and folders.
-Everything a run makes (sockets, logs, streams, the recorded machine) lies in its state folder, so two systems do not meet.
+Flows in: the root of the hardware tree, the state folder, the choice of NATS. Flows out: supervised processes, their addresses and folders.
+Everything that a run creates (sockets, logs, streams, the recorded machine) is in its state folder, so two systems do not conflict.
 """
 
 from __future__ import annotations
@@ -9,25 +9,30 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
 import socket
 import sysconfig
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from topobus.cli.system.local_logins import LocalLogin, announced_login
 from topobus.cli.system.nats_store import (
     StoreSize,
     has_room,
     probe_jetstream,
     size_store,
-    write_config,
 )
+from topobus.cli.system.nats_users import NatsUsers
 from topobus.cli.system.supervision import Program, Supervisor, probe_http
-from topobus.contracts.catalogue import DEVICE_SERVICES
-from topobus.domain.errors import ConfigError
+from topobus.contracts.catalogue import DEVICE_SERVICES, PROVISIONER
+from topobus.domain.errors import ConfigError, TopobusError
+from topobus.runtime.bus import Bus
+from topobus.runtime.config import NatsSettings, ServiceSettings, load_settings
 from topobus.runtime.proof import make_keys
+from topobus.runtime.user_keys import password_file
 from topobus.simulation.nats_provider import provide_nats_server
 from topobus.simulation.nats_server import free_port
 
@@ -38,6 +43,7 @@ DEMO_NODE = "demo-node"
 
 _DEFAULT_NATS_PORT = 4222
 _NATS_READY_S = 15.0
+_STREAMS_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +84,13 @@ class Layout:
 
     @property
     def answer_keys(self) -> Path:
-        """Keys by which device services prove their answers: this NATS has no users, and whoever is on this machine may reach it."""
+        """Keys by which device services prove their answers, also where NATS has no users and whoever is on this machine may reach it."""
         return self.state / "answer-keys"
+
+    @property
+    def nats_users(self) -> Path:
+        """Passwords of NATS' users, each in a folder of its own."""
+        return self.state / "nats-users"
 
 
 @dataclass(kw_only=True)
@@ -91,6 +102,18 @@ class System:
     nats_url: str
     supervisor: Supervisor
     http_ports: Mapping[str, int] = field(default_factory=dict)
+    has_users: bool = False
+    """Whether this NATS wants a login: one that we started ourselves, and not open."""
+
+    def settings_of(self, principal: str) -> NatsSettings:
+        """Give the settings of a connection as one of NATS' users."""
+        if not self.has_users:
+            return NatsSettings(url=self.nats_url)
+        return NatsSettings(url=self.nats_url, user=principal, password_file=str(self.password_file(principal)))
+
+    def password_file(self, principal: str) -> Path:
+        """Name the file of a user's password."""
+        return password_file(self.layout.nats_users, principal)
 
     async def until_ready(self, *, timeout_s: float) -> None:
         """Wait until all services say that they are ready."""
@@ -104,17 +127,20 @@ async def start_system(
     hardware_root: Path,
     node: str,
     nats_url: str | None = None,
+    is_open: bool = False,
     environment: Mapping[str, str] | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> AsyncIterator[System]:
     """Start NATS (unless one is given) and all services; stop everything at the end, whatever ends it.
 
-    Shapes: environment — settings of services as their variables, on top of what this process's environment says.
+    Shapes: environment — settings of services as their variables, on top of what this process's environment says. is_open — start NATS without users: whoever reaches
+            this machine's loopback interface may do everything. A server that is given is used as the environment says.
     """
     layout = Layout(state=state)
     for folder in (layout.logs, layout.nats, layout.kubelet, layout.cdi, layout.gateway):
         folder.mkdir(parents=True, exist_ok=True)
     make_keys(layout.answer_keys, DEVICE_SERVICES)
+    has_users = nats_url is None and not is_open
     async with Supervisor(layout.logs) as supervisor:
         # What somebody says of a server of ours by the environment wins; of theirs we know nothing.
         store: dict[str, str] = {}
@@ -123,22 +149,37 @@ async def start_system(
             store = {"TOPOBUS_ALL__NATS__STORE_MIB": str(size.store_mib)} if size.store_mib else {}
             if size.store_mib:
                 say(f"the disk is small: NATS' store may take {size.store_mib} MiB")
-            nats_url = await start_nats(supervisor, layout, size, say)
+            nats_url = await start_nats(supervisor, layout, size, say, is_open=is_open)
         ports = {name: free_port() for name in SERVICES}
+        environments = {
+            name: {
+                **store,
+                **_environment(layout, name, node=node, hardware_root=hardware_root, nats_url=nats_url, port=ports[name]),
+                **(_login(layout, name) if has_users else {}),
+                **(environment or {}),
+            }
+            for name in SERVICES
+        }
+        if has_users:
+            await _make_streams(environments[PROVISIONER])
         for name in SERVICES:
             supervisor.start(
                 Program(
                     name=name,
                     command=(str(_program(f"topobus-{name}")),),
-                    environment={
-                        **store,
-                        **_environment(layout, name, node=node, hardware_root=hardware_root, nats_url=nats_url, port=ports[name]),
-                        **(environment or {}),
-                    },
+                    environment=environments[name],
                     probe=partial(probe_http, ports[name]),
                 )
             )
-        yield System(layout=layout, node=node, nats_url=nats_url, supervisor=supervisor, http_ports=ports)
+        system = System(layout=layout, node=node, nats_url=nats_url, supervisor=supervisor, http_ports=ports, has_users=has_users)
+        with ExitStack() as announced:
+            if has_users:
+                login = LocalLogin(user="cli", password_file=str(system.password_file("cli")))
+                if not announced.enter_context(announced_login(_port_of(nats_url), login)):
+                    say(
+                        f"commands find no login by themselves: set TOPOBUS_CLI__NATS__USER=cli TOPOBUS_CLI__NATS__PASSWORD_FILE={login.password_file}"
+                    )
+            yield system
 
 
 def _is_free(port: int) -> bool:
@@ -151,20 +192,34 @@ def _is_free(port: int) -> bool:
     return True
 
 
-async def start_nats(supervisor: Supervisor, layout: Layout, size: StoreSize, say: Callable[[str], None]) -> str:
-    """Start a NATS server with its store in the state folder, and keep it storing; gives its URL when it is ready."""
+async def start_nats(supervisor: Supervisor, layout: Layout, size: StoreSize, say: Callable[[str], None], *, is_open: bool) -> str:
+    """Start a NATS server with its store in the state folder, and keep it storing; gives its URL when it is ready.
+
+    Shapes: is_open — without users. With them their passwords are made at the first start.
+    """
     server = await asyncio.to_thread(provide_nats_server, say)
+    users = await asyncio.to_thread(NatsUsers, None if is_open else layout.nats_users, layout.nats, size, server.store_path(layout.nats))
     port = _DEFAULT_NATS_PORT if _is_free(_DEFAULT_NATS_PORT) else free_port()
     monitor_port = free_port()
-    probe = partial(probe_jetstream, "127.0.0.1", port, monitor_port)
+
+    async def probe() -> bool:
+        user, password = users.login
+        return await probe_jetstream("127.0.0.1", port, monitor_port, user=user, password=password)
 
     async def is_stuck() -> bool:
         return has_room(layout.nats) and not await probe()
 
+    def reload() -> None:
+        pid = supervisor.status("nats").pid
+        if pid is not None:
+            # Docker's client hands the signal on. A server that is not there reads the file when it starts.
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGHUP)
+
     supervisor.start(
         Program(
             name="nats",
-            command=server.command(port=port, store=layout.nats, monitor_port=monitor_port, config=write_config(layout.nats, size)),
+            command=server.command(port=port, store=layout.nats, monitor_port=monitor_port, config=users.config),
             environment=os.environ,
             probe=probe,
             is_stuck=is_stuck,
@@ -172,7 +227,24 @@ async def start_nats(supervisor: Supervisor, layout: Layout, size: StoreSize, sa
         )
     )
     await supervisor.until_ready(["nats"], timeout_s=_NATS_READY_S)
+    supervisor.attend(users.follow(reload, say))
     return f"nats://127.0.0.1:{port}"
+
+
+async def _make_streams(environment: Mapping[str, str]) -> None:
+    """Make the streams as their provisioner does, before anybody waits for them: with users nobody else may, and each would look again after pauses only.
+
+    Whatever goes wrong here the provisioner itself meets again, and tells.
+    """
+    own = {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(("TOPOBUS_ALL__NATS__", f"TOPOBUS_{PROVISIONER.upper()}__NATS__"))
+    }
+    settings = load_settings(ServiceSettings, PROVISIONER, file=None, environ=own)
+    with suppress(TopobusError, TimeoutError):
+        async with asyncio.timeout(_STREAMS_S), Bus.session(settings.nats, name=PROVISIONER) as bus:
+            await bus.provision()
 
 
 def _program(name: str) -> Path:
@@ -205,6 +277,20 @@ def _environment(layout: Layout, service: str, *, node: str, hardware_root: Path
     }
 
 
+def _login(layout: Layout, service: str) -> dict[str, str]:
+    """Settings by which a service is its own user. They win over the caller's environment: that may know another server's users, and this one knows only ours."""
+    own = f"TOPOBUS_{service.upper()}__NATS"
+    return {
+        f"{own}__USER": service,
+        f"{own}__PASSWORD_FILE": str(password_file(layout.nats_users, service)),
+        f"{own}__CREDENTIALS_FILE": "",
+    }
+
+
+def _port_of(url: str) -> int:
+    return int(url.rpartition(":")[2])
+
+
 def _folders(layout: Layout) -> dict[tuple[str, str], str]:
     """The gateway's folders, by the names of its settings."""
     return {
@@ -214,4 +300,7 @@ def _folders(layout: Layout) -> dict[tuple[str, str], str]:
         ("GATEWAY", "POD_RESOURCES_SOCKET"): str(layout.kubelet / "pod-resources" / "kubelet.sock"),
         ("GATEWAY", "CDI_DIR"): str(layout.cdi),
         ("GATEWAY", "CHECKPOINT_PATH"): str(layout.gateway / "checkpoint.json"),
+        **{(name.upper(), "JOURNAL__DIR"): str(layout.state / "journal" / name) for name in DEVICE_SERVICES},
+        ("NIC", "INTERFACES__KEPT_NAMESPACES_DIR"): str(layout.state / "netns"),
+        ("NIC", "CNI__STATE_DIR"): str(layout.state / "cni"),
     }

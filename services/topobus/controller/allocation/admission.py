@@ -1,6 +1,9 @@
-"""What an API server refuses of a claim when it is created and the stand-alone API learns only when it looks: there nobody evaluates CEL or knows namespaces.
+"""Admission checks of a Kubernetes API server that the stand-alone API lacks: the cost of CEL selectors, and the right to admin access.
 
-Flows in: a claim's spec, the labels of its namespace, the compiler. Flows out: a Reason, or nothing.
+The stand-alone API evaluates no CEL and knows no namespaces, so these checks run before a search.
+
+Flows in: a claim's spec, the labels of its namespace, the selector compiler. Flows out: a Reason for a claim that an API server would refuse, else
+None.
 Source: k8s.io/kubernetes pkg/registry/resource/resourceclaim/strategy.go and pkg/apis/resource/validation/validation.go, 1.36.
 """
 
@@ -38,12 +41,12 @@ def admin_problem(spec: ClaimSpec, namespace: str, labels_of: Callable[[str], Ma
 def costly_selector(spec: ClaimSpec, claim: str, compiler: SelectorCompiler) -> Reason | None:
     """Name the first selector of a claim whose evaluation may cost more than it may; one that does not compile is for the search to tell."""
     for request, index, selector in _selectors(spec):
-        found = compiler.compile(selector.cel.expression) if selector.cel is not None else None
-        if found is None or isinstance(found, SelectorError) or found.objection is None:
+        selection = compiler.compile(selector.cel.expression) if selector.cel is not None else None
+        if selection is None or isinstance(selection, SelectorError) or selection.objection is None:
             continue
         return Reason(
             code="selector-error",
-            message=f"request {request}: selector #{index} {found.objection.message}",
+            message=f"request {request}: selector #{index} {selection.objection.message}",
             facts={
                 "claim": claim,
                 "request": request,
@@ -61,8 +64,8 @@ def costly_selector(spec: ClaimSpec, claim: str, compiler: SelectorCompiler) -> 
 def has_heavy_selector(spec: ClaimSpec, compiler: SelectorCompiler) -> bool:
     """Say whether looking at one device may take so long that others should not wait for it."""
     for _, _, selector in _selectors(spec):
-        found = compiler.compile(selector.cel.expression) if selector.cel is not None else None
-        if found is not None and not isinstance(found, SelectorError) and found.max_cost > _HEAVY_COST:
+        selection = compiler.compile(selector.cel.expression) if selector.cel is not None else None
+        if selection is not None and not isinstance(selection, SelectorError) and selection.max_cost > _HEAVY_COST:
             return True
     return False
 

@@ -1,9 +1,9 @@
-"""Which earlier choices a dead end is to be blamed on, so that the search goes back to one of them and tries no other device where that cannot help.
+"""Conflict sets for backjumping: finds the earlier choices that a dead end depends on, so that the search returns to one of them and skips the others.
 
-A choice is a grant; its level is its place among all grants that the search holds, and a set of levels is the bits of an integer. A negative integer blames
-everything: nothing is concluded from it. Blaming a level too many costs time, one too few would lose solutions, so whatever may have to do with a miss is blamed:
-grants of the same device, those under a constraint of the request, and those that take counters. Source: Prosser, Hybrid algorithms for the constraint
-satisfaction problem (1993), conflict-directed backjumping.
+A choice is a grant; its level is its index among all grants that the search holds. A conflict set is a bit mask of levels; a negative integer means
+all levels. A level too many costs time; a level too few would lose solutions. So a conflict set includes every grant that may have caused the miss:
+grants of the same device, grants under a constraint of the request, and grants that consume counters.
+Source: Prosser, Hybrid algorithms for the constraint satisfaction problem (1993), conflict-directed backjumping.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Claims so plain that bits answer them: so many free devices for each request, all of a claim's with one value.
+"""Allocates simple claims with bit operations instead of a search: each request takes a number of free devices, all with one value of one attribute.
 
-Flows in: a node's devices, and claims whose requests count devices that no other of their requests wants. Flows out: for any set of taken devices the places that
-the search would find, or that it would find none. Nothing can get in a request's way but devices that are taken and the one constraint, so the first devices of the
-first value that has enough for all are the first solution; whatever is not as plain as that has no sheet and is searched.
+Flows in: a node's devices, and claims whose requests select disjoint sets of devices. Flows out: a `BitsetPlan`, which gives for any set of devices
+in use the devices that the search would choose, or that none fit. In such claims only devices in use and the one constraint can block a request, so
+the first devices of the first value with enough free devices are the first solution of the search. Every other claim has no plan and is searched.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from topobus.cel.seam import SelectorCompiler, SelectorError
 from topobus.controller.allocation.constraints import attribute_values
+from topobus.controller.allocation.cpu_policy import is_policy_cpu
 from topobus.controller.allocation.node_table import NodeTable
 from topobus.controller.allocation.pools import Candidate
 from topobus.controller.allocation.tolerations import SILENT_TAINT
@@ -26,7 +27,7 @@ from topobus.kubernetes.api.resource import (
 )
 from topobus.kubernetes.api.tolerations import tolerates
 
-__all__ = ["BitsetPlan", "make_sheet"]
+__all__ = ["BitsetPlan", "make_bitset_plan"]
 
 
 class _Wanted(NamedTuple):
@@ -51,25 +52,25 @@ class BitsetPlan(NamedTuple):
 
     def solve(self, taken: int) -> tuple[tuple[int, ...], ...] | None:
         """Give each claim's places in the order of its requests; None when they do not fit. Cost: O(requests x values)."""
-        found: list[tuple[int, ...]] = []
+        placed: list[tuple[int, ...]] = []
         for claim in self.claims:
             within = _common(claim, taken)
             if within is None:
                 return None
             places: list[int] = []
-            for index, one in enumerate(claim.wanted):
-                free = one.places & ~taken
+            for index, requested in enumerate(claim.wanted):
+                free = requested.places & ~taken
                 if index in claim.matched:
                     free &= within
-                chosen = tuple(islice(ids_of_bits(free), one.number))
-                if len(chosen) < one.number:
+                chosen = tuple(islice(ids_of_bits(free), requested.number))
+                if len(chosen) < requested.number:
                     return None
                 places += chosen
-            found.append(tuple(places))
-        return tuple(found)
+            placed.append(tuple(places))
+        return tuple(placed)
 
 
-def make_sheet(
+def make_bitset_plan(
     table: NodeTable, specs: Sequence[ClaimSpec], classes: Mapping[str, DeviceClassSpec], compiler: SelectorCompiler
 ) -> BitsetPlan | None:
     """Turn claims into bits over a node's devices; None for any that are not plain there."""
@@ -78,13 +79,15 @@ def make_sheet(
     for spec in specs:
         wanted: list[_Wanted] = []
         for request in spec.devices.requests:
-            one = _read(request.exactly, table, classes, compiler) if request.exactly is not None and not request.first_available else None
-            if one is None or one.places & seen:
+            requested = (
+                _read(request.exactly, table, classes, compiler) if request.exactly is not None and not request.first_available else None
+            )
+            if requested is None or requested.places & seen:
                 return None
-            seen |= one.places
-            wanted.append(one)
+            seen |= requested.places
+            wanted.append(requested)
         claim = _with_constraint(spec, tuple(wanted), table)
-        if claim is None or sum(one.number for one in wanted) > MAX_LIST:
+        if claim is None or sum(requested.number for requested in wanted) > MAX_LIST:
             return None
         claims.append(claim)
     return BitsetPlan(tuple(claims))
@@ -98,7 +101,9 @@ def _common(claim: _Claim, taken: int) -> int | None:
     while free:
         lowest = free & -free
         equal = claim.equals.get(lowest.bit_length() - 1, 0)
-        if equal and all((claim.wanted[one].places & ~taken & equal).bit_count() >= claim.wanted[one].number for one in claim.matched):
+        if equal and all(
+            (claim.wanted[index].places & ~taken & equal).bit_count() >= claim.wanted[index].number for index in claim.matched
+        ):
             return equal
         free &= ~(equal | lowest)
     return None
@@ -123,7 +128,7 @@ def _read(
         if verdict is None:
             return None
         if verdict:
-            if not _is_plain(candidate):
+            if not _is_plain(candidate) or (table.node.cpus is not None and is_policy_cpu(candidate, table.node.name)):
                 return None
             if all(
                 any(tolerates(each, taint) for each in exact_request.tolerations) or taint.effect not in _BLOCKING
@@ -166,15 +171,16 @@ def _with_constraint(spec: ClaimSpec, wanted: tuple[_Wanted, ...], table: NodeTa
     constraints = spec.devices.constraints
     if not constraints:
         return _Claim(wanted)
-    attribute = constraints[0].match_attribute
-    if len(constraints) > 1 or attribute is None or constraints[0].distinct_attribute is not None:
+    constraint, *others = constraints
+    attribute = constraint.match_attribute
+    if others or attribute is None or constraint.distinct_attribute is not None:
         return None
-    named = constraints[0].requests
+    named = constraint.requests
     matched = tuple(index for index, request in enumerate(spec.devices.requests) if not named or request.name in named)
     bits: dict[object, int] = {}
     values = [attribute_values(candidate, attribute) for candidate in table.candidates]
-    for place, found in enumerate(values):
-        if found and not attribute_values(table.candidates[place], attribute, has_lists=False):
+    for place, equal in enumerate(values):
+        if equal and not attribute_values(table.candidates[place], attribute, has_lists=False):
             return None
-        bits[found] = bits.get(found, 0) | 1 << place
-    return _Claim(wanted, matched, {place: bits[found] for place, found in enumerate(values) if found})
+        bits[equal] = bits.get(equal, 0) | 1 << place
+    return _Claim(wanted, matched, {place: bits[equal] for place, equal in enumerate(values) if equal})

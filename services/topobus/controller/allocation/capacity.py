@@ -1,7 +1,7 @@
-"""Amounts: shares of a device's capacity, and counters that partitions of one card share.
+"""Amounts of devices: shares of a device's capacity, and counters that the partitions of one card share.
 
-Flows in: what a request asks, what a device has and what is taken. Flows out: the amount a grant would take, or that it does not go in. Source:
-docs/knowledge/dynamic-resource-allocation.md#consumable-capacity; k8s.io/dynamic-resource-allocation/structured, 1.36.
+Flows in: the amounts that a request asks for, the device's capacity, and the amounts in use. Flows out: the amounts that a grant takes, or that they
+exceed what is left. Source: docs/knowledge/dynamic-resource-allocation.md#consumable-capacity; k8s.io/dynamic-resource-allocation/structured, 1.36.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from topobus.kubernetes.api.resource import (
     ValidRange,
 )
 
-__all__ = ["CounterBook", "amounts_taken", "fits_capacity"]
+__all__ = ["RemainingCounters", "amounts_taken", "fits_capacity", "rivals"]
 
 
 def amounts_taken(candidate: Candidate, asked: CapacityRequirements | None) -> dict[str, Quantity] | None:
@@ -43,7 +43,19 @@ def fits_capacity(candidate: Candidate, taken: Mapping[str, Quantity], *in_use: 
     )
 
 
-class CounterBook:
+def rivals(pool: Pool) -> frozenset[DeviceId]:
+    """Find the devices of a pool that can exclude each other: they take from a counter that is not enough for all of its users."""
+    left = {(name, counter): amount.nano for name, counters in pool.counters.items() for counter, amount in counters.items()}
+    users = [
+        (candidate.id, _consumption(candidate)) for candidate in (*pool.candidates, *pool.elsewhere) if candidate.device.consumes_counters
+    ]
+    for _, consumption in users:
+        for key, amount in consumption.items():
+            left[key] = left.get(key, 0) - amount
+    return frozenset(device for device, consumption in users if any(left[key] < 0 for key in consumption))
+
+
+class RemainingCounters:
     """The counters of all pools during one search: what allocated devices left, and what the search holds.
 
     kubernetes/kubernetes#140434: upstream knows pools by name alone, so two drivers whose pools share a name (that of the node, say) share one account, that
@@ -78,9 +90,9 @@ class CounterBook:
             left = {
                 (counters, counter): amount.nano for counters, quantities in pool.counters.items() for counter, amount in quantities.items()
             }
-            for one in (*pool.candidates, *pool.elsewhere):
-                if one.id in self._taken:
-                    self._add(left, one, -1)
+            for other in (*pool.candidates, *pool.elsewhere):
+                if other.id in self._taken:
+                    self._add(left, other, -1)
             self._accounts[name] = left
         return left
 
@@ -91,12 +103,12 @@ class CounterBook:
 
 
 def _consumption(candidate: Candidate) -> dict[tuple[str, str], int]:
-    found: dict[tuple[str, str], int] = {}
+    consumption: dict[tuple[str, str], int] = {}
     for counter_consumption in candidate.device.consumes_counters:
         for name, counter in counter_consumption.counters.items():
             key = (counter_consumption.counter_set, name)
-            found[key] = found.get(key, 0) + Quantity.parse(counter.value).nano
-    return found
+            consumption[key] = consumption.get(key, 0) + Quantity.parse(counter.value).nano
+    return consumption
 
 
 def _rounded(asked: Quantity | None, capacity: Capacity) -> Quantity | None:

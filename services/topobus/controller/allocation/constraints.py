@@ -1,7 +1,7 @@
-"""Constraints over the devices of a claim: equal or different attributes, taken back when the search backtracks.
+"""Constraints over the devices of a claim: equal or distinct attribute values. A constraint can undo its last device, for backtracking.
 
-A constraint is monotone: what it refuses now it refuses with more devices too, so the search may stop early. List attributes are sets; a scalar is a
-set of one. An absent attribute never matches anything, not even another absent one.
+A constraint is monotone: a device that it refuses now it also refuses after more devices were added, so the search may stop early. A list attribute
+is a set of values; a scalar is a set of one. An absent attribute never matches, not even another absent one.
 Source: docs/knowledge/dynamic-resource-allocation.md#constraints.
 """
 
@@ -116,7 +116,7 @@ class DistinctAttribute:
         values = attribute_values(candidate, self.attribute, has_lists=self._has_lists)
         if not values and not (self._takes_unknown and not self._taken and has_attribute(candidate, self.attribute)):
             return False
-        if any(values & one for _, one in self._compared()):
+        if any(values & taken_values for _, taken_values in self._compared()):
             return False
         self._taken.append((request, values))
         return True
@@ -126,19 +126,17 @@ class DistinctAttribute:
         if self._is_corrected:
             self._taken.pop()
         else:
-            self._taken = [one for one in self._taken if one[0] != request]
+            self._taken = [taken for taken in self._taken if taken[0] != request]
 
     @property
     def wanted(self) -> str:
         """Say what is taken."""
-        return (
-            f"another {self.attribute} than {', '.join(sorted({str(value) for _, one in self._compared() for _, value in one})) or 'none'}"
-        )
+        return f"another {self.attribute} than {', '.join(sorted({str(value) for _, taken_values in self._compared() for _, value in taken_values})) or 'none'}"
 
     @property
     def state(self) -> Hashable:
         """The values that are taken."""
-        return frozenset(value for _, one in self._taken for value in one)
+        return frozenset(value for _, taken_values in self._taken for value in taken_values)
 
     def _compared(self) -> list[tuple[str, Values]]:
         """List the devices that a new one is compared with.

@@ -1,7 +1,7 @@
-"""The checks on one device, in upstream's order, and what the search holds at the moment.
+"""The checks on one device, in upstream's order, and the grants that a search holds at a point.
 
-Flows in: an AllocationInput, its pools and a compiler. The search asks `take` for a device and grants it, or takes it back. The order of checks decides
-which error is met first, so it is part of the answer.
+Flows in: an AllocationInput, its pools and a selector compiler. The search calls `take` for a device, then grants it or undoes the take. The order of
+the checks decides which error is reported first, so it is part of the result.
 Source: docs/knowledge/dynamic-resource-allocation.md#the-search.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 
 from topobus.cel.seam import Selector, SelectorCompiler, SelectorError
-from topobus.controller.allocation.capacity import CounterBook, amounts_taken, fits_capacity
+from topobus.controller.allocation.capacity import RemainingCounters, amounts_taken, fits_capacity
 from topobus.controller.allocation.constraints import ActiveConstraint, DistinctAttribute, make_constraint
 from topobus.controller.allocation.miss_reasons import OTHER_CLASS, Blocker
 from topobus.controller.allocation.pools import Candidate, Pool
@@ -47,7 +47,7 @@ class DeviceChecks:
         self._has = {gate: gate in given.gates for gate in Gate}
         self._held: dict[DeviceId, list[int]] = {}
         self._sharing: dict[DeviceId, list[Mapping[str, Quantity]]] = {}
-        self._counters = CounterBook(pools, given.usage.holders.keys() | given.usage.consumed.keys(), is_corrected=self._is_corrected)
+        self._counters = RemainingCounters(pools, given.usage.holders.keys() | given.usage.consumed.keys(), is_corrected=self._is_corrected)
         self._constraints: tuple[tuple[ActiveConstraint, ...], ...] = tuple(
             tuple(
                 made
@@ -74,11 +74,11 @@ class DeviceChecks:
         """Say whether class and request select the device, and the node can reach it."""
         if candidate.device.binding_conditions and not self._has[Gate.BINDING_CONDITIONS]:
             return False
-        known = request.verdicts.get(candidate)
-        if known is None:
-            known = self._failing_selector(request, candidate) is None and candidate.reaches(self._given.node)
-            request.verdicts[candidate] = known
-        return known
+        verdict = request.verdicts.get(candidate)
+        if verdict is None:
+            verdict = self._failing_selector(request, candidate) is None and candidate.reaches(self._given.node)
+            request.verdicts[candidate] = verdict
+        return verdict
 
     def _failing_selector(self, request: PreparedRequest, candidate: Candidate) -> Blocker | None:
         """Name the first selector that says no: the class's, then the request's."""
@@ -111,16 +111,16 @@ class DeviceChecks:
 
     def _verdict(self, expression: str, candidate: Candidate) -> bool | SelectorError:
         key = (expression, candidate)
-        known = self._verdicts.get(key)
-        if known is None:
+        verdict = self._verdicts.get(key)
+        if verdict is None:
             selector = self._selectors.get(expression)
             if selector is None:
                 selector = self._selectors[expression] = self._compiler.compile(expression)
             problem = candidate.unreadable[self._has[Gate.LIST_ATTRIBUTES]]
             if problem and not isinstance(selector, SelectorError):
                 selector = SelectorError(f"cannot be evaluated: {problem}")
-            known = self._verdicts[key] = selector if isinstance(selector, SelectorError) else selector.matches(candidate.facts)
-        return known
+            verdict = self._verdicts[key] = selector if isinstance(selector, SelectorError) else selector.matches(candidate.facts)
+        return verdict
 
     def _amounts_of(self, request: PreparedRequest, candidate: Candidate) -> dict[str, Quantity] | None:
         key = (request, candidate)
@@ -141,6 +141,15 @@ class DeviceChecks:
             return False
         verdict = self.would_select(request, candidate)
         return self.is_large_enough(request, candidate) if verdict else verdict
+
+    def could_take(self, request: PreparedRequest, candidate: Candidate) -> bool:
+        """Say whether a device could serve the request if this search had given nothing to anybody; constraints and counters aside."""
+        usage = self._given.usage
+        if candidate.id in usage.excluded or candidate.id in usage.holders or candidate.id in self._outside[request.claim_index]:
+            return False
+        if self._has_old_shares(candidate) or not self.would_select(request, candidate):
+            return False
+        return self._untolerated(request, candidate) is None and self.is_large_enough(request, candidate)
 
     def constraint_states(self, claim_index: int) -> tuple[Hashable, ...]:
         """Give the state of each of a claim's constraints."""

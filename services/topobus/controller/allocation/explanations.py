@@ -1,6 +1,6 @@
-"""What a claim that no node can serve is told: a fault, a search that gave up, or what each node lacks.
+"""Explains why no node can serve a claim: a fault in the objects, a search that exceeded its budget, or what each node lacks.
 
-Flows in: the outcome on each node, in order. Flows out: a condition's reason and the Reasons behind it.
+Flows in: the outcome on each node, in order. Flows out: the reason of a condition and the Reasons behind it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Look ahead in a hard search: is there anything left from which the requests to come could be served at all?
+"""Look-ahead for hard searches: checks whether the remaining requests can be served at all from the devices that are left.
 
-Only necessary conditions are checked, each by counting: enough free devices for each request and for all together; for `matchAttribute` one value that enough
-devices of every request have; for `distinctAttribute` enough different values. So a yes proves nothing, and a no ends a branch that upstream would walk to its
-end with the same result.
+It checks necessary conditions only, each by counting: enough free devices for each request and for all together; for `matchAttribute`, one value that
+enough devices of every request have; for `distinctAttribute`, enough different values. So a positive answer proves nothing, and a negative one ends a
+branch that upstream would search to its end with the same result.
 
-Flows in: the state of a search. Flows out: whether it is hopeless. Cost: O(requests left x devices) a question.
+Flows in: the state of a search. Flows out: whether the branch is infeasible. Cost: O(remaining requests x devices) for each call.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Lookahead:
         self._wanted: dict[PreparedRequest, list[Candidate]] = {}
         self._values: dict[tuple[str, Candidate], Values] = {}
 
-    def can_tell(self) -> bool:
+    def is_applicable(self) -> bool:
         """Say whether a hopeless branch may be left at once.
 
         Not where upstream would meet something else there than a dead end: a claim's limit, for then it jumps farther; a selector that fails or a constraint
@@ -66,13 +66,13 @@ class Lookahead:
                 if is_current and number == request and (device or len(ways) == 1):
                     ways = (ways[alternative],)
                 lacks = device if is_current and number == request else 0
-                found = [(way, way.count - lacks, self._free(way)) for way in ways if way.everything is None]
-                if len(found) < len(ways):
+                counted = [(way, way.count - lacks, self._free(way)) for way in ways if way.everything is None]
+                if len(counted) < len(ways):
                     continue  # "all" takes what there is: its own check is exact
-                if all(len(free) < count for _, count, free in found):
+                if all(len(free) < count for _, count, free in counted):
                     return True
-                if len(found) == 1:
-                    needs.append(found[0])
+                if len(counted) == 1:
+                    needs.append(counted[0])
             if self._breaks_constraint(index, needs, is_current=is_current):
                 return True
             everything += needs

@@ -1,8 +1,8 @@
-"""The values that an alignment matched, written into the allocation so that they reach the node's prepare.
+"""Writes the topology values that an alignment matched into the allocation, from where they reach the node's prepare call.
 
-Flows in: a view and allocations that keep their claims' or their pod's wishes. Flows out: the same with one configuration a driver of ours, of kind AlignmentResult:
-the NUMA nodes, PCIe roots and switches on which the devices of all claims aligned together lie. Whoever prepares one of them (a driver that pins memory, a CPU
-choice) need not guess where the others are.
+Flows in: a node view and allocations that satisfy the alignment request of their claims or pod. Flows out: the same allocations with one
+configuration of kind AlignmentResult for each Topobus driver: the NUMA nodes, PCIe roots and PCIe switches of the devices of all claims that were
+aligned together. A driver that prepares one of them (to pin memory or choose CPUs) reads there where the other devices are.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def with_matches(
         )
         if not mates or not drivers or len(result.devices.config) + len(drivers) > MAX_GRANTED_CONFIGURATIONS:
             continue
-        told = _match(view, [results[mate] for mate in sorted(mates)])
+        parameters = _match(view, [results[mate] for mate in sorted(mates)])
         config = tuple(
-            GrantedConfiguration(source="FromClaim", opaque=OpaqueConfiguration(driver=driver, parameters=told)) for driver in drivers
+            GrantedConfiguration(source="FromClaim", opaque=OpaqueConfiguration(driver=driver, parameters=parameters)) for driver in drivers
         )
         made[index] = structs.replace(result, devices=structs.replace(result.devices, config=(*result.devices.config, *config)))
     return tuple(made)
@@ -66,5 +66,5 @@ def _match(view: NodeView, results: Sequence[AllocationResult]) -> dict[str, Any
             nodes |= found_device.numa_nodes or NodeSet()
             roots |= {found_device.pcie_root} - {""}
             switches |= {str(found_device.pcie_switch)} if found_device.pcie_switch is not None else set()
-    told: dict[str, Any] = {"apiVersion": PARAMETERS_VERSION, "kind": RESULT_KIND, "numaNodes": str(nodes)}
-    return told | {key: sorted(found) for key, found in (("pcieRoots", roots), ("pcieSwitches", switches)) if found}
+    parameters: dict[str, Any] = {"apiVersion": PARAMETERS_VERSION, "kind": RESULT_KIND, "numaNodes": str(nodes)}
+    return parameters | {key: sorted(places) for key, places in (("pcieRoots", roots), ("pcieSwitches", switches)) if places}

@@ -1,6 +1,7 @@
-"""Why a claim does not fit: the first failing check of each device, grouped, at the point where the search got furthest.
+"""Explains why a claim does not fit: the first failing check of each device, grouped by reason.
 
-Flows in: blockers per device. Flows out: Reasons, the summary first, then the groups, largest first.
+Flows in: the blocker of each device at the point where the search got furthest. Flows out: Reasons, the summary first, then the groups, largest
+first.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def describe_miss(
     given: AllocationInput,
     pools: Sequence[Pool],
     request: PreparedRequest | None,
-    found: int,
+    found_count: int,
     blockers: Sequence[tuple[Candidate, Blocker | None]],
 ) -> tuple[Reason, ...]:
     """Group what stood in the way on one node.
@@ -45,9 +46,9 @@ def describe_miss(
     if request is None:
         return (Reason(code="too-many-devices", message=f"node {node}: every alternative asks for more devices than a claim may have"),)
     wanted = "all devices" if request.everything is not None else f"{request.count} device{'s' if request.count != 1 else ''}"
-    mine = [(candidate, blocker) for candidate, blocker in blockers if blocker is None or blocker.code != OTHER_CLASS]
+    relevant = [(candidate, blocker) for candidate, blocker in blockers if blocker is None or blocker.code != OTHER_CLASS]
     nothing = f"and none of the {len(blockers)} devices here is of that class" if blockers else "and there is no device here"
-    have = f"found {found} of {len(mine)}" if mine else nothing
+    have = f"found {found_count} of {len(relevant)}" if relevant else nothing
     reasons = [
         Reason(
             code="too-few-devices",
@@ -58,13 +59,13 @@ def describe_miss(
                 "request": request.name,
                 "device_class": request.class_name,
                 "wanted": request.count,
-                "found": found,
-                "devices": len(mine),
+                "found": found_count,
+                "devices": len(relevant),
             },
         )
     ]
     groups: dict[Blocker, list[str]] = {}
-    for candidate, blocker in mine:
+    for candidate, blocker in relevant:
         if blocker is not None:
             groups.setdefault(blocker, []).append(candidate.id.device)
     for blocker, names in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0].code, item[0].detail)):

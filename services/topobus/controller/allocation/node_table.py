@@ -1,10 +1,11 @@
-"""A node's devices as columns of small numbers: what a claim can tell of a node is a handful of them.
+"""A node's devices as columns of small integers; a claim's view of a node is a tuple of a few of them.
 
-Flows in: a node's pools. Flows out: one number for each thing that may be asked of its devices (what selectors read, how the values of an attribute repeat, all
-that is checked besides). Two nodes with equal numbers get the same answer to the same claim, with other names in it; so a cluster of a thousand nodes of three
-kinds is three nodes to a search. Each column is worked out when it is first asked for and kept until a slice of the node changes.
+Flows in: a node's pools. Flows out: one integer for each property that a claim can observe: the values that a selector reads, how the values of an
+attribute repeat over the devices, and everything else that is checked. Two nodes with equal integers give the same result for the same claim, with
+other device names. So for a search a cluster of a thousand nodes of three kinds is three nodes. Each column is computed at its first use and cached
+until a slice of the node changes.
 
-Only a node whose devices are all its own is compared: pools that other nodes share, that are incomplete or invalid, are looked at node by node.
+Only a node that shares no pool with other nodes is compared. Pools that nodes share, and incomplete or invalid ones, are searched node by node.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from functools import cached_property
 from topobus.cel.seam import Reads, seen
 from topobus.contracts.codec import encode
 from topobus.controller.allocation.constraints import attribute_values, has_attribute
+from topobus.controller.allocation.cpu_policy import is_policy_cpu
 from topobus.controller.allocation.pools import Candidate, Pool, PoolState
 from topobus.controller.allocation.values import DeviceId, Node
 
@@ -47,7 +49,7 @@ class NodeTable:
         )
         self._numbers = numbers
         self._columns: dict[Reads | str, int] = {}
-        self._told: dict[Hashable, int] = {}
+        self._fingerprints: dict[Hashable, int] = {}
 
     @cached_property
     def places(self) -> dict[DeviceId, int]:
@@ -69,30 +71,30 @@ class NodeTable:
                 _ = candidate.facts
         _ = self._rest, self.places
 
-    def told_by(self, reads: tuple[Reads, ...], attributes: tuple[str, ...]) -> int:
+    def fingerprint(self, reads: tuple[Reads, ...], attributes: tuple[str, ...]) -> int:
         """Number all that a claim can tell of the node: what its selectors read, and the attributes that its constraints compare.
 
         Cost: a look-up for a claim whose like was here before; O(devices) for each thing that nobody read before.
         """
         asked = (reads, attributes)
-        known = self._told.get(asked)
-        if known is None:
+        number = self._fingerprints.get(asked)
+        if number is None:
             columns = [self._column(read) for read in reads]
             patterns = [self._pattern(attribute) for attribute in attributes]
-            known = self._told[asked] = self._numbers.of((asked, self._rest, *columns, *patterns))
-        return known
+            number = self._fingerprints[asked] = self._numbers.of((asked, self._rest, *columns, *patterns))
+        return number
 
     def _column(self, reads: Reads) -> int:
         """Number what the devices show at one place, in order."""
-        known = self._columns.get(reads)
-        if known is None:
-            known = self._columns[reads] = self._numbers.of(tuple([seen(reads, device.facts) for device in self.candidates]))
-        return known
+        number = self._columns.get(reads)
+        if number is None:
+            number = self._columns[reads] = self._numbers.of(tuple([seen(reads, device.facts) for device in self.candidates]))
+        return number
 
     def _pattern(self, attribute: str) -> int:
         """Number how an attribute's values repeat over the devices: a constraint asks only which are equal, so values are named by their first device."""
-        known = self._columns.get(attribute)
-        if known is None:
+        number = self._columns.get(attribute)
+        if number is None:
             names: dict[Hashable, int] = {}
             pattern: list[Hashable] = []
             for candidate in self.candidates:
@@ -100,8 +102,8 @@ class NodeTable:
                 values = scalars or attribute_values(candidate, attribute)
                 renamed = tuple([names.setdefault(value, len(names)) for value in sorted(values, key=str)])
                 pattern.append((bool(scalars), renamed) if values else has_attribute(candidate, attribute))
-            known = self._columns[attribute] = self._numbers.of(tuple(pattern))
-        return known
+            number = self._columns[attribute] = self._numbers.of(tuple(pattern))
+        return number
 
     @cached_property
     def _rest(self) -> int:
@@ -110,7 +112,8 @@ class NodeTable:
         pools = tuple(
             (pool.id.driver, names.setdefault(pool.id.pool, len(names)), len(pool.candidates), _counters_of(pool)) for pool in self.pools
         )
-        return self._numbers.of((pools, tuple([_rest_of(candidate) for candidate in self.candidates])))
+        cpus = self.node.cpus if any(is_policy_cpu(candidate, self.node.name) for candidate in self.candidates) else None
+        return self._numbers.of((pools, tuple([_rest_of(candidate) for candidate in self.candidates]), cpus))
 
 
 def _rest_of(candidate: Candidate) -> Hashable:

@@ -1,7 +1,7 @@
-"""Which devices a node can reach, pool by pool, in the order in which the search tries them.
+"""Lists the devices that a node can reach, by pool, in the order in which the search tries them.
 
-Flows in: slices as published. Flows out: pools told apart as complete, incomplete, invalid or obsolete. Only the newest generation of a pool
-counts. Order: pools without binding conditions by (driver, name), then those with; inside a pool slices by object name and devices as listed.
+Flows in: slices as published. Flows out: pools, each complete, incomplete, invalid or obsolete. Only the newest generation of a pool counts.
+Order: pools without binding conditions by (driver, name), then those with; inside a pool slices by object name and devices as listed.
 Source: docs/knowledge/dynamic-resource-allocation.md#pools; k8s.io/dynamic-resource-allocation/structured, 1.36.
 """
 
@@ -178,9 +178,13 @@ def _build(pool_id: PoolId, relevant: list[Slice], slices: Sequence[Slice], *, h
     generation = relevant[0].spec.pool.generation
     others: list[Slice] = []
     if len(relevant) != wanted:
-        mine = {id(resource_slice) for resource_slice in relevant}
+        relevant_ids = {id(resource_slice) for resource_slice in relevant}
         for resource_slice in slices:
-            if resource_slice.spec.driver != pool_id.driver or resource_slice.spec.pool.name != pool_id.pool or id(resource_slice) in mine:
+            if (
+                resource_slice.spec.driver != pool_id.driver
+                or resource_slice.spec.pool.name != pool_id.pool
+                or id(resource_slice) in relevant_ids
+            ):
                 continue
             if resource_slice.spec.pool.generation > generation:
                 why = f"generation {generation} is published here, {resource_slice.spec.pool.generation} elsewhere"

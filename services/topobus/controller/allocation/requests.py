@@ -1,6 +1,6 @@
-"""Requests made ready for a search: checked against the gates, their class found, and "all devices" counted.
+"""Prepares requests for a search: checks them against the feature gates, resolves their class, and counts devices for "all devices".
 
-What is wrong here is wrong on every node and ends the allocation; what merely does not fit is for the search to find out.
+An error here is the same on every node and ends the allocation. A request that merely does not fit is left to the search.
 Source: docs/knowledge/dynamic-resource-allocation.md#checks-before-the-search.
 """
 
@@ -148,8 +148,8 @@ def _check(
         raise _fault("gate-off", claim, name, f"asks for admin access, but {Gate.ADMIN_ACCESS} is off")
     device_class = classes.get(request.device_class_name)
     if device_class is None:
-        known = f"known are {', '.join(sorted(classes))}" if classes else "there is none at all"
-        raise _fault("unknown-class", claim, name, f"there is no DeviceClass {request.device_class_name!r}; {known}")
+        existing = f"known are {', '.join(sorted(classes))}" if classes else "there is none at all"
+        raise _fault("unknown-class", claim, name, f"there is no DeviceClass {request.device_class_name!r}; {existing}")
     if request.allocation_mode not in ("", _EXACT, _ALL):
         raise _fault("unknown-mode", claim, name, f"allocation mode {request.allocation_mode!r} is not known")
     is_all = request.allocation_mode == _ALL

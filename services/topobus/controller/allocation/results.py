@@ -1,6 +1,7 @@
-"""What a solution looks like in a claim's status: devices, configurations, node selector.
+"""Builds the result of an allocation for a claim's status: devices, configurations, node selector.
 
-Flows in: the grants of a search, in order. Flows out: AllocationResults in Kubernetes' shape. Source: docs/knowledge/dynamic-resource-allocation.md#results.
+Flows in: the grants of a search, in order. Flows out: AllocationResults in Kubernetes' shape. Source:
+docs/knowledge/dynamic-resource-allocation.md#results.
 """
 
 from __future__ import annotations

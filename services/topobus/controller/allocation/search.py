@@ -1,17 +1,15 @@
-"""The search: claims, requests and devices in order, depth first; the first complete solution wins.
+"""The allocation search: a depth-first search over claims, requests and devices in order; the first complete solution is the result.
 
-Flows in: an AllocationInput and a compiler for selectors. Flows out: one of the four outcomes. Nothing is scored: who names pools, slices and devices
-decides what is tried first, which makes the answer the one that kube-scheduler would give. The order of checks on one device is upstream's too, since it
-decides which error is met first.
-Source: docs/knowledge/dynamic-resource-allocation.md#the-search.
+Flows in: an AllocationInput and a compiler for selectors. Flows out: one of the four outcomes. Nothing is scored: the names of pools, slices and
+devices decide which device is tried first, so the result equals that of kube-scheduler, but for which CPUs are taken (`cpu_policy`). The order of checks on one device is upstream's, too, since
+it decides which error is reported first. Source: docs/knowledge/dynamic-resource-allocation.md#the-search.
 
-The recursion runs on an explicit stack of generators: a pod with many claims would go deeper than Python's own stack may.
+The recursion runs on an explicit stack of generators: a pod with many claims would exceed Python's call stack.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Hashable
-from dataclasses import dataclass
 from enum import Enum
 from functools import reduce
 from operator import or_
@@ -25,9 +23,11 @@ from topobus.controller.allocation.backjumping import (
     blames,
     without,
 )
+from topobus.controller.allocation.cpu_policy import with_policy_cpus
 from topobus.controller.allocation.device_checks import DeviceChecks
 from topobus.controller.allocation.lookahead import Lookahead
-from topobus.controller.allocation.miss_reasons import Blocker, describe_miss, summarize
+from topobus.controller.allocation.miss_reasons import summarize
+from topobus.controller.allocation.nearest_miss import NearestMiss
 from topobus.controller.allocation.pools import (
     Candidate,
     Pool,
@@ -50,7 +50,7 @@ from topobus.controller.allocation.values import (
     NoFit,
     Outcome,
 )
-from topobus.domain.outcome import Reason
+from topobus.domain.outcome import Reason, Refusal
 from topobus.kubernetes.api.limits import MAX_LIST
 
 __all__ = ["DEFAULT_STEP_BUDGET", "allocate"]
@@ -124,16 +124,6 @@ class _End(Enum):
 _Visit = Generator[tuple[_At, bool], _End, _End]
 
 
-@dataclass
-class _Best:
-    """The point at which most devices were found, and what stood in the way there."""
-
-    granted: int = -1
-    request: PreparedRequest | None = None
-    found: int = 0
-    blockers: tuple[tuple[Candidate, Blocker | None], ...] = ()
-
-
 class _Search:
     """One search; its state is what backtracking gives back."""
 
@@ -162,7 +152,7 @@ class _Search:
         self._candidates = tuple(candidate for pool in pools if pool.state is PoolState.READY for candidate in pool.candidates)
         self._checks = DeviceChecks(given, pools, compiler)
         self._chosen: dict[tuple[int, int], int] = {}
-        self._best = _Best()
+        self._nearest_miss = NearestMiss(self._candidates, self._checks)
         self._requests: tuple[tuple[Alternatives, ...], ...] = ()
         self._can_prune = False
         self._may_conclude = False
@@ -197,13 +187,15 @@ class _Search:
         if end is not _End.DONE:
             if self._is_brief:
                 return NoFit((), self.steps)
-            best = self._best
-            reasons = describe_miss(self._given, self._pools, best.request, best.found, best.blockers)
+            reasons = self._nearest_miss.describe(self._given, self._pools)
             if self._has_invalid:
                 # The devices wanted may be there, but nobody can tell: that is not "does not fit".
                 return Fault(Reason(code="pool-invalid", message=summarize(reasons), facts=reasons[0].facts), self.steps, is_local=True)
             return NoFit(reasons, self.steps)
-        return Allocated(assemble(self._given, self._requests, self._chosen, self._checks.grants), self.steps)
+        grants = with_policy_cpus(self._given, self._candidates, self._checks)
+        if isinstance(grants, Refusal):
+            return NoFit(grants.reasons, self.steps)
+        return Allocated(assemble(self._given, self._requests, self._chosen, grants), self.steps)
 
     def _walk(self, *, stops_at_miss: bool = False) -> tuple[_End | None, bool]:
         """Run the visits on a stack; None when the budget is spent. With `stops_at_miss` it may end before it is complete: False then."""
@@ -385,7 +377,7 @@ class _Search:
         """Look ahead, where that may be done at all."""
         if self._lookahead is None:
             self._lookahead = Lookahead(self._given, self._requests, self._candidates, self._checks)
-            self._can_look_ahead = self._lookahead.can_tell()
+            self._can_look_ahead = self._lookahead.is_applicable()
         if not self._can_look_ahead:
             return False
         self._work += len(self._candidates) * self._total // _DEVICES_PER_STEP
@@ -396,12 +388,6 @@ class _Search:
             self._symmetry = Symmetry(self._given, self._requests, self._checks.would_select)
         return self._symmetry
 
-    def _note_miss(self, request: PreparedRequest, found: int) -> None:
-        """Remember what stood in the way where the search got furthest: that is the nearest miss."""
-        if self._is_brief:
-            return
-        granted = sum(len(grants) for grants in self._checks.grants)
-        if granted <= self._best.granted:
-            return
-        blockers = tuple((candidate, self._checks.explain(request, candidate)) for candidate in self._candidates)
-        self._best = _Best(granted, request, found, blockers)
+    def _note_miss(self, request: PreparedRequest, found_count: int) -> None:
+        if not self._is_brief:
+            self._nearest_miss.note(request, found_count)

@@ -1,7 +1,7 @@
-"""What comes nearest to a fit, and what would fit: advice for a claim that no node can serve.
+"""Advice for a claim that no node can serve: the node that comes nearest to a fit, and changes of the claim that would fit.
 
-Flows in: the outcome on each node, and the input of the nearest one. Flows out: two kinds of Reasons, `nearest-miss` and `would-fit`. Each piece of advice is proved: the
-claim was changed so, or the holders were thought away, and the search found devices. Nothing is advised that was not found, and nothing is promised for later.
+Flows in: the outcome on each node, and the input of the nearest one. Flows out: two kinds of Reasons, `nearest-miss` and `would-fit`. Each piece of
+advice is checked: the search ran with the changed claim, or without the current holders, and found devices. It holds for the present state only.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ def nearest(nodes: Sequence[str], outcomes: Sequence[Outcome]) -> tuple[str, Rea
 
     Order: fewest devices lacking for the request at which it ended, then most devices found, then most of that class at all, then the order of the nodes.
     """
-    found: list[tuple[int, int, int, int, str, NoFit]] = []
+    misses: list[tuple[int, int, int, int, str, NoFit]] = []
     for index, (node, outcome) in enumerate(zip(nodes, outcomes, strict=False)):
         if not isinstance(outcome, NoFit) or not outcome.reasons:
             continue
         wanted, have = (outcome.reasons[0].facts.get(key) for key in ("wanted", "found"))
         there = outcome.reasons[0].facts.get("devices")
         if isinstance(wanted, int) and isinstance(have, int):
-            found.append((max(wanted - have, 0), -have, -there if isinstance(there, int) else 0, index, node, outcome))
-    if not found:
+            misses.append((max(wanted - have, 0), -have, -there if isinstance(there, int) else 0, index, node, outcome))
+    if not misses:
         return None
-    lacking, have, _, _, node, outcome = min(found, key=lambda one: one[:4])
+    lacking, have, _, _, node, outcome = min(misses, key=lambda miss: miss[:4])
     facts = outcome.reasons[0].facts
     message = f"nearest miss: node {node} has {-have} of {facts.get('wanted')} devices for request {facts.get('request')}"
     return node, Reason(

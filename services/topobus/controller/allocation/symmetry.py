@@ -1,11 +1,12 @@
-"""Devices that are equal as far as the rest of a search can tell, so that a failure is not proved again for each of them.
+"""Finds devices that the rest of a search cannot distinguish, so that a failure is not repeated for each of them.
 
-Two devices are equal from some request on when every later request selects both or neither and nothing else that is checked tells them apart: taints,
-attributes under a constraint, capacity, counters. If the search failed with one of them, it fails with the other; and it fails again whenever it comes back to
-the same request with equal devices gone. Only failures are concluded, so the first solution stays the first.
+Two devices are equivalent from a request on when every later request selects both or neither and no other check distinguishes them: taints,
+attributes under a constraint, capacity, counters. If the search failed with one of them, it fails with the other. It also fails again when it returns
+to the same request with equivalent devices in use. Only failures are deduced, so the first solution stays the first.
 
-Flows in: prepared requests and candidates. Flows out: a number for each set of equal devices, and a signature for the state of a search at a request.
-Cost: O(candidates x requests left) once a request, and only in searches that turn out to be hard.
+Flows in: prepared requests and candidates. Flows out: an integer for each class of equivalent devices, and a signature for the state of a search at a
+request.
+Cost: O(candidates x remaining requests) once for each request, and only in searches that turn out to be hard.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ class Symmetry:
 
     def class_of(self, claim: int, request: int, candidate: Candidate) -> int | None:
         """Number the set of devices that are equal to this one from a request on; None when no later request wants it."""
-        known = self._classes.setdefault((claim, request), {})
-        if candidate not in known:
-            known[candidate] = self._classify(claim, request, candidate)
-        return known[candidate]
+        classes = self._classes.setdefault((claim, request), {})
+        if candidate not in classes:
+            classes[candidate] = self._classify(claim, request, candidate)
+        return classes[candidate]
 
     def signature(self, claim: int, request: int, grants: Sequence[Sequence[Grant]]) -> Hashable:
         """Describe what is gone, as far as the requests from this one on can tell; the claim's own devices apart, for admin access minds them alone."""
@@ -55,14 +56,14 @@ class Symmetry:
         return chain.from_iterable(grants[:claim]), grants[claim] if claim < len(grants) else ()
 
     def _gone(self, claim: int, request: int, grants: Iterable[Grant]) -> Hashable:
-        found: list[tuple[int, str, tuple[tuple[str, int], ...]]] = []
+        grants_of_group: list[tuple[int, str, tuple[tuple[str, int], ...]]] = []
         for grant in grants:
             number = self.class_of(claim, request, grant.candidate)
             if number is not None:
                 # A device that is shared by capacity stays itself: what is left of it depends on all that it gave.
                 identity = str(grant.candidate.id) if grant.is_shared else ""
-                found.append((number, identity, tuple(sorted((name, amount.nano) for name, amount in grant.amounts.items()))))
-        return tuple(sorted(found))
+                grants_of_group.append((number, identity, tuple(sorted((name, amount.nano) for name, amount in grant.amounts.items()))))
+        return tuple(sorted(grants_of_group))
 
     def _classify(self, claim: int, request: int, candidate: Candidate) -> int | None:
         verdicts: list[Hashable] = []

@@ -1,7 +1,7 @@
-"""Taints of devices as an allocation and an eviction read them: whose word each is, which devices a rule means.
+"""Taints of devices for allocation and eviction: the source of each taint, and the devices that a DeviceTaintRule selects.
 
-Flows in: taints of slices and of rules. Flows out: whether a rule means a device. Whether a claim bears a taint is `topobus.kubernetes.api.tolerations`.
-Source: KEP-5055; k8s.io/dynamic-resource-allocation/resourceslice/tracker, 1.36.
+Flows in: taints of slices and of rules. Flows out: whether a rule selects a device. Whether a claim tolerates a taint is decided in
+`topobus.kubernetes.api.tolerations`. Source: KEP-5055; k8s.io/dynamic-resource-allocation/resourceslice/tracker, 1.36.
 """
 
 from __future__ import annotations
@@ -41,4 +41,4 @@ def matches(selector: TaintSelector | None, device: DeviceId) -> bool:
     if selector is None:
         return False
     pairs = ((selector.driver, device.driver), (selector.pool, device.pool), (selector.device, device.device))
-    return all(wanted is None or wanted == found for wanted, found in pairs)
+    return all(wanted is None or wanted == value for wanted, value in pairs)

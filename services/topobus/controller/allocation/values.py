@@ -1,7 +1,4 @@
-"""The values of one allocation: what goes in, and the four ways in which it can end.
-
-Frozen and plain; the search that turns one into the other stands in `search`.
-"""
+"""The values of one allocation: its input and its four possible outcomes. Frozen; `search` computes one from the other."""
 
 from __future__ import annotations
 
@@ -10,8 +7,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
+from topobus.domain.idset import CpuSet
 from topobus.domain.outcome import Reason
 from topobus.domain.quantity import Quantity
+from topobus.domain.view import CoreView, CpuOptions
 from topobus.kubernetes.api.resource import (
     AllocationResult,
     ClaimSpec,
@@ -27,6 +26,7 @@ __all__ = [
     "Allocated",
     "AllocationInput",
     "ClaimToAllocate",
+    "CpuPolicy",
     "DeviceId",
     "Fault",
     "Gate",
@@ -86,11 +86,22 @@ class DeviceId(NamedTuple):
 
 
 @dataclass(frozen=True)
+class CpuPolicy:
+    """How a node takes exclusive CPUs: where they are, the static policy's options, and those reserved for the system."""
+
+    cores: tuple[CoreView, ...]
+    options: CpuOptions
+    reserved: CpuSet
+
+
+@dataclass(frozen=True)
 class Node:
     """The node to allocate for."""
 
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)
+    cpus: CpuPolicy | None = None
+    """None when the node has published no machine: then its CPUs are given in the order in which they are published."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""What the allocator is measured with: clusters, claims and hard puzzles, made from a few numbers and nothing else.
+"""Inputs of the allocator's benchmarks: clusters, claims and hard puzzles, generated from a few numbers.
 
-Everything is a Kubernetes object as `kubectl get -o yaml` would show it, so a case can be read, stored and tried elsewhere. Nothing is random: the same numbers
-give the same objects.
+Every input is a Kubernetes object as `kubectl get -o yaml` shows it, so a case can be read, stored and tried elsewhere. Nothing is random: equal
+numbers give equal objects.
 """
 
 from __future__ import annotations
@@ -212,10 +212,10 @@ def _in_parts(count: int) -> list[int]:
 
 
 def _device(index: int, *, parts: int = 0, near: list[int] | None = None, **attributes: str | int) -> dict[str, Any]:
-    found: dict[str, Any] = {key: {"string" if isinstance(value, str) else "int": value} for key, value in attributes.items()}
+    values: dict[str, Any] = {key: {"string" if isinstance(value, str) else "int": value} for key, value in attributes.items()}
     if near is not None:
-        found["near"] = {"ints": near}
-    device: dict[str, Any] = {"name": f"dev-{index:03d}", "attributes": found}
+        values["near"] = {"ints": near}
+    device: dict[str, Any] = {"name": f"dev-{index:03d}", "attributes": values}
     if parts:
         device["consumesCounters"] = [{"counterSet": "card", "counters": {"parts": {"value": str(parts)}}}]
     return device

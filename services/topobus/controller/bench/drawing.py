@@ -1,4 +1,4 @@
-"""Draw growth as SVG without dependencies: a claim's cost against nodes, and against the share of devices that is taken."""
+"""Draws two curves as SVG without dependencies: the time for a claim against the number of nodes, and against the share of devices in use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def draw_growth(nodes: Sequence[Mapping[str, Any]], taken: Sequence[Mapping[str,
         *_plot(
             _WIDTH + 40,
             f"a claim against what is taken, {taken[0]['nodes']} nodes (ms)",
-            [(one["taken"] * 100, one[every], 1000 / one["claims a second"]) for one in taken],
+            [(row["taken"] * 100, row[every], 1000 / row["claims a second"]) for row in taken],
             "% of devices taken",
         ),
         "</svg>",
@@ -66,4 +66,4 @@ def _plot(left: int, title: str, points: Sequence[tuple[float, float, float]], a
 def _round_up(value: float) -> float:
     """Give the next number that four lines divide well."""
     step = 10 ** math.floor(math.log10(value or 1))
-    return float(next(one * step for one in (1, 2, 4, 8, 10) if one * step >= value))
+    return float(next(factor * step for factor in (1, 2, 4, 8, 10) if factor * step >= value))

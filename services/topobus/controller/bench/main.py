@@ -1,7 +1,7 @@
-"""Measure the allocator and print what came out: `python -m topobus.testing.bench allocate [--json] [--quick] [--nats] [--plot FILE.svg]`.
+"""Measures the allocator and prints the results: `python -m topobus.testing.bench allocate [--json] [--quick] [--nats] [--plot FILE.svg]`.
 
-Five tables: one claim against many nodes, filling a cluster, partitions against plain devices, growth, and puzzles. Every figure stands beside what is
-wanted of it, where something is. No test times anything.
+Tables: one claim against many nodes, filling a cluster, partitions against plain devices, growth, equal devices and puzzles. A figure that has a
+target is printed beside it. No test depends on these times.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ def main(argv: Sequence[str]) -> int:
         "latency": latency(_NODES // scale),
         "fill": filling(_MANY_NODES // scale),
         "partitions": partitions(_PARTITIONED // scale),
-        "growth_nodes": growth_in_nodes([one // scale for one in _GROWTH]),
+        "growth_nodes": growth_in_nodes([nodes // scale for nodes in _GROWTH]),
         "growth_taken": growth_in_taken(_NODES // scale),
         "equal": equal_devices(),
         "puzzles": puzzled(_PUZZLES[:1] if arguments.quick else _PUZZLES),
     }
     if arguments.nats:
-        tables["nats"] = [fill_over_nats(one // scale, 2000 // scale) for one in _OVER_NATS]
+        tables["nats"] = [fill_over_nats(nodes // scale, 2000 // scale) for nodes in _OVER_NATS]
     if arguments.plot:
         arguments.plot.write_text(draw_growth(tables["growth_nodes"], tables["growth_taken"]), encoding="utf-8")
     if arguments.json:
@@ -119,7 +119,7 @@ def partitions(nodes: int) -> list[Row]:
     for text, is_plain in (("plain", True), ("shared counters", False)):
         cluster = Cluster(nodes=nodes, partitions=True, is_plain=is_plain)
         bench = Bench(cluster)
-        one = bench.judging_ms(lambda _: part(0), rounds=3, is_shared=False) / nodes
+        search_ms = bench.judging_ms(lambda _: part(0), rounds=3, is_shared=False) / nodes
         done = fill(bench, part, most=nodes * 8 * 3)
         rows.append(
             {
@@ -128,7 +128,7 @@ def partitions(nodes: int) -> list[Row]:
                 "pools": text,
                 "claims": done.claims,
                 **_rates(done),
-                "one search, nothing remembered_ms": _rounded(one),
+                "one search, nothing remembered_ms": _rounded(search_ms),
             }
         )
     plain, parted = rows
@@ -180,8 +180,8 @@ def equal_devices() -> list[Row]:
     rows: list[Row] = []
     for size in (8, 32, 128):
         puzzle = next(iter(puzzles(size)))
-        found = [solve(puzzle, mode=Mode.COMPATIBLE, step_budget=_PUZZLE_STEPS) for _ in range(5)]
-        best = sorted(found, key=lambda one: one.elapsed_ms)[2]
+        solutions = [solve(puzzle, mode=Mode.COMPATIBLE, step_budget=_PUZZLE_STEPS) for _ in range(5)]
+        best = sorted(solutions, key=lambda solution: solution.elapsed_ms)[2]
         rows.append(
             {
                 "devices": size,
@@ -209,7 +209,7 @@ def puzzled(sizes: Sequence[int]) -> list[Row]:
     hard = [each_row for each_row in rows if each_row["upstream's walk"] == "gave up"]
     total: Row = {"devices": "all", "puzzle": f"{len(rows)} puzzles; upstream's walk gives up on {len(hard)} after {_PLAIN_STEPS} steps"}
     for mode in Mode:
-        total[mode.value] = f"{sum(one[mode.value] != 'gave up' for one in hard)} of these solved"
+        total[mode.value] = f"{sum(row[mode.value] != 'gave up' for row in hard)} of these solved"
     return [*rows, total]
 
 

@@ -1,8 +1,8 @@
-"""The measures themselves: a world is filled with a case's objects, and claims are put to it as the controller does.
+"""The measurements of the allocator: fills a controller state with the objects of a case and allocates claims as the controller does.
 
-What is in a figure: reading the claim, the search on each node that is looked at, the allocation as it is written into the claim's status, and the world's own
-bookkeeping when the claim comes back. Not in it: writing to a store and asking the node (`overnats` has these). Time is this process's processor time: on a machine
-that does nothing else a clock shows the same, and on one that does the figures stay comparable.
+A figure includes reading the claim, the search on each node that is tried, writing the allocation into the claim's status, and the update of the
+state for the new claim. It excludes writes to a store and requests to the node (`overnats` includes these). Times are processor times of this
+process, so other load on the machine changes them little.
 """
 
 from __future__ import annotations
@@ -29,11 +29,8 @@ from topobus.controller.allocation.values import (
 )
 from topobus.controller.bench import cases
 from topobus.controller.bench.cases import Cluster, Puzzle
-from topobus.controller.claims.lifecycle import (
-    Attempt,
-    with_allocation,
-    with_attempt,
-)
+from topobus.controller.claims.attempts import Attempt, with_attempt
+from topobus.controller.claims.lifecycle import with_allocation
 from topobus.controller.claims.objects import Claim
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.state.result_cache import ResultCache
@@ -85,12 +82,12 @@ class Bench:
         self.cluster = cluster
         self.mode = mode
         self.compiler = CelCompiler()
-        self.world = StandaloneState()
-        self.judgements = ResultCache(self.world.stock, self.world.nodes, lambda: self.world.classes, self.compiler, mode)
+        self.state = StandaloneState()
+        self.judgements = ResultCache(self.state.stock, self.state.nodes, lambda: self.state.classes, self.compiler, mode)
         self._revision = 0
         self._put(cases.device_class())
         for index in range(cluster.nodes):
-            self.world.put_machine(Machine(node=cases.node_name(index), numa_nodes=(), cpus=()))
+            self.state.put_machine(Machine(node=cases.node_name(index), numa_nodes=(), cpus=()))
             for resource_slice in cases.slices(cluster, index):
                 self._put(resource_slice)
         if cluster.taken:
@@ -101,16 +98,16 @@ class Bench:
         """Ask every node about a claim, as scheduling does."""
         claim = Claim(_object(raw))
         spec = claim.spec
-        question = self.judgements.question([spec])
-        nodes = self.world.nodes()
+        request_shape = self.judgements.shape([spec])
+        nodes = self.state.nodes()
         if is_shared:
-            return [self.judgements.look(question, node, partial(self._search, node, claim, spec)) for node in nodes]
+            return [self.judgements.get_or_search(request_shape, node, partial(self._search, node, claim, spec)) for node in nodes]
         return [self._search(node, claim, spec) for node in nodes]
 
     def warm(self) -> None:
         """Do what the controller does at its start."""
-        for node in self.world.nodes():
-            self.world.stock.table_of(node).warm()
+        for node in self.state.nodes():
+            self.state.stock.table_of(node).warm()
 
     def warming_ms(self) -> float:
         """Time that."""
@@ -124,27 +121,27 @@ class Bench:
         """Allocate a claim on the first node where it fits, and write it down."""
         claim = Claim(_object(raw))
         spec = claim.spec
-        question = self.judgements.question([spec])
-        for node in self.judgements.open_nodes(question):
-            outcome = self.judgements.look(question, node, partial(self._search, node, claim, spec))
+        request_shape = self.judgements.shape([spec])
+        for node in self.judgements.open_nodes(request_shape):
+            outcome = self.judgements.get_or_search(request_shape, node, partial(self._search, node, claim, spec))
             if isinstance(outcome, Allocated):
                 # Both writes of the controller: the attempt, then the status.
                 attempted = with_attempt(claim.object, Attempt(number=1, node=node, allocation=outcome.results[0]))
                 self._store(attempted)
                 self._store(with_allocation(attempted, outcome.results[0], now=_TIME))
                 return True
-            self.judgements.close(question, node)
+            self.judgements.close(request_shape, node)
         return False
 
     def _search(self, node: str, claim: Claim, spec: ClaimSpec) -> Outcome:
-        return allocate(self.world.input_for(node, [(claim, spec)], mode=self.mode), self.compiler, is_brief=True)
+        return allocate(self.state.input_for(node, [(claim, spec)], mode=self.mode), self.compiler, is_brief=True)
 
     def _put(self, raw: dict[str, Any]) -> None:
         self._store(_object(raw))
 
     def _store(self, api_object: ApiObject) -> None:
         self._revision += 1
-        self.world.put_object(ObjectKey(**object_parts(api_object)), Stored(self._revision, api_object))
+        self.state.put_object(ObjectKey(**object_parts(api_object)), Stored(self._revision, api_object))
 
 
 def fill(bench: Bench, claim: Callable[[int], dict[str, Any]], *, most: int) -> Filled:
@@ -184,7 +181,7 @@ def solve(puzzle: Puzzle, *, mode: Mode, step_budget: int, is_clever: bool = Tru
         for index, spec in enumerate(puzzle.claims)
     ]
     bench = Bench(Cluster(nodes=0))
-    given = AllocationInput(node_of(node), tuple(claims), bench.world.classes, tuple(slices), mode=mode)
+    given = AllocationInput(node_of(node), tuple(claims), bench.state.classes, tuple(slices), mode=mode)
     started = time.process_time()
     outcome = allocate(given, bench.compiler, step_budget=step_budget, is_clever=is_clever, is_brief=True)
     return Solved(type(outcome).__name__, outcome.steps, (time.process_time() - started) * 1000)

@@ -1,9 +1,9 @@
-"""The whole controller over a NATS server of its own: stored claims become allocated ones, and nodes keep their ledgers.
+"""Measures the whole controller over a NATS server: stored claims become allocated ones, and nodes keep their ledgers.
 
-What is in the figure: everything from the controller's start on stored objects to the last claim's status: reading all copies, three confirmed writes a claim (attempt,
-the node's ledger, status), an ask and an event. "processor_ms" is the
-controller's alone, with the bench's own watch in it. The nodes are one other process (`python -m topobus.controller.bench.overnats URL NODES`) that plans and keeps
-ledgers by the domain's own rules, so it answers what their topology services would; it shares the machine with the controller and the server.
+A figure includes everything from the controller's start on stored objects to the status of the last claim: reading all copies, three confirmed writes
+for each claim (attempt, the node's ledger, status), one request and one event. `processor_ms` is the processor time of the controller and of the
+benchmark's own watch. One other process (`python -m topobus.controller.bench.overnats URL NODES`) stands for all nodes: it plans and keeps ledgers by
+the rules of `topobus.domain`, so it answers as their topology services would. It shares the machine with the controller and the server.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from topobus.runtime.readiness import Readiness
 from topobus.runtime.service import Runtime
 from topobus.simulation.nats_server import NatsServer
 
-__all__ = ["fill_over_nats"]
+__all__ = ["StandInNode", "fill_over_nats"]
 
 _READY = "ready"
 _LIMIT_S = 600.0
@@ -110,8 +110,12 @@ async def _time_controller(bus: Bus, url: str, nodes: int, claims: int) -> dict[
         }
 
 
-class _Node:
-    """One node: a machine, eight cards and a ledger that it alone writes."""
+class StandInNode:
+    """Stands in for the topology service and the gpu service of one node: a machine, eight cards and a ledger that it alone writes.
+
+    Of the asks it answers `place`, for commits and not for dry runs, as the service does (tests/integration/test_topology_places.py runs on both). Five thousand
+    real services would keep two watches each and read their ledgers every five seconds, on the machine that measures the controller.
+    """
 
     def __init__(self, bus: Bus, index: int) -> None:
         self._bus = bus
@@ -141,6 +145,10 @@ class _Node:
         return HintsReply(hints=None)
 
     async def _place(self, asked: PlaceRequest) -> PlaceReply:
+        recorded = transitions.recorded_operation(self._ledger, asked.op_id)
+        if recorded is not None:
+            result = transitions.placed_by(self._ledger, recorded)
+            return PlaceReply(decision_id=recorded.decision_id, node=self.name, result=result, ledger_sequence=self._ledger.sequence)
         result = place(with_ledger(self._view, self._ledger), asked.pod)
         if isinstance(result, Placement):
             step = transitions.reserve(self._ledger, op_id=asked.op_id, request=asked.pod, placement=result, decision_id=asked.op_id)
@@ -151,7 +159,7 @@ class _Node:
 
 async def _crowd(url: str, nodes: int) -> None:
     async with Bus.session(NatsSettings(url=url), name="crowd") as bus:
-        crowd = [_Node(bus, index) for index in range(nodes)]
+        crowd = [StandInNode(bus, index) for index in range(nodes)]
         for start in range(0, nodes, 100):
             await asyncio.gather(*(node.start() for node in crowd[start : start + 100]))
         print(_READY, flush=True)  # noqa: T201 - the bench waits for this line

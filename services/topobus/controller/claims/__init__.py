@@ -1,1 +1,1 @@
-"""The life of a claim and of its pods as values: what an object says, and what is written into it next. Pure."""
+"""The lifecycle of claims and of their pods as values: reads objects and makes their next versions. Pure."""

@@ -1,7 +1,9 @@
-"""Devices that are ready only after something was done with them: attached to the node over a fabric, say.
+"""Binding conditions: devices that are usable only after a step such as attaching them to the node over a fabric.
 
-A device names binding conditions, which its driver reports in the claim's `status.devices`. A pod waits until all are True; one binding failure condition that is True,
-or a wait that is too long, gives the devices back. Flows in: a claim's status and the time. Flows out: ready, waiting for what, or failed and why.
+A device names binding conditions, which its driver reports in the claim's `status.devices`. A pod waits until all are True. A binding failure
+condition that is True, or a time-out, deallocates the devices.
+
+Flows in: a claim's status and the time. Flows out: ready, waiting with the missing conditions, or failed with the reason.
 Source: KEP-5007; k8s.io/kubernetes pkg/scheduler/framework/plugins/dynamicresources (PreBind), 1.36.
 """
 
@@ -65,7 +67,7 @@ def binding_state(status: ClaimStatus, *, now: datetime, timeout_s: float) -> Bi
 
 def _conditions(status: ClaimStatus, granted: GrantedDevice) -> dict[str, str]:
     """List the conditions of a device that are True, with their messages."""
-    found: dict[str, str] = {}
+    messages: dict[str, str] = {}
     for device in status.devices:
         if (device.get("driver"), device.get("pool"), device.get("device"), device.get("shareID")) != (
             granted.driver,
@@ -76,8 +78,8 @@ def _conditions(status: ClaimStatus, granted: GrantedDevice) -> dict[str, str]:
             continue
         for condition in device.get("conditions") or ():
             if isinstance(condition, Mapping) and condition.get("status") == "True":
-                found[str(condition.get("type"))] = str(condition.get("message") or "")
-    return found
+                messages[str(condition.get("type"))] = str(condition.get("message") or "")
+    return messages
 
 
 def _moment(text: str | None) -> datetime | None:

@@ -1,6 +1,6 @@
-"""What an API server would have refused of claims, and of what was found for them: asked before a search and after it, by both homes and by dry runs.
+"""The checks of an API server on claims and on allocations, for both homes and for dry runs: made before a search and after it.
 
-Flows in: claims with their specs, allocations. Flows out: a Fault, or nothing.
+Flows in: claims with their specs, allocations. Flows out: a Fault, or None.
 """
 
 from __future__ import annotations

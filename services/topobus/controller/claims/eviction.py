@@ -1,7 +1,7 @@
-"""Whether, when and why an allocated claim has to go because of its devices' taints.
+"""Decides whether, when and why an allocated claim is evicted because of its devices' taints.
 
-Flows in: an allocation, the evicting taints of its devices, and since when each is there. Flows out: the earliest eviction that nothing holds off. The tolerations
-are those copied into the allocation: later edits of the claim's class or slices change nothing that was granted.
+Flows in: an allocation, the evicting taints of its devices, and since when each exists. Flows out: the earliest eviction that is not tolerated. The
+tolerations are those copied into the allocation: later edits of the claim's class or slices do not change a granted allocation.
 Source: k8s.io/kubernetes pkg/controller/devicetainteviction, 1.36.
 """
 

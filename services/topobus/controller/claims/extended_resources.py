@@ -1,8 +1,9 @@
-"""Extended resources served by claims: a container asks for `example.com/gpu: 2`, a DeviceClass says that it is of that name, and the pod gets one special claim.
+"""Extended resources served by claims: a container asks for `example.com/gpu: 2`, a DeviceClass names that resource, the pod gets one claim.
 
-Flows in: a pod and the classes. Flows out: the claim's spec, and which request serves which container. A class is found by `spec.extendedResourceName` (of several the
-newest, then the first by name), or by the implicit name `deviceclass.resource.kubernetes.io/CLASS`. Init containers end before the others start, so they use the
-same devices. Source: KEP-5004; k8s.io/kubernetes pkg/scheduler/framework/plugins/dynamicresources/extendeddynamicresources.go, 1.36.
+Flows in: a pod and the classes. Flows out: the claim's spec, and the request that serves each container. A class is found by
+`spec.extendedResourceName` (of several the newest, then the first by name), or by the implicit name `deviceclass.resource.kubernetes.io/CLASS`. Init
+containers end before the others start, so they use the same devices.
+Source: KEP-5004; k8s.io/kubernetes pkg/scheduler/framework/plugins/dynamicresources/extendeddynamicresources.go, 1.36.
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ def extended_claim(pod: ApiObject, classes: Sequence[ClassName]) -> ExtendedClai
     spec = read_as(pod.spec, PodSpec, where=f"{name_of(pod)}: spec")
     containers = (*spec.init_containers, *spec.containers)
     asked = [_asked(container, name_of(pod)) for container in containers]
-    served = {name: found for name in sorted({name for one in asked for name in one}) if (found := class_for(name, classes)) is not None}
+    resources = sorted({resource for amounts in asked for resource in amounts})
+    served = {resource: served_by for resource in resources if (served_by := class_for(resource, classes)) is not None}
     if not served:
         return None
     is_short = [index < len(spec.init_containers) and container.restart_policy != "Always" for index, container in enumerate(containers)]
@@ -159,7 +161,7 @@ def _asked(container: Container, where: str) -> dict[str, int]:
     """List the amounts that a container asks for, by name; devices come whole."""
     # Kubernetes takes a limit for a request where there is none.
     amounts = {**container.resources.limits, **container.resources.requests}
-    found: dict[str, int] = {}
+    units: dict[str, int] = {}
     for name, value in amounts.items():
         is_device = "/" in name and not name.startswith(RESOURCE_PREFIX)
         try:
@@ -168,8 +170,8 @@ def _asked(container: Container, where: str) -> dict[str, int]:
             raise ContractError(f"{where}: container {container.name}: {name} is {err}") from err
         if is_device and (not amount.is_whole or amount.nano < 0):
             raise ContractError(f"{where}: container {container.name}: {name} is {amount}, wanted a whole number of devices")
-        found[name] = amount.units if is_device else 0
-    return found
+        units[name] = amount.units if is_device else 0
+    return units
 
 
 def extended_claim_name(pod: ApiObject) -> str:

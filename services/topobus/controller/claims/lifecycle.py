@@ -1,15 +1,15 @@
-"""The life of a claim as a value: what its object says, and what it says next.
+"""The lifecycle of a claim as a value: reads a claim and makes its next version.
 
-Three writes make an allocation: first the attempt (with the finalizer), then the node's ledger, then the status; so whoever finds the claim after a crash can
-tell how far it came and go on, and a second replica repeats the very same operation. The attempt is an annotation, for the status is Kubernetes' own.
+An allocation takes three writes: first the attempt (with the finalizer), then the node's ledger, then the status; so any replica can read how far it
+came after a crash, continue, and repeat the same operation. The attempts are in `attempts`.
 
-Flows in: a stored ResourceClaim. Flows out: its next version. The shell writes each by compare-and-set.
+Flows in: a stored ResourceClaim. Flows out: its next version. The reconcilers write it by compare-and-set.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -19,6 +19,7 @@ from topobus.contracts.codec import decode, encode
 from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.results import SHARE_PREFIX
 from topobus.controller.allocation.values import DeviceId
+from topobus.domain.alignment.planning.node_view import CPU_CLASS
 from topobus.domain.device import class_of_driver
 from topobus.domain.errors import ContractError
 from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest, Policy
@@ -26,7 +27,6 @@ from topobus.kubernetes.api import limits
 from topobus.kubernetes.api.alignment_request import AlignmentRequest
 from topobus.kubernetes.api.objects import (
     ATTEMPT_ANNOTATION,
-    ATTEMPTS_ANNOTATION,
     DEALLOCATION_ANNOTATION,
     DELETE_PROTECTION,
     metadata_of,
@@ -37,35 +37,32 @@ from topobus.kubernetes.api.resource import (
     ClaimSpec,
     ClaimStatus,
     Condition,
-    GrantedConfiguration,
     GrantedDevice,
 )
 from topobus.kubernetes.api.shape import read_as
 
 __all__ = [
     "ADVICE",
-    "ATTEMPT_ANNOTATION",
     "RELEASED",
-    "Attempt",
-    "allocation_of",
-    "attempt_of",
     "devices_of",
     "has_condition",
     "is_finished",
-    "number_of",
     "owner_of",
     "placement_request",
     "read_claim",
     "status_of",
     "with_advice",
     "with_allocation",
-    "with_attempt",
+    "with_annotations",
     "with_condition",
     "with_deallocation",
+    "with_finalizer",
+    "with_result",
     "with_uuids",
-    "without_attempt",
     "without_deallocation",
+    "without_finalizer",
     "without_protection",
+    "without_result",
 ]
 
 ADVICE = "Advice"
@@ -75,18 +72,6 @@ RELEASED = "Released"
 
 # A condition's message as the API server limits it (metav1.Condition, MaxLength 32768), cut far earlier so that a person may read it.
 _MAX_MESSAGE = 4096
-
-
-class Attempt(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An allocation that is being committed at a node."""
-
-    number: int
-    node: str
-    allocation: AllocationResult
-    wishes: AlignmentRequest | None = None
-    """What the claim asked of its alignment then: a repeated operation must ask for the same."""
-    copies: dict[str, int] = {}
-    """Places in the allocation's configuration at which one of the claim's own stands, to its place in the spec: it is not written a second time into the object."""
 
 
 def read_claim(claim: ApiObject) -> ClaimSpec:
@@ -114,38 +99,10 @@ def status_of(api_object: ApiObject) -> ClaimStatus:
     return read_as(api_object.status, ClaimStatus, where=f"{name_of(api_object)}: status")
 
 
-def attempt_of(api_object: ApiObject) -> Attempt | None:
-    """Find the attempt under way.
-
-    Errors: raises ContractError when somebody wrote something else there.
-    """
-    text = metadata_of(api_object).annotations.get(ATTEMPT_ANNOTATION)
-    if text is None:
-        return None
-    where = f"{name_of(api_object)}: annotation {ATTEMPT_ANNOTATION}"
-    attempt = decode(text, Attempt, where=where)
-    return _with_copies(api_object, attempt, where) if attempt.copies else attempt
-
-
-def number_of(claim: ApiObject) -> int:
-    """Count the attempts made so far."""
-    text = metadata_of(claim).annotations.get(ATTEMPTS_ANNOTATION, "0")
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
-
-
 def owner_of(claim: ApiObject) -> Owner:
-    """Name the claim as the ledger knows it."""
+    """Give the claim's owner value, as ledgers have it."""
     metadata = metadata_of(claim)
     return Owner(kind=OwnerKind.CLAIM, namespace=metadata.namespace or "default", name=metadata.name, uid=metadata.uid)
-
-
-def allocation_of(claim: ApiObject) -> AllocationResult | None:
-    """Find what a claim has been allocated, or is about to be.
-
-    Errors: raises ContractError.
-    """
-    attempt = attempt_of(claim)
-    return status_of(claim).allocation or (attempt.allocation if attempt is not None else None)
 
 
 def devices_of(allocation: AllocationResult, node: str) -> tuple[DeviceId, ...]:
@@ -160,20 +117,26 @@ def devices_of(allocation: AllocationResult, node: str) -> tuple[DeviceId, ...]:
 def placement_request(
     claim: ApiObject, allocation: AllocationResult, node: str, wishes: AlignmentRequest | None = None
 ) -> PodRequest | None:
-    """Turn an allocation into what the node's topology is to hold; None when no device of it is ours.
+    """Convert an allocation to a placement request to the node's topology service; None when no device of it is of a Topobus driver.
 
     The devices were chosen already, so the node's own alignment policy has no say: policy none, unless the claim itself wishes for one.
     """
-    groups: dict[tuple[str, bool], list[str]] = {}
+    groups: dict[tuple[str, bool, bool], list[str]] = {}
     for granted in allocation.devices.results:
         device_class = class_of_driver(granted.driver)
-        if device_class is not None and granted.pool == node:
-            groups.setdefault((device_class, bool(granted.admin_access)), []).append(granted.device)
+        # Which CPUs a claim has of a group is decided when it is prepared: there is nothing to hold before.
+        is_group = device_class == CPU_CLASS and granted.share_id is not None
+        if device_class is not None and granted.pool == node and not is_group:
+            is_share = granted.share_id is not None and not granted.admin_access
+            groups.setdefault((device_class, bool(granted.admin_access), is_share), []).append(granted.device)
     if not groups:
         return None
     devices = tuple(
-        DeviceRequest(device_class=device_class, count=len(names), names=tuple(sorted(names)), is_shared=is_shared)
-        for (device_class, is_shared), names in sorted(groups.items())
+        # Several shares of one device in a claim are one holding.
+        DeviceRequest(
+            device_class=device_class, count=len(set(names)), names=tuple(sorted(set(names))), is_shared=is_admin, by_share=is_share
+        )
+        for (device_class, is_admin, is_share), names in sorted(groups.items())
     )
     asked = wishes or AlignmentRequest()
     return PodRequest(
@@ -185,43 +148,53 @@ def placement_request(
     )
 
 
-def with_attempt(api_object: ApiObject, attempt: Attempt) -> ApiObject:
-    """Write down an attempt and protect the claim from being deleted."""
-    annotations = {
-        **(api_object.metadata.get("annotations") or {}),
-        ATTEMPT_ANNOTATION: encode(_without_copies(api_object, attempt)).decode(),
-        ATTEMPTS_ANNOTATION: str(attempt.number),
-    }
-    finalizers = [*(name for name in metadata_of(api_object).finalizers if name != DELETE_PROTECTION), DELETE_PROTECTION]
-    return _replace(api_object, metadata={**api_object.metadata, "annotations": annotations, "finalizers": finalizers})
-
-
-def without_attempt(api_object: ApiObject) -> ApiObject:
-    """Drop an attempt that came to nothing; the number stays, so the next operation has another id. Nothing is held, so nothing is protected."""
-    ours = (ATTEMPT_ANNOTATION, DEALLOCATION_ANNOTATION)
-    annotations = {key: value for key, value in (api_object.metadata.get("annotations") or {}).items() if key not in ours}
-    return without_protection(_replace(api_object, metadata={**api_object.metadata, "annotations": annotations}))
-
-
-def with_deallocation(reserved: ApiObject, *, why: str) -> ApiObject:
-    """Ask for the allocation to be taken back: written before the node lets go, so that whoever finds the claim goes on, and nobody reserves it."""
-    annotations = {**(reserved.metadata.get("annotations") or {}), DEALLOCATION_ANNOTATION: why}
-    return _replace(reserved, metadata={**reserved.metadata, "annotations": annotations})
-
-
-def without_deallocation(api_object: ApiObject) -> ApiObject:
-    """Keep an allocation after all: its pod was bound before the mark could be seen."""
-    annotations = {key: value for key, value in (api_object.metadata.get("annotations") or {}).items() if key != DEALLOCATION_ANNOTATION}
+def with_annotations(api_object: ApiObject, changes: Mapping[str, str | None]) -> ApiObject:
+    """Set annotations, and take those off that are None."""
+    annotations_before = api_object.metadata.get("annotations")
+    kept = (
+        {key: value for key, value in annotations_before.items() if key not in changes} if isinstance(annotations_before, Mapping) else {}
+    )
+    annotations = {**kept, **{key: value for key, value in changes.items() if value is not None}}
     return _replace(api_object, metadata={**api_object.metadata, "annotations": annotations})
 
 
-def with_allocation(api_object: ApiObject, allocation: AllocationResult, *, now: str) -> ApiObject:
-    """Write the result of an attempt into the status."""
-    annotations = {key: value for key, value in (api_object.metadata.get("annotations") or {}).items() if key != ATTEMPT_ANNOTATION}
+def with_finalizer(api_object: ApiObject, name: str) -> ApiObject:
+    """Add a finalizer, so that the object stays until what it holds is released; the same object when it has it already."""
+    finalizers = metadata_of(api_object).finalizers
+    return api_object if name in finalizers else _replace(api_object, metadata={**api_object.metadata, "finalizers": [*finalizers, name]})
+
+
+def without_finalizer(api_object: ApiObject, name: str) -> ApiObject:
+    """Take a finalizer off."""
+    finalizers = [finalizer for finalizer in metadata_of(api_object).finalizers if finalizer != name]
+    metadata = {key: value for key, value in api_object.metadata.items() if key != "finalizers"}
+    return _replace(api_object, metadata={**metadata, "finalizers": finalizers} if finalizers else metadata)
+
+
+def without_protection(claim: ApiObject) -> ApiObject:
+    """Take our finalizer off a claim."""
+    return without_finalizer(claim, DELETE_PROTECTION)
+
+
+def with_deallocation(reserved: ApiObject, *, why: str) -> ApiObject:
+    """Mark a claim for deallocation, before the node releases it, so that any replica continues and no pod reserves it."""
+    return with_annotations(reserved, {DEALLOCATION_ANNOTATION: why})
+
+
+def without_deallocation(claim: ApiObject) -> ApiObject:
+    """Keep an allocation after all: its pod was bound before the mark could be seen."""
+    return with_annotations(claim, {DEALLOCATION_ANNOTATION: None})
+
+
+def with_result(claim: ApiObject, allocation: AllocationResult, *, now: str) -> ApiObject:
+    """Write an allocation into the status and nothing else: what a cluster's API server takes in one write."""
     stamped = msgspec.structs.replace(allocation, allocation_timestamp=now)
-    done = _replace(
-        api_object, metadata={**api_object.metadata, "annotations": annotations}, status={**api_object.status, "allocation": _wire(stamped)}
-    )
+    return _replace(claim, status={**claim.status, "allocation": _wire(stamped)})
+
+
+def with_allocation(claim: ApiObject, allocation: AllocationResult, *, now: str) -> ApiObject:
+    """Write an allocation and its condition; that ends the attempt."""
+    done = with_annotations(with_result(claim, allocation, now=now), {ATTEMPT_ANNOTATION: None})
     devices = len(allocation.devices.results)
     return with_condition(
         with_advice(done, message="", now=now),
@@ -232,15 +205,18 @@ def with_allocation(api_object: ApiObject, allocation: AllocationResult, *, now:
     )
 
 
-def without_protection(api_object: ApiObject) -> ApiObject:
-    """Take our finalizer off."""
-    finalizers = [name for name in metadata_of(api_object).finalizers if name != DELETE_PROTECTION]
-    metadata = {key: value for key, value in api_object.metadata.items() if key != "finalizers"}
-    return _replace(api_object, metadata={**metadata, "finalizers": finalizers} if finalizers else metadata)
+def without_result(claim: ApiObject) -> ApiObject:
+    """Clear the allocation and who has reserved it; what drivers said of the devices stays, for in a cluster the server drops that, and writing it takes another right."""
+    return _replace(claim, status={key: value for key, value in claim.status.items() if key not in ("reservedFor", "allocation")})
 
 
-def with_condition(api_object: ApiObject, *, is_true: bool, reason: str, message: str, now: str, kind: str = ALLOCATED) -> ApiObject:
-    """Tell the claim's user how it stands; the time changes only when the status does."""
+def with_condition(
+    api_object: ApiObject, *, is_true: bool, reason: str, message: str, now: str, kind: str = ALLOCATED, is_generation_told: bool = True
+) -> ApiObject:
+    """Write the claim's condition; its time changes only when its status does.
+
+    Shapes: is_generation_told — say of which generation of the object this is told, too.
+    """
     status = "True" if is_true else "False"
     known_conditions = _conditions(api_object)
     old = next((other for other in known_conditions if other.get("type") == kind), {})
@@ -252,7 +228,7 @@ def with_condition(api_object: ApiObject, *, is_true: bool, reason: str, message
             reason=reason,
             message=_shorten(message),
             last_transition_time=since,
-            observed_generation=metadata_of(api_object).generation or None,
+            observed_generation=(metadata_of(api_object).generation or None) if is_generation_told else None,
         )
     )
     conditions = [made if other is old else other for other in known_conditions] if old else [*known_conditions, made]
@@ -269,9 +245,9 @@ def with_advice(api_object: ApiObject, *, message: str, now: str) -> ApiObject:
     )
 
 
-def has_condition(api_object: ApiObject, *, reason: str, message: str, kind: str = ALLOCATED) -> bool:
-    """Say whether the claim tells this already."""
-    wanted = {"type": kind, "status": "False", "reason": reason, "message": _shorten(message)}
+def has_condition(api_object: ApiObject, *, reason: str, message: str, kind: str = ALLOCATED, is_true: bool = False) -> bool:
+    """Say whether the claim has this condition already."""
+    wanted = {"type": kind, "status": "True" if is_true else "False", "reason": reason, "message": _shorten(message)}
     return any(all(old.get(name) == value for name, value in wanted.items()) for old in _conditions(api_object))
 
 
@@ -289,43 +265,6 @@ def with_uuids(allocation: AllocationResult, claim_uid: str) -> AllocationResult
         for granted_device in allocation.devices.results
     )
     return msgspec.structs.replace(allocation, devices=msgspec.structs.replace(allocation.devices, results=results))
-
-
-def _without_copies(api_object: ApiObject, attempt: Attempt) -> Attempt:
-    """Leave out of an attempt the configuration that stands in the claim's spec: a claim may have 32 of 10 KiB, and an object must not have them three times."""
-    own = _own_configuration(api_object) if attempt.allocation.devices.config else ()
-    kept: list[GrantedConfiguration] = []
-    copies: dict[str, int] = {}
-    for place, granted in enumerate(attempt.allocation.devices.config):
-        if granted in own:
-            copies[str(place)] = own.index(granted)
-        else:
-            kept.append(granted)
-    return _with_configuration(attempt, kept, copies)
-
-
-def _with_copies(api_object: ApiObject, attempt: Attempt, where: str) -> Attempt:
-    """Put the configuration of the claim's spec back to where it stood.
-
-    Errors: raises ContractError when the spec has no such configuration any more.
-    """
-    own, kept = _own_configuration(api_object), list(attempt.allocation.devices.config)
-    if not all(place.isdecimal() and 0 <= index < len(own) for place, index in attempt.copies.items()):
-        raise ContractError(f"{where}: refers to a configuration that the claim's spec does not have")
-    for place, index in sorted(attempt.copies.items(), key=lambda copy: int(copy[0])):
-        kept.insert(int(place), own[index])
-    return _with_configuration(attempt, kept, {})
-
-
-def _with_configuration(attempt: Attempt, config: Sequence[GrantedConfiguration], copies: dict[str, int]) -> Attempt:
-    devices = msgspec.structs.replace(attempt.allocation.devices, config=tuple(config))
-    return msgspec.structs.replace(attempt, allocation=msgspec.structs.replace(attempt.allocation, devices=devices), copies=copies)
-
-
-def _own_configuration(api_object: ApiObject) -> tuple[GrantedConfiguration, ...]:
-    """List the spec's configurations as an allocation copies them."""
-    spec = read_as(api_object.spec, ClaimSpec, where=f"{name_of(api_object)}: spec")
-    return tuple(GrantedConfiguration(source="FromClaim", requests=each.requests, opaque=each.opaque) for each in spec.devices.config)
 
 
 def _conditions(api_object: ApiObject) -> list[dict[str, Any]]:

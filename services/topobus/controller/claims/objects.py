@@ -1,8 +1,9 @@
-"""Claims and pods as everybody here reads them: each part of a stored version is read once, when it is first asked for.
+"""Claims and pods as the controller reads them: each part of a stored version is parsed once, at its first use.
 
-Flows in: objects in Kubernetes' wire shape, as either store has them. Flows out: their parts as values. What nobody can read is a value, too (`Unreadable`): who asks for it
-gets a ContractError that names the object, and all other parts go on being answered. A next version is made of `object`, so that unknown fields stay.
-Classes, slices, taint rules and nodes are read when they enter the state (`read_class`, `read_slice`, `read_rule`, `node_facts`).
+Flows in: objects in Kubernetes' wire shape, from either store. Flows out: their parts as values. A part that cannot be parsed is a value, too
+(`Unreadable`): reading it raises a ContractError that names the object, while all other parts stay readable. A next version is made of `object`, so
+that unknown fields stay. Classes, slices, taint rules and nodes are parsed when they enter the state (`read_class`, `read_slice`, `read_rule`,
+`node_facts`).
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from functools import cached_property
 from typing import TypeVar
 
 from topobus.contracts.messages import ApiObject
-from topobus.controller.claims import lifecycle, reservations
-from topobus.controller.claims.lifecycle import Attempt
+from topobus.controller.claims import attempts, gate, lifecycle, reservations
+from topobus.controller.claims.attempts import Attempt
 from topobus.controller.claims.reservations import AllocationMode, ClaimUse, Consumer, PodRef
 from topobus.controller.claims.templates import claim_names
 from topobus.domain.errors import ContractError
-from topobus.domain.request import Owner, OwnerKind
+from topobus.domain.request import Owner, OwnerKind, PodRequest
 from topobus.kubernetes.api.objects import DEALLOCATION_ANNOTATION, Metadata, metadata_of, name_of
-from topobus.kubernetes.api.pod import PodSpec
+from topobus.kubernetes.api.pod import PodSpec, pod_request
 from topobus.kubernetes.api.resource import AllocationResult, ClaimSpec, ClaimStatus
 from topobus.kubernetes.api.shape import read_as
 
@@ -31,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Unreadable:
-    """A part of an object that nobody can read, and why."""
+    """A part of an object that cannot be parsed, and why."""
 
     why: str
 
@@ -105,6 +106,16 @@ class Claim(ReadObject):
         return _readable(self._attempt)
 
     @property
+    def is_allocated(self) -> bool:
+        """Whether the status has an allocation, readable or not."""
+        return bool(self.object.status.get("allocation"))
+
+    @cached_property
+    def number(self) -> int:
+        """How many attempts were made so far."""
+        return attempts.number_of(self.object)
+
+    @property
     def held(self) -> AllocationResult | None:
         """What the claim has been allocated, or is about to be."""
         attempt = self.attempt
@@ -135,7 +146,7 @@ class Claim(ReadObject):
 
     @cached_property
     def _attempt(self) -> Attempt | Unreadable | None:
-        return _read(lifecycle.attempt_of, self.object)
+        return _read(attempts.attempt_of, self.object)
 
     @cached_property
     def _consumers(self) -> tuple[Consumer, ...] | Unreadable:
@@ -145,7 +156,7 @@ class Claim(ReadObject):
 class Pod(ReadObject):
     """A pod.
 
-    Errors: spec, uses and claim_names raise ContractError where somebody wrote something else there.
+    Errors: spec, request, uses and claim_names raise ContractError where somebody wrote something else there.
     """
 
     @cached_property
@@ -157,6 +168,11 @@ class Pod(ReadObject):
     def spec(self) -> PodSpec:
         """The spec."""
         return _readable(self._spec)
+
+    @property
+    def request(self) -> PodRequest:
+        """What it asks of its node, and wishes of its alignment."""
+        return _readable(self._request)
 
     @property
     def uses(self) -> tuple[ClaimUse, ...]:
@@ -174,6 +190,16 @@ class Pod(ReadObject):
         return reservations.node_of_pod(self.object)
 
     @cached_property
+    def has_gate(self) -> bool:
+        """Whether it waits behind our gate."""
+        return gate.has_gate(self.object)
+
+    @cached_property
+    def is_over(self) -> bool:
+        """Whether it has ended, or was asked to before it had a node: its claims are nobody's then."""
+        return gate.is_over(self.object)
+
+    @cached_property
     def is_bound(self) -> bool:
         """Whether the scheduler said that it has its node."""
         return reservations.is_bound(self.object)
@@ -181,6 +207,10 @@ class Pod(ReadObject):
     @cached_property
     def _spec(self) -> PodSpec | Unreadable:
         return _read(lambda pod: read_as(pod.spec, PodSpec, where=f"{self.shown}: spec"), self.object)
+
+    @cached_property
+    def _request(self) -> PodRequest | Unreadable:
+        return _read(lambda pod: pod_request(pod, uid=self.uid), self.object)
 
     @cached_property
     def _uses(self) -> tuple[ClaimUse, ...] | Unreadable:

@@ -1,7 +1,8 @@
-"""What scheduling reads in a pod and its claims, and what it writes into them next: reservations, the way back, a pod's node and its condition.
+"""What scheduling reads in a pod and its claims, and their next versions: reservations, deallocation, a pod's node and condition.
 
-Flows in: stored objects of either home (the KV bucket or an API server). Flows out: their next versions; the shell writes each by compare-and-set. Nothing here
-chooses anything: that is `scheduling`. Source: k8s.io/dynamic-resource-allocation/resourceclaim (IsForPod, IsReservedForPod, CanBeReserved), 1.36.
+Flows in: stored objects of either home (the KV bucket or an API server). Flows out: their next versions; the reconcilers write them by
+compare-and-set. The decisions are in `scheduling`.
+Source: k8s.io/dynamic-resource-allocation/resourceclaim (IsForPod, IsReservedForPod, CanBeReserved), 1.36.
 """
 
 from __future__ import annotations
@@ -13,13 +14,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from topobus.contracts.messages import ApiObject
+from topobus.controller.claims.attempts import without_attempt
 from topobus.controller.claims.extended_resources import extended_claim_name
-from topobus.controller.claims.lifecycle import (
-    status_of,
-    with_allocation,
-    with_condition,
-    without_attempt,
-)
+from topobus.controller.claims.lifecycle import status_of, with_annotations, with_condition, with_result, without_result
 from topobus.domain.errors import ContractError
 from topobus.domain.outcome import Reason
 from topobus.kubernetes.api.objects import RETREATS_ANNOTATION, metadata_of, name_of
@@ -44,13 +41,11 @@ __all__ = [
     "node_of_pod",
     "pod_ref",
     "with_bound_allocation",
-    "with_finalizer",
     "with_node",
     "with_pod_condition",
     "with_reservation",
     "with_retreat",
     "without_allocation",
-    "without_finalizer",
     "without_reservations",
 ]
 
@@ -132,18 +127,18 @@ def claim_uses(pod: ApiObject) -> tuple[ClaimUse, ...]:
 
 
 def consumers_of(claim: ApiObject) -> tuple[Consumer, ...]:
-    """List who has reserved a claim.
+    """List the users that have reserved a claim.
 
     Errors: raises ContractError.
     """
     return tuple(
-        Consumer(str(one.get("resource", "")), str(one.get("name", "")), str(one.get("uid", "")), str(one.get("apiGroup") or ""))
-        for one in status_of(claim).reserved_for
+        Consumer(str(user.get("resource", "")), str(user.get("name", "")), str(user.get("uid", "")), str(user.get("apiGroup") or ""))
+        for user in status_of(claim).reserved_for
     )
 
 
 def is_made_for(claim: ApiObject, pod: PodRef) -> bool:
-    """Say whether the pod owns the claim as its controller: one made from a template is nobody else's to use."""
+    """Say whether the pod owns the claim as its controller: a claim made from a template is used by its pod only."""
     return any(
         owner_reference.get("controller") and owner_reference.get("uid") == pod.uid
         for owner_reference in metadata_of(claim).owner_references
@@ -151,7 +146,7 @@ def is_made_for(claim: ApiObject, pod: PodRef) -> bool:
 
 
 def mode_of(claim: ApiObject) -> AllocationMode | None:
-    """Read when a claim wants to be allocated; None when it does not say.
+    """Read the claim's allocation mode; None when it has none.
 
     Errors: raises ContractError for anything but the two modes.
     """
@@ -175,7 +170,9 @@ def is_bound(pod: ApiObject) -> bool:
     """Say whether a pod has its node: the scheduler said so. A node that its user named is where it may go, not yet where it is."""
     conditions = pod.status.get("conditions")
     known_conditions = [condition for condition in conditions if isinstance(condition, dict)] if isinstance(conditions, list) else []
-    return bool(node_of_pod(pod)) and any(one.get("type") == POD_SCHEDULED and one.get("status") == "True" for one in known_conditions)
+    return bool(node_of_pod(pod)) and any(
+        condition.get("type") == POD_SCHEDULED and condition.get("status") == "True" for condition in known_conditions
+    )
 
 
 def with_reservation(claim: ApiObject, pod: PodRef) -> ApiObject | Reason:
@@ -190,36 +187,28 @@ def with_reservation(claim: ApiObject, pod: PodRef) -> ApiObject | Reason:
 
 
 def full_reason(claim: ApiObject, count: int) -> Reason:
-    """Say that a claim has as many users as it may have."""
+    """Give the reason why a claim takes no more users."""
     message = f"{name_of(claim)} is reserved for {count} users already, at most {MAX_CONSUMERS} may share it"
     return Reason(code="claim-full", message=message, facts={"claim": metadata_of(claim).name, "reserved_for": count})
 
 
 def with_bound_allocation(claim: ApiObject, allocation: AllocationResult, pod: PodRef, *, now: str) -> ApiObject | Reason:
-    """Write an allocation and the reservation in one go, as kube-scheduler's PreBind does; a Reason when the claim is full."""
-    return with_reservation(with_allocation(claim, allocation, now=now), pod)
+    """Write an allocation and the reservation in one go, as kube-scheduler's PreBind does: one that nobody has reserved would be anybody's to take back.
 
-
-def with_finalizer(api_object: ApiObject, name: str) -> ApiObject:
-    """Keep an object from being deleted before we have let go of what it holds; the same object when it is there already."""
-    known = metadata_of(api_object).finalizers
-    return (
-        api_object if name in known else msgspec.structs.replace(api_object, metadata={**api_object.metadata, "finalizers": [*known, name]})
-    )
-
-
-def without_finalizer(api_object: ApiObject, name: str) -> ApiObject:
-    """Take a finalizer off."""
-    kept = [other for other in metadata_of(api_object).finalizers if other != name]
-    rest = {key: value for key, value in api_object.metadata.items() if key != "finalizers"}
-    return msgspec.structs.replace(api_object, metadata={**rest, "finalizers": kept} if kept else rest)
+    A Reason when the claim is full.
+    """
+    return with_reservation(with_result(claim, allocation, now=now), pod)
 
 
 def without_reservations(claim: ApiObject, uids: Iterable[str]) -> ApiObject:
     """Take users off a claim; the same object when none of them was there."""
     gone = frozenset(uids)
     reserved_for = claim.status.get("reservedFor")
-    kept = [one for one in reserved_for if not (isinstance(one, dict) and one.get("uid") in gone)] if isinstance(reserved_for, list) else []
+    kept = (
+        [user for user in reserved_for if not (isinstance(user, dict) and user.get("uid") in gone)]
+        if isinstance(reserved_for, list)
+        else []
+    )
     if not isinstance(reserved_for, list) or len(kept) == len(reserved_for):
         return claim
     rest = {key: value for key, value in claim.status.items() if key != "reservedFor"}
@@ -228,23 +217,22 @@ def without_reservations(claim: ApiObject, uids: Iterable[str]) -> ApiObject:
 
 def without_allocation(claim: ApiObject, *, why: str, now: str) -> ApiObject:
     """Take an allocation back: nobody's reservation, no devices, no finalizer. The node must have let go of the devices before this is written."""
-    rest = {key: value for key, value in claim.status.items() if key not in ("reservedFor", "allocation", "devices")}
-    freed = without_attempt(_with_status(claim, rest))
+    cleared = without_result(claim)
+    freed = without_attempt(_with_status(cleared, {key: value for key, value in cleared.status.items() if key != "devices"}))
     return with_condition(freed, is_true=False, reason="TakenBack", message=why, now=now)
 
 
 def with_pod_condition(pod: ApiObject, *, is_true: bool, reason: str, message: str, now: str) -> ApiObject:
-    """Tell the pod's user whether it has a node: condition PodScheduled, as kube-scheduler writes it."""
+    """Write the condition PodScheduled, as kube-scheduler does."""
     return with_condition(pod, is_true=is_true, reason=reason, message=message, now=now, kind=POD_SCHEDULED)
 
 
 def with_retreat(pod: ApiObject) -> ApiObject:
     """Count one more retreat of a pod: written before its claims are taken from it, so that no other replica binds it to what it is about to lose."""
     annotations = pod.metadata.get("annotations")
-    known = dict(annotations) if isinstance(annotations, dict) else {}
-    text = known.get(RETREATS_ANNOTATION)
+    text = annotations.get(RETREATS_ANNOTATION) if isinstance(annotations, dict) else None
     count = int(text) if isinstance(text, str) and text.isascii() and text.isdecimal() and len(text) < 10 else 0
-    return msgspec.structs.replace(pod, metadata={**pod.metadata, "annotations": {**known, RETREATS_ANNOTATION: str(count + 1)}})
+    return with_annotations(pod, {RETREATS_ANNOTATION: str(count + 1)})
 
 
 def with_node(pod: ApiObject, node: str, *, now: str) -> ApiObject:
@@ -256,7 +244,9 @@ def with_node(pod: ApiObject, node: str, *, now: str) -> ApiObject:
 def _claim_statuses(pod: ApiObject) -> Mapping[str, str | None]:
     """Read which claims were made for a pod; None stands for an entry that needs none."""
     resource_claim_statuses = pod.status.get("resourceClaimStatuses")
-    entries = [one for one in resource_claim_statuses if isinstance(one, dict)] if isinstance(resource_claim_statuses, list) else []
+    entries = (
+        [status for status in resource_claim_statuses if isinstance(status, dict)] if isinstance(resource_claim_statuses, list) else []
+    )
     return {str(entry.get("name", "")): str(entry["resourceClaimName"]) if entry.get("resourceClaimName") else None for entry in entries}
 
 

@@ -1,4 +1,4 @@
-"""An object of a store: where it stands, the revision at which it was read, and what is in it, read once."""
+"""An object of a store: its key, the revision at which it was read, and its content, parsed once."""
 
 from __future__ import annotations
 

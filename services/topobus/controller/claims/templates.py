@@ -1,7 +1,7 @@
-"""Claims of pods: those that a template asks for, and which claims belong to a pod that is gone.
+"""Claims made from templates for pods, and claims of deleted pods.
 
-Flows in: a stored Pod and templates. Flows out: the claims to create and the pod's next version. Names and uids follow from the pod's, so two replicas make the
-same claim once. Source: Kubernetes' resourceclaim controller (pkg/controller/resourceclaim); its generated names are random, ours are not.
+Flows in: a stored Pod and templates. Flows out: the claims to create and the pod's next version. Names and uids follow from the pod's, so two
+replicas make the same claim once. Source: Kubernetes' resourceclaim controller (pkg/controller/resourceclaim); its generated names are random.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"
 
 
 class WantedClaim(NamedTuple):
-    """A claim that a pod wants made from a template."""
+    """A claim to be made for a pod from a template."""
 
     entry: str
     """The name under which the pod knows it."""
@@ -37,7 +37,7 @@ class WantedClaim(NamedTuple):
 
 
 def wanted_claims(pod: ApiObject) -> tuple[WantedClaim, ...]:
-    """List the claims that a pod wants made.
+    """List the claims to be made for a pod.
 
     Errors: raises ContractError for a pod that nobody can read.
     """
@@ -97,7 +97,7 @@ def with_claim_names(pod: ApiObject, wanted: tuple[WantedClaim, ...]) -> ApiObje
 
 
 def owner_pod_uid(claim: ApiObject) -> str | None:
-    """Name the pod that a claim was made for; None for a claim of its own."""
+    """Give the uid of the pod that a claim was made for; None for a claim without such an owner."""
     for owner_reference in metadata_of(claim).owner_references:
         if owner_reference.get("kind") == "Pod" and owner_reference.get("controller") and isinstance(owner_reference.get("uid"), str):
             return str(owner_reference["uid"])
@@ -113,6 +113,6 @@ def _claim_name(pod: str, entry: str, pod_uid: str) -> str:
 def _texts(value: object, where: str) -> dict[str, Any]:
     if value is None:
         return {}
-    if not isinstance(value, Mapping) or not all(isinstance(one, str) for one in value.values()):
+    if not isinstance(value, Mapping) or not all(isinstance(text, str) for text in value.values()):
         raise ContractError(f"{where}: wanted texts by name")
     return dict(value)

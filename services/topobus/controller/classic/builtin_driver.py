@@ -1,8 +1,8 @@
-"""Our own classic driver, one for each device class: it hands out whole devices of the nodes' inventories.
+"""The built-in classic driver, one instance for each device class: it allocates whole devices of the nodes' inventories.
 
-Flows in: classes, claims and parameters; the world's inventories and ledgers. Flows out: PLACE and RELEASE asks. Its node state is the node's ledger, the one that
-structured claims, pods and device plugins are written into, too: what that refuses is not allocated, whatever was chosen here. A claim that the ledger shows already
-gets what the ledger shows.
+Flows in: classes, claims and parameters; inventories and ledgers of the controller's state. Flows out: PLACE and RELEASE requests. Its node state is
+the node's ledger, which also holds structured claims, pods and device plugins: a device that the ledger refuses is not allocated, whatever was chosen
+here. A claim that the ledger already holds devices for gets those devices.
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ import msgspec
 
 from topobus.contracts import catalogue
 from topobus.contracts.codec import decode, encode
-from topobus.contracts.messages import ApiObject, PlaceRequest, ReleaseRequest
+from topobus.contracts.messages import ApiObject, PlaceRequest
+from topobus.controller.allocation.capacity import rivals
 from topobus.controller.allocation.miss_reasons import summarize
 from topobus.controller.allocation.pools import node_matches
 from topobus.controller.allocation.values import DeviceId, node_of
 from topobus.controller.claims.lifecycle import owner_of
 from topobus.controller.claims.objects import Claim
 from topobus.controller.classic.core import classic_lifecycle
+from topobus.controller.classic.core.cpu_choice import with_policy_cpus
 from topobus.controller.classic.core.device_choice import Wanted, choose
 from topobus.controller.config import ControllerSettings
-from topobus.controller.state.inventory_slices import holders_from_ledger
+from topobus.controller.reconcilers.ledger_releases import UnderWay
+from topobus.controller.reconcilers.node_ledgers import NodeLedgers
 from topobus.controller.state.refusal_backoff import RefusalBackoff
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.devicekit.classic import ClaimWork, ClassicContext
@@ -52,15 +55,15 @@ class BuiltinDriver:
     """The classic driver of one device class."""
 
     def __init__(
-        self, device_class: str, settings: ControllerSettings, runtime: Runtime, world: StandaloneState, context: ClassicContext
+        self, device_class: str, settings: ControllerSettings, runtime: Runtime, state: StandaloneState, context: ClassicContext
     ) -> None:
         self.name = driver_name(device_class)
         self._class = device_class
         self._group = parameters.group_of_class(device_class)
-        self._settings = settings
         self._clock = runtime.clock
         self._bus = runtime.bus
-        self._world = world
+        self._ledgers = NodeLedgers(runtime.bus, state, settings.ask_timeout_s)
+        self._state = state
         self._context = context
         self._refusals: RefusalBackoff[DeviceId] = RefusalBackoff(settings.retry_s)
 
@@ -81,7 +84,7 @@ class BuiltinDriver:
         self, pod: ApiObject, claims: Sequence[ClaimWork], potential_nodes: Sequence[str]
     ) -> Mapping[str, Mapping[str, Reason]]:
         """Choose on each node for all claims together; where that fails, the node is unsuitable for each of them."""
-        self._forgive()
+        self._expire_refusals()
         reasons: dict[str, dict[str, Reason]] = {claim.entry: {} for claim in claims}
         for node in potential_nodes:
             chosen = self._choose(node, [claim for claim in claims if self._holding(claim.claim) != node])
@@ -93,7 +96,7 @@ class BuiltinDriver:
 
     async def allocate(self, claims: Sequence[ClaimWork], selected_node: str) -> Sequence[AllocationResult | Refusal]:
         """Choose for all claims together, and have the node's ledger take each; what a claim holds there already it keeps."""
-        self._forgive()
+        self._expire_refusals()
         results: dict[int, AllocationResult | Refusal] = {}
         open_claims: list[int] = []
         for index, claim in enumerate(claims):
@@ -124,12 +127,12 @@ class BuiltinDriver:
             refusal = await self._release(owner_of(claim), node)
             if refusal is not None:
                 return refusal
-        self._forgive(done=metadata_of(claim).uid)
+        self._expire_refusals(done=metadata_of(claim).uid)
         return None
 
     async def tidy(self, claim: ApiObject) -> None:
         """Give back what an allocated claim holds besides: two replicas may have tried two nodes, and one result was written."""
-        nodes = self._world.stock.nodes_holding(owner_of(claim).key)
+        nodes = self._state.stock.nodes_holding(owner_of(claim).key)
         if len(nodes) > 1:
             kept = {handle.node for _, handle in device_handles(classic_lifecycle.status_of(claim), name_of(claim))}
             for node in nodes if kept else ():
@@ -165,7 +168,7 @@ class BuiltinDriver:
         if selected_node:
             return selected_node, self._choose(selected_node, claims)
         refusals: list[Reason] = []
-        for node in self._world.nodes():
+        for node in self._state.nodes():
             chosen = self._choose(node, claims)
             if not isinstance(chosen, Refusal):
                 return node, chosen
@@ -176,7 +179,7 @@ class BuiltinDriver:
     def _choose(self, node: str, claims: Sequence[ClaimWork]) -> tuple[tuple[str, ...], ...] | Refusal:
         if not claims:
             return ()
-        if node not in self._world.ledgers:
+        if node not in self._state.ledgers:
             message = f"node {node} is not ready: its topology has written no ledger"
             return Refusal(reasons=(Reason(code="node-not-ready", message=message, facts={"node": node}),))
         for claim in claims:
@@ -187,9 +190,12 @@ class BuiltinDriver:
                 message = f"node {node}: {name_of(claim.resource_class)} does not have it among its suitableNodes"
                 return Refusal(reasons=(Reason(code="node-not-suitable", message=message, facts={"node": node}),))
         excluded = {device: why for claim in claims for device, why in self._refusals.refused(metadata_of(claim.claim).uid).items()}
-        given = self._world.input_for(node, [(Claim(claim.claim), ClaimSpec()) for claim in claims], excluded=excluded)
+        given = self._state.input_for(node, [(Claim(claim.claim), ClaimSpec()) for claim in claims], excluded=excluded)
         pools = given.pools or ()
-        devices = [candidate for pool in pools if (pool.id.driver, pool.id.pool) == (self.name, node) for candidate in pool.candidates]
+        own = [pool for pool in pools if (pool.id.driver, pool.id.pool) == (self.name, node)]
+        devices = [candidate for pool in own for candidate in pool.candidates]
+        # A classic claim holds whole devices and counts nothing.
+        uncounted = {device: "what takes from the same counters" for pool in own for device in rivals(pool)}
         wanted = [
             Wanted(
                 f"{metadata_of(claim.claim).namespace or 'default'}/{metadata_of(claim.claim).name}",
@@ -199,7 +205,9 @@ class BuiltinDriver:
             )
             for claim in claims
         ]
-        return choose(node, wanted, devices, {**given.usage.excluded, **given.usage.holders})
+        taken = {**uncounted, **given.usage.excluded, **given.usage.holders}
+        chosen = choose(node, wanted, devices, taken)
+        return chosen if isinstance(chosen, Refusal) else with_policy_cpus(given.node, wanted, devices, taken, chosen)
 
     async def _place(self, claim_work: ClaimWork, node: str, devices: tuple[str, ...]) -> AllocationResult | Refusal:
         """Have the node's ledger take the devices for the claim; its word is the result."""
@@ -214,32 +222,30 @@ class BuiltinDriver:
         op_id = f"classic-{uid}-{classic_lifecycle.attempt_of(claim_work.claim).number}-{digest}-{self._refusals.count(uid)}"
         ids = [DeviceId(self.name, node, device) for device in devices]
         try:
-            reply = await self._bus.ask(
-                catalogue.PLACE, PlaceRequest(op_id=op_id, pod=request), timeout_s=self._settings.ask_timeout_s, node=node
-            )
+            reply = await self._ledgers.place(node, PlaceRequest(op_id=op_id, pod=request))
         except PeerUnavailable as err:
             # Neither done nor undone. The claim may go elsewhere, for no result is written: what it got here is given back once the node is seen again.
-            ids = list(self._world.devices_of(node))
-            self._refusals.remember(uid, ids, f"it did not answer: {err.message}", now_s=self._clock.monotonic())
+            ids = list(self._state.devices_of(node))
+            self._refusals.add(uid, ids, f"it did not answer: {err.message}", now_s=self._clock.monotonic())
             raise
         if isinstance(reply.result, Placement):
-            self._forgive(done=uid)
+            self._expire_refusals(done=uid)
             return self._result(claim_work, node, devices)
         # Another replica may have been here with other devices: a claim holds but once, and what it holds is its.
-        entry = await self._bus.get(catalogue.LEDGER, node=node)
-        held = self._held_in(entry.value, owner) if entry is not None else ()
+        ledger = await self._ledgers.read(node)
+        held = self._held_in(ledger, owner) if ledger is not None else ()
         if held:
             return self._result(claim_work, node, held)
         why = summarize(reply.result.reasons)
         get_logger().info("claim.refused", claim=name_of(claim_work.claim), node=node, op_id=op_id, why=why)
-        self._refusals.remember(uid, ids, why, now_s=self._clock.monotonic())
+        self._refusals.add(uid, ids, why, now_s=self._clock.monotonic())
         return reply.result
 
     async def _held(self, claim_work: ClaimWork, selected_node: str) -> AllocationResult | None:
         """Show what the claim holds already: from an attempt whose result nobody wrote down."""
         owner = owner_of(claim_work.claim)
-        for node in (selected_node,) if selected_node else self._world.stock.nodes_holding(owner.key):
-            ledger = self._world.ledgers.get(node)
+        for node in (selected_node,) if selected_node else self._state.stock.nodes_holding(owner.key):
+            ledger = self._state.ledgers.get(node)
             held = self._held_in(ledger, owner) if ledger is not None else ()
             if held and len(held) == claim_work.claim_parameters.count:
                 return self._result(claim_work, node, held)
@@ -251,7 +257,7 @@ class BuiltinDriver:
     async def _leave_others(self, claim: ApiObject, selected_node: str) -> Refusal | None:
         """Give back what the claim holds on other nodes than the selected one: the scheduler changed its mind before a result was written."""
         owner = owner_of(claim)
-        for node in self._world.stock.nodes_holding(owner.key) if selected_node else ():
+        for node in self._state.stock.nodes_holding(owner.key) if selected_node else ():
             if node != selected_node:
                 refusal = await self._release(owner, node)
                 if refusal is not None:
@@ -260,11 +266,13 @@ class BuiltinDriver:
 
     async def _release(self, owner: Owner, node: str) -> Refusal | None:
         """Have one node let go. The ledger is read first: its sequence makes a release after a later placement another operation."""
-        entry = await self._bus.get(catalogue.LEDGER, node=node)
-        if entry is None or owner.key not in entry.value.allocations:
+        ledger = await self._ledgers.read(node)
+        if ledger is None or owner.key not in ledger.allocations:
             return None
-        request = ReleaseRequest(op_id=f"release-{owner.uid}-classic-{entry.value.sequence}", owner=owner)
-        return (await self._bus.ask(catalogue.RELEASE, request, timeout_s=self._settings.ask_timeout_s, node=node)).refusal
+        answer = await self._ledgers.release_on(node, owner, f"release-{owner.uid}-classic-{ledger.sequence}")
+        if isinstance(answer, UnderWay):
+            raise PeerUnavailable(f"node {node} has not let go of {owner} yet")
+        return answer
 
     def _result(self, claim_work: ClaimWork, node: str, devices: tuple[str, ...]) -> AllocationResult:
         sharing = claim_work.claim_parameters.sharing or claim_work.class_parameters.sharing
@@ -275,16 +283,16 @@ class BuiltinDriver:
         )
 
     def _held_in(self, ledger: Ledger, owner: Owner) -> tuple[str, ...]:
-        held = holders_from_ledger(ledger, self._world.cpu_devices(ledger.node))
-        return tuple(sorted(device_id.device for device_id, holder in held.items() if holder == owner and device_id.driver == self.name))
+        held = self._ledgers.devices_held(ledger, owner)
+        return tuple(sorted(device_id.device for device_id in held if device_id.driver == self.name))
 
     def _holding(self, claim: ApiObject) -> str:
         """Name the node on which a claim holds devices already; empty when there is none."""
-        return next(iter(self._world.stock.nodes_holding(owner_of(claim).key)), "")
+        return next(iter(self._state.stock.nodes_holding(owner_of(claim).key)), "")
 
     def _nodes_of(self, claim: ApiObject) -> tuple[str, ...]:
         """Name the nodes that may hold something of a claim: by the ledgers, by its attempt, by its allocation."""
-        nodes = set(self._world.stock.nodes_holding(owner_of(claim).key))
+        nodes = set(self._state.stock.nodes_holding(owner_of(claim).key))
         try:
             nodes.add(classic_lifecycle.attempt_of(claim).node)
             nodes |= {handle.node for _, handle in device_handles(classic_lifecycle.status_of(claim), name_of(claim))}
@@ -292,9 +300,9 @@ class BuiltinDriver:
             pass  # a claim that nobody can read must be deletable; the ledgers say what it holds
         return tuple(sorted(nodes - {""}))
 
-    def _forgive(self, done: str = "") -> None:
+    def _expire_refusals(self, done: str = "") -> None:
         """Let refused devices be tried again when their time has come, and forget the claim that is done."""
-        self._refusals.forgive(now_s=self._clock.monotonic(), is_done=lambda uid: uid == done)
+        self._refusals.expire(now_s=self._clock.monotonic(), is_done=lambda uid: uid == done)
 
 
 def _config(sharing: parameters.Sharing | None) -> tuple[dict[str, Any], ...]:

@@ -1,7 +1,7 @@
-"""Classic DRA in the stand-alone home: which drivers there are, each at its own pace, and what no driver does.
+"""Runs the classic DRA drivers of the stand-alone home, each in a task of its own, and reports claims that no driver serves.
 
-Flows in: the world, the installed third-party drivers. Flows out: reconciled claims and contexts. A driver's calls may take long or hang: every driver has a task of its
-own, so its neighbours' claims go on.
+Flows in: the controller's state, the installed third-party drivers. Flows out: reconciled claims and contexts. A driver's calls may take long or
+hang; each driver has its own task, so that the claims of the others go on.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from topobus.contracts import catalogue
 from topobus.contracts.messages import ApiObject
+from topobus.contracts.nouns import CLUSTER
 from topobus.controller.claims import lifecycle as conditions
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.classic.builtin_driver import BuiltinDriver
@@ -35,19 +35,19 @@ __all__ = ["ClassicDriverRunner", "StoreContext"]
 class StoreContext:
     """What drivers are offered: parameters from the store, the nodes that are known."""
 
-    def __init__(self, world: StandaloneState) -> None:
-        self._world = world
+    def __init__(self, state: StandaloneState) -> None:
+        self._state = state
 
     async def read_parameters(self, api_group: str, kind: str, namespace: str, name: str) -> ApiObject | None:
         """Read from the copy that the watch keeps."""
-        stored = self._world.objects.get(ObjectKey(kind.lower(), namespace or catalogue.CLUSTER, name))
+        stored = self._state.objects.get(ObjectKey(kind.lower(), namespace or CLUSTER, name))
         if stored is None or stored.value.kind != kind or stored.value.api_version.partition("/")[0] != api_group:
             return None
         return stored.value
 
     def nodes(self) -> tuple[str, ...]:
         """List the nodes that published a machine or an inventory."""
-        return self._world.nodes()
+        return self._state.nodes()
 
 
 class ClassicDriverRunner:
@@ -60,18 +60,18 @@ class ClassicDriverRunner:
         self,
         settings: ControllerSettings,
         runtime: Runtime,
-        world: StandaloneState,
+        state: StandaloneState,
         metrics: ControllerMetrics,
         is_whole: Callable[[], bool],
     ) -> None:
         self._settings = settings
         self._runtime = runtime
-        self._world = world
+        self._state = state
         self._metrics = metrics
         self._is_whole = is_whole
-        self._writer = ObjectWriter(NatsStore(runtime.bus, world))
+        self._writer = ObjectWriter(NatsStore(runtime.bus, state))
         self._boundary = ObjectBoundary("classic", metrics.set_aside)
-        self._context = StoreContext(world)
+        self._context = StoreContext(state)
         self._found = load_classic_drivers(self._context)
         self._own: dict[str, BuiltinDriver] = {}
         self._changed: dict[str, asyncio.Event] = {}
@@ -94,25 +94,25 @@ class ClassicDriverRunner:
 
     async def _keep_house(self, group: asyncio.TaskGroup) -> bool:
         """Start what is new, and do what belongs to no driver."""
-        for device_class in sorted(self._world.device_classes - self._own.keys()):
-            own = BuiltinDriver(device_class, self._settings, self._runtime, self._world, self._context)
+        for device_class in sorted(self._state.device_classes - self._own.keys()):
+            own = BuiltinDriver(device_class, self._settings, self._runtime, self._state, self._context)
             self._own[device_class] = own
             self._start(group, own)
         is_due = False
-        for key, stored in self._world.classic_claims():
-            version = (stored.revision, self._world.shared_epoch, self._world.supply)
-            is_due = await self._boundary.run(key, version, partial(self._look_after, key, stored), name=stored.shown) or is_due
-        self._boundary.keep(self._world.objects.keys())
+        for key, stored in self._state.classic_claims():
+            version = (stored.revision, self._state.shared_epoch, self._state.supply)
+            is_due = await self._boundary.run(key, version, partial(self._reconcile_claim, key, stored), name=stored.shown) or is_due
+        self._boundary.keep(self._state.objects.keys())
         return is_due
 
     def _start(self, group: asyncio.TaskGroup, driver: ClassicDriver) -> None:
-        reconciler = ClassicClaimReconciler(driver, self._settings, self._runtime, self._world, self._metrics)
+        reconciler = ClassicClaimReconciler(driver, self._settings, self._runtime, self._state, self._metrics)
         self._changed[driver.name] = asyncio.Event()
         self._changed[driver.name].set()
         get_logger().info("classic.driver-started", driver=driver.name)
         group.create_task(self._whenever(self._changed[driver.name], reconciler.reconcile))
 
-    async def _look_after(self, key: ObjectKey, stored: Stored) -> bool:
+    async def _reconcile_claim(self, key: ObjectKey, stored: Stored) -> bool:
         """Delete a claim that nothing holds any more, give back what it holds twice, and tell one without a driver."""
         claim = stored.value
         metadata = stored.metadata
@@ -126,18 +126,18 @@ class ClassicDriverRunner:
         if claim.status.get("allocation") and device_class in self._own:
             await self._own[device_class].tidy(claim)
         elif not claim.status.get("allocation"):
-            await self._tell_driverless(key, stored)
+            await self._report_missing_driver(key, stored)
         return False
 
-    async def _tell_driverless(self, key: ObjectKey, stored: Stored) -> None:
+    async def _report_missing_driver(self, key: ObjectKey, stored: Stored) -> None:
         name = str(stored.value.spec.get("resourceClassName"))
-        found = self._world.objects.get(ObjectKey("resourceclass", catalogue.CLUSTER, name))
-        driver = str(found.value.spec.get("driverName")) if found is not None else ""
+        stored_class = self._state.objects.get(ObjectKey("resourceclass", CLUSTER, name))
+        driver = str(stored_class.value.spec.get("driverName")) if stored_class is not None else ""
         if driver in self._changed:
             return
-        reason = "NoDriver" if found is not None else "NoClass"
+        reason = "NoDriver" if stored_class is not None else "NoClass"
         drivers = ", ".join(sorted(self._changed)) or "none"
-        if found is None:
+        if stored_class is None:
             message = f"there is no ResourceClass {name}"
         elif class_of(driver):
             message = f"ResourceClass {name} names driver {driver}, and no node offers devices of class {class_of(driver)}"

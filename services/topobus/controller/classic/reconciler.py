@@ -1,8 +1,9 @@
-"""The controller of one classic driver: brings the driver's claims, and its part of each negotiation, one write further.
+"""The reconciler of one classic driver: advances the driver's claims, and its part of each negotiation, by one write.
 
-Flows in: the world. Flows out: calls of the driver, and compare-and-set writes in this order: finalizer and attempt, the driver's `allocate`, the status; and back:
-`deallocate`, the status, the finalizer. Each step may be repeated, by this replica after a crash or by another one; a write that lost to somebody else's is dropped,
-for the watch brings the newer object. Source: k8s.io/dynamic-resource-allocation/controller/controller.go, 1.30.
+Flows in: the controller's state. Flows out: calls of the driver, and compare-and-set writes in this order: finalizer and attempt, the driver's
+`allocate`, the status; for deallocation: `deallocate`, the status, the finalizer. Each step may be repeated, by this replica after a crash or by
+another one. A write that loses its compare-and-set is dropped, since the watch brings the newer object.
+Source: k8s.io/dynamic-resource-allocation/controller/controller.go, 1.30.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from topobus.contracts import catalogue
 from topobus.contracts.messages import ApiObject
+from topobus.contracts.nouns import CLUSTER
 from topobus.controller.allocation.explanations import SHOWN_NODES
 from topobus.controller.allocation.miss_reasons import summarize
 from topobus.controller.claims import lifecycle as conditions
@@ -49,7 +50,7 @@ T = TypeVar("T")
 _Work = Callable[[ObjectKey, Stored], Awaitable[bool]]
 
 
-class _Looked(NamedTuple):
+class _WorkedOn(NamedTuple):
     """At which state of the world something was worked on, and when it is to be looked at again."""
 
     keys: tuple[ObjectKey, ...]
@@ -62,30 +63,30 @@ class ClassicClaimReconciler:
     """Reconciles the claims of one driver."""
 
     def __init__(
-        self, driver: ClassicDriver, settings: ControllerSettings, runtime: Runtime, world: StandaloneState, metrics: ControllerMetrics
+        self, driver: ClassicDriver, settings: ControllerSettings, runtime: Runtime, state: StandaloneState, metrics: ControllerMetrics
     ) -> None:
         self.driver = driver
         self._name = driver.name
         self._settings = settings
         self._clock = runtime.clock
         self._bus = runtime.bus
-        self._world = world
-        self._writer = ObjectWriter(NatsStore(runtime.bus, world))
+        self._state = state
+        self._writer = ObjectWriter(NatsStore(runtime.bus, state))
         self._metrics = metrics
         self._boundary = ObjectBoundary(f"classic-{driver.name}", metrics.set_aside)
-        self._looked: dict[ObjectKey, _Looked] = {}
+        self._worked_on: dict[ObjectKey, _WorkedOn] = {}
         self._log = get_logger().bind(driver=driver.name)
 
     async def reconcile(self) -> bool:
         """Bring everything of this driver as far as it goes now; True says that another try is due after a while."""
         is_due = False
-        for key, stored in self._world.classic_claims():
+        for key, stored in self._state.classic_claims():
             if _may_have_work(stored.value):
                 is_due = await self._bounded(key, stored, self._claim) or is_due
-        for key, stored in sorted(self._world.of_kind("podschedulingcontext").items()):
+        for key, stored in sorted(self._state.of_kind("podschedulingcontext").items()):
             is_due = await self._bounded(key, stored, self._context) or is_due
-        self._boundary.keep(self._world.objects.keys())
-        self._looked = {key: one for key, one in self._looked.items() if key in self._world.objects}
+        self._boundary.keep(self._state.objects.keys())
+        self._worked_on = {key: worked_on for key, worked_on in self._worked_on.items() if key in self._state.objects}
         return is_due
 
     async def _bounded(self, key: ObjectKey, stored: Stored, work: _Work) -> bool:
@@ -93,16 +94,16 @@ class ClassicClaimReconciler:
 
         async def report(reason: Reason) -> None:
             if key.kind == "resourceclaim":
-                await self._tell(key, self._world.objects.get(key, stored), "Malformed", reason.message)
+                await self._set_condition(key, self._state.objects.get(key, stored), "Malformed", reason.message)
 
-        version = (stored.revision, self._world.supply, self._world.shared_epoch)
+        version = (stored.revision, self._state.supply, self._state.shared_epoch)
         return await self._boundary.run(key, version, partial(self._guarded, key, work), name=stored.shown, report=report)
 
     async def _guarded(self, key: ObjectKey, work: _Work) -> bool:
-        stored = self._world.objects.get(key)
+        stored = self._state.objects.get(key)
         if stored is None:
             return False
-        last = self._looked.get(key)
+        last = self._worked_on.get(key)
         if last is not None and last.seen == self._seen(last.keys) and self._clock.monotonic() < last.again_s:
             return last.again_s < math.inf
         try:
@@ -112,13 +113,13 @@ class ClassicClaimReconciler:
             return True
         except ContractError as err:
             if key.kind == "resourceclaim":
-                return await self._guarded_tell(key, stored, "Malformed", str(err))
+                return await self._guarded_condition(key, stored, "Malformed", str(err))
             self._log.warning("classic.object-malformed", object=stored.shown, error=str(err))
             return False
 
-    async def _guarded_tell(self, key: ObjectKey, stored: Stored, reason: str, message: str) -> bool:
+    async def _guarded_condition(self, key: ObjectKey, stored: Stored, reason: str, message: str) -> bool:
         try:
-            await self._tell(key, self._world.objects.get(key, stored), reason, message)
+            await self._set_condition(key, self._state.objects.get(key, stored), reason, message)
         except PeerUnavailable as err:
             self._log.warning("classic.write-ambiguous", object=stored.shown, error=str(err))
             return True
@@ -135,8 +136,8 @@ class ClassicClaimReconciler:
             if not stored.metadata.deletion_timestamp:
                 raise
             status = classic.ClaimStatus()
-        if status.reserved_for or not self._is_mine(claim, status):
-            self._remember((key,), before)
+        if status.reserved_for or not self._is_for_this_driver(claim, status):
+            self._note_worked_on((key,), before)
             return False
         if stored.metadata.deletion_timestamp or status.deallocation_requested:
             await self._give_back(key, stored, status)
@@ -146,8 +147,8 @@ class ClassicClaimReconciler:
             return False
         if classic.mode_of(spec) != classic.IMMEDIATE:
             if not status.conditions:
-                await self._tell(key, stored, classic.WAIT_FOR_FIRST_CONSUMER, "waits for a pod that uses it")
-            self._remember((key,), before)
+                await self._set_condition(key, stored, classic.WAIT_FOR_FIRST_CONSUMER, "waits for a pod that uses it")
+            self._note_worked_on((key,), before)
             return False
         work = await self._work("", claim)
         begun = await self._begin(key, stored, "")
@@ -155,90 +156,96 @@ class ClassicClaimReconciler:
             return False
         (outcome,) = await self._allocate([msgspec.structs.replace(work, claim=begun.value)], "")
         await self._settle(key, begun, outcome, None)
-        self._remember((key,), before, wait_s=self._settings.retry_s if isinstance(outcome, Refusal) else math.inf)
+        self._note_worked_on((key,), before, wait_s=self._settings.retry_s if isinstance(outcome, Refusal) else math.inf)
         return isinstance(outcome, Refusal)
 
     async def _context(self, key: ObjectKey, stored: Stored) -> bool:
         """This driver's part of one negotiation; True as long as it goes on, for what is free at a driver's may change unseen."""
         context = stored.value
         spec = negotiation.read_spec(context)
-        pod = self._world.objects.get(ObjectKey("pod", key.namespace, key.name))
+        pod = self._state.objects.get(ObjectKey("pod", key.namespace, key.name))
         if stored.metadata.deletion_timestamp or not (spec.selected_node or spec.potential_nodes):
             return False
         if pod is None or pod.metadata.deletion_timestamp or owner_pod_uid(context) != pod.uid:
             return False
-        mine = self._pending_of(pod.value)
+        pending = self._pending_of(pod.value)
         used = [ObjectKey("resourceclaim", key.namespace, claim_use.claim) for claim_use in pod.pod.uses]
         keys = (key, ObjectKey("pod", key.namespace, key.name), *used)
         before = self._seen(keys)
-        if not mine:
-            self._remember(keys, before)
+        if not pending:
+            self._note_worked_on(keys, before)
             return False
         works: list[ClaimWork] = []
-        for entry, claim_key in mine:
+        for entry, claim_key in pending:
             try:
-                works.append(await self._work(entry, self._world.objects[claim_key].value))
+                works.append(await self._work(entry, self._state.objects[claim_key].value))
             except ContractError as err:
-                await self._tell(claim_key, self._world.objects[claim_key], "Malformed", str(err))
+                await self._set_condition(claim_key, self._state.objects[claim_key], "Malformed", str(err))
                 return False
-        nodes = tuple(dict.fromkeys((*spec.potential_nodes, *([spec.selected_node] if spec.selected_node else []))))
+        named_nodes = [*spec.potential_nodes, *([spec.selected_node] if spec.selected_node else [])]
+        nodes = tuple(dict.fromkeys(named_nodes))
         reasons = await self._call("unsuitable_nodes", lambda: self.driver.unsuitable_nodes(pod.value, works, nodes))
         unsuitable = {work.entry: dict(reasons.get(work.entry, {})) for work in works}
         refused: dict[str, Refusal] = {}
         if spec.selected_node and all(spec.selected_node not in unsuitable[work.entry] for work in works):
-            refused = await self._allocate_all(pod.value, mine, works, spec.selected_node)
+            refused = await self._allocate_all(pod.value, pending, works, spec.selected_node)
             for entry, refusal in refused.items():
                 unsuitable[entry][spec.selected_node] = refusal.reasons[0]
         await self._report(key, stored, nodes, unsuitable)
-        for entry, claim_key in mine:
+        for entry, claim_key in pending:
             if nodes and all(node in unsuitable[entry] for node in nodes):
-                await self._tell_unsuitable(claim_key, nodes, unsuitable[entry])
+                await self._report_unsuitable(claim_key, nodes, unsuitable[entry])
         # What was refused is tried again soon, for another choice may do.
-        self._remember(keys, before, wait_s=self._settings.retry_s if refused else _REFRESH_S)
+        self._note_worked_on(keys, before, wait_s=self._settings.retry_s if refused else _REFRESH_S)
         return True
 
     def _seen(self, keys: Sequence[ObjectKey]) -> Hashable:
         """Name the state of the world that a piece of work depends on, as far as it can be seen."""
-        objects = self._world.objects
-        return tuple(objects[key].revision if key in objects else 0 for key in keys), self._world.supply
+        objects = self._state.objects
+        return tuple(objects[key].revision if key in objects else 0 for key in keys), self._state.supply
 
-    def _remember(self, keys: Sequence[ObjectKey], seen: Hashable, *, wait_s: float = math.inf) -> None:
+    def _note_worked_on(self, keys: Sequence[ObjectKey], seen: Hashable, *, wait_s: float = math.inf) -> None:
         """Note that the first of these objects was worked on, as it was seen before that; it is looked at again when something changes, or after a while."""
-        self._looked[keys[0]] = _Looked(tuple(keys), seen, self._clock.monotonic() + wait_s)
+        self._worked_on[keys[0]] = _WorkedOn(tuple(keys), seen, self._clock.monotonic() + wait_s)
 
     def _pending_of(self, pod: ApiObject) -> list[tuple[str, ObjectKey]]:
         """List the pod's claims that this driver is to allocate: its own, delayed, without an allocation. One made for another pod is none of it."""
-        found: list[tuple[str, ObjectKey]] = []
+        pending: list[tuple[str, ObjectKey]] = []
         metadata = metadata_of(pod)
         for use in claim_uses(pod):
             key = ObjectKey("resourceclaim", metadata.namespace or "default", use.claim)
-            stored = self._world.objects.get(key)
+            stored = self._state.objects.get(key)
             if stored is None or not classic.is_classic(stored.value) or stored.metadata.deletion_timestamp:
                 continue
             if use.is_generated and owner_pod_uid(stored.value) != metadata.uid:
                 continue
             status = classic_lifecycle.status_of(stored.value)
             is_delayed = classic.mode_of(classic_lifecycle.read_claim(stored.value)) == classic.WAIT_FOR_FIRST_CONSUMER
-            if is_delayed and status.allocation is None and self._is_mine(stored.value, status) and (use.entry, key) not in found:
-                found.append((use.entry, key))
-        return found
+            if (
+                is_delayed
+                and status.allocation is None
+                and self._is_for_this_driver(stored.value, status)
+                and (use.entry, key) not in pending
+            ):
+                pending.append((use.entry, key))
+        return pending
 
     async def _allocate_all(
-        self, pod: ApiObject, mine: Sequence[tuple[str, ObjectKey]], works: Sequence[ClaimWork], node: str
+        self, pod: ApiObject, pending: Sequence[tuple[str, ObjectKey]], works: Sequence[ClaimWork], node: str
     ) -> dict[str, Refusal]:
         """Allocate all claims of the pod on the selected node, and write what came out; gives those that were refused, by entry."""
         begun: list[Stored] = []
-        for _, claim_key in mine:
-            stored = self._world.objects.get(claim_key)
-            one = await self._begin(claim_key, stored, node) if stored is not None else None
-            if one is None:
+        for _, claim_key in pending:
+            stored = self._state.objects.get(claim_key)
+            begun_claim = await self._begin(claim_key, stored, node) if stored is not None else None
+            if begun_claim is None:
                 return {}
-            begun.append(one)
-        prepared = [msgspec.structs.replace(work, claim=one.value) for work, one in zip(works, begun, strict=True)]
+            begun.append(begun_claim)
+        prepared = [msgspec.structs.replace(work, claim=begun_claim.value) for work, begun_claim in zip(works, begun, strict=True)]
         outcomes = await self._allocate(prepared, node)
         refused: dict[str, Refusal] = {}
-        for (entry, claim_key), one, outcome in zip(mine, begun, outcomes, strict=True):
-            await self._settle(claim_key, one, outcome, pod)
+        for (entry, claim_key), begun_claim, outcome in zip(pending, begun, outcomes, strict=True):
+            await self._settle(claim_key, begun_claim, outcome, pod)
             if isinstance(outcome, Refusal):
                 refused[entry] = outcome
         return refused
@@ -249,7 +256,7 @@ class ClassicClaimReconciler:
         Errors: raises ContractError when one of them is missing or wrong.
         """
         name = classic_lifecycle.read_claim(claim).resource_class_name
-        stored = self._world.objects.get(ObjectKey("resourceclass", catalogue.CLUSTER, name))
+        stored = self._state.objects.get(ObjectKey("resourceclass", CLUSTER, name))
         if stored is None:
             raise ContractError(f"{name_of(claim)}: there is no ResourceClass {name}")
         spec = classic_lifecycle.read_class(stored.value)
@@ -278,13 +285,13 @@ class ClassicClaimReconciler:
     async def _settle(self, key: ObjectKey, begun: Stored, outcome: classic.AllocationResult | Refusal, pod: ApiObject | None) -> None:
         """Write an allocation, with the pod it was made for, or why there is none."""
         if isinstance(outcome, Refusal):
-            await self._tell(key, begun, "DoesNotFit", summarize(outcome.reasons))
+            await self._set_condition(key, begun, "DoesNotFit", summarize(outcome.reasons))
             return
         reserved = classic_lifecycle.consumer_of(pod) if pod is not None else None
         done = classic_lifecycle.with_allocation(begun.value, self._name, outcome, now=self._now(), reserved_for=reserved)
         problems = check_status(classic_lifecycle.status_of(done))
         if problems:
-            await self._tell(key, begun, "Invalid", f"driver {self._name} gave what cannot be written: {problems[0]}")
+            await self._set_condition(key, begun, "Invalid", f"driver {self._name} gave what cannot be written: {problems[0]}")
             return
         if await self._writer.write(key, begun.revision, done) is not None:
             self._metrics.decisions.labels("allocated").inc()
@@ -298,7 +305,7 @@ class ClassicClaimReconciler:
         # Without an allocation, too: an attempt may be half done.
         refusal = await self._call("deallocate", lambda: self.driver.deallocate(claim))
         if refusal is not None:
-            await self._tell(key, stored, "Prepared", summarize(refusal.reasons), kind=conditions.RELEASED)
+            await self._set_condition(key, stored, "Prepared", summarize(refusal.reasons), kind=conditions.RELEASED)
             return
         cleared = classic_lifecycle.deallocated(claim)
         if cleared != claim:
@@ -312,23 +319,23 @@ class ClassicClaimReconciler:
 
     async def _report(self, key: ObjectKey, stored: Stored, nodes: Sequence[str], unsuitable: dict[str, dict[str, Reason]]) -> None:
         """Write where the claims cannot be had, when that is news."""
-        newest = self._world.objects.get(key)
+        newest = self._state.objects.get(key)
         if newest is None or newest.revision != stored.revision:
             return
-        found = {entry: [node for node in nodes if node in why] for entry, why in unsuitable.items()}
-        api_object = negotiation.with_unsuitable(stored.value, found)
+        unsuitable_nodes = {entry: [node for node in nodes if node in why] for entry, why in unsuitable.items()}
+        api_object = negotiation.with_unsuitable(stored.value, unsuitable_nodes)
         if api_object.status != stored.value.status:
             await self._writer.write(key, stored.revision, api_object)
 
-    async def _tell_unsuitable(self, key: ObjectKey, nodes: Sequence[str], why: dict[str, Reason]) -> None:
-        stored = self._world.objects.get(key)
+    async def _report_unsuitable(self, key: ObjectKey, nodes: Sequence[str], why: dict[str, Reason]) -> None:
+        stored = self._state.objects.get(key)
         if stored is None or stored.value.status.get("allocation"):
             return
         shown = [why[node].message for node in nodes[:SHOWN_NODES]]
         more = [f"and {len(nodes) - SHOWN_NODES} more nodes"] if len(nodes) > SHOWN_NODES else []
-        await self._tell(key, stored, "DoesNotFit", "; ".join([*shown, *more]))
+        await self._set_condition(key, stored, "DoesNotFit", "; ".join([*shown, *more]))
 
-    async def _tell(self, key: ObjectKey, stored: Stored, reason: str, message: str, *, kind: str = conditions.ALLOCATED) -> None:
+    async def _set_condition(self, key: ObjectKey, stored: Stored, reason: str, message: str, *, kind: str = conditions.ALLOCATED) -> None:
         """Put a reason into the claim's condition, once."""
         if conditions.has_condition(stored.value, reason=reason, message=message, kind=kind):
             return
@@ -336,13 +343,13 @@ class ClassicClaimReconciler:
         api_object = conditions.with_condition(stored.value, is_true=False, reason=reason, message=message, now=self._now(), kind=kind)
         await self._writer.write(key, stored.revision, api_object)
 
-    def _is_mine(self, claim: ApiObject, status: classic.ClaimStatus) -> bool:
+    def _is_for_this_driver(self, claim: ApiObject, status: classic.ClaimStatus) -> bool:
         """Say whether this driver is the claim's: by its status, its finalizer, or else its class."""
         if status.driver_name:
             return status.driver_name == self._name
         if classic_lifecycle.has_protection(claim, self._name):
             return True
-        stored = self._world.objects.get(ObjectKey("resourceclass", catalogue.CLUSTER, str(claim.spec.get("resourceClassName"))))
+        stored = self._state.objects.get(ObjectKey("resourceclass", CLUSTER, str(claim.spec.get("resourceClassName"))))
         return stored is not None and stored.value.spec.get("driverName") == self._name
 
     async def _call(self, what: str, work: Callable[[], Awaitable[T]]) -> T:

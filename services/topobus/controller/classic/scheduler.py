@@ -1,7 +1,8 @@
-"""The scheduler's part of classic DRA in the stand-alone home: contexts of pods, reservations, and what is asked back.
+"""The scheduler's part of classic DRA in the stand-alone home: scheduling contexts of pods, reservations, and requests for deallocation.
 
-Flows in: the world. Flows out: PodSchedulingContexts with potential and selected nodes, reservations of claims that are allocated already, requests for deallocation;
-and for the pod's own scheduler, whether its classic claims are ready. It binds no pod: `PodScheduler` does, once they are. The decisions are `negotiation`'s.
+Flows in: the controller's state. Flows out: PodSchedulingContexts with potential and selected nodes, reservations of allocated claims, requests for
+deallocation; and for the pod scheduler, whether a pod's classic claims are ready. It binds no pod: the pod scheduler does, once they are. The
+decisions are made in `negotiation`.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Hashable
 from functools import partial
 
-from topobus.contracts import catalogue
 from topobus.contracts.messages import ApiObject
+from topobus.contracts.nouns import CLUSTER
 from topobus.controller.claims.reservations import ClaimUse, claim_uses
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.claims.templates import owner_pod_uid
@@ -50,12 +51,14 @@ _ENDED = ("Succeeded", "Failed")
 class ClassicScheduler:
     """Negotiates for pods with classic claims."""
 
-    def __init__(self, runtime: Runtime, world: StandaloneState, look_without: LookWithout, boundary: ObjectBoundary | None = None) -> None:
+    def __init__(
+        self, runtime: Runtime, state: StandaloneState, nodes_without: LookWithout, boundary: ObjectBoundary | None = None
+    ) -> None:
         self._boundary = boundary or ObjectBoundary("classic-pods")
-        self._look_without = look_without
+        self._look_without = nodes_without
         self._clock = runtime.clock
-        self._world = world
-        self._writer = ObjectWriter(NatsStore(runtime.bus, world))
+        self._state = state
+        self._writer = ObjectWriter(NatsStore(runtime.bus, state))
         self._waiting: dict[ObjectKey, tuple[Reason, ...]] = {}
         self._settled: dict[ObjectKey, tuple[Hashable, float]] = {}
         self._uses: dict[ObjectKey, tuple[int, tuple[ClaimUse, ...]]] = {}
@@ -64,32 +67,32 @@ class ClassicScheduler:
     async def reconcile_all(self) -> bool:
         """Bring every pod with classic claims one step further; True says that a write was not confirmed and another try is due."""
         is_due = False
-        for key, stored in self._world.classic_claims():
+        for key, stored in self._state.classic_claims():
             drop = partial(self._drop_gone_users, key, stored)
-            is_due = await self._boundary.run(("users", key), (stored.revision, self._world.supply), drop, name=stored.shown) or is_due
-        for key, stored in sorted(self._world.of_kind("podschedulingcontext").items()):
+            is_due = await self._boundary.run(("users", key), (stored.revision, self._state.supply), drop, name=stored.shown) or is_due
+        for key, stored in sorted(self._state.of_kind("podschedulingcontext").items()):
             is_due = await self._boundary.run(key, stored.revision, partial(self._drop_context, key, stored), name=stored.shown) or is_due
         waiting: dict[ObjectKey, tuple[Reason, ...]] = {}
         for key in self._pods():
-            stored = self._world.objects[key]
+            stored = self._state.objects[key]
             work = partial(self._reconcile, key, stored, waiting)
-            version = (self._seen(key, stored), self._world.shared_epoch)
+            version = (self._seen(key, stored), self._state.shared_epoch)
             await self._boundary.run(key, version, work, name=stored.shown)
             is_due = True  # what the pod's own scheduler says of nodes may change unseen
             set_aside = self._boundary.reason(key)
             if set_aside is not None:
                 waiting[key] = (set_aside,)
-        self._boundary.keep({*self._world.objects, *(("users", key) for key, _ in self._world.classic_claims())})
+        self._boundary.keep({*self._state.objects, *(("users", key) for key, _ in self._state.classic_claims())})
         self._waiting = waiting
         self._settled = {key: seen for key, seen in self._settled.items() if key in waiting}
-        self._uses = {key: use for key, use in self._uses.items() if key in self._world.objects}
+        self._uses = {key: use for key, use in self._uses.items() if key in self._state.objects}
         return is_due
 
     async def _reconcile(self, key: ObjectKey, stored: Stored, waiting: dict[ObjectKey, tuple[Reason, ...]]) -> bool:
         """Bring one pod one step further, and note why it waits."""
-        known, until_s = self._settled.get(key, (None, 0.0))
+        settled, until_s = self._settled.get(key, (None, 0.0))
         seen = self._seen(key, stored)
-        if known == seen and self._clock.monotonic() < until_s:
+        if settled == seen and self._clock.monotonic() < until_s:
             waiting[key] = self._waiting.get(key, ())
             return False
         try:
@@ -110,11 +113,11 @@ class ClassicScheduler:
 
         Errors: raises ContractError for a claim that nobody can read.
         """
-        stored = self._world.objects[pod]
+        stored = self._state.objects[pod]
         for use in self._uses_of(pod, stored):
             if not self._is_classic(pod, use):
                 continue
-            claim = self._world.objects.get(ObjectKey("resourceclaim", pod.namespace, use.claim))
+            claim = self._state.objects.get(ObjectKey("resourceclaim", pod.namespace, use.claim))
             status = classic_lifecycle.status_of(claim.value) if claim is not None else classic.ClaimStatus()
             if status.allocation is None or status.deallocation_requested or not classic_lifecycle.is_reserved_for(status, stored.value):
                 waiting = Reason(code="waits-for-claims", message=f"its classic claim {use.claim or use.entry} is not allocated to it yet")
@@ -126,7 +129,7 @@ class ClassicScheduler:
 
         Errors: raises AmbiguousWrite.
         """
-        stored = self._world.objects[key]
+        stored = self._state.objects[key]
         uids = frozenset(consumer_reference.uid for consumer_reference in classic_lifecycle.status_of(stored.value).reserved_for)
         asked = classic_lifecycle.with_deallocation_request(classic_lifecycle.without_reservations(stored.value, uids, asks_back=True))
         self._log.info("claim.taken-back", claim=name_of(asked))
@@ -136,29 +139,29 @@ class ClassicScheduler:
         """Name what a pod's next step depends on: the pod, its context, its claims, and what became free."""
         keys = [ObjectKey("podschedulingcontext", key.namespace, key.name)]
         keys += [ObjectKey("resourceclaim", key.namespace, use.claim) for use in self._uses_of(key, stored)]
-        revisions = tuple(self._world.objects[object_key].revision if object_key in self._world.objects else 0 for object_key in keys)
-        return stored.revision, revisions, self._world.supply
+        revisions = tuple(self._state.objects[object_key].revision if object_key in self._state.objects else 0 for object_key in keys)
+        return stored.revision, revisions, self._state.supply
 
     def _uses_of(self, key: ObjectKey, stored: Stored) -> tuple[ClaimUse, ...]:
         """List a pod's claims, read once a revision; none for a pod that nobody can read."""
-        known = self._uses.get(key)
-        if known is None or known[0] != stored.revision:
-            known = self._uses[key] = stored.revision, _uses(stored.value)
-        return known[1]
+        uses = self._uses.get(key)
+        if uses is None or uses[0] != stored.revision:
+            uses = self._uses[key] = stored.revision, _uses(stored.value)
+        return uses[1]
 
     def _pods(self) -> list[ObjectKey]:
         """List the pods that wait for a node and have a classic claim, oldest first."""
-        found: list[tuple[str, ObjectKey]] = []
-        for key, stored in self._world.of_kind("pod").items():
+        pods: list[tuple[str, ObjectKey]] = []
+        for key, stored in self._state.of_kind("pod").items():
             if stored.pod.is_bound or stored.metadata.deletion_timestamp:
                 continue
             if any(self._is_classic(key, use) for use in self._uses_of(key, stored)):
-                found.append((str(stored.value.metadata.get("creationTimestamp") or ""), key))
-        return [key for _, key in sorted(found)]
+                pods.append((str(stored.value.metadata.get("creationTimestamp") or ""), key))
+        return [key for _, key in sorted(pods)]
 
     def _is_classic(self, pod: ObjectKey, use: ClaimUse) -> bool:
         kind, name = ("resourceclaim", use.claim) if use.claim else ("resourceclaimtemplate", use.template)
-        stored = self._world.objects.get(ObjectKey(kind, pod.namespace, name))
+        stored = self._state.objects.get(ObjectKey(kind, pod.namespace, name))
         return stored is not None and classic.is_classic(stored.value)
 
     async def _schedule(self, key: ObjectKey, stored: Stored) -> tuple[Reason, ...]:
@@ -170,15 +173,15 @@ class ClassicScheduler:
             if not self._is_classic(key, use):
                 continue
             claim_key = ObjectKey("resourceclaim", key.namespace, use.claim)
-            known = self._world.objects.get(claim_key)
-            if known is None or known.metadata.deletion_timestamp:
+            stored_claim = self._state.objects.get(claim_key)
+            if stored_claim is None or stored_claim.metadata.deletion_timestamp:
                 return (Reason(code="claim-missing", message=f"claim {use.claim or use.entry} is not there yet, or is being deleted"),)
-            if use.is_generated and owner_pod_uid(known.value) != stored.uid:
+            if use.is_generated and owner_pod_uid(stored_claim.value) != stored.uid:
                 return (Reason(code="claim-of-another", message=f"claim {use.claim} was made for another pod"),)
-            views.append(self._view(pod, use, known.value))
+            views.append(self._view(pod, use, stored_claim.value))
             keys[use.claim] = claim_key
         context_key = ObjectKey("podschedulingcontext", key.namespace, key.name)
-        context = self._world.objects.get(context_key)
+        context = self._state.objects.get(context_key)
         if context is not None and owner_pod_uid(context.value) != stored.uid:
             return (Reason(code="context-of-another", message="its PodSchedulingContext is that of another pod of its name"),)
         spec = negotiation.read_spec(context.value) if context is not None else None
@@ -198,7 +201,7 @@ class ClassicScheduler:
 
     def _rivals(self, context_key: ObjectKey) -> Counter[str]:
         """Count how many other pods are negotiating for each node."""
-        others = (stored.value for key, stored in self._world.of_kind("podschedulingcontext").items() if key != context_key)
+        others = (stored.value for key, stored in self._state.of_kind("podschedulingcontext").items() if key != context_key)
         return Counter(str(node) for api_object in others if (node := api_object.spec.get("selectedNode")))
 
     def _view(self, pod: ApiObject, use: ClaimUse, claim: ApiObject) -> PodClaimView:
@@ -206,7 +209,7 @@ class ClassicScheduler:
         if status.allocation is not None:
             nodes = status.allocation.available_on_nodes
         else:
-            stored = self._world.objects.get(ObjectKey("resourceclass", catalogue.CLUSTER, spec.resource_class_name))
+            stored = self._state.objects.get(ObjectKey("resourceclass", CLUSTER, spec.resource_class_name))
             nodes = classic_lifecycle.read_class(stored.value).suitable_nodes if stored is not None else None
         return PodClaimView(
             entry=use.entry,
@@ -236,7 +239,7 @@ class ClassicScheduler:
         """Reserve all claims for the pod."""
         # In one order for all pods: none waits for a claim while it keeps one that comes later.
         for claim_key in sorted(keys.values()):
-            stored = self._world.objects[claim_key]
+            stored = self._state.objects[claim_key]
             reserved = classic_lifecycle.with_reservation(stored.value, pod)
             if reserved is not stored.value and await self._writer.write(claim_key, stored.revision, reserved) is None:
                 return (Reason(code="negotiating", message="its claims are being reserved"),)
@@ -262,7 +265,7 @@ class ClassicScheduler:
         """Say by a glance whether a claim is reserved for a pod that is not stored, or has ended."""
         users = claim.status.get("reservedFor")
         for user in users if isinstance(users, list) else ():
-            pod = self._world.objects.get(ObjectKey("pod", key.namespace, str(user.get("name")))) if isinstance(user, dict) else None
+            pod = self._state.objects.get(ObjectKey("pod", key.namespace, str(user.get("name")))) if isinstance(user, dict) else None
             if pod is None or pod.value.metadata.get("uid") != user.get("uid") or pod.value.status.get("phase") in _ENDED:
                 return True
         return False
@@ -270,7 +273,7 @@ class ClassicScheduler:
     async def _is_gone(self, namespace: str, user: classic.ConsumerReference) -> bool:
         """Say whether a pod uses its claims no more: it ended, or no such pod is stored, on a second look either."""
         key = ObjectKey("pod", namespace, user.name)
-        stored = self._world.objects.get(key)
+        stored = self._state.objects.get(key)
         if stored is not None and stored.uid == user.uid:
             return stored.value.status.get("phase") in _ENDED
         entry = await self._writer.read(key)
@@ -278,7 +281,7 @@ class ClassicScheduler:
 
     async def _drop_context(self, key: ObjectKey, stored: Stored) -> bool:
         """Delete a context whose pod is gone or has its node."""
-        pod = self._world.objects.get(ObjectKey("pod", key.namespace, key.name))
+        pod = self._state.objects.get(ObjectKey("pod", key.namespace, key.name))
         is_needed = pod is not None and pod.uid == owner_pod_uid(stored.value) and not pod.pod.is_bound
         if not is_needed and owner_pod_uid(stored.value) is not None:
             await self._writer.delete(key, stored.revision)

@@ -1,1 +1,1 @@
-"""Where claims would be allocated, or why not, with nothing written anywhere."""
+"""Dry runs: where claims would be allocated, or why not, without any write."""

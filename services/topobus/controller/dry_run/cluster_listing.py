@@ -1,4 +1,4 @@
-"""What a dry run needs to know of a cluster, listed once.
+"""Lists the objects of a cluster that a dry run needs, once.
 
 Flows in: a kubeconfig. Flows out: a Situation with the cluster's slices, classes, templates, claims and nodes added. It only reads.
 """

@@ -1,7 +1,8 @@
-"""One dry run as a process of its own: the situation comes on standard input, the answers go to standard output.
+"""A dry run as a process: reads the situation from standard input and writes the answers to standard output.
 
-`topobus allocate --dry-run` starts it, for expressions (CEL) are this service's alone and a dry run needs neither NATS nor a running controller. With `--cluster` the
-slices, classes, claims and nodes come from an API server instead. Errors go to standard error as one JSON object; the exit code is sysexits.h's.
+`topobus allocate --dry-run` starts it, since only the controller has a CEL evaluator and a dry run needs neither NATS nor a running controller. With
+`--cluster` the slices, classes, claims and nodes come from an API server instead. An error is one JSON object on standard error; the exit codes are
+those of sysexits.h.
 """
 
 from __future__ import annotations

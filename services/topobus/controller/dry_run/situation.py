@@ -1,9 +1,12 @@
-"""What a dry run is asked, and what it answers; and how objects that are not stored are named.
+"""The input and the answers of a dry run, and the names of objects that are not stored.
 
-Flows in: objects as they were listed, from a file, a running system or a cluster. Flows out: values that `topobus allocate --dry-run` reads and prints.
+Flows in: objects listed from a file, a running system or a cluster. Flows out: values that `topobus allocate --dry-run` reads and prints.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
 
 from msgspec import Struct
 
@@ -12,15 +15,17 @@ from topobus.controller.allocation.search import DEFAULT_STEP_BUDGET
 from topobus.controller.allocation.values import Mode
 from topobus.controller.claims.objects import ReadObject
 from topobus.domain.device import Inventory
+from topobus.domain.errors import ContractError
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine
 from topobus.domain.outcome import Reason
 from topobus.domain.request import PodRequest
 from topobus.domain.view import NodeAlignment
-from topobus.kubernetes.api.objects import metadata_of
-from topobus.kubernetes.api.resource import AllocationResult
+from topobus.kubernetes.api.objects import metadata_of, name_of
+from topobus.kubernetes.api.resource import AllocationResult, SliceSpec
+from topobus.kubernetes.api.shape import read_as
 
-__all__ = ["DryAnswer", "Silence", "Situation", "holder_of", "made_up_uid", "place_of", "pod_holder_of"]
+__all__ = ["DryAnswer", "Silence", "Situation", "holder_of", "made_up_uid", "place_of", "pod_holder_of", "readable_slices"]
 
 
 class Silence(Struct, frozen=True, kw_only=True):
@@ -94,3 +99,13 @@ def pod_holder_of(claim: ApiObject) -> str:
         None,
     )
     return f"pod {metadata.namespace or 'default'}/{owner.get('name')}" if owner is not None else ""
+
+
+def readable_slices(objects: Iterable[ApiObject]) -> tuple[SliceSpec, ...]:
+    """Read the ResourceSlices among some objects; those that nobody can read are left out, as in the copies."""
+    slices: list[SliceSpec] = []
+    for api_object in objects:
+        if api_object.kind == "ResourceSlice":
+            with suppress(ContractError):
+                slices.append(read_as(api_object.spec, SliceSpec, where=name_of(api_object)))
+    return tuple(slices)

@@ -1,1 +1,1 @@
-"""One file a job: each compares what is with what should be and writes the next step."""
+"""The reconcilers, one file for each job: each compares the stored state with the desired one and writes the next step."""

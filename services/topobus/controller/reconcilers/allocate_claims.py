@@ -1,14 +1,14 @@
-"""Allocates claims: brings each stored claim one write further until it is allocated, told why not, or gone.
+"""Allocates claims: advances each stored claim by one write until it is allocated, its condition says why not, or it is deleted.
 
-Flows in: the world as the watches see it. Flows out: asks to nodes, compare-and-set writes of claims, decision events. Every step may be repeated, by this
-replica after a crash or by another one: operations at nodes have ids made of the claim's uid and the attempt's number, and a write that lost to somebody
-else's is dropped, for the watch brings the newer object.
+Flows in: the controller's state. Flows out: requests to nodes, compare-and-set writes of claims, decision events. Every step may be repeated, by this
+replica after a crash or by another one: operation ids at nodes consist of the claim's uid and the attempt's number, and a write that loses its
+compare-and-set is dropped, since the watch brings the newer object.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,8 +16,7 @@ from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.explanations import explain_nodes
 from topobus.controller.allocation.miss_reasons import summarize
 from topobus.controller.allocation.values import GaveUp
-from topobus.controller.claims import lifecycle
-from topobus.controller.claims.lifecycle import Attempt
+from topobus.controller.claims import attempts, lifecycle
 from topobus.controller.claims.reservations import (
     AllocationMode,
 )
@@ -26,9 +25,14 @@ from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.reconcilers.allocator import Allocator, Member, member
 from topobus.controller.reconcilers.claim_users import ClaimUsers
+from topobus.controller.reconcilers.commit_allocations import (
+    AllocationCommitter,
+    Attempted,
+    refused_devices,
+)
 from topobus.controller.reconcilers.deallocate_claims import ClaimDeallocation
 from topobus.controller.reconcilers.decision_publisher import DecisionPublisher
-from topobus.controller.reconcilers.node_ledgers import NODE_FAILED, NodeLedgers, Overtaken
+from topobus.controller.reconcilers.node_ledgers import NODE_FAILED, NodeLedgers
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.state.costly_work import CostlyWork
 from topobus.controller.state.standalone_state import StandaloneState
@@ -65,7 +69,7 @@ class ClaimReconciler:
         self,
         settings: ControllerSettings,
         runtime: Runtime,
-        world: StandaloneState,
+        state: StandaloneState,
         finder: Allocator,
         consumers: ClaimUsers,
         metrics: ControllerMetrics,
@@ -76,12 +80,11 @@ class ClaimReconciler:
         self._boundary = boundary or ObjectBoundary("claims")
         self._settings = settings
         self._runtime = runtime
-        self._world = world
+        self._state = state
         self._finder = finder
         self._consumers = consumers
         self._metrics = metrics
-        self._writer = ObjectWriter(NatsStore(runtime.bus, world))
-        self._ledgers = ledgers
+        self._writer = ObjectWriter(NatsStore(runtime.bus, state))
         self._deallocation = deallocation
         self._advice_left = _MOST_ADVICE
         self._settled: dict[ObjectKey, _Seen] = {}
@@ -91,40 +94,42 @@ class ClaimReconciler:
         self._slots = asyncio.Semaphore(settings.parallel_asks)
         self._is_due = False
         self._decisions = DecisionPublisher(runtime.bus, runtime.clock)
+        self.committer = AllocationCommitter(self._writer, ledgers, self._decisions, metrics)
+        """Writes attempts and allocations."""
         self._log = get_logger()
 
     async def reconcile_all(self) -> bool:
-        """Bring every claim as far as it goes now; True says that a peer was silent and another try is due after a while."""
+        """Advance every claim as far as it goes now; True when another try is due after a while because a peer did not answer."""
         await self._finder.warm()
-        self._forgive()
+        self._expire_refusals()
         self._advice_left = _MOST_ADVICE
         self._is_due = False
         waiting = 0
         # Claims are decided on one after the other, for each sees what those before it took; what follows for one concerns no other, so that goes side by side.
         async with asyncio.TaskGroup() as commits:
-            for key, _ in self._world.claims():
-                stored = self._world.objects.get(key)
+            for key, _ in self._state.claims():
+                stored = self._state.objects.get(key)
                 if stored is None or self._done.get(key) == stored.revision:
                     continue  # gone while the claims before it were worked on, or allocated for good as it stands
                 await self._bounded(key, stored, partial(self._reconcile, key, stored, commits))
                 waiting += not self._is_allocated(stored.value)
-        self._boundary.keep(self._world.objects.keys())
+        self._boundary.keep(self._state.objects.keys())
         self._metrics.waiting.set(waiting)
-        self._settled = {key: seen for key, seen in self._settled.items() if key in self._world.objects}
+        self._settled = {key: seen for key, seen in self._settled.items() if key in self._state.objects}
         self._deallocation.keep()
-        if len(self._done) > 2 * len(self._world.of_kind("resourceclaim")):
-            self._done = {key: revision for key, revision in self._done.items() if key in self._world.objects}
+        if len(self._done) > 2 * len(self._state.of_kind("resourceclaim")):
+            self._done = {key: revision for key, revision in self._done.items() if key in self._state.objects}
         return self._is_due or self._finder.refusals.is_waiting
 
     async def reconcile_costly(self) -> bool:
         """Search for claims that need more than a short search, as far as one round's budget goes; True says that more of them are due at once."""
         spent = self._finder.spent
-        self._costly.keep(lambda key: key in self._world.objects)
+        self._costly.keep(lambda key: key in self._state.objects)
         async with asyncio.TaskGroup() as commits:
             for key in self._costly.due(self._read, now_s=self._runtime.clock.monotonic()):
                 if self._finder.spent - spent > _ROUND_STEPS:
                     return True
-                stored, turn = self._world.objects[key], self._costly.turn_of(key)
+                stored, turn = self._state.objects[key], self._costly.turn_of(key)
                 await self._bounded(key, stored, partial(self._reconcile, key, stored, commits, is_cheap=False))
                 if self._costly.turn_of(key) == turn:
                     self._costly.drop(key)  # it has what it wanted, or waits for something else
@@ -132,14 +137,14 @@ class ClaimReconciler:
 
     @property
     def is_pausing(self) -> bool:
-        """Say whether a costly claim is to be tried again after a while."""
+        """Say whether a costly claim is due again by time alone."""
         return self._costly.is_pausing(self._read, now_s=self._runtime.clock.monotonic())
 
     def _read(self, key: ObjectKey) -> Hashable:
         """Name what a search for a claim reads and may be freed: while it is the same, the search finds the same."""
-        stored = self._world.objects.get(key)
-        nodes = self._world.nodes_for(stored.claim) if stored is not None else ()
-        return self._world.shared_epoch, self._world.class_epoch, tuple(self._world.freedom_of(node) for node in nodes)
+        stored = self._state.objects.get(key)
+        nodes = self._state.nodes_for(stored.claim) if stored is not None else ()
+        return self._state.shared_epoch, self._state.class_epoch, tuple(self._state.freedom_of(node) for node in nodes)
 
     async def _bounded(self, key: ObjectKey, stored: Stored, work: Callable[[], Coroutine[None, None, None]]) -> None:
         """Do one piece of work for a claim, and set the claim aside when it fails in a way that nobody thought of."""
@@ -149,25 +154,25 @@ class ClaimReconciler:
                 await work()
             except ContractError as err:
                 # Telling is a write, too, and may fail as any other.
-                await self.tell(key, stored, "Malformed", (Reason(code="malformed", message=str(err)),))
+                await self.set_condition(key, stored, "Malformed", (Reason(code="malformed", message=str(err)),))
             return False
 
         async def report(reason: Reason) -> None:
-            await self.tell(key, stored, "Malformed", (reason,))
+            await self.set_condition(key, stored, "Malformed", (reason,))
 
-        version = (stored.revision, self._world.supply, self._world.shared_epoch)
+        version = (stored.revision, self._state.supply, self._state.shared_epoch)
         self._is_due = await self._boundary.run(key, version, guarded, name=stored.shown, report=report) or self._is_due
 
-    def _forgive(self) -> None:
+    def _expire_refusals(self) -> None:
         """Let refused devices be tried again when their time has come."""
-        stored = self._world.objects
+        stored = self._state.objects
 
         def is_done(key: Hashable) -> bool:
-            found = stored.get(key) if isinstance(key, ObjectKey) else None
+            claim = stored.get(key) if isinstance(key, ObjectKey) else None
             # What is being taken back is on its way to be tried again.
-            return found is None or (self._is_allocated(found.value) and not found.claim.deallocation)
+            return claim is None or (self._is_allocated(claim.value) and not claim.claim.deallocation)
 
-        for key in self._finder.refusals.forgive(now_s=self._runtime.clock.monotonic(), is_done=is_done):
+        for key in self._finder.refusals.expire(now_s=self._runtime.clock.monotonic(), is_done=is_done):
             self._settled = {object_key: seen for object_key, seen in self._settled.items() if object_key != key}
             if isinstance(key, ObjectKey):
                 self._costly.drop(key)
@@ -189,65 +194,102 @@ class ClaimReconciler:
                 await self._deallocation.begin(key, stored, "no pod uses it any more")
             return
         attempt = stored.claim.attempt
-        if attempt is None:
-            if not await self._is_mine_to_begin(key, stored):
+        attempted = Attempted(key, stored, attempt) if attempt is not None else None
+        if attempted is None:
+            if not await self._is_independent(key, stored):
                 if not self._consumers.waiting(key):
-                    await self._deallocation.release_leftovers(key, self._world.objects.get(key, stored))
+                    await self._deallocation.release_leftovers(key, self._state.objects.get(key, stored))
                 return
-            found = await self._begin(key, stored, is_cheap=is_cheap)
-            if found is None:
+            attempted = await self._begin(key, stored, is_cheap=is_cheap)
+            if attempted is None:
                 return
-            stored, attempt = found
         await self._slots.acquire()
-        commits.create_task(self._commit_in_slot(key, stored, attempt))
+        commits.create_task(self._commit_in_slot(attempted))
 
-    async def _commit_in_slot(self, key: ObjectKey, stored: Stored, attempt: Attempt) -> None:
+    async def _commit_in_slot(self, attempted: Attempted) -> None:
         try:
-            await self._bounded(key, stored, partial(self._commit, key, stored, attempt))
+            await self._bounded(attempted.key, attempted.stored, partial(self._commit, attempted.key, attempted))
         finally:
             self._slots.release()
 
-    async def _is_mine_to_begin(self, key: ObjectKey, stored: Stored) -> bool:
+    async def _commit(self, key: ObjectKey, attempted: Attempted) -> None:
+        await self.committer.commit([attempted], self)
+
+    @property
+    def log_fields(self) -> Mapping[str, str]:
+        """What the log says of each decision beside the claim and the node: nothing."""
+        return {}
+
+    async def revalidate(self, group: Sequence[Attempted]) -> Sequence[AllocationResult]:
+        """Accept the attempts as they are: nobody else allocates, so the node's ledger decides, and the revision of the claim is the check."""
+        return [attempted.attempt.allocation for attempted in group]
+
+    async def refusal_of(self, attempted: Attempted, error: PeerUnavailable) -> Refusal:
+        """Ask the node again; whoever waits for the claim is told what for.
+
+        Errors: raises the error.
+        """
+        if error.facts.get("code") == NODE_FAILED:
+            reason = Reason(code="node-failed", message=str(error), facts={"node": attempted.attempt.node})
+            await self.set_condition(attempted.key, attempted.stored, "NodeFailed", (reason,))
+        raise error
+
+    def allocated(self, claim: ApiObject, allocation: AllocationResult) -> ApiObject:
+        """Make the claim's next version, which has the allocation and no reservation: the pod's follows when all of its claims are allocated."""
+        return lifecycle.with_allocation(claim, allocation, now=rfc3339(self._runtime.clock.now()))
+
+    async def on_refused(self, attempted: Attempted, refusal: Refusal) -> None:
+        """Drop an attempt that its node refuses; the next round searches again."""
+        key, stored, attempt = attempted.key, attempted.stored, attempted.attempt
+        devices = refused_devices(attempt, refusal, self._state.devices_of(attempt.node))
+        self._finder.refusals.add(key, devices, summarize(refusal.reasons), now_s=self._runtime.clock.monotonic())
+        dropped = await self._writer.write(key, stored.revision, attempts.without_attempt(stored.value))
+        if dropped is not None:
+            await self.set_condition(key, dropped, "RefusedByNode", refusal.reasons)
+
+    async def _is_independent(self, key: ObjectKey, stored: Stored) -> bool:
         """Say whether a claim is to be allocated by itself: one that waits for a pod, or that a pod brings along, is not."""
         mode = stored.claim.mode
         if self._consumers.waiting(key):
-            missing = self._world.missing_mates(stored.claim)
+            missing = self._state.missing_mates(stored.claim)
             if missing:
                 message = f"waits for {', '.join(missing)}, which the same pod wants: its claims are served together"
                 reason = Reason(code="waits-for-claims", message=message, facts={"claims": missing})
-                await self.tell(key, stored, "WaitsForClaims", (reason,))
+                await self.set_condition(key, stored, "WaitsForClaims", (reason,))
             return False
         if (mode or self._settings.claim_allocation) is AllocationMode.IMMEDIATE:
             return True
         message = "is allocated when a pod that uses it is scheduled, and no stored pod waits for it"
-        await self.tell(key, stored, "WaitsForPod", (Reason(code="waits-for-pod", message=message),))
+        await self.set_condition(key, stored, "WaitsForPod", (Reason(code="waits-for-pod", message=message),))
         return False
 
-    async def _begin(self, key: ObjectKey, stored: Stored, *, is_cheap: bool) -> tuple[Stored, Attempt] | None:
+    async def _begin(self, key: ObjectKey, stored: Stored, *, is_cheap: bool) -> Attempted | None:
         """Search for devices and write the attempt down; None when there is no way forward now, or somebody else wrote first.
 
         Shapes: is_cheap — a claim that needs more than a short search is put behind all others.
         """
-        seen = _Seen(stored.revision, self._world.supply)
+        seen = _Seen(stored.revision, self._state.supply)
         if self._settled.get(key) == seen or (is_cheap and self._costly.holds(key, stored.revision)):
             return None
         members = self._together(key, stored)
-        nodes = self._world.nodes_for(stored.claim)
+        nodes = self._state.nodes_for(stored.claim)
         read = self._read(key)
-        found = await self._finder.first(nodes, members, is_cheap=is_cheap)
-        if isinstance(found, tuple):
-            node, outcome = found
-            return await self.attempt(node, members, outcome.results)
-        refused = found
+        choice = await self._finder.first(nodes, members, is_cheap=is_cheap)
+        if isinstance(choice, tuple):
+            node, outcome = choice
+            # The others' attempts are committed in their own turns.
+            group = await self.committer.attempt(node, members, outcome.results)
+            return group[0] if group else None
+        refused = choice
         if is_cheap and any(isinstance(outcome, GaveUp) for outcome in refused):
             self._costly.put(key, stored.revision)
             return None
         await self._finder.refresh(nodes, refused, members)
         self._settled[key] = seen
         reason, reasons = explain_nodes(nodes, refused)
-        await self.tell(key, stored, reason, reasons, lambda: self._finder.advise_members(nodes, refused, members))
+        await self.set_condition(key, stored, reason, reasons, lambda: self._finder.advise_members(nodes, refused, members))
         if not is_cheap:
-            newest = self._world.objects.get(key, stored)
+            newest = self._state.objects.get(key, stored)
             self._costly.tried(key, newest.revision, read, now_s=self._runtime.clock.monotonic())
         return None
 
@@ -256,76 +298,21 @@ class ClaimReconciler:
 
         Errors: raises ContractError when the first cannot be read; another that cannot is told so in its own turn.
         """
-        members = [member(key, stored, self._world.classes)]
-        if self._world.holds_devices(stored.claim):
+        members = [member(key, stored, self._state.classes)]
+        if self._state.holds_devices(stored.claim):
             return members
-        for mate_key, mate in self._world.mates(stored.claim):
+        for mate_key, mate in self._state.mates(stored.claim):
             try:
                 is_waiting = mate.claim.held is None and not mate.metadata.deletion_timestamp
                 if self._consumers.waiting(mate_key):
                     continue  # the pod brings it along when it is scheduled
-                if is_waiting and not self._world.holds_devices(mate.claim):
-                    members.append(member(mate_key, mate, self._world.classes))
+                if is_waiting and not self._state.holds_devices(mate.claim):
+                    members.append(member(mate_key, mate, self._state.classes))
             except ContractError:
                 continue
         return members
 
-    async def attempt(self, node: str, members: Sequence[Member], results: Sequence[AllocationResult]) -> tuple[Stored, Attempt] | None:
-        """Write an attempt into each claim; gives the first one's. They are committed in their own turns.
-
-        Shapes: results — one a member.
-        """
-        made: list[tuple[Stored, Attempt] | None] = []
-        for each_member, result in zip(members, results, strict=True):
-            claim = each_member.stored.value
-            allocation = lifecycle.with_uuids(result, each_member.stored.uid)
-            attempt = Attempt(number=lifecycle.number_of(claim) + 1, node=node, allocation=allocation, wishes=each_member.wishes)
-            written = await self._writer.write(each_member.key, each_member.stored.revision, lifecycle.with_attempt(claim, attempt))
-            made.append((written, attempt) if written is not None else None)
-        return made[0]
-
-    async def _commit(self, key: ObjectKey, stored: Stored, attempt: Attempt) -> None:
-        """Have the node's ledger take the attempt, and write the status; a refusal drops the attempt, and the next round searches anew."""
-        claim = stored.value
-        op_id = f"allocate-{stored.uid}-{attempt.number}"
-
-        async def is_newest() -> bool:
-            newest = await self._writer.read(key)
-            return newest is not None and newest.revision == stored.revision
-
-        try:
-            held = await self._ledgers.hold(claim, attempt, is_newest)
-        except PeerUnavailable as err:
-            if err.facts.get("code") == NODE_FAILED:
-                # It is asked again; whoever waits for the claim is told what for.
-                await self.tell(key, stored, "NodeFailed", (Reason(code="node-failed", message=str(err), facts={"node": attempt.node}),))
-            raise
-        if isinstance(held, Overtaken):
-            return
-        if isinstance(held, Refusal):
-            self._metrics.decisions.labels("refused-by-node").inc()
-            why = summarize(held.reasons)
-            self._log.info("claim.refused", claim=stored.shown, node=attempt.node, op_id=op_id, why=why)
-            # Where the node forbids what the claim wishes, no other of its devices helps.
-            is_forbidden = any(reason.code == "policy-forbidden" for reason in held.reasons)
-            devices = self._world.devices_of(attempt.node) if is_forbidden else lifecycle.devices_of(attempt.allocation, attempt.node)
-            self._finder.refusals.remember(key, devices, why, now_s=self._runtime.clock.monotonic())
-            dropped = await self._writer.write(key, stored.revision, lifecycle.without_attempt(claim))
-            if dropped is not None:
-                await self.tell(key, dropped, "RefusedByNode", held.reasons)
-            return
-        now = rfc3339(self._runtime.clock.now())
-        written = await self._writer.write(key, stored.revision, lifecycle.with_allocation(claim, attempt.allocation, now=now))
-        if written is None:
-            return
-        self._metrics.decisions.labels("allocated").inc()
-        names = [granted_device.device for granted_device in attempt.allocation.devices.results]
-        self._log.info("claim.allocated", claim=stored.shown, node=attempt.node, devices=names, op_id=op_id)
-        await self._decisions.publish(
-            "allocate", stored.claim.owner, held.placement, op_id=op_id, node=attempt.node, ledger_sequence=held.ledger_sequence
-        )
-
-    async def tell(
+    async def set_condition(
         self,
         key: ObjectKey,
         stored: Stored,

@@ -1,6 +1,6 @@
-"""Where a search runs: at once while it is short, in a thread when it may take long, so that probes and watches never wait for it.
+"""Runs searches: a short one at once, a long one in a thread, so that probes and watches never wait for it.
 
-Flows in: an AllocationInput and, for claims with wishes, the node. Flows out: the outcome of the core's search, measured.
+Flows in: an AllocationInput and, for claims with an alignment request, the node. Flows out: the outcome of the search, with its duration measured.
 """
 
 from __future__ import annotations

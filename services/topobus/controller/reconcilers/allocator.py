@@ -1,6 +1,6 @@
-"""Finds devices on one node for claims that are served together; claims on their own and those of pods go the same way.
+"""Finds devices for claims of the stand-alone home that are allocated together, with or without a pod.
 
-Flows in: the world, claims as stored, devices that must not be given now (refused by their node, or quarantined). Flows out: the search's outcome.
+Flows in: the controller's state, stored claims, devices to exclude (refused by their node, or quarantined). Flows out: the search's outcome.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.reconcilers.allocation_runner import CHEAP_STEPS, LONGEST_S
 from topobus.controller.reconcilers.node_search import NodeSearch
-from topobus.controller.scheduling.aligned_allocation import read_wishes
+from topobus.controller.scheduling.aligned_allocation import read_alignment_request
 from topobus.controller.state.refusal_backoff import RefusalBackoff
 from topobus.controller.state.result_cache import RequestShape, ResultCache
 from topobus.controller.state.standalone_state import StandaloneState
@@ -67,19 +67,19 @@ def member(key: ObjectKey, stored: Stored, classes: Mapping[str, DeviceClassSpec
     Errors: raises ContractError.
     """
     spec = stored.claim.spec
-    return Member(key, stored, spec, read_wishes(spec, stored.shown, classes))
+    return Member(key, stored, spec, read_alignment_request(spec, stored.shown, classes))
 
 
 class Allocator(NodeSearch):
-    """Looks at the nodes of the stand-alone home, and remembers what was found for the like of a claim."""
+    """Searches the nodes of the stand-alone home, and caches the results by the claims' shape."""
 
     def __init__(
-        self, settings: ControllerSettings, runtime: Runtime, world: StandaloneState, compiler: SelectorCompiler, metrics: ControllerMetrics
+        self, settings: ControllerSettings, runtime: Runtime, state: StandaloneState, compiler: SelectorCompiler, metrics: ControllerMetrics
     ) -> None:
-        results = ResultCache(world.stock, world.nodes, lambda: world.classes, compiler, settings.mode)
-        super().__init__(settings, runtime.clock, world, results, compiler, metrics)
+        results = ResultCache(state.stock, state.nodes, lambda: state.classes, compiler, settings.mode)
+        super().__init__(settings, runtime.clock, state, results, compiler, metrics)
         self._clock = runtime.clock
-        self._world = world
+        self._state: StandaloneState = state
         self._compiler = compiler
         self._warmed: tuple[str, ...] = ()
         self._asked: tuple[Sequence[Member], int, RequestShape | None] = (), -1, None
@@ -88,21 +88,21 @@ class Allocator(NodeSearch):
 
     async def warm(self) -> None:
         """Show new nodes to selectors before a claim has to wait for that; gives way now and then, for it takes a second for some thousand nodes."""
-        nodes = self._world.nodes()
+        nodes = self._state.nodes()
         if nodes is self._warmed:
             return
         self._warmed = nodes
         self.keep(nodes)
         for place, node in enumerate(nodes):
             try:
-                self._world.stock.table_of(node).warm()
+                self._state.stock.table_of(node).warm()
             except Exception as err:  # noqa: BLE001 - boundary: one node; it is told of when it is searched
                 self.node_failed(node, err)
             if place % _WARMED_AT_ONCE == 0:
                 await asyncio.sleep(0)
 
-    async def look(self, node: str, members: Sequence[Member], *, pod: PodRequest | None = None, is_cheap: bool = False) -> Outcome:
-        """Search one node, unless it is known what the like of these claims gets there; a miss may come without reasons (see `refresh`).
+    async def search_on(self, node: str, members: Sequence[Member], *, pod: PodRequest | None = None, is_cheap: bool = False) -> Outcome:
+        """Search one node, or give the cached result for claims of this shape; a miss may come without reasons (see `refresh`).
 
         What a node publishes concerns that node only: one that makes a search fail in a way that nobody thought of is at fault by itself, and the others are searched.
         Shapes: pod — the claims' pod, when it wishes for their alignment with it (see `together`); is_cheap — give up where more than a short search is needed.
@@ -118,7 +118,7 @@ class Allocator(NodeSearch):
         if pod is not None or not self._are_plain(members):
             return await self.search_members(node, members, pod=pod, is_cheap=is_cheap)
         # Nothing is excluded: of plain claims no node has refused a device.
-        outcome, _ = await self.recall_or_search(node, members, self._question(members), {}, is_cheap=is_cheap)
+        outcome, _ = await self.search_cached(node, members, self._shape(members), {}, is_cheap=is_cheap)
         return outcome
 
     async def first(
@@ -131,13 +131,13 @@ class Allocator(NodeSearch):
         a node before the one that fits may fit, too.
         Shapes: nodes — in order, by name when there are several; result — with the node, or one outcome a node, only one for what is wrong on all.
         """
-        is_everywhere = nodes is self._world.nodes() and self._are_plain(members)
-        question = self._question(members) if is_everywhere else None
+        is_everywhere = nodes is self._state.nodes() and self._are_plain(members)
+        shape = self._shape(members) if is_everywhere else None
         outcomes: dict[str, Outcome] = {}
         end = self._clock.monotonic() + LONGEST_S
         spent = self.spent
-        for node in nodes if question is None else self.results.open_nodes(question):
-            outcome = await self.look(node, members, is_cheap=is_cheap) if self._clock.monotonic() < end else GaveUp(0)
+        for node in nodes if shape is None else self.results.open_nodes(shape):
+            outcome = await self.search_on(node, members, is_cheap=is_cheap) if self._clock.monotonic() < end else GaveUp(0)
             if isinstance(outcome, Allocated):
                 return node, outcome
             if is_cheap and (isinstance(outcome, GaveUp) or self.spent - spent > CHEAP_STEPS):
@@ -145,22 +145,22 @@ class Allocator(NodeSearch):
             if isinstance(outcome, Fault) and not outcome.is_local:
                 return [outcome]  # wrong on every node: the others would only repeat it
             outcomes[node] = outcome
-            if question is not None and isinstance(outcome, NoFit):
-                self.results.close(question, node)
+            if shape is not None and isinstance(outcome, NoFit):
+                self.results.close(shape, node)
         return [outcomes.get(node, NoFit((), 0)) for node in nodes]
 
-    def _question(self, members: Sequence[Member]) -> RequestShape:
+    def _shape(self, members: Sequence[Member]) -> RequestShape:
         """Tell what is asked; the same claims are asked about on node after node."""
         asked, epoch, request_shape = self._asked
-        if request_shape is None or asked is not members or epoch != self._world.class_epoch:
-            request_shape = self.results.question([each_member.spec for each_member in members])
-            self._asked = members, self._world.class_epoch, request_shape
+        if request_shape is None or asked is not members or epoch != self._state.class_epoch:
+            request_shape = self.results.shape([each_member.spec for each_member in members])
+            self._asked = members, self._state.class_epoch, request_shape
         return request_shape
 
     def _wrong(self, members: Sequence[Member]) -> Fault | None:
         """Say what an API server would have refused of these claims: admin access outside of a namespace for it, a selector that may cost too much."""
         return objection_to_claims(
-            [(each_member.stored.claim, each_member.spec) for each_member in members], self._world.labels_of, self._compiler
+            [(each_member.stored.claim, each_member.spec) for each_member in members], self._state.labels_of, self._compiler
         )
 
     def _are_plain(self, members: Sequence[Member]) -> bool:
@@ -170,7 +170,7 @@ class Allocator(NodeSearch):
             or asks_admin(each_member.spec)
             or has_heavy_selector(each_member.spec, self._compiler)
             or self.refusals.refused(each_member.key)
-            or not self._world.stock.is_new(each_member.key, each_member.stored.claim.owner)
+            or not self._state.stock.is_new(each_member.key, each_member.stored.claim.owner)
             for each_member in members
         )
 

@@ -1,7 +1,7 @@
-"""Binding conditions: gives back devices whose binding failed or took too long, and says of which claims a pod has to wait.
+"""Handles binding conditions: deallocates devices whose binding failed or timed out, and names the claims that a pod has to wait for.
 
-Flows in: allocated claims. Flows out: claims marked to be taken back, their devices refused for a while so that others are tried. A driver's word stands in the
-claim's status; nothing here is remembered that a restart would lose, but for the refusals.
+Flows in: allocated claims. Flows out: claims marked for deallocation, their devices excluded for a while so that others are tried. A driver reports
+conditions in the claim's status, so a restart loses only the exclusions.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ __all__ = ["BindingConditions"]
 
 
 class BindingConditions:
-    """Looks at allocated claims whose devices have binding conditions."""
+    """Checks allocated claims whose devices have binding conditions."""
 
     def __init__(
         self,
         timeout_s: float,
         runtime: Runtime,
-        world: StandaloneState,
+        state: StandaloneState,
         finder: Allocator,
         deallocation: ClaimDeallocation,
         boundary: ObjectBoundary | None = None,
@@ -42,38 +42,38 @@ class BindingConditions:
         self._boundary = boundary or ObjectBoundary("binding")
         self._timeout_s = timeout_s
         self._clock = runtime.clock
-        self._world = world
+        self._state = state
         self._finder = finder
         self._deallocation = deallocation
 
     async def reconcile_all(self) -> bool:
-        """Give back what failed; True says that some claim waits, whose time may run out."""
+        """Deallocate claims whose binding failed; True when some claim waits and may time out."""
         is_due = False
         seen: list[ObjectKey] = []
-        for key, stored in self._world.claims() if self._world.taints.has_seen_binding else ():
+        for key, stored in self._state.claims() if self._state.taints.has_seen_binding else ():
             seen.append(key)
             is_due = await self._boundary.run(key, stored.revision, partial(self._reconcile, key, stored), name=stored.shown) or is_due
         self._boundary.keep(seen)
         return is_due
 
     async def _reconcile(self, key: ObjectKey, stored: Stored) -> bool:
-        state = self._state(stored)
-        if isinstance(state, BindingFailed) and not stored.metadata.deletion_timestamp:
-            await self._give_back(key, stored, state)
-        return isinstance(state, BindingWaits)
+        verdict = self._verdict_of(stored)
+        if isinstance(verdict, BindingFailed) and not stored.metadata.deletion_timestamp:
+            await self._give_back(key, stored, verdict)
+        return isinstance(verdict, BindingWaits)
 
     def wait_for(self, keys: tuple[ObjectKey, ...]) -> Reason | None:
-        """Say for which claim a pod has to wait; None when all are ready."""
+        """Name the claim that a pod has to wait for; None when all are ready."""
         for key in keys:
-            stored = self._world.objects.get(key)
-            state = self._state(stored) if stored is not None else None
-            if isinstance(state, BindingWaits | BindingFailed):
-                what = ", ".join(state.missing) if isinstance(state, BindingWaits) else state.why
+            stored = self._state.objects.get(key)
+            verdict = self._verdict_of(stored) if stored is not None else None
+            if isinstance(verdict, BindingWaits | BindingFailed):
+                what = ", ".join(verdict.missing) if isinstance(verdict, BindingWaits) else verdict.why
                 message = f"claim {key.namespace}/{key.name} waits for its devices: {what}"
                 return Reason(code="waits-for-binding", message=message, facts={"claim": key.name, "conditions": what})
         return None
 
-    def _state(self, stored: Stored) -> BindingState | None:
+    def _verdict_of(self, stored: Stored) -> BindingState | None:
         if not stored.value.status.get("allocation") or stored.claim.deallocation:
             return None
         try:
@@ -81,7 +81,7 @@ class BindingConditions:
         except ContractError:
             return None  # told so by the reconciler of claims
 
-    async def _give_back(self, key: ObjectKey, stored: Stored, state: BindingFailed) -> None:
+    async def _give_back(self, key: ObjectKey, stored: Stored, verdict: BindingFailed) -> None:
         allocation = stored.claim.status.allocation
         results = allocation.devices.results if allocation is not None else ()
         devices = [
@@ -89,5 +89,5 @@ class BindingConditions:
             for granted_device in results
             if granted_device.binding_conditions
         ]
-        self._finder.refusals.remember(key, devices, f"binding failed: {state.why}", now_s=self._clock.monotonic())
-        await self._deallocation.begin(key, stored, f"binding failed: {state.why}")
+        self._finder.refusals.add(key, devices, f"binding failed: {verdict.why}", now_s=self._clock.monotonic())
+        await self._deallocation.begin(key, stored, f"binding failed: {verdict.why}")

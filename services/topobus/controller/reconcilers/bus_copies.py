@@ -1,7 +1,8 @@
-"""The copies of what stands on the bus, as both homes of the controller keep them: what nodes say, and where the home has more to follow, that as well.
+"""Keeps the copies of what nodes publish on the bus, for both homes of the controller.
 
-Flows in: changes of the bus's buckets. Flows out: the state, kept up to date; which copies are not whole yet, as readiness parts; a wake-up after each change. What
-one key holds concerns no other: a value that cannot be taken in is logged, counted and as good as none. The bus has compared each value with its key already.
+Flows in: changes of the bus's buckets. Flows out: the updated state; readiness parts for copies that are not complete yet; a wake-up after each
+change. A value that cannot be parsed is logged, counted and treated as absent, and affects no other key. The bus has already compared each value with
+its key.
 """
 
 from __future__ import annotations
@@ -30,33 +31,31 @@ _NODE_PARTS = ("machines", "inventories", "ledgers", "alignments")
 
 
 class BusCopies:
-    """Follows the bus into `state`; `more` names parts that the home follows itself by `follow`."""
+    """Follows the bus into `state`."""
 
-    def __init__(
-        self, runtime: Runtime, state: NodeState, boundary: ObjectBoundary, changed: Callable[[], None], more: tuple[str, ...] = ()
-    ) -> None:
+    def __init__(self, runtime: Runtime, state: NodeState, boundary: ObjectBoundary, changed: Callable[[], None]) -> None:
         self._runtime = runtime
         self._state = state
         self._boundary = boundary
         self._changed = changed
-        self._missing = {*_NODE_PARTS, *more}
+        self._missing: set[str] = set(_NODE_PARTS)
         for part in sorted(self._missing):
             runtime.readiness.set(part, is_ready=False, why="no snapshot yet")
 
     @property
     def is_whole(self) -> bool:
-        """Say whether every copy is whole: before that no claim is decided on, and no pod planned."""
+        """Say whether every one of these copies is whole: before that no claim is decided on, and no pod planned."""
         return not self._missing
 
     def start(self, group: asyncio.TaskGroup) -> None:
         """Follow what nodes say, for ever."""
         bus = self._runtime.bus
-        group.create_task(self.follow("machines", bus.watch(catalogue.MACHINE), self._on_machine))
-        group.create_task(self.follow("inventories", bus.watch(catalogue.INVENTORY), self._on_inventory))
-        group.create_task(self.follow("ledgers", bus.watch(catalogue.LEDGER), self._on_ledger))
-        group.create_task(self.follow("alignments", bus.watch(catalogue.ALIGNMENT), self._on_alignment))
+        group.create_task(self._follow("machines", bus.watch(catalogue.MACHINE), self._on_machine))
+        group.create_task(self._follow("inventories", bus.watch(catalogue.INVENTORY), self._on_inventory))
+        group.create_task(self._follow("ledgers", bus.watch(catalogue.LEDGER), self._on_ledger))
+        group.create_task(self._follow("alignments", bus.watch(catalogue.ALIGNMENT), self._on_alignment))
 
-    async def follow(self, part: str, changes: AsyncGenerator[Change[M], None], apply: Callable[[Change[M]], None]) -> None:
+    async def _follow(self, part: str, changes: AsyncGenerator[Change[M], None], apply: Callable[[Change[M]], None]) -> None:
         """Keep one copy up to date, for ever."""
         async with aclosing(changes) as items:
             async for change in items:
@@ -74,7 +73,7 @@ class BusCopies:
 
     def _on_machine(self, change: Change[Machine]) -> None:
         if change.kind is ChangeKind.RESET:
-            self._state.forget_machines()
+            self._state.clear_machines()
         elif change.kind is ChangeKind.DELETE:
             self._state.drop_machine(change.parts["node"])
         elif change.value is not None:
@@ -82,7 +81,7 @@ class BusCopies:
 
     def _on_inventory(self, change: Change[Inventory]) -> None:
         if change.kind is ChangeKind.RESET:
-            self._state.forget_inventories()
+            self._state.clear_inventories()
         elif change.kind is ChangeKind.DELETE:
             self._state.drop_inventory(change.parts["node"], change.parts["device_class"])
         elif change.value is not None:
@@ -90,7 +89,7 @@ class BusCopies:
 
     def _on_ledger(self, change: Change[Ledger]) -> None:
         if change.kind is ChangeKind.RESET:
-            self._state.forget_ledgers()
+            self._state.clear_ledgers()
         elif change.kind is ChangeKind.DELETE:
             self._state.drop_ledger(change.parts["node"])
         elif change.value is not None:

@@ -1,6 +1,6 @@
-"""Which pods use which claims, as the stored pods say it.
+"""Indexes which pods use which claims, from the stored pods.
 
-Flows in: the world. Flows out: the users of a claim, and among them those that wait for a node. Read once a revision of a pod.
+Flows in: the controller's state. Flows out: the users of a claim, and those of them that wait for a node. A pod is parsed once for each revision.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ __all__ = ["ClaimUsers", "consuming_pods", "known_consumers"]
 class ClaimUsers:
     """The users of claims, brought up to date before each round."""
 
-    def __init__(self, world: StandaloneState, boundary: ObjectBoundary | None = None) -> None:
-        self._world = world
+    def __init__(self, state: StandaloneState, boundary: ObjectBoundary | None = None) -> None:
+        self._state = state
         self._boundary = boundary or ObjectBoundary("consumers")
         self._read: dict[ObjectKey, tuple[int, tuple[str, ...]]] = {}
         self._users: dict[tuple[str, str], list[ObjectKey]] = {}
@@ -28,13 +28,13 @@ class ClaimUsers:
     def update(self) -> None:
         """Read the pods that are new or were changed."""
         self.pods = sorted(
-            self._world.of_kind("pod").items(), key=lambda item: (str(item[1].value.metadata.get("creationTimestamp") or ""), item[0])
+            self._state.of_kind("pod").items(), key=lambda item: (str(item[1].value.metadata.get("creationTimestamp") or ""), item[0])
         )
         read: dict[ObjectKey, tuple[int, tuple[str, ...]]] = {}
         self._users = {}
         for key, stored in self.pods:
-            known = self._read.get(key)
-            read[key] = known if known is not None and known[0] == stored.revision else (stored.revision, self._names(key, stored))
+            names = self._read.get(key)
+            read[key] = names if names is not None and names[0] == stored.revision else (stored.revision, self._names(key, stored))
             for name in read[key][1]:
                 self._users.setdefault((key.namespace, name), []).append(key)
         self._read = read
@@ -42,9 +42,9 @@ class ClaimUsers:
 
     def _names(self, key: ObjectKey, pod: Stored) -> tuple[str, ...]:
         """Read which claims a pod uses; one that nobody can read uses none."""
-        found: list[str] = []
-        self._boundary.run_now(key, pod.revision, lambda: found.extend(_names(pod)), name=pod.shown)
-        return tuple(found)
+        names: list[str] = []
+        self._boundary.run_now(key, pod.revision, lambda: names.extend(_names(pod)), name=pod.shown)
+        return tuple(names)
 
     def claims(self, pod: ObjectKey) -> tuple[str, ...]:
         """List the claims that a pod uses."""
@@ -52,11 +52,11 @@ class ClaimUsers:
 
     def users(self, claim: ObjectKey) -> tuple[ObjectKey, ...]:
         """List the pods that use a claim."""
-        return tuple(key for key in self._users.get((claim.namespace, claim.name), ()) if key in self._world.objects)
+        return tuple(key for key in self._users.get((claim.namespace, claim.name), ()) if key in self._state.objects)
 
     def waiting(self, claim: ObjectKey) -> tuple[ObjectKey, ...]:
         """List the pods that use a claim and are still to be scheduled: the claim is allocated with the first of them."""
-        return tuple(key for key in self.users(claim) if is_waiting(self._world.objects[key]))
+        return tuple(key for key in self.users(claim) if is_waiting(self._state.objects[key]))
 
 
 def is_waiting(pod: Stored) -> bool:

@@ -1,18 +1,16 @@
-"""What pods leave behind: their own devices, their reservations, and at last the object.
+"""Cleans up deleted pods: releases their devices and reservations, and removes the object.
 
-Flows in: pods that are to be deleted, and reservations of pods that are gone. Flows out: RELEASE asks, freed claims, the object's deletion. A pod's finalizer stays until
-its nodes have let go, so a crash anywhere leaves the rest to whoever comes next; a pod deleted past its finalizer is seen by what still names it.
+Flows in: pods marked for deletion, and reservations of pods that no longer exist. Flows out: RELEASE requests, claims without the reservation, the
+object's deletion. A pod's finalizer stays until its nodes have released it, so any replica can continue after a crash. A pod that was deleted in
+spite of its finalizer is found through the objects that still name it.
 """
 
 from __future__ import annotations
 
-from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.miss_reasons import summarize
-from topobus.controller.claims.reservations import (
-    PodRef,
-    without_finalizer,
-    without_reservations,
-)
+from topobus.controller.claims.lifecycle import without_finalizer
+from topobus.controller.claims.objects import Pod
+from topobus.controller.claims.reservations import PodRef, without_reservations
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.reconcilers.claim_users import known_consumers
 from topobus.controller.reconcilers.ledger_releases import UnderWay
@@ -30,23 +28,23 @@ __all__ = ["PodCleanup", "own_request"]
 
 
 class PodCleanup:
-    """Lets go of what pods held."""
+    """Releases what pods held."""
 
-    def __init__(self, world: StandaloneState, writer: ObjectWriter, ledgers: NodeLedgers) -> None:
+    def __init__(self, state: StandaloneState, writer: ObjectWriter, ledgers: NodeLedgers) -> None:
         self._ledgers = ledgers
-        self._world = world
+        self._state = state
         self._writer = writer
         self._log = get_logger()
 
     async def finish(self, key: ObjectKey, stored: Stored) -> bool:
-        """Let go of a pod that is to be deleted: its own devices, its reservations, the finalizer, the object."""
+        """Release a pod that is to be deleted: its devices, its reservations, the finalizer, the object."""
         pod = stored.value
         metadata = stored.metadata
         who = PodRef(key.namespace, metadata.name, metadata.uid)
         if PLACEMENT_PROTECTION in metadata.finalizers:
             owner = Owner(kind=OwnerKind.POD, namespace=who.namespace, name=who.name, uid=who.uid)
-            nodes = {node for node, ledger in self._world.ledgers.items() if owner.key in ledger.allocations}
-            nodes |= {stored.pod.node} & set(self._world.nodes()) if _asks(pod) else set()
+            nodes = {node for node, ledger in self._state.ledgers.items() if owner.key in ledger.allocations}
+            nodes |= {stored.pod.node} & set(self._state.nodes()) if _asks(stored.pod) else set()
             op_id = f"release-{owner.uid}-{stored.revision}"
             # All of them at once: a node that answers must not wait for one that does not.
             answers = {node: await self._ledgers.release_on(node, owner, op_id) for node in sorted(nodes)}
@@ -71,11 +69,11 @@ class PodCleanup:
         return False
 
     async def leave_other_nodes(self, key: ObjectKey, stored: Stored) -> None:
-        """Have nodes let go of a pod that is bound to another one: a pod's node never changes, so what it holds elsewhere is nobody's."""
+        """Release a pod's holdings on all nodes but the one that it is bound to: a pod's node never changes."""
         metadata = stored.metadata
         owner = Owner(kind=OwnerKind.POD, namespace=key.namespace, name=metadata.name, uid=metadata.uid)
         bound = stored.pod.node
-        for node in self._world.stock.nodes_holding(owner.key):
+        for node in self._state.stock.nodes_holding(owner.key):
             if not bound or node == bound:
                 continue
             ledger = await self._ledgers.read(node)
@@ -86,16 +84,16 @@ class PodCleanup:
                 self._log.info("pod.left-node", pod=stored.shown, node=node, bound=bound)
 
     def reserved_claims(self) -> list[tuple[ObjectKey, Stored]]:
-        """List the claims that somebody has reserved."""
-        return [(key, stored) for key, stored in self._world.claims() if stored.value.status.get("reservedFor")]
+        """List the claims with reservations."""
+        return [(key, stored) for key, stored in self._state.claims() if stored.value.status.get("reservedFor")]
 
     async def drop_gone_users(self, key: ObjectKey, stored: Stored) -> bool:
-        """Take pods out of a claim's reservedFor that were deleted past their finalizer: no such pod is stored, on a second look either."""
+        """Remove pods from a claim's reservedFor that were deleted in spite of their finalizer: they are missing in the copy and in the store."""
         gone: list[str] = []
         for user in known_consumers(stored):
             pod_key = ObjectKey("pod", key.namespace, user.name)
-            known = self._world.objects.get(pod_key)
-            if user.resource != "pods" or (known is not None and known.uid == user.uid):
+            pod = self._state.objects.get(pod_key)
+            if user.resource != "pods" or (pod is not None and pod.uid == user.uid):
                 continue
             try:
                 entry = await self._writer.read(pod_key)
@@ -110,16 +108,16 @@ class PodCleanup:
         return False
 
     def _reserved_by(self, who: PodRef) -> list[tuple[ObjectKey, Stored]]:
-        found: list[tuple[ObjectKey, Stored]] = []
-        for key, stored in self._world.of_kind("resourceclaim").items():
+        reserved: list[tuple[ObjectKey, Stored]] = []
+        for key, stored in self._state.of_kind("resourceclaim").items():
             if key.namespace != who.namespace or is_classic(stored.value):
                 continue  # a classic claim's user is dropped once it is gone, for its driver is asked to take the claim back then
             if any(user.uid == who.uid for user in known_consumers(stored)):
-                found.append((key, stored))
-        return sorted(found)
+                reserved.append((key, stored))
+        return sorted(reserved)
 
 
-def _asks(pod: ApiObject) -> bool:
+def _asks(pod: Pod) -> bool:
     try:
         return own_request(pod) is not None
     except ContractError:

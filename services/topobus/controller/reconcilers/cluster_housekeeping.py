@@ -1,10 +1,10 @@
-"""The end of claims that we allocated, and where the cluster has nobody for it, their beginning too.
+"""Ends unused claims that this controller allocated in a cluster, and creates claims where no other controller does.
 
-kube-controller-manager's resourceclaim controller makes claims from templates, prunes reservations of pods that ended, deallocates what nobody uses and deletes what
-was made for a pod. Where it runs (`cluster.housekeeping = "cluster"`) all of that is left to it, and only what no one else knows is done here: intents of pods that
-are gone are withdrawn. With `own` the same is done here for gated pods and the claims that we allocated, and for no others.
+kube-controller-manager's resourceclaim controller makes claims from templates, prunes reservations of ended pods, deallocates unused claims and
+deletes those made for a pod. Where it runs (`cluster.housekeeping = "cluster"`), this module only withdraws intents of deleted pods, which that
+controller cannot see. With `own` it does all of this for gated pods and for the claims that this controller allocated, and for no others.
 
-Flows in: the copy of the cluster. Flows out: writes, each bound to a version, so that doing it beside somebody else is no harm.
+Flows in: the copy of the cluster. Flows out: writes, each conditional on a version, so that two controllers doing the same do no harm.
 Source: k8s.io/kubernetes pkg/controller/resourceclaim, 1.36.
 """
 
@@ -14,28 +14,21 @@ from collections.abc import Awaitable, Callable, Hashable
 from functools import partial
 
 from topobus.contracts.messages import ApiObject
-from topobus.controller.claims import gated_claims
-from topobus.controller.claims.gate import has_gate, is_over, version_of
-from topobus.controller.claims.gated_claims import GateAttempt
-from topobus.controller.claims.reservations import (
-    Consumer,
-    consumers_of,
-)
-from topobus.controller.claims.stored import ObjectKey
+from topobus.controller.claims import attempts, lifecycle
+from topobus.controller.claims.attempts import Attempt
+from topobus.controller.claims.reservations import Consumer, without_reservations
+from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.claims.templates import owner_pod_uid
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.reconcilers.deallocate_claims import ClusterDeallocation
 from topobus.controller.reconcilers.make_claims import GatedPodClaims
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.state.api_server_state import ApiServerState, Key
-from topobus.controller.store.api import (
-    PODS,
-)
-from topobus.controller.store.api_server_store import ApiServerWriter
 from topobus.controller.store.cluster_events import EventRecorder
+from topobus.controller.store.object_writer import ObjectWriter
 from topobus.domain.errors import ContractError
 from topobus.domain.outcome import Reason
-from topobus.kubernetes.api.objects import DELETE_PROTECTION, metadata_of, name_of
+from topobus.kubernetes.api.objects import DELETE_PROTECTION
 from topobus.runtime.clock import Clock
 from topobus.runtime.logging import get_logger
 
@@ -46,13 +39,13 @@ _ORPHAN_S = 10.0
 
 
 class ClaimHousekeeping:
-    """Looks after claims whose pods are gone, and after pods whose claims are not made yet."""
+    """Reconciles claims whose pods are deleted, and pods whose claims are not made yet."""
 
     def __init__(
         self,
         clock: Clock,
-        world: ApiServerState,
-        writer: ApiServerWriter,
+        state: ApiServerState,
+        writer: ObjectWriter,
         deallocation: ClusterDeallocation,
         events: EventRecorder,
         metrics: ControllerMetrics,
@@ -60,10 +53,10 @@ class ClaimHousekeeping:
         is_own: bool,
     ) -> None:
         self._clock = clock
-        self._world = world
+        self._state = state
         self._writer = writer
         self._deallocation = deallocation
-        self._gated_pod_claims = GatedPodClaims(clock, world, writer)
+        self._gated_pod_claims = GatedPodClaims(clock, state, writer)
         self._events = events
         self._boundary = ObjectBoundary("housekeeping", metrics.set_aside)
         self._is_own = is_own
@@ -71,89 +64,93 @@ class ClaimHousekeeping:
         self._log = get_logger()
 
     async def reconcile_all(self) -> float | None:
-        """Look at every claim; gives after how many seconds another look is due."""
+        """Reconcile every claim; gives the seconds until the next round is due."""
         orphans: dict[str, float] = {}
         looked_at: set[Hashable] = set()
         is_due = False
-        for key in self._world.book.noted() if self._is_own else self._world.book.unallocated():
-            claim, note = self._world.claims.get(key), self._world.book.note(key)
+        for key in self._state.gated_pods.noted() if self._is_own else self._state.gated_pods.unallocated():
+            claim, note = self._state.claims.get(key), self._state.gated_pods.note(key)
             if claim is not None and note is not None:
-                is_due = await self._guard("end", key, claim, partial(self._look_at_claim, key, claim, note, orphans), looked_at) or is_due
+                is_due = (
+                    await self._guard("end", key, claim, partial(self._reconcile_claim, key, claim, note, orphans), looked_at) or is_due
+                )
         self._orphans = orphans
         if self._is_own:
-            for key, pod in sorted((key, stored.value) for key, stored in self._world.pods.items()):
-                if has_gate(pod) and not is_over(pod):
+            for key, pod in sorted(self._state.pods.items()):
+                if pod.pod.has_gate and not pod.pod.is_over:
                     is_due = await self._guard("make", key, pod, partial(self._make, key, pod), looked_at) or is_due
-            for key, claim in sorted(self._world.claims.items()):
+            for key, claim in sorted(self._state.claims.items()):
                 is_due = await self._guard("finish", key, claim, partial(self._finish, key, claim), looked_at) or is_due
         self._boundary.keep(looked_at)
         return 1.0 if orphans or is_due else None
 
-    async def _guard(self, what: str, key: Key, guarded: ApiObject, work: Callable[[], Awaitable[bool]], looked_at: set[Hashable]) -> bool:
+    async def _guard(self, what: str, key: Key, guarded: Stored, work: Callable[[], Awaitable[bool]], looked_at: set[Hashable]) -> bool:
         """Do one piece of work for a claim or a pod; what goes wrong with it concerns no other."""
 
         async def report(reason: Reason) -> None:
             await self._events.warn(guarded, "Malformed", reason.message)
 
         looked_at.add((what, key))
-        return await self._boundary.run((what, key), version_of(guarded), work, name=name_of(guarded), report=report)
+        return await self._boundary.run((what, key), guarded.revision, work, name=guarded.shown, report=report)
 
-    async def _look_at_claim(self, key: Key, claim: ApiObject, note: GateAttempt, orphans: dict[str, float]) -> bool:
+    async def _reconcile_claim(self, key: Key, claim: Stored, note: Attempt, orphans: dict[str, float]) -> bool:
         """Withdraw an intent whose pod is gone; where nobody else does it, end a claim that nobody uses any more."""
-        other = self._world.book.pod_of(note.pod)
-        pod = self._world.pods.get(other) if other is not None else None
-        if not claim.status.get("allocation") and (pod is None or is_over(pod.value)):
-            uid = metadata_of(claim).uid
+        other = self._state.gated_pods.pod_of(note.pod)
+        pod = self._state.pods.get(other) if other is not None else None
+        if not claim.claim.is_allocated and (pod is None or pod.pod.is_over):
+            uid = claim.uid
             orphans[uid] = self._orphans.get(uid, self._clock.monotonic())
             is_late = self._clock.monotonic() - orphans[uid] >= _ORPHAN_S
-            if is_late or pod is not None or self._world.is_taken_back(key):
-                self._log.info("claim.withdrawn", claim=name_of(claim), why="its pod is gone")
-                await self._writer.claim(key, gated_claims.withdrawal_patch(claim))
+            if is_late or pod is not None or self._state.is_taken_back(key):
+                self._log.info("claim.withdrawn", claim=claim.shown, why="its pod is gone")
+                await self._write(key, claim, attempts.without_attempt(claim.value))
         elif self._is_own:
             await self._end(key, claim)
         return False
 
-    async def _make(self, key: Key, pod: ApiObject) -> bool:
+    async def _make(self, key: Key, pod: Stored) -> bool:
         """Make the claims of a gated pod."""
         await self._gated_pod_claims.make(key, pod)
         return False
 
-    async def _end(self, key: Key, claim: ApiObject) -> None:
+    async def _end(self, key: Key, claim: Stored) -> None:
         """Prune reservations of pods that ended; when none is left, take the devices back."""
-        users = consumers_of(claim)
+        users = claim.claim.consumers
         gone = frozenset([user.uid for user in users if await self._has_ended(key[0], user)])
-        is_unused = len(gone) == len(users) and (bool(gone) or bool(metadata_of(claim).deletion_timestamp))
+        is_unused = len(gone) == len(users) and (bool(gone) or claim.claim.is_deleting)
         if is_unused:
             await self._deallocation.deallocate(key, claim, "its pods have ended" if gone else "it is being deleted")
         elif gone:
-            await self._writer.claim(key, gated_claims.unreservation_patch(claim, gone), part="status")
+            await self._write(key, claim, without_reservations(claim.value, gone))
 
     async def _has_ended(self, namespace: str, user: Consumer) -> bool:
         """Say whether a user of a claim is a pod that has ended; one that our copy lacks is asked for."""
         if user.resource != "pods" or user.api_group:
             return False
-        key = self._world.book.pod_of(user.uid)
-        stored = self._world.pods.get(key) if key is not None else None
-        api_object = stored.value if stored is not None else None
-        if api_object is None:
+        key = self._state.gated_pods.pod_of(user.uid)
+        pod = self._state.pods.get(key) if key is not None else None
+        if pod is None:
             try:
-                api_object = await self._writer.refresh(PODS, (namespace, user.name))
+                pod = await self._writer.read(ObjectKey("pod", namespace, user.name))
             except ContractError:
                 return False  # nobody can read it, so it is there: what it has reserved stays reserved
-        return api_object is None or metadata_of(api_object).uid != user.uid or is_over(api_object)
+        return pod is None or pod.uid != user.uid or pod.pod.is_over
 
-    async def _finish(self, key: Key, claim: ApiObject) -> bool:
+    async def _finish(self, key: Key, claim: Stored) -> bool:
         """Delete a claim made for a pod that has ended, and let go of a deleted one that holds nothing."""
-        metadata = metadata_of(claim)
+        metadata = claim.metadata
         if metadata.deletion_timestamp:
-            if DELETE_PROTECTION in metadata.finalizers and not claim.status.get("allocation") and gated_claims.was_ours(claim):
-                await self._writer.claim(key, gated_claims.protection_patch(claim))
+            if DELETE_PROTECTION in metadata.finalizers and not claim.claim.is_allocated and attempts.was_attempted(claim.value):
+                await self._write(key, claim, lifecycle.without_protection(claim.value))
             return False
-        owner = owner_pod_uid(claim)
-        if owner is None or not gated_claims.was_ours(claim):
+        owner = owner_pod_uid(claim.value)
+        if owner is None or not attempts.was_attempted(claim.value):
             return False
         name = next((str(reference.get("name")) for reference in metadata.owner_references if reference.get("uid") == owner), "")
         has_ended = await self._has_ended(key[0], Consumer("pods", name, owner))
-        if has_ended and await self._writer.delete(ObjectKey("resourceclaim", *key), version_of(claim)):
-            self._log.info("claim.deleted", claim=name_of(claim), why="the pod that it was made for has ended")
+        if has_ended and await self._writer.delete(ObjectKey("resourceclaim", *key), claim.revision):
+            self._log.info("claim.deleted", claim=claim.shown, why="the pod that it was made for has ended")
         return False
+
+    async def _write(self, key: Key, claim: Stored, value: ApiObject) -> None:
+        await self._writer.write(ObjectKey("resourceclaim", *key), claim.revision, value)

@@ -1,20 +1,21 @@
-"""Takes an allocation back, in both homes: `ClaimDeallocation` in the stand-alone home, `ClusterDeallocation` in a cluster.
+"""Deallocates claims: `ClaimDeallocation` in the stand-alone home, `ClusterDeallocation` in a cluster.
 
-Who decides it is elsewhere: an eviction, a failed binding, a pod that fits nowhere, a claim that nobody uses or that is deleted, and in a cluster a pod that
-kube-scheduler cannot place. The order differs, because the binding does. Stand-alone pods are bound here, so a mark in the claim comes first, then a write of each pod
-that makes a binding under way lose, then the node's ledger, and the status last: in between nobody gets the devices. In a cluster kube-scheduler binds without writing to
-the claim, so the status goes first, by compare-and-set, and the ledgers hear of it from the copy.
+Other modules decide when: an eviction, a failed binding, a pod that fits nowhere, an unused or deleted claim, and in a cluster a pod that
+kube-scheduler cannot place. The order of writes differs with the component that binds. Stand-alone pods are bound here: first a mark in the claim,
+then a write of each pod that makes a concurrent binding fail, then the node's ledger, and the status last; until then no other claim gets the
+devices. In a cluster kube-scheduler binds without writing to the claim, so the status is cleared first, by compare-and-set, and the ledgers follow
+from the copy.
 
-Flows in: claims as stored. Flows out: writes of claims and pods, RELEASE asks. What a crash leaves begun is found in the object and gone on with.
+Flows in: stored claims. Flows out: writes of claims and pods, RELEASE requests. After a crash the object shows the steps already taken, and the rest
+is continued.
 """
 
 from __future__ import annotations
 
 from enum import Enum
 
-from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.miss_reasons import summarize
-from topobus.controller.claims import gated_claims, lifecycle
+from topobus.controller.claims import attempts, lifecycle
 from topobus.controller.claims.objects import Pod
 from topobus.controller.claims.reservations import with_retreat, without_allocation
 from topobus.controller.claims.stored import ObjectKey, Stored
@@ -24,11 +25,9 @@ from topobus.controller.reconcilers.ledger_releases import UnderWay
 from topobus.controller.reconcilers.node_ledgers import NodeLedgers
 from topobus.controller.state.api_server_state import ApiServerState, Key
 from topobus.controller.state.standalone_state import StandaloneState
-from topobus.controller.store.api_server_store import ApiServerWriter
 from topobus.controller.store.object_writer import ObjectWriter
 from topobus.domain.errors import ContractError
 from topobus.domain.timestamps import rfc3339
-from topobus.kubernetes.api.objects import metadata_of, name_of
 from topobus.kubernetes.api.resource import AllocationResult
 from topobus.runtime.clock import Clock
 from topobus.runtime.logging import get_logger
@@ -48,13 +47,13 @@ class _Fence(Enum):
 
 
 class ClaimDeallocation:
-    """Deallocates claims of the stand-alone home, and ends those that are deleted."""
+    """Deallocates claims of the stand-alone home, and removes those that are deleted."""
 
     def __init__(
-        self, clock: Clock, world: StandaloneState, writer: ObjectWriter, ledgers: NodeLedgers, metrics: ControllerMetrics
+        self, clock: Clock, state: StandaloneState, writer: ObjectWriter, ledgers: NodeLedgers, metrics: ControllerMetrics
     ) -> None:
         self._clock = clock
-        self._world = world
+        self._state = state
         self._writer = writer
         self._ledgers = ledgers
         self._metrics = metrics
@@ -63,16 +62,16 @@ class ClaimDeallocation:
         self._log = get_logger()
 
     def keep(self) -> None:
-        """Forget claims that are gone. Call it once a round."""
-        self._fenced = {key: fence for key, fence in self._fenced.items() if key in self._world.objects}
+        """Drop the notes about claims that no longer exist. Call it once each round."""
+        self._fenced = {key: fence for key, fence in self._fenced.items() if key in self._state.objects}
 
     async def begin(self, key: ObjectKey, stored: Stored, why: str) -> bool:
-        """Mark a claim whose allocation is to be taken back; False when somebody else wrote first. What follows happens in the claim's own turn."""
+        """Mark a claim for deallocation; False when another writer was first. `finish` does the rest."""
         self._log.info("claim.taken-back", claim=stored.shown, why=why)
         return await self._writer.write(key, stored.revision, lifecycle.with_deallocation(stored.value, why=why)) is not None
 
     async def finish(self, key: ObjectKey, stored: Stored) -> bool:
-        """Take the allocation of a marked claim back: the node lets go first, then the status is cleared. True says that another try is due.
+        """Deallocate a marked claim: the node releases first, then the status is cleared. True when another try is due.
 
         Errors: raises PeerUnavailable.
         """
@@ -87,7 +86,7 @@ class ClaimDeallocation:
         return False
 
     async def delete(self, key: ObjectKey, stored: Stored) -> None:
-        """Let go of a claim that is to be deleted: first its devices, then the finalizer, then the object.
+        """Release a claim that is to be deleted: first its devices, then the finalizer, then the object.
 
         Errors: raises PeerUnavailable.
         """
@@ -111,12 +110,12 @@ class ClaimDeallocation:
         self._log.info("claim.released", claim=stored.shown)
 
     async def release_leftovers(self, key: ObjectKey, stored: Stored) -> None:
-        """Have nodes let go of what a claim holds beside its allocation: a placement arrived after its attempt was dropped.
+        """Release what nodes hold for a claim beside its allocation: a placement arrived after its attempt was dropped.
 
         Errors: raises PeerUnavailable.
         """
         owner = stored.claim.owner
-        holding = self._world.stock.nodes_holding(owner.key)
+        holding = self._state.stock.nodes_holding(owner.key)
         if not holding:
             return
         kept = _nodes_of(stored.claim.status.allocation)
@@ -139,8 +138,8 @@ class ClaimDeallocation:
         the mark before, for both stand in one stream. A bound pod that is not on its way out keeps its claim: the mark is taken off again.
         """
         claim = stored.value
-        number, known = lifecycle.number_of(claim), self._fenced.get(key)
-        fenced = known[1] if known is not None and known[0] == number else frozenset()
+        number, fence = attempts.number_of(claim), self._fenced.get(key)
+        fenced = fence[1] if fence is not None and fence[0] == number else frozenset()
         for user in consuming_pods(stored):
             pod_key = ObjectKey("pod", key.namespace, user.name)
             try:
@@ -168,7 +167,7 @@ class ClaimDeallocation:
         Errors: raises PeerUnavailable.
         """
         owner = stored.claim.owner
-        nodes = set(self._world.stock.nodes_holding(owner.key))
+        nodes = set(self._state.stock.nodes_holding(owner.key))
         try:
             attempt = stored.claim.attempt
             allocation = stored.claim.status.allocation
@@ -176,7 +175,7 @@ class ClaimDeallocation:
             attempt, allocation = None, None  # a claim that nobody can read must be deletable; the ledgers say what it holds
         if attempt is not None:
             nodes.add(attempt.node)
-        nodes |= _nodes_of(allocation) & set(self._world.nodes())
+        nodes |= _nodes_of(allocation) & set(self._state.nodes())
         # The revision makes a later release another operation: another replica may have placed in between. All of them at once: a node that answers must not
         # wait for one that does not.
         op_id = f"release-{owner.uid}-{stored.revision}"
@@ -200,44 +199,44 @@ class ClaimDeallocation:
 
 
 class ClusterDeallocation:
-    """Deallocates claims of a cluster that we allocated, and tells ledgers of allocations that are gone."""
+    """Deallocates claims that were allocated here in a cluster, and releases ledgers of allocations that are gone."""
 
-    def __init__(self, world: ApiServerState, writer: ApiServerWriter, ledgers: NodeLedgers, metrics: ControllerMetrics) -> None:
-        self._world = world
+    def __init__(self, state: ApiServerState, writer: ObjectWriter, ledgers: NodeLedgers, metrics: ControllerMetrics) -> None:
+        self._state = state
         self._writer = writer
         self._ledgers = ledgers
         self._metrics = metrics
         self._log = get_logger()
 
-    async def deallocate(self, key: Key, claim: ApiObject, why: str) -> bool:
-        """Clear a claim's allocation and reservations; False when somebody else wrote first. The ledgers hear of it in their own turn (`release`).
+    async def deallocate(self, key: Key, claim: Stored, why: str) -> bool:
+        """Clear a claim's allocation and reservations; False when another writer was first. `release` updates the ledgers afterwards.
 
         Errors: raises PeerUnavailable.
         """
-        freed = await self._writer.claim(key, gated_claims.deallocation_patch(claim), part="status")
-        if freed is None or freed.status.get("allocation"):
+        freed = await self._writer.write(ObjectKey("resourceclaim", *key), claim.revision, lifecycle.without_result(claim.value))
+        if freed is None or freed.claim.is_allocated:
             return False
         self._metrics.decisions.labels("taken-back").inc()
-        self._log.info("claim.taken-back", claim=name_of(claim), why=why)
+        self._log.info("claim.taken-back", claim=claim.shown, why=why)
         return True
 
-    async def release(self, key: Key, before: ApiObject) -> bool:
-        """Tell ledgers of an allocation that is gone, whoever took it; True: a node was asked and has not answered yet.
+    async def release(self, key: Key, before: Stored) -> bool:
+        """Release the ledgers of an allocation that is gone, whoever removed it; True while a node has not answered.
 
         Shapes: before — the claim as it was when it lost the allocation.
         Errors: raises PeerUnavailable when a node was silent.
         """
-        now = self._world.claims.get(key)
-        is_same = now is not None and metadata_of(now).uid == metadata_of(before).uid
+        now = self._state.claims.get(key)
+        is_same = now is not None and now.uid == before.uid
         is_served = now is not None and (
-            bool(now.status.get("allocation")) or (gated_claims.is_pending(now) and not self._world.is_taken_back(key))
+            now.claim.is_allocated or (self._state.gated_pods.is_pending(key) and not self._state.is_taken_back(key))
         )
         if not (is_same and is_served):
             # What has devices again, or is about to, holds them by its own right. A node that has them prepared keeps them until its gateway has undone that.
-            answer = await self._ledgers.release(before, f"over-{before.metadata.get('resourceVersion')}")
+            answer = await self._ledgers.release(before.claim, f"over-{before.revision}")
             if isinstance(answer, UnderWay):
                 return True
-        self._world.let_go.pop(key, None)
+        self._state.let_go.pop(key, None)
         return False
 
 

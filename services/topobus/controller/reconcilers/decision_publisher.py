@@ -1,13 +1,14 @@
-"""Publishes what the controller decided: one event a decision, which users, `topobus explain` and dashboards follow.
+"""Publishes decisions: one event for each, which users, `topobus explain` and dashboards follow.
 
-Flows in: a decision that an object already says. Flows out: a DecisionEvent; its id is the operation's, so that one that is published again is the same event. The object
-is the truth, so an event that cannot be published is logged, and the decision stands without it.
+Flows in: a decision that is already written into an object. Flows out: a DecisionEvent whose id is the operation's, so a repeated one is the same
+event. An event that cannot be published is logged; the decision in the object stands without it.
 """
 
 from __future__ import annotations
 
 from topobus.contracts import catalogue
 from topobus.contracts.messages import DecisionEvent
+from topobus.contracts.nouns import CLUSTER
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import Owner
@@ -33,7 +34,7 @@ class DecisionPublisher:
         outcome: Placement | Refusal | None,
         *,
         op_id: str,
-        node: str = catalogue.CLUSTER,
+        node: str = CLUSTER,
         ledger_sequence: int = 0,
     ) -> None:
         """Publish one decision of now.

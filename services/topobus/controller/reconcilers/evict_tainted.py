@@ -1,8 +1,8 @@
-"""Evicts what is on tainted devices: lets go of claims whose devices carry a taint that they do not tolerate, and tells their pods.
+"""Evicts claims from tainted devices: deallocates claims whose devices carry a taint that they do not tolerate, and marks their pods for deletion.
 
-Flows in: the world's taints (drivers' and rules') and allocated claims. Flows out: an event that names the pods, pods marked for deletion with a condition as
-Kubernetes' device taint eviction writes it, claims marked to be taken back, and each rule's condition. Silence is no evidence: a service that does not answer makes
-nothing go. Every step may be repeated: the event's id follows from the claim's allocation, the marks are read off the objects.
+Flows in: the taints of drivers and rules, and allocated claims. Flows out: an event that names the pods, pods marked for deletion with the condition
+of Kubernetes' device taint eviction, claims marked for deallocation, and each rule's condition. A service that does not answer evicts nothing. Every
+step may be repeated: the event's id follows from the claim's allocation, the marks are in the objects.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Hashable
 from datetime import UTC, datetime
 from functools import partial
 
-from topobus.contracts import catalogue
+from topobus.contracts.nouns import CLUSTER
 from topobus.controller.allocation.tolerations import TaintRule
 from topobus.controller.allocation.values import DeviceId
-from topobus.controller.claims import lifecycle
+from topobus.controller.claims import attempts, lifecycle
 from topobus.controller.claims.eviction import (
     Eviction,
     next_eviction,
@@ -50,25 +50,25 @@ _Mark = tuple[DeviceId, str, str, str]
 
 
 class Evictor:
-    """Looks at all allocated claims while any device carries a taint that evicts."""
+    """Checks all allocated claims while any device carries a taint that evicts."""
 
     def __init__(
-        self, runtime: Runtime, world: StandaloneState, deallocation: ClaimDeallocation, boundary: ObjectBoundary | None = None
+        self, runtime: Runtime, state: StandaloneState, deallocation: ClaimDeallocation, boundary: ObjectBoundary | None = None
     ) -> None:
         self._boundary = boundary or ObjectBoundary("evictions")
         self._runtime = runtime
-        self._world = world
+        self._state = state
         self._deallocation = deallocation
-        self._writer = ObjectWriter(NatsStore(runtime.bus, world))
+        self._writer = ObjectWriter(NatsStore(runtime.bus, state))
         self._first_seen: dict[_Mark, datetime] = {}
         self._seen_before: dict[_Mark, datetime] = {}
         self._decisions = DecisionPublisher(runtime.bus, runtime.clock)
         self._log = get_logger()
 
     async def reconcile_all(self) -> bool:
-        """Evict what is due; True says that something is due later, or that a write was not confirmed."""
-        rules = self._world.taints.rules
-        if not rules and not self._world.taints.may_evict:
+        """Evict what is due; True when an eviction is due later, or a write was not confirmed."""
+        rules = self._state.taints.rules
+        if not rules and not self._state.taints.may_evict:
             self._first_seen = {}
             return False
         is_due = False
@@ -80,7 +80,7 @@ class Evictor:
             work = partial(self._reconcile, key, stored, allocation, pending)
             is_due = await self._boundary.run(key, self._version(stored), work, name=stored.shown) or is_due
         for rule_key, rule in tuple(rules.items()):
-            tell = partial(self._tell_rule, rule_key, rule, pending.get(rule.name, 0), held)
+            tell = partial(self._write_rule_status, rule_key, rule, pending.get(rule.name, 0), held)
             is_due = (
                 await self._boundary.run(rule_key, (rule, len(held), pending.get(rule.name, 0)), tell, name=f"DeviceTaintRule {rule.name}")
                 or is_due
@@ -90,14 +90,14 @@ class Evictor:
 
     def _claims(self) -> tuple[tuple[ObjectKey, Stored], ...]:
         """List all claims that may hold devices, those of classic DRA too."""
-        return (*self._world.claims(), *self._world.classic_claims())
+        return (*self._state.claims(), *self._state.classic_claims())
 
     def _version(self, stored: Stored) -> Hashable:
-        return stored.revision, self._world.supply, self._world.shared_epoch
+        return stored.revision, self._state.supply, self._state.shared_epoch
 
     async def _reconcile(self, key: ObjectKey, stored: Stored, allocation: AllocationResult, pending: dict[str, int]) -> bool:
         """Evict one claim when it is due; True says that it is due later."""
-        eviction = next_eviction(allocation, self._world.taints.evicting, self._since)
+        eviction = next_eviction(allocation, self._state.taints.evicting, self._since)
         if eviction is None:
             return False
         if eviction.due > self._runtime.clock.now():
@@ -134,7 +134,7 @@ class Evictor:
             await self._deallocation.begin(key, stored, reason.message)
 
     async def _mark_pod(self, key: ObjectKey, uid: str, reason: Reason) -> None:
-        stored = self._world.objects.get(key)
+        stored = self._state.objects.get(key)
         if stored is None or stored.uid != uid or stored.metadata.deletion_timestamp:
             return
         now = rfc3339(self._runtime.clock.now())
@@ -152,20 +152,20 @@ class Evictor:
 
     async def _announce(self, stored: Stored, eviction: Eviction, reason: Reason) -> None:
         claim = stored.value
-        number = classic_lifecycle.attempt_of(claim).number if is_classic(claim) else lifecycle.number_of(claim)
+        number = classic_lifecycle.attempt_of(claim).number if is_classic(claim) else attempts.number_of(claim)
         op_id = f"evict-{stored.uid}-{number}"
-        node = eviction.device.pool if eviction.device.pool in self._world.nodes() else catalogue.CLUSTER
+        node = eviction.device.pool if eviction.device.pool in self._state.nodes() else CLUSTER
         await self._decisions.publish("evict", stored.claim.owner, Refusal(reasons=(reason,)), op_id=op_id, node=node)
 
-    async def _tell_rule(
+    async def _write_rule_status(
         self, key: Hashable, rule: TaintRule, pending: int, held: list[tuple[ObjectKey, Stored, AllocationResult]]
     ) -> bool:
         """Write how far a rule's evictions are into its status, when that changed."""
-        stored = self._world.objects.get(key) if isinstance(key, ObjectKey) else None
+        stored = self._state.objects.get(key) if isinstance(key, ObjectKey) else None
         if stored is None or not isinstance(key, ObjectKey):
             return False
         allocations = [(allocation, [f"{at.namespace}/{user.name}" for user in consuming_pods(claim)]) for at, claim, allocation in held]
-        published = self._world.taints.count(rule)
+        published = self._state.taints.count(rule)
         is_true, reason, message = rule_condition(rule, published=published, pending=pending, allocations=allocations)
         now = rfc3339(self._runtime.clock.now())
         api_object = lifecycle.with_condition(stored.value, is_true=is_true, reason=reason, message=message, now=now, kind=_IN_PROGRESS)

@@ -1,7 +1,8 @@
-"""RELEASE asks that run beside the rounds: a node that is frozen delays what it holds itself, and nothing else.
+"""Sends RELEASE requests beside the reconcile rounds, so that a frozen node delays only its own devices.
 
-Flows in: which node is to let go of what. Flows out: the node's answer, in a later round, for which the loop is woken. Awaited in a round, each ask to a frozen node would cost
-everybody its whole time limit, one after another. An ask that is under way is not repeated; its operation id makes one that was lost on the way safe to ask again.
+Flows in: the node and the owner to release. Flows out: the node's answer in a later round, for which the loop is woken. If a round awaited them, each
+request to a frozen node would delay all others by its time limit. A request in flight is not repeated; its operation id makes it safe to repeat one
+that was lost.
 """
 
 from __future__ import annotations

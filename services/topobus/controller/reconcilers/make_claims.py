@@ -1,9 +1,9 @@
-"""Makes the claims that pods ask for, from templates and for extended resources, in both homes; stand-alone it ends those of pods that are gone, too.
+"""Makes the claims that pods ask for, from templates and for extended resources, in both homes; the stand-alone one also deletes those of deleted pods.
 
-Flows in: pods and templates as stored. Flows out: created claims, and their names in the pods' status. It neither places pods nor waits for their claims.
-Stand-alone every pod is served (`ClaimTemplateReconciler`), and a claim is ended only on evidence: its pod was stored here once and is not any more, after a whole
-snapshot. In a cluster that is kube-controller-manager's job; where nobody does it (`cluster.housekeeping = "own"`) gated pods are served (`GatedPodClaims`), and a claim
-that somebody else has made for an entry is taken as it is.
+Flows in: stored pods and templates. Flows out: created claims, and their names in the pods' status. It neither places pods nor waits for their
+claims. Stand-alone, every pod is served (`ClaimTemplateReconciler`), and a claim is deleted only on evidence: its pod was stored here once and is
+missing after a complete snapshot. In a cluster this is kube-controller-manager's job; where it does not run (`cluster.housekeeping = "own"`), gated
+pods are served (`GatedPodClaims`), and an existing claim for an entry is accepted as it is.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from topobus.controller.claims.extended_resources import (
     extended_claim_name,
     with_extended_status,
 )
-from topobus.controller.claims.gate import version_of
-from topobus.controller.claims.reservations import claim_uses, is_bound, is_made_for, pod_ref
+from topobus.controller.claims.reservations import is_bound, is_made_for
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.claims.templates import (
     POD_CLAIM_NAME,
@@ -70,35 +69,36 @@ class _ClaimMaker:
 class GatedPodClaims:
     """Makes the claims of gated pods in a cluster where nobody else does."""
 
-    def __init__(self, clock: Clock, world: ApiServerState, writer: ObjectWriter) -> None:
-        self._world = world
+    def __init__(self, clock: Clock, state: ApiServerState, writer: ObjectWriter) -> None:
+        self._state = state
         self._writer = writer
         self._maker = _ClaimMaker(clock, writer)
 
-    async def make(self, key: Key, pod: ApiObject) -> None:
+    async def make(self, key: Key, stored: Stored) -> None:
         """Make what is missing of one pod's claims, and write the names into its status."""
-        missing = {use.entry for use in claim_uses(pod) if not use.claim}
-        known = pod.status.get("resourceClaimStatuses")
-        statuses = [status for status in known if isinstance(status, dict)] if isinstance(known, list) else []
+        pod = stored.value
+        missing = {use.entry for use in stored.pod.uses if not use.claim}
+        written = pod.status.get("resourceClaimStatuses")
+        statuses = [status for status in written if isinstance(status, dict)] if isinstance(written, list) else []
         made: list[dict[str, str]] = []
         for wanted in wanted_claims(pod) if missing else ():
-            template = self._world.templates.get((key[0], wanted.template))
+            template = self._state.templates.get((key[0], wanted.template))
             if wanted.entry not in missing or template is None:
                 continue
-            name = self._claim_of(key, pod, wanted.entry)
+            name = self._claim_of(key, stored, wanted.entry)
             if not name:
-                await self._maker.make(pod, wanted, template)
+                await self._maker.make(pod, wanted, template.value)
                 name = wanted.name
             made.append({"name": wanted.entry, "resourceClaimName": name})
         if made:
             named = msgspec.structs.replace(pod, status={**pod.status, "resourceClaimStatuses": [*statuses, *made]})
-            await self._writer.write(ObjectKey("pod", *key), version_of(pod), named)
+            await self._writer.write(ObjectKey("pod", *key), stored.revision, named)
 
-    def _claim_of(self, key: Key, pod: ApiObject, entry: str) -> str:
+    def _claim_of(self, key: Key, pod: Stored, entry: str) -> str:
         """Name the claim that was made for an entry already, by whom ever; empty when there is none."""
-        for (namespace, name), claim in self._world.claims.items():
-            is_of_entry = namespace == key[0] and metadata_of(claim).annotations.get(POD_CLAIM_NAME) == entry
-            if is_of_entry and is_made_for(claim, pod_ref(pod)):
+        for (namespace, name), claim in self._state.claims.items():
+            is_of_entry = namespace == key[0] and claim.metadata.annotations.get(POD_CLAIM_NAME) == entry
+            if is_of_entry and is_made_for(claim.value, pod.pod.ref):
                 return name
         return ""
 
@@ -106,27 +106,27 @@ class GatedPodClaims:
 class ClaimTemplateReconciler:
     """Reconciles pods with their claims."""
 
-    def __init__(self, runtime: Runtime, world: StandaloneState, boundary: ObjectBoundary | None = None) -> None:
+    def __init__(self, runtime: Runtime, state: StandaloneState, boundary: ObjectBoundary | None = None) -> None:
         self._boundary = boundary or ObjectBoundary("templates")
         self._runtime = runtime
-        self._world = world
-        self._writer = ObjectWriter(NatsStore(runtime.bus, world))
+        self._state = state
+        self._writer = ObjectWriter(NatsStore(runtime.bus, state))
         self._maker = _ClaimMaker(runtime.clock, self._writer)
-        self._told: dict[ObjectKey, str] = {}
+        self._logged: dict[ObjectKey, str] = {}
 
     async def reconcile_all(self) -> bool:
         """Bring every pod's claims up to date; True says that a write was not confirmed and another try is due."""
         is_due = False
-        for key, stored in sorted(self._world.of_kind("pod").items()):
-            version = (stored.revision, self._world.shared_epoch)
+        for key, stored in sorted(self._state.of_kind("pod").items()):
+            version = (stored.revision, self._state.shared_epoch)
             is_due = await self._boundary.run(key, version, partial(self._guarded, key, stored), name=stored.shown) or is_due
         # As it is now, and at once with the claims: while the pods were worked on others may have come, with claims that another replica made.
-        uids = {stored.uid for stored in self._world.of_kind("pod").values()}
-        for key, stored in (*self._world.claims(), *self._world.classic_claims()):
+        uids = {stored.uid for stored in self._state.of_kind("pod").values()}
+        for key, stored in (*self._state.claims(), *self._state.classic_claims()):
             version = (stored.revision, len(uids))
             is_due = await self._boundary.run(key, version, partial(self._end_orphan, key, stored, uids), name=stored.shown) or is_due
-        self._told = {key: why for key, why in self._told.items() if key in self._world.objects}
-        self._boundary.keep(self._world.objects.keys())
+        self._logged = {key: why for key, why in self._logged.items() if key in self._state.objects}
+        self._boundary.keep(self._state.objects.keys())
         return is_due
 
     async def _guarded(self, key: ObjectKey, stored: Stored) -> bool:
@@ -134,7 +134,7 @@ class ClaimTemplateReconciler:
         try:
             await self._reconcile(key, stored)
         except ContractError as err:
-            self._tell(key, stored.value, str(err))
+            self._log_once(key, stored.value, str(err))
         return False
 
     async def _end_orphan(self, key: ObjectKey, stored: Stored, uids: Collection[str]) -> bool:
@@ -151,9 +151,9 @@ class ClaimTemplateReconciler:
         wanted = wanted_claims(pod)
         for wanted_claim in wanted:
             claim_key = ObjectKey("resourceclaim", key.namespace, wanted_claim.name)
-            if claim_key in self._world.objects:
+            if claim_key in self._state.objects:
                 continue
-            template = self._world.objects.get(ObjectKey("resourceclaimtemplate", key.namespace, wanted_claim.template))
+            template = self._state.objects.get(ObjectKey("resourceclaimtemplate", key.namespace, wanted_claim.template))
             if template is None:
                 raise ContractError(
                     f"{stored.shown}: resourceClaims {wanted_claim.entry}: there is no ResourceClaimTemplate {key.namespace}/{wanted_claim.template}"
@@ -162,18 +162,18 @@ class ClaimTemplateReconciler:
         named = await self._with_extended(key, with_claim_names(pod, wanted))
         if named != pod:
             await self._writer.write(key, stored.revision, named)
-        self._told.pop(key, None)
+        self._logged.pop(key, None)
 
     async def _with_extended(self, key: ObjectKey, pod: ApiObject) -> ApiObject:
         """Make the special claim that serves the pod's extended resources, once."""
         if extended_claim_name(pod) or is_bound(pod):
             return pod
-        wanted = extended_claim(pod, self._world.class_names())
+        wanted = extended_claim(pod, self._state.class_names())
         if wanted is None:
             return pod
         claim = claim_of_pod(pod, wanted, now=rfc3339(self._runtime.clock.now()))
         claim_key = ObjectKey("resourceclaim", key.namespace, metadata_of(claim).name)
-        if claim_key not in self._world.objects:
+        if claim_key not in self._state.objects:
             await self._maker.store(pod, claim)
         return with_extended_status(pod, claim_key.name, wanted)
 
@@ -186,8 +186,8 @@ class ClaimTemplateReconciler:
         else:
             await self._writer.write(key, stored.revision, marked)
 
-    def _tell(self, key: ObjectKey, pod: ApiObject, why: str) -> None:
+    def _log_once(self, key: ObjectKey, pod: ApiObject, why: str) -> None:
         """Log what is wrong with a pod, once."""
-        if self._told.get(key) != why:
-            self._told[key] = why
+        if self._logged.get(key) != why:
+            self._logged[key] = why
             get_logger().warning("pod.waiting", pod=name_of(pod), why=why)

@@ -1,7 +1,7 @@
-"""Where a gated pod's claims are to be allocated: nodes in order, each looked at by the one engine, the first that fits, or the best of a few.
+"""Chooses a node for a gated pod's claims: tries nodes in order and takes the first that fits, or the best of a few.
 
-Flows in: a pod with its plan, the copy of the cluster. Flows out: a fit, or what each node lacks and what would fit. Nothing is written.
-A node whose slices, ledger or inventory cannot be worked with is left out, told once, and tried again when something about it changes: other nodes serve the pod.
+Flows in: a pod with its plan, the copy of the cluster. Flows out: a fit, or what each node lacks and what would fit. It writes nothing. A node whose
+slices, ledger or inventory cause an error is skipped, logged once, and tried again when something about it changes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from itertools import chain
 
 from topobus.cel.seam import SelectorCompiler
-from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.admission import has_heavy_selector
 from topobus.controller.allocation.explanations import SHOWN_NODES
 from topobus.controller.allocation.values import (
@@ -21,6 +20,7 @@ from topobus.controller.allocation.values import (
     NoFit,
     Outcome,
 )
+from topobus.controller.claims.objects import Pod
 from topobus.controller.claims.stored import ObjectKey
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
@@ -30,8 +30,8 @@ from topobus.controller.scheduling.decisions import (
     NodeFit,
     NodeMiss,
     PodPlan,
-    judge_node,
-    look_at_node,
+    filter_outcome,
+    static_miss,
 )
 from topobus.controller.scheduling.node_fit import (
     NodeFacts,
@@ -42,21 +42,18 @@ from topobus.controller.scheduling.node_fit import (
     why_not,
 )
 from topobus.controller.scheduling.node_resources import requests_of
-from topobus.controller.scheduling.pod_alignment import wished_request
+from topobus.controller.scheduling.node_trials import nodes_compared
+from topobus.controller.scheduling.pod_alignment import aligned_pod_request
 from topobus.controller.scheduling.score import rank, score_node
 from topobus.controller.state.api_server_state import ApiServerState
 from topobus.controller.state.result_cache import RequestShape, ResultCache
 from topobus.domain.errors import ContractError, InvariantError, PeerUnavailable
 from topobus.domain.outcome import Reason
 from topobus.domain.request import PodRequest
-from topobus.kubernetes.api.objects import metadata_of
 from topobus.kubernetes.api.pod import RESOURCE_PREFIX
 from topobus.runtime.clock import Clock
 
 __all__ = ["NoNodeFits", "NodeChooser"]
-
-# Where alternatives are asked for, nodes differ in how good they are: so many that fit are compared.
-_COMPARED = 16
 
 
 @dataclass(frozen=True)
@@ -73,19 +70,19 @@ class NodeChooser:
     def __init__(
         self,
         settings: ControllerSettings,
-        world: ApiServerState,
+        state: ApiServerState,
         clock: Clock,
         compiler: SelectorCompiler,
         metrics: ControllerMetrics,
     ) -> None:
         self._compiler = compiler
-        self._world = world
-        results = ResultCache(world.stock, lambda: world.node_names, lambda: world.classes, compiler, settings.mode)
-        self._search = NodeSearch(settings, clock, world, results, compiler, metrics)
+        self._state = state
+        results = ResultCache(state.stock, lambda: state.node_names, lambda: state.classes, compiler, settings.mode)
+        self._search = NodeSearch(settings, clock, state, results, compiler, metrics)
 
     async def choose(
         self,
-        pod: ApiObject,
+        pod: Pod,
         plan: PodPlan,
         *,
         refused: Collection[str],
@@ -101,46 +98,46 @@ class NodeChooser:
         Errors:  raises ContractError for a pod that nobody can read.
         Order:   nodes with room for what the pod requests, then the others; of these most preferred nodes first (preferred node affinity), then by name.
         """
-        placing = read_placing(pod)
-        wishing = _wishing(pod, plan)
+        placing = read_placing(pod.object)
+        wishing = _alignment_request(pod, plan)
         is_plain = wishing is None and self._is_plain(plan, excluded)
-        question = self._search.results.question([pod_claim.spec for pod_claim in plan.pending]) if is_plain else None
-        has_alternatives = any(request.first_available for pod_claim in plan.pending for request in pod_claim.spec.devices.requests)
-        asked = requests_of(pod.spec)
+        shape = self._search.results.shape([pod_claim.spec for pod_claim in plan.pending]) if is_plain else None
+        compared = nodes_compared(plan.pending)
+        asked = requests_of(pod.object.spec)
         crowded: dict[str, bool] = {}
         fits: list[NodeFit] = []
         failures: list[tuple[str, Exception]] = []
         has_searched = False
         spent = 0  # not the search's own count: others search meanwhile
-        for name, is_open in chain(self._in_order(placing, question), _late(crowded)):
+        for name, is_open in chain(self._in_order(placing, shape), _deferred(crowded)):
             try:
-                at = self._world.node_facts.get(name)
-                if at is None or self._at_first_sight(placing, plan, at, refused) is not None:
+                at = self._state.node_facts.get(name)
+                if at is None or self._static_miss(placing, plan, at, refused) is not None:
                     continue
-                if name not in crowded and not self._world.room.fits(name, asked):
+                if name not in crowded and not self._state.room.fits(name, asked):
                     # kube-scheduler would hardly place the pod here: only when there is nothing better.
                     crowded[name] = False
                     continue
-                outcome, steps = await self._look(name, plan, excluded, question, wishing, is_cheap=is_cheap)
+                outcome, steps = await self._filter_node(name, plan, excluded, shape, wishing, is_cheap=is_cheap)
                 spent += steps
                 if is_cheap and (isinstance(outcome, GaveUp) or spent > CHEAP_STEPS):
                     return None
-                found = judge_node(plan, name, outcome)
+                answer = filter_outcome(plan, name, outcome)
             except (PeerUnavailable, InvariantError):
                 raise
             except Exception as err:  # noqa: BLE001 - boundary: one node of a choice; the others are looked at
                 failures.append((name, err))
                 continue
             has_searched = True
-            if isinstance(found, NodeFit):
-                fits.append(found)
-                if not has_alternatives or len(fits) >= _COMPARED:
+            if isinstance(answer, NodeFit):
+                fits.append(answer)
+                if len(fits) >= compared:
                     break
-            elif found.is_everywhere:
-                return NoNodeFits((found,))
-            elif is_cheap and is_open and question is not None and isinstance(outcome, NoFit):
+            elif answer.is_everywhere:
+                return NoNodeFits((answer,))
+            elif is_cheap and is_open and shape is not None and isinstance(outcome, NoFit):
                 # Not after a long search: another pod's walk may have taken note meanwhile of what was freed there.
-                self._search.results.close(question, name)
+                self._search.results.close(shape, name)
         if failures and not has_searched and isinstance(failures[0][1], ContractError):
             # It is the same on every node, so it is the pod or one of its claims.
             raise failures[0][1]
@@ -158,7 +155,7 @@ class NodeChooser:
 
         Shapes: result — one a pending claim, of the chosen devices, perhaps in another order; None when they may not be had; GaveUp when a cheap search does not tell.
         """
-        if node not in self._world.node_facts:
+        if node not in self._state.node_facts:
             return None
         given = self._search.given(node, plan.pending, {}, ignoring=later)
         others = {candidate.id: "not chosen" for pool in given.pools or () for candidate in pool.candidates if candidate.id not in devices}
@@ -170,42 +167,42 @@ class NodeChooser:
         return not excluded and all(
             pod_claim.wishes is None
             and not has_heavy_selector(pod_claim.spec, self._compiler)
-            and self._world.stock.is_new(ObjectKey("resourceclaim", plan.pod.namespace, pod_claim.name), pod_claim.claim.owner)
+            and self._state.stock.is_new(ObjectKey("resourceclaim", plan.pod.namespace, pod_claim.name), pod_claim.claim.owner)
             for pod_claim in plan.pending
         )
 
-    def _in_order(self, placing: Placing, question: RequestShape | None) -> Iterable[tuple[str, bool]]:
+    def _in_order(self, placing: Placing, shape: RequestShape | None) -> Iterable[tuple[str, bool]]:
         """List the nodes to try, with whether one that does not fit may be closed to the like of these claims."""
         if has_preferences(placing):
-            nodes = sorted(self._world.node_facts.values(), key=lambda at: (-preference_of(placing, at.node), at.node.name))
+            nodes = sorted(self._state.node_facts.values(), key=lambda at: (-preference_of(placing, at.node), at.node.name))
             return ((at.node.name, False) for at in nodes)
-        if question is None:
-            return ((name, False) for name in self._world.node_names)
-        return ((name, True) for name in self._search.results.open_nodes(question))
+        if shape is None:
+            return ((name, False) for name in self._state.node_names)
+        return ((name, True) for name in self._search.results.open_nodes(shape))
 
-    def _at_first_sight(self, placing: Placing, plan: PodPlan, at: NodeFacts, refused: Collection[str]) -> NodeMiss | None:
+    def _static_miss(self, placing: Placing, plan: PodPlan, at: NodeFacts, refused: Collection[str]) -> NodeMiss | None:
         """Rule a node out without a search."""
         why = why_not(placing, at)
         if why is None and at.node.name in refused:
             message = f"node {at.node.name}: kube-scheduler could not place the pod there"
             why = Reason(code="unschedulable", message=message, facts={"node": at.node.name})
-        return look_at_node(plan, at.node, refused=why)
+        return static_miss(plan, at.node, refused=why)
 
-    async def _look(
+    async def _filter_node(
         self,
         node: str,
         plan: PodPlan,
         excluded: Mapping[DeviceId, str],
-        question: RequestShape | None,
+        shape: RequestShape | None,
         wishing: PodRequest | None,
         *,
         is_cheap: bool,
     ) -> tuple[Outcome, int]:
         """Search one node, unless it is known what the like of these claims gets there; gives the steps that it took now as well."""
-        if question is None:
+        if shape is None:
             outcome = await self._search.search(node, plan.pending, excluded, pod=wishing, is_brief=True, is_cheap=is_cheap)
             return outcome, outcome.steps
-        return await self._search.recall_or_search(node, plan.pending, question, excluded, is_cheap=is_cheap)
+        return await self._search.search_cached(node, plan.pending, shape, excluded, is_cheap=is_cheap)
 
     async def _explain(
         self,
@@ -220,8 +217,8 @@ class NodeChooser:
         """Say what the nodes lack now, those first on which devices are what is missing, and what comes nearest; None when that takes more than short searches."""
         unfit: list[NodeMiss] = []
         searched: list[NodeMiss] = []
-        for name in self._world.node_names:
-            missed = self._at_first_sight(placing, plan, self._world.node_facts[name], refused)
+        for name in self._state.node_names:
+            missed = self._static_miss(placing, plan, self._state.node_facts[name], refused)
             if missed is not None:
                 unfit.append(missed)
             elif len(searched) < SHOWN_NODES:
@@ -233,7 +230,7 @@ class NodeChooser:
             else:
                 searched.append(NodeMiss(name, NoFit((), 0)))
         nodes, outcomes = [node_miss.node for node_miss in searched], [node_miss.outcome for node_miss in searched]
-        advice = await self._search.advise(nodes, outcomes, plan.pending, excluded, is_aligned=wishing is not None)
+        advice = await self._search.advise(nodes, outcomes, plan.pending, excluded, pod=wishing)
         return NoNodeFits((*searched, *unfit), advice)
 
     async def _search_guarded(
@@ -248,16 +245,16 @@ class NodeChooser:
             return NoFit((self._search.node_failed(node, err).reason,), 0)
 
 
-def _wishing(pod: ApiObject, plan: PodPlan) -> PodRequest | None:
+def _alignment_request(pod: Pod, plan: PodPlan) -> PodRequest | None:
     """Read what the pod itself wishes of its alignment with its claims; None when it says nothing.
 
     Errors: raises ContractError.
     """
-    if not any(key.startswith(RESOURCE_PREFIX) for key in metadata_of(pod).annotations):
+    if not any(key.startswith(RESOURCE_PREFIX) for key in pod.metadata.annotations):
         return None
-    return wished_request(pod, {claim.entry: claim.claim.owner.key for claim in plan.claims})
+    return aligned_pod_request(pod, {claim.entry: claim.claim.owner.key for claim in plan.claims})
 
 
-def _late(crowded: Mapping[str, bool]) -> Iterable[tuple[str, bool]]:
+def _deferred(crowded: Mapping[str, bool]) -> Iterable[tuple[str, bool]]:
     """List what was put off, when it is asked for."""
     yield from tuple(crowded.items())

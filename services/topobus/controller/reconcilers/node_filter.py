@@ -1,6 +1,7 @@
-"""Looks at nodes for a pod: where its claims can be used or allocated, and what each node would give the pod itself.
+"""Filters and scores nodes for a pod: where its claims are usable or can be allocated, and what each node would give the pod itself.
 
-Flows in: a pod's plan, the world, what nodes answer to dry runs. Flows out: the nodes that fit, best first, and why the others do not. It writes nothing.
+Flows in: a pod's plan, the controller's state, the nodes' answers to dry runs. Flows out: the nodes that fit, best first, and why the others do not.
+It writes nothing.
 """
 
 from __future__ import annotations
@@ -10,17 +11,13 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.miss_reasons import summarize
-from topobus.controller.allocation.pools import node_matches
 from topobus.controller.allocation.values import (
     Allocated,
-    DeviceId,
     GaveUp,
     NoFit,
     Outcome,
 )
-from topobus.controller.claims.lifecycle import devices_of
 from topobus.controller.claims.objects import Pod
 from topobus.controller.claims.stored import ObjectKey
 from topobus.controller.config import ControllerSettings
@@ -39,22 +36,21 @@ from topobus.controller.scheduling.decisions import (
     PodPlan,
     enough_nodes,
     explain_misses,
-    judge_node,
-    look_at_node,
-    node_selector,
+    filter_outcome,
     pre_filter,
+    static_miss,
 )
-from topobus.controller.scheduling.pod_alignment import own_request, wished_request
+from topobus.controller.scheduling.node_fit import node_selector, selector_objection
+from topobus.controller.scheduling.node_trials import refusal_of
+from topobus.controller.scheduling.pod_alignment import aligned_pod_request, own_request
 from topobus.controller.scheduling.score import rank, score_node
 from topobus.controller.state.refusal_backoff import RefusalBackoff
 from topobus.controller.state.standalone_state import StandaloneState
-from topobus.domain.device import class_of_driver
-from topobus.domain.idset import NodeSet
 from topobus.domain.outcome import Placement, Reason, Refusal
 from topobus.domain.request import Owner, PodRequest
 from topobus.runtime.service import Runtime
 
-__all__ = ["NodeFilter", "is_held", "refusal_of"]
+__all__ = ["NodeFilter", "is_held"]
 
 # With which a node refuses a pod that it holds already.
 _HELD = "already-placed"
@@ -67,28 +63,28 @@ class NodeFilter:
         self,
         settings: ControllerSettings,
         runtime: Runtime,
-        world: StandaloneState,
+        state: StandaloneState,
         finder: Allocator,
         planner: Planner,
         consumers: ClaimUsers,
     ) -> None:
         self._runtime = runtime
-        self._world = world
+        self._state = state
         self._finder = finder
         self._planner = planner
         self._consumers = consumers
         self.refused: RefusalBackoff[str] = RefusalBackoff(settings.retry_s)
         """Nodes that said no to a pod a moment ago, by the pod's place."""
 
-    async def look(
-        self, key: ObjectKey, plan: PodPlan, pod: ApiObject, wanted: PodRequest | None, placed: str | None, *, is_cheap: bool = False
+    async def filter_nodes(
+        self, key: ObjectKey, plan: PodPlan, pod: Pod, wanted: PodRequest | None, placed: str | None, *, is_cheap: bool = False
     ) -> tuple[dict[str, tuple[NodeFit, Placement | None]], list[NodeMiss], bool] | None:
         """Look at the nodes: those that fit, best first, with what each would give the pod itself, and why the others do not.
 
         Shapes: is_cheap — None is given, and nobody asked, when the pod's claims need more than a short search.
         """
         members = self.members(plan)
-        wishing = wished_request(pod, {claim.entry: claim.claim.owner.key for claim in plan.claims})
+        wishing = aligned_pod_request(pod, {claim.entry: claim.claim.owner.key for claim in plan.claims})
         refused = self.refused.refused(key)
         fits: list[NodeFit] = []
         misses: list[NodeMiss] = []
@@ -98,14 +94,14 @@ class NodeFilter:
         spent = self._finder.spent
         for node in nodes:
             why = Reason(code="refused-by-node", message=f"node {node}: {refused[node]}", facts={"node": node}) if node in refused else None
-            missed = look_at_node(plan, self._world.describe(node), refused=why)
+            missed = static_miss(plan, self._state.describe(node), refused=why)
             if missed is None:
                 outcome: Outcome = Allocated((), 0) if not members else GaveUp(0)
                 if members and self._runtime.clock.monotonic() < end:
-                    outcome = await self._finder.look(node, members, pod=wishing, is_cheap=is_cheap)
+                    outcome = await self._finder.search_on(node, members, pod=wishing, is_cheap=is_cheap)
                 if is_cheap and (isinstance(outcome, GaveUp) or self._finder.spent - spent > CHEAP_STEPS):
                     return None
-                judged = judge_node(plan, node, outcome)
+                judged = filter_outcome(plan, node, outcome)
                 if isinstance(judged, NodeFit):
                     fits.append(judged)
                     if len(fits) >= enough_nodes(len(nodes)):
@@ -128,27 +124,29 @@ class NodeFilter:
                 # Said yes before the claims took their devices: without a memory of that they would be taken back and allocated there for ever.
                 for miss in misses:
                     if miss.node in by_name and isinstance(miss.outcome, NoFit) and miss.node not in placements and not is_due:
-                        self.refused.remember(key, [miss.node], summarize(miss.outcome.reasons), now_s=self._runtime.clock.monotonic())
+                        self.refused.add(key, [miss.node], summarize(miss.outcome.reasons), now_s=self._runtime.clock.monotonic())
             fits = [node_fit for node_fit in fits if node_fit.node in placements]
-        scores = [score_node(plan, node_fit, placement=placements.get(node_fit.node), numa_of=self._numa_of) for node_fit in fits]
+        scores = [
+            score_node(plan, node_fit, placement=placements.get(node_fit.node), numa_of=self._state.numa_nodes_of) for node_fit in fits
+        ]
         return {name: (by_name[name], placements.get(name)) for name in rank(scores)}, misses, is_due
 
-    async def look_without(self, key: ObjectKey, left_out: Collection[str]) -> tuple[tuple[str, ...], tuple[Reason, ...]]:
+    async def nodes_without(self, key: ObjectKey, left_out: Collection[str]) -> tuple[tuple[str, ...], tuple[Reason, ...]]:
         """Say on which nodes a pod could run if it were not for these of its `resourceClaims` entries, best first; and, when on none, why.
 
         Errors: raises ContractError for a pod that nobody can read.
         """
-        pod = self._world.objects[key].value
-        rest = [resource_claim for resource_claim in pod.spec.get("resourceClaims") or [] if resource_claim.get("name") not in left_out]
-        slim = msgspec.structs.replace(pod, spec={**pod.spec, "resourceClaims": rest})
+        whole = self._state.objects[key].value
+        rest = [resource_claim for resource_claim in whole.spec.get("resourceClaims") or [] if resource_claim.get("name") not in left_out]
+        pod = Pod(msgspec.structs.replace(whole, spec={**whole.spec, "resourceClaims": rest}))
         keys = {name: ObjectKey("resourceclaim", key.namespace, name) for name in self._consumers.claims(key)}
-        found = {name: self._world.objects[claim_key] for name, claim_key in keys.items() if claim_key in self._world.objects}
-        plan = pre_filter(Pod(slim), lambda name: found[name].claim if name in found else None, waits_for_immediate=False)
+        claims = {name: self._state.objects[claim_key] for name, claim_key in keys.items() if claim_key in self._state.objects}
+        plan = pre_filter(pod, lambda name: claims[name].claim if name in claims else None, waits_for_immediate=False)
         if isinstance(plan, Blocked):
             return (), plan.reasons
-        wanted = own_request(slim)
+        wanted = own_request(pod)
         placed = self.node_of(wanted.owner) if wanted is not None else None
-        looked = await self.look(key, plan, slim, wanted, placed)
+        looked = await self.filter_nodes(key, plan, pod, wanted, placed)
         fits, misses = (looked[0], looked[1]) if looked is not None else ({}, [])
         return tuple(fits), () if fits else explain_misses(misses)[1]
 
@@ -172,12 +170,12 @@ class NodeFilter:
                         f"schedule-{wanted.owner.uid}-try-{node_fit.node}",
                         wanted,
                         is_dry_run=True,
-                        besides=_devices_of(node_fit),
+                        besides=node_fit.devices,
                     )
                 )
                 for node_fit in fits
             }
-        self._planner.tell_silence()
+        self._planner.log_silent_nodes()
         placements: dict[str, Placement] = {}
         is_due = False
         for node, task in asked.items():
@@ -199,52 +197,25 @@ class NodeFilter:
     def members(self, plan: PodPlan) -> list[Member]:
         """List the pod's claims that are to be allocated, as the search wants them."""
         keys = [ObjectKey("resourceclaim", plan.pod.namespace, pod_claim.name) for pod_claim in plan.pending]
-        return [member(key, self._world.objects[key], self._world.classes) for key in keys]
+        return [member(key, self._state.objects[key], self._state.classes) for key in keys]
 
-    def _candidates(self, pod: ApiObject, misses: list[NodeMiss]) -> list[str]:
+    def _candidates(self, pod: Pod, misses: list[NodeMiss]) -> list[str]:
         """List the nodes that the pod may go to by its own word; the others become misses."""
         selector = node_selector(pod)
-        found: list[str] = []
-        for name in self._world.nodes():
-            if selector is None or node_matches(self._world.describe(name), None, selector, is_everywhere=False):
-                found.append(name)
+        candidates: list[str] = []
+        for name in self._state.nodes():
+            reason = selector_objection(selector, self._state.describe(name))
+            if reason is None:
+                candidates.append(name)
             else:
-                reason = Reason(code="node-selector", message=f"node {name}: the pod asks for another node", facts={"node": name})
                 misses.append(NodeMiss(name, NoFit((reason,), 0)))
-        return found
+        return candidates
 
     def node_of(self, owner: Owner) -> str | None:
         """Name the node in whose ledger the pod stands already: a crash came before its binding."""
-        return next((node for node, ledger in sorted(self._world.ledgers.items()) if owner.key in ledger.allocations), None)
-
-    def _numa_of(self, device_id: DeviceId) -> NodeSet | None:
-        device_class = class_of_driver(device_id.driver)
-        inventory = self._world.inventories.get((device_id.pool, device_class)) if device_class is not None else None
-        return (
-            next((device.numa_nodes for device in inventory.devices if device.name == device_id.device), None)
-            if inventory is not None
-            else None
-        )
-
-
-def _devices_of(fit: NodeFit) -> dict[str, tuple[str, ...]]:
-    """List the devices that the pod's claims would take on a node, by class."""
-    found: dict[str, list[str]] = {}
-    for result in fit.results:
-        for device in devices_of(result, fit.node):
-            device_class = class_of_driver(device.driver)
-            if device_class is not None:
-                found.setdefault(device_class, []).append(device.device)
-    return {device_class: tuple(sorted(names)) for device_class, names in sorted(found.items())}
+        return next((node for node, ledger in sorted(self._state.ledgers.items()) if owner.key in ledger.allocations), None)
 
 
 def is_held(refusal: Refusal) -> bool:
     """Say whether a node refuses a pod because it holds it already."""
     return any(reason.code == _HELD for reason in refusal.reasons)
-
-
-def refusal_of(node: str, refusal: Refusal) -> NodeMiss:
-    """Turn a node's refusal into Filter's answer, with the node's name."""
-    first = refusal.reasons[0]
-    named = Reason(code=first.code, message=f"node {node}: {first.message}", facts=first.facts)
-    return NodeMiss(node, NoFit((named, *refusal.reasons[1:]), 0))

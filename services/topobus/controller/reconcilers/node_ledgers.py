@@ -1,8 +1,9 @@
-"""The ledgers of nodes that run Topobus, asked before a claim's status says what it has, and told when an allocation is taken back.
+"""Requests to the ledgers of Topobus nodes: PLACE before a claim's status is written, RELEASE after a deallocation.
 
-Flows in: claims with what they are to get, and owners that are to let go. Flows out: PLACE and RELEASE asks to the node's topology. Operation ids are made of the claim's
-uid and the attempt's number, so any replica that goes on repeats the very same operation. Devices of others' drivers have no ledger: for them the claim alone stands.
-A node that answers with an error, or with something that is no answer, is unavailable as a silent one is: it keeps claims from its own devices and from no others.
+Flows in: claims with their chosen devices, and owners to release. Flows out: PLACE and RELEASE requests to the node's topology service. Operation ids
+consist of the claim's uid and the attempt's number, so any replica repeats the same operation. Devices of other vendors' drivers have no ledger: for
+them the claim alone counts. A node that answers with an error or an invalid message is treated as unavailable: its own devices are not allocated,
+other nodes are not affected.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from enum import Enum
 from typing import TypeVar
 
 from topobus.contracts import catalogue
-from topobus.contracts.messages import ApiObject, PlaceRequest, ReleaseRequest
+from topobus.contracts.messages import PlaceReply, PlaceRequest, ReleaseRequest
 from topobus.controller.allocation.values import DeviceId
-from topobus.controller.claims.lifecycle import Attempt, devices_of, owner_of, placement_request
+from topobus.controller.claims.attempts import Attempt
+from topobus.controller.claims.lifecycle import devices_of, placement_request
+from topobus.controller.claims.objects import Claim
 from topobus.controller.reconcilers.ledger_releases import LedgerReleases, UnderWay
 from topobus.controller.state.cluster_state import ClusterState
-from topobus.controller.state.inventory_slices import holders_from_ledger
+from topobus.controller.state.inventory_slices import devices_of_owner
 from topobus.domain.errors import ConfigError, ContractError, HardwareError, PeerUnavailable
 from topobus.domain.ledger import Ledger
 from topobus.domain.outcome import Placement, Reason, Refusal
@@ -50,19 +53,19 @@ class Overtaken(Enum):
 
 
 class NodeLedgers:
-    """Asks nodes.
+    """Sends PLACE and RELEASE requests to nodes.
 
-    Args: releases — how a RELEASE is asked; without `run` of it, and without one at all, each ask is awaited.
+    Args: releases — how a RELEASE is asked: beside the rounds while it runs; without `run` of it, and without one at all, each ask is awaited.
     """
 
-    def __init__(self, bus: Bus, world: ClusterState, timeout_s: float, releases: LedgerReleases | None = None) -> None:
+    def __init__(self, bus: Bus, state: ClusterState, timeout_s: float, releases: LedgerReleases | None = None) -> None:
         self._bus = bus
-        self._world = world
+        self._state = state
         self._timeout_s = timeout_s
         self._releases = releases or LedgerReleases(bus, timeout_s)
         self._log = get_logger()
 
-    async def hold(self, claim: ApiObject, attempt: Attempt, is_newest: Callable[[], Awaitable[bool]]) -> Held | Refusal | Overtaken:
+    async def hold(self, claim: Claim, attempt: Attempt, is_newest: Callable[[], Awaitable[bool]]) -> Held | Refusal | Overtaken:
         """Have the node hold what a claim is to get.
 
         A node keeps only its newest operations while its ledger keeps what is held: a refusal of what the ledger shows as done is no refusal, and what an older attempt
@@ -70,18 +73,17 @@ class NodeLedgers:
         Shapes: is_newest — reads the claim anew and says whether the attempt is still its newest.
         Errors: raises PeerUnavailable when the node does not answer, or not as it should: neither done nor undone. Raises what `is_newest` raises.
         """
-        request = placement_request(claim, attempt.allocation, attempt.node, attempt.wishes)
+        request = placement_request(claim.object, attempt.allocation, attempt.node, attempt.wishes)
         if request is None:
             return Held()
-        owner, node = owner_of(claim), attempt.node
-        place = PlaceRequest(op_id=f"allocate-{owner.uid}-{attempt.number}", pod=request)
-        reply = await _from_node(node, self._bus.ask(catalogue.PLACE, place, timeout_s=self._timeout_s, node=node))
+        owner, node = claim.owner, attempt.node
+        reply = await self.place(node, PlaceRequest(op_id=attempt.op_id(owner.uid), pod=request))
         if not isinstance(reply.result, Refusal):
             return Held(reply.result, reply.ledger_sequence)
         ledger = await _from_node(node, self.read(node))
         if ledger is None or owner.key not in ledger.allocations:
             return reply.result
-        if self._devices_held(ledger, owner) == set(devices_of(attempt.allocation, node)):
+        if self.devices_held(ledger, owner) == set(devices_of(attempt.allocation, node)):
             return Held()
         # In this order: each attempt is written before it is placed, so as long as the claim still has ours, what was held before is from an older one.
         if not await is_newest():
@@ -94,6 +96,13 @@ class NodeLedgers:
             self._log.warning("ledger.silent", node=node, error=str(err))
         return reply.result
 
+    async def place(self, node: str, request: PlaceRequest) -> PlaceReply:
+        """Ask a node to hold what was chosen on it.
+
+        Errors: raises PeerUnavailable when the node does not answer, or not as it should: neither done nor undone.
+        """
+        return await _from_node(node, self._bus.ask(catalogue.PLACE, request, timeout_s=self._timeout_s, node=node))
+
     async def read(self, node: str) -> Ledger | None:
         """Read a node's ledger as it is now, not as the copy shows it; None when it has none.
 
@@ -102,18 +111,18 @@ class NodeLedgers:
         entry = await self._bus.get(catalogue.LEDGER, node=node)
         return entry.value if entry is not None else None
 
-    async def release(self, claim: ApiObject, why: str) -> Refusal | UnderWay | None:
-        """Have every node let go of what it holds for a claim; a node refuses while containers may be using the devices.
+    async def release(self, claim: Claim, why: str) -> Refusal | UnderWay | None:
+        """Release what every node holds for a claim; a node refuses while containers may be using the devices.
 
         None: all have let go. UnderWay: one was asked and has not answered yet, which says more than another's refusal.
         Only what our copy of a ledger shows is let go: what another replica had placed since is its own.
         Errors: raises PeerUnavailable when a node does not answer, or not as it should; the other nodes have been asked then all the same.
         """
-        owner = owner_of(claim)
+        owner = claim.owner
         trouble: PeerUnavailable | None = None
         kept: Refusal | UnderWay | None = None
-        for node in self._world.stock.nodes_holding(owner.key):
-            ledger = self._world.ledgers.get(node)
+        for node in self._state.stock.nodes_holding(owner.key):
+            ledger = self._state.ledgers.get(node)
             held = ledger.allocations.get(owner.key) if ledger is not None else None
             if ledger is None or held is None:
                 continue
@@ -129,12 +138,12 @@ class NodeLedgers:
         return kept
 
     async def release_on(self, node: str, owner: Owner, op_id: str, *, decision_id: str = "") -> Refusal | UnderWay | None:
-        """Ask one node to let go; it refuses while containers may be using the devices, and only the node can know.
+        """Release what one node holds for an owner; it refuses while containers may be using the devices, which only the node can know.
 
         Shapes: decision_id — let go only of what this decision gave; empty for whatever the owner holds.
         Errors: raises PeerUnavailable when the node does not answer, or not as it should.
         """
-        ledger = self._world.ledgers.get(node)
+        ledger = self._state.ledgers.get(node)
         held = ledger.allocations.get(owner.key) if ledger is not None else None
         if held is not None and held.is_prepared:
             return Refusal(reasons=(Reason(code="prepared", message=f"{owner} is prepared: its devices are let go when that is undone"),))
@@ -145,10 +154,9 @@ class NodeLedgers:
         self._log.info("ledger.released", owner=str(owner), node=node, is_refused=reply.refusal is not None)
         return reply.refusal
 
-    def _devices_held(self, ledger: Ledger, owner: Owner) -> Collection[DeviceId]:
+    def devices_held(self, ledger: Ledger, owner: Owner) -> Collection[DeviceId]:
         """Name the devices that a ledger gives to an owner."""
-        holders = holders_from_ledger(ledger, self._world.cpu_devices(ledger.node))
-        return {device for device, holder in holders.items() if holder == owner}
+        return devices_of_owner(ledger, owner, self._state.cpu_devices(ledger.node))
 
 
 async def _from_node(node: str, answer: Awaitable[T]) -> T:

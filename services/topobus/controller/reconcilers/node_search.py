@@ -1,64 +1,43 @@
-"""Searches one node for devices of claims that are served together, for both homes, and remembers what the like of the claims got there.
+"""Searches one node for claims that are allocated together, for both homes, and caches the results by the claims' shape.
 
-Flows in: a node, claims with what they wish, devices that must not be given now. Flows out: the search's outcome, or what of the node keeps it from being searched. Which
-nodes are searched, and in which order, is each home's own: `Allocator` stand-alone, `NodeChooser` in a cluster.
+Flows in: a node, claims with their alignment requests, devices to exclude. Flows out: the search's outcome, or why the node cannot be searched. Each
+home decides which nodes are searched and in which order: `Allocator` stand-alone, `NodeChooser` in a cluster.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from topobus.cel.seam import SelectorCompiler
-from topobus.controller.allocation.suggestions import nearest
 from topobus.controller.allocation.values import (
-    Allocated,
     AllocationInput,
     DeviceId,
     Fault,
     GaveUp,
     Outcome,
 )
-from topobus.controller.claims.claim_admission import objection_to_results
-from topobus.controller.claims.objects import Claim
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.reconcilers.allocation_runner import AllocationRunner
-from topobus.controller.scheduling.aligned_allocation import AlignedClaims
+from topobus.controller.scheduling.node_trials import (
+    WantedClaim,
+    aligned_claims,
+    failed_node,
+    is_aligned,
+    nearest_miss,
+    specs_of,
+    within_limits,
+)
 from topobus.controller.state.cluster_state import ClusterState
 from topobus.controller.state.result_cache import RequestShape, ResultCache
 from topobus.domain.errors import TopobusError
 from topobus.domain.outcome import Reason
 from topobus.domain.request import PodRequest
-from topobus.kubernetes.api.alignment_request import AlignmentRequest
-from topobus.kubernetes.api.resource import ClaimSpec
 from topobus.runtime.clock import Clock
 from topobus.runtime.logging import get_logger
 
-__all__ = ["NodeSearch", "WantedClaim"]
-
-# An error's own words, as far as a condition shows them.
-_MAX_ERROR = 500
-
-
-class WantedClaim(Protocol):
-    """A claim that is to be allocated, alone or with others."""
-
-    @property
-    def claim(self) -> Claim:
-        """The claim as stored."""
-        ...
-
-    @property
-    def spec(self) -> ClaimSpec:
-        """What it asks for."""
-        ...
-
-    @property
-    def wishes(self) -> AlignmentRequest | None:
-        """What it wishes of its alignment; None for nothing."""
-        ...
+__all__ = ["NodeSearch"]
 
 
 class NodeSearch:
@@ -68,13 +47,13 @@ class NodeSearch:
         self,
         settings: ControllerSettings,
         clock: Clock,
-        world: ClusterState,
+        state: ClusterState,
         results: ResultCache,
         compiler: SelectorCompiler,
         metrics: ControllerMetrics,
     ) -> None:
         self._mode = settings.mode
-        self._state = world
+        self._state = state
         self._metrics = metrics
         self._runner = AllocationRunner(settings, clock, compiler, metrics)
         self._failed: dict[str, str] = {}
@@ -85,20 +64,20 @@ class NodeSearch:
         self.quarantined: dict[DeviceId, str] = {}
         """Devices whose owner was deleted by force, and who that was: held until their node has let go."""
 
-    async def recall_or_search(
-        self, node: str, claims: Sequence[WantedClaim], question: RequestShape, excluded: Mapping[DeviceId, str], *, is_cheap: bool
+    async def search_cached(
+        self, node: str, claims: Sequence[WantedClaim], shape: RequestShape, excluded: Mapping[DeviceId, str], *, is_cheap: bool
     ) -> tuple[Outcome, int]:
-        """Search one node, unless it is known what the like of these claims gets there; a miss comes without reasons. Gives the steps that it took now as well.
+        """Search one node, or give the cached result for claims of this shape; a miss comes without reasons. Also gives the steps that it took now.
 
         Shapes: question — what is asked, of claims that nothing tells from others with the same specs.
         """
-        ticket = self.results.ticket(question, node)
-        known = self.results.recall(ticket)
-        if known is not None:
-            return known, 0
+        cache_key = self.results.key_of(shape, node)
+        cached = self.results.find(cache_key)
+        if cached is not None:
+            return cached, 0
         outcome = await self.search(node, claims, excluded, is_brief=True, is_cheap=is_cheap)
         if not (is_cheap and isinstance(outcome, GaveUp)):
-            self.results.remember(ticket, outcome)
+            self.results.put(cache_key, outcome)
         return outcome, outcome.steps
 
     async def search(
@@ -117,18 +96,14 @@ class NodeSearch:
         without reasons; is_cheap — give up where more than a short search is needed.
         """
         given = self.given(node, claims, excluded)
-        if pod is None and all(wanted.wishes is None for wanted in claims):
+        if not is_aligned(claims, pod):
             outcome = await self._runner.search(given, is_brief=is_brief, is_cheap=is_cheap)
         elif is_cheap:
             return GaveUp(0)  # some hundred searches, place after place
         else:
-            wished = [AlignedClaims(wanted.claim, wanted.wishes) for wanted in claims]
-            outcome = await self._runner.search_near(given, wished, self._state.view_of(node), pod=pod)
+            outcome = await self._runner.search_near(given, aligned_claims(claims), self._state.view_of(node), pod=pod)
         self.spent += outcome.steps
-        if isinstance(outcome, Allocated):
-            specs = [(wanted.claim, wanted.spec) for wanted in claims]
-            return objection_to_results(node, specs, outcome.results, steps=outcome.steps) or outcome
-        return outcome
+        return within_limits(node, claims, outcome)
 
     async def search_only(self, given: AllocationInput, *, is_cheap: bool) -> Outcome:
         """Search what was collected by `given`, and say only whether something fits."""
@@ -141,19 +116,11 @@ class NodeSearch:
         claims: Sequence[WantedClaim],
         excluded: Mapping[DeviceId, str],
         *,
-        is_aligned: bool = False,
+        pod: PodRequest | None = None,
     ) -> tuple[Reason, ...]:
-        """Name the nearest miss, and what would fit there instead; claims with wishes of their alignment are only told the first.
-
-        Shapes: is_aligned — the claims' pod wishes for their alignment with it.
-        """
-        found = nearest(nodes, outcomes)
-        if found is None:
-            return ()
-        node, reason = found
-        if is_aligned or any(wanted.wishes is not None for wanted in claims):
-            return (reason,)
-        return reason, *await self._runner.advise(self.given(node, claims, excluded))
+        """Name the nearest miss, and what would fit there instead; claims that wish for alignment, alone or with their pod, are only told the first."""
+        miss, node = nearest_miss(nodes, outcomes, claims, pod)
+        return (*miss, *await self._runner.advise(self.given(node, claims, excluded))) if node else miss
 
     def given(
         self, node: str, claims: Sequence[WantedClaim], excluded: Mapping[DeviceId, str], *, ignoring: Collection[str] = ()
@@ -162,8 +129,7 @@ class NodeSearch:
 
         Shapes: ignoring — uids of claims whose intents count for nothing here.
         """
-        specs = [(wanted.claim, wanted.spec) for wanted in claims]
-        given = self._state.input_for(node, specs, mode=self._mode, excluded=excluded, ignoring=ignoring)
+        given = self._state.input_for(node, specs_of(claims), mode=self._mode, excluded=excluded, ignoring=ignoring)
         if not self.quarantined.keys() & given.usage.holders.keys():
             return given
         holders = {device: self.quarantined.get(device, holder) for device, holder in given.usage.holders.items()}
@@ -171,13 +137,12 @@ class NodeSearch:
 
     def node_failed(self, node: str, err: Exception) -> Fault:
         """Log and count a node whose search failed in a way that nobody thought of, once as long as it stays the same; gives what is told of the node."""
-        text = str(err) if isinstance(err, TopobusError) else f"{type(err).__name__}: {err}"
-        if self._failed.get(node) != text:
-            self._failed[node] = text
+        fault = failed_node(node, err)
+        if self._failed.get(node) != fault.reason.message:
+            self._failed[node] = fault.reason.message
             self._metrics.set_aside.labels("nodes").inc()
-            get_logger().error("node.set-aside", node=node, error=text, exc_info=None if isinstance(err, TopobusError) else err)
-        message = f"node {node}: what it says of itself cannot be worked with: {text[:_MAX_ERROR]}"
-        return Fault(Reason(code="node-failed", message=message, facts={"node": node}), 0, is_local=True)
+            get_logger().error("node.set-aside", node=node, error=str(err), exc_info=None if isinstance(err, TopobusError) else err)
+        return fault
 
     def keep(self, nodes: Collection[str]) -> None:
         """Forget the failures of nodes that are gone."""

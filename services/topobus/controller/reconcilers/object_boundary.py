@@ -1,8 +1,8 @@
-"""The boundary around one object of a reconcile loop: what goes wrong with it concerns no other object.
+"""The error boundary around one object of a reconcile loop: an exception in its work affects no other object.
 
-Flows in: the work on one object, and the version of what that work reads. Flows out: whether another try is due, one log line and one count a failure, and a report to the
-object. An object that failed is set aside until its version changes: the same work on the same input would fail again, and a loop that ends for it starts again with it.
-A peer that is silent is no failure of the object: its work is due again after a while. Both homes of the controller use it for every kind of object and for every node.
+Flows in: the work on one object, and the version of its inputs. Flows out: whether another try is due, one log line and one count for each failure,
+and a report to the object. A failed object is set aside until its version changes, since the same work on the same input would fail again. A peer
+that does not answer is no failure of the object: its work is due again after a while. Both homes use it for every kind of object and for nodes.
 """
 
 from __future__ import annotations
@@ -91,13 +91,13 @@ class ObjectBoundary:
         set_aside = self._set_aside.get(key)
         return set_aside.reason if set_aside is not None else None
 
-    def forget(self, key: Hashable) -> None:
-        """Forget an object that is gone."""
+    def drop(self, key: Hashable) -> None:
+        """Drop the notes about an object that is gone."""
         self._set_aside.pop(key, None)
         self._logged.pop(key, None)
 
     def keep(self, keys: Collection[Hashable]) -> None:
-        """Forget objects that are not among these: they are gone. Call it once a round."""
+        """Drop the notes about objects that are not among these. Call it once each round."""
         if self._set_aside or self._logged:
             self._set_aside = {key: set_aside for key, set_aside in self._set_aside.items() if key in keys}
             self._logged = {key: text for key, text in self._logged.items() if key in keys}

@@ -1,12 +1,13 @@
-"""Opens the gates of pods: brings each pod one write further until its claims are allocated and reserved and its gate is open, or it is told why not.
+"""Opens the scheduling gates of pods: advances each pod by one write until its claims are allocated and its gate is gone, or a condition says why not.
 
-The order of writes is: intents and finalizers into all claims, the node's ledger, allocation and reservation into each status, the gate off the pod. Any of them may be
-the last that a replica does: whoever finds the pod reads from its claims how far it came.
+The order of writes is: intents and finalizers into all claims, the node's ledger, allocation and reservation into each status, the gate off the pod.
+A replica may crash after any of them; the claims show how far it came.
 
-A pod that needs more than a short search is put behind all others (`CostlyWork`). Such searches are made one at a time, beside the rest: they hold neither the order of
-planning nor a slot, so a pod with a cheap claim never waits for one. What others took meanwhile is found out when the intent is made true, as with another replica.
+A pod that needs a long search is queued behind all others (`CostlyWork`). Such searches run one at a time beside the rest, so a pod with a cheap
+claim never waits for one. Devices that were taken meanwhile are detected when the intent is committed, as with another replica.
 
-A pod whose gate is open already is brought further too as long as it has no node and a claim of ours was taken back: then the claim is allocated elsewhere.
+A pod whose gate is already removed is also advanced as long as it has no node and one of its allocations from here was taken back: that claim is
+allocated elsewhere.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from topobus.controller.claims import gated_claims
-from topobus.controller.claims.gate import has_gate, version_of
+from topobus.controller.claims.gate import has_allocated_condition, version_of, with_allocated_condition, without_gate
 from topobus.controller.claims.objects import Claim
-from topobus.controller.claims.stored import Stored
+from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
-from topobus.controller.reconcilers.allocation_intents import Intents, Progress
+from topobus.controller.reconcilers.allocation_intents import Intents
+from topobus.controller.reconcilers.commit_allocations import Progress
 from topobus.controller.reconcilers.deallocate_claims import ClusterDeallocation
-from topobus.controller.reconcilers.gated_pod_queue import Due, GatedPodQueue, Sight
+from topobus.controller.reconcilers.gated_pod_queue import Due, GatedPodQueue, PodVersions
 from topobus.controller.reconcilers.node_choice import NodeChooser, NoNodeFits
-from topobus.controller.scheduling.aligned_allocation import read_wishes
+from topobus.controller.scheduling.aligned_allocation import read_alignment_request
 from topobus.controller.scheduling.decisions import (
     Blocked,
     NodeFit,
@@ -37,11 +38,10 @@ from topobus.controller.scheduling.decisions import (
     pre_filter,
 )
 from topobus.controller.state.api_server_state import ApiServerState, Key
-from topobus.controller.store.api_server_store import ApiServerWriter
 from topobus.controller.store.cluster_events import EventRecorder
+from topobus.controller.store.object_writer import ObjectWriter
 from topobus.domain.errors import ContractError, HardwareError, InvariantError, PeerUnavailable
 from topobus.domain.outcome import Reason, Refusal
-from topobus.kubernetes.api.objects import metadata_of
 from topobus.runtime.clock import Clock
 from topobus.runtime.logging import get_logger
 
@@ -63,8 +63,8 @@ class GatedPodReconciler:
         self,
         settings: ControllerSettings,
         clock: Clock,
-        world: ApiServerState,
-        writer: ApiServerWriter,
+        state: ApiServerState,
+        writer: ObjectWriter,
         intents: Intents,
         deallocation: ClusterDeallocation,
         chooser: NodeChooser,
@@ -74,7 +74,7 @@ class GatedPodReconciler:
     ) -> None:
         self._settings = settings
         self._clock = clock
-        self._world = world
+        self._state = state
         self._writer = writer
         self._intents = intents
         self._deallocation = deallocation
@@ -82,7 +82,7 @@ class GatedPodReconciler:
         self._events = events
         self._metrics = metrics
         self._changed = changed
-        self._queue = GatedPodQueue(clock, world, settings.cluster.retry_s)
+        self._queue = GatedPodQueue(clock, state, settings.cluster.retry_s)
         self._is_searching = False
         """Whether a costly search is under way."""
         self._planning = asyncio.Lock()
@@ -91,9 +91,9 @@ class GatedPodReconciler:
 
     def start_all(self, group: asyncio.TaskGroup) -> float | None:
         """Begin to work on every pod that may be brought further; gives after how many seconds a pod waits for time and not for a change."""
-        self._forgive()
-        self._intents.forget()
-        keys = self._queue.ours()
+        self._expire_refusals()
+        self._intents.drop_gone()
+        keys = self._queue.pending_pods()
         self._metrics.waiting.set(len(keys))
         waits = [self._settings.cluster.retry_s] if self._intents.refusals.is_waiting else []
         ready, wait_s = self._queue.take_ready(keys)
@@ -143,9 +143,9 @@ class GatedPodReconciler:
             self._log.warning("pod.peer-silent", pod=f"{key[0]}/{key[1]}", error=str(err))
             self._queue.failures[key] = self._queue.failures.get(key, 0) + 1
             self._queue.wait(key)
-            pod = self._world.pods.get(key)
+            pod = self._state.pods.get(key)
             if pod is not None and err.facts.get("code") in _REFUSALS:
-                await self._events.warn(pod.value, "WriteRefused", str(err))
+                await self._events.warn(pod, "WriteRefused", str(err))
 
     async def _walk_guarded(self, key: Key, *, is_cheap: bool) -> None:
         """Take steps; what is wrong with this pod or its claims concerns no other.
@@ -158,17 +158,17 @@ class GatedPodReconciler:
             raise
         except Exception as err:  # noqa: BLE001 - boundary: one pod; its neighbours' gates are opened whatever is wrong with it
             # Telling is a write, too, and may fail as any other.
-            await self._tell_malformed(key, err)
+            await self._report_malformed(key, err)
 
     async def _walk(self, key: Key, *, is_cheap: bool) -> None:
         """Take steps until there is nothing to do now."""
         for _ in range(_MOST_STEPS):
-            pod = self._world.pods.get(key)
-            if pod is None or not self._queue.is_ours(key, pod) or not await self._step(key, pod, is_cheap=is_cheap):
+            pod = self._state.pods.get(key)
+            if pod is None or not self._queue.needs_work(key, pod) or not await self._step(key, pod, is_cheap=is_cheap):
                 return
         self._queue.wait(key)
 
-    async def _tell_malformed(self, key: Key, err: Exception) -> None:
+    async def _report_malformed(self, key: Key, err: Exception) -> None:
         """Set a pod aside until something about it changes, and tell it why; one that cannot even be told is only logged."""
         name = f"{key[0]}/{key[1]}"
         if isinstance(err, ContractError):
@@ -179,64 +179,64 @@ class GatedPodReconciler:
             self._log.error("pod.set-aside", pod=name, error=message, exc_info=err)
         self._metrics.malformed.inc()
         self._metrics.set_aside.labels("gated-pods").inc()
-        pod = self._world.pods.get(key)
+        pod = self._state.pods.get(key)
         if pod is None:
             return
-        self._queue.seen[pod.uid] = self._queue.sight(key)
+        self._queue.seen[pod.uid] = self._queue.versions_of(key)
         try:
-            await self._tell(key, pod, "Malformed", (Reason(code="malformed", message=message),))
+            await self._report_waiting(key, pod, "Malformed", (Reason(code="malformed", message=message),))
         except ContractError as untold:
             # What the server keeps of it cannot be read: the next version of it is looked at again.
             self._log.warning("pod.untold", pod=name, error=str(untold))
 
     async def _step(self, key: Key, pod: Stored, *, is_cheap: bool) -> bool:
         """Do one step; False when there is nothing to do now."""
-        sight = self._queue.sight(key)
-        plan = pre_filter(pod.pod, lambda name: self._bare((key[0], name)))
+        versions = self._queue.versions_of(key)
+        plan = pre_filter(pod.pod, lambda name: self._claim((key[0], name)), has_own_notes=False)
         if isinstance(plan, Blocked):
-            self._queue.seen[pod.uid] = sight
+            self._queue.seen[pod.uid] = versions
             since_s = self._queue.blocked.setdefault(pod.uid, self._clock.monotonic())
             if self._clock.monotonic() - since_s < _PATIENCE * self._settings.cluster.retry_s:
                 # Claims and pods come by different watches, and claims made from templates come later: that is no trouble yet.
                 del self._queue.seen[pod.uid]
                 self._queue.wait(key)
             else:
-                await self._tell(key, pod, _WAITING, plan.reasons)
+                await self._report_waiting(key, pod, _WAITING, plan.reasons)
             return False
         self._queue.blocked.pop(pod.uid, None)
-        plan = self._with_wishes(plan)
+        plan = self._with_class_alignment(plan)
         if plan.is_reserved:
             return await self._open(key, pod)
         if not plan.pending:
             return await self._reserve(key, pod, plan)
         intents = self._intents.find(plan)
-        for pod_claim, note in intents:
-            if note.pod != plan.pod.uid:
-                if self._queue.is_alive(key, note):
-                    self._queue.seen[plan.pod.uid] = sight  # the other pod that shares the claim brings it further
+        for intent in intents:
+            if intent.attempt.pod != plan.pod.uid:
+                if self._queue.is_live(key, intent.attempt):
+                    self._queue.seen[plan.pod.uid] = versions  # the other pod that shares the claim brings it further
                     return False
-                await self._intents.withdraw(plan, (pod_claim,), is_final=True)
+                await self._intents.withdraw(plan, (intent,), is_final=True)
                 return True
         if not intents:
-            return await self._begin(key, pod, plan, sight, is_cheap=is_cheap)
-        if len(intents) < len(plan.pending) or len({note.node for _, note in intents}) > 1:
+            return await self._begin(key, pod, plan, versions, is_cheap=is_cheap)
+        if len(intents) < len(plan.pending) or len({intent.attempt.node for intent in intents}) > 1:
             if self._intents.are_anothers(intents):
                 # Or a living replica is between two of its writes: it gets its moment, as one does whose intents are whole.
                 self._queue.wait(key)
                 return False
             # A crash came between two intents of one pod: they are made anew, together.
-            await self._intents.withdraw(plan, tuple(pod_claim for pod_claim, _ in intents))
+            await self._intents.withdraw(plan, intents)
             return True
         done = await self._intents.commit(plan, intents, is_cheap=is_cheap)
         if isinstance(done, Refusal):
-            await self._tell(key, pod, "RefusedByNode", done.reasons)
+            await self._report_waiting(key, pod, "RefusedByNode", done.reasons)
         elif done is Progress.LATER:
             self._queue.wait(key)
         elif done is Progress.COSTLY:
             self._queue.put_behind(key)
         return done not in (Progress.LATER, Progress.COSTLY)
 
-    async def _begin(self, key: Key, pod: Stored, plan: PodPlan, sight: Sight, *, is_cheap: bool) -> bool:
+    async def _begin(self, key: Key, pod: Stored, plan: PodPlan, versions: PodVersions, *, is_cheap: bool) -> bool:
         """Choose a node and devices, and write the intents."""
         if not await self._intents.clear(plan):
             self._queue.wait(key)
@@ -255,7 +255,7 @@ class GatedPodReconciler:
             # Others plan meanwhile.
             chosen = await self._choose(pod, plan, refused, is_brief=False, is_cheap=False)
             async with self._planning:
-                if key not in self._world.pods or self._queue.sight(key).own != sight.own:
+                if key not in self._state.pods or self._queue.versions_of(key).own_versions != versions.own_versions:
                     # What was searched for is another by now; who changes a pod all the time has its turn behind the others each time.
                     self._queue.put_behind(key)
                     return False
@@ -265,118 +265,114 @@ class GatedPodReconciler:
             return True
         if chosen is None:
             # What a note says of the past must keep nobody from the devices while the pod waits for its turn.
-            await self._intents.withdraw(plan, plan.pending, refused=refused)
+            await self._intents.withdraw(plan, refused=refused)
             self._queue.put_behind(key)
             return False
         # Nothing is intended any more: what a note says of the past must keep nobody from the devices.
-        await self._intents.withdraw(plan, plan.pending)
+        await self._intents.withdraw(plan)
         if is_brief:
             # Explaining costs many searches: a pod that was told a moment ago is told again after a while, not at each change of the cluster.
-            self._queue.seen[plan.pod.uid] = sight
-            self._queue.due[key] = Due(self._clock.monotonic() + again_s, sight)
+            self._queue.seen[plan.pod.uid] = versions
+            self._queue.due[key] = Due(self._clock.monotonic() + again_s, versions)
             return False
         if await self._make_room(key, pod, plan, chosen):
             return True
         self._queue.told[plan.pod.uid] = self._clock.monotonic()
-        if not is_cheap and key in self._world.pods:
+        if not is_cheap and key in self._state.pods:
             # The claims as they are without their notes: it was just us who wrote them.
-            sight = replace(sight, claims=self._queue.sight(key).claims)
-        self._queue.seen[plan.pod.uid] = sight
+            versions = replace(versions, claims=self._queue.versions_of(key).claims)
+        self._queue.seen[plan.pod.uid] = versions
         if refused:
             # Every other node was tried: those that the scheduler refused are worth another look later.
             self._queue.due[key] = Due(self._clock.monotonic() + self._settings.cluster.unschedulable_s, None)
         reason, reasons = explain_misses(chosen.misses)
         self._metrics.decisions.labels("refused").inc()
-        await self._tell(key, pod, reason, (*reasons, *chosen.advice))
+        await self._report_waiting(key, pod, reason, (*reasons, *chosen.advice))
         if not is_cheap:
             # The pod as it is now that it has been told; what is free as it was before the search, so that nothing freed meanwhile is missed.
-            self._queue.costly.tried(key, self._queue.seen.get(plan.pod.uid, sight).own, freedoms, now_s=self._clock.monotonic())
+            self._queue.costly.tried(
+                key, self._queue.seen.get(plan.pod.uid, versions).own_versions, freedoms, now_s=self._clock.monotonic()
+            )
         return False
 
     async def _choose(
         self, pod: Stored, plan: PodPlan, refused: tuple[str, ...], *, is_brief: bool, is_cheap: bool
     ) -> NodeFit | NoNodeFits | None:
         excluded = self._intents.refusals.refused(plan.pod.uid)
-        return await self._chooser.choose(pod.value, plan, refused=refused, excluded=excluded, is_brief=is_brief, is_cheap=is_cheap)
+        return await self._chooser.choose(pod.pod, plan, refused=refused, excluded=excluded, is_brief=is_brief, is_cheap=is_cheap)
 
     async def _make_room(self, key: Key, pod: Stored, plan: PodPlan, chosen: NoNodeFits) -> bool:
         """Take back an allocation of ours that keeps the pod's other claims from fitting: behind its gate no scheduler counts on it."""
-        found = post_filter(plan, chosen.misses)
-        claim = self._world.claims.get((key[0], found.claim.name)) if isinstance(found, TakeBack) else None
-        if (
-            claim is None
-            or not has_gate(pod.value)
-            or self._world.book.note((key[0], metadata_of(claim).name)) is None
-            or not claim.status.get("allocation")
-        ):
+        outcome = post_filter(plan, chosen.misses)
+        if not isinstance(outcome, TakeBack) or not pod.pod.has_gate:
             return False
-        why = found.why if isinstance(found, TakeBack) else ""
-        await self._deallocation.deallocate((key[0], metadata_of(claim).name), claim, f"pod {plan.pod}: {why}")
+        claim_key = (key[0], outcome.claim.name)
+        claim = self._state.claims.get(claim_key)
+        if claim is None or self._state.gated_pods.note(claim_key) is None or not claim.claim.is_allocated:
+            return False
+        await self._deallocation.deallocate(claim_key, claim, f"pod {plan.pod}: {outcome.why}")
         return True
 
     async def _reserve(self, key: Key, pod: Stored, plan: PodPlan) -> bool:
         """Reserve claims that somebody allocated before: shared ones."""
-        for pod_claim in plan.allocated:
-            claim = self._world.claims.get((key[0], pod_claim.name))
-            if claim is None or any(user.uid == plan.pod.uid for user in pod_claim.consumers):
-                continue
-            patch = gated_claims.reservation_patch(claim, plan.pod)
-            if isinstance(patch, Reason):
-                self._queue.seen[pod.uid] = self._queue.sight(key)
-                await self._tell(key, pod, _WAITING, (patch,))
-                return False
-            if await self._writer.claim((key[0], pod_claim.name), patch, part="status") is None:
-                return True
+        planned = [
+            (ObjectKey("resourceclaim", key[0], pod_claim.name), Stored(version_of(pod_claim.claim.object), pod_claim.claim.object))
+            for pod_claim in plan.allocated
+        ]
+        reserved = await self._intents.committer.reserve(plan.pod, planned)
+        if isinstance(reserved, Reason):
+            self._queue.seen[pod.uid] = self._queue.versions_of(key)
+            await self._report_waiting(key, pod, _WAITING, (reserved,))
+            return False
         return True
 
     async def _open(self, key: Key, pod: Stored) -> bool:
         """Open the gate: all that the pod waited for is there."""
-        if not has_gate(pod.value):
+        if not pod.pod.has_gate:
             return False
-        condition_patch = gated_claims.condition_patch(
-            pod.value, is_true=True, reason="Allocated", message="its claims are allocated and reserved", now=self._now()
-        )
-        if condition_patch is not None and gated_claims.has_condition(pod.value):
-            await self._writer.pod(key, condition_patch, part="status")
-            return True
-        if await self._writer.pod(key, gated_claims.gate_patch(pod.value)) is not None:
+        if has_allocated_condition(pod.value):
+            message = "its claims are allocated and reserved"
+            value = with_allocated_condition(pod.value, is_true=True, reason="Allocated", message=message, now=self._now())
+            if value is not pod.value:
+                await self._writer.write(ObjectKey("pod", *key), pod.revision, value)
+                return True
+        if await self._writer.write(ObjectKey("pod", *key), pod.revision, without_gate(pod.value)) is not None:
             self._log.info("gate.opened", pod=f"{key[0]}/{key[1]}")
         return True
 
-    async def _tell(self, key: Key, pod: Stored, reason: str, reasons: tuple[Reason, ...]) -> None:
+    async def _report_waiting(self, key: Key, pod: Stored, reason: str, reasons: tuple[Reason, ...]) -> None:
         """Tell why a pod waits: a condition of the pod, and events of the pod and its claims; each once."""
         message = "; ".join(each_reason.message for each_reason in reasons)
         self._log.info("pod.waiting", pod=f"{key[0]}/{key[1]}", reason=reason, why=message)
-        patch = gated_claims.condition_patch(pod.value, is_true=False, reason=reason, message=message, now=self._now())
-        api_object = await self._writer.pod(key, patch, part="status") if patch is not None else None
-        if api_object is not None and pod.uid in self._queue.seen:
+        value = with_allocated_condition(pod.value, is_true=False, reason=reason, message=message, now=self._now())
+        written = await self._writer.write(ObjectKey("pod", *key), pod.revision, value) if value is not pod.value else None
+        if written is not None and pod.uid in self._queue.seen:
             # Only our own write is no news; what came meanwhile is.
-            self._queue.seen[pod.uid] = replace(self._queue.seen[pod.uid], pod=version_of(api_object))
-        await self._events.warn(pod.value, reason, message)
-        for other_claim in self._world.claims_of(key):
-            claim = self._world.claims.get(other_claim)
-            if claim is not None and not claim.status.get("allocation"):
+            self._queue.seen[pod.uid] = replace(self._queue.seen[pod.uid], pod=written.revision)
+        await self._events.warn(pod, reason, message)
+        for other_claim in self._state.claims_of(key):
+            claim = self._state.claims.get(other_claim)
+            if claim is not None and not claim.claim.is_allocated:
                 await self._events.warn(claim, reason, message)
 
-    def _bare(self, key: Key) -> Claim | None:
-        """Show a claim without our note and without the wish for another mode, which the cluster does not know."""
-        claim = self._world.claims.get(key)
-        return Claim(gated_claims.without_note(claim)) if claim is not None else None
+    def _claim(self, key: Key) -> Claim | None:
+        claim = self._state.claims.get(key)
+        return claim.claim if claim is not None else None
 
-    def _with_wishes(self, plan: PodPlan) -> PodPlan:
+    def _with_class_alignment(self, plan: PodPlan) -> PodPlan:
         """Let classes wish for claims that say nothing of their alignment themselves.
 
         Errors: raises ContractError for a class that nobody can read, and for classes that disagree.
         """
-        classes = self._world.classes
-        wished = tuple(replace(claim, wishes=read_wishes(claim.spec, claim.claim.shown, classes)) for claim in plan.claims)
+        classes = self._state.classes
+        wished = tuple(replace(claim, wishes=read_alignment_request(claim.spec, claim.claim.shown, classes)) for claim in plan.claims)
         return replace(plan, claims=wished)
 
-    def _forgive(self) -> None:
-        living = {self._world.pods[key].uid for key in self._queue.ours()}
-        for uid in self._intents.refusals.forgive(now_s=self._clock.monotonic(), is_done=lambda key: key not in living):
+    def _expire_refusals(self) -> None:
+        living = {self._state.pods[key].uid for key in self._queue.pending_pods()}
+        for uid in self._intents.refusals.expire(now_s=self._clock.monotonic(), is_done=lambda key: key not in living):
             self._queue.seen.pop(str(uid), None)
-            pod = self._world.book.pod_of(str(uid))
+            pod = self._state.gated_pods.pod_of(str(uid))
             if pod is not None:
                 self._queue.costly.drop(pod)
 

@@ -1,8 +1,8 @@
-"""What ledgers hold for claims and pods that were deleted past their finalizers: quarantined until their node has let go.
+"""Releases holdings of claims and pods that were deleted in spite of their finalizers; their devices are quarantined until the node has released them.
 
-Flows in: ledgers, stored objects, deletions. Flows out: RELEASE asks, and the devices that nobody may get meanwhile, with the reason. Evidence decides, never silence: an
-owner is an orphan when it was seen here and deleted, when the store's history has it, or when its name belongs to another object now. Owners that were never stored
-here (pods of `topobus place`, a cluster's claims) are somebody else's. The node has the last word: it refuses while a container may be using the devices.
+Flows in: ledgers, stored objects, deletions. Flows out: RELEASE requests, and the quarantined devices with the reason. An owner is an orphan only on
+evidence: it was seen here and deleted, the store's history has it, or its name belongs to another object now. Owners that were never stored here
+(pods of `topobus place`, a cluster's claims) are left alone. The node decides: it refuses while a container may be using the devices.
 """
 
 from __future__ import annotations
@@ -35,16 +35,17 @@ __all__ = ["OrphanedAllocations"]
 _MOST_REMEMBERED = 4096
 
 _KINDS = {OwnerKind.CLAIM: "resourceclaim", OwnerKind.POD: "pod"}
+_OWNER_KINDS = {"ResourceClaim": OwnerKind.CLAIM, "Pod": OwnerKind.POD}
 
 
 class OrphanedAllocations:
-    """Finds holdings without an object and has their nodes let go of them."""
+    """Finds holdings without an object, and releases them at their nodes."""
 
     def __init__(
         self,
         settings: ControllerSettings,
         runtime: Runtime,
-        world: StandaloneState,
+        state: StandaloneState,
         finder: Allocator,
         metrics: ControllerMetrics,
         ledgers: NodeLedgers,
@@ -55,72 +56,76 @@ class OrphanedAllocations:
         self._settings = settings
         self._runtime = runtime
         self._bus = runtime.bus
-        self._world = world
+        self._state = state
         self._finder = finder
         self._metrics = metrics
-        self._looked: dict[str, Ledger] = {}
+        self._checked: dict[str, Ledger] = {}
         self._gone: set[str] = set()
         self._foreign: set[str] = set()
         self._found: dict[str, dict[str, Owner]] = {}
-        self._told: dict[str, str] = {}
+        self._reported: dict[str, str] = {}
         self._decisions = DecisionPublisher(runtime.bus, runtime.clock)
         self._log = get_logger()
 
-    def note(self, gone: Stored | None) -> None:
-        """Take in that an object was deleted: what it held is looked for anew."""
-        if gone is not None and gone.value.kind in ("ResourceClaim", "Pod"):
+    def note(self, gone: Stored) -> None:
+        """Note that an object was deleted: the ledgers are searched again for its holdings."""
+        kind = _OWNER_KINDS.get(gone.value.kind)
+        if kind is not None:
+            metadata = metadata_of(gone.value)
             self._gone.add(gone.uid)
-            self._looked.clear()
+            # It was here: what the store did not know after it had been lost has been restored since, and deleted.
+            self._foreign.discard(Owner(kind=kind, namespace=metadata.namespace or "default", name=metadata.name, uid=gone.uid).key)
+            self._checked.clear()
 
-    def forget(self) -> None:
-        """Forget what was concluded from the store: it was lost, and absence says nothing now."""
-        self._looked.clear()
+    def clear_conclusions(self) -> None:
+        """Drop all conclusions from the store: it was lost, so a missing object proves nothing now."""
+        self._checked.clear()
         self._gone.clear()
         self._foreign.clear()
 
     async def reconcile_all(self) -> bool:
-        """Look through the ledgers that changed and have nodes let go; True says that another try is due after a while."""
+        """Search the ledgers that changed, and release orphans; True when another try is due after a while."""
         is_due = False
-        for node, ledger in sorted(self._world.ledgers.items()):
-            if self._looked.get(node) is ledger:
+        for node, ledger in sorted(self._state.ledgers.items()):
+            if self._checked.get(node) is ledger:
                 continue
             is_due = (
                 await self._boundary.run(
-                    node, (ledger.epoch, ledger.sequence), partial(self._look_through, node, ledger), name=f"ledger {node}"
+                    node, (ledger.epoch, ledger.sequence), partial(self._find_in_ledger, node, ledger), name=f"ledger {node}"
                 )
                 or is_due
             )
-        self._found = {node: owners for node, owners in self._found.items() if owners and node in self._world.ledgers}
+        self._found = {node: owners for node, owners in self._found.items() if owners and node in self._state.ledgers}
         self._show()
         for node, owners in sorted(self._found.items()):
             for owner in tuple(owners.values()):
                 key = (node, owner.key)
                 is_due = (
-                    await self._boundary.run(key, self._world.ledgers[node].sequence, partial(self._release, node, owner), name=owner.key)
+                    await self._boundary.run(key, self._state.ledgers[node].sequence, partial(self._release, node, owner), name=owner.key)
                     or is_due
                 )
         held = {key for owners in self._found.values() for key in owners}
-        self._told = {key: why for key, why in self._told.items() if key in held}
+        self._reported = {key: why for key, why in self._reported.items() if key in held}
         self._metrics.quarantined.set(len(held))
-        self._boundary.keep({*self._world.ledgers, *((node, key) for node, owners in self._found.items() for key in owners)})
-        self._forget_what_nobody_names()
+        self._boundary.keep({*self._state.ledgers, *((node, key) for node, owners in self._found.items() for key in owners)})
+        self._drop_unnamed()
         return is_due
 
-    async def _look_through(self, node: str, ledger: Ledger) -> bool:
+    async def _find_in_ledger(self, node: str, ledger: Ledger) -> bool:
         """Find the orphans of one ledger."""
         self._found[node] = await self._orphans_in(ledger)
-        self._looked[node] = ledger
+        self._checked[node] = ledger
         return False
 
     @property
-    def remembered(self) -> int:
+    def conclusion_count(self) -> int:
         """Count the owners of which something was concluded."""
         return len(self._gone) + len(self._foreign)
 
-    def _forget_what_nobody_names(self) -> None:
+    def _drop_unnamed(self) -> None:
         """Keep what was concluded of owners that a ledger names: objects come and go for years."""
-        if self.remembered > _MOST_REMEMBERED:
-            named = [allocation.owner for ledger in self._world.ledgers.values() for allocation in ledger.allocations.values()]
+        if self.conclusion_count > _MOST_REMEMBERED:
+            named = [allocation.owner for ledger in self._state.ledgers.values() for allocation in ledger.allocations.values()]
             self._gone &= {owner.uid for owner in named}
             self._foreign &= {owner.key for owner in named}
 
@@ -128,8 +133,8 @@ class OrphanedAllocations:
         """Say of each device why nobody gets it."""
         shown = {}
         for node, owners in self._found.items():
-            ledger = self._world.ledgers[node]
-            for device, owner in holders_from_ledger(ledger, self._world.cpu_devices(node)).items():
+            ledger = self._state.ledgers[node]
+            for device, owner in holders_from_ledger(ledger, self._state.cpu_devices(node)).items():
                 if owner.key in owners:
                     shown[device] = f"quarantined: {owner} was deleted by force, and node {node} has not let go of it"
         self._finder.quarantined = shown
@@ -152,7 +157,7 @@ class OrphanedAllocations:
 
     async def _is_gone(self, owner: Owner) -> bool:
         place = ObjectKey(_KINDS[owner.kind], owner.namespace, owner.name)
-        stored = self._world.objects.get(place)
+        stored = self._state.objects.get(place)
         if stored is not None and stored.uid == owner.uid:
             return False
         try:
@@ -172,32 +177,34 @@ class OrphanedAllocations:
 
     async def _release(self, node: str, owner: Owner) -> bool:
         """Ask the node to let go; True says that it kept silent."""
-        ledger = self._world.ledgers[node]
+        ledger = self._state.ledgers[node]
         held = ledger.allocations.get(owner.key)
         if held is None:
             return False
         if held.is_prepared:
-            await self._tell(node, owner, "prepared", "a container may be using its devices: they are let go when that is undone")
+            await self._report_quarantine(
+                node, owner, "prepared", "a container may be using its devices: they are let go when that is undone"
+            )
             return False
         try:
             answer = await self._ledgers.release_on(node, owner, f"release-{owner.uid}-gone-{ledger.sequence}")
         except PeerUnavailable as err:
-            await self._tell(node, owner, "node-silent", f"the node does not answer: {err}")
+            await self._report_quarantine(node, owner, "node-silent", f"the node does not answer: {err}")
             return True
         if isinstance(answer, UnderWay):
             return False
         if answer is not None:
-            await self._tell(node, owner, "prepared", summarize(answer.reasons))
+            await self._report_quarantine(node, owner, "prepared", summarize(answer.reasons))
             return False
         self._found[node].pop(owner.key, None)
         self._log.info("orphan.released", owner=owner.key, node=node)
         return False
 
-    async def _tell(self, node: str, owner: Owner, code: str, why: str) -> None:
+    async def _report_quarantine(self, node: str, owner: Owner, code: str, why: str) -> None:
         """Say in the log and in an event that devices are in quarantine, once for each reason."""
-        if self._told.get(owner.key) == code:
+        if self._reported.get(owner.key) == code:
             return
-        self._told[owner.key] = code
+        self._reported[owner.key] = code
         self._log.warning("orphan.quarantined", owner=owner.key, node=node, why=why)
         op_id = f"quarantine-{owner.uid}-{code}"
         message = f"node {node}: {owner} was deleted by force, its devices are quarantined: {why}"

@@ -1,8 +1,9 @@
-"""Schedules stored pods: a node for each, with its claims allocated and reserved and its own devices and CPUs held there.
+"""Schedules stored pods: chooses a node for each, allocates and reserves its claims, and reserves its own devices and CPUs there.
 
-Flows in: the world, and what nodes answer. Flows out: attempts and reservations in claims, PLACE and RELEASE asks, the pod's node and condition. Decisions are
-`scheduling.decisions`'s. Order of writes: the pod's finalizer; an attempt in each pending claim, which `ClaimReconciler` commits; the reservation in each claim; the node's
-ledger for what the pod itself asks; the pod's node. Whoever finds a pod between two of these goes on with the next, for each of them can be read off the objects.
+Flows in: the controller's state, and the nodes' answers. Flows out: attempts and reservations in claims, PLACE and RELEASE requests, the pod's node
+and condition. The decisions are in `scheduling.decisions`. Order of writes: the pod's finalizer; an attempt in each pending claim, which
+`ClaimReconciler` commits; the reservation in each claim; the node's ledger for what the pod itself asks; the pod's node. The objects show which of
+these were done, so any replica continues with the next.
 """
 
 from __future__ import annotations
@@ -12,14 +13,8 @@ from functools import partial
 
 from topobus.contracts import catalogue
 from topobus.controller.allocation.miss_reasons import summarize
-from topobus.controller.claims.reservations import (
-    PodRef,
-    with_finalizer,
-    with_node,
-    with_pod_condition,
-    with_reservation,
-    with_retreat,
-)
+from topobus.controller.claims.lifecycle import with_finalizer
+from topobus.controller.claims.reservations import PodRef, with_node, with_pod_condition, with_retreat
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.classic.scheduler import ClassicScheduler
 from topobus.controller.config import ControllerSettings
@@ -32,7 +27,7 @@ from topobus.controller.reconcilers.claim_users import ClaimUsers
 from topobus.controller.reconcilers.clean_up_pods import PodCleanup, own_request
 from topobus.controller.reconcilers.deallocate_claims import ClaimDeallocation
 from topobus.controller.reconcilers.decision_publisher import DecisionPublisher
-from topobus.controller.reconcilers.node_filter import NodeFilter, is_held, refusal_of
+from topobus.controller.reconcilers.node_filter import NodeFilter, is_held
 from topobus.controller.reconcilers.node_ledgers import NodeLedgers
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.scheduling.decisions import (
@@ -44,8 +39,8 @@ from topobus.controller.scheduling.decisions import (
     explain_misses,
     post_filter,
     pre_filter,
-    unreserve,
 )
+from topobus.controller.scheduling.node_trials import refusal_of
 from topobus.controller.scheduling.pod_alignment import with_claims
 from topobus.controller.state.costly_work import CostlyWork
 from topobus.controller.state.standalone_state import StandaloneState
@@ -73,7 +68,7 @@ class PodScheduler:
         self,
         settings: ControllerSettings,
         runtime: Runtime,
-        world: StandaloneState,
+        state: StandaloneState,
         finder: Allocator,
         consumers: ClaimUsers,
         claims: ClaimReconciler,
@@ -92,13 +87,13 @@ class PodScheduler:
         self._classic = classic
         self._runtime = runtime
         self._bus = runtime.bus
-        self._world = world
+        self._state = state
         self._finder = finder
         self._consumers = consumers
         self._claims = claims
         self._deallocation = deallocation
-        self._writer = ObjectWriter(NatsStore(runtime.bus, world))
-        self._cleanup = PodCleanup(world, self._writer, ledgers)
+        self._writer = ObjectWriter(NatsStore(runtime.bus, state))
+        self._cleanup = PodCleanup(state, self._writer, ledgers)
         self._planner = planner
         self._metrics = metrics
         self._settled: dict[ObjectKey, Hashable] = {}
@@ -109,8 +104,8 @@ class PodScheduler:
         self._log = get_logger()
 
     async def reconcile_all(self) -> bool:
-        """Bring every pod as far as it goes now; True says that another try is due after a while."""
-        for key in self._nodes.refused.forgive(now_s=self._runtime.clock.monotonic(), is_done=self._is_done):
+        """Advance every pod as far as it goes now; True when another try is due after a while."""
+        for key in self._nodes.refused.expire(now_s=self._runtime.clock.monotonic(), is_done=self._is_done):
             self._settled = {object_key: seen for object_key, seen in self._settled.items() if object_key != key}
             if isinstance(key, ObjectKey):
                 self._costly.drop(key)
@@ -119,28 +114,24 @@ class PodScheduler:
             work = partial(self._cleanup.drop_gone_users, key, stored)
             is_due = await self._boundary.run(("users", key), stored.revision, work, name=stored.shown) or is_due
         for key, _ in self._consumers.pods:
-            known = self._world.objects.get(key)
-            if known is not None:
-                report = partial(self._report, key, known)
-                is_due = (
-                    await self._boundary.run(
-                        key, self._version(key, known), partial(self._reconcile, key, known), name=known.shown, report=report
-                    )
-                    or is_due
-                )
-        self._boundary.keep({*self._world.objects, *(("users", key) for key in self._world.of_kind("resourceclaim"))})
-        self._settled = {key: seen for key, seen in self._settled.items() if key in self._world.objects}
-        self._passing = {key: since for key, since in self._passing.items() if key in self._world.objects}
+            pod = self._state.objects.get(key)
+            if pod is not None:
+                work = partial(self._reconcile, key, pod)
+                report = partial(self._report, key, pod)
+                is_due = await self._boundary.run(key, self._version(key, pod), work, name=pod.shown, report=report) or is_due
+        self._boundary.keep({*self._state.objects, *(("users", key) for key in self._state.of_kind("resourceclaim"))})
+        self._settled = {key: seen for key, seen in self._settled.items() if key in self._state.objects}
+        self._passing = {key: since for key, since in self._passing.items() if key in self._state.objects}
         return is_due or self._nodes.refused.is_waiting
 
     async def reconcile_costly(self) -> bool:
         """Look for nodes for pods whose claims need more than a short search, as far as one round's budget goes; True says that more are due at once."""
         spent = self._finder.spent
-        self._costly.keep(lambda key: key in self._world.objects)
+        self._costly.keep(lambda key: key in self._state.objects)
         for key in self._costly.due(self._read, now_s=self._runtime.clock.monotonic()):
             if self._finder.spent - spent > _ROUND_STEPS:
                 return True
-            stored, turn = self._world.objects[key], self._costly.turn_of(key)
+            stored, turn = self._state.objects[key], self._costly.turn_of(key)
             work = partial(self._reconcile, key, stored, is_cheap=False)
             await self._boundary.run(key, self._version(key, stored), work, name=stored.shown, report=partial(self._report, key, stored))
             if self._costly.turn_of(key) == turn:
@@ -149,32 +140,28 @@ class PodScheduler:
 
     @property
     def is_pausing(self) -> bool:
-        """Say whether a pod with costly claims is to be tried again after a while."""
+        """Say whether a pod with costly claims is due again by time alone."""
         return self._costly.is_pausing(self._read, now_s=self._runtime.clock.monotonic())
 
     def _read(self, key: ObjectKey) -> Hashable:
         """Name what a search for a pod's claims reads: while it is the same, the search finds the same."""
-        objects = self._world.objects
-        revisions = tuple(objects[claim].revision if claim in objects else 0 for claim in self._claim_keys(key).values())
-        return revisions, self._freedoms()
+        return self._claim_revisions(key), self._freedoms()
 
     def _freedoms(self) -> Hashable:
         """Name what may be freed, and what all claims refer to."""
-        world = self._world
-        return world.shared_epoch, world.class_epoch, tuple(world.freedom_of(node) for node in world.nodes())
+        state = self._state
+        return state.shared_epoch, state.class_epoch, tuple(state.freedom_of(node) for node in state.nodes())
 
     def _version(self, key: ObjectKey, stored: Stored) -> Hashable:
         """Name what a pod's next step depends on: itself, its claims, what they refer to, and what is free."""
-        objects = self._world.objects
-        revisions = tuple(objects[claim].revision if claim in objects else 0 for claim in self._claim_keys(key).values())
-        return stored.revision, revisions, self._world.shared_epoch, self._world.supply
+        return stored.revision, self._claim_revisions(key), self._state.shared_epoch, self._state.supply
 
     async def _report(self, key: ObjectKey, stored: Stored, reason: Reason) -> None:
         """Say in a pod's condition that it is set aside."""
-        await self._tell(key, stored, "Malformed", (reason,))
+        await self._report_waiting(key, stored, "Malformed", (reason,))
 
     def _is_done(self, key: Hashable) -> bool:
-        stored = self._world.objects.get(key) if isinstance(key, ObjectKey) else None
+        stored = self._state.objects.get(key) if isinstance(key, ObjectKey) else None
         return stored is None or stored.pod.is_bound
 
     async def _reconcile(self, key: ObjectKey, stored: Stored, *, is_cheap: bool = True) -> bool:
@@ -188,7 +175,7 @@ class PodScheduler:
         try:
             return await self._schedule(key, stored, is_cheap=is_cheap)
         except ContractError as err:
-            await self._tell(key, stored, "Malformed", (Reason(code="malformed", message=err.message),))
+            await self._report_waiting(key, stored, "Malformed", (Reason(code="malformed", message=err.message),))
             return False
 
     async def _schedule(self, key: ObjectKey, stored: Stored, *, is_cheap: bool) -> bool:
@@ -196,32 +183,34 @@ class PodScheduler:
         gates = pod.spec.get("schedulingGates")
         if isinstance(gates, list) and gates:
             names = ", ".join(str(gate.get("name")) if isinstance(gate, dict) else str(gate) for gate in gates)
-            await self._tell(key, stored, "SchedulingGated", (Reason(code="gated", message=f"waits behind scheduling gates: {names}"),))
+            await self._report_waiting(
+                key, stored, "SchedulingGated", (Reason(code="gated", message=f"waits behind scheduling gates: {names}"),)
+            )
             return False
         waiting = self._classic.waits(key)
         if waiting:
-            await self._tell(key, stored, "Unschedulable", waiting)
+            await self._report_waiting(key, stored, "Unschedulable", waiting)
             return False
-        found = {
-            name: self._world.objects[claim_key] for name, claim_key in self._claim_keys(key).items() if claim_key in self._world.objects
-        }
-        seen = (stored.revision, self._world.supply, tuple(sorted((name, one.revision) for name, one in found.items())))
+        claims = self._claims_of(key)
+        seen = (stored.revision, self._state.supply, tuple(sorted((name, claim.revision) for name, claim in claims.items())))
         if self._settled.get(key) == seen or (is_cheap and self._costly.holds(key, stored.revision)):
             return False
         # An immediate claim that is still free when its pod comes is best allocated where the pod fits.
-        plan = pre_filter(stored.pod, lambda name: found[name].structured if name in found else None, waits_for_immediate=False)
+        plan = pre_filter(stored.pod, lambda name: claims[name].structured if name in claims else None, waits_for_immediate=False)
         if isinstance(plan, Blocked) and self._is_passing(key, plan, seen):
             return True
         if isinstance(plan, Blocked):
             self._settled[key] = seen
-            await self._tell(key, stored, "Unschedulable", plan.reasons)
+            await self._report_waiting(key, stored, "Unschedulable", plan.reasons)
             return False
-        wanted = with_claims(own_request(pod), pod, {pod_claim.entry: pod_claim.claim.owner.key for pod_claim in plan.allocated})
+        wanted = with_claims(
+            own_request(stored.pod), stored.pod, {pod_claim.entry: pod_claim.claim.owner.key for pod_claim in plan.allocated}
+        )
         placed = self._nodes.node_of(wanted.owner) if wanted is not None else None
         if placed is not None and plan.is_reserved:
             return await self._bind(key, stored, placed)
         freedoms = self._freedoms()
-        looked = await self._nodes.look(key, plan, pod, wanted, placed, is_cheap=is_cheap)
+        looked = await self._nodes.filter_nodes(key, plan, stored.pod, wanted, placed, is_cheap=is_cheap)
         if looked is None:
             self._costly.put(key, stored.revision)
             return False
@@ -231,9 +220,8 @@ class PodScheduler:
             is_due = await self._no_fit(key, stored, plan, misses) or is_due
             if not is_cheap:
                 # Pod and claims as they are now that they have been told; what is free as it was before the search, so that nothing freed meanwhile is missed.
-                newest, objects = self._world.objects.get(key, stored), self._world.objects
-                revisions = tuple(objects[claim].revision if claim in objects else 0 for claim in self._claim_keys(key).values())
-                self._costly.tried(key, newest.revision, (revisions, freedoms), now_s=self._runtime.clock.monotonic())
+                newest = self._state.objects.get(key, stored)
+                self._costly.tried(key, newest.revision, (self._claim_revisions(key), freedoms), now_s=self._runtime.clock.monotonic())
             return is_due
         return await self._take(key, stored, plan, fits, misses, wanted) or is_due
 
@@ -242,10 +230,10 @@ class PodScheduler:
         if any(reason.code != "claim-taken-back" for reason in blocked.reasons):
             return False
         now_s = self._runtime.clock.monotonic()
-        known = self._passing.get(key)
-        if known is None or known[0] != seen:
-            self._passing[key] = known = (seen, now_s)
-        return now_s - known[1] < self._settings.retry_s
+        passing = self._passing.get(key)
+        if passing is None or passing[0] != seen:
+            self._passing[key] = passing = (seen, now_s)
+        return now_s - passing[1] < self._settings.retry_s
 
     async def _take(
         self,
@@ -264,7 +252,7 @@ class PodScheduler:
             stored = protected
         if plan.pending:
             fit, _ = next(iter(fits.values()))
-            await self._claims.attempt(fit.node, self._nodes.members(plan), fit.results)
+            await self._claims.committer.attempt(fit.node, self._nodes.members(plan), fit.results)
             return False
         if not await self._reserve(key, stored, plan):
             return False
@@ -278,7 +266,7 @@ class PodScheduler:
                 return await self._bind(key, stored, node)
             why = summarize(answer.reasons)
             self._log.info("pod.refused", pod=stored.shown, node=node, why=why)
-            self._nodes.refused.remember(key, [node], why, now_s=self._runtime.clock.monotonic())
+            self._nodes.refused.add(key, [node], why, now_s=self._runtime.clock.monotonic())
             misses.append(refusal_of(node, answer))
         retreated = await self._retreat(key, stored)
         if retreated is None:
@@ -288,32 +276,29 @@ class PodScheduler:
 
     async def _reserve(self, key: ObjectKey, stored: Stored, plan: PodPlan) -> bool:
         """Write the pod into each claim's reservedFor; False when one is full or somebody else wrote first."""
-        for claim in plan.claims:
-            claim_key = ObjectKey("resourceclaim", key.namespace, claim.name)
-            known = self._world.objects.get(claim_key)
-            if known is not None and is_classic(known.value):
+        planned: list[tuple[ObjectKey, Stored]] = []
+        for pod_claim in plan.claims:
+            claim_key = ObjectKey("resourceclaim", key.namespace, pod_claim.name)
+            claim = self._state.objects.get(claim_key)
+            if claim is not None and is_classic(claim.value):
                 continue  # reserved already: the pod would wait for it otherwise
-            if known is None or known.value is not claim.claim.object:
+            if claim is None or claim.value is not pod_claim.claim.object:
                 return False
-            reserved = with_reservation(claim.claim.object, plan.pod)
-            if isinstance(reserved, Reason):
-                await self._unreserve(plan.pod, key)
-                await self._tell(key, stored, "Unschedulable", (reserved,))
-                return False
-            if reserved is not claim.claim.object and await self._writer.write(claim_key, known.revision, reserved) is None:
-                return False
-        return True
+            planned.append((claim_key, claim))
+        reserved = await self._claims.committer.reserve(plan.pod, planned)
+        if isinstance(reserved, Reason):
+            await self._unreserve(plan.pod, key)
+            await self._report_waiting(key, stored, "Unschedulable", (reserved,))
+            return False
+        return reserved
 
     async def _unreserve(self, pod: PodRef, key: ObjectKey) -> None:
-        api_objects = {name: self._world.objects[at].value for name, at in self._claim_keys(key).items() if at in self._world.objects}
-        found_api_objects = {name: api_object for name, api_object in api_objects.items() if not is_classic(api_object)}
-        for name, freed in unreserve(pod, found_api_objects).items():
-            claim_key = ObjectKey("resourceclaim", key.namespace, name)
-            await self._writer.write(claim_key, self._world.objects[claim_key].revision, freed)
+        claims = [(ObjectKey("resourceclaim", key.namespace, name), claim) for name, claim in self._claims_of(key).items()]
+        await self._claims.committer.unreserve((pod.uid,), [(at, claim) for at, claim in claims if not is_classic(claim.value)])
 
     async def _place(self, stored: Stored, node: str, wanted: PodRequest) -> Placement | Refusal | None:
         """Have the node's ledger take what the pod itself asks; None when the node does not answer."""
-        ledger = self._world.ledgers.get(node)
+        ledger = self._state.ledgers.get(node)
         # A refusal grows the ledger's sequence, so a later try is another operation; after a crash the same one is repeated, or the ledger shows the pod.
         op_id = f"schedule-{wanted.owner.uid}-{stored.revision}-{ledger.sequence if ledger is not None else 0}"
         reply = await self._planner.ask_node(node, op_id, wanted, is_dry_run=False)
@@ -330,23 +315,25 @@ class PodScheduler:
         answer = post_filter(plan, misses)
         if isinstance(answer, TakeBack):
             claim_key = ObjectKey("resourceclaim", key.namespace, answer.claim.name)
-            known = self._world.objects.get(claim_key)
-            if known is not None and is_classic(known.value):
+            claim = self._state.objects.get(claim_key)
+            if claim is not None and is_classic(claim.value):
                 if await self._retreat(key, stored) is not None:
                     await self._classic.take_back(claim_key)
-            elif known is not None:
+            elif claim is not None:
                 # The mark comes first: whoever sees the pod's next version has seen it, for both stand in one stream. The reconciler of claims keeps others from binding it.
-                await self._deallocation.begin(claim_key, known, answer.why)
+                await self._deallocation.begin(claim_key, claim, answer.why)
             return False
         condition, reasons = explain_misses(misses)
-        await self._tell(key, stored, "Unschedulable", reasons)
+        await self._report_waiting(key, stored, "Unschedulable", reasons)
         members = self._nodes.members(plan)
         nodes, outcomes = [miss.node for miss in misses], [miss.outcome for miss in misses]
         for pod_claim in plan.pending:
             claim_key = ObjectKey("resourceclaim", key.namespace, pod_claim.name)
-            known = self._world.objects.get(claim_key)
-            if known is not None:
-                await self._claims.tell(claim_key, known, condition, reasons, lambda: self._finder.advise_members(nodes, outcomes, members))
+            claim = self._state.objects.get(claim_key)
+            if claim is not None:
+                await self._claims.set_condition(
+                    claim_key, claim, condition, reasons, lambda: self._finder.advise_members(nodes, outcomes, members)
+                )
         return False
 
     async def _retreat(self, key: ObjectKey, stored: Stored) -> Stored | None:
@@ -356,7 +343,7 @@ class PodScheduler:
     async def _bind(self, key: ObjectKey, stored: Stored, node: str) -> bool:
         unready = self._binding.wait_for(tuple(self._claim_keys(key).values()))
         if unready is not None:
-            await self._tell(key, stored, "WaitsForBinding", (unready,))
+            await self._report_waiting(key, stored, "WaitsForBinding", (unready,))
             return True
         if await self._writer.write(key, stored.revision, with_node(stored.value, node, now=self._now())) is not None:
             self._metrics.pods.labels("scheduled").inc()
@@ -367,7 +354,7 @@ class PodScheduler:
         protected = with_finalizer(stored.value, PLACEMENT_PROTECTION)
         return stored if protected is stored.value else await self._writer.write(key, stored.revision, protected)
 
-    async def _tell(self, key: ObjectKey, stored: Stored, reason: str, reasons: Sequence[Reason]) -> None:
+    async def _report_waiting(self, key: ObjectKey, stored: Stored, reason: str, reasons: Sequence[Reason]) -> None:
         """Put the reasons into the pod's condition and into an event, once."""
         message = "; ".join(each_reason.message for each_reason in reasons)
         api_object = with_pod_condition(stored.value, is_true=False, reason=reason, message=message, now=self._now())
@@ -388,6 +375,16 @@ class PodScheduler:
 
     def _claim_keys(self, key: ObjectKey) -> dict[str, ObjectKey]:
         return {name: ObjectKey("resourceclaim", key.namespace, name) for name in self._consumers.claims(key)}
+
+    def _claims_of(self, key: ObjectKey) -> dict[str, Stored]:
+        """Give the claims of a pod that are stored, by name."""
+        objects = self._state.objects
+        return {name: objects[claim_key] for name, claim_key in self._claim_keys(key).items() if claim_key in objects}
+
+    def _claim_revisions(self, key: ObjectKey) -> tuple[int, ...]:
+        """Tell states of a pod's claims apart."""
+        objects = self._state.objects
+        return tuple(objects[claim_key].revision if claim_key in objects else 0 for claim_key in self._claim_keys(key).values())
 
     def _now(self) -> str:
         return rfc3339(self._runtime.clock.now())

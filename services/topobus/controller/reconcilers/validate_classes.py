@@ -1,6 +1,6 @@
-"""Validates device classes: says in each class whether its expressions compile, so that a mistake shows before a claim names the class.
+"""Validates device classes: writes into each class whether its expressions compile, so that a mistake shows before a claim uses the class.
 
-Flows in: the classes as the world knows them. Flows out: one condition in each one's status, written when it changes.
+Flows in: the stored classes. Flows out: one condition in the status of each, written when it changes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from topobus.kubernetes.api.shape import read_as
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
 
-__all__ = ["VALID", "ClassReconciler", "judge"]
+__all__ = ["VALID", "ClassReconciler", "validate"]
 
 VALID = "Valid"
 """The condition of a DeviceClass; Kubernetes has none, there the API server refuses such a class."""
@@ -34,30 +34,30 @@ class ClassReconciler:
     """Judges classes, each revision once."""
 
     def __init__(
-        self, runtime: Runtime, world: StandaloneState, compiler: SelectorCompiler, boundary: ObjectBoundary | None = None
+        self, runtime: Runtime, state: StandaloneState, compiler: SelectorCompiler, boundary: ObjectBoundary | None = None
     ) -> None:
         self._runtime = runtime
-        self._world = world
-        self._writer = ObjectWriter(NatsStore(runtime.bus, world))
+        self._state = state
+        self._writer = ObjectWriter(NatsStore(runtime.bus, state))
         self._compiler = compiler
         self._boundary = boundary or ObjectBoundary("classes")
         self._judged: dict[ObjectKey, int] = {}
 
     async def reconcile_all(self) -> bool:
-        """Judge every class that is new or was changed; True says that another try is due after a while."""
-        classes = dict(self._world.of_kind("deviceclass"))
+        """Validate every new or changed class; True when another try is due after a while."""
+        classes = dict(self._state.of_kind("deviceclass"))
         self._judged = {key: revision for key, revision in self._judged.items() if key in classes}
         is_due = False
         for key, stored in classes.items():
             if self._judged.get(key) == stored.revision:
                 continue
-            is_due = await self._boundary.run(key, stored.revision, partial(self._judge, key, stored), name=stored.shown) or is_due
+            is_due = await self._boundary.run(key, stored.revision, partial(self._validate_class, key, stored), name=stored.shown) or is_due
         self._boundary.keep(classes)
         return is_due
 
-    async def _judge(self, key: ObjectKey, stored: Stored) -> bool:
+    async def _validate_class(self, key: ObjectKey, stored: Stored) -> bool:
         """Judge one class and say so in its status."""
-        reason, message = judge(stored.value, self._compiler)
+        reason, message = validate(stored.value, self._compiler)
         now = rfc3339(self._runtime.clock.now())
         api_object = lifecycle.with_condition(stored.value, is_true=reason == VALID, reason=reason, message=message, now=now, kind=VALID)
         self._judged[key] = stored.revision
@@ -74,8 +74,8 @@ class ClassReconciler:
         return False
 
 
-def judge(api_object: ApiObject, compiler: SelectorCompiler) -> tuple[str, str]:
-    """Give a condition's reason and message: `Valid`, `Malformed` for a spec that nobody can read, `Invalid` for an expression that does not compile."""
+def validate(api_object: ApiObject, compiler: SelectorCompiler) -> tuple[str, str]:
+    """Give a condition's reason and message: `Valid`, `Malformed` for a spec that cannot be parsed, `Invalid` for an expression that does not compile."""
     try:
         spec = read_as(api_object.spec, DeviceClassSpec, where=name_of(api_object))
     except ContractError as err:

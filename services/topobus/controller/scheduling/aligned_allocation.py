@@ -1,8 +1,8 @@
-"""Claims that ask for policy or locality: search one place of the node after the other, and let the alignment engine judge what was found.
+"""Allocates claims that ask for policy or locality: searches one topology domain after the other, and checks each result with the alignment engine.
 
-Flows in: an AllocationInput, what each claim wishes, and the node as a plan sees it. Flows out: the ordinary outcome. What lies where is the engine's own
-(`topobus.domain.alignment.planning.locality_domains`), and each find is checked by its `plan`, so the node says the same as long as it knows the same. A claim is aligned as
-one container. Without wishes nothing here runs.
+Flows in: an AllocationInput, the alignment request of each claim, and the node as a plan sees it. Flows out: an outcome like that of the search. The
+domains come from `topobus.domain.alignment.planning.locality_domains`, and each result is checked by its `plan`, so the node answers the same as long
+as it has the same data. A claim is aligned as one container. Claims without an alignment request do not reach this module.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from topobus.kubernetes.api.resource import (
     DeviceClassSpec,
 )
 
-__all__ = ["WISHES_DRIVER", "AlignedClaims", "allocate_near", "read_wishes"]
+__all__ = ["WISHES_DRIVER", "AlignedClaims", "allocate_near", "read_alignment_request"]
 
 WISHES_DRIVER = "topobus.dev"
 """The driver in whose name a claim says what it wishes; parameters of kind AlignmentParameters for a driver of one class count as well."""
@@ -60,24 +60,24 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class AlignedClaims:
-    """A claim with what it wishes; None wishes nothing."""
+    """A claim with its alignment request; None when it has none."""
 
     claim: Claim
     wishes: AlignmentRequest | None
 
 
-def read_wishes(spec: ClaimSpec, where: str, classes: Mapping[str, DeviceClassSpec] | None = None) -> AlignmentRequest | None:
-    """Read what a claim wishes out of its opaque configuration, else what the classes of its requests wish for it; None when nobody says anything.
+def read_alignment_request(spec: ClaimSpec, where: str, classes: Mapping[str, DeviceClassSpec] | None = None) -> AlignmentRequest | None:
+    """Read a claim's alignment request from its opaque configuration, else from the classes of its requests; None when neither has one.
 
     Errors: raises ContractError that names the path, what is there and what is wanted; also where classes wish different things and the claim nothing.
     """
-    own = _wishes_in(spec.devices.config, where, "spec.devices.config")
+    own = _request_in(spec.devices.config, where, "spec.devices.config")
     if own is not None:
         return own if own != AlignmentRequest() else None
     agreed: tuple[str, AlignmentRequest] | None = None
     for name in dict.fromkeys(_class_names(spec)):
         device_class = (classes or {}).get(name)
-        alignment_request = _wishes_in(device_class.config, f"DeviceClass {name}", "spec.config") if device_class is not None else None
+        alignment_request = _request_in(device_class.config, f"DeviceClass {name}", "spec.config") if device_class is not None else None
         if alignment_request is None or alignment_request == AlignmentRequest():
             continue
         if agreed is not None and agreed[1] != alignment_request:
@@ -97,22 +97,22 @@ def _class_names(spec: ClaimSpec) -> list[str]:
     ]
 
 
-def _wishes_in(config: Sequence[Configuration], where: str, path: str) -> AlignmentRequest | None:
-    found: tuple[str, AlignmentRequest] | None = None
+def _request_in(config: Sequence[Configuration], where: str, path: str) -> AlignmentRequest | None:
+    request: tuple[str, AlignmentRequest] | None = None
     for index, configuration in enumerate(config):
         if configuration.opaque is None or not _is_ours(configuration.opaque.driver, configuration.opaque.parameters):
             continue
         place = f"{where}: {path}[{index}]"
-        if found is not None:
-            raise ContractError(f"{place} wishes for the claim again, wanted one such entry: {found[0]} is there already")
+        if request is not None:
+            raise ContractError(f"{place} wishes for the claim again, wanted one such entry: {request[0]} is there already")
         if configuration.requests:
             raise ContractError(f"{place}.requests is {', '.join(configuration.requests)}, wanted none: a claim is aligned as a whole")
         if not isinstance(configuration.opaque.parameters, Mapping):
             raise ContractError(
                 f"{place}.opaque.parameters is {configuration.opaque.parameters!r}, wanted an object of kind {PARAMETERS_KIND}"
             )
-        found = f"{path}[{index}]", read_parameters(configuration.opaque.parameters, f"{place}.opaque")
-    return found[1] if found is not None else None
+        request = f"{path}[{index}]", read_parameters(configuration.opaque.parameters, f"{place}.opaque")
+    return request[1] if request is not None else None
 
 
 def allocate_near(
@@ -125,7 +125,7 @@ def allocate_near(
     step_budget: int = DEFAULT_STEP_BUDGET,
     is_abandoned: Callable[[], bool] = lambda: False,
 ) -> Outcome:
-    """Find devices for all claims on one node within the places that they, or their pod, wish for, or say why there are none.
+    """Find devices for all claims on one node within the domains that their alignment requests allow, or say why there are none.
 
     Shapes:  pod — what a pod that wishes for its alignment asks itself, its claims named: its wishes hold for all of them and for its CPUs and memory; wished — one a claim of `given`; view — None when the node has published no machine; is_abandoned — asked before each place and every few steps.
     Order:   the places of the most local tier by id or name, then those of the next; the first find that the engine admits wins.
@@ -143,7 +143,7 @@ def allocate_near(
         return Fault(Reason(code="malformed-slice", message=f"node {node}: {err}"), 0, is_local=True)
     keys = [aligned_claims.claim.owner.key for aligned_claims in wished]
     groups = groups_of(pod, keys, pod.scope or view.options.scope) if pod is not None else ()
-    places = [_places(view, _wishes_of(pod), [given.claims[one].spec for one in sorted(group)]) for group in groups]
+    places = [_places(view, _request_of(pod), [given.claims[index].spec for index in sorted(group)]) for group in groups]
     places += [_places(view, aligned_claims.wishes, [spec.spec]) for aligned_claims, spec in zip(wished, given.claims, strict=True)]
     outsides: dict[int, Mapping[DeviceId, str]] = {}
     misses: list[tuple[str, str]] = []
@@ -179,7 +179,7 @@ def allocate_near(
     return (
         GaveUp(steps)
         if has_given_up
-        else NoFit(_not_met(node, [*(aligned_claims.wishes for aligned_claims in wished), _wishes_of(pod)], misses), steps)
+        else NoFit(_unmet_alignment(node, [*(aligned_claims.wishes for aligned_claims in wished), _request_of(pod)], misses), steps)
     )
 
 
@@ -190,7 +190,7 @@ def _is_ours(driver: str, parameters: Any) -> bool:
     return class_of_driver(driver) is not None and isinstance(parameters, Mapping) and parameters.get("kind") == PARAMETERS_KIND
 
 
-def _wishes_of(pod: PodRequest | None) -> AlignmentRequest | None:
+def _request_of(pod: PodRequest | None) -> AlignmentRequest | None:
     return AlignmentRequest(policy=pod.policy, scope=pod.scope, locality=pod.locality) if pod is not None else None
 
 
@@ -200,12 +200,12 @@ def _outside_of(
     chosen: Sequence[Domain | None],
     pools: Sequence[Pool],
     node: str,
-    known: dict[int, Mapping[DeviceId, str]],
+    outsides: dict[int, Mapping[DeviceId, str]],
 ) -> Mapping[DeviceId, str]:
     """List what a claim must not get: what lies outside of its own place, and what lies outside of that of its group."""
     domains = [chosen[number] for number, group in enumerate(groups) if index in group] + [chosen[len(groups) + index]]
-    found = [_outside(pools, node, domain, known) for domain in domains if domain is not None]
-    return found[0] if len(found) == 1 else {device: why for one in found for device, why in one.items()}
+    reasons = [_outside(pools, node, domain, outsides) for domain in domains if domain is not None]
+    return reasons[0] if len(reasons) == 1 else {device: why for reasons_of_domain in reasons for device, why in reasons_of_domain.items()}
 
 
 def _places(view: NodeView, wishes: AlignmentRequest | None, specs: Sequence[ClaimSpec]) -> list[Domain | None]:
@@ -229,8 +229,8 @@ def _want(view: NodeView, specs: Sequence[ClaimSpec]) -> ContainerDemand:
     requests = [request for spec in specs for request in spec.devices.requests]
     exact = [alternative for request in requests for alternative in (request.exactly, *request.first_available) if alternative is not None]
     named = {class_of_driver(request.device_class_name) for request in exact}
-    known = {*view.devices, CPU_CLASS}
-    classes = {one for one in named if one is not None} if named <= known else known
+    known_classes = {*view.devices, CPU_CLASS}
+    classes = {device_class for device_class in named if device_class is not None} if named <= known_classes else known_classes
     return ContainerDemand(
         name="",
         place=0,
@@ -240,16 +240,18 @@ def _want(view: NodeView, specs: Sequence[ClaimSpec]) -> ContainerDemand:
     )
 
 
-def _outside(pools: Sequence[Pool], node: str, domain: Domain | None, known: dict[int, Mapping[DeviceId, str]]) -> Mapping[DeviceId, str]:
+def _outside(
+    pools: Sequence[Pool], node: str, domain: Domain | None, outsides: dict[int, Mapping[DeviceId, str]]
+) -> Mapping[DeviceId, str]:
     """List the devices that do not lie within a domain, with the reason; each domain is looked through once."""
     if domain is None:
         return {}
-    if id(domain) not in known:
+    if id(domain) not in outsides:
         why = f"outside {domain.key}"
-        known[id(domain)] = {
+        outsides[id(domain)] = {
             candidate.id: why for pool in pools for candidate in pool.candidates if not _is_within(candidate, node, domain)
         }
-    return known[id(domain)]
+    return outsides[id(domain)]
 
 
 def _is_within(candidate: Candidate, node: str, domain: Domain) -> bool:
@@ -279,7 +281,7 @@ def _objection(view: NodeView, wished: Sequence[AlignedClaims], results: Sequenc
     return None
 
 
-def _not_met(node: str, wishes: Sequence[AlignmentRequest | None], misses: Sequence[tuple[str, str]]) -> tuple[Reason, ...]:
+def _unmet_alignment(node: str, wishes: Sequence[AlignmentRequest | None], misses: Sequence[tuple[str, str]]) -> tuple[Reason, ...]:
     """Name what is wished, where it was looked for, and what each place lacks."""
     asked = dict.fromkeys(text for alignment_request in wishes if alignment_request is not None for text in _spoken(alignment_request))
     wish = ", ".join(asked)

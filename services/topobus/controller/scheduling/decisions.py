@@ -1,22 +1,22 @@
 """The decisions of scheduling a pod with claims, by the extension points of kube-scheduler's dynamic-resources plugin.
 
-    PreFilter     which claims the pod has, which are allocated, which are to be allocated, and whether it may go on at all
+    PreFilter     which claims the pod has, which are allocated, which have to be allocated, and whether the pod can be scheduled at all
     Filter        one node: are the allocated claims usable there, and can the others be allocated there together
-    PostFilter    no node fits: whose allocation is taken back, so that another node becomes possible
+    PostFilter    no node fits: which allocation to deallocate, so that another node becomes possible
     PreScore, Score   which of the nodes that fit is best
-    Reserve       what each claim gets on the chosen node; Unreserve, the way back; PostBind, the pod's last word
+    Reserve       what each claim gets on the chosen node; Unreserve undoes it; PostBind ends the scheduling
 
-Flows in: frozen values read from the objects. Flows out: frozen values with reasons; the next versions of objects stand in `claims.reservations`. The search for
-devices is the engine's own, handed in by the caller, who runs it where it wants to. Nothing is read from a clock and nothing is random: where upstream picks at
-random, the first by name is picked. Source: pkg/scheduler/framework/plugins/dynamicresources, 1.36; docs/knowledge/dynamic-resource-allocation.md#scheduling.
+Flows in: frozen values read from the objects. Flows out: frozen values with reasons; `claims.reservations` makes the next versions of objects. The
+caller passes in the search for devices and decides where it runs. No clock and no randomness: where upstream chooses at random, the first by name is
+chosen.
+Source: pkg/scheduler/framework/plugins/dynamicresources, 1.36; docs/knowledge/dynamic-resource-allocation.md#scheduling.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.explanations import explain_nodes
 from topobus.controller.allocation.pools import node_matches
 from topobus.controller.allocation.values import (
@@ -26,6 +26,7 @@ from topobus.controller.allocation.values import (
     NoFit,
     Outcome,
 )
+from topobus.controller.claims.lifecycle import devices_of
 from topobus.controller.claims.objects import Claim, Pod
 from topobus.controller.claims.reservations import (
     MAX_CONSUMERS,
@@ -34,19 +35,15 @@ from topobus.controller.claims.reservations import (
     PodRef,
     full_reason,
     is_made_for,
-    node_of_pod,
-    without_reservations,
 )
-from topobus.controller.scheduling.aligned_allocation import read_wishes
+from topobus.controller.scheduling.aligned_allocation import read_alignment_request
+from topobus.domain.device import class_of_driver
 from topobus.domain.errors import ContractError
 from topobus.domain.outcome import Reason
 from topobus.kubernetes.api.alignment_request import AlignmentRequest
 from topobus.kubernetes.api.resource import (
     AllocationResult,
     ClaimSpec,
-    NodeRequirement,
-    NodeSelector,
-    NodeSelectorTerm,
 )
 
 __all__ = [
@@ -60,13 +57,11 @@ __all__ = [
     "enough_nodes",
     "explain_misses",
     "filter_node",
-    "judge_node",
-    "look_at_node",
-    "node_selector",
+    "filter_outcome",
     "post_filter",
     "pre_filter",
     "reserve",
-    "unreserve",
+    "static_miss",
 ]
 
 # Upstream stops looking when so many nodes fit (schedule_one.go, minFeasibleNodesToFind and minFeasibleNodesPercentageToFind).
@@ -145,6 +140,15 @@ class NodeFit:
     results: tuple[AllocationResult, ...] = ()
     steps: int = 0
 
+    @property
+    def devices(self) -> dict[str, tuple[str, ...]]:
+        """The devices that the node's ledger is to hold for the claims, by class."""
+        names: dict[str, list[str]] = {}
+        for result in self.results:
+            for device in devices_of(result, self.node):
+                names.setdefault(class_of_driver(device.driver) or "", []).append(device.device)
+        return {device_class: tuple(sorted(names[device_class])) for device_class in sorted(names)}
+
 
 @dataclass(frozen=True)
 class NodeMiss:
@@ -186,11 +190,14 @@ def pre_filter(
     in_flight: Collection[str] = (),
     default_mode: AllocationMode = AllocationMode.DELAYED,
     waits_for_immediate: bool = True,
+    has_own_notes: bool = True,
 ) -> PodPlan | Blocked:
     """Gather the claims of a pod and see whether it may go on to the nodes.
 
     Shapes:  find — the claim of this name in the pod's namespace; in_flight — uids of claims that somebody else is allocating now; default_mode — when a claim
-             that does not say is allocated; waits_for_immediate — an immediate claim is not allocated for the pod but waited for, as classic DRA has it.
+             that does not say is allocated; waits_for_immediate — an immediate claim is not allocated for the pod but waited for, as classic DRA has it;
+             has_own_notes — an attempt in a claim's annotations is somebody's work on it, and its mode counts: not so in a cluster, where an attempt is our note of whom
+             we allocate it for, and an API server knows no modes.
     Order:   claims as the pod lists them; all that is wrong is told, claim by claim.
     Errors:  raises ContractError for a pod that nobody can read.
     """
@@ -213,9 +220,11 @@ def pre_filter(
             continue  # two entries may name one claim
         try:
             pod_claim = _read(use.entry, claim)
-            mode = claim.mode or default_mode
+            mode = (claim.mode if has_own_notes else None) or default_mode
             is_waited_for = waits_for_immediate and mode is AllocationMode.IMMEDIATE and not use.is_generated
-            problem = _problem(who, pod_claim, is_generated=use.is_generated, in_flight=in_flight, is_waited_for=is_waited_for)
+            problem = _problem(
+                who, pod_claim, is_generated=use.is_generated, in_flight=in_flight, is_waited_for=is_waited_for, has_own_notes=has_own_notes
+            )
         except ContractError as err:
             reasons.append(Reason(code="malformed", message=err.message, facts={"claim": use.claim}))
             continue
@@ -227,8 +236,8 @@ def pre_filter(
     return PodPlan(who, tuple(claims.values()), _named_nodes(claims.values()))
 
 
-def look_at_node(plan: PodPlan, node: Node, *, refused: Reason | None = None) -> NodeMiss | None:
-    """Do the part of Filter that needs no search: are the allocated claims usable here; None says that a search is worth while.
+def static_miss(plan: PodPlan, node: Node, *, refused: Reason | None = None) -> NodeMiss | None:
+    """Do the part of Filter that needs no search: check that the allocated claims are usable on the node; None when a search is worthwhile.
 
     Shapes: refused — why this node must not be tried now, when it must not (it refused the pod a moment ago).
     """
@@ -246,20 +255,8 @@ def look_at_node(plan: PodPlan, node: Node, *, refused: Reason | None = None) ->
     return NodeMiss(node.name, NoFit((refused,), 0)) if refused is not None else None
 
 
-def node_selector(pod: ApiObject) -> NodeSelector | None:
-    """Turn a pod's nodeSelector, and the node that its user named, into one selector."""
-    labels = pod.spec.get("nodeSelector")
-    pairs = sorted(labels.items()) if isinstance(labels, dict) else []
-    name = node_of_pod(pod)
-    if not pairs and not name:
-        return None
-    expressions = tuple(NodeRequirement(key=str(key), operator="In", values=(str(value),)) for key, value in pairs)
-    fields = (NodeRequirement(key="metadata.name", operator="In", values=(name,)),) if name else ()
-    return NodeSelector(node_selector_terms=(NodeSelectorTerm(match_expressions=expressions, match_fields=fields),))
-
-
-def judge_node(plan: PodPlan, node: str, outcome: Outcome) -> NodeFit | NodeMiss:
-    """Turn what the search said of a node into Filter's answer."""
+def filter_outcome(plan: PodPlan, node: str, outcome: Outcome) -> NodeFit | NodeMiss:
+    """Convert the search's outcome on a node to Filter's answer."""
     if not isinstance(outcome, Allocated):
         return NodeMiss(node, outcome)
     if len(outcome.results) != len(plan.pending):
@@ -274,10 +271,10 @@ def filter_node(
 
     Shapes: search — finds devices for these claims on this node, as `search.allocate` does; not called when nothing is pending.
     """
-    missed = look_at_node(plan, node, refused=refused)
+    missed = static_miss(plan, node, refused=refused)
     if missed is not None:
         return missed
-    return judge_node(plan, node.name, search(node, plan.pending)) if plan.pending else NodeFit(node.name)
+    return filter_outcome(plan, node.name, search(node, plan.pending)) if plan.pending else NodeFit(node.name)
 
 
 def enough_nodes(nodes: int) -> int:
@@ -322,23 +319,19 @@ def reserve(plan: PodPlan, fit: NodeFit) -> tuple[Reservation, ...]:
     return tuple(made)
 
 
-def unreserve(pod: PodRef, claims: Mapping[str, ApiObject]) -> dict[str, ApiObject]:
-    """Take the pod's reservation off its claims again; only claims that change are given. Allocations stay: PostFilter takes them back where that helps."""
-    freed = {name: without_reservations(claim, (pod.uid,)) for name, claim in claims.items()}
-    return {name: claim for name, claim in sorted(freed.items()) if claim is not claims[name]}
-
-
 def _read(entry: str, claim: Claim) -> PodClaim:
     """Make sure that all of a claim can be read that scheduling asks for.
 
     Errors: raises ContractError.
     """
-    wishes = read_wishes(claim.spec, claim.shown)
+    wishes = read_alignment_request(claim.spec, claim.shown)
     claim.check_status()
     return PodClaim(entry, claim, wishes)
 
 
-def _problem(pod: PodRef, pod_claim: PodClaim, *, is_generated: bool, in_flight: Collection[str], is_waited_for: bool) -> Reason | None:
+def _problem(
+    pod: PodRef, pod_claim: PodClaim, *, is_generated: bool, in_flight: Collection[str], is_waited_for: bool, has_own_notes: bool
+) -> Reason | None:
     """Say why a pod has to wait because of a claim; None when it may go on."""
     claim, name = pod_claim.claim, pod_claim.claim.shown
     facts: dict[str, str | int | float | bool | tuple[str, ...]] = {"claim": pod_claim.name}
@@ -355,7 +348,7 @@ def _problem(pod: PodRef, pod_claim: PodClaim, *, is_generated: bool, in_flight:
         # Nobody writes this; were it allocated now, the reservations of others would hold for devices that they never saw.
         users = tuple(str(user) for user in pod_claim.consumers)
         return Reason(code="claim-reserved", message=f"{name} is reserved for {', '.join(users)} and not allocated", facts=facts)
-    if claim.uid in in_flight or claim.attempt is not None:
+    if claim.uid in in_flight or (has_own_notes and claim.attempt is not None):
         return Reason(code="claim-in-flight", message=f"{name} is being allocated", facts=facts)
     if is_waited_for:
         return Reason(code="claim-immediate", message=f"{name} is to be allocated at once, and is not yet", facts=facts)
@@ -370,12 +363,12 @@ def _is_usable(pod_claim: PodClaim, node: Node) -> bool:
 
 def _named_nodes(claims: Collection[PodClaim]) -> frozenset[str] | None:
     """Collect the names that the allocated claims are bound to; None as soon as one may be elsewhere, too."""
-    found: frozenset[str] | None = None
+    common: frozenset[str] | None = None
     for claim in claims:
         names = _names(claim)
         if names is not None:
-            found = names if found is None else found & names
-    return found
+            common = names if common is None else common & names
+    return common
 
 
 def _names(pod_claim: PodClaim) -> frozenset[str] | None:

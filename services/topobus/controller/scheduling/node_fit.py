@@ -1,7 +1,7 @@
-"""Whether kube-scheduler would let a pod onto a node, as far as the node's own labels, taints and marks say.
+"""Checks whether kube-scheduler would admit a pod to a node, by the node's labels, taints and unschedulable mark.
 
-Flows in: a pod and a node as stored. Flows out: a Reason, or nothing in the way, and how much the pod prefers the node. What depends on other pods (room for CPU
-and memory, ports, spreading) is the scheduler's to find out: when it says no, the allocation is taken back.
+Flows in: a pod and a node as stored. Flows out: a Reason or None, and the pod's preference for the node. Checks that depend on other pods (CPU and
+memory, ports, spreading) are left to the scheduler: when it finds no room, the allocation is deallocated.
 Source: kube-scheduler's NodeName, NodeUnschedulable, TaintToleration and NodeAffinity plugins; k8s.io/component-helpers/scheduling/corev1, 1.36.
 """
 
@@ -13,7 +13,9 @@ from typing import Any
 from msgspec import Struct
 
 from topobus.contracts.messages import ApiObject
+from topobus.controller.allocation.pools import node_matches
 from topobus.controller.allocation.values import Node
+from topobus.controller.claims.objects import Pod
 from topobus.domain.outcome import Reason
 from topobus.kubernetes.api.objects import metadata_of, name_of
 from topobus.kubernetes.api.resource import (
@@ -25,7 +27,17 @@ from topobus.kubernetes.api.resource import (
 )
 from topobus.kubernetes.api.shape import read_as
 
-__all__ = ["NodeFacts", "Placing", "has_preferences", "node_facts", "preference_of", "read_placing", "why_not"]
+__all__ = [
+    "NodeFacts",
+    "Placing",
+    "has_preferences",
+    "node_facts",
+    "node_selector",
+    "preference_of",
+    "read_placing",
+    "selector_objection",
+    "why_not",
+]
 
 _UNSCHEDULABLE = Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
 
@@ -55,7 +67,7 @@ class Affinity(_Wire, frozen=True, kw_only=True):
 
 
 class Placing(_Wire, frozen=True, kw_only=True):
-    """What a PodSpec says about nodes."""
+    """The parts of a PodSpec that restrict its nodes."""
 
     node_name: str = ""
     node_selector: dict[str, str] = {}
@@ -69,7 +81,7 @@ class _NodeSpec(_Wire, frozen=True, kw_only=True):
 
 
 class NodeFacts(Struct, frozen=True, kw_only=True):
-    """What a Node object says about who may run there."""
+    """The parts of a Node object that restrict its pods."""
 
     node: Node
     taints: tuple[Taint, ...] = ()
@@ -90,7 +102,7 @@ def node_facts(api_object: ApiObject) -> NodeFacts:
 
 
 def read_placing(pod: ApiObject) -> Placing:
-    """Read what a pod says about nodes.
+    """Read the parts of a pod that restrict its nodes.
 
     Errors: raises ContractError.
     """
@@ -109,13 +121,32 @@ def why_not(pod: Placing, at: NodeFacts) -> Reason | None:
             return _reason("node-tainted", node, f"the pod does not tolerate its taint {shown}:{taint.effect}")
     for key, value in sorted(pod.node_selector.items()):
         if node.labels.get(key) != value:
-            found = repr(node.labels[key]) if key in node.labels else "no such label"
-            return _reason("node-selector-label", node, f"the pod wants label {key}={value}, it has {found}")
+            have = repr(node.labels[key]) if key in node.labels else "no such label"
+            return _reason("node-selector-label", node, f"the pod wants label {key}={value}, it has {have}")
     affinity = pod.affinity.node_affinity if pod.affinity is not None else None
     required = affinity.required_during_scheduling_ignored_during_execution if affinity is not None else None
     if required is not None and not any(_term_matches(node_selector_term, node) for node_selector_term in required.node_selector_terms):
         return _reason("node-affinity", node, "it matches none of the terms of the pod's required node affinity")
     return None
+
+
+def node_selector(pod: Pod) -> NodeSelector | None:
+    """Turn a pod's nodeSelector, and the node that its user named, into one selector."""
+    labels = pod.object.spec.get("nodeSelector")
+    pairs = sorted(labels.items()) if isinstance(labels, dict) else []
+    name = pod.node
+    if not pairs and not name:
+        return None
+    expressions = tuple(NodeRequirement(key=str(key), operator="In", values=(str(value),)) for key, value in pairs)
+    fields = (NodeRequirement(key="metadata.name", operator="In", values=(name,)),) if name else ()
+    return NodeSelector(node_selector_terms=(NodeSelectorTerm(match_expressions=expressions, match_fields=fields),))
+
+
+def selector_objection(selector: NodeSelector | None, node: Node) -> Reason | None:
+    """Say why a pod does not go to a node by its own word alone, as `node_selector` gives it."""
+    if selector is None or node_matches(node, None, selector, is_everywhere=False):
+        return None
+    return Reason(code="node-selector", message=f"node {node.name}: the pod asks for another node", facts={"node": node.name})
 
 
 def has_preferences(pod: Placing) -> bool:

@@ -1,7 +1,8 @@
-"""How much of CPU, memory and other countable resources nodes have left, as far as pods' requests say.
+"""Computes the CPU, memory and other countable resources that nodes have left, by the requests of bound pods.
 
-Flows in: every bound pod and every node. Flows out: whether a pod's requests fit beside what runs on a node. It is a hint only: nodes without room are tried last, never
-refused, for kube-scheduler may know better (preemption, in-place resizes, overhead that admission adds later) and has the last word.
+Flows in: every bound pod and every node. Flows out: whether a pod's requests fit beside the pods of a node. It is a hint: nodes without room are
+tried last and never refused, since kube-scheduler decides (preemption, in-place resizes, and overhead that admission adds later can change the
+answer).
 Source: kube-scheduler's NodeResourcesFit; k8s.io/component-helpers/resource (PodRequests), 1.36.
 """
 
@@ -91,8 +92,8 @@ def requests_of(spec: Mapping[str, Any]) -> Amounts:
 
 
 def _containers(spec: Mapping[str, Any], part: str) -> list[Mapping[str, Any]]:
-    found = spec.get(part)
-    return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
+    containers = spec.get(part)
+    return [container for container in containers if isinstance(container, Mapping)] if isinstance(containers, list) else []
 
 
 def _asked(container: Mapping[str, Any]) -> Amounts:

@@ -1,7 +1,8 @@
-"""A pod and its claims as one alignment: which claims take part, and what the node's engine says to devices that they might get.
+"""Aligns a pod together with its claims: which claims take part, and what the node's alignment engine objects to in a candidate allocation.
 
-Flows in: a stored pod that wishes for policy, scope or locality in its annotations, and its claims. Flows out: the pod's request with its claims named in it, which
-the controller judges candidates with and the node places the pod by: both ask the same engine the same question. A pod without wishes is no business of this.
+Flows in: a stored pod that asks for policy, scope or locality in its annotations, and its claims. Flows out: the pod's request with its claims named
+in it. The controller checks candidates with this request and the node places the pod by it, so both ask the same engine the same question. Pods
+without such annotations do not reach this module.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from msgspec import structs
 
-from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.miss_reasons import summarize
+from topobus.controller.claims.objects import Pod
 from topobus.domain.alignment.planning.claim_alignment import with_claim_held
 from topobus.domain.alignment.planning.node_view import CPU_CLASS, cpu_of_name
 from topobus.domain.alignment.planning.placement import place, plan
@@ -21,60 +22,57 @@ from topobus.domain.idset import CpuSet
 from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import ClaimUse, PodRequest, Scope
 from topobus.domain.view import NodeView
-from topobus.kubernetes.api.objects import metadata_of, name_of
-from topobus.kubernetes.api.pod import PodSpec, pod_request
 from topobus.kubernetes.api.resource import AllocationResult
-from topobus.kubernetes.api.shape import read_as
 
-__all__ = ["claim_uses", "groups_of", "objection_of_pod", "own_request", "wished_request", "with_claims"]
+__all__ = ["aligned_pod_request", "claim_uses", "groups_of", "objection_of_pod", "own_request", "with_claims"]
 
 
-def own_request(pod: ApiObject) -> PodRequest | None:
+def own_request(pod: Pod) -> PodRequest | None:
     """Read what a pod asks of the node's topology besides its claims; None when that is nothing.
 
     Errors: raises ContractError.
     """
-    request = pod_request(pod, uid=metadata_of(pod).uid)
+    request = pod.request
     asks = any(container.cpus or container.devices or container.memory_bytes or container.hugepages for container in request.containers)
     return request if asks else None
 
 
-def wished_request(pod: ApiObject, owners: Mapping[str, str]) -> PodRequest | None:
-    """Read what a pod wishes, with its claims named; None when it has no claim, or says nothing of its alignment.
+def aligned_pod_request(pod: Pod, owners: Mapping[str, str]) -> PodRequest | None:
+    """Read a pod's alignment request with its claims named; None when it has no claim, or no such request.
 
     Shapes: owners — names of the pod's `resourceClaims` entries to their claims' owner keys.
     Errors: raises ContractError for a pod that nobody can read.
     """
     if not owners:
         return None
-    request = pod_request(pod, uid=metadata_of(pod).uid)
+    request = pod.request
     if request.policy is None and request.scope is None and not request.locality:
         return None
     return structs.replace(request, claims=claim_uses(pod, owners))
 
 
-def with_claims(wanted: PodRequest | None, pod: ApiObject, owners: Mapping[str, str]) -> PodRequest | None:
+def with_claims(wanted: PodRequest | None, pod: Pod, owners: Mapping[str, str]) -> PodRequest | None:
     """Have the node place what the pod itself asks beside what its claims hold already, when the pod wishes for its alignment.
 
-    Shapes: owners — as in `wished_request`, of the claims that are allocated.
+    Shapes: owners — as in `aligned_pod_request`, of the claims that are allocated.
     Errors: raises ContractError.
     """
-    wished = wished_request(pod, owners) if wanted is not None else None
+    wished = aligned_pod_request(pod, owners) if wanted is not None else None
     return structs.replace(wanted, claims=wished.claims) if wanted is not None and wished is not None else wanted
 
 
-def claim_uses(pod: ApiObject, owners: Mapping[str, str]) -> tuple[ClaimUse, ...]:
+def claim_uses(pod: Pod, owners: Mapping[str, str]) -> tuple[ClaimUse, ...]:
     """Say which containers use which claim, in the pod's order.
 
     Errors: raises ContractError.
     """
-    spec = read_as(pod.spec, PodSpec, where=f"{name_of(pod)}: spec")
+    spec = pod.spec
     users: dict[str, list[str]] = {entry: [] for entry in owners}
     for container in (*spec.init_containers, *spec.containers):
         for use in container.resources.claims:
             if use.name in users and container.name not in users[use.name]:
                 users[use.name].append(container.name)
-    return tuple(ClaimUse(owner_key=owners[entry], containers=tuple(found)) for entry, found in users.items())
+    return tuple(ClaimUse(owner_key=owners[entry], containers=tuple(containers)) for entry, containers in users.items())
 
 
 def groups_of(pod: PodRequest, owner_keys: Sequence[str], scope: Scope) -> tuple[frozenset[int], ...]:
@@ -87,13 +85,13 @@ def groups_of(pod: PodRequest, owner_keys: Sequence[str], scope: Scope) -> tuple
     users = {use.owner_key: frozenset(use.containers) for use in pod.claims}
     groups: list[tuple[frozenset[int], frozenset[str]]] = []
     for place_, key in enumerate(owner_keys):
-        mine, containers = frozenset({place_}), users.get(key, frozenset())
+        members, containers = frozenset({place_}), users.get(key, frozenset())
         if not containers:
             continue
-        for other, theirs in [group for group in groups if not group[1].isdisjoint(containers)]:
-            groups.remove((other, theirs))
-            mine, containers = mine | other, containers | theirs
-        groups.append((mine, containers))
+        for other, other_containers in [group for group in groups if not group[1].isdisjoint(containers)]:
+            groups.remove((other, other_containers))
+            members, containers = members | other, containers | other_containers
+        groups.append((members, containers))
     return tuple(sorted((members for members, _ in groups), key=min))
 
 

@@ -1,6 +1,6 @@
-"""Which of several nodes is best for a pod, as a pure comparison of their answers.
+"""Ranks nodes for a pod by their answers to a dry run. Pure.
 
-Flows in: what each node answered to a dry run. Flows out: the nodes that could take it, best first.
+Flows in: the answer of each node. Flows out: the nodes that can take the pod, best first.
 """
 
 from __future__ import annotations
@@ -16,18 +16,22 @@ _HELD = "already-placed"
 
 
 def holding_nodes(answers: Mapping[str, Placement | Refusal]) -> tuple[str, ...]:
-    """Name the nodes that say that they hold the pod already."""
+    """Name the nodes that refuse because they hold the pod already."""
     return tuple(
-        sorted(node for node, one in answers.items() if isinstance(one, Refusal) and any(reason.code == _HELD for reason in one.reasons))
+        sorted(
+            node
+            for node, answer in answers.items()
+            if isinstance(answer, Refusal) and any(reason.code == _HELD for reason in answer.reasons)
+        )
     )
 
 
 def rank_nodes(answers: Mapping[str, Placement | Refusal]) -> tuple[str, ...]:
-    """Order the nodes that said yes.
+    """Order the nodes that can take the pod, best first.
 
     Order: fewest NUMA nodes crossed over all containers, then more containers with a preferred alignment, then by name. Independent of the order of answers.
     """
-    return tuple(node for _, node in sorted((crossings(one), node) for node, one in answers.items() if isinstance(one, Placement)))
+    return tuple(node for _, node in sorted((crossings(answer), node) for node, answer in answers.items() if isinstance(answer, Placement)))
 
 
 def crossings(placement: Placement) -> tuple[int, int]:

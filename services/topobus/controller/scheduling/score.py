@@ -1,8 +1,9 @@
-"""PreScore and Score: which of the nodes that fit is best for a pod.
+"""PreScore and Score: ranks the nodes that fit a pod.
 
-Upstream scores a node by the alternatives of `firstAvailable` that were taken there, and leaves ties to chance. Here the same score comes first; among nodes of
-the same score the better aligned one wins, then the name. Without alternatives, without devices that lie anywhere and without CPUs of its own the pod goes to the
-first node by name. Source: pkg/scheduler/framework/plugins/dynamicresources (computeScore, NormalizeScore), 1.36.
+Upstream scores a node by the alternatives of `firstAvailable` that were taken there, and breaks ties at random. Here the same score comes first;
+among nodes of equal score the better aligned one wins, then the name. A pod without alternatives, without devices that have a place in the topology
+and without exclusive CPUs goes to the first node by name. Source: pkg/scheduler/framework/plugins/dynamicresources (computeScore, NormalizeScore),
+1.36.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Copies of what others wrote, kept as it changes: machines, inventories, ledgers, objects, and what follows from them. No I/O; not frozen."""
+"""Copies of stored objects, updated by watches: machines, inventories, ledgers, API objects, and indexes derived from them. No I/O; mutable."""

@@ -1,7 +1,7 @@
-"""What the cluster home keeps beside `ClusterState`: nodes, pods, claims and templates of the API server, whose slices count, and who lost an allocation.
+"""The cluster home's part of the state: nodes, pods, claims and templates of the API server, slices, and claims that lost their allocation.
 
-Flows in: plain objects as informers bring them. Devices are those of ResourceSlices, whoever publishes them; who holds them is what claims say, and where a node has a
-ledger, what that says as well. It reads and writes nothing; the one mutable thing in it is the copy itself, owned by the shell's one loop.
+Flows in: plain objects from informers. Devices are those of ResourceSlices of any driver. Their holders are taken from claims and, where a node has a
+ledger, from the ledger as well. No I/O; the copy is the only mutable thing and belongs to the event loop that runs the controller.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from topobus.controller.allocation.values import (
     Node,
     Slice,
 )
-from topobus.controller.claims.gate import version_of
+from topobus.controller.claims.gate import version_number, version_of
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.scheduling.node_fit import NodeFacts, node_facts
 from topobus.controller.scheduling.node_resources import NodeResources
@@ -26,7 +26,6 @@ from topobus.controller.state.slice_origin import only_known_devices, why_foreig
 from topobus.controller.state.taint_index import read_rule
 from topobus.domain.device import Inventory, class_of_driver
 from topobus.domain.errors import ContractError
-from topobus.kubernetes.api.objects import metadata_of
 
 __all__ = ["ApiServerState", "Key"]
 
@@ -43,16 +42,16 @@ class ApiServerState(ClusterState):
         self.node_names: tuple[str, ...] = ()
         """All nodes, by name; the same tuple as long as they are the same."""
         self.objects: dict[ObjectKey, Stored] = {}
-        """Pods and claims, each with what was read in it."""
+        """Pods and claims by kind; `pods` and `claims` have the same ones."""
         self.pods: dict[Key, Stored] = {}
-        self.claims: dict[Key, ApiObject] = {}
-        self.templates: dict[Key, ApiObject] = {}
+        self.claims: dict[Key, Stored] = {}
+        self.templates: dict[Key, Stored] = {}
         self.room = NodeResources()
-        self.let_go: dict[Key, ApiObject] = {}
+        self.let_go: dict[Key, Stored] = {}
         """Claims as they were when they lost an allocation of ours: their nodes' ledgers are to hear of it."""
         self.foreign: dict[str, str] = {}
         """Slices that name a driver of ours and are not of its node, with the reason: they do not count."""
-        self.node_objects: dict[str, ApiObject] = {}
+        self.node_objects: dict[str, Stored] = {}
         """Nodes as stored: whose slices are whose, and whom to tell."""
         self._slices: dict[str, Slice] = {}
         self._owners: dict[str, tuple[dict[str, Any], ...]] = {}
@@ -60,7 +59,7 @@ class ApiServerState(ClusterState):
         """Node to the slices of our drivers that are of a pool of its name."""
         self._devices: dict[Key, frozenset[DeviceId]] = {}
         self._holders: dict[DeviceId, set[Key]] = {}
-        self.book = GatedPodsIndex()
+        self.gated_pods = GatedPodsIndex()
         self._doubles: set[DeviceId] = set()
         self._taken: dict[str, int] = {}
         self._uses: dict[Key, tuple[Key, ...]] = {}
@@ -68,11 +67,13 @@ class ApiServerState(ClusterState):
         """Claims that nobody can read now, as they were before: nobody works on them, and what they held stays held."""
 
     def put(self, kind: str, version: str, plain: Mapping[str, Any]) -> None:
-        """Take in an object of the API server; one that is older than what is known is late news and left out.
+        """Store an object of the API server; an older version than the stored one is ignored.
 
         Errors: raises ContractError for one that nobody can read; it counts as absent then, but what a claim holds stays held.
         """
         key = _key_of(plain)
+        if self._is_kept(kind, key, plain):
+            return
         try:
             api_object = read_object(kind, version, plain)
             if kind == "Pod":
@@ -82,19 +83,20 @@ class ApiServerState(ClusterState):
             if api_object is None:
                 self._drop_pod(key)
                 return
+            stored = Stored(version_of(api_object), api_object)
             match kind:
                 case "Node":
-                    self._put_node(api_object)
+                    self._put_node(stored)
                 case "Pod":
-                    self.put_pod(key, Stored(version_of(api_object), api_object))
+                    self.put_pod(key, stored)
                 case "ResourceClaim":
-                    self.put_claim(key, Stored(version_of(api_object), api_object))
+                    self.put_claim(key, stored)
                 case "ResourceClaimTemplate":
-                    self.templates[key] = api_object
+                    self.templates[key] = stored
                 case "DeviceClass":
                     self._put_class(key[1], read_class(api_object))
                 case "ResourceSlice":
-                    self._file_slice(key[1], Slice(key[1], read_slice(api_object)), metadata_of(api_object).owner_references)
+                    self._file_slice(key[1], Slice(key[1], read_slice(api_object)), stored.metadata.owner_references)
                     self._show(key[1])
                 case "DeviceTaintRule":
                     self._put_rule(key[1], read_rule(api_object))
@@ -106,8 +108,18 @@ class ApiServerState(ClusterState):
                 self.drop(kind, key)
             raise
 
+    def _is_kept(self, kind: str, key: Key, plain: Mapping[str, Any]) -> bool:
+        """Say whether this version of a pod or claim is kept, or a later one: our own write comes by the watch, too, and a list tells all again."""
+        kept, metadata = self.objects.get(ObjectKey(kind.lower(), *key)), plain.get("metadata")
+        return (
+            kept is not None
+            and isinstance(metadata, Mapping)
+            and metadata.get("uid") == kept.uid
+            and 0 < version_number(metadata) <= kept.revision
+        )
+
     def drop(self, kind: str, key: Key) -> None:
-        """Forget an object; one that is not known is no error."""
+        """Remove an object, if it is stored."""
         match kind:
             case "Node":
                 self.room.drop_node(key[1])
@@ -140,45 +152,44 @@ class ApiServerState(ClusterState):
         self.pods.pop(key, None)
         self.objects.pop(ObjectKey("pod", *key), None)
         self._uses.pop(key, None)
-        self.book.put_pod(key, None)
+        self.gated_pods.put_pod(key, None)
 
     def put_pod(self, key: Key, pod: Stored) -> None:
         """Take in a pod."""
-        known = self.pods.get(key)
-        if known is not None and _is_older(pod, known):
+        before = self.pods.get(key)
+        if before is not None and _is_older(pod, before):
             return
         uses = tuple((key[0], claim_use.claim) for claim_use in pod.pod.uses if claim_use.claim)
         self.pods[key] = self.objects[ObjectKey("pod", *key)] = pod
         self._uses[key] = uses
-        self.book.put_pod(key, pod)
+        self.gated_pods.put_pod(key, pod)
 
     def put_claim(self, key: Key, claim: Stored) -> None:
         """Take in a claim."""
         claim.claim.check_status()
-        known = self.objects.get(ObjectKey("resourceclaim", *key)) or self._unreadable.get(key)
-        if known is not None:
-            if _is_older(claim, known):
+        before = self.claims.get(key) or self._unreadable.get(key)
+        if before is not None:
+            if _is_older(claim, before):
                 return
-            self._note_loss(key, known, claim)
+            self._note_loss(key, before, claim)
         self._unreadable.pop(key, None)
-        self.claims[key] = claim.value
-        self.objects[ObjectKey("resourceclaim", *key)] = claim.unread()
+        self.claims[key] = self.objects[ObjectKey("resourceclaim", *key)] = claim.unread()
         self._hold(key, claim)
 
     def _pop_claim(self, key: Key) -> Stored | None:
-        self.claims.pop(key, None)
-        return self.objects.pop(ObjectKey("resourceclaim", *key), None)
+        self.objects.pop(ObjectKey("resourceclaim", *key), None)
+        return self.claims.pop(key, None)
 
     def _put_unreadable_claim(self, key: Key, plain: Mapping[str, Any]) -> None:
         """Leave a claim alone that nobody can read: what it held, or seems to hold now, is given to nobody else and released nowhere."""
-        known = self._pop_claim(key) or self._unreadable.get(key)
-        if known is None:
-            known = Stored(0, _salvaged(key, plain))
-            self._hold(key, known)
-        self._unreadable[key] = known
+        before = self._pop_claim(key) or self._unreadable.get(key)
+        if before is None:
+            before = Stored(0, _salvaged(key, plain))
+            self._hold(key, before)
+        self._unreadable[key] = before
 
     def count(self, kind: str) -> int:
-        """Say how many objects of a kind are kept."""
+        """Count the stored objects of a kind."""
         kept: dict[str, Mapping[Any, object]] = {
             "Node": self.node_facts,
             "Pod": self.pods,
@@ -191,7 +202,7 @@ class ApiServerState(ClusterState):
         return len(kept.get(kind, {}))
 
     def pool_of(self, name: str) -> str:
-        """Name the pool of a slice; empty when it is not known."""
+        """Name the pool of a slice; empty when the slice is unknown."""
         published = self._slices.get(name)
         return published.spec.pool.name if published is not None else ""
 
@@ -200,39 +211,35 @@ class ApiServerState(ClusterState):
         return self._uses.get(pod, ())
 
     def is_taken_back(self, key: Key) -> bool:
-        """Say whether somebody took back the allocation that a claim's note tells of: the note is history then, no intent."""
-        claim, note = self.objects.get(ObjectKey("resourceclaim", *key)), self.book.note(key)
+        """Say whether the allocation that a claim's note records was deallocated; the note is then no intent any more."""
+        claim, note = self.claims.get(key), self.gated_pods.note(key)
         return claim is not None and note is not None and self._taken.get(claim.uid) == note.number
-
-    def is_topobus_device(self, node: str, device: DeviceId) -> bool:
-        """Say whether a node's own ledger has the last word on a device."""
-        return device.pool == node and class_of_driver(device.driver) is not None
 
     def doubles(self) -> tuple[tuple[DeviceId, tuple[Key, ...]], ...]:
         """List devices that two claims or more have been given whole: two writers allocated at one moment."""
         return tuple((device, tuple(sorted(self._holders[device]))) for device in sorted(self._doubles))
 
     def put_inventory(self, inventory: Inventory) -> None:
-        """Take in what a node that runs Topobus says of its devices; what may be allocated is what its ResourceSlices show."""
+        """Store a node's inventory; devices for allocation come from its ResourceSlices, not from here."""
         before = self._device_names(inventory.node, inventory.device_class)
         super().put_inventory(inventory)
         if self._device_names(inventory.node, inventory.device_class) != before:
             self._show_of_node(inventory.node)
 
     def drop_inventory(self, node: str, device_class: str) -> None:
-        """Forget an inventory."""
+        """Remove an inventory."""
         was_known = (node, device_class) in self.inventories
         super().drop_inventory(node, device_class)
         if was_known:
             self._show_of_node(node)
 
     def describe(self, node: str) -> Node:
-        """Show a node as node selectors see it; one that the API server has not told of has no labels."""
+        """Describe a node for node selectors; a node that the API server has not listed has no labels."""
         facts = self.node_facts.get(node)
         return facts.node if facts is not None else Node(node)
 
-    def _put_node(self, node: ApiObject) -> None:
-        facts = node_facts(node)
+    def _put_node(self, node: Stored) -> None:
+        facts = node_facts(node.value)
         known_node = self.node_facts.get(facts.node.name)
         if known_node != facts:
             self.node_facts[facts.node.name] = facts
@@ -241,7 +248,7 @@ class ApiServerState(ClusterState):
             self.stock.outdate(facts.node.name)
         before = self.node_objects.get(facts.node.name)
         self.node_objects[facts.node.name] = node
-        if before is None or metadata_of(before).uid != metadata_of(node).uid:
+        if before is None or before.uid != node.uid:
             self._show_of_node(facts.node.name)
 
     def _file_slice(self, name: str, published: Slice | None, owners: tuple[dict[str, Any], ...]) -> None:
@@ -267,7 +274,7 @@ class ApiServerState(ClusterState):
         spec = self._slices[name].spec
         node = self.node_objects.get(spec.pool.name)
         inventory = self._device_names(spec.pool.name, class_of_driver(spec.driver) or "")
-        uid = metadata_of(node).uid if node is not None else None
+        uid = node.uid if node is not None else None
         why = why_foreign(spec, self._owners[name], node_uid=uid, inventory=inventory)
         if why:
             self.foreign[name] = why
@@ -285,7 +292,7 @@ class ApiServerState(ClusterState):
 
         A note counts until it is withdrawn, also one that tells of the past: another replica that did not see the loss may take it for an intent.
         """
-        self.book.put_claim(key, claim)
+        self.gated_pods.put_claim(key, claim)
         self.stock.put_claim(ObjectKey("resourceclaim", *key), claim)
         before, after = self._devices.pop(key, frozenset()), _devices_of(claim)
         if after:
@@ -304,17 +311,17 @@ class ApiServerState(ClusterState):
 
     def _note_loss(self, key: Key, before: Stored, after: Stored | None) -> None:
         """Notice that somebody took an allocation of ours back: the note that stays tells of the past from now on."""
-        note, uid = self.book.note(key), before.uid
-        keeps = after is not None and after.uid == uid and bool(after.value.status.get("allocation"))
-        if note is not None and before.value.status.get("allocation") and not keeps:
+        note, uid = self.gated_pods.note(key), before.uid
+        keeps = after is not None and after.uid == uid and after.claim.is_allocated
+        if note is not None and before.claim.is_allocated and not keeps:
             self._taken[uid] = note.number
-            self.let_go[key] = before.value
+            self.let_go[key] = before
 
 
 def _key_of(plain: Mapping[str, Any]) -> Key:
     metadata = plain.get("metadata")
-    found = metadata if isinstance(metadata, Mapping) else {}
-    return str(found.get("namespace") or ""), str(found.get("name") or "")
+    fields = metadata if isinstance(metadata, Mapping) else {}
+    return str(fields.get("namespace") or ""), str(fields.get("name") or "")
 
 
 def _salvaged(key: Key, plain: Mapping[str, Any]) -> ApiObject:
@@ -334,14 +341,14 @@ def _salvaged(key: Key, plain: Mapping[str, Any]) -> ApiObject:
     return ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata=identity, spec={}, status=kept)
 
 
-def _is_older(stored: Stored, known: Stored) -> bool:
+def _is_older(stored: Stored, before: Stored) -> bool:
     """Say whether this is late news of the same object."""
-    return stored.uid == known.uid and stored.revision < known.revision
+    return stored.uid == before.uid and stored.revision < before.revision
 
 
 def _devices_of(claim: Stored | None) -> frozenset[DeviceId]:
     """List the devices that a claim's status gives it whole."""
-    if claim is None or not claim.value.status.get("allocation"):
+    if claim is None or not claim.claim.is_allocated:
         return frozenset()
     try:
         allocation = claim.claim.allocation

@@ -1,7 +1,7 @@
-"""Objects of a cluster as the controller keeps them: in the shape of resource.k8s.io/v1 whatever the server serves, and no more of them than is needed.
+"""Converts objects of an API server to the controller's form: the shape of resource.k8s.io/v1, reduced to the fields in use.
 
-Flows in: plain objects of a served version. Flows out: ApiObjects. A cluster has many pods and nodes, and of most of them only a few fields matter; a pod that neither
-has claims nor waits behind our gate is not kept at all.
+Flows in: plain objects of a served version. Flows out: ApiObjects. A cluster has many pods and nodes, so most fields are dropped; a pod that has no
+claims and is not behind the scheduling gate is not kept at all.
 Source: k8s.io/api/resource/v1beta1 (requests without `exactly`, devices with `basic`), v1beta2 and v1, 1.36.
 """
 
@@ -98,28 +98,30 @@ def downgraded_claim(spec: Mapping[str, Any], version: str) -> dict[str, Any]:
         return dict(spec)
     devices = dict(spec.get("devices") or {})
     requests = [
-        {"name": one.get("name"), **one["exactly"]} if isinstance(one, Mapping) and isinstance(one.get("exactly"), Mapping) else one
-        for one in _list(devices.get("requests"))
+        {"name": request.get("name"), **request["exactly"]}
+        if isinstance(request, Mapping) and isinstance(request.get("exactly"), Mapping)
+        else request
+        for request in _list(devices.get("requests"))
     ]
     return {**spec, "devices": {**devices, **({"requests": requests} if requests else {})}}
 
 
 def _sized(container: object) -> dict[str, Any]:
     """Keep of a container what it asks for."""
-    found = container if isinstance(container, Mapping) else {}
-    return {key: found[key] for key in ("name", "resources", "restartPolicy") if key in found}
+    fields = container if isinstance(container, Mapping) else {}
+    return {key: fields[key] for key in ("name", "resources", "restartPolicy") if key in fields}
 
 
 def _upgraded_claim(devices: object) -> dict[str, Any]:
     """Show a v1beta1 claim's requests as v1 does: what stood beside the name stands under `exactly`."""
-    found = dict(devices) if isinstance(devices, Mapping) else {}
+    fields = dict(devices) if isinstance(devices, Mapping) else {}
     requests = []
-    for one in _list(found.get("requests")):
-        if isinstance(one, Mapping) and "firstAvailable" not in one and "exactly" not in one:
-            requests.append({"name": one.get("name"), "exactly": {key: value for key, value in one.items() if key != "name"}})
+    for request in _list(fields.get("requests")):
+        if isinstance(request, Mapping) and "firstAvailable" not in request and "exactly" not in request:
+            requests.append({"name": request.get("name"), "exactly": {key: value for key, value in request.items() if key != "name"}})
         else:
-            requests.append(one)
-    return {**found, "requests": requests} if requests else found
+            requests.append(request)
+    return {**fields, "requests": requests} if requests else fields
 
 
 def _upgraded_device(device: object) -> object:
@@ -138,10 +140,10 @@ def _check_metadata(kind: str, metadata: Mapping[str, Any]) -> None:
 
 
 def _part(plain: Mapping[str, Any], name: str, kind: str) -> dict[str, Any]:
-    found = plain.get(name)
-    if found is not None and not isinstance(found, Mapping):
-        raise ContractError(f"{kind}: {name}: got {type(found).__name__}, wanted an object")
-    return dict(found or {})
+    part = plain.get(name)
+    if part is not None and not isinstance(part, Mapping):
+        raise ContractError(f"{kind}: {name}: got {type(part).__name__}, wanted an object")
+    return dict(part or {})
 
 
 def _list(value: object) -> list[Any]:

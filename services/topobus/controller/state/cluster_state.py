@@ -1,25 +1,28 @@
-"""What is known of the cluster, and the one maker of a search's input: what an allocation of claims on one node depends on, whoever keeps the objects.
+"""The state that both homes share, and the only place that builds a search's input: everything that an allocation of claims on one node depends on.
 
-Flows in: what nodes say (`NodeState`), classes, slices, taint rules and claims. Flows out: the input of an allocation for a node. Where the objects come from is the
-home's own: `StandaloneState` makes slices of inventories, `ApiServerState` takes those that gateways publish; a dry run is the former, filled from a Situation.
-It reads and writes nothing; the one mutable thing in it is the copy itself, owned by the shell's one loop.
+Flows in: what nodes publish (`NodeState`), classes, slices, taint rules and claims. Flows out: the input of an allocation for a node. The homes
+differ in where the objects come from: `StandaloneState` makes slices of inventories, `ApiServerState` takes those that gateways publish; a dry run is
+the former, filled from a Situation. No I/O; the copy is the only mutable thing and belongs to the event loop that runs the controller.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import replace
 
 from msgspec import structs
 
 from topobus.contracts.messages import ApiObject
+from topobus.controller.allocation.cpu_policy import reserved_cpus
 from topobus.controller.allocation.tolerations import TaintRule
-from topobus.controller.allocation.values import AllocationInput, ClaimToAllocate, DeviceId, Mode, Node, Slice, node_of
+from topobus.controller.allocation.values import AllocationInput, ClaimToAllocate, CpuPolicy, DeviceId, Mode, Node, Slice, node_of
 from topobus.controller.claims.claim_admission import Wanted
-from topobus.controller.claims.gated_claims import RESERVED_TAINT
+from topobus.controller.claims.gate import RESERVED_TAINT
 from topobus.controller.state.free_devices import FreeDevices
 from topobus.controller.state.node_state import NodeState
 from topobus.controller.state.slice_index import Origin
 from topobus.controller.state.taint_index import TaintIndex
+from topobus.domain.alignment.planning.node_view import cores_of
 from topobus.domain.device import Inventory
 from topobus.domain.errors import ContractError
 from topobus.domain.ledger import Ledger
@@ -38,10 +41,11 @@ class ClusterState(NodeState):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stock = FreeDevices(self.describe)
+        self.stock = FreeDevices(self.described_with_cpus)
         self.taints = TaintIndex()
         self.class_epoch = 0
         self._classes: dict[str, DeviceClassSpec] = {}
+        self._cpu_policies: dict[str, CpuPolicy | None] = {}
 
     @property
     def supply(self) -> int:
@@ -54,12 +58,21 @@ class ClusterState(NodeState):
         return self._classes
 
     def freedom_of(self, node: str) -> Hashable:
-        """Tell states of a node apart between which something may have become free; while it is the same, what did not fit does not fit."""
+        """Number the states of a node's free devices: while the number is equal, nothing became free, so a request that did not fit still does not fit."""
         return self.stock.freedom_of(node)
 
     def describe(self, node: str) -> Node:
         """Show a node as node selectors see it."""
         return node_of(node)
+
+    def described_with_cpus(self, node: str) -> Node:
+        """Show a node as a search needs it: with how it takes exclusive CPUs, where it has published a machine."""
+        if node not in self._cpu_policies:
+            machine, alignment = self.machines.get(node), self.alignments.get(node, NodeAlignment(node=node))
+            self._cpu_policies[node] = (
+                CpuPolicy(cores_of(machine), alignment.options.cpu, alignment.reserved_cpus) if machine is not None else None
+            )
+        return replace(self.describe(node), cpus=self._cpu_policies[node])
 
     def input_for(
         self,
@@ -76,15 +89,16 @@ class ClusterState(NodeState):
                 nothing here.
         """
         owners = [claim.owner for claim, _ in wanted]
+        described = self.described_with_cpus(node)
         return AllocationInput(
-            node=self.describe(node),
+            node=described,
             claims=tuple(
                 ClaimToAllocate(f"{owner.namespace}/{owner.name}", spec, len(owners) > 1)
                 for owner, (_, spec) in zip(owners, wanted, strict=True)
             ),
             classes=self.classes,
             pools=self.stock.table_of(node).pools,
-            usage=self.stock.usage_for(node, owners, excluded or {}, ignoring=ignoring),
+            usage=self.stock.usage_for(node, owners, {**reserved_cpus(described), **(excluded or {})}, ignoring=ignoring),
             mode=mode,
         )
 
@@ -94,10 +108,20 @@ class ClusterState(NodeState):
 
     def put_machine(self, machine: Machine) -> None:
         """Take in a machine."""
+        was_asked = machine.node in self._cpu_policies
+        before = self._cpu_policies.pop(machine.node, None)
         is_new = machine.node not in self.machines
         super().put_machine(machine)
-        if is_new:
+        if was_asked and self.described_with_cpus(machine.node).cpus != before:
+            self.stock.outdate(machine.node)
+        elif is_new:
             self.stock.free(machine.node)
+
+    def drop_machine(self, node: str) -> None:
+        """Remove a machine."""
+        super().drop_machine(node)
+        if self._cpu_policies.pop(node, None) is not None:
+            self.stock.outdate(node)
 
     def put_inventory(self, inventory: Inventory) -> None:
         """Take in an inventory."""
@@ -106,7 +130,7 @@ class ClusterState(NodeState):
             self.stock.put_cpus(inventory.node, inventory.devices)
 
     def drop_inventory(self, node: str, device_class: str) -> None:
-        """Forget an inventory."""
+        """Remove an inventory."""
         super().drop_inventory(node, device_class)
         if device_class == "cpu":
             self.stock.put_cpus(node, ())
@@ -117,15 +141,16 @@ class ClusterState(NodeState):
         self.stock.put_ledger(ledger.node, ledger)
 
     def drop_ledger(self, node: str) -> None:
-        """Forget a ledger."""
+        """Remove a ledger."""
         super().drop_ledger(node)
         self.stock.put_ledger(node, None)
 
     def put_alignment(self, node: str, alignment: NodeAlignment | None) -> None:
-        """Take in how a node aligns, or that it does not say so any more."""
+        """Store a node's alignment options; None removes them."""
         if self.alignments.get(node) != alignment:
             super().put_alignment(node, alignment)
-            self.stock.free(node)
+            self._cpu_policies.pop(node, None)
+            self.stock.outdate(node)
 
     def _put_class(self, name: str, device_class: DeviceClassSpec | None) -> None:
         """Take in a class, or None for one that is gone."""

@@ -1,8 +1,9 @@
-"""Work that is known to be costly, kept behind all that is cheap: each round does a part of it, the one that waited longest first.
+"""A queue for work that is known to be costly: it runs after all cheap work, a part of it in each round, the longest waiting first.
 
-Flows in: who turned out to be costly, what a search read and found, the time by a monotonic clock. Flows out: whose turn it is. A search that found nothing is repeated only when
-something that it read became free, and then not before a pause that doubles with each vain try: forty claims that cannot be served must not cost everybody else a
-search each whenever one device is let go. It is free of I/O and of clocks; its order depends on nothing but the order of calls.
+Flows in: the keys of costly objects, what a search read and found, monotonic times. Flows out: the keys to work on. A search that found nothing is
+repeated only after something that it read became free, and after a pause that doubles with each vain try: otherwise forty claims that cannot be
+served would cost a search each whenever one device is released, and delay all others. No I/O and no clock; the order depends only on the order of
+calls.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class _Waiting:
 
 
 class CostlyWork(Generic[K]):
-    """Who waits for a costly search.
+    """The queue of objects that need a costly search.
 
     Args: first_pause_s — after the first vain search; doubled with each one up to a minute.
     """
@@ -44,35 +45,35 @@ class CostlyWork(Generic[K]):
 
     def put(self, key: K, version: Hashable) -> None:
         """Note that work on an object is costly; one that waits already at this version keeps its place."""
-        known = self._waiting.get(key)
-        if known is None or known.version != version:
+        waiting = self._waiting.get(key)
+        if waiting is None or waiting.version != version:
             self._turn += 1
             self._waiting[key] = _Waiting(version, self._turn)
 
     def holds(self, key: K, version: Hashable) -> bool:
-        """Say whether an object waits here at this version: nobody else works on it."""
-        known = self._waiting.get(key)
-        return known is not None and known.version == version
+        """Say whether an object is queued at this version, so that no other part works on it."""
+        waiting = self._waiting.get(key)
+        return waiting is not None and waiting.version == version
 
     def tried(self, key: K, version: Hashable, read: Hashable, *, now_s: float) -> None:
-        """Note a search that found nothing, and what it read; `version` is the object's since (it may have been told why)."""
-        known = self._waiting.get(key)
-        if known is not None:
+        """Record a search that found nothing, and what it read; `version` is the object's version afterwards (its condition may have been written)."""
+        waiting = self._waiting.get(key)
+        if waiting is not None:
             self._turn += 1
-            pause_s = min(self._first_pause_s * 2 ** min(known.vain, 16), _LONGEST_PAUSE_S)
-            self._waiting[key] = _Waiting(version, self._turn, known.vain + 1, read, now_s + pause_s)
+            pause_s = min(self._first_pause_s * 2 ** min(waiting.vain, 16), _LONGEST_PAUSE_S)
+            self._waiting[key] = _Waiting(version, self._turn, waiting.vain + 1, read, now_s + pause_s)
 
     def turn_of(self, key: K) -> int:
-        """Number the newest word on an object; it is another one after each, and 0 for one that does not wait."""
-        known = self._waiting.get(key)
-        return known.turn if known is not None else 0
+        """Number the last change of an object's entry: another number after each change, 0 for an object that is not queued."""
+        waiting = self._waiting.get(key)
+        return waiting.turn if waiting is not None else 0
 
     def drop(self, key: K) -> None:
-        """Forget an object: it is served, gone, or waits for something else."""
+        """Remove an object: it is served, deleted, or waits for something else."""
         self._waiting.pop(key, None)
 
     def due(self, read_now: Callable[[K], Hashable], *, now_s: float) -> list[K]:
-        """List whose turn it is, the longest wait first: never tried, or tried when what it read was less free, and long enough ago."""
+        """List the objects to search for now, the longest waiting first: never tried, or something that they read became free and their pause is over."""
         ready = [
             (waiting.turn, key)
             for key, waiting in self._waiting.items()
@@ -81,11 +82,11 @@ class CostlyWork(Generic[K]):
         return [key for _, key in sorted(ready, key=lambda pair: pair[0])]
 
     def is_pausing(self, read_now: Callable[[K], Hashable], *, now_s: float) -> bool:
-        """Say whether somebody will be due by time alone."""
+        """Say whether an object becomes due by time alone."""
         return any(
             waiting.read is not None and now_s < waiting.again_s and read_now(key) != waiting.read for key, waiting in self._waiting.items()
         )
 
     def keep(self, is_there: Callable[[K], bool]) -> None:
-        """Forget objects that are gone."""
+        """Remove objects that no longer exist."""
         self._waiting = {key: waiting for key, waiting in self._waiting.items() if is_there(key)}

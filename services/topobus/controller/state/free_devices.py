@@ -1,7 +1,7 @@
-"""What is free where: slices, what claims and ledgers hold of them, and what changed since somebody last looked.
+"""Tracks the free devices of each node: slices, what claims and ledgers hold of them, and which nodes changed since a mark.
 
-Flows in: slices, claims and ledgers as they change. Flows out: a node's devices and what is taken of them, kept per node and made anew only when something of
-that very node changed: the cost of a question does not grow with what is held elsewhere. It decides nothing.
+Flows in: slices, claims and ledgers as they change. Flows out: a node's devices and which of them are in use, cached for each node and rebuilt only
+when something of that node changed, so the cost of a query does not depend on other nodes.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ Mark = tuple[int, int]
 
 
 class TakenDevices(NamedTuple):
-    """What is taken on a node by anybody: bits over its devices in order, and amounts of those that are shared."""
+    """The devices in use on a node: a bit mask over its devices in order, and the amounts in use of shared devices."""
 
     taken: int
     shared: tuple[tuple[int, tuple[tuple[str, int], ...]], ...] = ()
 
 
 class Changes(NamedTuple):
-    """What changed since a mark; `nodes` is None when that is not known any more, or when all did."""
+    """The nodes that changed since a mark; `nodes` is None when that is unknown, or when all did."""
 
     mark: Mark
     nodes: tuple[tuple[str, bool], ...] | None
@@ -83,7 +83,7 @@ class FreeDevices:
         """Take in all slices of an origin; none takes them out."""
         nodes = self._book.put(origin, slices)
         if self._book.numbers > _MOST_NUMBERS:
-            self._book.forget_tables()
+            self._book.clear_tables()
             nodes = None
         if nodes is None:
             self.free(None)
@@ -92,7 +92,7 @@ class FreeDevices:
             self.free(node)
 
     def put_cpus(self, node: str, cpus: tuple[Device, ...]) -> None:
-        """Learn the names of a node's CPUs, by which its ledger's CPUs are known to claims."""
+        """Store the device names of a node's CPUs, which map the CPUs of its ledger to devices of claims."""
         self._cpus[node] = cpus
         self._in_ledgers.pop(node, None)
         self._taken.pop(node, None)
@@ -141,7 +141,7 @@ class FreeDevices:
             self._note(node, is_freed=True)
 
     def freedom_of(self, node: str) -> Hashable:
-        """Tell states of a node apart between which something may have become free; while it is the same, what did not fit does not fit."""
+        """Number the states of a node's free devices: while the number is equal, nothing became free, so a request that did not fit still does not fit."""
         return self._freedom.get(node, 0), self.epoch
 
     def changes_since(self, mark: Mark) -> Changes:
@@ -151,11 +151,11 @@ class FreeDevices:
         return Changes(now, tuple(self._changes[start:]) if start >= 0 and mark[1] == self.epoch else None)
 
     def nodes_holding(self, owner: str) -> tuple[str, ...]:
-        """Name the nodes whose ledgers show something of an owner, by its key."""
+        """Name the nodes whose ledgers hold something for an owner, by its key."""
         return tuple(sorted(self._holding.get(owner, ())))
 
     def is_new(self, key: Hashable, owner: Owner) -> bool:
-        """Say whether a claim holds nothing yet, so that it sees of a node what every other such claim sees."""
+        """Say whether a claim holds nothing yet; all such claims see the same free devices."""
         return owner.key not in self._holding and not self._held.holds(key)
 
     def table_of(self, node: str) -> NodeTable:
@@ -163,16 +163,16 @@ class FreeDevices:
         return self._book.table(self._describe(node))
 
     def outdate(self, node: str) -> None:
-        """Look at a node anew: it describes itself differently now."""
-        self._book.forget_table(node)
+        """Drop the cached devices of a node whose description changed."""
+        self._book.drop_table(node)
         self.free(node)
 
     def state_of(self, node: str) -> TakenDevices:
-        """Say what is taken on a node."""
+        """Give the devices in use on a node."""
         return self._taken_on(node).state
 
     def usage_for(self, node: str, owners: Sequence[Owner], excluded: Mapping[DeviceId, str], *, ignoring: Collection[str] = ()) -> Usage:
-        """Say what is taken on a node as some claims see it: what they hold themselves is theirs.
+        """Give the devices in use on a node, without those that these claims hold themselves.
 
         A claim that holds devices in the ledger already (a crash came between ledger and status) is to get those or none.
         Shapes: ignoring — uids of claims whose own word on what they hold counts for nothing here.
@@ -214,8 +214,8 @@ class FreeDevices:
         return held
 
     def _taken_on(self, node: str) -> _Taken:
-        known = self._taken.get(node)
-        if known is None:
+        taken = self._taken.get(node)
+        if taken is None:
             table = self.table_of(node)
             names = {pool.id.pool for pool in table.pools}
             holders = self._held.holders(names, except_uids=()) | {
@@ -223,17 +223,17 @@ class FreeDevices:
             }
             consumed = self._held.consumed(names, except_uids=())
             state = TakenDevices(_bits(table.places, holders), _amounts(table.places, consumed))
-            known = self._taken[node] = _Taken(Usage(holders, consumed), state)
-        return known
+            taken = self._taken[node] = _Taken(Usage(holders, consumed), state)
+        return taken
 
 
 def _bits(places: Mapping[DeviceId, int], devices: Iterable[DeviceId]) -> int:
-    found = 0
+    bits = 0
     for device in devices:
         place = places.get(device)
         if place is not None:
-            found |= 1 << place
-    return found
+            bits |= 1 << place
+    return bits
 
 
 def _amounts(

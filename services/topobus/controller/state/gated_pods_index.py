@@ -1,20 +1,14 @@
-"""Which pods and claims need a look, kept as they change: of a cluster's many, a look at each change may cost only those that matter.
+"""An index of the gated pods and of their claims, updated with each change, so that a change costs only the objects that it concerns.
 
-Flows in: pods and claims. Flows out: pods that wait behind the gate or have lost what we allocated for them, pods that have devices and no node, and our notes.
+Flows in: pods and claims. Flows out: pods that wait behind the scheduling gate or have lost their allocation, pods that have devices and no node, and
+the attempts noted in claims.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from topobus.contracts.messages import ApiObject
-from topobus.controller.claims.gate import has_gate, is_over
-from topobus.controller.claims.gated_claims import (
-    GateAttempt,
-    gate_attempt_of,
-    holds_what_was_noted,
-    reserved_uids,
-)
+from topobus.controller.claims.attempts import Attempt, holds_what_was_attempted
 from topobus.controller.claims.stored import Stored
 from topobus.domain.errors import ContractError
 from topobus.kubernetes.api.objects import ATTEMPT_ANNOTATION
@@ -29,7 +23,7 @@ class _Noted(NamedTuple):
 
     uid: str
     version: int
-    note: GateAttempt
+    note: Attempt
     users: frozenset[str]
     is_ours: bool
     """Whether it has the very devices of the note."""
@@ -60,9 +54,9 @@ class GatedPodsIndex:
         uid = pod.uid
         self._uids[key] = uid
         self._pods[uid] = key
-        if has_gate(pod.value):
+        if pod.pod.has_gate:
             self._gated.add(key)
-        if not pod.value.spec.get("nodeName") and not is_over(pod.value):
+        if not pod.pod.node and not pod.pod.is_over:
             self._unbound.add(uid)
 
     def put_claim(self, key: Key, stored: Stored | None) -> None:
@@ -72,16 +66,16 @@ class GatedPodsIndex:
             self._of_pod[before.note.pod].discard(key)
             if not self._of_pod[before.note.pod]:
                 del self._of_pod[before.note.pod]
-        for one in (self._lost, self._unreserved, self._pending):
-            one.discard(key)
-        note = _note(stored.value) if stored is not None and ATTEMPT_ANNOTATION in stored.metadata.annotations else None
+        for keys in (self._lost, self._unreserved, self._pending):
+            keys.discard(key)
+        note = _note(stored) if stored is not None and ATTEMPT_ANNOTATION in stored.metadata.annotations else None
         if stored is None or note is None:
             return
         claim = stored.value
-        is_allocated = bool(claim.status.get("allocation"))
-        users = reserved_uids(claim)
-        found = _Noted(stored.uid, stored.revision, note, users, is_allocated and holds_what_was_noted(claim, note))
-        self._noted[key] = found
+        is_allocated = stored.claim.is_allocated
+        users = frozenset(consumer.uid for consumer in stored.claim.consumers)
+        noted = _Noted(stored.uid, stored.revision, note, users, is_allocated and holds_what_was_attempted(claim, note))
+        self._noted[key] = noted
         self._of_pod.setdefault(note.pod, set()).add(key)
         if not is_allocated:
             self._lost.add(key)
@@ -90,19 +84,23 @@ class GatedPodsIndex:
         elif note.pod not in users:
             self._unreserved.add(key)
 
-    def note(self, key: Key) -> GateAttempt | None:
-        """Give our note in a claim; None when there is none that can be read."""
-        found = self._noted.get(key)
-        return found.note if found is not None else None
+    def note(self, key: Key) -> Attempt | None:
+        """Give the attempt noted in a claim; None when there is no readable one."""
+        noted = self._noted.get(key)
+        return noted.note if noted is not None else None
 
     def users_of_ours(self, key: Key) -> frozenset[str] | None:
-        """Name who has reserved a claim that has the devices of our note; None for any other claim."""
-        found = self._noted.get(key)
-        return found.users if found is not None and found.is_ours else None
+        """Name the pods that have reserved a claim whose allocation equals the noted attempt; None for any other claim."""
+        noted = self._noted.get(key)
+        return noted.users if noted is not None and noted.is_ours else None
 
     def noted(self) -> tuple[Key, ...]:
         """List the claims with our notes."""
         return tuple(sorted(self._noted))
+
+    def is_pending(self, key: Key) -> bool:
+        """Say whether a claim has an intent and no allocation."""
+        return key in self._pending
 
     def unallocated(self) -> tuple[Key, ...]:
         """List those of them that have no devices."""
@@ -119,9 +117,9 @@ class GatedPodsIndex:
 
     def placeless(self) -> frozenset[Key]:
         """Name the pods for which we allocated claims and that have no node, and those that have not reserved (any more) what we allocated for them."""
-        found = [self._pods[uid] for uid in self._unbound if uid in self._of_pod]
+        unbound = [self._pods[uid] for uid in self._unbound if uid in self._of_pod]
         left = (self._pods.get(self._noted[key].note.pod) for key in self._unreserved)
-        return frozenset(found) | frozenset(key for key in left if key is not None)
+        return frozenset(unbound) | frozenset(key for key in left if key is not None)
 
     def pod_of(self, uid: str) -> Key | None:
         """Find a pod by its uid."""
@@ -132,8 +130,10 @@ class GatedPodsIndex:
         return frozenset(self._noted[key].uid for key in self._pending if self._noted[key].version > version)
 
 
-def _note(claim: ApiObject) -> GateAttempt | None:
+def _note(claim: Stored) -> Attempt | None:
+    """Read our note in a claim; None when there is none, it is not for a pod, or nobody can read it."""
     try:
-        return gate_attempt_of(claim)
+        attempt = claim.claim.attempt
     except ContractError:
         return None
+    return attempt if attempt is not None and attempt.pod else None

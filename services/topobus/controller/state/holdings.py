@@ -1,7 +1,7 @@
-"""Who holds which devices, from claims and ledgers, ready to be asked for one node at a time.
+"""An index from devices to their holders, from claims and ledgers.
 
-Flows in: stored claims and ledgers. Flows out: device to holder, and amounts of shared devices. Kept by pool, since a node looks at its own pools only: the cost of
-a question does not grow with the claims of other nodes.
+Flows in: stored claims and ledgers. Flows out: the holder of each device, and the amounts in use of shared devices. Indexed by pool, since a node
+reaches its own pools only: the cost of a query does not depend on the claims of other nodes.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from topobus.controller.allocation.values import DeviceId, PoolId
-from topobus.controller.claims.lifecycle import ATTEMPT_ANNOTATION, allocation_of, owner_of
+from topobus.controller.claims.attempts import allocation_of
+from topobus.controller.claims.lifecycle import owner_of
 from topobus.controller.claims.stored import Stored
 from topobus.domain.errors import ContractError
 from topobus.domain.quantity import Quantity
 from topobus.kubernetes.api.classic_handles import as_structured
-from topobus.kubernetes.api.objects import metadata_of
+from topobus.kubernetes.api.objects import ATTEMPT_ANNOTATION, metadata_of
 
 __all__ = ["ClaimHoldings", "Shift"]
 
@@ -76,13 +77,13 @@ class ClaimHoldings:
 
     def holders(self, pools: Iterable[str], *, except_uids: Collection[str]) -> dict[DeviceId, str]:
         """Say who holds devices of these pools, some claims left out."""
-        return {device: one.holder for one in self._others(pools, except_uids) for device in one.devices}
+        return {device: held.holder for held in self._others(pools, except_uids) for device in held.devices}
 
     def consumed(self, pools: Iterable[str], *, except_uids: Collection[str]) -> dict[DeviceId, dict[str, Quantity]]:
         """Add up the shares taken of devices of these pools, some claims left out."""
         quantities: dict[DeviceId, dict[str, Quantity]] = {}
-        for one in self._others(pools, except_uids):
-            for device, amounts in one.shares:
+        for held in self._others(pools, except_uids):
+            for device, amounts in held.shares:
                 used = quantities.setdefault(device, {})
                 for name, amount in amounts:
                     used[name] = used.get(name, Quantity(0)) + amount

@@ -1,12 +1,12 @@
-"""Inventories as ResourceSlices: what kube-scheduler would see of a node, without a cluster.
+"""Converts inventories to ResourceSlices for the stand-alone home: the same slices that a gateway publishes in a cluster.
 
-Flows in: a node's inventories and ledger. Flows out: one slice a class (driver `<class>.topobus.dev`, pool = the node), and who holds what. How a device
-looks in a slice is `topobus.kubernetes.api.slices`: a gateway in a cluster publishes the same.
+Flows in: a node's inventories and ledger. Flows out: one slice for each class (driver `<class>.topobus.dev`, pool = the node), and the holders. The
+conversion of a device is in `topobus.kubernetes.api.slices`, which the gateway uses as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from topobus.controller.allocation.values import DeviceId, Slice
 from topobus.domain.device import Device, Inventory, driver_name
@@ -20,47 +20,61 @@ from topobus.kubernetes.api.resource import (
     Selector,
     SliceSpec,
 )
-from topobus.kubernetes.api.slices import DEVICES_PER_SLICE, slice_device
+from topobus.kubernetes.api.slices import COUNTER_SETS_PER_SLICE, DEVICES_PER_SLICE, shared_counters, slice_device, slice_order
 
-__all__ = ["built_in_class", "holders_from_ledger", "slices_from_inventory"]
+__all__ = ["built_in_class", "devices_of_owner", "holders_from_ledger", "slices_from_inventory"]
 
 
 def slices_from_inventory(inventory: Inventory) -> tuple[Slice, ...]:
-    """Show an inventory as slices.
+    """Show an inventory as slices; counters have slices of their own, as in a cluster.
 
-    Order: devices as in the inventory (by name); slice names carry an index, so the order of slices is theirs.
+    Order: devices as `slice_order` has them; slice names carry an index, so the order of slices is theirs.
     """
     driver = driver_name(inventory.device_class)
-    devices = tuple(slice_device(device) for device in inventory.devices)
+    devices = tuple(slice_device(device) for device in slice_order(inventory.devices))
     chunks = [devices[start : start + DEVICES_PER_SLICE] for start in range(0, len(devices), DEVICES_PER_SLICE)]
-    pool = Pool(name=inventory.node, generation=inventory.generation, resource_slice_count=max(len(chunks), 1))
-    return tuple(
-        Slice(
-            f"{inventory.node}-{inventory.device_class}-{index:03d}",
-            SliceSpec(driver=driver, pool=pool, node_name=inventory.node, devices=chunk),
-        )
-        for index, chunk in enumerate(chunks)
+    sets = shared_counters(inventory.counter_sets)
+    counters = [sets[start : start + COUNTER_SETS_PER_SLICE] for start in range(0, len(sets), COUNTER_SETS_PER_SLICE)]
+    pool = Pool(name=inventory.node, generation=inventory.generation, resource_slice_count=max(len(chunks) + len(counters), 1))
+    name = f"{inventory.node}-{inventory.device_class}"
+    return (
+        *(
+            Slice(f"{name}-{index:03d}", SliceSpec(driver=driver, pool=pool, node_name=inventory.node, devices=chunk))
+            for index, chunk in enumerate(chunks)
+        ),
+        *(
+            Slice(f"{name}-counters-{index:03d}", SliceSpec(driver=driver, pool=pool, node_name=inventory.node, shared_counters=chunk))
+            for index, chunk in enumerate(counters)
+        ),
     )
 
 
 def holders_from_ledger(ledger: Ledger, cpu_devices: Iterable[Device] = ()) -> dict[DeviceId, Owner]:
-    """Say which devices of a node are held and by whom; CPUs too, by their device names."""
+    """Map the devices that are held whole on a node to their holders; CPUs too, by their device names. Of shares the claims tell, with their amounts."""
+    return {device: owner for device, owner, by_share in _held_in(ledger, cpu_devices) if not by_share}
+
+
+def devices_of_owner(ledger: Ledger, owner: Owner, cpu_devices: Iterable[Device] = ()) -> frozenset[DeviceId]:
+    """Name the devices that an owner holds on a node, whole or by share."""
+    return frozenset(device for device, holder, _ in _held_in(ledger, cpu_devices) if holder == owner)
+
+
+def _held_in(ledger: Ledger, cpu_devices: Iterable[Device]) -> Iterator[tuple[DeviceId, Owner, bool]]:
     names = {cpu_device.cpu: cpu_device.name for cpu_device in cpu_devices if cpu_device.cpu is not None}
-    held: dict[DeviceId, Owner] = {}
     for key in sorted(ledger.allocations):
         allocation = ledger.allocations[key]
         cpus = CpuSet()
         for holding in allocation.holdings:
             cpus |= holding.cpus
             for device_class, devices in holding.devices.items():
+                shares = holding.shared.get(device_class, ())
                 for device in devices:
-                    held[DeviceId(driver_name(device_class), ledger.node, device)] = allocation.owner
+                    yield DeviceId(driver_name(device_class), ledger.node, device), allocation.owner, device in shares
         for cpu in cpus:
             if cpu in names:
-                held[DeviceId(driver_name("cpu"), ledger.node, names[cpu])] = allocation.owner
-    return held
+                yield DeviceId(driver_name("cpu"), ledger.node, names[cpu]), allocation.owner, False
 
 
 def built_in_class(driver: str) -> DeviceClassSpec:
-    """Make the class that we offer for each driver of ours: all of its devices."""
+    """Make the built-in DeviceClass of a Topobus driver: all of its devices."""
     return DeviceClassSpec(selectors=(Selector(cel=CelSelector(expression=f'device.driver == "{driver}"')),))

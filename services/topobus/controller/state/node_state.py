@@ -1,15 +1,18 @@
-"""What nodes that run Topobus say of themselves on the bus: machines, inventories, ledgers, how they align, and which of their services do not answer.
+"""What the nodes publish on the bus: machines, inventories, ledgers, alignments, and the services that do not answer.
 
-Flows in: values as the watches bring them. Flows out: the nodes by name, and a node as an alignment sees it. The planner of both homes needs no more than this;
-what is free for claims is `ClusterState`. It reads and writes nothing; the one mutable thing in it is the copy itself, owned by the shell's one loop.
+Flows in: values from watches. Flows out: the nodes by name, and the view of a node that an alignment needs. The planner of both homes uses this class
+alone; what is free for claims is in `ClusterState`. No I/O; the copy is the only mutable thing and belongs to the event loop that runs the
+controller.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from topobus.controller.allocation.values import DeviceId
 from topobus.domain.alignment.planning.node_view import aligned_view
-from topobus.domain.device import Device, Inventory
+from topobus.domain.device import Device, Inventory, class_of_driver
+from topobus.domain.idset import NodeSet
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine
 from topobus.domain.strays import without_strays
@@ -19,7 +22,7 @@ __all__ = ["NodeState"]
 
 
 class NodeState:
-    """Copies of what each node published. Nothing that is forgotten twice, or was never known, is an error."""
+    """Copies of what each node published. Removing an unknown value is no error."""
 
     def __init__(self) -> None:
         self.machines: dict[str, Machine] = {}
@@ -45,12 +48,12 @@ class NodeState:
         self.machines[machine.node] = machine
 
     def drop_machine(self, node: str) -> None:
-        """Forget a machine."""
+        """Remove a machine."""
         self._nodes = None
         self.machines.pop(node, None)
 
-    def forget_machines(self) -> None:
-        """Forget all machines: the store was lost, a new snapshot follows."""
+    def clear_machines(self) -> None:
+        """Remove all machines: the store was lost, a new snapshot follows."""
         for node in tuple(self.machines):
             self.drop_machine(node)
 
@@ -63,15 +66,15 @@ class NodeState:
         self._inventories_of.setdefault(node, {})[device_class] = inventory
 
     def drop_inventory(self, node: str, device_class: str) -> None:
-        """Forget an inventory."""
+        """Remove an inventory."""
         self._nodes = None
         self.inventories.pop((node, device_class), None)
         self._inventories_of.get(node, {}).pop(device_class, None)
         if not self._inventories_of.get(node, True):
             del self._inventories_of[node]
 
-    def forget_inventories(self) -> None:
-        """Forget all inventories: the store was lost, a new snapshot follows."""
+    def clear_inventories(self) -> None:
+        """Remove all inventories: the store was lost, a new snapshot follows."""
         for node, device_class in tuple(self.inventories):
             self.drop_inventory(node, device_class)
 
@@ -80,20 +83,20 @@ class NodeState:
         self.ledgers[ledger.node] = ledger
 
     def drop_ledger(self, node: str) -> None:
-        """Forget a ledger."""
+        """Remove a ledger."""
         self.ledgers.pop(node, None)
 
-    def forget_ledgers(self) -> None:
-        """Forget all ledgers: the store was lost, a new snapshot follows."""
+    def clear_ledgers(self) -> None:
+        """Remove all ledgers: the store was lost, a new snapshot follows."""
         for node in tuple(self.ledgers):
             self.drop_ledger(node)
 
     def put_alignment(self, node: str, alignment: NodeAlignment | None) -> None:
-        """Take in how a node aligns, or that it does not say so any more: it has kubelet's defaults then."""
+        """Store a node's alignment options; None removes them, and kubelet's defaults apply."""
         self.alignments[node] = alignment or NodeAlignment(node=node)
 
     def note_silence(self, silent: Mapping[tuple[str, str], str]) -> None:
-        """Learn which services do not answer, by node and class, and since when: their devices are Unknown, and are not allocated."""
+        """Store the services that do not answer, by node and class, with the time since when; their devices are Unknown and are not allocated."""
         self.silent = dict(silent)
 
     def classes_on(self, node: str) -> tuple[str, ...]:
@@ -106,7 +109,7 @@ class NodeState:
         return cpus.devices if cpus is not None else ()
 
     def view_of(self, node: str) -> NodeView | None:
-        """Show a node as a plan sees it; None when it has published no machine. A node that does not say how it aligns has kubelet's defaults."""
+        """Build the view of a node that a plan needs; None when it has published no machine. Without alignment options kubelet's defaults apply."""
         machine = self.machines.get(node)
         if machine is None:
             return None
@@ -114,3 +117,9 @@ class NodeState:
         inventories = {name: without_strays(inventory, machine) for name, inventory in self._inventories_of.get(node, {}).items()}
         asked = self.alignments.get(node, NodeAlignment(node=node))
         return aligned_view(machine, inventories, self.ledgers.get(node), asked, unheard_classes=silent)
+
+    def numa_nodes_of(self, device_id: DeviceId) -> NodeSet | None:
+        """Give the NUMA nodes of a device; None when they are unknown."""
+        inventory = self.inventories.get((device_id.pool, class_of_driver(device_id.driver) or ""))
+        devices = inventory.devices if inventory is not None else ()
+        return next((device.numa_nodes for device in devices if device.name == device_id.device), None)

@@ -1,7 +1,7 @@
-"""What was refused (devices by a node to a claim, a node to a pod), kept away from for a growing while.
+"""Back-off after refusals: excludes devices that a node refused a claim, or nodes that refused a pod, for a time that grows with each refusal.
 
-A node's ledger does not explain every refusal (a reserved CPU, a device that went sick a moment ago), so the same search would choose the same devices again,
-for ever. Flows in: refusals and the time by a monotonic clock. Flows out: what must not be tried now.
+A node's ledger does not explain every refusal (a reserved CPU, a device that became unhealthy a moment ago), so the same search would choose the same
+devices again and again. Flows in: refusals and monotonic times. Flows out: what to exclude now.
 """
 
 from __future__ import annotations
@@ -26,40 +26,40 @@ class _Refused(Generic[T]):
 
 
 class RefusalBackoff(Generic[T]):
-    """What was refused, by who asked."""
+    """Refused things by the claim or pod that was refused."""
 
     def __init__(self, first_wait_s: float) -> None:
         self._first_wait_s = first_wait_s
-        self._known: dict[Hashable, _Refused[T]] = {}
+        self._refused: dict[Hashable, _Refused[T]] = {}
 
-    def remember(self, asker: Hashable, things: Iterable[T], why: str, *, now_s: float) -> None:
-        """Keep an asker away from what it was refused; each refusal doubles the time."""
-        known = self._known.get(asker, _Refused[T]())
-        wait_s = min(self._first_wait_s * 2 ** min(known.count + 1, 16), _LONGEST_WAIT_S)
-        refused = known.things | dict.fromkeys(things, f"refused by the node: {why}")
-        self._known[asker] = _Refused(refused, known.count + 1, now_s + wait_s)
+    def add(self, asker: Hashable, things: Iterable[T], why: str, *, now_s: float) -> None:
+        """Exclude what a node refused to a claim or pod; each refusal doubles the time."""
+        before = self._refused.get(asker, _Refused[T]())
+        wait_s = min(self._first_wait_s * 2 ** min(before.count + 1, 16), _LONGEST_WAIT_S)
+        refused = before.things | dict.fromkeys(things, f"refused by the node: {why}")
+        self._refused[asker] = _Refused(refused, before.count + 1, now_s + wait_s)
 
     def refused(self, asker: Hashable) -> dict[T, str]:
-        """List what an asker must not get now, and why."""
-        return self._known.get(asker, _Refused[T]()).things
+        """Map what a claim or pod must not get now to the reason."""
+        return self._refused.get(asker, _Refused[T]()).things
 
     def count(self, asker: Hashable) -> int:
-        """Count how often an asker was refused: a try after that is another operation."""
-        return self._known.get(asker, _Refused[T]()).count
+        """Count the refusals of a claim or pod: a try after one is another operation."""
+        return self._refused.get(asker, _Refused[T]()).count
 
-    def forgive(self, *, now_s: float, is_done: Callable[[Hashable], bool]) -> list[Hashable]:
-        """Let things be tried again when their time has come; gives those askers, and forgets the ones that are done."""
-        forgiven: list[Hashable] = []
-        for asker, refused in tuple(self._known.items()):
+    def expire(self, *, now_s: float, is_done: Callable[[Hashable], bool]) -> list[Hashable]:
+        """End exclusions whose time is over; gives their claims or pods, and removes those that are done."""
+        expired: list[Hashable] = []
+        for asker, refused in tuple(self._refused.items()):
             if is_done(asker):
-                del self._known[asker]
+                del self._refused[asker]
             elif refused.things and now_s >= refused.until_s:
                 # The count stays: a node that refuses for ever is asked ever more seldom.
-                self._known[asker] = _Refused({}, refused.count, refused.until_s)
-                forgiven.append(asker)
-        return forgiven
+                self._refused[asker] = _Refused({}, refused.count, refused.until_s)
+                expired.append(asker)
+        return expired
 
     @property
     def is_waiting(self) -> bool:
-        """Say whether something is to be tried again later."""
-        return any(one.things for one in self._known.values())
+        """Say whether any exclusion is still in force."""
+        return any(refused.things for refused in self._refused.values())

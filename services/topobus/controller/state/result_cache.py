@@ -1,10 +1,11 @@
-"""What is known already of a claim's like: the answer on each kind of node, and the nodes that are worth another look.
+"""Caches results of searches by kind of node, and the nodes worth trying for a request.
 
-Claims of one template are alike, and so are most nodes. An answer is remembered under what the claim could tell of the node (`NodeTable.told_by`) and what was
-taken there; on any other node of which the same can be told it is the same answer with that node's names in it. A node on which such a claim did not fit is left
-out until something becomes free there. Flows in: questions, nodes and outcomes. Flows out: outcomes that a search would give, and the nodes to try in order.
+Claims of one template are equal but for their names, and so are most nodes. Results are cached by (fingerprint of what the claim can observe of the
+node, devices in use); the fingerprint is `NodeTable.fingerprint`. Another node with the same key gets the cached result with its own device names
+substituted. A node on which a request did not fit is skipped until a device becomes free there.
 
-Only misses without reasons are remembered: reasons name devices, so whoever wants them searches anew.
+Flows in: requests, nodes and outcomes. Flows out: the outcomes that a search would give, and the nodes to try in order. Misses are cached without
+their reasons, because reasons name devices; a caller that needs the reasons searches again.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from msgspec import structs
 
 from topobus.cel.seam import Reads, SelectorCompiler, SelectorError
 from topobus.contracts.codec import encode
-from topobus.controller.allocation.bitset_allocator import BitsetPlan, make_sheet
+from topobus.controller.allocation.bitset_allocator import BitsetPlan, make_bitset_plan
 from topobus.controller.allocation.node_table import NodeTable
 from topobus.controller.allocation.values import (
     Allocated,
@@ -42,9 +43,9 @@ from topobus.kubernetes.api.resource import (
 __all__ = ["CacheKey", "RequestShape", "ResultCache"]
 
 # Different questions remembered; beyond that all is forgotten and found again. Each keeps the list of its nodes: 512 of 5,000 nodes are 20 MB.
-_MOST_QUESTIONS = 512
+_MOST_SHAPES = 512
 # Answers remembered, some 500 bytes each.
-_MOST_ANSWERS = 100_000
+_MOST_RESULTS = 100_000
 
 
 @dataclass(eq=False)
@@ -59,7 +60,7 @@ class _Frontier:
 
 @dataclass(frozen=True, eq=False)
 class RequestShape:
-    """Claims to be allocated together, without their names: all that have the same specs are one question."""
+    """The specs of claims to be allocated together, without their names: claims with equal specs share one shape."""
 
     number: int
     reads: tuple[Reads, ...] | None
@@ -67,7 +68,7 @@ class RequestShape:
     attributes: tuple[str, ...]
     """What their constraints compare."""
     specs: tuple[ClaimSpec, ...] = ()
-    sheets: dict[int, BitsetPlan | None] = field(default_factory=dict)
+    plans: dict[int, BitsetPlan | None] = field(default_factory=dict)
     """By kind of node; None where it takes a search."""
     samples: list[Allocated] = field(default_factory=list)
     """An allocation, whichever: where bits say which devices, all else is as in this one."""
@@ -76,13 +77,13 @@ class RequestShape:
 
 @dataclass(frozen=True, eq=False)
 class CacheKey:
-    """A question about one node as it is now; an answer found meanwhile is remembered for that very state."""
+    """The key of a result: a request shape on one node in its present state."""
 
     table: NodeTable
     key: Hashable = None
     """None when the answer holds for this node alone."""
-    question: RequestShape | None = None
-    sheet: BitsetPlan | None = None
+    shape: RequestShape | None = None
+    plan: BitsetPlan | None = None
     taken: int = 0
 
 
@@ -94,7 +95,7 @@ class _CachedResult:
 
 
 class ResultCache:
-    """Remembers; decides nothing. One stock, one mode.
+    """Caches results for one stock of devices and one mode; it decides nothing.
 
     Args: nodes — all nodes by name, the same tuple as long as they are the same; classes — all classes as they are now.
     """
@@ -113,11 +114,11 @@ class ResultCache:
         self._compiler = compiler
         self._mode = mode
         self._count = 0
-        self._questions: dict[bytes, RequestShape] = {}
-        self._answers: dict[Hashable, _CachedResult] = {}
+        self._shapes: dict[bytes, RequestShape] = {}
+        self._results: dict[Hashable, _CachedResult] = {}
 
-    def question(self, specs: Sequence[ClaimSpec]) -> RequestShape:
-        """Tell what is asked; the same question for equal specs as long as their classes are the same."""
+    def shape(self, specs: Sequence[ClaimSpec]) -> RequestShape:
+        """Give the shape of these specs; the same object for equal specs as long as their classes are the same."""
         classes = self._classes()
         wanted = [
             other_request
@@ -127,11 +128,11 @@ class ResultCache:
             if other_request
         ]
         asked = encode((specs, [classes.get(request.device_class_name) for request in wanted]))
-        request_shape = self._questions.get(asked)
+        request_shape = self._shapes.get(asked)
         if request_shape is None:
-            if len(self._questions) >= _MOST_QUESTIONS:
-                self._questions.clear()
-                self._answers.clear()
+            if len(self._shapes) >= _MOST_SHAPES:
+                self._shapes.clear()
+                self._results.clear()
             attributes = {
                 name
                 for spec in specs
@@ -140,74 +141,74 @@ class ResultCache:
                 if name is not None
             }
             self._count += 1
-            request_shape = self._questions[asked] = RequestShape(
+            request_shape = self._shapes[asked] = RequestShape(
                 self._count, self._reads(wanted, classes), tuple(sorted(attributes)), tuple(specs)
             )
         return request_shape
 
-    def ticket(self, question: RequestShape, node: str) -> CacheKey:
-        """Take down how a node looks to a question now.
+    def key_of(self, shape: RequestShape, node: str) -> CacheKey:
+        """Build the cache key of a shape on a node in its present state.
 
         Errors: raises ValueError for a slice with an amount that is none, as a search would.
         """
         table = self._stock.table_of(node)
-        if question.reads is None or not table.is_own:
+        if shape.reads is None or not table.is_own:
             return CacheKey(table)
-        told, state = table.told_by(question.reads, question.attributes), self._stock.state_of(node)
-        if told not in question.sheets:
-            question.sheets[told] = make_sheet(table, question.specs, self._classes(), self._compiler)
-        return CacheKey(table, (question.number, told, state), question, question.sheets[told], state.taken)
+        fingerprint, state = table.fingerprint(shape.reads, shape.attributes), self._stock.state_of(node)
+        if fingerprint not in shape.plans:
+            shape.plans[fingerprint] = make_bitset_plan(table, shape.specs, self._classes(), self._compiler)
+        return CacheKey(table, (shape.number, fingerprint, state), shape, shape.plans[fingerprint], state.taken)
 
-    def recall(self, ticket: CacheKey) -> Outcome | None:
-        """Give the answer of a node that looks the same, in this node's names; None when there is none yet."""
-        if ticket.sheet is not None and ticket.question is not None:
-            places = ticket.sheet.solve(ticket.taken)
+    def find(self, cache_key: CacheKey) -> Outcome | None:
+        """Give the cached result with this node's device names; None when there is none."""
+        if cache_key.plan is not None and cache_key.shape is not None:
+            places = cache_key.plan.solve(cache_key.taken)
             if places is None:
                 return NoFit((), 0)
-            if ticket.question.samples:
-                return _placed(ticket.question.samples[0], places, ticket.table)
-        cached_result = self._answers.get(ticket.key) if ticket.key is not None else None
+            if cache_key.shape.samples:
+                return _placed(cache_key.shape.samples[0], places, cache_key.table)
+        cached_result = self._results.get(cache_key.key) if cache_key.key is not None else None
         if cached_result is None or not isinstance(cached_result.outcome, Allocated):
             return cached_result.outcome if cached_result is not None else None
-        return _placed(cached_result.outcome, cached_result.places, ticket.table)
+        return _placed(cached_result.outcome, cached_result.places, cache_key.table)
 
-    def remember(self, ticket: CacheKey, outcome: Outcome) -> None:
-        """Keep an answer for all nodes that look the same."""
-        if ticket.key is None:
+    def put(self, cache_key: CacheKey, outcome: Outcome) -> None:
+        """Cache a result for all nodes with the same key."""
+        if cache_key.key is None:
             return
-        if len(self._answers) >= _MOST_ANSWERS:
-            self._answers.clear()
+        if len(self._results) >= _MOST_RESULTS:
+            self._results.clear()
         if isinstance(outcome, Allocated):
-            table = ticket.table
+            table = cache_key.table
             ids = [
                 [DeviceId(granted_device.driver, granted_device.pool, granted_device.device) for granted_device in result.devices.results]
                 for result in outcome.results
             ]
-            self._answers[ticket.key] = _CachedResult(
+            self._results[cache_key.key] = _CachedResult(
                 outcome, tuple([tuple([table.places[device_id] for device_id in device_ids]) for device_ids in ids])
             )
-            if ticket.sheet is not None and ticket.question is not None and not ticket.question.samples:
-                ticket.question.samples.append(outcome)
+            if cache_key.plan is not None and cache_key.shape is not None and not cache_key.shape.samples:
+                cache_key.shape.samples.append(outcome)
         elif isinstance(outcome, NoFit):
-            self._answers[ticket.key] = _CachedResult(NoFit((), outcome.steps))
+            self._results[cache_key.key] = _CachedResult(NoFit((), outcome.steps))
         elif isinstance(outcome, GaveUp):
-            self._answers[ticket.key] = _CachedResult(outcome)
+            self._results[cache_key.key] = _CachedResult(outcome)
 
-    def look(self, question: RequestShape, node: str, search: Callable[[], Outcome]) -> Outcome:
-        """Answer for a node: what is known, or what a search finds now."""
-        ticket = self.ticket(question, node)
-        outcome = self.recall(ticket)
+    def get_or_search(self, shape: RequestShape, node: str, search: Callable[[], Outcome]) -> Outcome:
+        """Give the cached result, or search and cache it."""
+        cache_key = self.key_of(shape, node)
+        outcome = self.find(cache_key)
         if outcome is None:
             outcome = search()
-            self.remember(ticket, outcome)
+            self.put(cache_key, outcome)
         return outcome
 
-    def open_nodes(self, question: RequestShape) -> Iterator[str]:
-        """Walk the nodes that are worth a look, by name; `close` may be called for the one at hand.
+    def open_nodes(self, shape: RequestShape) -> Iterator[str]:
+        """Iterate over the nodes worth trying for a shape, by name; `close` may be called for the current one.
 
         Cost: O(nodes that changed since the last walk), not O(nodes).
         """
-        frontier = question.frontier
+        frontier = shape.frontier
         self._refresh(frontier)
         place = 0
         while place < len(frontier.open):
@@ -215,12 +216,12 @@ class ResultCache:
             yield node
             place = bisect_right(frontier.open, node)
 
-    def close(self, question: RequestShape, node: str) -> None:
+    def close(self, shape: RequestShape, node: str) -> None:
         """Leave a node out until something becomes free there: what does not fit does not fit when more is taken.
 
         In mode `compatible` upstream's defects may make it fit then, so any change opens it.
         """
-        frontier = question.frontier
+        frontier = shape.frontier
         place = bisect_right(frontier.open, node) - 1
         if place >= 0 and frontier.open[place] == node:
             del frontier.open[place]
@@ -257,9 +258,11 @@ def _expressions(request: ExactRequest | SubRequest, classes: Mapping[str, Devic
     return [selector.cel.expression if selector.cel is not None else "" for selector in selectors]
 
 
-def _placed(known: Allocated, places: Sequence[tuple[int, ...]], table: NodeTable) -> Allocated:
+def _placed(cached: Allocated, places: Sequence[tuple[int, ...]], table: NodeTable) -> Allocated:
     """Give each claim the devices at these places of a node."""
-    return Allocated(tuple([_renamed(result, mine, table) for result, mine in zip(known.results, places, strict=True)]), known.steps)
+    return Allocated(
+        tuple([_renamed(result, claim_places, table) for result, claim_places in zip(cached.results, places, strict=True)]), cached.steps
+    )
 
 
 def _renamed(result: AllocationResult, places: tuple[int, ...], table: NodeTable) -> AllocationResult:

@@ -1,7 +1,8 @@
-"""All slices that are known, filed by node and by pool, so that one node's devices are put together from its own alone.
+"""An index of all slices by node and by pool, so that the devices of a node are built from its own slices only.
 
-Flows in: slices, by what brought them (an inventory, an object). Flows out: a NodeTable a node, made when it is first asked for and kept until a slice that
-matters there changes. Upstream walks all slices of the cluster for each node; what that would find is found here by looking at the pools concerned.
+Flows in: slices, by origin (an inventory or an object). Flows out: a NodeTable for each node, built at its first use and cached until a slice that
+concerns the node changes. Upstream walks all slices of the cluster for each node; the index gives the same result from the pools that the node can
+reach.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class SliceIndex:
         concerned = [
             self._outdate(pool, (*before, *slices)) for pool in {_pool_of(resource_slice) for resource_slice in (*before, *slices)}
         ]
-        known = [one for one in concerned if one is not None]
-        return frozenset().union(*known) if len(known) == len(concerned) else None
+        node_sets = [nodes for nodes in concerned if nodes is not None]
+        return frozenset().union(*node_sets) if len(node_sets) == len(concerned) else None
 
     def table(self, node: Node) -> NodeTable:
         """Give a node's devices; made once until a slice changes that matters there."""
@@ -57,12 +58,12 @@ class SliceIndex:
             node_table = self._tables[node.name] = NodeTable(node, gather_pools(self._relevant(node.name), node, ALL_GATES), self._numbers)
         return node_table
 
-    def forget_table(self, node: str) -> None:
-        """Forget what was made of the slices for one node: its labels are others now."""
+    def drop_table(self, node: str) -> None:
+        """Drop the cached table of one node whose labels changed."""
         self._tables.pop(node, None)
 
-    def forget_tables(self) -> None:
-        """Forget what was made of the slices, numbers included: they grow with every kind of node that was ever seen."""
+    def clear_tables(self) -> None:
+        """Drop all cached tables and their numbers, which grow with every kind of node ever seen."""
         self._tables.clear()
         self._numbers = Numbers()
 

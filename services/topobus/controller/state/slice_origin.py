@@ -1,7 +1,8 @@
-"""Whether a ResourceSlice that names a driver of ours was published by the node that it speaks of.
+"""Checks whether a ResourceSlice that names a Topobus driver was published by the node that it describes.
 
-Flows in: a slice, who owns it, and what the node says on the bus. Flows out: why it does not count, or nothing. Anybody who may create ResourceSlices may name our drivers
-and a higher generation, which hides the node's own slices from every allocation; kube-apiserver checks neither. Slices of other drivers are theirs to judge.
+Flows in: a slice, its owner reference, and the node's publications on the bus. Flows out: the reason why the slice does not count, or None. Anybody
+who may create ResourceSlices may name a Topobus driver and a higher generation, which hides the node's own slices from every allocation;
+kube-apiserver checks neither. Slices of other drivers are not checked.
 Source: k8s.io/dynamic-resource-allocation/structured (only the newest generation of a pool counts), 1.36.
 """
 
@@ -21,7 +22,7 @@ _SHOWN_DEVICES = 3
 
 
 def why_foreign(spec: SliceSpec, owners: Sequence[Mapping[str, Any]], *, node_uid: str | None, inventory: Collection[str] | None) -> str:
-    """Say why a slice of a driver of ours does not count; empty for one that does, and for any slice of another driver.
+    """Say why a slice of a Topobus driver does not count; empty for one that does, and for any slice of another driver.
 
     Shapes: owners — metadata.ownerReferences; node_uid — of the Node object of the pool's name, None while that is not known; inventory — names of the node's devices of
     the class, None when the node has published no inventory of it.

@@ -1,14 +1,14 @@
-"""What the stand-alone home keeps beside `ClusterState`: the objects of the store, who uses which claim, and slices and classes made of inventories.
+"""The stand-alone home's part of the state: the objects of the store, the users of each claim, and slices and classes derived from inventories.
 
-Flows in: values as the watches bring them. Flows out: the nodes to try for a claim. It reads and writes nothing; the one mutable thing
-in it is the copy itself, owned by the shell's one loop.
+Flows in: values from watches. Flows out: the nodes to try for a claim. No I/O; the copy is the only mutable thing and belongs to the event loop that
+runs the controller.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from topobus.contracts.catalogue import CLUSTER
+from topobus.contracts.nouns import CLUSTER
 from topobus.controller.allocation.values import (
     Node,
     Slice,
@@ -70,7 +70,7 @@ class StandaloneState(ClusterState):
             self.class_epoch += 1
 
     def drop_inventory(self, node: str, device_class: str) -> None:
-        """Forget an inventory."""
+        """Remove an inventory."""
         super().drop_inventory(node, device_class)
         self._put_slices((0, (node, device_class)), ())
         name = driver_name(device_class)
@@ -79,7 +79,7 @@ class StandaloneState(ClusterState):
             self.class_epoch += 1
 
     def note_silence(self, silent: Mapping[tuple[str, str], str]) -> None:
-        """Learn which services do not answer, by node and class, and since when: their devices are Unknown, and are not allocated."""
+        """Store the services that do not answer, by node and class, with the time since when; their devices are Unknown and are not allocated."""
         before = self.silent
         super().note_silence(silent)
         for place in sorted(before.keys() ^ self.silent.keys()):
@@ -102,7 +102,7 @@ class StandaloneState(ClusterState):
 
         Errors: raises ContractError for a class, slice or rule that nobody can read; it counts as absent then.
         """
-        self._forget_kind(key)
+        self._drop_derived(key)
         self.shared_epoch += key.kind not in _OWN_KINDS
         self.objects[key] = stored
         self._of_kind.setdefault(key.kind, {})[key] = stored
@@ -125,7 +125,7 @@ class StandaloneState(ClusterState):
                 raise
             self._put_rule(key, rule)
 
-    def _forget_kind(self, key: ObjectKey) -> None:
+    def _drop_derived(self, key: ObjectKey) -> None:
         """Forget what was made of a class or slice."""
         if key.kind == "deviceclass":
             self._put_class(key.name, None)
@@ -144,8 +144,8 @@ class StandaloneState(ClusterState):
                 self._users.setdefault((key.namespace, name), set()).add(key)
 
     def drop_object(self, key: ObjectKey) -> Stored | None:
-        """Forget an object; gives what was known of it."""
-        self._forget_kind(key)
+        """Remove an object; gives the removed one."""
+        self._drop_derived(key)
         self.shared_epoch += key.kind not in _OWN_KINDS
         if key.kind == "resourceclaim":
             self.stock.put_claim(key, None)
@@ -160,7 +160,7 @@ class StandaloneState(ClusterState):
         return self.objects.pop(key, None)
 
     def of_kind(self, kind: str) -> Mapping[ObjectKey, Stored]:
-        """Show the objects of one kind; who works on one kind must not pay for all others."""
+        """Give the objects of one kind, in time independent of the number of other objects."""
         return self._of_kind.get(kind, {})
 
     @property
@@ -168,14 +168,20 @@ class StandaloneState(ClusterState):
         """Name the classes of which any node has an inventory."""
         return frozenset(class_of_driver(name) or "" for name in self._built_in)
 
-    def forget_objects(self) -> None:
-        """Forget all objects: the store was lost, a new snapshot follows."""
+    def clear_objects(self) -> None:
+        """Remove all objects: the store was lost, a new snapshot follows."""
         for key in tuple(self.objects):
             self.drop_object(key)
 
     def claims(self) -> tuple[tuple[ObjectKey, Stored], ...]:
         """List all claims of structured parameters, oldest first."""
         return _by_age((key, stored) for key, stored in self.of_kind("resourceclaim").items() if key not in self._classic)
+
+    def has_waiting(self) -> bool:
+        """Say whether any claim waits for its devices, or any pod for its node. Cost: each claim and pod is looked at, until one waits."""
+        return any(not stored.value.status.get("allocation") for stored in self.of_kind("resourceclaim").values()) or any(
+            not stored.pod.is_bound for stored in self.of_kind("pod").values()
+        )
 
     def classic_claims(self) -> tuple[tuple[ObjectKey, Stored], ...]:
         """List all claims of classic DRA, oldest first."""
@@ -203,7 +209,7 @@ class StandaloneState(ClusterState):
         return tuple((key, self.objects[key]) for key in keys if key in self.objects)
 
     def missing_mates(self, claim: Claim) -> tuple[str, ...]:
-        """List claims that are not stored yet and without which no pod that uses this one can start; none when one pod has all of its own."""
+        """List claims that are not stored yet and without which no pod that uses this one can start; none when one pod has all of its claims."""
         namespace, own_name = claim.owner.namespace, claim.owner.name
         missing = [
             tuple(name for name in self._claims_of[pod] if ObjectKey("resourceclaim", namespace, name) not in self.objects)
@@ -226,7 +232,7 @@ class StandaloneState(ClusterState):
 
     @property
     def classes(self) -> Mapping[str, DeviceClassSpec]:
-        """All classes: one for each driver of ours, and those stored, which win."""
+        """Give all classes: the built-in one of each Topobus driver, and the stored ones, which take precedence."""
         if self._all_classes is None or self._all_classes[0] != self.class_epoch:
             self._all_classes = self.class_epoch, self._built_in | self._classes
         return self._all_classes[1]
@@ -252,7 +258,7 @@ class StandaloneState(ClusterState):
         self.stock.outdate(node)
 
     def labels_of(self, namespace: str) -> Mapping[str, str]:
-        """Give the labels of a namespace; none when nobody stored it."""
+        """Give the labels of a namespace; none when it is not stored."""
         stored = self.objects.get(ObjectKey("namespace", CLUSTER, namespace))
         return stored.metadata.labels if stored is not None else {}
 
@@ -261,9 +267,9 @@ class StandaloneState(ClusterState):
         return stored.metadata.creation_timestamp if stored is not None else ""
 
     def holds_devices(self, claim: Claim) -> bool:
-        """Say whether a ledger shows devices of the claim, whatever its status says."""
+        """Say whether a ledger holds devices for the claim, whatever its status says."""
         return bool(self.stock.nodes_holding(claim.owner.key))
 
 
-def _by_age(found: Iterable[tuple[ObjectKey, Stored]]) -> tuple[tuple[ObjectKey, Stored], ...]:
-    return tuple(sorted(found, key=lambda item: (str(item[1].value.metadata.get("creationTimestamp") or ""), item[0])))
+def _by_age(items: Iterable[tuple[ObjectKey, Stored]]) -> tuple[tuple[ObjectKey, Stored], ...]:
+    return tuple(sorted(items, key=lambda item: (str(item[1].value.metadata.get("creationTimestamp") or ""), item[0])))

@@ -1,7 +1,8 @@
-"""Taints of devices: what slices say, what DeviceTaintRules add, and what a silent service means.
+"""Taints of devices from three sources: slices, DeviceTaintRules, and device services that do not answer.
 
-Flows in: slices as published, stored rules. Flows out: the slices as an allocation is to see them, and which devices carry a taint that evicts.
-A rule names driver, pool and device, each of which may be left out; without a selector it taints nothing, with an empty one everything.
+Flows in: slices as published, stored rules. Flows out: the slices with all taints that an allocation has to respect, and the devices with a taint
+that evicts. A rule selects by driver, pool and device, each of which may be omitted; a rule without a selector taints nothing, one with an empty
+selector everything.
 Source: KEP-5055; k8s.io/dynamic-resource-allocation/resourceslice/tracker, 1.36.
 """
 
@@ -87,7 +88,7 @@ def _with_devices(spec: SliceSpec, devices: tuple[SliceDevice, ...]) -> SliceSpe
 
 
 class TaintIndex:
-    """All slices as published and all rules; one owner, who passes on what each change makes of the slices."""
+    """All slices as published and all rules. It has one owner, who applies the changed slices that each update returns."""
 
     def __init__(self) -> None:
         self._published: dict[Origin, tuple[Slice, ...]] = {}
@@ -122,7 +123,7 @@ class TaintIndex:
         return tainted(slices, self._in_order())
 
     def put_rule(self, key: Hashable, rule: TaintRule | None) -> dict[Origin, tuple[Slice, ...]]:
-        """Take in a rule, or None for one that is gone; gives the slices of the origins that look different now."""
+        """Store a rule, or remove it with None; gives the slices of the origins whose taints changed."""
         before = self._in_order()
         self._rules.pop(key, None)
         if rule is not None:
@@ -133,8 +134,8 @@ class TaintIndex:
         return {origin: now for origin, slices in self._published.items() if (now := tainted(slices, after)) != tainted(slices, before)}
 
     def evicting(self, device: DeviceId) -> tuple[RuleTaint, ...]:
-        """List the taints of a device that evict whoever does not tolerate them: the driver's, then the rules'."""
-        own = tuple(RuleTaint(taint) for found in self._evicting.values() for taint in found.get(device, ()))
+        """List the evicting taints of a device: the driver's, then the rules'."""
+        own = tuple(RuleTaint(taint) for taints in self._evicting.values() for taint in taints.get(device, ()))
         ruled = (
             taint_rule for taint_rule in self._in_order() if taint_rule.taint.effect == EXECUTES and matches(taint_rule.selector, device)
         )

@@ -1,1 +1,1 @@
-"""Where objects live: reads, watches and compare-and-set writes over NATS or an API server."""
+"""The store of objects: reads, watches and compare-and-set writes over NATS or an API server."""

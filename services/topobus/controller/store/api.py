@@ -1,7 +1,8 @@
-"""What the controller needs of a Kubernetes API server, as a protocol: the rest of this home knows no client library.
+"""The protocol of a Kubernetes API server as the controller uses it; no other module of the cluster home depends on a client library.
 
-Flows in: kinds, names, merge patches. Flows out: objects in Kubernetes' wire shape, the server's refusals as values. Silence is PeerUnavailable, and a write that
-was answered by silence is neither done nor undone. Source: Kubernetes API concepts (resource versions, bookmarks, 410, preconditions of a patch).
+Flows in: kinds, names, merge patches. Flows out: objects in Kubernetes' wire shape; refusals of the server as values. A request without an answer
+raises PeerUnavailable, and a write without an answer may or may not have taken effect.
+Source: Kubernetes API concepts (resource versions, bookmarks, 410, preconditions of a patch).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from topobus.kubernetes.client import HistoryLost, Plain, Rejected
+from topobus.kubernetes.answers import HistoryLost, Plain, Rejected
 
 __all__ = [
     "CLAIMS",
@@ -77,7 +78,7 @@ class Page(Struct, frozen=True, kw_only=True):
 
 
 class WatchEventKind(StrEnum):
-    """What a line of a watch says."""
+    """The kind of a watch line."""
 
     PUT = "put"
     DELETE = "delete"
@@ -93,18 +94,18 @@ class WatchEvent(Struct, frozen=True, kw_only=True):
 
 
 class Api(Protocol):
-    """An API server. All methods raise PeerUnavailable when it does not answer, or asks to come back later."""
+    """An API server. All methods raise PeerUnavailable when it does not answer, or asks the client to retry later."""
 
     async def version_of(self, kind: Kind) -> str:
         """Name the version in which the server serves a kind, the best that we can read; empty when it serves none of them."""
         ...
 
-    def forget_versions(self) -> None:
+    def drop_versions(self) -> None:
         """Ask anew what is served: the server may be another one now."""
         ...
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Plain | None:
-        """Read an object as it is now; None when there is none."""
+        """Read an object from the server; None when there is none."""
         ...
 
     def pages(self, kind: Kind) -> AsyncGenerator[Page, None]:
@@ -115,7 +116,7 @@ class Api(Protocol):
         """Follow changes after a version until the server ends the watch; raises HistoryLost."""
         ...
 
-    async def create(self, kind: Kind, one: Mapping[str, Any]) -> Plain | Rejected:
+    async def create(self, kind: Kind, plain: Mapping[str, Any]) -> Plain | Rejected:
         """Make an object; the answer is what the server stored."""
         ...
 

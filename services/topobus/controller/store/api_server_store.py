@@ -1,7 +1,8 @@
-"""Objects of a cluster, on its API server: the revision is the resource version.
+"""The object store on an API server: the revision is the resource version.
 
-Flows in: objects as decided, and merge patches that name the version on which they were. Flows out: what the server stored, which the state learns at once. When
-somebody else was faster, or nobody knows whether a write took effect, the object is read anew: the state then has what the next decision begins with.
+Flows in: the next version of an object; its difference to the copy is sent as a merge patch that names the version of the copy. Flows out: the stored
+object, which is put into the state at once. After a conflict, or a write without an answer, the object is read again, so that the next decision
+starts from the stored state.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from topobus.contracts.messages import ApiObject
 from topobus.controller.claims.gate import version_of
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.cluster_metrics import ClusterMetrics
-from topobus.controller.state.api_server_state import ApiServerState, Key
+from topobus.controller.state.api_server_state import ApiServerState
 from topobus.controller.state.cluster_objects import downgraded_claim
 from topobus.controller.store.api import (
     CLAIMS,
@@ -22,13 +23,13 @@ from topobus.controller.store.api import (
     Kind,
     Rejected,
 )
-from topobus.controller.store.object_writer import ObjectWriter, confirmed
 from topobus.controller.store.protocol import Conflict, Deleted, Unknown, WriteOutcome
 from topobus.domain.errors import InvariantError, PeerUnavailable
-from topobus.kubernetes.client import NOT_FOUND
+from topobus.kubernetes.answers import NOT_FOUND
+from topobus.kubernetes.api.objects import name_of
 from topobus.runtime.logging import get_logger
 
-__all__ = ["ApiServerStore", "ApiServerWriter", "merge_patch"]
+__all__ = ["ApiServerStore", "bound_patch", "merge_patch"]
 
 _KINDS = {kind.name.lower(): kind for kind in WATCHED}
 # What a server sets by itself when an object is made (apimachinery, ObjectMeta).
@@ -36,11 +37,11 @@ _SET_BY_SERVER = ("uid", "resourceVersion", "creationTimestamp", "generation")
 
 
 class ApiServerStore:
-    """Claims and pods on an API server, and the copy that learns what was written there."""
+    """Claims and pods on an API server, and the copy that each write updates."""
 
-    def __init__(self, api: Api, world: ApiServerState, metrics: ClusterMetrics) -> None:
+    def __init__(self, api: Api, state: ApiServerState, metrics: ClusterMetrics) -> None:
         self._api = api
-        self._world = world
+        self._state = state
         self._metrics = metrics
 
     async def get(self, key: ObjectKey) -> Stored | None:
@@ -48,9 +49,9 @@ class ApiServerStore:
         kind = _KINDS[key.kind]
         plain = await self._api.get(kind, key.namespace, key.name)
         if plain is None:
-            self._world.drop(kind.name, (key.namespace, key.name))
+            self._state.drop(kind.name, (key.namespace, key.name))
             return None
-        return await self._learn(kind, key, plain)
+        return await self._update_copy(kind, key, plain)
 
     async def create(self, key: ObjectKey, value: ApiObject) -> WriteOutcome:
         """Make an object, in the version that the server serves."""
@@ -74,35 +75,24 @@ class ApiServerStore:
         return await self._outcome(kind, key, made)
 
     async def put(self, key: ObjectKey, revision: int, value: ApiObject) -> WriteOutcome:
-        """Write what differs from the object as the copy shows it; a copy that is at another revision knows of a faster write.
+        """Write the difference to the copy as a patch; a copy at another revision is a conflict.
 
         Errors: raises InvariantError when the status and something else differ: no one write changes both.
         """
-        known = self._known(key)
-        if known is None or version_of(known) != revision:
+        stored = self._known(key)
+        if stored is None or stored.revision != revision:
+            self._count(_KINDS[key.kind], "lost")
             return Conflict("the copy shows another version")
-        parts = ("metadata", "spec", "status")
-        patch = {part: changes for part in parts if (changes := merge_patch(getattr(known, part), getattr(value, part)))}
-        if "status" in patch and len(patch) > 1:
-            raise InvariantError(f"{key}: one write changes the status or the rest, not both: got {sorted(patch)}")
-        identity = {"uid": known.metadata.get("uid"), "resourceVersion": str(revision)}
-        bound = {**patch, "metadata": {**patch.get("metadata", {}), **identity}}
-        return await self.patch(key, bound, part="status" if "status" in patch else "")
-
-    async def patch(self, key: ObjectKey, patch: Mapping[str, Any], *, part: str = "") -> WriteOutcome:
-        """Change an object by a merge patch that names the version on which it was decided.
-
-        Shapes: part — `status` changes the status and nothing else.
-        """
+        patch = bound_patch(stored.value, value)
         kind = _KINDS[key.kind]
         try:
-            written = await self._api.patch(kind, key.namespace, key.name, patch, part=part)
+            written = await self._api.patch(kind, key.namespace, key.name, patch, part="status" if "status" in patch else "")
         except PeerUnavailable as err:
             return await self._unknown(kind, key, err)
         return await self._outcome(kind, key, written)
 
     async def delete(self, key: ObjectKey, revision: int) -> Deleted | Conflict | Unknown:
-        """Delete an object as it was at a revision; the watch tells the state either way."""
+        """Delete an object at a revision; the watch updates the state."""
         kind = _KINDS[key.kind]
         try:
             rejected = await self._api.delete(kind, key.namespace, key.name, version=str(revision))
@@ -117,7 +107,7 @@ class ApiServerStore:
         if isinstance(written, Rejected):
             return await self._lost(kind, key, written)
         self._count(kind, "done")
-        return await self._learn(kind, key, written)
+        return await self._update_copy(kind, key, written)
 
     async def _lost(self, kind: Kind, key: ObjectKey, rejected: Rejected) -> Conflict:
         """Take in what was there before our write.
@@ -144,51 +134,23 @@ class ApiServerStore:
     def _count(self, kind: Kind, outcome: str) -> None:
         self._metrics.writes.labels(kind.name, outcome).inc()
 
-    def _known(self, key: ObjectKey) -> ApiObject | None:
-        stored = self._world.objects.get(key)
-        return stored.value if stored is not None else None
+    def _known(self, key: ObjectKey) -> Stored | None:
+        return self._state.objects.get(key)
 
-    async def _learn(self, kind: Kind, key: ObjectKey, plain: dict[str, Any]) -> Stored:
+    async def _update_copy(self, kind: Kind, key: ObjectKey, plain: dict[str, Any]) -> Stored:
         """Take in what the server shows; one that nobody can read is not "gone": who asked sets aside what it was about to do.
 
         Errors: raises ContractError.
         """
         version = await self._api.version_of(kind)
-        self._world.put(kind.name, version, plain)
-        api_object = self._known(key)
-        if api_object is None:
-            # Of no interest to the copy, and yet what was asked for.
-            parts = {part: plain.get(part) or {} for part in ("metadata", "spec", "status")}
-            api_object = ApiObject(api_version=str(plain.get("apiVersion")), kind=kind.name, **parts)
+        self._state.put(kind.name, version, plain)
+        kept = self._known(key)
+        if kept is not None:
+            return kept
+        # Of no interest to the copy, and yet what was asked for.
+        parts = {part: plain.get(part) or {} for part in ("metadata", "spec", "status")}
+        api_object = ApiObject(api_version=str(plain.get("apiVersion")), kind=kind.name, **parts)
         return Stored(version_of(api_object), api_object)
-
-
-class ApiServerWriter(ObjectWriter):
-    """Writes claims and pods of a cluster, by merge patches as well."""
-
-    def __init__(self, store: ApiServerStore) -> None:
-        super().__init__(store)
-        self._patches = store
-
-    async def claim(self, key: Key, patch: Mapping[str, Any], *, part: str = "") -> ApiObject | None:
-        """Patch a claim; None when it is another by now."""
-        return await self._patch(ObjectKey("resourceclaim", *key), patch, part)
-
-    async def pod(self, key: Key, patch: Mapping[str, Any], *, part: str = "") -> ApiObject | None:
-        """Patch a pod; None when it is another by now."""
-        return await self._patch(ObjectKey("pod", *key), patch, part)
-
-    async def refresh(self, kind: Kind, key: Key) -> ApiObject | None:
-        """Read an object as it is now; None when it is gone.
-
-        Errors: raises PeerUnavailable; ContractError when nobody can read it.
-        """
-        stored = await self.read(ObjectKey(kind.name.lower(), *key))
-        return stored.value if stored is not None else None
-
-    async def _patch(self, key: ObjectKey, patch: Mapping[str, Any], part: str) -> ApiObject | None:
-        stored = confirmed(await self._patches.patch(key, patch, part=part))
-        return stored.value if stored is not None else None
 
 
 def _refusal(kind: Kind, key: ObjectKey, rejected: Rejected) -> PeerUnavailable:
@@ -198,6 +160,20 @@ def _refusal(kind: Kind, key: ObjectKey, rejected: Rejected) -> PeerUnavailable:
         next_step="check the controller's rights in the cluster (deploy/kubernetes/controller.yaml), and that the namespace is there",
         code=rejected.code,
     )
+
+
+def bound_patch(before: ApiObject, after: ApiObject) -> dict[str, Any]:
+    """Give the merge patch of an object's next version, bound to the very version on which that was decided.
+
+    Fields that the server keeps and the copy does not are in neither, so they stay as they are.
+    Errors: raises InvariantError when the status and something else differ: no one write changes both.
+    """
+    parts = ("metadata", "spec", "status")
+    patch = {part: changes for part in parts if (changes := merge_patch(getattr(before, part), getattr(after, part)))}
+    if "status" in patch and len(patch) > 1:
+        raise InvariantError(f"{name_of(before)}: one write changes the status or the rest, not both: got {sorted(patch)}")
+    identity = {key: before.metadata.get(key) for key in ("uid", "resourceVersion")}
+    return {**patch, "metadata": {**patch.get("metadata", {}), **identity}}
 
 
 def merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,17 +1,19 @@
-"""Informers: one list and watch a kind, for ever, that keep copies in step with the API server.
+"""Informers: a list and a watch for each kind, which keep a copy in step with the API server.
 
-Flows in: pages and watch lines. Flows out: calls of a sink, one an object, and how far this copy has come. A watch that ends goes on from its last version (bookmarks
-keep that young); history that the server forgot (410), a resync that is due and a server that serves another version now all end in a list, after which
-objects that it lacks are dropped. An object that nobody can read is counted, logged once a version and skipped: it never ends an informer.
+Flows in: pages and watch lines. Flows out: one call of a sink for each object, and the version that the copy has reached. A watch that ends is
+resumed from its last version (bookmarks keep that version recent). A 410, a periodic resync and a server that now serves another version all lead to
+a new list, after which objects that are not in the list are dropped. An object that cannot be parsed is counted, logged once for each version and
+skipped; it never ends an informer.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Protocol
 
+from topobus.controller.claims.stored import ObjectKey
 from topobus.controller.store.api import (
     Api,
     HistoryLost,
@@ -19,7 +21,8 @@ from topobus.controller.store.api import (
     Plain,
     WatchEventKind,
 )
-from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.controller.store.object_feed import ObjectFeed
+from topobus.domain.errors import PeerUnavailable
 from topobus.runtime.backoff import full_jitter
 from topobus.runtime.clock import Clock
 from topobus.runtime.logging import get_logger
@@ -34,19 +37,19 @@ Key = tuple[str, str]
 
 
 class Sink(Protocol):
-    """Who keeps the copy."""
+    """The receiver of objects: it keeps the copy."""
 
-    def put(self, kind: Kind, version: str, plain: Plain) -> None:
-        """Take in an object as served in this API version; raises ContractError for one that nobody can read."""
+    def put(self, kind: str, version: str, plain: Plain) -> None:
+        """Store an object as served in this API version; raises ContractError for one that cannot be parsed."""
         ...
 
-    def drop(self, kind: Kind, key: Key) -> None:
-        """Forget an object; one that is not known is no error."""
+    def drop(self, kind: str, key: Key) -> None:
+        """Remove an object, if it is stored."""
         ...
 
 
 class Informer:
-    """Keeps the copy of one kind."""
+    """Keeps the copy of one kind: the `ObjectWatch` of an API server."""
 
     def __init__(
         self,
@@ -58,7 +61,7 @@ class Informer:
         resync_s: float,
         retry_s: float,
         changed: Callable[[], None],
-        malformed: Callable[[], None],
+        refused: Callable[[Exception], None],
     ) -> None:
         self.kind = kind
         self._api = api
@@ -67,37 +70,23 @@ class Informer:
         self._resync_s = resync_s
         self._retry_s = retry_s
         self._changed = changed
-        self._malformed = malformed
-        self._known: dict[Key, str] = {}
+        self._feed = ObjectFeed(clock, lambda key: sink.drop(kind.name, key[1:]), refused)
         self._version = ""
-        self._is_synced = False
         self._trouble = ""
-        self._moved = asyncio.Event()
 
     @property
-    def is_synced(self) -> bool:
+    def is_whole(self) -> bool:
         """Say whether a whole list has been taken in."""
-        return self._is_synced
+        return self._feed.is_whole
 
     @property
     def trouble(self) -> str:
         """What is wrong with the connection; empty while all is well."""
         return self._trouble
 
-    @property
-    def version(self) -> int:
-        """The resource version up to which this copy shows everything; versions of one kind may be compared (Kubernetes 1.35; true before, too)."""
-        return int(self._version) if self._version.isascii() and self._version.isdecimal() and len(self._version) < _LONGEST_VERSION else 0
-
-    async def reached(self, version: int, timeout_s: float) -> bool:
-        """Wait until the copy shows everything up to a version; False when it does not come so far in time."""
-        try:
-            async with self._clock.timeout(timeout_s):
-                while self.version < version:
-                    await self._moved.wait()
-        except TimeoutError:
-            return False
-        return True
+    async def reached(self, revision: int, timeout_s: float) -> bool:
+        """Wait until the copy shows everything up to a resource version: those of one kind may be compared (Kubernetes 1.35; true before, too)."""
+        return await self._feed.reached(revision, timeout_s)
 
     async def run(self) -> None:
         """Follow for ever; the trouble of a lasting outage is logged once."""
@@ -124,12 +113,13 @@ class Informer:
         """List when that is due, then watch until the server ends the watch or the next list is due; False when the watch said nothing at all."""
         served = await self._api.version_of(self.kind)
         if not served and self.kind.is_optional:
-            self._settle({}, "")
+            self._feed.begin_list()
+            self._settle("")
             await self._clock.sleep(self._resync_s)
-            self._api.forget_versions()
+            self._api.drop_versions()
             return True
         if not self._version:
-            self._settle(*await self._list(served))
+            self._settle(await self._list(served))
         until_s = self._clock.monotonic() + self._resync_s
         is_alive = False
         async with aclosing(self._api.watch(self.kind, self._version)) as events:
@@ -139,40 +129,33 @@ class Informer:
                 if event.kind is WatchEventKind.PUT:
                     self._take(served, event.object)
                 elif event.kind is WatchEventKind.DELETE:
-                    key = _key(event.object)
-                    self._known.pop(key, None)
-                    self._sink.drop(self.kind, key)
+                    self._feed.drop(self._key(event.object))
                 self._advance(event.version)
                 if event.kind is not WatchEventKind.BOOKMARK:
                     self._changed()
                 if self._clock.monotonic() >= until_s:
                     # A list now and then mends what a defect on either side may have lost.
                     self._version = ""
-                    self._api.forget_versions()
+                    self._api.drop_versions()
                     return True
         return is_alive
 
-    async def _list(self, served: str) -> tuple[dict[Key, str], str]:
-        """Take in a whole list, page by page, so that no more than a page of it is in memory."""
-        seen: dict[Key, str] = {}
+    async def _list(self, served: str) -> str:
+        """Take in a whole list, page by page, so that no more than a page of it is in memory; gives its version."""
+        self._feed.begin_list()
         async with aclosing(self._api.pages(self.kind)) as pages:
             async for page in pages:
                 for plain in page.items:
-                    key = _key(plain)
-                    seen[key] = _version(plain)
                     self._take(served, plain)
                 if page.is_last:
-                    return seen, page.version
+                    return page.version
         raise PeerUnavailable(f"API server: the list of {self.kind.plural} has no last page")
 
-    def _settle(self, seen: dict[Key, str], version: str) -> None:
+    def _settle(self, version: str) -> None:
         """Drop what the list lacks, and be as far as the list is."""
-        for key in self._known.keys() - seen.keys():
-            self._sink.drop(self.kind, key)
-        self._known = seen
-        self._is_synced = True
         self._heal()
-        self._advance(version)
+        self._version = version
+        self._feed.end_list(_number(version))
         self._changed()
 
     def _heal(self) -> None:
@@ -181,22 +164,16 @@ class Informer:
             get_logger().info("informer.healed", kind=self.kind.name)
 
     def _take(self, served: str, plain: Plain) -> None:
-        key, version = _key(plain), _version(plain)
-        is_news = self._known.get(key) != version
-        self._known[key] = version
-        try:
-            self._sink.put(self.kind, served, plain)
-        except Exception as err:  # noqa: BLE001 - boundary: one object of a list or watch; the others are taken in, whatever is wrong with it
-            self._malformed()
-            if is_news:
-                why = str(err) if isinstance(err, ContractError) else f"{type(err).__name__}: {err}"
-                unforeseen = {} if isinstance(err, ContractError) else {"exc_info": err}
-                get_logger().warning("object.malformed", kind=self.kind.name, namespace=key[0], name=key[1], error=why, **unforeseen)
+        version = str(_metadata(plain).get("resourceVersion") or "")
+        self._feed.put(self._key(plain), version, partial(self._sink.put, self.kind.name, served, plain))
+
+    def _key(self, plain: Plain) -> ObjectKey:
+        metadata = _metadata(plain)
+        return ObjectKey(self.kind.name.lower(), str(metadata.get("namespace") or ""), str(metadata.get("name") or ""))
 
     def _advance(self, version: str) -> None:
         self._version = version
-        moved, self._moved = self._moved, asyncio.Event()
-        moved.set()
+        self._feed.advance(_number(version))
 
 
 def _metadata(plain: Plain) -> Plain:
@@ -204,10 +181,5 @@ def _metadata(plain: Plain) -> Plain:
     return metadata if isinstance(metadata, dict) else {}
 
 
-def _key(plain: Plain) -> Key:
-    metadata = _metadata(plain)
-    return str(metadata.get("namespace") or ""), str(metadata.get("name") or "")
-
-
-def _version(plain: Plain) -> str:
-    return str(_metadata(plain).get("resourceVersion") or "")
+def _number(version: str) -> int:
+    return int(version) if version.isascii() and version.isdecimal() and len(version) < _LONGEST_VERSION else 0

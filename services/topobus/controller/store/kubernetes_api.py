@@ -1,7 +1,7 @@
-"""The API server as the controller uses it: kinds in the best version served, lists page by page, watches, merge patches.
+"""The API server client of the controller: kinds in the best version served, paged lists, watches, merge patches.
 
-Flows in: settings. Flows out: an Api. How a server is reached and asked is `topobus.kubernetes`, as in the gateway; here is what the controller makes of it.
-This module is imported only in the cluster's home.
+Flows in: settings. Flows out: an Api. Connections and requests are in `topobus.kubernetes`, which the gateway uses as well. Only the cluster home
+imports this module.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from topobus.controller.store.api import (
 )
 from topobus.domain.errors import PeerUnavailable
 from topobus.kubernetes.access import AccessSettings
-from topobus.kubernetes.client import GONE, NOT_FOUND, KubernetesClient, NotServed, object_path
+from topobus.kubernetes.answers import GONE, NOT_FOUND, NotServed
+from topobus.kubernetes.client import KubernetesClient, object_path
 
 __all__ = ["KubernetesApi"]
 
@@ -40,7 +41,7 @@ class KubernetesApi:
 
     @classmethod
     def open(cls, settings: ClusterSettings) -> KubernetesApi:
-        """Read the configuration; nothing is asked yet.
+        """Read the configuration; no request is sent yet.
 
         Errors: raises ConfigError when there is no configuration where the settings say, or it cannot be used.
         """
@@ -71,19 +72,19 @@ class KubernetesApi:
                 return version
         return ""
 
-    def forget_versions(self) -> None:
+    def drop_versions(self) -> None:
         """Ask anew what is served: the server may be another one now."""
         self._served.clear()
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Plain | None:
-        """Read an object as it is now; None when there is none."""
+        """Read an object from the server; None when there is none."""
         answer = await self._ask("GET", await self._path(kind, namespace, name))
         if isinstance(answer, Rejected):
             if answer.code == NOT_FOUND and answer.reason:
                 return None
             if answer.code == NOT_FOUND:
                 # The path is not served, which is no word about the object: the server is another one by now.
-                self.forget_versions()
+                self.drop_versions()
             raise _refused(kind, answer)
         return answer
 
@@ -97,7 +98,7 @@ class KubernetesApi:
                 if answer.code == GONE:
                     raise HistoryLost
                 if answer.code == NOT_FOUND:
-                    self.forget_versions()
+                    self.drop_versions()
                 raise _refused(kind, answer)
             found_metadata = answer.get("metadata")
             metadata = found_metadata if isinstance(found_metadata, dict) else {}
@@ -120,10 +121,10 @@ class KubernetesApi:
                     kind_of_change = WatchEventKind.DELETE if change == "DELETED" else WatchEventKind.PUT
                     yield WatchEvent(kind=kind_of_change, version=newest, object=plain)
 
-    async def create(self, kind: Kind, one: Mapping[str, Any]) -> Plain | Rejected:
+    async def create(self, kind: Kind, plain: Mapping[str, Any]) -> Plain | Rejected:
         """Make an object; the answer is what the server stored."""
-        path = await self._path(kind, str((one.get("metadata") or {}).get("namespace", "")))
-        return await self._ask("POST", path, params=_WRITER, body=one)
+        path = await self._path(kind, str((plain.get("metadata") or {}).get("namespace", "")))
+        return await self._ask("POST", path, params=_WRITER, body=plain)
 
     async def patch(self, kind: Kind, namespace: str, name: str, patch: Mapping[str, Any], *, part: str = "") -> Plain | Rejected:
         """Change an object by a merge patch; one that carries metadata.resourceVersion is refused when the object is another by now."""
@@ -137,8 +138,8 @@ class KubernetesApi:
 
     async def _plurals(self, group: str, version: str) -> frozenset[str]:
         """List what one version of a group has, with list and watch; asked once."""
-        known = self._served.setdefault(group, {})
-        if version not in known:
+        versions = self._served.setdefault(group, {})
+        if version not in versions:
             try:
                 answer = await self._client.ask("GET", f"/apis/{group}/{version}" if group else f"/api/{version}")
             except NotServed:
@@ -147,8 +148,8 @@ class KubernetesApi:
                 raise PeerUnavailable(f"API server {self.server}: {group or 'core'}/{version}: {answer.message}")
             resources = [] if isinstance(answer, Rejected) else answer.get("resources")
             entries = [entry for entry in resources if isinstance(entry, dict)] if isinstance(resources, list) else []
-            known[version] = frozenset(str(entry.get("name")) for entry in entries if {"list", "watch"} <= set(entry.get("verbs") or ()))
-        return known[version]
+            versions[version] = frozenset(str(entry.get("name")) for entry in entries if {"list", "watch"} <= set(entry.get("verbs") or ()))
+        return versions[version]
 
     async def _path(self, kind: Kind, namespace: str, name: str = "", part: str = "") -> str:
         version = await self.version_of(kind)
@@ -166,7 +167,7 @@ class KubernetesApi:
             return await self._client.ask(method, path, params=params, body=body)
         except NotServed:
             # It may have been upgraded since we asked which versions it has.
-            self.forget_versions()
+            self.drop_versions()
             raise
 
 

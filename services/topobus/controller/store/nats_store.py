@@ -1,33 +1,40 @@
-"""Objects of the stand-alone API, in a bucket of NATS: the revision is the message's sequence in the bucket's stream.
+"""The object store on a NATS bucket: the revision is the message's sequence in the bucket's stream.
 
-Flows in: objects as decided. Flows out: compare-and-set writes; the state learns each at once, so that what comes next sees it.
+Flows in: the next versions of objects, and changes of the bucket. Flows out: compare-and-set writes. Each written object is put into the state at
+once, so that the next decision sees it; objects that others wrote arrive by the watch.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import aclosing
+from functools import partial
 
 from topobus.contracts import catalogue
 from topobus.contracts.messages import ApiObject
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.state.standalone_state import StandaloneState
+from topobus.controller.store.object_feed import ObjectFeed
 from topobus.controller.store.protocol import Conflict, Deleted, Unknown, WriteOutcome
 from topobus.domain.errors import ContractError
 from topobus.kubernetes.api.objects import name_of
 from topobus.runtime import bus
-from topobus.runtime.bus import AmbiguousWrite, Bus
+from topobus.runtime.bus import AmbiguousWrite, Bus, Change, ChangeKind
+from topobus.runtime.clock import Clock
 from topobus.runtime.logging import get_logger
 
-__all__ = ["NatsStore"]
+__all__ = ["NatsStore", "NatsWatch"]
 
 
 class NatsStore:
-    """The bucket of objects, and the copy that learns what was written there."""
+    """The bucket of objects, and the copy that each write updates."""
 
-    def __init__(self, bus: Bus, world: StandaloneState) -> None:
+    def __init__(self, bus: Bus, state: StandaloneState) -> None:
         self._bus = bus
-        self._world = world
+        self._state = state
 
     async def get(self, key: ObjectKey) -> Stored | None:
-        """Read an object from the leader; None when there is none."""
+        """Read an object from the stream's leader; None when there is none."""
         entry = await self._bus.get(catalogue.OBJECT, **key._asdict())
         return Stored(entry.revision, entry.value) if entry is not None else None
 
@@ -46,14 +53,14 @@ class NatsStore:
             return Conflict()
         stored = Stored(written.revision, value)
         try:
-            self._world.put_object(key, stored)
+            self._state.put_object(key, stored)
         except ContractError as err:
             # It is written, and known as far as it can be read; that its content is malformed is what may have been told by this very write.
             get_logger().debug("object.written-malformed", object=name_of(value), error=str(err))
         return stored
 
     async def delete(self, key: ObjectKey, revision: int) -> Deleted | Conflict | Unknown:
-        """Delete an object as it was at a revision; the watch tells the state either way."""
+        """Delete an object at a revision; the watch updates the state."""
         try:
             conflict = await self._bus.compare_and_delete(catalogue.OBJECT, revision, **key._asdict())
         except AmbiguousWrite as err:
@@ -62,3 +69,89 @@ class NatsStore:
             get_logger().debug("object.deletion-lost", object=f"{key.kind} {key.namespace}/{key.name}", revision=revision)
             return Conflict()
         return Deleted()
+
+
+class NatsWatch:
+    """Keeps the copy of all kinds: the `ObjectWatch` of the bucket. After the bucket was lost, the copy is emptied before the new content arrives.
+
+    Args: changed — called after each change; refused — hears of objects that the copy does not take in; dropped — hears of each object that is gone, as it was known;
+    forgotten — called when the bucket was lost.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        state: StandaloneState,
+        clock: Clock,
+        *,
+        changed: Callable[[], None],
+        refused: Callable[[Exception], None],
+        dropped: Callable[[Stored], None],
+        forgotten: Callable[[], None],
+    ) -> None:
+        self._bus = bus
+        self._state = state
+        self._changed = changed
+        self._dropped = dropped
+        self._forgotten = forgotten
+        self._feed = ObjectFeed(clock, self._drop, refused)
+        self._newest = 0
+        self._trouble = "no snapshot yet"
+
+    @property
+    def is_whole(self) -> bool:
+        """Say whether a whole snapshot has been taken in."""
+        return self._feed.is_whole
+
+    @property
+    def trouble(self) -> str:
+        """Why the copy is not whole; empty while it is."""
+        return self._trouble
+
+    async def reached(self, revision: int, timeout_s: float) -> bool:
+        """Wait until the copy shows everything up to a revision; False when it does not come so far in time."""
+        return await self._feed.reached(revision, timeout_s)
+
+    async def run(self) -> None:
+        """Follow for ever."""
+        self._feed.begin_list()
+        async with aclosing(self._bus.watch(catalogue.OBJECT)) as changes:
+            async for change in changes:
+                self._take(change)
+                self._changed()
+
+    def _take(self, change: Change[ApiObject]) -> None:
+        if change.kind is ChangeKind.RESET:
+            self._trouble = "the history was lost, a new snapshot follows"
+            self._newest = 0
+            self._feed.reset()
+            self._feed.begin_list()
+            self._state.clear_objects()
+            self._forgotten()
+            return
+        if change.kind is ChangeKind.SNAPSHOT_END:
+            self._trouble = ""
+            self._feed.end_list(self._newest)
+            return
+        key = ObjectKey(change.parts["kind"], change.parts["namespace"], change.parts["name"])
+        self._newest = change.revision
+        if change.kind is ChangeKind.PUT and change.value is not None:
+            self._feed.put(key, change.revision, partial(self._put, key, Stored(change.revision, change.value)))
+        elif not self._is_known(key, change.revision):
+            self._feed.drop(key)
+        if self.is_whole:
+            self._feed.advance(change.revision)
+
+    def _is_known(self, key: ObjectKey, revision: int) -> bool:
+        """Say whether the copy is as far: our own write, which it learned when it was made."""
+        stored = self._state.objects.get(key)
+        return stored is not None and stored.revision >= revision
+
+    def _put(self, key: ObjectKey, stored: Stored) -> None:
+        if not self._is_known(key, stored.revision):
+            self._state.put_object(key, stored)
+
+    def _drop(self, key: ObjectKey) -> None:
+        stored = self._state.drop_object(key)
+        if stored is not None:
+            self._dropped(stored)

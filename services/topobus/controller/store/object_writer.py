@@ -1,6 +1,9 @@
-"""How reconcilers write: a write that is lost is dropped, and one without an answer ends the work on the object, to be begun anew with what is there then.
+"""The writes of reconcilers: a lost compare-and-set is dropped, and a write without an answer ends the work on the object.
 
-Flows in: objects as decided. Flows out: what is stored; None for a write that somebody else's came before, for the copy then has the newer object, or the watch brings it.
+That work starts again from the stored state.
+
+Flows in: the next versions of objects. Flows out: the stored object; None when another writer was first, since the copy then has the newer object or
+the watch brings it.
 """
 
 from __future__ import annotations
@@ -19,28 +22,28 @@ class ObjectWriter:
         self._store = store
 
     async def read(self, key: ObjectKey) -> Stored | None:
-        """Read an object as it is now, not as the copy shows it; None when there is none.
+        """Read an object from the store, not from the copy; None when there is none.
 
         Errors: raises PeerUnavailable; ContractError when nobody can read it.
         """
         return await self._store.get(key)
 
     async def create(self, key: ObjectKey, value: ApiObject) -> Stored | None:
-        """Make an object; None says that it is there already.
+        """Create an object; None when it exists already.
 
         Errors: raises PeerUnavailable when it is not known whether it was made.
         """
         return confirmed(await self._store.create(key, value))
 
     async def write(self, key: ObjectKey, revision: int, value: ApiObject) -> Stored | None:
-        """Write an object unless somebody else did since `revision`; None says that somebody did.
+        """Write an object if its stored revision is `revision`; None when it is not.
 
         Errors: raises PeerUnavailable when it is not known whether it was written.
         """
         return confirmed(await self._store.put(key, revision, value))
 
     async def delete(self, key: ObjectKey, revision: int) -> bool:
-        """Delete an object as it was at `revision`; False says that it is another one by now, or gone. The watch tells the state either way.
+        """Delete an object if its stored revision is `revision`; False when it is not, or the object is gone. The watch updates the state.
 
         Errors: raises PeerUnavailable when it is not known whether it was deleted.
         """
@@ -51,7 +54,7 @@ class ObjectWriter:
 
 
 def confirmed(outcome: WriteOutcome) -> Stored | None:
-    """Give what was stored; None when somebody else was faster.
+    """Give the stored object; None when another writer was first.
 
     Errors: raises the PeerUnavailable of a write whose outcome is not known.
     """

@@ -1,10 +1,12 @@
-"""The store of objects as the controller writes it, whichever it is: keys, revisions, and three outcomes of a write.
+"""The object store's protocol for both homes: keys, revisions, the three outcomes of a write, and a watch that keeps a copy.
 
-A stream of NATS counts its messages and an API server its resource versions; both refuse a write onto another revision than the one on which it was decided, and both may
-leave a write without an answer. So one port serves both homes, and one contract suite holds both stores to it (`tests/integration/test_object_store.py`).
+A NATS stream counts its messages and an API server its resource versions; both refuse a write whose revision is not the stored one, and both may
+leave a write without an answer. So one protocol serves both homes, and one contract suite holds both stores to it
+(`tests/integration/test_object_store.py`).
 
-Flows in: objects as decided. Flows out: the object as stored, or why it is not. A store shows what it wrote to its copy of the objects at once, so that the next decision
-sees it; whatever others write comes by the watch.
+Flows in: the next versions of objects. Flows out: the stored object, or why it was not stored. A store puts what it wrote into its copy at once, so
+that the next decision sees it. Writes of others arrive by a watch (`NatsWatch`, or an `Informer` for each kind); `ObjectFeed` applies both to the
+copy in the same way.
 """
 
 from __future__ import annotations
@@ -16,19 +18,19 @@ from topobus.contracts.messages import ApiObject
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.domain.errors import PeerUnavailable
 
-__all__ = ["Conflict", "Deleted", "ObjectStore", "Unknown", "WriteOutcome"]
+__all__ = ["Conflict", "Deleted", "ObjectStore", "ObjectWatch", "Unknown", "WriteOutcome"]
 
 
 @dataclass(frozen=True)
 class Conflict:
-    """Somebody else was faster: the object is another one by now, or gone, or there already. The copy has it, or the watch brings it."""
+    """The stored revision is another one: the object was changed, deleted or created by another writer. The copy has it, or the watch brings it."""
 
     why: str = ""
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """The write was sent and not answered: it is neither done nor undone, and may still happen. What is there then is what the next decision begins with."""
+    """The write was sent and not answered: it may or may not take effect, even later. The next decision starts from what is then stored."""
 
     error: PeerUnavailable
 
@@ -65,4 +67,30 @@ class ObjectStore(Protocol):
 
     async def delete(self, key: ObjectKey, revision: int) -> Deleted | Conflict | Unknown:
         """Delete an object as it was at a revision: what a user has made under the same name since, and what another replica has protected, stays."""
+        ...
+
+
+class ObjectWatch(Protocol):
+    """Keeps a copy of the objects in step with a store, whoever writes there.
+
+    Order: the objects that exist, then each change by its revision. After a gap (a connection that was cut, a history that the store forgot) the objects that exist are
+    told anew, and those that went meanwhile are dropped. An object that nobody can read is counted and logged once a revision, and the others go on.
+    """
+
+    @property
+    def is_whole(self) -> bool:
+        """Say whether all objects that existed have been taken in; False again only where the store itself was lost."""
+        ...
+
+    @property
+    def trouble(self) -> str:
+        """What keeps the copy from being followed; empty while all is well."""
+        ...
+
+    async def reached(self, revision: int, timeout_s: float) -> bool:
+        """Wait until the copy shows everything up to a revision; False when it does not come so far in time."""
+        ...
+
+    async def run(self) -> None:
+        """Follow for ever."""
         ...

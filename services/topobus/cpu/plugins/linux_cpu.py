@@ -1,28 +1,41 @@
 """Logical CPUs as devices: one for every CPU that Linux has online.
 
-Flows in: the machine as discovery saw it, and the kernel's list of online CPUs. Flows out: devices `cpu-<id>` with core, socket, L3 and NUMA
-node; a CPU that went offline as gone. It pins nothing: the cpuset is kubelet's or the runtime's to write; a container only learns
-which CPUs were chosen. Source: Documentation/ABI/stable/sysfs-devices-system-cpu, Documentation/core-api/cpu_hotplug.rst.
+Flows in: the machine as discovery published it, and the kernel's list of online CPUs. Flows out: devices `cpu-<id>` with core, socket, L3 and NUMA
+node; a CPU that went offline as removed. The edits of a prepared CPU have a cpuset of that CPU and of its NUMA node's memory; the gateway has the
+container runtime set it where it owns the node's CPUs. Elsewhere a container only gets the list of its CPUs.
+Source: Documentation/ABI/stable/sysfs-devices-system-cpu, Documentation/core-api/cpu_hotplug.rst.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
+from msgspec.structs import replace
+
+from topobus.cpu.config import CpuGroupSettings
+from topobus.cpu.plugins.cpu_facts import CpuFacts
+from topobus.cpu.plugins.cpu_grouping import group_devices
+from topobus.cpu.plugins.cpu_parameters import read_cpu_parameters
 from topobus.devicekit.driver import PrepareContext
 from topobus.devicekit.edits_text import own_variable
+from topobus.domain.cpu_groups import cpus_of, is_cpu_group
 from topobus.domain.device import AttributeValue, Device
-from topobus.domain.edits import ContainerEdits
+from topobus.domain.edits import ContainerEdits, Cpuset
 from topobus.domain.errors import HardwareError
 from topobus.domain.health import Dimension, HealthState, Observation, RecoveryAction
-from topobus.domain.idset import CpuSet, NodeSet
+from topobus.domain.idset import CpuSet, IdSet, NodeSet
 from topobus.domain.machine import Cpu, Machine
 from topobus.domain.outcome import Reason, Refusal
 from topobus.sysfs.tree import Tree
 
 __all__ = ["LinuxCpuDriver"]
 
+_Ids = TypeVar("_Ids", bound=IdSet)
+
 _ONLINE = "sys/devices/system/cpu/online"
+# NUMA nodes with memory; the kernel refuses any other in cpuset.mems (EINVAL).
+_HAS_MEMORY = "sys/devices/system/node/has_memory"
 # A DRA string attribute holds at most 64 characters; only a machine with more than 16 threads a core could exceed it.
 _MAX_ATTRIBUTE = 64
 
@@ -33,15 +46,25 @@ class LinuxCpuDriver:
     name = "linux-cpu"
     device_class = "cpu"
 
+    def __init__(self) -> None:
+        self._settings = CpuGroupSettings()
+
+    def configure(self, settings: CpuGroupSettings) -> None:
+        """Take the operator's word on how CPUs are offered."""
+        self._settings = settings
+
     def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
-        """List one device for each online CPU; costs no file read, for the machine knows all of it."""
+        """List one device for each online CPU, or for each group of them; two file reads a CPU, for its frequencies, and none for groups."""
         online = [cpu for cpu in machine.cpus if cpu.online]
+        facts = CpuFacts(tree, machine)
+        if self._settings.groups != "cpu":
+            return group_devices(online, self._settings, self.name, facts)
         siblings: dict[int, list[int]] = {}
         for cpu in online:
             if cpu.core is not None:
                 siblings.setdefault(cpu.core, []).append(cpu.id)
         names = {core: str(CpuSet.of(ids)) for core, ids in siblings.items()}
-        return tuple(self._device(cpu, names) for cpu in sorted(online, key=lambda cpu: cpu.id))
+        return tuple(self._device(cpu, names, facts) for cpu in sorted(online, key=lambda cpu: cpu.id))
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """Report the CPUs that are no longer online, by one read of the kernel's list."""
@@ -65,9 +88,16 @@ class LinuxCpuDriver:
         }
 
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
-        """Tell the container its CPUs: all of them in `TOPOBUS_CPUS`, and one variable a CPU."""
+        """Give each CPU as a cpuset, and tell the container its CPUs: all of them in `TOPOBUS_CPUS`, and one variable a CPU."""
         online = _online(tree)
-        wanted = CpuSet.of(device.cpu for device in devices if device.cpu is not None)
+        unchosen = [device.name for device in devices if is_cpu_group(device) and not context.cpus.get(device.name)]
+        if unchosen:
+            message = f"which CPUs of {', '.join(unchosen)} the claim has was not decided: only claims have shares of groups, and the gateway must be as new as this service"
+            return Refusal(reasons=(Reason(code="cpus-not-chosen", message=message, facts={"devices": tuple(unchosen)}),))
+        chosen = {device.name: context.cpus.get(device.name, CpuSet()) if is_cpu_group(device) else cpus_of(device) for device in devices}
+        wanted = CpuSet()
+        for cpus in chosen.values():
+            wanted |= cpus
         if online is not None and wanted - online:
             missing = wanted - online
             reason = Reason(
@@ -76,14 +106,26 @@ class LinuxCpuDriver:
                 facts={"cpus": str(missing), "online": str(online)},
             )
             return Refusal(reasons=(reason,))
-        edits = {device.name: ContainerEdits(env={own_variable(device): "1"}) for device in devices}
+        with_memory = _ids(tree, _HAS_MEMORY, NodeSet) or NodeSet()
+        homes = _homes(tree, with_memory) if any(map(is_cpu_group, devices)) else {}
+        edits: dict[str, ContainerEdits] = {}
+        for device in devices:
+            parameters = read_cpu_parameters(context.config_of(device.name))
+            if isinstance(parameters, Refusal):
+                return parameters
+            cpuset = _cpuset(device, chosen[device.name], with_memory, homes)
+            edits[device.name] = ContainerEdits(
+                env={own_variable(device): str(chosen[device.name]) if is_cpu_group(device) else "1"},
+                cpuset=replace(cpuset, with_shared=parameters.with_shared) if cpuset is not None else None,
+            )
         return {**edits, "": ContainerEdits(env={"TOPOBUS_CPUS": str(wanted)})}
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
-        """Undo nothing: preparing a CPU changes nothing on the machine."""
+        """Undo nothing: this service changes nothing on the machine; the gateway gives the CPU back to the shared pool."""
 
-    def _device(self, cpu: Cpu, siblings: Mapping[int, str]) -> Device:
+    def _device(self, cpu: Cpu, siblings: Mapping[int, str], found_facts: CpuFacts) -> Device:
         facts: dict[str, AttributeValue | None] = {
+            **found_facts.of(cpu),
             "core": cpu.core,
             "socket": cpu.socket,
             "die": cpu.die,
@@ -101,16 +143,40 @@ class LinuxCpuDriver:
             core=cpu.core,
             socket=cpu.socket,
             l3=cpu.l3,
+            pcie_roots=found_facts.pcie_roots(cpu.numa_node),
             attributes={key: value for key, value in facts.items() if value is not None},
         )
 
 
+def _cpuset(device: Device, cpus: CpuSet, with_memory: NodeSet, homes: Mapping[int, CpuSet]) -> Cpuset | None:
+    """Give a device's cpuset: memory comes from its CPUs' nodes, and from anywhere when these have none or are not known."""
+    if not cpus:
+        return None
+    if not is_cpu_group(device):
+        return Cpuset(cpus=cpus, mems=(device.numa_nodes or NodeSet()) & with_memory)
+    at_home = CpuSet()
+    for node_cpus in homes.values():
+        at_home |= node_cpus
+    # A CPU whose node has no memory gets it from anywhere; so then does the container.
+    mems = NodeSet.of(node for node, node_cpus in homes.items() if node_cpus & cpus) if cpus <= at_home else NodeSet()
+    return Cpuset(cpus=cpus, mems=mems)
+
+
+def _homes(tree: Tree, nodes: NodeSet) -> Mapping[int, CpuSet]:
+    """Read which CPUs each of these NUMA nodes has."""
+    return {node: _ids(tree, f"sys/devices/system/node/node{node}/cpulist", CpuSet) or CpuSet() for node in nodes}
+
+
 def _online(tree: Tree) -> CpuSet | None:
     """Read the CPUs that are online now; None on a tree without the file (old recordings), which then is no evidence."""
-    text = tree.read(_ONLINE)
+    return _ids(tree, _ONLINE, CpuSet)
+
+
+def _ids(tree: Tree, path: str, kind: type[_Ids]) -> _Ids | None:
+    text = tree.read(path)
     if text is None:
         return None
     try:
-        return CpuSet.parse(text)
+        return kind.parse(text)
     except ValueError as err:
-        raise HardwareError(f"{_ONLINE} under {tree.root}: got {text[:60]!r}, wanted a list of CPUs", path=_ONLINE, raw=text[:200]) from err
+        raise HardwareError(f"{path} under {tree.root}: got {text[:60]!r}, wanted a list of ids", path=path, raw=text[:200]) from err

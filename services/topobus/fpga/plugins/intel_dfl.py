@@ -1,7 +1,7 @@
-"""Intel FPGAs of the kernel's Device Feature List: one device a card, whatever is loaded in its ports.
+"""Intel FPGAs of the kernel's Device Feature List: one device for each card, whatever its ports have loaded.
 
-Flows in: the regions of the DFL class and the machine's PCI functions. Flows out: cards with what is loaded, errors of the management engine and
-the ports, device nodes. A card on the processor's own bus has no PCI address and maybe no NUMA node; it is named by its region then, which is
+Flows in: the regions of the DFL class and the machine's PCI functions. Flows out: cards with their loaded functions, errors of the management engine
+and the ports, device nodes. A card on the processor's own bus has no PCI address and possibly no NUMA node; it is named by its region, which is
 stable as long as no card is added before it.
 Source: Documentation/fpga/dfl.rst and the ABI pages of dfl-fme and dfl-port; the all-ones id of a crashed function: Intel's FPGA plugin.
 """

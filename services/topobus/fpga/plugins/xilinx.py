@@ -1,8 +1,8 @@
 """Xilinx (AMD) FPGA cards: the functions of one slot are one card, named by the slot's function 0.
 
-An Alveo shows a management function (driver xclmgmt: loads shells, resets) and a user function (driver xocl: runs kernels); which is which, the
-driver's marker file or name tells, else the device id. In a virtual machine the user function may be alone. A card whose user function is missing
-beside its management function cannot compute and is Unhealthy.
+An Alveo has a management function (driver xclmgmt: loads shells, resets) and a user function (driver xocl: runs kernels). The driver's marker file or
+name distinguishes them, else the device id. In a virtual machine the user function may be the only one. A card that has its management function but
+not its user function cannot compute and is Unhealthy.
 
 Flows in: the machine's PCI functions and the driver's files. Flows out: cards with their shell, health, device nodes.
 Source: XRT's drivers (xocl and xclmgmt: user_pf, mgmt_pf, ready, dev_offline, instance, rom VBNV, firewall); Xilinx' Kubernetes device plugin.

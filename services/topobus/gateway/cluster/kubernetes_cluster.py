@@ -7,15 +7,17 @@ resource.k8s.io it has; the rest of the gateway sees v1 only. This module is imp
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
 import msgspec
 
 from topobus.contracts.messages import ApiObject
-from topobus.domain.errors import PeerUnavailable
+from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.gateway.cluster.objects import (
+    CLAIMS,
+    NOT_KEPT,
     ClusterChange,
     ClusterChangeKind,
     Rejected,
@@ -28,8 +30,11 @@ from topobus.gateway.core.api_versions import (
     from_served,
     to_served,
 )
+from topobus.gateway.core.device_status import replaced_statuses
 from topobus.kubernetes.access import AccessSettings
-from topobus.kubernetes.client import BACKOFF_LIMIT_S, GONE, NOT_FOUND, HistoryLost, KubernetesClient, NotServed, Plain, object_path
+from topobus.kubernetes.answers import CONFLICT, GONE, INVALID, NOT_FOUND, HistoryLost, NotServed, Plain
+from topobus.kubernetes.api.claim_wire import PROTOBUF, claim_uid, with_device_statuses
+from topobus.kubernetes.client import BACKOFF_LIMIT_S, KubernetesClient, object_path
 from topobus.runtime.logging import get_logger
 
 __all__ = ["KubernetesCluster"]
@@ -105,9 +110,95 @@ class KubernetesCluster:
         answer = await self._ask("PATCH", _path(kind, await self._version_of(kind), namespace, name), body=body)
         return answer if isinstance(answer, Rejected) else None
 
+    async def apply_device_status(
+        self, name: str, namespace: str, *, uid: str, driver: str, devices: Sequence[Mapping[str, Any]]
+    ) -> Rejected | None:
+        """Apply what a driver says of a claim's devices, under the driver's name: what it said before and says no more goes, what others say stays."""
+        version = await self._version_of(CLAIMS)
+        # Without a list for none: what this manager applied before goes all the same.
+        status = {"devices": list(devices)} if devices else {}
+        # An uid in what is applied is a precondition: another claim of the name is refused as a conflict.
+        body = {
+            "apiVersion": f"{GROUP}/{version}",
+            "kind": CLAIMS.kind,
+            "metadata": {"name": name, "namespace": namespace, "uid": uid},
+            "status": status,
+        }
+        # Nobody but the driver says anything of its devices, so a contested field is its own.
+        params = {"fieldManager": driver, "force": "true"}
+        path = _path(CLAIMS, version, namespace, name, part="status")
+        answer = await self._ask("PATCH", path, params=params, body=body, is_applied=True)
+        if isinstance(answer, Rejected):
+            return await self._replace_device_status(name, namespace, uid, driver, devices) if _is_about_bytes(answer) else answer
+        shown = (answer.get("status") or {}).get("devices") or []
+        if devices and not shown:
+            message = "the server keeps no status.devices: its feature DRAResourceClaimDeviceStatus is off"
+            return Rejected(code=NOT_KEPT, reason="NotKept", message=message)
+        if _keys(replaced_statuses(shown, driver, devices)) != _keys(shown):
+            # Written in another way before, and therefore not taken away by this one.
+            return await self._replace_device_status(name, namespace, uid, driver, devices)
+        return None
+
+    async def _replace_device_status(
+        self, name: str, namespace: str, uid: str, driver: str, devices: Sequence[Mapping[str, Any]]
+    ) -> Rejected | None:
+        """Write the list as a whole, for claims that cannot be applied to.
+
+        Server-side apply sorts the keys of opaque parameters, every patch writes them without spaces, and the server takes either for a change of the allocation, byte by byte
+        (seen on 1.36; kubectl sorts keys and leaves out spaces, Python's and JavaScript's clients do not).
+        """
+        path = _path(CLAIMS, await self._version_of(CLAIMS), namespace, name)
+        claim = await self._ask("GET", path)
+        if isinstance(claim, Rejected):
+            return claim
+        present = (claim.get("status") or {}).get("devices") or []
+        wanted = replaced_statuses(present, driver, devices)
+        if wanted == present:
+            return None
+        change = {"op": "add", "path": "/status/devices", "value": wanted} if wanted else {"op": "remove", "path": "/status/devices"}
+        patch = [
+            {"op": "test", "path": "/metadata/uid", "value": uid},
+            # What another driver wrote since is not overwritten.
+            {"op": "test", "path": "/metadata/resourceVersion", "value": (claim.get("metadata") or {}).get("resourceVersion")},
+            change,
+        ]
+        answer = await self._ask("PATCH", f"{path}/status", params={"fieldManager": driver}, body=patch)
+        if not isinstance(answer, Rejected):
+            return None
+        if _is_about_bytes(answer):
+            return await self._put_device_status(name, namespace, uid, driver, devices, answer)
+        if answer.code == INVALID and answer.message.startswith("the server rejected our request"):
+            # How a server says that one of the tests failed.
+            return Rejected(code=CONFLICT, reason="Conflict", message=answer.message)
+        return answer
+
+    async def _put_device_status(
+        self, name: str, namespace: str, uid: str, driver: str, devices: Sequence[Mapping[str, Any]], refused: Rejected
+    ) -> Rejected | None:
+        """Write the same in protobuf, in which opaque parameters keep their spaces; a server that speaks none has refused it already."""
+        version = await self._version_of(CLAIMS)
+        body = await self._client.fetch_bytes(_path(CLAIMS, version, namespace, name), PROTOBUF)
+        if isinstance(body, Rejected):
+            return body
+        try:
+            if claim_uid(body) != uid:
+                return Rejected(code=CONFLICT, reason="Conflict", message=f"claim {namespace}/{name} is another one by now")
+            content = with_device_statuses(body, driver, devices)
+        except ContractError:
+            return refused
+        # The resource version that was read is in it: whoever was faster makes this a conflict.
+        return await self._client.put_bytes(
+            _path(CLAIMS, version, namespace, name, part="status"), PROTOBUF, content, params={"fieldManager": driver}
+        )
+
     async def create_event(self, namespace: str, event: Mapping[str, Any]) -> Rejected | None:
         """Make a v1 Event."""
         answer = await self._ask("POST", object_path("v1", "events", namespace=namespace), body=dict(event))
+        return answer if isinstance(answer, Rejected) else None
+
+    async def patch_event(self, namespace: str, name: str, changes: Mapping[str, Any]) -> Rejected | None:
+        """Change a v1 Event."""
+        answer = await self._ask("PATCH", object_path("v1", "events", namespace=namespace, name=name), body=dict(changes))
         return answer if isinstance(answer, Rejected) else None
 
     async def evict(self, name: str, namespace: str, *, uid: str) -> Rejected | None:
@@ -225,19 +316,34 @@ class KubernetesCluster:
                 )
         return self._version
 
-    async def _ask(self, method: str, path: str, *, params: Mapping[str, str] | None = None, body: object = None) -> Plain | Rejected:
+    async def _ask(
+        self, method: str, path: str, *, params: Mapping[str, str] | None = None, body: object = None, is_applied: bool = False
+    ) -> Plain | Rejected:
         try:
-            return await self._client.ask(method, path, params=params, body=body)
+            return await self._client.ask(method, path, params=params, body=body, is_applied=is_applied)
         except NotServed:
             # It may have been upgraded since we asked which versions it has.
             self._version = ""
             raise
 
 
-def _path(kind: ResourceKind, version: str, namespace: str = "", name: str = "") -> str:
-    """Path of a kind or an object; `version` of resource.k8s.io, empty for kinds of other groups."""
+def _keys(devices: Iterable[Mapping[str, Any]]) -> set[tuple[str, str, str, str]]:
+    """Name entries by driver, pool, device and share."""
+    return {
+        (str(device.get("driver")), str(device.get("pool")), str(device.get("device")), str(device.get("shareID") or ""))
+        for device in devices
+    }
+
+
+def _is_about_bytes(rejected: Rejected) -> bool:
+    """Say whether a write of `status.devices` was refused for the allocation, which it does not touch: see `claim_wire`."""
+    return rejected.code == INVALID and "status.allocation" in rejected.message
+
+
+def _path(kind: ResourceKind, version: str, namespace: str = "", name: str = "", *, part: str = "") -> str:
+    """Path of a kind, an object or its part; `version` of resource.k8s.io, empty for kinds of other groups."""
     api_version = f"{GROUP}/{version}" if version else kind.api_version
-    return object_path(api_version, kind.plural, namespace=namespace if kind.is_namespaced else "", name=name)
+    return object_path(api_version, kind.plural, namespace=namespace if kind.is_namespaced else "", name=name, part=part)
 
 
 def _object(kind: ResourceKind, version: str, plain: object) -> ApiObject:

@@ -6,18 +6,19 @@ PeerUnavailable.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Protocol
 
 from msgspec import Struct
 
 from topobus.contracts.messages import ApiObject
-from topobus.kubernetes.client import Rejected
+from topobus.kubernetes.answers import Rejected
 
 __all__ = [
     "CLAIMS",
     "NODES",
+    "NOT_KEPT",
     "PODS",
     "SLICES",
     "Cluster",
@@ -27,6 +28,10 @@ __all__ = [
     "Rejected",
     "ResourceKind",
 ]
+
+
+NOT_KEPT = 501
+"""Code of our own for a server that took a write and dropped what it was about."""
 
 
 class ResourceKind(Struct, frozen=True, kw_only=True):
@@ -88,8 +93,21 @@ class Cluster(Protocol):
         """Set annotations of an object if it is still this one; None is done."""
         ...
 
+    async def apply_device_status(
+        self, name: str, namespace: str, *, uid: str, driver: str, devices: Sequence[Mapping[str, Any]]
+    ) -> Rejected | None:
+        """Make these all that a driver says in `status.devices` of a claim, if it is still this one; None is done.
+
+        Shapes: devices — in the wire shape; none: whatever the driver said before goes.
+        """
+        ...
+
     async def create_event(self, namespace: str, event: Mapping[str, Any]) -> Rejected | None:
         """Make a v1 Event; None is done."""
+        ...
+
+    async def patch_event(self, namespace: str, name: str, changes: Mapping[str, Any]) -> Rejected | None:
+        """Change a v1 Event; None is done."""
         ...
 
     async def evict(self, name: str, namespace: str, *, uid: str) -> Rejected | None:

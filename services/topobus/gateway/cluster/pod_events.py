@@ -1,80 +1,105 @@
-"""Writes Kubernetes events on a pod and its claim when the claim could not be prepared, so that `kubectl describe` shows the reason and who holds the device.
+"""Tells pods and claims by Kubernetes events what becomes of their devices on this node, so that `kubectl describe` shows the reason, its code and what to do.
 
-Flows in: a pod, a claim, the error of its preparation. Flows out: one v1 Event on each, once for each text. An event that cannot be written is logged and
-dropped, because nothing depends on it.
+Flows in: failures of preparations with who has the devices, and what happens in sandboxes. Flows out: sentences to `event_recorder`, on the pod and on the claim. No call waits.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping
 
-from topobus.domain.errors import TopobusError
 from topobus.domain.names import ClaimUid, PodUid
+from topobus.domain.outcome import Refusal
 from topobus.domain.request import Owner
-from topobus.gateway.cluster.objects import Cluster
+from topobus.domain.sandbox import AttachedInterface, Sandbox
+from topobus.gateway.cluster.event_recorder import EventRecorder, Involved, claim_object, pod_object
+from topobus.gateway.core.device_status import text_of
+from topobus.gateway.core.next_steps import next_step
+from topobus.gateway.core.shortening import shortened
 from topobus.gateway.core.waiting import NodePod
-from topobus.runtime.clock import Clock
-from topobus.runtime.logging import get_logger
+from topobus.gateway.dra.attempts import Failure
+from topobus.gateway.dra.checkpoint import ClaimEntry
+from topobus.gateway.dra.claim_key import ClaimKey
 
 __all__ = ["PodEvents"]
 
-_REASON = "DevicesNotPrepared"
-# An API server cuts nothing: longer messages are refused (core/v1 event validation).
-_MAX_MESSAGE = 1024
-_TAIL = "; tried again as soon as that is over"
+_NOT_PREPARED, _CPUS_REFUSED = "DevicesNotPrepared", "CpusRefused"
+_ATTACHED, _NOT_ATTACHED, _NOT_DETACHED = "DevicesAttached", "DevicesNotAttached", "DevicesNotDetached"
+_OF_CPUS = ("cpu-", "shared-pool-")
+_MESSAGE_LIMIT = 1000
+# An interface may have hundreds.
+_MAX_ADDRESSES = 4
 
 
 class PodEvents:
     """Tells events of one node's pods."""
 
-    def __init__(self, cluster: Cluster, clock: Clock, node: str) -> None:
-        self._cluster = cluster
-        self._clock = clock
+    def __init__(self, recorder: EventRecorder, node: str) -> None:
+        self._recorder = recorder
         self._node = node
-        self._published: dict[str, str] = {}
-        """Uid of a pod or claim to what was told last."""
+        self._published: dict[str, tuple[str, str, float]] = {}
+        """Uid of a pod or claim to what was told last: the error, who has the devices, and when that try ended."""
 
     def keep(self, uids: Collection[PodUid | ClaimUid]) -> None:
         """Forget what is gone."""
         self._published = {uid: event for uid, event in self._published.items() if uid in uids}
 
-    async def publish(self, pod: NodePod, claim: Owner, error: str, users: Mapping[str, Owner]) -> None:
-        """Tell both, unless they were told of the same error; `users` are the pods that have a device of the claim, as far as they are known."""
-        who = "".join(f" ({user} uses {name})" for name, user in sorted(users.items()))
-        message = f"node {self._node}: {error}{who}"[: _MAX_MESSAGE - len(_TAIL)] + _TAIL
-        named = (("v1", "Pod", pod.name, pod.uid), ("resource.k8s.io/v1", "ResourceClaim", claim.name, claim.uid))
-        for api_version, kind, name, uid in named:
-            if self._published.get(uid) == error:
-                continue
-            self._published[uid] = error
-            event = self._event({"apiVersion": api_version, "kind": kind, "name": name, "uid": uid}, pod.namespace, message)
-            try:
-                rejected = await self._cluster.create_event(pod.namespace, event)
-            except TopobusError as err:
-                get_logger().warning("event.untold", kind=kind, name=name, error=str(err))
-            else:
-                # Conflict: it is there already, told by the process before this one.
-                if rejected is not None and rejected.code != 409:
-                    get_logger().warning("event.untold", kind=kind, name=name, error=rejected.message)
+    def not_prepared(self, pod: NodePod, claim: Owner, failure: Failure, users: Mapping[str, Owner]) -> None:
+        """Tell both why a claim is not prepared; `users` are the pods that have a device of it, as far as they are known.
 
-    def _event(self, involved: dict[str, str], namespace: str, message: str) -> dict[str, Any]:
-        now = self._clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
-        # The name follows from what is told, so that a gateway that is started again makes no second one.
-        digest = hashlib.sha256(f"{involved['uid']}/{message}".encode()).hexdigest()[:16]
-        return {
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {"name": f"{involved['name'][:200]}.{digest}", "namespace": namespace},
-            "involvedObject": {**involved, "namespace": namespace},
-            "reason": _REASON,
-            "message": message,
-            "type": "Warning",
-            "source": {"component": "topobus-gateway", "host": self._node},
-            "reportingComponent": "topobus.dev/gateway",
-            "reportingInstance": self._node,
-            "firstTimestamp": now,
-            "lastTimestamp": now,
-            "count": 1,
-        }
+        Called again and again while the pod waits: each try is told once. Kubelet lists a pod a moment after it has its devices, so the same error is told once
+        more when its users become known, and not when they go.
+        """
+        who = "".join(f" ({user} uses {name})" for name, user in sorted(users.items()))
+        reason = _CPUS_REFUSED if failure.code.startswith(_OF_CPUS) else _NOT_PREPARED
+        for involved in (pod_object(pod.namespace, pod.name, pod.uid), claim_object(claim)):
+            earlier_error, earlier_who, earlier_s = self._published.get(involved.uid, ("", "", 0.0))
+            is_same = failure.error == earlier_error
+            # Whoever had the devices a moment ago is still named: a repeat is the same event.
+            here = who or (earlier_who if is_same else "")
+            if is_same and here == earlier_who and failure.at_s <= earlier_s:
+                continue
+            self._published[involved.uid] = (failure.error, here, failure.at_s)
+            self._warn([involved], reason, f"{failure.error}{_code(failure.code)}{here}", next_step(failure.code))
+
+    def attached(self, entry: ClaimEntry, sandbox: Sandbox, interfaces: Mapping[str, AttachedInterface]) -> None:
+        """Tell both that the devices are in the pod, and as what."""
+        names = entry.to_attach or tuple(sorted({device.device for device in entry.devices}))
+        shown = ", ".join(_shown(name, interfaces.get(name)) for name in names)
+        message = f"node {self._node}: claim {entry.namespace}/{entry.name}: pod {sandbox} has {shown}"
+        for involved in _both(entry, sandbox):
+            self._recorder.note(involved, _ATTACHED, message, is_warning=False)
+
+    def attach_failed(self, entry: ClaimEntry, sandbox: Sandbox, refusal: Refusal) -> None:
+        """Tell both why the pod does not get them; kubelet makes the sandbox anew, and the repeats are counted."""
+        self._refused(entry, sandbox, _NOT_ATTACHED, "not attached to pod", refusal)
+
+    def detach_failed(self, entry: ClaimEntry, sandbox: Sandbox, refusal: Refusal) -> None:
+        """Tell both why they could not be taken back as they were; nobody else gets them before that is mended."""
+        self._refused(entry, sandbox, _NOT_DETACHED, "not taken back from pod", refusal)
+
+    def _refused(self, entry: ClaimEntry, sandbox: Sandbox, reason: str, what: str, refusal: Refusal) -> None:
+        code, text = text_of(refusal)
+        message = f"claim {entry.namespace}/{entry.name}: {what} {sandbox}: {text}{_code(code)}"
+        self._warn(_both(entry, sandbox), reason, message, next_step(code))
+
+    def _warn(self, involved: Iterable[Involved], reason: str, message: str, step: str) -> None:
+        """What to do comes last and is never cut off."""
+        shown = shortened(f"node {self._node}: {message}", _MESSAGE_LIMIT - len(step))
+        for each_involved in involved:
+            self._recorder.note(each_involved, reason, f"{shown}; {step}", is_warning=True)
+
+
+def _both(entry: ClaimEntry, sandbox: Sandbox) -> tuple[Involved, Involved]:
+    claim = ClaimKey(namespace=entry.namespace, name=entry.name, uid=entry.uid)
+    return pod_object(sandbox.namespace, sandbox.name, sandbox.uid), claim_object(claim.owner)
+
+
+def _code(code: str) -> str:
+    return f" ({code})" if code else ""
+
+
+def _shown(device: str, interface: AttachedInterface | None) -> str:
+    if interface is None:
+        return device
+    addresses = ", ".join(interface.addresses[:_MAX_ADDRESSES]) + (", ..." if len(interface.addresses) > _MAX_ADDRESSES else "")
+    return f"{device} as {interface.name}" + (f" ({addresses})" if addresses else "")

@@ -66,7 +66,14 @@ class PodRetries:
     """Follows the pods of one node."""
 
     def __init__(
-        self, cluster: Cluster, state: NodeState, attempts: Attempts, checkpoint: Checkpoint, settings: ClusterSettings, clock: Clock
+        self,
+        cluster: Cluster,
+        state: NodeState,
+        attempts: Attempts,
+        checkpoint: Checkpoint,
+        settings: ClusterSettings,
+        clock: Clock,
+        events: PodEvents,
     ) -> None:
         self._cluster = cluster
         self._state = state
@@ -74,7 +81,7 @@ class PodRetries:
         self._checkpoint = checkpoint
         self._settings = settings
         self._clock = clock
-        self._events = PodEvents(cluster, clock, state.node)
+        self._events = events
         self._changed = Broadcast()
         self._pods: dict[PodUid, NodePod] = {}
         self._claims: dict[tuple[str, str], WaitingClaim | None] = {}
@@ -97,7 +104,7 @@ class PodRetries:
                 ticket = self._changed.ticket()
                 await self._read_claims()
                 self._withhold()
-                is_waiting = await self._look()
+                is_waiting = await self._check_pods()
                 try:
                     async with self._clock.timeout(_LOOK_S if is_waiting else None):
                         await ticket.wait()
@@ -126,10 +133,10 @@ class PodRetries:
                         self._pods.pop(uid, None)
                     else:
                         self._pods[uid] = pod
-                self._forget()
+                self._drop_gone_pods()
                 self._changed.announce()
 
-    def _forget(self) -> None:
+    def _drop_gone_pods(self) -> None:
         """Drop what belongs to pods that are gone."""
         wanted = {(pod.namespace, name) for pod in self._pods.values() for name in pod.claims}
         self._claims = {key: claim for key, claim in self._claims.items() if key in wanted}
@@ -152,7 +159,7 @@ class PodRetries:
                 try:
                     api_object = await self._cluster.get(CLAIMS, name, pod.namespace)
                 except TopobusError as err:
-                    self._say_failed("claims", str(err))
+                    self._log_failure("claims", str(err))
                     return
                 self._claims[key] = waiting_claim(api_object, self._state.node)
                 if api_object is None or not api_object.status.get("allocation"):
@@ -174,7 +181,7 @@ class PodRetries:
         waiting_claims = (self._claims.get((pod.namespace, name)) for name in pod.claims)
         return tuple(claim for claim in waiting_claims if claim is not None and not self._is_prepared(claim))
 
-    async def _look(self) -> bool:
+    async def _check_pods(self) -> bool:
         """Look at each pod once; True: one waits."""
         is_waiting = bool(self._unallocated_since) or any(
             (pod.namespace, name) not in self._claims for pod in self._pods.values() for name in pod.claims
@@ -189,20 +196,20 @@ class PodRetries:
             is_waiting = True
             awaited |= {holder.key for claim in claims for holder in in_the_way(claim, self._holders_of(claim)).values()}
             try:
-                await self._look_at(pod, claims)
+                await self._check_pod(pod, claims)
             except Exception as err:  # noqa: BLE001 - boundary: one pod; the node's other pods are looked at
-                self._say_failed(pod.uid, f"pod {pod.namespace}/{pod.name}: {type(err).__name__}: {err}")
+                self._log_failure(pod.uid, f"pod {pod.namespace}/{pod.name}: {type(err).__name__}: {err}")
         self._state.wait_for(frozenset(awaited))
         return is_waiting
 
-    async def _look_at(self, pod: NodePod, claims: Iterable[WaitingClaim]) -> None:
+    async def _check_pod(self, pod: NodePod, claims: Iterable[WaitingClaim]) -> None:
         now_s = self._clock.monotonic()
         wait = self._waits.setdefault(pod.uid, PodWait(since_s=now_s))
         failures = [failure for claim in claims if (failure := self._attempts.failure(claim.uid)) is not None]
         for claim in claims:
             failure = self._attempts.failure(claim.uid)
             if failure is not None:
-                await self._events.publish(pod, claim.owner, failure.error, self._users_of(claim))
+                self._events.not_prepared(pod, claim.owner, failure, self._users_of(claim))
         obstacle = next((text for claim in claims if (text := self._obstacle_of(claim))), "")
         if not obstacle and self._obstacles.get(pod.uid):
             # What stood in the way is over: the next try is the first one again.
@@ -250,7 +257,7 @@ class PodRetries:
             annotations = {ANNOTATION: rfc3339(self._clock.now())}
             rejected = await self._cluster.annotate(PODS, pod.name, pod.namespace, uid=pod.uid, annotations=annotations)
         except TopobusError as err:
-            self._say_failed(pod.uid, str(err))
+            self._log_failure(pod.uid, str(err))
             return
         if self._is_refused(pod, "annotate", rejected):
             return
@@ -268,7 +275,7 @@ class PodRetries:
         try:
             rejected = await self._cluster.evict(pod.name, pod.namespace, uid=pod.uid)
         except TopobusError as err:
-            self._say_failed(pod.uid, str(err))
+            self._log_failure(pod.uid, str(err))
             return
         if not self._is_refused(pod, "evict", rejected):
             get_logger().warning("pod.evicted", pod=f"{pod.namespace}/{pod.name}", pod_uid=pod.uid, why=obstacle)
@@ -276,12 +283,12 @@ class PodRetries:
     def _is_refused(self, pod: NodePod, what: str, rejected: Rejected | None) -> bool:
         # A pod that is gone or another one by now is no trouble.
         if rejected is not None and rejected.code not in (404, 409):
-            self._say_failed(what, f"{what} pod {pod.namespace}/{pod.name}: {rejected.message}")
+            self._log_failure(what, f"{what} pod {pod.namespace}/{pod.name}: {rejected.message}")
         elif rejected is None:
             self._failed_calls.pop(what, None)
         return rejected is not None
 
-    def _say_failed(self, what: str, why: str) -> None:
+    def _log_failure(self, what: str, why: str) -> None:
         """Say once what cannot be done; it is tried again."""
         if self._failed_calls.get(what) != why:
             self._failed_calls[what] = why

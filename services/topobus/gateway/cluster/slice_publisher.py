@@ -38,9 +38,10 @@ from topobus.gateway.core.slices import (
     silence_taint,
     slice_plan,
 )
+from topobus.gateway.core.uncounted import countable, keeps_counters
 from topobus.gateway.node_state import Broadcast, NodeState
 from topobus.kubernetes.api.resource import SliceDevice, SliceSpec, Taint
-from topobus.kubernetes.api.slices import slice_device
+from topobus.kubernetes.api.slices import shared_counters, slice_device, slice_order
 from topobus.runtime.logging import get_logger
 from topobus.runtime.readiness import Readiness
 
@@ -52,6 +53,7 @@ _INVALID = 422
 _GONE = 404
 _CONFLICT = 409
 _OVERTAKEN = "somebody else changed a slice in the meantime"
+_UNCOUNTED = "the API server keeps no counters: the pool is made anew without partitions"
 
 
 class SliceMetrics:
@@ -77,7 +79,7 @@ class SlicePublisher:
         state: NodeState,
         *,
         offers: Callable[[str], bool],
-        shows: Callable[[Device], bool] = lambda _: True,
+        shows: Callable[[Device], Device | None] = lambda device: device,
         is_judged: Callable[[str], bool],
         settings: ClusterSettings,
         readiness: Readiness,
@@ -100,11 +102,15 @@ class SlicePublisher:
         self._has_published = False
         self._is_judged = is_judged
         self._left_out: dict[str, dict[str, str]] = {}
-        self._shown: dict[str, tuple[Inventory, Inventory, tuple[SliceDevice, ...]]] = {}
-        """By class: the inventory, the part of it that is offered, and how that is shown."""
+        self._shown: dict[str, tuple[Inventory, bool, Inventory, tuple[SliceDevice, ...]]] = {}
+        """By class: the inventory, whether the server keeps counters, the part of it that is offered, and how that is shown."""
         self._settled: dict[str, tuple[object, ...]] = {}
         """By class: all that decides, when it was last found that there is nothing to write."""
         self._specs: dict[str, tuple[ApiObject, SliceSpec | None]] = {}
+
+    def dropped(self) -> tuple[str, ...]:
+        """List the fields that the API server does not keep, as far as any was sent."""
+        return tuple(sorted(self._dropped))
 
     async def run(self) -> None:
         """Publish for ever."""
@@ -141,7 +147,7 @@ class SlicePublisher:
             is_done = True
             if self._present is not None:
                 is_done = await self._sync()
-                self._tell()
+                self._report_readiness()
             pause_s = self._settings.retry_s if is_done else min(pause_s * 2, _BACKOFF_LIMIT_S)
             try:
                 async with asyncio.timeout(self._settings.resync_s if is_done else pause_s):
@@ -165,7 +171,7 @@ class SlicePublisher:
             except PeerUnavailable as err:
                 trouble = str(err)
             is_done = is_done and not trouble
-            if trouble and trouble != _OVERTAKEN and self._troubles.get(device_class) != trouble:
+            if trouble and trouble not in (_OVERTAKEN, _UNCOUNTED) and self._troubles.get(device_class) != trouble:
                 get_logger().warning("slices.publish-failed", driver=driver_name(device_class), error=trouble)
             self._troubles[device_class] = trouble
             self._metrics.slices.labels(device_class).set(len(self._of(device_class)))
@@ -185,7 +191,8 @@ class SlicePublisher:
         else:
             node_uid = await self._uid_of_node()
             devices = self._devices(device_class, inventory, present)
-            state = (node_uid, devices, present, frozenset(self._dropped))
+            counter_sets = self._shown[device_class][2].counter_sets
+            state = (node_uid, devices, counter_sets, present, frozenset(self._dropped))
             if self._settled.get(device_class) == state:
                 # Most news is of other classes, or of holders who change nothing here.
                 return ""
@@ -195,6 +202,7 @@ class SlicePublisher:
                 node_uid,
                 devices,
                 present,
+                counter_sets=shared_counters(counter_sets),
                 dropped=self._dropped,
                 last_generation=self._generations.get(device_class, 0),
                 read=self._read,
@@ -221,22 +229,24 @@ class SlicePublisher:
 
     def _devices(self, device_class: str, inventory: Inventory, present: Sequence[ApiObject]) -> tuple[SliceDevice, ...]:
         """Show what a server takes; a device that breaks a limit is left out and told once, for it would cost its neighbours their slice."""
-        cached = self._shown.get(device_class)
-        if cached is None or cached[0] is not inventory:
+        cached, is_counted = self._shown.get(device_class), keeps_counters(self._dropped)
+        if cached is None or cached[0] is not inventory or cached[1] is not is_counted:
             # Devices of a pool that is not offered here are left out, too.
-            kept = structs.replace(inventory, devices=tuple(filter(self._shows, inventory.devices)))
-            good, bad = publishable(map(slice_device, kept.devices))
+            kept = structs.replace(inventory, devices=tuple(shown for shown in map(self._shows, inventory.devices) if shown is not None))
+            kept, withheld = countable(kept, self._dropped)
+            good, bad = publishable(map(slice_device, slice_order(kept.devices)))
+            bad |= withheld
             if bad != self._left_out.get(device_class, {}):
                 for name, why in bad.items():
                     get_logger().warning("slice-device.left-out", driver=driver_name(device_class), device=name, why=why)
             self._left_out[device_class] = bad
-            cached = self._shown[device_class] = (inventory, kept, good)
+            cached = self._shown[device_class] = (inventory, is_counted, kept, good)
         since = self._state.silent_since(device_class)
         silence: Taint | None = None
         # Freshly started we know of no silence yet, and must not open what was closed.
         if since or (not self._is_judged(device_class) and shows_silence(present)):
             silence = silence_taint(since, self._settings.silence_effect, present)
-        return pool_devices(cached[1], self._state.holders(device_class), silence, shown=cached[2])
+        return pool_devices(cached[2], self._state.holders(device_class), silence, shown=cached[3])
 
     def _read(self, api_object: ApiObject) -> SliceSpec | None:
         """Read a slice once, as long as it is the same object."""
@@ -253,7 +263,7 @@ class SlicePublisher:
             self._count("delete", refused)
             if refused is not None:
                 return _OVERTAKEN if refused.code == _CONFLICT else refused.message
-            self._forget(deletion)
+            self._drop_slice(deletion)
         for verb, objects, write in (("update", plan.updates, self._cluster.update), ("create", plan.creates, self._cluster.create)):
             for api_object in objects:
                 stored = await write(SLICES, api_object)
@@ -261,7 +271,11 @@ class SlicePublisher:
                 if isinstance(stored, Rejected):
                     return self._refused(api_object, stored)
                 self._take(stored)
+                was_counted = keeps_counters(self._dropped)
                 self._notice_dropped(dropped_fields(api_object, stored))
+                if was_counted and not keeps_counters(self._dropped):
+                    # Before the pool is whole: its partitions would be offered as if they took nothing from each other.
+                    return _UNCOUNTED
         return ""
 
     def _refused(self, api_object: ApiObject, answer: Rejected) -> str:
@@ -312,14 +326,14 @@ class SlicePublisher:
         else:
             self._present[_name(api_object)] = api_object
 
-    def _forget(self, deletion: Deletion) -> None:
+    def _drop_slice(self, deletion: Deletion) -> None:
         if self._present is not None:
             self._present.pop(deletion.name, None)
 
     def _count(self, verb: str, answer: object) -> None:
         self._metrics.writes.labels(verb, answer.reason or str(answer.code) if isinstance(answer, Rejected) else "ok").inc()
 
-    def _tell(self) -> None:
+    def _report_readiness(self) -> None:
         """Keep the readiness part: ready once everything was published; trouble afterwards is a remark, for the node plane goes on."""
         for field in self._reported:
             self._metrics.dropped.labels(field).set(field in self._dropped)

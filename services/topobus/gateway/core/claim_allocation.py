@@ -16,10 +16,14 @@ from msgspec.structs import replace
 
 from topobus.contracts.messages import ApiObject, Prepared
 from topobus.devicekit.cdi import CdiDevice, CdiSpec
+from topobus.domain.alignment.planning.node_view import CPU_CLASS
 from topobus.domain.device import class_of_driver
 from topobus.domain.edits import ContainerEdits
+from topobus.domain.idset import CpuSet
 from topobus.domain.names import ClaimUid, is_dns_label
 from topobus.domain.outcome import Reason, Refusal
+from topobus.gateway.core.consumed_cpus import add_cpus
+from topobus.gateway.core.naming_variables import naming
 from topobus.kubernetes.api.resource import Toleration
 from topobus.kubernetes.api.slices import SICK_TAINT
 from topobus.kubernetes.api.tolerations import tolerates
@@ -29,6 +33,7 @@ __all__ = [
     "AllocatedDevice",
     "ClaimAllocation",
     "allocation_of",
+    "cdi_class",
     "cdi_device_name",
     "cdi_names",
     "cdi_request_name",
@@ -36,9 +41,14 @@ __all__ = [
     "cdi_whole_name",
     "cdi_whole_names",
     "is_allocated_here",
+    "pods_of",
 ]
 
 CDI_VENDOR = "topobus.dev"
+# Edits that are lists of things of which a container has each once.
+_LISTS = ("device_nodes", "mounts", "hooks", "additional_gids", "net_devices")
+# Written by kube-controller-manager (k8s.io/api/resource/v1, PodResourceClaimAnnotation).
+_POD_CLAIM_ANNOTATION = "resource.kubernetes.io/pod-claim-name"
 
 
 class AllocatedDevice(Struct, frozen=True, kw_only=True):
@@ -50,6 +60,8 @@ class AllocatedDevice(Struct, frozen=True, kw_only=True):
     device: str
     is_shared: bool = False
     """Admin access: looks at the device, holds nothing."""
+    alternative: str = ""
+    """Of the request, which one was chosen; empty: it has none."""
     share_id: str = ""
     """The share that the claim has of a device with consumable capacity; empty: the whole device."""
 
@@ -65,6 +77,16 @@ class ClaimAllocation(Struct, frozen=True, kw_only=True):
     config: dict[str, tuple[dict[str, Any], ...]] = {}
     """Device to its opaque parameters: of the class before those of the claim, only such as mean the request that the device was given for."""
 
+    group_cpus: dict[str, int] = {}
+    """How many CPUs the claim has of groups of CPUs, by the group's device: its ledger's entry is one whole, whichever driver asks."""
+    cpus: dict[str, CpuSet] = {}
+    """Which these are, once the ledger has chosen them."""
+    generation: int = 0
+    """The claim's `metadata.generation`; 0: its API server counts none."""
+    pod_claim_name: str = ""
+    """The name that pods know the claim by, of one that was made of a template for a pod; empty: the claim's own."""
+    pods: tuple[str, ...] = ()
+    """Uids of the pods that the claim is reserved for, sorted."""
     tolerated: tuple[str, ...] = ()
     """Devices of this driver that the claim takes also when they are sick: its allocation tolerates the taint that a sick device has."""
 
@@ -106,6 +128,7 @@ def allocation_of(
     held: dict[str, set[str]] = {}
     whole: set[tuple[str, str]] = set()
     untolerated: set[str] = set()
+    group_cpus: dict[str, int] = {}
     for index, result in enumerate(results):
         fields = [result.get(key) for key in ("request", "driver", "pool", "device")] if isinstance(result, Mapping) else []
         if not fields or not all(isinstance(field, str) and field for field in fields):
@@ -125,14 +148,19 @@ def allocation_of(
             held.setdefault(device_class, set()).add(device)
             if not share_id:
                 whole.add((device_class, device))
+            elif device_class == CPU_CLASS and not add_cpus(group_cpus, device, result):
+                got = f"status.allocation.devices.results[{index}].consumedCapacity is {result.get('consumedCapacity')!r}"
+                return _refuse("claim-malformed", f"{where}: {got}, wanted a number of cpus")
         if its_driver != driver:
             continue
         if not _tolerates_sickness(result):
             untolerated.add(device)
         if pool != node:
             return _refuse("claim-elsewhere", f"{where}: device {device} is in pool {pool}, this node is {node}", pool=pool, node=node)
-        name = request.partition("/")[0]
-        devices.append(AllocatedDevice(request=name, pool=pool, device=device, is_shared=is_shared, share_id=share_id))
+        name, _, alternative = request.partition("/")
+        devices.append(
+            AllocatedDevice(request=name, pool=pool, device=device, is_shared=is_shared, alternative=alternative, share_id=share_id)
+        )
         device_config = config.setdefault(device, [])
         device_config += [
             settings for requests, settings in parameters if (not requests or requests & {name, request}) and settings not in device_config
@@ -147,7 +175,29 @@ def allocation_of(
     }
     tolerated = tuple(sorted({allocated_device.device for allocated_device in devices} - untolerated))
     configured = {device: tuple(settings) for device, settings in sorted(config.items()) if settings}
-    return ClaimAllocation(devices=tuple(devices), held=sorted_held, by_share=by_share, config=configured, tolerated=tolerated)
+    return ClaimAllocation(
+        devices=tuple(devices),
+        held=sorted_held,
+        by_share=by_share,
+        config=configured,
+        group_cpus=group_cpus,
+        generation=_generation(claim),
+        pod_claim_name=_pod_claim_name(claim),
+        pods=pods_of(claim),
+        tolerated=tolerated,
+    )
+
+
+def pods_of(claim: ApiObject) -> tuple[str, ...]:
+    """List the uids of the pods that a claim is reserved for, sorted; an entry that cannot be read names no pod.
+
+    >>> pods_of(ApiObject(api_version="v1", kind="ResourceClaim", metadata={}, status={"reservedFor": [{"resource": "pods", "name": "a", "uid": "u"}]}))
+    ('u',)
+    """
+    reserved_for = claim.status.get("reservedFor")
+    consumers = [consumer for consumer in reserved_for if isinstance(consumer, Mapping)] if isinstance(reserved_for, list) else []
+    uids = [consumer.get("uid") for consumer in consumers if consumer.get("resource") == "pods" and not consumer.get("apiGroup")]
+    return tuple(sorted({uid for uid in uids if isinstance(uid, str) and uid}))
 
 
 def is_allocated_here(claim: ApiObject | None, uid: ClaimUid, node: str) -> bool:
@@ -191,6 +241,7 @@ def cdi_spec(
     names, so what lists devices stands with its request, and once more for the whole claim; the file's common edits are what all of them say alike.
     """
     common = prepared.common if len(requests) < 2 else _alike((prepared.common, *(request.common for request in requests.values())))
+    nameless = {name: _naming(uid, name) for name in prepared.to_attach}
     own = {name: (edits, prepared.common) for name, edits in prepared.edits.items()}
     joined: list[tuple[str, ContainerEdits]] = []
     if len(requests) > 1:
@@ -205,11 +256,22 @@ def cdi_spec(
             for request, other_request in requests.items()
         ]
         joined.append((cdi_whole_name(uid), _without(prepared.common, common)))
-    devices = [(cdi_device_name(uid, name), _first_to_edit(edits, rest, common)) for name, (edits, rest) in sorted(own.items())]
+    devices = [
+        (
+            cdi_device_name(uid, name),
+            naming(
+                _first_to_edit(edits, rest, common, nameless.get(name, edits)),
+                name,
+                cdi_device_name(uid, name),
+                is_adjusted=name in prepared.to_adjust,
+            ),
+        )
+        for name, (edits, rest) in sorted(own.items())
+    ]
     entries = tuple(CdiDevice(name=name, edits=_bound(edits)) for name, edits in (*devices, *joined) if not edits.is_empty)
     if not entries:
         return None
-    return CdiSpec(vendor=CDI_VENDOR, device_class=_cdi_class(device_class), devices=entries, common=_bound(_without_annotations(common)))
+    return CdiSpec(vendor=CDI_VENDOR, device_class=cdi_class(device_class), devices=entries, common=_bound(_without_annotations(common)))
 
 
 def cdi_names(spec: CdiSpec | None, uid: ClaimUid, device: str, request: str) -> tuple[str, ...]:
@@ -222,7 +284,8 @@ def cdi_whole_names(spec: CdiSpec | None, uid: ClaimUid) -> tuple[str, ...]:
     return _defined(spec, cdi_whole_name(uid))
 
 
-def _cdi_class(device_class: str) -> str:
+def cdi_class(device_class: str) -> str:
+    """Name a class in CDI."""
     # A class made of somebody else's resource may begin with a digit (`10g-nic-acme`), which CDI refuses. A letter of our own keeps them apart.
     return device_class if device_class[:1].isalpha() else f"c-{device_class}"
 
@@ -237,23 +300,25 @@ def _first_to_edit(*choices: ContainerEdits) -> ContainerEdits:
     return next((edits for edits in choices if not edits.is_empty), ContainerEdits())
 
 
+def _naming(uid: ClaimUid, device: str) -> ContainerEdits:
+    """Give a device edits that has none and is attached to the sandbox: without a name in CDI nothing would keep its container from starting too early."""
+    return ContainerEdits(env={f"TOPOBUS_ATTACHED_{device.upper().replace('-', '_')}": cdi_device_name(uid, device)})
+
+
 def _alike(parts: Sequence[ContainerEdits]) -> ContainerEdits:
     """Find what all parts say alike."""
     first, *others = parts
-    return ContainerEdits(
-        env={key: value for key, value in first.env.items() if all(container_edits.env.get(key) == value for container_edits in others)},
-        device_nodes=tuple(node for node in first.device_nodes if all(node in container_edits.device_nodes for container_edits in others)),
-        mounts=tuple(mount for mount in first.mounts if all(mount in container_edits.mounts for container_edits in others)),
-    )
+    lists = {name: tuple(edit for edit in getattr(first, name) if all(edit in getattr(other, name) for other in others)) for name in _LISTS}
+    env = {key: value for key, value in first.env.items() if all(container_edits.env.get(key) == value for container_edits in others)}
+    is_rdt_alike = all(container_edits.intel_rdt == first.intel_rdt for container_edits in others)
+    return replace(ContainerEdits(env=env, intel_rdt=first.intel_rdt if is_rdt_alike else None), **lists)
 
 
 def _without(edits: ContainerEdits, common: ContainerEdits) -> ContainerEdits:
     """Leave out what is said for all."""
-    return ContainerEdits(
-        env={key: value for key, value in edits.env.items() if key not in common.env},
-        device_nodes=tuple(node for node in edits.device_nodes if node not in common.device_nodes),
-        mounts=tuple(mount for mount in edits.mounts if mount not in common.mounts),
-    )
+    lists = {name: tuple(edit for edit in getattr(edits, name) if edit not in getattr(common, name)) for name in _LISTS}
+    env = {key: value for key, value in edits.env.items() if key not in common.env}
+    return replace(ContainerEdits(env=env, intel_rdt=edits.intel_rdt if edits.intel_rdt != common.intel_rdt else None), **lists)
 
 
 def _of_request(device_class: str, request: str, prepared: Prepared, common: ContainerEdits) -> ContainerEdits:
@@ -265,16 +330,17 @@ def _of_request(device_class: str, request: str, prepared: Prepared, common: Con
 
 def _bound(edits: ContainerEdits) -> ContainerEdits:
     """Say of each mount that it is a bind mount: a runtime takes one that does not say so for a file system, and the container does not start."""
-    if all({"bind", "rbind"} & set(mount.options) for mount in edits.mounts):
+    if all(mount.kind or {"bind", "rbind"} & set(mount.options) for mount in edits.mounts):
         return edits
     mounts = [
-        mount if {"bind", "rbind"} & set(mount.options) else replace(mount, options=(*mount.options, "rbind")) for mount in edits.mounts
+        mount if mount.kind or {"bind", "rbind"} & set(mount.options) else replace(mount, options=(*mount.options, "rbind"))
+        for mount in edits.mounts
     ]
     return replace(edits, mounts=tuple(mounts))
 
 
 def _without_annotations(edits: ContainerEdits) -> ContainerEdits:
-    return ContainerEdits(env=edits.env, device_nodes=edits.device_nodes, mounts=edits.mounts)
+    return replace(edits, annotations={})
 
 
 def _results(claim: ApiObject) -> list[Any] | None:
@@ -312,6 +378,18 @@ def _parameters(claim: ApiObject, driver: str, where: str) -> list[tuple[frozens
             return _refuse("claim-malformed", text)
         settings.append((entry.get("source") != "FromClass", frozenset(requests), parameters))
     return [(requests, parameters) for _, requests, parameters in sorted(settings, key=lambda entry: entry[0])]
+
+
+def _generation(claim: ApiObject) -> int:
+    generation = claim.metadata.get("generation")
+    return generation if isinstance(generation, int) and generation > 0 else 0
+
+
+def _pod_claim_name(claim: ApiObject) -> str:
+    """Read by which name of its spec a pod knows a claim of a template; what can be no name of one is none (anybody may write an annotation)."""
+    annotations = claim.metadata.get("annotations")
+    name = annotations.get(_POD_CLAIM_ANNOTATION) if isinstance(annotations, Mapping) else None
+    return name if isinstance(name, str) and is_dns_label(name) else ""
 
 
 def _refuse(code: str, message: str, **facts: str) -> Refusal:

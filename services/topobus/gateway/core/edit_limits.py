@@ -18,8 +18,30 @@ from msgspec import Struct, structs
 from topobus.contracts.messages import Prepared
 from topobus.domain.edits import ContainerEdits, DeviceNode, Mount
 from topobus.domain.outcome import Reason, Refusal
+from topobus.gateway.core.guarded_names import (
+    FORBIDDEN,
+    FORBIDDEN_PREFIXES,
+    GUARD_FOLDER,
+    GUARD_SOURCE,
+    GUARDED_EXACTLY,
+    GUARDED_FOLDERS,
+    OPTIONS,
+    PROTECTED_ANNOTATIONS,
+    PROTECTED_NODES,
+    RUNTIMES_OWN,
+)
 
-__all__ = ["FOREIGN_RIGHTS", "NO_RIGHTS", "SHIPPED_RIGHTS", "EditRights", "host_paths", "is_plain_path", "refuse_forbidden", "rights_of"]
+__all__ = [
+    "FOREIGN_RIGHTS",
+    "NO_RIGHTS",
+    "NVIDIA_HOOKS",
+    "SHIPPED_RIGHTS",
+    "EditRights",
+    "host_paths",
+    "is_plain_path",
+    "refuse_forbidden",
+    "rights_of",
+]
 
 
 class EditRights(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -37,8 +59,20 @@ class EditRights(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Names of variables that would be refused otherwise, such as `LD_PRELOAD`: a program obeys them before it does anything of its own."""
     annotations: tuple[str, ...] = ()
     """Prefixes of annotations. Those that a runtime obeys (`cdi.k8s.io/`) are covered only by a prefix that names them."""
+    cpus: bool = False
+    """Allow CPUs for the container alone: they are taken from all others."""
+    hooks: tuple[str, ...] = ()
+    """Programs of the host that the container runtime may run as root for the container: whole paths."""
+    gids: bool = False
+    """Allow groups for the container's processes (those of device nodes, such as video and render); never root's."""
+    majors: tuple[int, ...] = ()
+    """Major numbers of device nodes that need not exist on the host: a number reaches its device under any path."""
+    net_devices: bool = False
+    """Allow network interfaces of the host to be moved into the container."""
+    rdt: bool = False
+    """Allow cache and memory bandwidth to be set (resctrl)."""
     as_kubelet: bool = False
-    """For somebody else's device plugin alone: check nothing, as kubelet checks nothing of a plugin that registers with it."""
+    """For somebody else's device plugin alone: check nothing but the gateway's own guard, as kubelet checks nothing of a plugin that registers with it."""
 
 
 # The longest string of an environment (MAX_ARG_STRLEN, 32 pages), a path with its zero (PATH_MAX), both execve(2) and Linux' limits.h.
@@ -53,139 +87,12 @@ _REASONS_LIMIT = 8
 _SHOWN_CHARACTERS = 80
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# Variables that make a loader, a shell or an interpreter run something else, or send a program to somebody else.
-_FORBIDDEN_PREFIXES = ("LD_", "PYTHON", "BASH_FUNC_", "GIT_", "KUBERNETES_", "DOTNET_", "CORECLR_", "COR_", "MALLOC_", "NPM_CONFIG_")
-_FORBIDDEN = frozenset(
-    [
-        "PATH",
-        "ENV",
-        "BASH_ENV",
-        "IFS",
-        "PS4",
-        "SHELL",
-        "SHELLOPTS",
-        "BASHOPTS",
-        "PROMPT_COMMAND",
-        "HOME",
-        "TMPDIR",
-        "GCONV_PATH",
-        "LOCPATH",
-        "NLSPATH",
-        "GLIBC_TUNABLES",
-        "HOSTALIASES",
-        "RESOLV_HOST_CONF",
-        "LOCALDOMAIN",
-        "RES_OPTIONS",
-        "NODE_OPTIONS",
-        "NODE_PATH",
-        "NODE_EXTRA_CA_CERTS",
-        "PERL5LIB",
-        "PERL5OPT",
-        "PERL5DB",
-        "PERLLIB",
-        "RUBYOPT",
-        "RUBYLIB",
-        "JAVA_TOOL_OPTIONS",
-        "_JAVA_OPTIONS",
-        "JDK_JAVA_OPTIONS",
-        "JAVA_HOME",
-        "CLASSPATH",
-        "LUA_INIT",
-        "LUA_PATH",
-        "LUA_CPATH",
-        "PHPRC",
-        "PHP_INI_SCAN_DIR",
-        "R_PROFILE",
-        "R_ENVIRON",
-        "OPENSSL_CONF",
-        "OPENSSL_ENGINES",
-        "OPENSSL_MODULES",
-        "SSL_CERT_FILE",
-        "SSL_CERT_DIR",
-        "HTTP_PROXY",
-        "HTTPS_PROXY",
-        "ALL_PROXY",
-        "GTK_MODULES",
-        "QT_PLUGIN_PATH",
-        "CUDA_INJECTION64_PATH",
-        "CUDA_INJECTION32_PATH",
-        "OCL_ICD_VENDORS",
-        "OCL_ICD_FILENAMES",
-        "VK_ICD_FILENAMES",
-        "VK_DRIVER_FILES",
-        "VK_LAYER_PATH",
-        "HSA_TOOLS_LIB",
-    ]
-)
-# Nodes by which the host's memory, disks, processors or people's input are reached; a prefix that is shorter does not cover them.
-_PROTECTED_NODES = re.compile(
-    r"/dev/(k?mem$|port$|kmsg|oldmem|crash$|nvram|[shv]d[a-z]|xvd[a-z]|s[rgt]\d|nst\d|nvme|mmcblk|md\d|md[/_]|dm-|mapper/|disk/|block/|bsg/|loop|nbd|rbd"
-    r"|drbd|zram|ram\d|pmem|dax\d|mtd|ubi\d|bcache|btrfs|raw|cpu/|msr|mcelog|snapshot|watchdog|tty|console|vcs|input/|uinput|uhid|hidraw|pts/|ptmx"
-    r"|shm/|mqueue/|hugepages|char/|fd\d|fd/|std(in|out|err)$|autofs|userfaultfd|cpu_dma_latency|hwrng|tpm|log$|initctl)"
-)
-# What a runtime itself makes in each container; a device under such a name would take its place.
-_RUNTIMES_OWN = frozenset(
-    f"/dev/{name}"
-    for name in [
-        "null",
-        "zero",
-        "full",
-        "random",
-        "urandom",
-        "tty",
-        "ptmx",
-        "console",
-        "stdin",
-        "stdout",
-        "stderr",
-        "core",
-        "fd",
-        "pts",
-        "shm",
-        "mqueue",
-    ]
-)
-# Annotations that a container runtime obeys.
-_PROTECTED_ANNOTATIONS = re.compile(
-    r"cdi\.k8s\.io/|io\.kubernetes\.cri|io\.containerd\.|io\.katacontainers\.|io\.podman\.|run\.oci\.|org\.criu\.|.*nri\."
-)
-# Below these a mount would change what the runtime guards, or what starts with every program.
-_GUARDED_FOLDERS = (
-    "/proc",
-    "/sys",
-    "/dev/pts",
-    "/dev/mqueue",
-    "/run/secrets",
-    "/var/run/secrets",
-    "/etc/ld.so.preload",
-    "/etc/ld.so.cache",
-)
-_GUARDED_EXACTLY = frozenset(
-    [
-        "/",
-        "/dev",
-        "/etc",
-        "/bin",
-        "/sbin",
-        "/lib",
-        "/lib64",
-        "/usr",
-        "/usr/bin",
-        "/usr/sbin",
-        "/usr/lib",
-        "/usr/lib64",
-        "/usr/local",
-        "/run",
-        "/var",
-        "/var/run",
-        "/tmp",
-        "/root",
-        "/home",
-        "/opt",
-    ]
-)
-_OPTIONS = frozenset(
-    ["ro", "rw", "bind", "rbind", "nosuid", "nodev", "noexec", "private", "rprivate", "slave", "rslave", "relatime", "noatime"]
+
+# Where NVIDIA's container toolkit, its operator and GKE put the two programs that its CDI files name.
+NVIDIA_HOOKS = tuple(
+    f"{folder}/{program}"
+    for folder in ("/usr/bin", "/usr/local/bin", "/usr/local/nvidia/toolkit", "/home/kubernetes/bin/nvidia/toolkit")
+    for program in ("nvidia-cdi-hook", "nvidia-ctk")
 )
 
 NO_RIGHTS = EditRights()
@@ -196,10 +103,11 @@ SHIPPED_RIGHTS: Mapping[str, EditRights] = MappingProxyType(
         "nic": EditRights(device_nodes=("/dev/infiniband/", "/dev/vfio/")),
         # Ports and render nodes; not the management nodes (dfl-fme, xclmgmt), by which a card is programmed anew.
         "fpga": EditRights(device_nodes=("/dev/dfl-port.", "/dev/dri/renderD")),
+        "cpu": EditRights(cpus=True),
     }
 )
 """What the drivers that come with Topobus need, by class."""
-FOREIGN_RIGHTS = EditRights(device_nodes=("/dev/",), may_mknod=True, annotations=("",))
+FOREIGN_RIGHTS = EditRights(device_nodes=("/dev/",), may_mknod=True, annotations=("",), hooks=NVIDIA_HOOKS, gids=True)
 """Of somebody else's device plugin, unless the operator says more."""
 
 
@@ -237,16 +145,14 @@ def refuse_forbidden(
     Shapes: leads_to — host path to where its links lead, for those of which that is known and another path.
     Errors: raises nothing; Refusal code edits-forbidden with at most eight reasons.
     """
-    if rights.as_kubelet:
-        return None
     reasons: list[Reason] = []
     for device, edits in (("", prepared.common), *sorted(prepared.edits.items())):
-        for edit, wanted in _breaches(edits, rights, leads_to):
+        for edit, wanted in _guard_breaches(edits) if rights.as_kubelet else _breaches(edits, rights, leads_to):
             reasons.append(_reason(device_class, device, edit, wanted))
             if len(reasons) == _REASONS_LIMIT:
                 return Refusal(reasons=tuple(reasons))
     size_bytes = sum(map(_size_bytes, (prepared.common, *prepared.edits.values())))
-    if size_bytes > _TOTAL_BYTES:
+    if size_bytes > _TOTAL_BYTES and not rights.as_kubelet:
         reasons.append(_reason(device_class, "", f"edits of {size_bytes} bytes in all", f"at most {_TOTAL_BYTES}"))
     return Refusal(reasons=tuple(reasons)) if reasons else None
 
@@ -260,6 +166,12 @@ def _joined(first: EditRights, second: EditRights) -> EditRights:
         writable_mounts=(*first.writable_mounts, *second.writable_mounts),
         variables=(*first.variables, *second.variables),
         annotations=(*first.annotations, *second.annotations),
+        cpus=first.cpus or second.cpus,
+        hooks=(*first.hooks, *second.hooks),
+        gids=first.gids or second.gids,
+        majors=(*first.majors, *second.majors),
+        net_devices=first.net_devices or second.net_devices,
+        rdt=first.rdt or second.rdt,
         as_kubelet=first.as_kubelet or second.as_kubelet,
     )
 
@@ -270,13 +182,26 @@ def _reason(device_class: str, device: str, edit: str, wanted: str) -> Reason:
     return Reason(code="edits-forbidden", message=text, facts={"class": device_class, "device": device, "edit": edit, "wanted": wanted})
 
 
+def _guard_breaches(edits: ContainerEdits) -> Iterator[tuple[str, str]]:
+    """List uses of the gateway's own guard, which nobody else may make, whatever the rights: a container that has it is taken for one of ours."""
+    for mount in edits.mounts:
+        if _is_below(mount.container_path, GUARD_FOLDER) or _is_below(mount.host_path, GUARD_SOURCE):
+            yield (
+                f"a mount of {_shown(mount.host_path)} on {_shown(mount.container_path)}",
+                f"none on {GUARD_FOLDER} and none of {GUARD_SOURCE}",
+            )
+
+
 def _breaches(edits: ContainerEdits, rights: EditRights, leads_to: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """List what is not allowed, each with what would be."""
+    yield from _guard_breaches(edits)
     for what, count in (
         ("variables", len(edits.env)),
         ("device nodes", len(edits.device_nodes)),
         ("mounts", len(edits.mounts)),
         ("annotations", len(edits.annotations)),
+        ("hooks", len(edits.hooks)),
+        ("groups", len(edits.additional_gids)),
     ):
         if count > _EDITS_LIMIT:
             yield f"{count} {what}", f"at most {_EDITS_LIMIT} a device"
@@ -288,13 +213,33 @@ def _breaches(edits: ContainerEdits, rights: EditRights, leads_to: Mapping[str, 
         yield from _mount_breaches(mount, rights, leads_to)
     for name, value in sorted(edits.annotations.items()):
         yield from _annotation_breaches(name, value, rights)
+    yield from _runtime_breaches(edits, rights)
+
+
+def _runtime_breaches(edits: ContainerEdits, rights: EditRights) -> Iterator[tuple[str, str]]:
+    """List what the runtime would do with more than the container's own files."""
+    if edits.cpuset is not None and not rights.cpus:
+        yield f"CPUs {edits.cpuset.cpus} for the container alone", "none: only devices that are CPUs bring some"
+    for hook in edits.hooks:
+        if hook.path not in rights.hooks or not is_plain_path(hook.path):
+            yield f"hook {_shown(hook.path)}", f"one of the programs {_listed(rights.hooks)}"
+        # Read by a program that runs as root on the host.
+        for name in (variable.partition("=")[0] for variable in hook.env):
+            if name.upper() in FORBIDDEN or name.upper().startswith(FORBIDDEN_PREFIXES):
+                yield f"hook {_shown(hook.path)} with variable {_shown(name)}", "none that a loader, a shell or an interpreter obeys"
+    if edits.additional_gids and (not rights.gids or 0 in edits.additional_gids):
+        yield f"groups {edits.additional_gids[:8]}", "groups of device nodes, and not root's" if rights.gids else "none"
+    if edits.net_devices and not rights.net_devices:
+        yield f"network interface {_shown(edits.net_devices[0].host_name)}", "none by the runtime"
+    if edits.intel_rdt is not None and not rights.rdt:
+        yield "cache or memory bandwidth", "none"
 
 
 def _variable_breaches(name: str, value: str, rights: EditRights) -> Iterator[tuple[str, str]]:
     shown = f"variable {_shown(name)}"
     if not _VARIABLE.fullmatch(name):
         yield shown, "a name of letters, digits and '_' that does not begin with a digit"
-    elif name not in rights.variables and (name.upper() in _FORBIDDEN or name.upper().startswith(_FORBIDDEN_PREFIXES)):
+    elif name not in rights.variables and (name.upper() in FORBIDDEN or name.upper().startswith(FORBIDDEN_PREFIXES)):
         yield shown, "none that a loader, a shell or an interpreter obeys"
     if _has_control(value):
         yield f"{shown} with value {_shown(value)}", "a value without control characters"
@@ -309,12 +254,19 @@ def _node_breaches(node: DeviceNode, rights: EditRights, leads_to: Mapping[str, 
         yield from _path_breaches(shown, path)
     if not node.path.startswith("/dev/"):
         yield f"{shown} as {_shown(node.path)}", "a path below /dev in the container"
-    if node.path in _RUNTIMES_OWN:
+    if node.path in RUNTIMES_OWN:
         yield f"{shown} as {node.path}", "a name that the runtime does not use itself"
     for where in dict.fromkeys((host, leads_to.get(host, host))):
-        if not _is_covered(where, rights.device_nodes, _PROTECTED_NODES):
+        if not _is_covered(where, rights.device_nodes, PROTECTED_NODES):
             yield _with_target(shown, host, where), f"a node whose path begins with {_listed(rights.device_nodes)}"
     allowed = "rwm" if rights.may_mknod else "rw"
+    if (node.kind or node.major or node.minor) and node.major not in rights.majors:
+        yield (
+            f"{shown} with numbers {node.major}:{node.minor} of its own",
+            f"a node of the host, or major number {_listed(tuple(map(str, rights.majors)))}",
+        )
+    if node.permissions == "none":
+        return
     if not node.permissions or not set(node.permissions) <= set(allowed) or len(set(node.permissions)) != len(node.permissions):
         yield f"{shown} with permissions {_shown(node.permissions)}", f"one or more of the letters {allowed}"
 
@@ -324,11 +276,13 @@ def _mount_breaches(mount: Mount, rights: EditRights, leads_to: Mapping[str, str
     shown = f"a mount of {_shown(host)} on {_shown(inside)}"
     for path in (host, inside):
         yield from _path_breaches(shown, path)
-    if inside in _GUARDED_EXACTLY or any(_is_below(inside, folder) for folder in _GUARDED_FOLDERS):
+    if inside in GUARDED_EXACTLY or any(_is_below(inside, folder) for folder in GUARDED_FOLDERS):
         yield shown, "a folder of its own in the container"
-    strange = sorted(set(mount.options) - _OPTIONS)
-    if strange or len(mount.options) > len(_OPTIONS):
-        yield f"{shown} with options {_shown(','.join(strange))}", f"options of {', '.join(sorted(_OPTIONS))}"
+    if mount.kind not in ("", "bind", "none"):
+        yield f"{shown} of type {_shown(mount.kind)}", "a bind mount"
+    strange = sorted(set(mount.options) - OPTIONS)
+    if strange or len(mount.options) > len(OPTIONS):
+        yield f"{shown} with options {_shown(','.join(strange))}", f"options of {', '.join(sorted(OPTIONS))}"
     for where in dict.fromkeys((host, leads_to.get(host, host))):
         if any(_is_below(where, folder) for folder in rights.writable_mounts):
             continue
@@ -342,7 +296,7 @@ def _annotation_breaches(name: str, value: str, rights: EditRights) -> Iterator[
     shown = f"annotation {_shown(name)}"
     if not name or _has_control(name) or _has_control(value):
         yield f"{shown} with value {_shown(value)}", "a name, and no control characters"
-    if not _is_covered(name, rights.annotations, _PROTECTED_ANNOTATIONS):
+    if not _is_covered(name, rights.annotations, PROTECTED_ANNOTATIONS):
         yield shown, f"an annotation whose name begins with {_listed(rights.annotations)}"
     if _length(name) + _length(value) > _ENTRY_BYTES:
         yield f"{shown} of {_length(value)} bytes", f"at most {_ENTRY_BYTES} with its name"
@@ -378,6 +332,7 @@ def _size_bytes(edits: ContainerEdits) -> int:
     texts = [*edits.env, *edits.env.values(), *edits.annotations, *edits.annotations.values()]
     texts += [text for node in edits.device_nodes for text in (node.path, node.host_path)]
     texts += [text for mount in edits.mounts for text in (mount.host_path, mount.container_path, *mount.options)]
+    texts += [text for hook in edits.hooks for text in (hook.path, *hook.args, *hook.env)]
     return sum(map(_length, texts))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from topobus.contracts.messages import Prepared
-from topobus.domain.edits import ContainerEdits, DeviceNode, Mount
+from topobus.domain.edits import ContainerEdits, Cpuset, DeviceNode, Hook, IntelRdt, Mount, NetDevice
 from topobus.domain.outcome import Reason, Refusal
 
 __all__ = ["container_edits", "differences", "foreign_variables", "join"]
@@ -35,16 +35,42 @@ def join(parts: Iterable[ContainerEdits]) -> ContainerEdits | Refusal:
     annotations: dict[str, str] = {}
     nodes: dict[str, DeviceNode] = {}
     mounts: dict[str, Mount] = {}
+    interfaces: dict[str, NetDevice] = {}
+    hooks: dict[Hook, None] = {}
+    gids: dict[int, None] = {}
+    cpuset: Cpuset | None = None
+    rdt: IntelRdt | None = None
     conflicts: list[str] = []
     for part in parts:
         conflicts += [f"variable {key}" for key, value in part.env.items() if env.setdefault(key, value) != value]
         conflicts += [f"annotation {key}" for key, value in part.annotations.items() if annotations.setdefault(key, value) != value]
         conflicts += [f"device node {node.path}" for node in part.device_nodes if nodes.setdefault(node.path, node) != node]
         conflicts += [f"mount {mount.container_path}" for mount in part.mounts if mounts.setdefault(mount.container_path, mount) != mount]
+        conflicts += [
+            f"network device {device.name}" for device in part.net_devices if interfaces.setdefault(device.name, device) != device
+        ]
+        conflicts += (
+            ["cache and memory bandwidth"] if part.intel_rdt is not None and (rdt := rdt or part.intel_rdt) != part.intel_rdt else []
+        )
+        # Programs run once, however many devices name them alike.
+        hooks |= dict.fromkeys(part.hooks)
+        gids |= dict.fromkeys(part.additional_gids)
+        if part.cpuset is not None:
+            cpuset = part.cpuset if cpuset is None else cpuset | part.cpuset
     if conflicts:
         text = f"two devices of one container contradict each other in {', '.join(sorted(set(conflicts)))}"
         return Refusal(reasons=(Reason(code="edits-conflict", message=text, facts={"edits": tuple(sorted(set(conflicts)))}),))
-    return ContainerEdits(env=env, annotations=annotations, device_nodes=tuple(nodes.values()), mounts=tuple(mounts.values()))
+    return ContainerEdits(
+        env=env,
+        annotations=annotations,
+        device_nodes=tuple(nodes.values()),
+        mounts=tuple(mounts.values()),
+        cpuset=cpuset,
+        hooks=tuple(hooks),
+        additional_gids=tuple(gids),
+        net_devices=tuple(interfaces.values()),
+        intel_rdt=rdt,
+    )
 
 
 def differences(given: ContainerEdits, now: ContainerEdits) -> tuple[str, ...]:
@@ -72,6 +98,10 @@ def differences(given: ContainerEdits, now: ContainerEdits) -> tuple[str, ...]:
         f"mount {mount.host_path} is not its own any more"
         for mount in given.mounts
         if (mount.host_path, mount.container_path) not in mounts
+    ]
+    changes += [f"hook {hook.path} is not its own any more" for hook in given.hooks if hook not in now.hooks]
+    changes += [
+        f"network device {device.host_name} is not its own any more" for device in given.net_devices if device not in now.net_devices
     ]
     return tuple(changes)
 

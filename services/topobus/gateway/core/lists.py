@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 from msgspec import Struct, structs
 
+from topobus.domain.alignment.planning.claims_only import claims_only
 from topobus.domain.device import Device, Inventory
 from topobus.domain.health import HealthState
 from topobus.domain.ledger import Holders
@@ -28,6 +29,7 @@ __all__ = [
     "holders_of",
     "is_resource_of",
     "plugin_lists",
+    "sharers_of",
 ]
 
 
@@ -41,6 +43,15 @@ class ListEntry(Struct, frozen=True, kw_only=True):
     """Why it is not healthy, for the error of an Allocate; kubelet has no field for it."""
     is_held: bool = False
     """Somebody holds it, so it must not leave the list."""
+    kubelet_id: str = ""
+    """By what kubelet knows it; empty: by `id`, its name (`device_ids`)."""
+    is_unnamed: bool = False
+    """It cannot be named as the resource's devices are, so it is offered to nobody."""
+
+    @property
+    def wire_id(self) -> str:
+        """The id that kubelet is told."""
+        return self.kubelet_id or self.id
 
 
 class DraHealth(IntEnum):
@@ -73,6 +84,17 @@ def holders_of(ledger: Holders | None, device_class: str) -> dict[str, Owner]:
     return holders
 
 
+def sharers_of(ledger: Holders | None) -> dict[tuple[str, str], frozenset[Owner]]:
+    """Find who holds a share of what, by class and device."""
+    sharers: dict[tuple[str, str], frozenset[Owner]] = {}
+    for allocation in ledger.allocations.values() if ledger is not None else ():
+        for holding in allocation.holdings:
+            for device_class, names in holding.shared.items():
+                for name in names:
+                    sharers[device_class, name] = sharers.get((device_class, name), frozenset()) | {allocation.owner}
+    return sharers
+
+
 def plugin_lists(
     device_class: str,
     own: str,
@@ -86,13 +108,19 @@ def plugin_lists(
 
     Shapes: own — the class's own resource; holders — device to owner; previous — resource to what was listed before; classes — all of this node's.
     A device stands in one list, as not healthy when it is held in another way (a claim, a placed pod, another resource), so that kubelet does not
-    choose it; held by kubelet's own allocation of this resource it keeps its real health. It stands in the list of a resource through which it is held,
+    choose it; held by kubelet's own allocation of this resource it keeps its real health. kubelet knows neither shares nor counters, so devices that are a claim's
+    to ask for are not listed, unless they are held. It stands in the list of a resource through which it is held,
     too, whichever pool it is in by now, and a held one that left the inventory stays where it was, not healthy.
     """
     lists: dict[str, dict[str, ListEntry]] = {own: {}, **{resource: {} for resource in previous}}
+    withheld = claims_only(inventory.devices, inventory.counter_sets) if inventory else frozenset()
     for pool, devices in resource_split(inventory.devices if inventory else (), classes).items():
         list_entries = lists.setdefault(_resource(own, device_class, pool), {})
-        list_entries.update((device.name, _entry(device)) for device in devices if is_dns_label(device.name))
+        list_entries.update(
+            (device.name, _entry(device, is_withheld=device.name in withheld))
+            for device in devices
+            if is_dns_label(device.name) and (device.name in holders or device.name not in withheld)
+        )
     for name, holder in holders.items():
         home = next((resource for resource, entries in lists.items() if name in entries), None)
         through = holder.name if holder.kind is OwnerKind.DEVICE_PLUGIN and is_resource_of(holder.name, device_class, own) else None
@@ -148,12 +176,14 @@ def _resource(own: str, device_class: str, pool: str) -> str:
     return own if pool == device_class else f"{own.rpartition('/')[0]}/{pool}"
 
 
-def _entry(device: Device) -> ListEntry:
+def _entry(device: Device, *, is_withheld: bool) -> ListEntry:
     nodes = device.numa_nodes.ids if device.numa_nodes else None
     reason = ""
     if not device.health.is_allocatable:
         worst = device.health.worst
         reason = f"it is {device.health.state}" + (f": {worst.reason}" if worst else "")
+    elif is_withheld:
+        reason = "it is shared, or excludes other devices: it is given by claims only"
     return ListEntry(id=device.name, is_healthy=not reason, nodes=nodes, reason=reason)
 
 

@@ -7,10 +7,12 @@ disagreements with both sides. Devices of admin access are left out: the ledger 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from msgspec import Struct
 
 from topobus.contracts.messages import Disagreement
+from topobus.domain.idset import CpuSet
 from topobus.domain.request import Owner, OwnerKind
 from topobus.gateway.core.exclusive import ExclusiveUse
 
@@ -42,6 +44,10 @@ class PreparedHere(Struct, frozen=True, kw_only=True):
     owner: Owner
     held: dict[str, tuple[str, ...]]
     looked_at: frozenset[tuple[str, str]] = frozenset()
+    by_share: frozenset[tuple[str, str]] = frozenset()
+    """Of what it holds, that of which others may hold a share, too."""
+    group_cpus: dict[str, CpuSet] = {}
+    """Which CPUs it has of groups of CPUs, by group."""
 
 
 class Lacking(Struct, frozen=True, kw_only=True):
@@ -54,6 +60,10 @@ class Lacking(Struct, frozen=True, kw_only=True):
     owner: Owner | None = None
     whole: tuple[tuple[str, tuple[str, ...]], ...]
     """What is to be adopted, by class: of a claim all that it holds, since the ledger's entry of an owner is one whole."""
+    by_share: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Those of `whole` that are to be adopted by share."""
+    group_cpus: tuple[tuple[str, CpuSet], ...] = ()
+    """Those of `whole` that are groups of CPUs, with the very CPUs that its containers run on."""
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
@@ -66,11 +76,15 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
 
 def compare(
-    uses: Iterable[PodUse], holders: Mapping[str, Mapping[str, Owner]], prepared: Mapping[tuple[str, str], PreparedHere]
+    uses: Iterable[PodUse],
+    holders: Mapping[str, Mapping[str, Owner]],
+    prepared: Mapping[tuple[str, str], PreparedHere],
+    sharers: Mapping[tuple[str, str], frozenset[Owner]] = MappingProxyType({}),
 ) -> Comparison:
     """Compare kubelet's word with the ledger's.
 
-    Shapes: holders — class to device to owner; prepared — namespace and name of a claim to what is prepared of it.
+    Shapes: holders — class to device to owner; prepared — namespace and name of a claim to what is prepared of it; sharers — class and device to those who hold
+    a share of it.
     Errors: raises nothing; a claim that is not prepared here is a disagreement, for its devices could be given away.
     """
     lacking: list[Lacking] = []
@@ -82,6 +96,11 @@ def compare(
             if claim is not None and (use.device_class, name) in claim.looked_at:
                 continue
             holder = holders.get(use.device_class, {}).get(name)
+            sharing = sharers.get((use.device_class, name), frozenset())
+            if claim is not None and (use.device_class, name) in claim.by_share and (holder is None or sharing):
+                # Others with a share are no disagreement; that it has none itself is what the ledger lacks.
+                free += [] if claim.owner in sharing else [name]
+                continue
             if holder is None and (claim is not None or not use.claim):
                 free.append(name)
             elif holder is None or not _is_the_same(use, holder):
@@ -96,6 +115,8 @@ def compare(
                     resource=use.resource,
                     owner=claim.owner if claim is not None else None,
                     whole=tuple(sorted(claim.held.items())) if claim is not None else ((use.device_class, tuple(sorted(free))),),
+                    by_share=_by_class(claim.by_share) if claim is not None else (),
+                    group_cpus=tuple(sorted(claim.group_cpus.items())) if claim is not None else (),
                 )
             )
     return Comparison(lacking=tuple(lacking), disagreements=tuple(disagreements))
@@ -104,6 +125,13 @@ def compare(
 def is_listed(uses: Iterable[PodUse], namespace: str, claim: str) -> bool:
     """Say whether kubelet lists a container with a claim; it tells a claim by its name alone."""
     return any((use.claim_namespace, use.claim) == (namespace, claim) for use in uses)
+
+
+def _by_class(devices: Iterable[tuple[str, str]]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    names: dict[str, list[str]] = {}
+    for device_class, name in sorted(devices):
+        names.setdefault(device_class, []).append(name)
+    return tuple((device_class, tuple(listed)) for device_class, listed in names.items())
 
 
 def _is_the_same(use: PodUse, holder: Owner) -> bool:

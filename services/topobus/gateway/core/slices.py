@@ -18,11 +18,13 @@ from topobus.contracts.messages import ApiObject
 from topobus.domain.device import Inventory, driver_name
 from topobus.domain.errors import ContractError
 from topobus.domain.health import HealthState
+from topobus.domain.partitions import Partitions
 from topobus.domain.request import Owner, OwnerKind
 from topobus.domain.silence import SERVICE_SILENT
 from topobus.kubernetes.api.limits import check_slice
 from topobus.kubernetes.api.resource import (
     API_VERSION,
+    CounterSet,
     Pool,
     SliceDevice,
     SliceSpec,
@@ -30,13 +32,16 @@ from topobus.kubernetes.api.resource import (
 )
 from topobus.kubernetes.api.shape import read_as
 from topobus.kubernetes.api.slices import (
+    COUNTER_SETS_PER_SLICE,
     DEVICES_PER_SLICE,
     HEALTH_TAINT,
     in_seconds,
     slice_device,
+    slice_order,
 )
 
 __all__ = [
+    "COUNTERS_INDEX",
     "LIST_FIELDS",
     "OCCUPIED_TAINT",
     "Deletion",
@@ -58,7 +63,9 @@ OCCUPIED_TAINT = "topobus.dev/occupied"
 LIST_FIELDS = tuple(f"spec.devices.*.attributes.*.{name}" for name in ("ints", "bools", "strings", "versions"))
 """Lists as attributes: a server that does not know them refuses the slice instead of dropping the field."""
 
-# Three hexadecimal digits in front of the name: the scheduler tries pools in the order of slice names. 4096 slices of 64 devices are enough for a node.
+COUNTERS_INDEX = 0xF00
+"""Index of the first slice of counters: far behind the devices', so that a pool that grows changes none of them."""
+# Three hexadecimal digits in front of the name: the scheduler tries pools in the order of slice names. 3840 slices of 64 devices are enough for a node.
 # Generations are signed numbers of 64 bits. Where somebody else published one near their end there is none above it: it is not counted, only deleted. Ours grow by
 # one a change, so that this is some 10^11 years of a change a second away.
 _LARGEST_GENERATION = 2**62
@@ -100,17 +107,21 @@ def class_of_slice(resource_slice: ApiObject, node: str) -> str:
 def pool_devices(
     inventory: Inventory, holders: Mapping[str, Owner], silence: Taint | None = None, *, shown: Iterable[SliceDevice] | None = None
 ) -> tuple[SliceDevice, ...]:
-    """Show an inventory's devices; one that a pod holds outside of DRA is tainted, and while their service is silent (`silence`) so are all.
+    """Show an inventory's devices; one that a pod holds outside of DRA is tainted, and so is what does not fit beside it; while their service is silent (`silence`) so are all.
 
     Evidence of a fault outlives the voice that told it: an unhealthy device keeps its own taint. `shown` is what `slice_device` gives for the inventory's
     devices, for who knows it already: it is the dear part, and holders change far more often.
     """
     sick = {device.name for device in inventory.devices if device.health.state is HealthState.UNHEALTHY} if silence is not None else set()
     devices = []
-    for device in map(slice_device, inventory.devices) if shown is None else shown:
+    occupied = {name: holder for name, holder in holders.items() if holder.kind is not OwnerKind.CLAIM}
+    # The scheduler counts what claims hold; what others hold takes from the same counters, and it does not know.
+    blocked = Partitions(inventory.devices, inventory.counter_sets).blocked(occupied) if inventory.counter_sets else {}
+    for device in map(slice_device, slice_order(inventory.devices)) if shown is None else shown:
         taints = device.taints if silence is None or device.name in sick else (silence,)
-        holder = holders.get(device.name)
-        if holder is not None and holder.kind is not OwnerKind.CLAIM:
+        shortage = blocked.get(device.name)
+        holder = occupied.get(device.name) or (occupied[shortage.devices[0]] if shortage is not None and shortage.devices else None)
+        if holder is not None:
             taints = (*taints, Taint(key=OCCUPIED_TAINT, value=holder.kind.value, effect="NoSchedule"))
         devices.append(device if taints is device.taints else msgspec.structs.replace(device, taints=taints))
     return tuple(devices)
@@ -159,18 +170,21 @@ def slice_plan(
     devices: Sequence[SliceDevice],
     present: Iterable[ApiObject],
     *,
+    counter_sets: Sequence[CounterSet] = (),
     dropped: Iterable[str] = (),
     last_generation: int = 0,
     read: Callable[[ApiObject], SliceSpec | None] | None = None,
 ) -> SlicePlan:
     """Decide what to write so that the pool of a driver on a node shows these devices.
 
-    Shapes: present — the slices of this driver and node; dropped — fields that the server does not keep, so their absence is no difference;
+    Shapes: present — the slices of this driver and node; counter_sets — what the devices consume from, in slices of their own, as the API wants it since 1.35;
+    dropped — fields that the server does not keep, so their absence is no difference;
     last_generation — of what was written before, for the case that somebody has deleted all of it; read — gives what `read_slice` gives, perhaps from memory.
-    Order: deletes, updates, creates; a pool without devices keeps one empty slice, which says that there is nothing (no slice says nothing).
+    Order: deletes, updates, creates, counters before devices, so that a server which does not keep counters shows it before the pool is whole; a pool without
+    devices keeps one empty slice, which says that there is nothing (no slice says nothing).
     """
     fields = tuple(dropped)
-    chunks = [tuple(devices[start : start + DEVICES_PER_SLICE]) for start in range(0, len(devices), DEVICES_PER_SLICE)] or [()]
+    chunks = _chunks(devices, counter_sets)
     api_objects = sorted(present, key=lambda api_object: str(api_object.metadata.get("name", "")))
     specs = {str(api_object.metadata.get("name", "")): (read or read_slice)(api_object) for api_object in api_objects}
     # The server lets nobody rename a slice's pool: one of another pool can only be replaced, and its generation is none of ours.
@@ -182,7 +196,7 @@ def slice_plan(
     for api_object in api_objects:
         spec = specs[str(api_object.metadata.get("name", ""))]
         index = _index_of(api_object)
-        if spec is None or spec.pool.generation != generation or not 0 <= index < len(chunks) or index in matched:
+        if spec is None or spec.pool.generation != generation or index not in chunks or index in matched:
             obsolete.append(api_object)
         else:
             matched[index] = (api_object, spec)
@@ -190,17 +204,17 @@ def slice_plan(
 
     def wanted(index: int, generation: int) -> SliceSpec:
         pool = Pool(name=node, generation=generation, resource_slice_count=len(chunks))
-        shown = chunks[index]
+        shown, counters = chunks[index]
         if index in matched:
             shown = _with_times(shown, matched[index][1].devices)
-        return without_fields(SliceSpec(driver=driver, node_name=node, pool=pool, devices=shown), fields)
+        return without_fields(SliceSpec(driver=driver, node_name=node, pool=pool, devices=shown, shared_counters=counters), fields)
 
     changed = {
         index
         for index, (api_object, spec) in matched.items()
         if spec != wanted(index, generation) or api_object.metadata.get("ownerReferences") != [owner]
     }
-    missing = [index for index in range(len(chunks)) if index not in matched]
+    missing = sorted((index for index in chunks if index not in matched), key=lambda index: (index < COUNTERS_INDEX, index))
     is_bumped = bool(missing) or len(changed) > 1
     generation += is_bumped
     updates = [_updated(matched[index][0], wanted(index, generation), owner) for index in sorted(matched) if index in changed or is_bumped]
@@ -218,6 +232,16 @@ def slice_plan(
         creates=tuple(creates),
         foreign=tuple(str(api_object.metadata.get("name", "")) for api_object in strange),
     )
+
+
+def _chunks(
+    devices: Sequence[SliceDevice], counter_sets: Sequence[CounterSet]
+) -> dict[int, tuple[tuple[SliceDevice, ...], tuple[CounterSet, ...]]]:
+    """Cut a pool into slices, by index: devices, or counters."""
+    cuts = range(0, max(len(devices), 1), DEVICES_PER_SLICE)
+    chunks = {index: (tuple(devices[start : start + DEVICES_PER_SLICE]), ()) for index, start in enumerate(cuts)}
+    counted = enumerate(range(0, len(counter_sets), COUNTER_SETS_PER_SLICE), start=COUNTERS_INDEX)
+    return chunks | {index: ((), tuple(counter_sets[start : start + COUNTER_SETS_PER_SLICE])) for index, start in counted}
 
 
 def _is_beyond(spec: SliceSpec | None) -> bool:

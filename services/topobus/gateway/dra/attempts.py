@@ -22,6 +22,8 @@ class Failure(Struct, frozen=True, kw_only=True):
     error: str
     at_s: float
     """The event loop's time."""
+    code: str = ""
+    """Reason code of the error; empty: it was no refusal."""
 
 
 class Attempts:
@@ -48,9 +50,9 @@ class Attempts:
         """Say whether a try of this claim is under way."""
         return uid in self._running
 
-    def failed(self, uid: ClaimUid, device_class: str, error: str, at_s: float) -> None:
+    def failed(self, uid: ClaimUid, device_class: str, error: str, at_s: float, code: str = "") -> None:
         """Note that a try failed."""
-        self._failures[uid, device_class] = Failure(error=error, at_s=at_s)
+        self._failures[uid, device_class] = Failure(error=error, at_s=at_s, code=code)
 
     def ended(self, uid: ClaimUid, device_class: str) -> None:
         """Forget failures of a claim's class: it is prepared, or undone."""

@@ -19,13 +19,25 @@ from topobus.contracts.codec import decode, encode, to_builtins
 from topobus.devicekit.cdi import CdiSpec
 from topobus.devicekit.cdi_files import remove_leftovers, write
 from topobus.domain.errors import ConfigError, ContractError
+from topobus.domain.idset import CpuSet
 from topobus.domain.names import ClaimUid
-from topobus.gateway.core.claim_allocation import AllocatedDevice
+from topobus.domain.sandbox import AttachedInterface, Sandbox
+from topobus.gateway.core.claim_allocation import AllocatedDevice, cdi_device_name
 from topobus.gateway.disk import DiskWork
 
-__all__ = ["Checkpoint", "ClaimEntry"]
+__all__ = ["Checkpoint", "ClaimEntry", "SandboxAttachment"]
 
 _VERSION = 1
+
+
+class SandboxAttachment(Struct, frozen=True, kw_only=True):
+    """Where a claim's devices are, or may be."""
+
+    sandbox: Sandbox
+    is_attached: bool = False
+    """False: begun, or half undone. Whoever goes on asks the device service, which knows."""
+    interfaces: dict[str, AttachedInterface] = {}
+    """What the devices became, by device; one that is no interface is absent."""
 
 
 class ClaimEntry(Struct, frozen=True, kw_only=True):
@@ -46,6 +58,26 @@ class ClaimEntry(Struct, frozen=True, kw_only=True):
     """True: kubelet was told that it is undone, so that its pod ends, while somebody whom it needs was away. The devices stay held until it is."""
     boot_id: str = ""
     """The boot of the machine in which its devices were made ready; in another one they are no longer, and may have other numbers."""
+    cpus: dict[str, CpuSet] = {}
+    """Which CPUs the ledger chose for it, by the group of CPUs that it has a share of."""
+    to_attach: tuple[str, ...] = ()
+    """Devices that must be in the pod's sandbox before a container of it starts."""
+    to_adjust: tuple[str, ...] = ()
+    """Devices whose service is asked for each container that gets them."""
+    config: dict[str, tuple[dict[str, Any], ...]] = {}
+    """Opaque parameters of `to_attach` and `to_adjust`, by device: a sandbox may start while nobody can be asked for the claim."""
+    pods: tuple[str, ...] = ()
+    """Uids of the pods that the claim was reserved for when it was looked at last; others may have come since."""
+    attachment: SandboxAttachment | None = None
+    """None: its devices are in no sandbox."""
+    left_sandbox: str = ""
+    """Id of the sandbox that they were taken out of last: a runtime goes on listing one that it has stopped."""
+    generation: int = 0
+    """The claim's, when it was prepared; 0: not known."""
+    pod_claim_name: str = ""
+    """The name that its pod knows the claim by, where it was made of a template; empty: the claim's own."""
+    has_metadata: bool = False
+    """Its containers get files that describe its devices."""
     cdi: CdiSpec | None = None
     """The CDI file's content, to write it again after a reboot; None when nothing is to be edited."""
 
@@ -53,6 +85,15 @@ class ClaimEntry(Struct, frozen=True, kw_only=True):
     def is_running(self) -> bool:
         """Say whether containers may have its devices, with nothing half done."""
         return self.is_prepared and not self.is_undoing
+
+    @property
+    def own_cpus(self) -> CpuSet:
+        """List the CPUs that were given to it alone, whether by name or out of groups; none of what it only looks at (admin access)."""
+        if self.cdi is None:
+            return CpuSet()
+        own = {cdi_device_name(self.uid, device.device) for device in self.devices if not device.is_shared}
+        cpusets = [device.edits.cpuset for device in self.cdi.devices if device.name in own]
+        return CpuSet.of(cpu for cpuset in cpusets if cpuset is not None for cpu in cpuset.cpus)
 
     @property
     def key(self) -> str:
@@ -160,6 +201,19 @@ class Checkpoint:
         Errors: raises OSError when the disk refuses; memory then is as before.
         """
         await self._disk.do(lambda: self._save(lambda: {**self._entries, entry.key: entry}))
+
+    async def change(self, key: str, change: Callable[[ClaimEntry], ClaimEntry]) -> ClaimEntry | None:
+        """Change an entry as it is when nothing is being written any more, and store it; None when there is none by then.
+
+        Errors: raises OSError when the disk refuses; memory then is as before.
+        """
+
+        def changed() -> dict[str, ClaimEntry]:
+            entry = self._entries.get(key)
+            return self._entries if entry is None else {**self._entries, key: change(entry)}
+
+        await self._disk.do(lambda: self._save(changed))
+        return self._entries.get(key)
 
     async def remove(self, uid: ClaimUid, device_class: str) -> None:
         """Forget an entry; one that is not there is no error."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from topobus.gateway.core.claim_allocation import cdi_names, cdi_whole_names
+from topobus.gateway.core.claim_allocation import CDI_VENDOR, cdi_class, cdi_names, cdi_whole_names
+from topobus.gateway.core.device_metadata import metadata_device_name
 from topobus.gateway.dra.checkpoint import ClaimEntry
 
 __all__ = ["WHOLE_CLAIM", "PreparedDevice", "answer_of"]
@@ -30,12 +31,17 @@ class PreparedDevice(Struct, frozen=True, kw_only=True):
 
 def answer_of(entry: ClaimEntry) -> tuple[PreparedDevice, ...]:
     """List the devices of a claim that is prepared, as kubelet is to have them."""
+    # The file of a request comes with its first device, and each container that names the request has that.
+    firsts = {device.request: device for device in reversed(entry.devices)} if entry.has_metadata else {}
     devices = [
         PreparedDevice(
             request=device.request,
             pool=device.pool,
             device=device.device,
-            cdi_devices=cdi_names(entry.cdi, entry.uid, device.device, device.request),
+            cdi_devices=(
+                *cdi_names(entry.cdi, entry.uid, device.device, device.request),
+                *([_metadata_name(entry, device.request)] if firsts.get(device.request) is device else []),
+            ),
             share_id=device.share_id,
         )
         for device in entry.devices
@@ -45,3 +51,7 @@ def answer_of(entry: ClaimEntry) -> tuple[PreparedDevice, ...]:
         # Last, so that its lists win over those of the single requests.
         devices.append(msgspec.structs.replace(devices[-1], request=WHOLE_CLAIM, cdi_devices=whole))
     return tuple(devices)
+
+
+def _metadata_name(entry: ClaimEntry, request: str) -> str:
+    return f"{CDI_VENDOR}/{cdi_class(entry.device_class)}={metadata_device_name(entry.uid, request)}"

@@ -48,7 +48,7 @@ class ClaimForwarder:
         self._preparer = preparer
         self._opened.set()
 
-    async def own_or_answer(self, driver: str, method: str, request: Message, reply: type[R]) -> ClaimPreparer | R:
+    async def local_or_forwarded(self, driver: str, method: str, request: Message, reply: type[R]) -> ClaimPreparer | R:
         """Give our own preparer when it is our turn, else the answer of the gateway whose turn it is.
 
         Errors: raises CallRefused with the other's own error, PeerUnavailable when nobody has the turn for too long.

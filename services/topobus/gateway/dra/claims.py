@@ -1,84 +1,53 @@
 """Prepares and unprepares claims, with ledger, device service, CDI file and checkpoint in an order that survives a crash at any point.
 
 Flows in: claims by namespace, name and uid. Flows out: devices with CDI names, or an error text for kubelet. Prepare: write "begun" to the checkpoint, adopt in the
-ledger, prepare the devices, write the CDI file, write "done" to the checkpoint, answer. Unprepare goes the other way. Both are idempotent.
+ledger (`claim_ledger`), prepare the devices (`claim_devices`), write the CDI file (`claim_files`), write "done" to the checkpoint, answer. Unprepare goes the other way. Both
+are idempotent. The order is decided here and nowhere else, and so is how long a claim is tried; a claim that cannot be undone now is left, and undone when that is possible.
 """
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
-from msgspec import Struct
 
-from topobus.contracts.messages import Prepared, PrepareReply
-from topobus.devicekit.cdi import file_name, render
-from topobus.devicekit.cdi_files import check_writable, delete, restore_files, write, write_missing
+from topobus.contracts.messages import Prepared
 from topobus.domain.device import driver_name
-from topobus.domain.errors import ConfigError, PeerUnavailable, TopobusError
+from topobus.domain.errors import PeerUnavailable, TopobusError
 from topobus.domain.names import ClaimUid
 from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner, OwnerKind
-from topobus.gateway.asks import NodeAsks, contradicted
+from topobus.gateway.asks import NodeAsks, StillAtWork, contradicted
 from topobus.gateway.config import DeadlineSettings
-from topobus.gateway.core.claim_allocation import (
-    CDI_VENDOR,
-    ClaimAllocation,
-    allocation_of,
-    cdi_spec,
-    is_allocated_here,
-)
-from topobus.gateway.disk import DiskWork
+from topobus.gateway.core.claim_allocation import ClaimAllocation, allocation_of, cdi_spec
+from topobus.gateway.dra.attachments import Attachments
 from topobus.gateway.dra.attempts import Attempts
 from topobus.gateway.dra.checkpoint import Checkpoint, ClaimEntry
 from topobus.gateway.dra.claim_answers import PreparedDevice, answer_of
+from topobus.gateway.dra.claim_devices import ClaimDevices
+from topobus.gateway.dra.claim_files import ClaimFiles, why_unwritable
+from topobus.gateway.dra.claim_key import ClaimFailed, ClaimKey, refused
+from topobus.gateway.dra.claim_ledger import ClaimLedger, Settler
+from topobus.gateway.dra.claim_metadata import ClaimMetadata
 from topobus.gateway.dra.claim_reading import ClaimReader
+from topobus.gateway.dra.claim_reports import ClaimReports, NoClaimReports
+from topobus.gateway.dra.pinning import NoPinning, Pinning
 from topobus.gateway.key_locks import KeyLocks
 from topobus.gateway.node_state import NodeState
-from topobus.runtime.bus import Held
 from topobus.runtime.logging import get_logger
 
-__all__ = ["ClaimKey", "ClaimPreparer", "Settler"]
+__all__ = ["ClaimPreparer"]
 
 
 T = TypeVar("T")
 
 # Pauses between the tries of a claim whose peer is not there.
 _PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
-
-
-class ClaimKey(Struct, frozen=True, kw_only=True):
-    """A claim as kubelet names it."""
-
-    namespace: str
-    name: str
-    uid: ClaimUid
-
-    @property
-    def owner(self) -> Owner:
-        """Who holds the claim's devices."""
-        return Owner(kind=OwnerKind.CLAIM, namespace=self.namespace, name=self.name, uid=self.uid)
-
-
-class Settler(Protocol):
-    """Lets go of claims that are over, where nobody else does: a cluster's scheduler writes no ledger."""
-
-    def leave(self, owner: Owner) -> None:
-        """Take over a claim that is no longer prepared here."""
-        ...
-
-    async def settle(self) -> bool:
-        """Release what is over; True when something was."""
-        ...
-
-
-class _ClaimFailed(Exception):
-    """Raised inside for what becomes the claim's own error text."""
+# Before the end of a claim's time: what the service works at is said rather than that the time is over.
+_ANSWER_S = 1.0
 
 
 class ClaimPreparer:
@@ -94,23 +63,31 @@ class ClaimPreparer:
         cdi_dir: Path,
         deadlines: DeadlineSettings,
         settler: Settler | None = None,
+        attachments: Attachments,
+        pinning: Pinning | None = None,
+        reports: ClaimReports | None = None,
+        metadata: ClaimMetadata | None = None,
         boot_id: str = "",
         tell_cdi: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Take what it works with; `tell_cdi` hears what is wrong with the CDI folder, nothing when it is good."""
         self.attempts = Attempts()
-        self._tell_cdi = tell_cdi
         self._boot_id = boot_id
         self._state = state
         self._asks = asks
         self._reader = reader
         self._checkpoint = checkpoint
-        self._cdi_dir = cdi_dir
         self._deadlines = deadlines
-        self._settler = settler
+        self._devices = ClaimDevices(asks, checkpoint)
+        self._attachments = attachments
+        self._pinning = pinning or NoPinning()
+        self._reports = reports or NoClaimReports()
+        self._metadata = metadata or ClaimMetadata(cdi_dir / "device-metadata")
+        self._files = ClaimFiles(
+            cdi_dir, tell_cdi, lambda entry: bool(entry.to_attach or entry.to_adjust) or self._pinning.pins(entry), self._metadata.described
+        )
+        self._ledger = ClaimLedger(state, asks, reader, checkpoint, settler)
         self._locks = KeyLocks()
-        self._undone: set[str] = set()
-        self._disk = DiskWork()
         self._has_left = asyncio.Event()
         """Set when a claim was left that is to be undone later."""
 
@@ -122,26 +99,17 @@ class ClaimPreparer:
         """
         running = [entry for entry in self._checkpoint.entries() if entry.is_running]
         # A gateway of before may have written what is forbidden now; its claim is told so when kubelet asks, and the others have their files.
-        wanted = {_file(entry): render(entry.cdi) for entry in running if entry.cdi is not None and await self._refusal(entry) is None}
+        wanted = [entry for entry in running if entry.cdi is not None and await self._refusal(entry) is None]
         await asyncio.to_thread(self._checkpoint.sweep)
-        try:
-            written, orphans = await asyncio.to_thread(restore_files, self._cdi_dir, CDI_VENDOR, wanted)
-        except OSError as err:
-            raise ConfigError(f"gateway: cdi_dir: cannot use {self._cdi_dir}: {err}", next_step="set TOPOBUS_GATEWAY__CDI_DIR") from err
-        if written or orphans:
-            get_logger().info("claims.restored", written=written, orphans_removed=orphans)
+        await self._metadata.restore(self._checkpoint.entries())
+        await self._files.restore(wanted)
         if is_offered:
-            try:
-                await asyncio.to_thread(check_writable, self._cdi_dir, CDI_VENDOR)
-            except OSError as err:
-                get_logger().error("cdi.unwritable", folder=str(self._cdi_dir), error=str(err), next_step="set TOPOBUS_GATEWAY__CDI_DIR")
-                self._tell_cdi(_unwritable(err))
-            else:
-                self._tell_cdi("")
+            await self._files.check()
 
     async def finish(self) -> None:
         """Wait until nothing is being written: then the files may be another process's."""
-        await self._disk.finish()
+        await self._metadata.finish()
+        await self._files.finish()
         await self._checkpoint.finish()
 
     async def undo_unknown(self) -> None:
@@ -157,8 +125,8 @@ class ClaimPreparer:
                 if not allocation.is_prepared or any(entry.uid == owner.uid for entry in self._checkpoint.entries()):
                     continue
                 try:
-                    await self._let_go(uuid.uuid4().hex, claim)
-                except (_ClaimFailed, TopobusError) as err:
+                    await self._ledger.let_go(uuid.uuid4().hex, claim)
+                except (ClaimFailed, TopobusError) as err:
                     get_logger().warning("claim.undo-failed", claim_uid=owner.uid, error=str(err))
                 else:
                     get_logger().warning("claim.undone-unknown", claim_uid=owner.uid, claim=f"{owner.namespace}/{owner.name}")
@@ -166,24 +134,22 @@ class ClaimPreparer:
     async def prepare(self, device_class: str, claim: ClaimKey) -> tuple[PreparedDevice, ...] | str:
         """Prepare a claim's devices of one class; the text is the claim's error."""
         with self.attempts.running(claim.uid):
-            prepared = await self._try_prepare(device_class, claim)
-            if isinstance(prepared, str):
-                self.attempts.failed(claim.uid, device_class, prepared, asyncio.get_running_loop().time())
+            try:
+                prepared = await self._patiently(claim, lambda: self._prepare(device_class, claim))
+            except (ClaimFailed, TopobusError) as err:
+                error, code = str(err), err.code if isinstance(err, ClaimFailed) else ""
+            except TimeoutError:
+                error, code = f"not prepared within {self._deadlines.claim_s} s", ""
+            except OSError as err:
+                error, code = why_unwritable(err), ""
             else:
                 self.attempts.ended(claim.uid, device_class)
-            return prepared
-
-    async def _try_prepare(self, device_class: str, claim: ClaimKey) -> tuple[PreparedDevice, ...] | str:
-        try:
-            return await self._patiently(claim, lambda: self._prepare(device_class, claim))
-        except (_ClaimFailed, TopobusError) as err:
-            error = str(err)
-        except TimeoutError:
-            error = f"not prepared within {self._deadlines.claim_s} s"
-        except OSError as err:
-            error = _unwritable(err)
-        get_logger().warning("claim.prepare-failed", claim_uid=claim.uid, claim=f"{claim.namespace}/{claim.name}", error=error)
-        return f"claim {claim.namespace}/{claim.name}: {error}"
+                return prepared
+            where = f"{claim.namespace}/{claim.name}"
+            get_logger().warning("claim.prepare-failed", claim_uid=claim.uid, claim=where, error=error, code=code)
+            error = f"claim {where}: {error}"
+            self.attempts.failed(claim.uid, device_class, error, asyncio.get_running_loop().time(), code)
+            return error
 
     async def unprepare(self, device_class: str, claim: ClaimKey) -> str:
         """Undo a claim; empty when done. A claim that is not known here was undone before."""
@@ -195,12 +161,12 @@ class ClaimPreparer:
             if await self._leave(device_class, claim, str(err)):
                 return ""
             error = str(err)
-        except (_ClaimFailed, TopobusError) as err:
+        except (ClaimFailed, TopobusError) as err:
             error = str(err)
         except TimeoutError:
             error = f"not undone within {self._deadlines.claim_s} s"
         except OSError as err:
-            error = _unwritable(err)
+            error = why_unwritable(err)
         get_logger().warning("claim.unprepare-failed", claim_uid=claim.uid, claim=f"{claim.namespace}/{claim.name}", error=error)
         return f"claim {claim.namespace}/{claim.name}: {error}"
 
@@ -214,9 +180,9 @@ class ClaimPreparer:
             if entry is None or not entry.is_undoing:
                 return entry is None
             try:
-                await self._checkpoint.put(msgspec.structs.replace(entry, is_left=True))
+                await self._checkpoint.change(entry.key, lambda claim_entry: msgspec.structs.replace(claim_entry, is_left=True))
             except OSError as err:
-                get_logger().error("claim.unleft", claim_uid=claim.uid, error=_unwritable(err))
+                get_logger().error("claim.unleft", claim_uid=claim.uid, error=why_unwritable(err))
                 return False
         self._has_left.set()
         where = f"{claim.namespace}/{claim.name}"
@@ -237,7 +203,7 @@ class ClaimPreparer:
                 try:
                     async with self._locks.of(entry.uid), asyncio.timeout(self._deadlines.claim_s):
                         await self._unprepare(entry.device_class, claim)
-                except (_ClaimFailed, TopobusError, OSError, TimeoutError) as err:
+                except (ClaimFailed, TopobusError, OSError, TimeoutError) as err:
                     get_logger().debug("claim.still-left", claim_uid=entry.uid, error=str(err))
             await asyncio.sleep(self._deadlines.retry_s)
 
@@ -247,26 +213,35 @@ class ClaimPreparer:
         Errors: raises what the last try raised, and TimeoutError when the claim's whole time is over.
         """
         now = asyncio.get_running_loop().time
-        until, pause_s = now() + self._deadlines.claim_retry_s, _PAUSE_S
+        start, pause_s = now(), _PAUSE_S
+        until = start + self._deadlines.claim_retry_s
         async with asyncio.timeout(self._deadlines.claim_s):
             while True:
                 try:
                     async with self._locks.of(claim.uid):
                         return await work()
-                except PeerUnavailable as err:
-                    if now() + pause_s > until:
+                except StillAtWork as err:
+                    # For all of the claim's time; then kubelet's next try goes on with the same operation.
+                    wait_s = min(max(err.retry_after_s, pause_s), _LONGEST_PAUSE_S)
+                    if now() + wait_s > start + self._deadlines.claim_s - _ANSWER_S:
                         raise
-                    get_logger().info("claim.waits", claim_uid=claim.uid, pause_s=pause_s, error=str(err))
-                await asyncio.sleep(pause_s)
-                pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+                    get_logger().debug("claim.waits", claim_uid=claim.uid, pause_s=wait_s, error=str(err))
+                except PeerUnavailable as err:
+                    wait_s = pause_s
+                    if now() + wait_s > until:
+                        raise
+                    get_logger().info("claim.waits", claim_uid=claim.uid, pause_s=wait_s, error=str(err))
+                    pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+                await asyncio.sleep(wait_s)
 
     async def _prepare(self, device_class: str, claim: ClaimKey) -> tuple[PreparedDevice, ...]:
         entry = self._checkpoint.get(claim.uid, device_class)
         if entry is not None and entry.is_running and entry.boot_id == self._boot_id:
             refusal = await self._refusal(entry)
             if refusal is not None:
-                raise _ClaimFailed(_text(refusal))
-            await self._write_cdi(entry, only_missing=True)
+                raise refused(refusal)
+            await self._metadata.mend(entry)
+            await self._files.write(entry, only_missing=True)
             return answer_of(entry)
         allocation = allocation_of(
             await self._reader.read(claim.namespace, claim.name),
@@ -277,12 +252,12 @@ class ClaimPreparer:
             node=self._state.node,
         )
         if isinstance(allocation, Refusal):
-            raise _ClaimFailed(_text(allocation))
+            raise refused(allocation)
         if entry is not None and (entry.devices != allocation.devices or entry.is_undoing):
             # Allocated anew between two tries, or half undone: what was begun is undone to its end, and this is another operation.
             await self._unprepare(device_class, claim)
             entry = None
-        self._check_rivals(claim, device_class, allocation)
+        self._devices.check_rivals(claim, device_class, allocation)
         if entry is None:
             entry = ClaimEntry(
                 namespace=claim.namespace, name=claim.name, uid=claim.uid, device_class=device_class, attempt=uuid.uuid4().hex
@@ -290,105 +265,50 @@ class ClaimPreparer:
         if not entry.is_running:
             entry = msgspec.structs.replace(entry, devices=allocation.devices)
             await self._checkpoint.put(entry)
-        entry = await self._adopt(entry, claim, allocation)
-        async with self._alone_with(device_class, allocation.names):
-            # After a reboot the devices are made ready once more, by another operation.
-            op_id = f"{entry.attempt}-prepare" + (f"-{self._boot_id[:8]}" if entry.is_running else "")
-            answers: list[Held[PrepareReply]] = []
-            prepared = await self._ask_to_prepare(op_id, claim, device_class, allocation, allocation.names, answers)
-            by_request: dict[str, Prepared] = {}
-            if len(allocation.requests) > 1:
-                # Containers that name one request get what its devices have in common, which only their driver knows.
-                for request, names in allocation.requests.items():
-                    by_request[request] = await self._ask_to_prepare(
-                        f"{op_id}-of-{request}", claim, device_class, allocation, names, answers
-                    )
-        spec = cdi_spec(claim.uid, device_class, prepared, by_request)
-        entry = msgspec.structs.replace(entry, is_prepared=True, boot_id=self._boot_id, cdi=spec)
-        # Side by side: each is made whole from the other at the next start, and kubelet hears of neither before both are on disk.
-        for outcome in await asyncio.gather(self._write_cdi(entry), self._checkpoint.put(entry), return_exceptions=True):
-            if outcome is not None:
-                raise outcome
-        refusal = contradicted(device_class, answers)
-        if refusal is not None:
-            # Taken back from the checkpoint first: a CDI file that no entry stands behind is removed at the next start, should this be the end.
-            await self._checkpoint.put(msgspec.structs.replace(entry, is_prepared=False, boot_id="", cdi=None))
-            await self._disk.do(lambda: asyncio.to_thread(delete, self._cdi_dir, _file(entry)))
-            raise _ClaimFailed(_text(refusal))
+        entry = await self._ledger.adopt(entry, claim, allocation)
+        if entry.attachment is not None:
+            # Of the boot before: no sandbox of it is left.
+            await self._attachments.detach(entry)
+            entry = msgspec.structs.replace(entry, attachment=None, left_sandbox=entry.attachment.sandbox.id)
+        allocation = msgspec.structs.replace(allocation, cpus=entry.cpus)
+        # After a reboot the devices are made ready once more, by another operation.
+        op_id = f"{entry.attempt}-prepare" + (f"-{self._boot_id[:8]}" if entry.is_running else "")
+        answers = await self._devices.prepare(op_id, claim, device_class, allocation)
+        spec = cdi_spec(claim.uid, device_class, answers.prepared, answers.by_request)
+        to_attach = _own_of(allocation, "attach", answers.prepared.to_attach)
+        to_adjust = _own_of(allocation, "adjust", answers.prepared.to_adjust)
+        config = {name: allocation.config[name] for name in {*to_attach, *to_adjust} if name in allocation.config}
+        entry = msgspec.structs.replace(
+            entry,
+            is_prepared=True,
+            boot_id=self._boot_id,
+            to_attach=to_attach,
+            to_adjust=to_adjust,
+            config=config,
+            pods=allocation.pods,
+            generation=allocation.generation,
+            pod_claim_name=allocation.pod_claim_name,
+            cdi=spec,
+        )
+        self._attachments.check(entry)
+        entry = msgspec.structs.replace(entry, has_metadata=await self._metadata.describe(entry))
+        async with self._pinning.promising(entry) as refusal:
+            if refusal is not None:
+                raise refused(refusal)
+            # Side by side: each is made whole from the other at the next start, and kubelet hears of neither before both are on disk.
+            for outcome in await asyncio.gather(self._files.write(entry), self._checkpoint.put(entry), return_exceptions=True):
+                if outcome is not None:
+                    raise outcome
+            refusal = contradicted(device_class, answers.held)
+            if refusal is not None:
+                # Taken back from the checkpoint first: a CDI file that no entry stands behind is removed at the next start, should this be the end.
+                await self._checkpoint.put(msgspec.structs.replace(entry, is_prepared=False, boot_id="", cdi=None))
+                await self._files.delete(entry)
+                raise refused(refusal)
+        self._reports.prepared(entry)
         where = f"{claim.namespace}/{claim.name}"
         get_logger().info("claim.prepared", claim_uid=claim.uid, claim=where, device_class=device_class, devices=list(allocation.names))
         return answer_of(entry)
-
-    async def _ask_to_prepare(
-        self,
-        op_id: str,
-        claim: ClaimKey,
-        device_class: str,
-        claim_allocation: ClaimAllocation,
-        names: tuple[str, ...],
-        answers: list[Held[PrepareReply]],
-    ) -> Prepared:
-        """Have some of the claim's devices made ready together; the answer joins those that are looked at once more when all is written."""
-        looked_at = sorted({allocated.device for allocated in claim_allocation.devices if allocated.is_shared} & set(names))
-        tolerated = sorted({*claim_allocation.tolerated} & set(names))
-        prepared = await self._asks.prepare(op_id, claim.owner, device_class, names, claim_allocation.config, looked_at, tolerated, answers)
-        if isinstance(prepared, Refusal):
-            raise _ClaimFailed(_text(prepared))
-        missing = sorted(set(names) - prepared.edits.keys())
-        if missing:
-            raise _ClaimFailed(f"the {device_class} service prepared nothing for {', '.join(missing)}")
-        return prepared
-
-    def _check_rivals(self, claim: ClaimKey, device_class: str, claim_allocation: ClaimAllocation) -> None:
-        """Refuse what another claim is prepared with, whatever the ledger says: this file is what containers run on."""
-        whole = {device.device for device in claim_allocation.devices if not device.is_shared and not device.share_id}
-        shared = {device.device for device in claim_allocation.devices if not device.is_shared and device.share_id}
-        for entry in self._checkpoint.entries():
-            if entry.uid == claim.uid or entry.device_class != device_class or not entry.is_prepared:
-                continue
-            devices = [device for device in entry.devices if not device.is_shared]
-            clash = {
-                allocated_device.device
-                for allocated_device in devices
-                if allocated_device.device in whole or (allocated_device.device in shared and not allocated_device.share_id)
-            }
-            if clash:
-                raise _ClaimFailed(f"claim {entry.namespace}/{entry.name} holds {', '.join(sorted(clash))}: it is prepared on this node")
-
-    async def _adopt(self, entry: ClaimEntry, claim: ClaimKey, claim_allocation: ClaimAllocation) -> ClaimEntry:
-        """Tell the ledger; refused, look once whether the holder is a claim that is over. The entry says which attempt it was."""
-        refusal = await self._try_adopt(entry, claim, claim_allocation)
-        if refusal is None:
-            return entry
-        # Nothing was taken, so nothing is left to undo; and the next try must be a new operation, for this one's answer is stored.
-        await self._checkpoint.remove(entry.uid, entry.device_class)
-        if self._settler is not None and await self._settler.settle():
-            entry = msgspec.structs.replace(entry, attempt=uuid.uuid4().hex)
-            await self._checkpoint.put(entry)
-            refusal = await self._try_adopt(entry, claim, claim_allocation)
-            if refusal is None:
-                return entry
-            await self._checkpoint.remove(entry.uid, entry.device_class)
-        raise _ClaimFailed(_text(refusal))
-
-    async def _try_adopt(self, entry: ClaimEntry, claim: ClaimKey, claim_allocation: ClaimAllocation) -> Refusal | None:
-        """Exclusive devices are held, those of admin access are only looked at."""
-        looked_at = tuple(sorted({device.device for device in claim_allocation.devices if device.is_shared}))
-        shared = {entry.device_class: looked_at} if looked_at else {}
-        # What holds nothing first: when it is refused, nothing has been taken.
-        for is_shared, op_id, devices in (
-            (True, f"{entry.attempt}-adopt-shared", shared),
-            (False, f"{entry.attempt}-adopt", claim_allocation.held),
-        ):
-            if not devices:
-                continue
-            by_share = {} if is_shared else claim_allocation.by_share
-            adopted = await self._asks.adopt(op_id, claim.owner, devices, shared=by_share, is_shared=is_shared, is_prepared=not is_shared)
-            if isinstance(adopted, Refusal):
-                return adopted
-            for device_class, names in devices.items() if not is_shared else ():
-                self._state.hand_out(device_class, names, claim.owner, adopted.ledger_sequence)
-        return None
 
     async def _unprepare(self, device_class: str, claim: ClaimKey) -> None:
         entry = self._checkpoint.get(claim.uid, device_class)
@@ -396,56 +316,22 @@ class ClaimPreparer:
             return
         if not entry.is_undoing:
             # From here on nobody may be told that it is prepared, should we not come to the end.
-            entry = msgspec.structs.replace(entry, is_undoing=True)
-            await self._checkpoint.put(entry)
-        names = await self._undo_devices(entry, claim)
-        await self._disk.do(lambda: asyncio.to_thread(delete, self._cdi_dir, _file(entry)))
+            entry = (
+                await self._checkpoint.change(entry.key, lambda claim_entry: msgspec.structs.replace(claim_entry, is_undoing=True)) or entry
+            )
+        await self._attachments.detach(entry)
+        names = await self._devices.undo(entry, claim)
+        await self._files.delete(entry)
+        await self._metadata.delete(entry)
         if not any(claim_entry.uid == claim.uid and claim_entry.device_class != device_class for claim_entry in self._checkpoint.entries()):
-            await self._let_go(entry.attempt, claim)
-        if self._settler is not None:
-            self._settler.leave(claim.owner)
+            await self._ledger.let_go(entry.attempt, claim)
+        self._ledger.leave(claim)
         await self._checkpoint.remove(claim.uid, device_class)
-        self._undone.discard(entry.key)
+        self._devices.forget(entry)
+        await self._pinning.released()
+        self._reports.unprepared(claim, device_class)
         where = f"{entry.namespace}/{entry.name}"
         get_logger().info("claim.unprepared", claim_uid=claim.uid, claim=where, device_class=device_class, devices=list(names))
-
-    async def _undo_devices(self, entry: ClaimEntry, claim: ClaimKey) -> tuple[str, ...]:
-        """Have the device service undo what nobody else uses: a share, or admin access, ends without a word to the device while others go on."""
-        names = tuple(sorted({device.device for device in entry.devices}))
-        async with self._alone_with(entry.device_class, names):
-            used = self._used_by_others(entry)
-            names = tuple(name for name in names if name not in used)
-            if names:
-                refusal = await self._asks.unprepare(f"{entry.attempt}-unprepare", claim.owner, entry.device_class, names)
-                if refusal is not None:
-                    raise _ClaimFailed(_text(refusal))
-            self._undone.add(entry.key)
-        return names
-
-    def _used_by_others(self, entry: ClaimEntry) -> set[str]:
-        """Devices that other claims are prepared with, or begin to be; who only looks (admin access) keeps no holder's device up."""
-        looked_at = {device.device for device in entry.devices if device.is_shared}
-        others = [
-            claim_entry
-            for claim_entry in self._checkpoint.entries()
-            if claim_entry.device_class == entry.device_class and claim_entry.key != entry.key
-        ]
-        users = [device for other in others if other.key not in self._undone for device in other.devices]
-        return {user.device for user in users if not user.is_shared or user.device in looked_at}
-
-    async def _let_go(self, attempt: str, claim: ClaimKey) -> None:
-        """Tell the ledger that nothing of a claim is prepared any more.
-
-        While the claim is allocated its devices stay its own, prepared or not; who deallocates it releases them. In a cluster that is the settler: undoing
-        must not wait for the API server.
-        """
-        is_kept = self._settler is not None or is_allocated_here(
-            await self._reader.read(claim.namespace, claim.name), claim.uid, self._state.node
-        )
-        op_id = f"{attempt}-{'keep' if is_kept else 'release'}"
-        refusal = await self._asks.release(op_id, claim.owner, is_undone=True, keeps_devices=is_kept)
-        if refusal is not None:
-            raise _ClaimFailed(_text(refusal))
 
     async def _refusal(self, entry: ClaimEntry) -> Refusal | None:
         """Look at what the checkpoint would have us write: rights may be fewer than when it was prepared."""
@@ -454,36 +340,14 @@ class ClaimPreparer:
         edits = {device.name: device.edits for device in entry.cdi.devices}
         return await self._asks.refuse_forbidden(entry.device_class, Prepared(edits=edits, common=entry.cdi.common))
 
-    async def _write_cdi(self, entry: ClaimEntry, *, only_missing: bool = False) -> None:
-        if entry.cdi is None:
-            return
-        wanted = {_file(entry): render(entry.cdi)}
-        try:
-            if only_missing:
-                await self._disk.do(lambda: asyncio.to_thread(write_missing, self._cdi_dir, wanted))
-            else:
-                await self._disk.do(lambda: asyncio.to_thread(write, self._cdi_dir, *wanted.popitem()))
-        except OSError as err:
-            self._tell_cdi(_unwritable(err))
-            raise
-        self._tell_cdi("")
 
-    @asynccontextmanager
-    async def _alone_with(self, device_class: str, names: Iterable[str]) -> AsyncIterator[None]:
-        """Serialize what a device service does to devices that claims share; in order of the names, so that nobody waits in a circle."""
-        async with AsyncExitStack() as stack:
-            for name in sorted(names):
-                await stack.enter_async_context(self._locks.of(f"{device_class}/{name}"))
-            yield
+def _own_of(claim_allocation: ClaimAllocation, verb: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Choose the devices of an answer that something is done with; one that is only looked at (admin access) stays as it is.
 
-
-def _file(entry: ClaimEntry) -> str:
-    return file_name(CDI_VENDOR, entry.device_class, entry.uid)
-
-
-def _unwritable(err: OSError) -> str:
-    return f"cannot write {err.filename}: {err.strerror}"
-
-
-def _text(refusal: Refusal) -> str:
-    return "; ".join(reason.message for reason in refusal.reasons)
+    Errors: raises ClaimFailed when the service names a device that the claim has not.
+    """
+    strange = sorted(set(names) - set(claim_allocation.names))
+    if strange:
+        raise ClaimFailed(f"the device service wants to {verb} {', '.join(strange)}, which the claim has not")
+    looked_at = {device.device for device in claim_allocation.devices if device.is_shared}
+    return tuple(sorted(set(names) - looked_at))

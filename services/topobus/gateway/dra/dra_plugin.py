@@ -24,16 +24,10 @@ from topobus.gateway.config import DeadlineSettings, KubeletSettings
 from topobus.gateway.core.lists import DraHealth, HealthEntry
 from topobus.gateway.core.socket_paths import driver_sockets, stale_patterns
 from topobus.gateway.dra.claim_forwarder import ClaimForwarder
-from topobus.gateway.dra.claims import ClaimKey, ClaimPreparer
+from topobus.gateway.dra.claim_key import ClaimKey
+from topobus.gateway.dra.claims import ClaimPreparer
 from topobus.gateway.kubelet.device_plugin import LIST_LIMIT_BYTES
-from topobus.gateway.kubelet.sockets import (
-    CallMetrics,
-    FolderWatch,
-    answer,
-    identity,
-    remove_stale,
-    serving,
-)
+from topobus.gateway.kubelet.sockets import CallMetrics, FolderWatch, answer, identity, remove_stale, serving
 from topobus.gateway.node_state import NodeState
 from topobus.kubeletpb.dra.v1 import api_pb2 as dra
 from topobus.kubeletpb.drahealth.v1 import api_pb2 as health
@@ -99,27 +93,27 @@ class DraDriver(registration_rpc.RegistrationServicer):
             await self._watch.until(self._watch.folder.is_dir)
             try:
                 await self._serve_once()
-                self._say("our socket was removed")
+                self._set_status("our socket was removed")
             except (ConfigError, OSError) as err:
                 if str(err) != self.status:
                     get_logger().error("driver.serve-failed", driver=self.driver, error=str(err))
-                self._say(str(err))
+                self._set_status(str(err))
             await self._clock.sleep(self._deadlines.retry_s)
 
     async def take_over(self) -> None:
         """Clear up after the gateway that had the turn. kubelet forgot the health of the driver's devices with its stream, so all of it is told again."""
-        await self._remove_dead()
+        await self._remove_stale_sockets()
         self._tellings += 1
         self._state.changed.announce()
 
-    async def _remove_dead(self) -> None:
+    async def _remove_stale_sockets(self) -> None:
         """Remove sockets of this driver's on which nobody listens: a gateway that was killed could not, and kubelet dials a dead one again and again."""
         for path, pattern in zip((self._service, self._registry), stale_patterns(self.driver), strict=True):
             for name in (path.name, pattern):
                 await asyncio.to_thread(remove_stale, path.parent, name)
 
     async def _serve_once(self) -> None:
-        await self._remove_dead()
+        await self._remove_stale_sockets()
         # The service first: kubelet dials it as soon as it has read the registration socket.
         async with (
             serving(self._service, self._add_services),
@@ -193,10 +187,10 @@ class DraDriver(registration_rpc.RegistrationServicer):
         """Keep what kubelet decided; a refusal is for a human."""
         if request.plugin_registered:
             get_logger().info("driver.registered", driver=self.driver)
-            self._say("registered")
+            self._set_status("registered")
         else:
             get_logger().error("driver.refused", driver=self.driver, error=request.error)
-            self._say(f"kubelet refused the driver: {request.error}")
+            self._set_status(f"kubelet refused the driver: {request.error}")
         return registration.RegistrationStatusResponse()
 
     async def NodePrepareResources(
@@ -245,7 +239,7 @@ class DraDriver(registration_rpc.RegistrationServicer):
             await self._clock.sleep(_AFTER_LISTS_S)
 
     async def _prepare(self, request: dra.NodePrepareResourcesRequest) -> dra.NodePrepareResourcesResponse:
-        preparer = await self._forwarder.own_or_answer(self.driver, "NodePrepareResources", request, dra.NodePrepareResourcesResponse)
+        preparer = await self._forwarder.local_or_forwarded(self.driver, "NodePrepareResources", request, dra.NodePrepareResourcesResponse)
         if not isinstance(preparer, ClaimPreparer):
             return preparer
 
@@ -269,7 +263,9 @@ class DraDriver(registration_rpc.RegistrationServicer):
         return dra.NodePrepareResourcesResponse(claims=await _for_each(request.claims, prepare))
 
     async def _unprepare(self, request: dra.NodeUnprepareResourcesRequest) -> dra.NodeUnprepareResourcesResponse:
-        preparer = await self._forwarder.own_or_answer(self.driver, "NodeUnprepareResources", request, dra.NodeUnprepareResourcesResponse)
+        preparer = await self._forwarder.local_or_forwarded(
+            self.driver, "NodeUnprepareResources", request, dra.NodeUnprepareResourcesResponse
+        )
         if not isinstance(preparer, ClaimPreparer):
             return preparer
 
@@ -302,7 +298,7 @@ class DraDriver(registration_rpc.RegistrationServicer):
             message=entry.message[:_MESSAGE_LIMIT],
         )
 
-    def _say(self, status: str) -> None:
+    def _set_status(self, status: str) -> None:
         self.status = status
         self._watch.wake()
 

@@ -14,8 +14,9 @@ from topobus.gateway.config import DeadlineSettings
 from topobus.gateway.core.claim_allocation import is_allocated_here
 from topobus.gateway.core.pods import is_listed
 from topobus.gateway.dra.checkpoint import Checkpoint
+from topobus.gateway.dra.claim_key import ClaimKey
 from topobus.gateway.dra.claim_reading import ClaimReader
-from topobus.gateway.dra.claims import ClaimKey, ClaimPreparer
+from topobus.gateway.dra.claims import ClaimPreparer
 from topobus.gateway.kubelet.sockets import identity
 from topobus.gateway.reconcile.pod_usage import PodLook
 from topobus.runtime.logging import get_logger

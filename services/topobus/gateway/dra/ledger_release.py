@@ -44,14 +44,14 @@ class LedgerRelease:
         """Look for ever."""
         while True:
             await asyncio.sleep(self._deadlines.reconcile_s)
-            self._over_before, _ = await self._look(self._over_before)
+            self._over_before, _ = await self._release_unprepared(self._over_before)
 
     async def settle(self) -> bool:
         """Release claims that were unprepared here and are over by now; True when there was one."""
-        _, released = await self._look(frozenset())
+        _, released = await self._release_unprepared(frozenset())
         return released > 0
 
-    async def _look(self, over_before: frozenset[str]) -> tuple[frozenset[str], int]:
+    async def _release_unprepared(self, over_before: frozenset[str]) -> tuple[frozenset[str], int]:
         """Look at each claim once: the keys of those that look over, and how many were released."""
         ledger = self._state.ledger
         prepared = {entry.uid for entry in self._checkpoint.entries()}

@@ -124,7 +124,7 @@ class ForeignDriver:
                 asked = pb.PreferredAllocationRequest(container_requests=[wanted])
                 answer: pb.PreferredAllocationResponse = _readable(call(asked, timeout=timeout_s))
         except (grpc.RpcError, _UnreadableError) as err:
-            get_logger().warning("foreign.preference-failed", resource=self.resource, error=_said(err))
+            get_logger().warning("foreign.preference-failed", resource=self.resource, error=_details_of(err))
             return None
         if not answer.container_responses:
             return None
@@ -145,7 +145,7 @@ class ForeignDriver:
         return endpoint.socket, sorted(ids[name] for name in names)
 
     def _refused(self, ids: Sequence[str], err: Exception) -> Refusal:
-        return _refuse("plugin-refused", f"the device plugin of {self.resource} refused {', '.join(ids)}: {_said(err)}")
+        return _refuse("plugin-refused", f"the device plugin of {self.resource} refused {', '.join(ids)}: {_details_of(err)}")
 
     def _listed(self) -> tuple[ForeignDevice, ...]:
         endpoint = self.endpoint
@@ -218,7 +218,7 @@ def _readable(answer: Any) -> Any:
     return answer
 
 
-def _said(err: Exception) -> str:
+def _details_of(err: Exception) -> str:
     details = getattr(err, "details", None)
     return str(details()) if callable(details) else str(err)
 

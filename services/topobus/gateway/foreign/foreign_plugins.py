@@ -119,7 +119,7 @@ class ForeignPlugins(rpc.RegistrationServicer):
                     own = identity(path)
                     get_logger().info("foreign.served", socket=str(path))
                     self._is_served = True
-                    self._tell()
+                    self._report_readiness()
                     await self._watch.until(lambda path=path, own_socket=own: identity(path) != own_socket)  # type: ignore[misc]  # bound at once
 
     async def Register(self, request: pb.RegisterRequest, context: grpc.aio.ServicerContext[pb.RegisterRequest, pb.Empty]) -> pb.Empty:
@@ -159,7 +159,7 @@ class ForeignPlugins(rpc.RegistrationServicer):
                 return f"failed to get device plugin options: {err.details()}"
         if isinstance(options, Malformed):
             return f"failed to get device plugin options: the answer of {options}"
-        await self._remember(resource)
+        await self._record_resource(resource)
         driver = self._serve_devices(resource)
         driver.endpoint = ForeignEndpoint(
             socket=socket, needs_pre_start=options.pre_start_required, has_preference=options.get_preferred_allocation_available
@@ -168,7 +168,7 @@ class ForeignPlugins(rpc.RegistrationServicer):
             self._streams[resource].cancel()
         if self._group is not None:
             self._streams[resource] = self._group.create_task(self._follow(driver, driver.endpoint))
-        self._tell()
+        self._report_readiness()
         get_logger().info("foreign.registered", resource=resource, device_class=driver.device_class, endpoint=request.endpoint)
         return ""
 
@@ -192,7 +192,7 @@ class ForeignPlugins(rpc.RegistrationServicer):
         if driver.endpoint is endpoint:
             driver.lost = why
             driver.endpoint = None
-            self._tell()
+            self._report_readiness()
             get_logger().warning("foreign.lost", resource=driver.resource, why=why)
 
     def _serve_devices(self, resource: str) -> ForeignDriver:
@@ -216,7 +216,7 @@ class ForeignPlugins(rpc.RegistrationServicer):
     async def _host(self, settings: DeviceServiceSettings, driver: ForeignDriver) -> None:
         """Run the device host of one plugin; whatever ends it ends this class alone, with what it has said so far."""
         # A readiness of its own: a plugin that is away must not make the gateway unready.
-        self._remarks[driver.resource] = remarks = _Remarks(self._tell)
+        self._remarks[driver.resource] = remarks = _Remarks(self._report_readiness)
         own = replace(self._runtime, readiness=remarks)
         registry = DriverRegistry(drivers=(driver,))
         try:
@@ -226,7 +226,7 @@ class ForeignPlugins(rpc.RegistrationServicer):
             get_logger().exception("foreign.host-failed", resource=driver.resource, device_class=driver.device_class)
             remarks.set("host", is_ready=False, why=f"its device host ended: {err}")
 
-    def _tell(self) -> None:
+    def _report_readiness(self) -> None:
         """Say in readiness which plugins are away; that is a remark, for a plugin's absence is no fault of ours."""
         if not self._is_served:
             return
@@ -235,7 +235,7 @@ class ForeignPlugins(rpc.RegistrationServicer):
         words += [f"{resource}: {remark}" for resource, remarks in sorted(self._remarks.items()) for remark in remarks.report_lines()]
         self._runtime.readiness.set(_PART, is_ready=True, why="; ".join(words))
 
-    async def _remember(self, resource: str) -> None:
+    async def _record_resource(self, resource: str) -> None:
         if resource not in self._known:
             self._known = tuple(sorted((*self._known, resource)))
             await asyncio.to_thread(write, self._folder, _KNOWN_FILE, json.dumps({"resources": self._known}).encode())

@@ -13,11 +13,13 @@ import hashlib
 import itertools
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 
 import grpc
 import grpc.aio
+from msgspec import structs
 
+from topobus.contracts.messages import Prepared
 from topobus.domain.edits import ContainerEdits
 from topobus.domain.errors import PeerUnavailable, TopobusError
 from topobus.domain.outcome import Refusal
@@ -27,6 +29,7 @@ from topobus.gateway.config import DeadlineSettings
 from topobus.gateway.core.edits import container_edits, differences, foreign_variables
 from topobus.gateway.core.lists import ListEntry, first_that_fit
 from topobus.gateway.kubelet.allocation_record import AllocationRecord
+from topobus.gateway.kubelet.pci_devices import PciDevices
 from topobus.gateway.kubelet.sockets import (
     CallMetrics,
     CallRefused,
@@ -73,8 +76,12 @@ class DevicePlugin(rpc.DevicePluginServicer):
         deadlines: DeadlineSettings,
         before_start: BeforeStart | None = None,
         is_from_end: bool = False,
+        pci_devices: PciDevices | None = None,
     ) -> None:
-        """Take what it works with; `is_from_end` when claims are given devices of this resource, too: those have the first by name."""
+        """Take what it works with; `is_from_end` when claims are given devices of this resource, too: those have the first by name.
+
+        Shapes: pci_devices — what is said of devices whose ids are PCI addresses, for Multus and programs of the SR-IOV device plugin; None: nothing.
+        """
         self.device_class = offer.device_class
         self.resource = offer.resource
         self.streams_changed = Broadcast()
@@ -90,6 +97,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
         self._deadlines = deadlines
         self._before_start = before_start
         self._is_from_end = is_from_end
+        self._pci_devices = pci_devices
         self._list: tuple[tuple[ListEntry, ...], pb.ListAndWatchResponse] | None = None
         self._parts: dict[ListEntry, bytes] = {}
 
@@ -180,8 +188,8 @@ class DevicePlugin(rpc.DevicePluginServicer):
         chosen = [
             await self._asks.prefer(
                 self.device_class,
-                wanted.available_deviceIDs,
-                wanted.must_include_deviceIDs,
+                self._names(wanted.available_deviceIDs),
+                self._names(wanted.must_include_deviceIDs),
                 wanted.allocation_size,
                 withheld=withheld.keys(),
                 is_from_end=self._is_from_end,
@@ -189,18 +197,27 @@ class DevicePlugin(rpc.DevicePluginServicer):
             for wanted in request.container_requests
         ]
         return pb.PreferredAllocationResponse(
-            container_responses=[pb.ContainerPreferredAllocationResponse(deviceIDs=names) for names in chosen]
+            container_responses=[pb.ContainerPreferredAllocationResponse(deviceIDs=sorted(map(self._wire_id, names))) for names in chosen]
         )
 
     async def _allocate(self, request: pb.AllocateRequest) -> pb.AllocateResponse:
         # kubelet sends exactly one container a call. Whoever sends more has all of them looked at before the first one takes anything.
-        containers = [sorted(container_request.devices_ids) for container_request in request.container_requests]
+        containers = [sorted(self._names(container_request.devices_ids)) for container_request in request.container_requests]
         for name, count in Counter(itertools.chain.from_iterable(containers)).items():
             if count > 1:
                 raise CallRefused(grpc.StatusCode.INVALID_ARGUMENT, f"{self.resource}: the call names device {name} {count} times")
         for names in containers:
             self._check(names)
         return pb.AllocateResponse(container_responses=[_response(await self._allocate_container(names)) for names in containers])
+
+    def _names(self, wire_ids: Iterable[str]) -> list[str]:
+        """Give our names of the devices that kubelet names."""
+        return [self._state.name_of(self.resource, wire_id) for wire_id in wire_ids]
+
+    def _wire_id(self, name: str) -> str:
+        """Give kubelet's id of a device."""
+        entry = self._state.entry(self.resource, name)
+        return entry.wire_id if entry is not None else name
 
     async def _allocate_container(self, names: list[str]) -> ContainerEdits:
         self._check_is_heard()
@@ -212,7 +229,8 @@ class DevicePlugin(rpc.DevicePluginServicer):
             refuse(adopted, f"{self.resource}: cannot take {', '.join(names)}")
         self._state.hand_out(self.device_class, names, owner, adopted.ledger_sequence)
         try:
-            edits = await self._prepare(f"{op_id}-prepare", owner, names)
+            prepared = await self._prepare(f"{op_id}-prepare", owner, names)
+            edits = self._joined(prepared, names)
         except (TopobusError, CallRefused, asyncio.CancelledError):
             # Cancelled: the deadline, or a kubelet that went away. Either way nobody gets the devices.
             await self._give_back(op_id, owner, adopted.decision_id)
@@ -227,18 +245,31 @@ class DevicePlugin(rpc.DevicePluginServicer):
             decision_id=adopted.decision_id,
             displaced=[each_owner.key for each_owner in adopted.displaced],
         )
-        return edits
+        if self._pci_devices is None:
+            return edits
+        # Not recorded: what they say is in the devices' ids, which kubelet names at each start.
+        return structs.replace(edits, env=edits.env | await self._pci_devices.tell(names, prepared))
 
-    async def _prepare(self, op_id: str, owner: Owner, names: list[str]) -> ContainerEdits:
-        """Have the devices made ready: what the container gets."""
+    async def _prepare(self, op_id: str, owner: Owner, names: list[str]) -> Prepared:
+        """Have the devices made ready."""
         prepared = await self._asks.prepare(op_id, owner, self.device_class, names)
-        edits = prepared if isinstance(prepared, Refusal) else container_edits(prepared, names)
+        if isinstance(prepared, Refusal):
+            refuse(prepared, f"{self.resource}: cannot prepare {', '.join(names)}")
+        return prepared
+
+    def _joined(self, prepared: Prepared, names: list[str]) -> ContainerEdits:
+        """Join what the container gets."""
+        edits = container_edits(prepared, names)
         if isinstance(edits, Refusal):
             refuse(edits, f"{self.resource}: cannot prepare {', '.join(names)}")
+        if edits.needs_runtime:
+            # kubelet would leave it out without a word.
+            text = f"{self.resource}: {', '.join(names)} bring hooks, groups, network devices or nodes that kubelet's device plugin API has no words for"
+            raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, f"{text}: claim them (DRA), where the container runtime is told by CDI")
         return edits
 
     async def _pre_start(self, request: pb.PreStartContainerRequest) -> pb.PreStartContainerResponse:
-        names = sorted(set(request.devices_ids))
+        names = sorted(set(self._names(request.devices_ids)))
         self._check(names)
         if self._before_start is None:
             await self._check_record(names)
@@ -257,7 +288,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
         given = self._record.of(owner.key)
         try:
             self._check_is_heard()
-            edits = await self._prepare(f"start-{uuid.uuid4().hex}", owner, names)
+            edits = self._joined(await self._prepare(f"start-{uuid.uuid4().hex}", owner, names), names)
         except PeerUnavailable as err:
             if given is not None and not self._record.is_of_this_boot(owner.key):
                 raise
@@ -316,7 +347,7 @@ def _to_wire(entry: ListEntry) -> bytes:
     """Write a list of this one entry: such lists, one after the other, are the list of all of them."""
     # No topology message at all when the node is unknown: an empty one or -1 would be an opinion.
     topology = None if entry.nodes is None else pb.TopologyInfo(nodes=[pb.NUMANode(ID=node) for node in entry.nodes])
-    device = pb.Device(ID=entry.id, health="Healthy" if entry.is_healthy else "Unhealthy", topology=topology)
+    device = pb.Device(ID=entry.wire_id, health="Healthy" if entry.is_healthy else "Unhealthy", topology=topology)
     return pb.ListAndWatchResponse(devices=[device]).SerializeToString()
 
 

@@ -6,7 +6,7 @@ Flows in: kubelet's List, never more often than its rate limit allows. Flows out
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import grpc
@@ -33,8 +33,10 @@ _BETWEEN_S = 0.1
 class Listing(Struct, frozen=True, kw_only=True):
     """One look."""
 
+    kubelet: tuple[int, int, int]
+    """Whose list it is: kubelet's socket as it was before the look."""
     in_use: dict[str, frozenset[str]]
-    """Resource to the ids that pods have; other people's resources are in it."""
+    """Resource to the devices that pods have, ours by their names; other people's resources are in it."""
     uses: tuple[PodUse, ...]
     """Our devices by container."""
     exclusive: tuple[ExclusiveUse, ...] = ()
@@ -44,10 +46,18 @@ class Listing(Struct, frozen=True, kw_only=True):
 class PodResourcesReader:
     """Asks kubelet; one look serves for all who had asked before it began, and for nobody who asks later."""
 
-    def __init__(self, socket: Path, node: str, resources: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        socket: Path,
+        node: str,
+        resources: Mapping[str, str],
+        name_of: Callable[[str, str], str] = lambda _resource, device_id: device_id,
+    ) -> None:
+        """Take the classes of our resources, and what gives a device's name by resource and kubelet's id."""
         self.socket = socket
         self._node = node
         self._resources = resources
+        self._name_of = name_of
         self._lock = asyncio.Lock()
         self._begun = 0
         """How many looks have begun."""
@@ -66,11 +76,12 @@ class PodResourcesReader:
             await asyncio.sleep(max(0.0, self._rests_until - loop.time()))
             self._rests_until = loop.time() + _BETWEEN_S
             self._begun += 1
-            self._seen = (self._begun, await self._look())
+            self._seen = (self._begun, await self._list_pods())
             return self._seen[1]
 
-    async def _look(self) -> Listing | str:
-        if identity(self.socket) is None:
+    async def _list_pods(self) -> Listing | str:
+        kubelet = identity(self.socket)
+        if kubelet is None:
             return f"there is no kubelet at {self.socket}"
         async with dialling(self.socket) as channel:
             try:
@@ -78,9 +89,9 @@ class PodResourcesReader:
             except grpc.aio.AioRpcError as err:
                 get_logger().warning("pod-resources.failed", code=err.code().name, error=err.details())
                 return f"kubelet's PodResources failed: {err.code().name}: {err.details()}"
-        return self._to_listing(answer)
+        return self._to_listing(kubelet, answer)
 
-    def _to_listing(self, answer: pb.ListPodResourcesResponse) -> Listing:
+    def _to_listing(self, kubelet: tuple[int, int, int], answer: pb.ListPodResourcesResponse) -> Listing:
         in_use: dict[str, set[str]] = {}
         devices: dict[tuple[str, ...], set[str]] = {}
         exclusive: list[ExclusiveUse] = []
@@ -91,10 +102,11 @@ class PodResourcesReader:
                 where = (pod.namespace, pod.name, container.name)
                 # One entry a device and NUMA node: a device with two nodes is there twice.
                 for entry in container.devices:
-                    in_use.setdefault(entry.resource_name, set()).update(entry.device_ids)
+                    names = {self._name_of(entry.resource_name, device_id) for device_id in entry.device_ids}
+                    in_use.setdefault(entry.resource_name, set()).update(names)
                     device_class = self._resources.get(entry.resource_name)
                     if device_class is not None:
-                        devices.setdefault((*where, entry.resource_name, "", "", device_class), set()).update(entry.device_ids)
+                        devices.setdefault((*where, entry.resource_name, "", "", device_class), set()).update(names)
                 for claim in container.dynamic_resources:
                     for claim_resource in claim.claim_resources:
                         device_class = class_of_driver(claim_resource.driver_name)
@@ -102,6 +114,7 @@ class PodResourcesReader:
                             key = (*where, "", claim.claim_namespace, claim.claim_name, device_class)
                             devices.setdefault(key, set()).add(claim_resource.device_name)
         return Listing(
+            kubelet=kubelet,
             in_use={resource: frozenset(ids) for resource, ids in in_use.items()},
             uses=tuple(
                 PodUse(
@@ -112,9 +125,9 @@ class PodResourcesReader:
                     claim_namespace=key[4],
                     claim=key[5],
                     device_class=key[6],
-                    devices=tuple(sorted(names)),
+                    devices=tuple(sorted(held)),
                 )
-                for key, names in sorted(devices.items())
+                for key, held in sorted(devices.items())
             ),
             exclusive=tuple(exclusive_use for exclusive_use in exclusive if exclusive_use.cpus or exclusive_use.memory),
         )

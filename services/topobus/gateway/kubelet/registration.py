@@ -22,6 +22,7 @@ from topobus.gateway.asks import NodeAsks
 from topobus.gateway.config import SHORT_NAME, DeadlineSettings
 from topobus.gateway.kubelet.allocation_record import AllocationRecord
 from topobus.gateway.kubelet.device_plugin import BeforeStart, DevicePlugin
+from topobus.gateway.kubelet.pci_devices import PciDevices
 from topobus.gateway.kubelet.sockets import (
     CallMetrics,
     FolderWatch,
@@ -40,6 +41,9 @@ __all__ = ["KUBELET_SOCKET", "PluginRegistrar", "short_name", "socket_pattern"]
 KUBELET_SOCKET = "kubelet.sock"
 # Long enough that a kubelet that keeps closing its streams is not answered by a busy loop.
 _QUICK_S = 0.05
+# A registration that has lasted so long was a good one: what ended it was no quarrel.
+_SETTLED_S = 1.0
+_STREAM_CLOSED = "kubelet closed its stream"
 # How long a gateway that ends waits for the next one to be registered; stopping must be over within five seconds.
 _HAND_OVER_S = 2.0
 
@@ -77,7 +81,9 @@ class PluginRegistrar:
         is_from_end: bool = False,
         is_awaited: Callable[[], bool] = lambda: False,
         clock: Clock | None = None,
+        device_info_dir: Path | None = None,
     ) -> None:
+        """Take what it works with; `device_info_dir` where the resource's devices are named by PCI addresses, for Multus."""
         self.resource = offer.resource
         self.status = "waiting for kubelet"
         """`registered`, or what stands in the way."""
@@ -91,6 +97,7 @@ class PluginRegistrar:
         self._deadlines = deadlines
         self._before_start = before_start
         self._is_from_end = is_from_end
+        self._pci_devices = PciDevices(offer, state, device_info_dir) if device_info_dir is not None else None
         self._is_awaited = is_awaited
         self._clock = clock or SystemClock()
         # A name of this process's own: a socket of an earlier one may still be in kubelet's hands.
@@ -99,6 +106,12 @@ class PluginRegistrar:
 
     async def run(self) -> None:
         """Serve and register, again and again."""
+        async with asyncio.TaskGroup() as group:
+            if self._pci_devices is not None:
+                group.create_task(self._pci_devices.follow())
+            group.create_task(self._serve())
+
+    async def _serve(self) -> None:
         while True:
             await self._watch.until(self._watch.folder.is_dir)
             try:
@@ -107,7 +120,7 @@ class PluginRegistrar:
                 why, pause_s = str(err), self._deadlines.retry_s
                 if why != self.status:
                     get_logger().error("plugin.serve-failed", resource=self.resource, error=why)
-            self._say(why)
+            self._set_status(why)
             await asyncio.sleep(pause_s)
 
     async def _one_registration(self) -> tuple[str, float]:
@@ -126,26 +139,33 @@ class PluginRegistrar:
             deadlines=self._deadlines,
             before_start=self._before_start,
             is_from_end=self._is_from_end,
+            pci_devices=self._pci_devices,
         )
         async with serving(path, lambda server: rpc.add_DevicePluginServicer_to_server(plugin, server)):
             own, kubelet_path = identity(path), self._watch.folder / KUBELET_SOCKET
             await self._watch.until(lambda: identity(kubelet_path) is not None or identity(path) != own)
             if identity(path) != own:
                 return "kubelet removed our socket", _QUICK_S
-            kubelet = identity(kubelet_path)
-            refusal = await self._register(kubelet_path, path)
-            if refusal:
-                return refusal, self._deadlines.retry_s
-            if not await self._wait_for_first_list(plugin):
-                get_logger().warning("plugin.unwatched", resource=self.resource, waited_s=self._deadlines.first_list_s)
-                return f"kubelet did not ask for the list within {self._deadlines.first_list_s} s", _QUICK_S
-            self._say("registered")
-            try:
-                return await self._stay(plugin, path, own, kubelet_path, kubelet), _QUICK_S
-            except asyncio.CancelledError:
-                if self._is_awaited():
-                    await self._hand_over(plugin)
-                raise
+            while True:
+                kubelet, streams_before = identity(kubelet_path), plugin.streams_seen
+                refusal = await self._register(kubelet_path, path)
+                if refusal:
+                    return refusal, self._deadlines.retry_s
+                if not await self._wait_for_list(plugin, streams_before):
+                    get_logger().warning("plugin.unwatched", resource=self.resource, waited_s=self._deadlines.first_list_s)
+                    return f"kubelet did not ask for the list within {self._deadlines.first_list_s} s", _QUICK_S
+                self._set_status("registered")
+                since_s = self._clock.monotonic()
+                try:
+                    why = await self._stay(plugin, path, own, kubelet_path, kubelet)
+                except asyncio.CancelledError:
+                    if self._is_awaited():
+                        await self._hand_over(plugin)
+                    raise
+                if why != _STREAM_CLOSED or self._clock.monotonic() - since_s < _SETTLED_S:
+                    return why, _QUICK_S
+                # At once and on the same socket: kubelets with the race in them (before 1.36) cut this gateway off when the one that it replaces ends, and until it is registered again
+                # kubelet counts its devices as unhealthy and admits no pod that asks for one.
 
     async def _register(self, kubelet_path: Path, path: Path) -> str:
         """Call Register; the refusal's text, empty when kubelet took it."""
@@ -163,10 +183,10 @@ class PluginRegistrar:
         get_logger().info("plugin.registered", resource=self.resource, endpoint=path.name, devices=len(self._state.entries(self.resource)))
         return ""
 
-    async def _wait_for_first_list(self, plugin: DevicePlugin) -> bool:
+    async def _wait_for_list(self, plugin: DevicePlugin, streams_before: int) -> bool:
         try:
             async with self._clock.timeout(self._deadlines.first_list_s):
-                while not plugin.streams_seen:
+                while plugin.streams_seen == streams_before:
                     await plugin.streams_changed.ticket().wait()
         except TimeoutError:
             return False
@@ -199,7 +219,7 @@ class PluginRegistrar:
         elif identity(path) != own:
             why = "kubelet removed our socket"
         else:
-            why = "kubelet closed its stream"
+            why = _STREAM_CLOSED
         get_logger().info("plugin.lost", resource=self.resource, why=why)
         return why
 
@@ -214,6 +234,6 @@ class PluginRegistrar:
         else:
             get_logger().info("plugin.handed-over", resource=self.resource)
 
-    def _say(self, status: str) -> None:
+    def _set_status(self, status: str) -> None:
         self.status = status
         self._watch.wake()

@@ -41,7 +41,7 @@ class LedgerDrift:
         wanted = {(disagreement.device_class, disagreement.device): disagreement for disagreement in confirmed}
         present = {(disagreement.device_class, disagreement.device) for disagreement in seen}
         try:
-            disagreements = await self._recall()
+            disagreements = await self._read_published()
             for key, disagreement in sorted(wanted.items()):
                 if disagreements.get(key) != disagreement:
                     await self._publish(disagreement, is_over=False)
@@ -56,7 +56,7 @@ class LedgerDrift:
             self._published = None
             get_logger().warning("disagreement.untold", error=str(err))
 
-    async def _recall(self) -> dict[_Key, Disagreement]:
+    async def _read_published(self) -> dict[_Key, Disagreement]:
         if self._published is None:
             newest: dict[_Key, DisagreementEvent] = {}
             for received in await self._bus.last(DISAGREEMENT, limit=_RECALLED, node=self._node):

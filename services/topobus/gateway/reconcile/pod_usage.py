@@ -5,18 +5,20 @@ Flows in: kubelet's PodResources, the ledger, the checkpoint, inventories. Flows
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from msgspec import structs
 
-from topobus.contracts.messages import ContainerDevices, HeldDevice, NodeFolders, PodsReply, PodsRequest
+from topobus.contracts.messages import ContainerDevices, HeldDevice, NodeFolders, PodsReply, PodsRequest, RuntimeConnection
 from topobus.domain.device import Inventory
 from topobus.gateway.boot import boot_id
 from topobus.gateway.config import GatewaySettings
 from topobus.gateway.core.exclusive import CPU_RESOURCE, ExclusiveUse, compare_exclusive
+from topobus.gateway.core.lists import sharers_of
 from topobus.gateway.core.pods import Comparison, PodUse, PreparedHere, compare
 from topobus.gateway.dra.checkpoint import Checkpoint
-from topobus.gateway.dra.claims import ClaimKey
+from topobus.gateway.dra.claim_key import ClaimKey
 from topobus.gateway.kubelet.pod_resources import Listing, PodResourcesReader
 from topobus.gateway.node_state import NodeState
 
@@ -36,8 +38,18 @@ def folders_of(settings: GatewaySettings) -> NodeFolders:
 class PodLook:
     """Looks at kubelet's pods and at the ledger at once."""
 
-    def __init__(self, reader: PodResourcesReader, state: NodeState, checkpoint: Checkpoint, folders: NodeFolders) -> None:
+    def __init__(
+        self,
+        reader: PodResourcesReader,
+        state: NodeState,
+        checkpoint: Checkpoint,
+        folders: NodeFolders,
+        runtime: Callable[[], RuntimeConnection | None] = lambda: None,
+    ) -> None:
+        self.dropped_slice_fields: Callable[[], tuple[str, ...]] = tuple
+        """What the API server does not keep of ResourceSlices; nothing where there is no cluster."""
         self._folders = folders
+        self._runtime = runtime
         self._reader = reader
         self._state = state
         self._checkpoint = checkpoint
@@ -57,7 +69,7 @@ class PodLook:
         if isinstance(listing, str):
             return listing
         holders = {name: self._state.holders(name) for name in {use.device_class for use in listing.uses}}
-        comparison = compare(listing.uses, holders, self._prepared())
+        comparison = compare(listing.uses, holders, self._prepared(), sharers_of(self._state.ledger))
         lacking, disagreements = compare_exclusive(listing.exclusive, self._state.ledger)
         return listing, structs.replace(comparison, exclusive=lacking, disagreements=(*comparison.disagreements, *disagreements))
 
@@ -65,7 +77,7 @@ class PodLook:
         """Answer `pods`."""
         seen = await self.compare_with_ledger()
         if isinstance(seen, str):
-            return PodsReply(why=seen, folders=self._folders)
+            return self._with_state(PodsReply(why=seen))
         listing, comparison = seen
         inventories = self._state.inventories()
         uses: list[tuple[PodUse | ExclusiveUse, ContainerDevices]] = [
@@ -82,7 +94,11 @@ class PodLook:
                 container_devices.resource == CPU_RESOURCE,
             )
         )
-        return PodsReply(containers=tuple(wanted), disagreements=comparison.disagreements, folders=self._folders)
+        return self._with_state(PodsReply(containers=tuple(wanted), disagreements=comparison.disagreements))
+
+    def _with_state(self, reply: PodsReply) -> PodsReply:
+        """Add what the gateway says of itself."""
+        return structs.replace(reply, folders=self._folders, runtime=self._runtime(), dropped_slice_fields=self.dropped_slice_fields())
 
     def _prepared(self) -> dict[tuple[str, str], PreparedHere]:
         prepared: dict[tuple[str, str], PreparedHere] = {}
@@ -93,9 +109,15 @@ class PodLook:
             looked_at = earlier.looked_at if earlier is not None else frozenset()
             if names := tuple(sorted({device.device for device in entry.devices if not device.is_shared})):
                 held[entry.device_class] = names
+            by_share = (earlier.by_share if earlier is not None else frozenset()) | {
+                (entry.device_class, device.device) for device in entry.devices if device.share_id and not device.is_shared
+            }
+            group_cpus = {**(earlier.group_cpus if earlier is not None else {}), **entry.cpus}
             looked_at |= {(entry.device_class, device.device) for device in entry.devices if device.is_shared}
             owner = ClaimKey(namespace=entry.namespace, name=entry.name, uid=entry.uid).owner
-            prepared[(entry.namespace, entry.name)] = PreparedHere(owner=owner, held=held, looked_at=looked_at)
+            prepared[(entry.namespace, entry.name)] = PreparedHere(
+                owner=owner, held=held, looked_at=looked_at, by_share=by_share, group_cpus=group_cpus
+            )
         return prepared
 
 

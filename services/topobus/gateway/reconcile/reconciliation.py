@@ -13,15 +13,17 @@ import uuid
 
 from topobus.contracts.messages import Disagreement
 from topobus.domain.errors import TopobusError
+from topobus.domain.idset import CpuSet
 from topobus.domain.ledger import Allocation
 from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner
+from topobus.domain.request import Owner, OwnerKind
 from topobus.gateway.asks import NodeAsks
 from topobus.gateway.config import DeadlineSettings
 from topobus.gateway.core.exclusive import CPU_RESOURCE, ExclusiveUse, idle_containers
 from topobus.gateway.core.holdings import idle_allocations
 from topobus.gateway.core.pods import Lacking
 from topobus.gateway.kubelet.device_plugin import plugin_owner
+from topobus.gateway.kubelet.pod_resources import Listing
 from topobus.gateway.kubelet.sockets import identity
 from topobus.gateway.node_state import NodeState
 from topobus.gateway.reconcile.pod_usage import PodLook
@@ -55,6 +57,7 @@ class Reconciler:
         self._appeared_at = 0.0
         self._used: set[_Mark] = set()
         """Allocations that this kubelet has listed."""
+        users.on_listing = self._note_listed
 
     async def run(self, beat: Heartbeat) -> None:
         """Look for ever. Nothing happens where kubelet has no such socket."""
@@ -65,7 +68,7 @@ class Reconciler:
             beat.rest()
             await self._pause()
             beat.turn()
-            self._look_at_kubelet()
+            self._detect_kubelet_restart()
             seen = await self._usage.compare_with_ledger()
             if isinstance(seen, str) or self._state.ledger is None or not self._state.is_connected:
                 idle_before, lacking_before = frozenset(), frozenset()
@@ -110,7 +113,7 @@ class Reconciler:
 
         What no pod was named for may be an allocation whose pod is not listed yet: that is left to the ordinary looks.
         """
-        self._look_at_kubelet()
+        self._detect_kubelet_restart()
         listing = await self._usage.listing()
         ledger = self._state.ledger
         if isinstance(listing, str) or ledger is None or not self._state.is_connected:
@@ -121,17 +124,27 @@ class Reconciler:
             for mark, allocation in idle.items()
             if allocation.user is not None and allocation.owner.key in self._state.awaited
         }
-        self._used |= {mark for mark in map(self._mark, ledger.allocations.values()) if mark not in idle}
+        self._note_listed(listing)
         for mark in sorted(gone.keys() & gone_before):
             if self._is_believed(mark):
                 await self._release(gone[mark])
         return frozenset(gone)
 
-    def _look_at_kubelet(self) -> None:
+    def _detect_kubelet_restart(self) -> None:
         """See whether kubelet was started again."""
         if identity(self._socket) != self._kubelet:
             self._kubelet, self._appeared_at = identity(self._socket), asyncio.get_running_loop().time()
             self._used.clear()
+
+    def _note_listed(self, listing: Listing) -> None:
+        """Remember what kubelet lists, whoever asked it: a pod may be over before the next look here, and its devices are free all the same."""
+        self._detect_kubelet_restart()
+        ledger = self._state.ledger
+        if ledger is None or listing.kubelet != self._kubelet:
+            return
+        idle = idle_allocations(ledger, listing.in_use)
+        plugins = (allocation for allocation in ledger.allocations.values() if allocation.owner.kind is OwnerKind.DEVICE_PLUGIN)
+        self._used |= {self._mark(allocation) for allocation in plugins if allocation not in idle}
 
     def _is_believed(self, mark: _Mark) -> bool:
         """A kubelet that has just started lists no pods yet: believe it when it has listed this very allocation before, or after a while."""
@@ -143,14 +156,24 @@ class Reconciler:
     async def _adopt(self, lack: Lacking) -> None:
         """Write down what a container has and nobody holds in the ledger, so that it is given to nobody else."""
         owner = lack.owner or plugin_owner(lack.resource, lack.devices)
+        # Chosen of nothing but what it has, a claim gets the CPUs again on which its containers run.
+        cpus = CpuSet.of(cpu for _, chosen in lack.group_cpus for cpu in chosen)
         try:
-            adopted = await self._asks.adopt(f"reconcile-{uuid.uuid4().hex}", owner, dict(lack.whole), is_prepared=lack.owner is not None)
+            adopted = await self._asks.adopt(
+                f"reconcile-{uuid.uuid4().hex}",
+                owner,
+                dict(lack.whole),
+                shared=dict(lack.by_share),
+                is_prepared=lack.owner is not None,
+                group_cpus={group: len(chosen) for group, chosen in lack.group_cpus},
+                only_cpus=cpus,
+            )
         except TopobusError as err:
-            self._say_failed(owner, lack.where, str(err))
+            self._log_failure(owner, lack.where, str(err))
             return
         if isinstance(adopted, Refusal):
             why = "; ".join(reason.message for reason in adopted.reasons)
-            self._say_failed(owner, lack.where, why)
+            self._log_failure(owner, lack.where, why)
             return
         for device_class, names in lack.whole:
             self._state.hand_out(device_class, names, owner, adopted.ledger_sequence)
@@ -171,11 +194,11 @@ class Reconciler:
                 f"reconcile-{uuid.uuid4().hex}", use.owner, devices, memory=use.memory, container=use.container
             )
         except TopobusError as err:
-            self._say_failed(use.owner, use.where, str(err))
+            self._log_failure(use.owner, use.where, str(err))
             return
         if isinstance(adopted, Refusal):
             why = "; ".join(reason.message for reason in adopted.reasons)
-            self._say_failed(use.owner, use.where, why)
+            self._log_failure(use.owner, use.where, why)
             return
         if devices:
             self._state.hand_out(CPU_RESOURCE, devices[CPU_RESOURCE], use.owner, adopted.ledger_sequence)
@@ -186,7 +209,7 @@ class Reconciler:
             memory_bytes=sum(memory_block.size_bytes for memory_block in use.memory),
         )
 
-    def _say_failed(self, owner: Owner, where: str, why: str) -> None:
+    def _log_failure(self, owner: Owner, where: str, why: str) -> None:
         """Say once why something cannot be written down; it is tried again at each look."""
         if self._failed.get(owner.key) != why:
             self._failed[owner.key] = why

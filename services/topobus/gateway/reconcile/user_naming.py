@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Callable
 
 from topobus.domain.errors import TopobusError
 from topobus.domain.holdings import names_of
@@ -34,6 +35,8 @@ class UserNaming:
         self._state = state
         self._asks = asks
         self._longest_pause_s = longest_pause_s
+        self.on_listing: Callable[[Listing], object] = lambda _: None
+        """Told of each list that kubelet gave here, before anybody is named."""
         self._sent: dict[str, tuple[Owner, int, str, int, int]] = {}
         """By allocation: what was told, and of which ledger. A ledger that has changed since and does not say it was told of an earlier allocation."""
 
@@ -54,6 +57,7 @@ class UserNaming:
             pause_s = min(pause_s * 2, self._longest_pause_s)
             listing = await self._usage.listing()
             if not isinstance(listing, str):
+                self.on_listing(listing)
                 await self.name(listing)
 
     async def name(self, listing: Listing) -> None:

@@ -1,13 +1,13 @@
 """NVIDIA GPUs: by PCI id and class from sysfs, by the kernel module's /proc files, and by NVML where it loads.
 
 Flows in: PCI functions, proc/driver/nvidia/gpus/*/information, NVML (on the live machine, or when a library folder is set). Flows out: devices with
-UUID, model, memory and NVLink peers; health; device nodes and `NVIDIA_VISIBLE_DEVICES`.
-Without NVML everything still works, with what sysfs, /proc and the product table tell; what is missing stands in `warnings`.
+UUID, model, memory and NVLink peers; health; device nodes and `NVIDIA_VISIBLE_DEVICES`. Without NVML the driver works with the data of sysfs, /proc
+and the product table; `warnings` names what is missing.
 
-What is not offered, and named in the inventory's warnings instead:
-- a GPU that a passthrough driver (vfio-pci) holds, and a physical function with virtual functions on;
-- a GPU in MIG mode: CUDA finds no device on the whole card, and its instances are given out one by one.
-A session that went stale (the driver was replaced below it) makes the GPUs Unknown, `unmonitored`, and is renewed with growing pauses.
+These GPUs are not offered, and the inventory's warnings name them:
+- a GPU that a passthrough driver (vfio-pci) holds, and a physical function with virtual functions enabled;
+- a GPU in MIG mode: CUDA finds no device on the whole card, and its instances are allocated one by one.
+An NVML session that became invalid (the driver was replaced) makes the GPUs Unknown with reason `unmonitored`, and is renewed with growing pauses.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from topobus.domain.machine import Machine, PciDevice
 from topobus.domain.outcome import Refusal
 from topobus.domain.pci import PciAddress
 from topobus.gpu.plugins.nvidia_sharing import STRATEGIES, sharing_edits
-from topobus.gpu.plugins.nvml import Nvml, NvmlGpu, NvmlUnavailable, load_nvml
+from topobus.gpu.plugins.nvml import Nvml, NvmlGpu, load_nvml
+from topobus.gpu.plugins.nvml_library import NvmlUnavailable
 from topobus.gpu.products import ProductTable
 from topobus.sysfs.drm import function_drm_nodes
 from topobus.sysfs.nodes import device_node

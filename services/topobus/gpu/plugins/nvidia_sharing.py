@@ -1,8 +1,10 @@
-"""Sharing strategies on NVIDIA GPUs: what a container is told, and what must run on the node already.
+"""Sharing strategies on NVIDIA GPUs: the container's variables and mounts, and the checks of what must run on the node.
 
-TimeSlicing with the default slice is what a GPU does by itself. Other slices are a setting of the GPU that only `nvidia-smi compute-policy` makes, and MPS needs
-its control daemon: this driver starts no processes, so it serves MPS where an operator runs the daemon, and refuses by name what it cannot do.
-Source: CUDA Multi-Process Service guide, "Environment Variables" and "MPS control daemon" (default folder /tmp/nvidia-mps); nvidia-smi(1), compute-policy.
+TimeSlicing with the default slice is the behaviour of every GPU. Other slices are a setting of the GPU that only `nvidia-smi compute-policy` makes,
+and MPS needs its control daemon. This driver starts no processes, so it serves MPS where an operator runs the daemon, and refuses the rest with a
+named reason.
+Source: CUDA Multi-Process Service guide, "Environment Variables" and "MPS control daemon" (default folder /tmp/nvidia-mps); nvidia-smi(1),
+compute-policy.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ def _find_daemon(tree: Tree) -> str | None:
         if not name.isdecimal() or (tree.read_bytes(f"proc/{name}/comm") or b"").strip() != _DAEMON:
             continue
         environment = (tree.read_bytes(f"proc/{name}/environ", _ENVIRONMENT_BYTES) or b"").decode("utf-8", "replace")
-        variables = dict(part.partition("=")[::2] for part in environment.split("\0"))
+        variables = {variable: value for variable, _, value in (part.partition("=") for part in environment.split("\0"))}
         return variables.get(_PIPES_VARIABLE) or _PIPES
     return None
 

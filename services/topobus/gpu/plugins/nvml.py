@@ -1,22 +1,17 @@
-"""NVML behind one small class: identity, memory, NVLink peers and health of NVIDIA GPUs, where the vendor's library loads.
+"""Wraps NVML in one class: identity, memory, NVLink peers and health of NVIDIA GPUs, where the vendor's library loads.
 
-Only the `nvidia` plugin uses it. Whatever the library refuses is left out and said in `warnings`; the plugin then goes on with sysfs.
+Only the `nvidia` plugin uses it. A query that the library refuses is left out and named in `warnings`; the plugin then uses sysfs alone.
 
-A session is good only for the driver that it was opened on. When the driver is reloaded or replaced, every question fails from then on, and a failed
-question is no health: such GPUs are Unknown with the reason `unmonitored`, keep the identity that was told last, and the session is opened anew, the
-library loaded from the disk again, with pauses that grow.
+A session is valid only for the driver that it was opened on. After the driver was reloaded or replaced, every query fails, and a failed query says
+nothing about health: such GPUs are Unknown with the reason `unmonitored` and keep their last identity, and the session is reopened, with the library
+loaded from the disk again, after pauses that grow.
 Source: NVML API reference; nvidia-ml-py (module `pynvml`), whose functions raise `NVMLError`.
 """
 
 from __future__ import annotations
 
-import _ctypes
-import ctypes
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib import import_module, reload, resources
-from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
@@ -26,11 +21,13 @@ from topobus.domain.device import AttributeValue
 from topobus.domain.health import Dimension, HealthState, Observation, RecoveryAction
 from topobus.domain.pci import PciAddress
 from topobus.gpu.plugins.nvml_facts import gpu_facts
+from topobus.gpu.plugins.nvml_library import NvmlUnavailable, open_library, reopen_library
+from topobus.gpu.plugins.nvml_signs import field_of, memory_sign, nvml_observation, recovery_sign, thermal_sign
+from topobus.gpu.plugins.nvml_xids import XidTable
 from topobus.sysfs.tree import Tree
 
-__all__ = ["Nvml", "NvmlGpu", "NvmlUnavailable", "XidTable", "load_nvml"]
+__all__ = ["Nvml", "NvmlGpu", "load_nvml"]
 
-_LIBRARY = "libnvidia-ml.so.1"
 # A silence of the health machine (devicekit.health): what was known of the GPU stands.
 _UNMONITORED = "unmonitored"
 # Events read at one look: a storm must not hold the look for ever; the rest comes with the next.
@@ -39,23 +36,10 @@ _MAX_EVENTS = 64
 # minutes.
 _FIRST_PAUSE_LOOKS = 1
 _LONGEST_PAUSE_LOOKS = 60
-_ACTIONS = {
-    1: RecoveryAction.RESET_DEVICE,
-    2: RecoveryAction.REBOOT_NODE,
-    3: RecoveryAction.WAIT,
-    4: RecoveryAction.RESET_DEVICE,
-    5: RecoveryAction.WAIT,
-    6: RecoveryAction.RESET_DEVICE,
-    7: RecoveryAction.REBOOT_NODE,
-}
-
-
-class NvmlUnavailable(Exception):
-    """Raised when the library cannot be used at all; the message says why."""
 
 
 class NvmlGpu(Struct, frozen=True, kw_only=True):
-    """What NVML tells of one GPU; empty or 0 where it refuses."""
+    """NVML's facts of one GPU; empty or 0 where it refuses a query."""
 
     uuid: str = ""
     name: str = ""
@@ -69,81 +53,12 @@ class NvmlGpu(Struct, frozen=True, kw_only=True):
     """Attributes for those who select a GPU."""
 
 
-class XidTable:
-    """Which Xid errors matter, as data."""
-
-    def __init__(self) -> None:
-        text = resources.files("topobus.gpu.plugins").joinpath("nvidia_xids.toml").read_text(encoding="utf-8")
-        rows = tomllib.loads(text)
-        self._ignored = frozenset(rows["ignored"])
-        self._degraded = frozenset(rows["degraded"])
-        self._reset = frozenset(rows["reset"])
-        self._reboot = frozenset(rows["reboot"])
-
-    def observation(self, xid: int) -> Observation | None:
-        """Turn an Xid into an observation; None for those that say nothing of the GPU: an application's fault, or news.
-
-        One that needs a reset or a reboot is sticky: nothing tells later that it happened.
-        """
-        if xid in self._ignored:
-            return None
-        action = RecoveryAction.RESET_DEVICE if xid in self._reset else RecoveryAction.WAIT
-        if xid in self._reboot:
-            action = RecoveryAction.REBOOT_NODE
-        return Observation(
-            dimension=Dimension.COMPUTE,
-            state=HealthState.DEGRADED if xid in self._degraded else HealthState.UNHEALTHY,
-            reason="xid",
-            message=f"the driver reported Xid {xid}",
-            evidence={"xid": str(xid)},
-            action=action,
-            is_sticky=action is not RecoveryAction.WAIT,
-        )
-
-
 def load_nvml(tree: Tree) -> Nvml:
     """Load and start the library: from `hardware.library_path` when given, else from the system.
 
     Errors: raises NvmlUnavailable with the reason.
     """
-    try:
-        # Untyped on purpose: the package brings no types, and it is looked for only when NVML may be asked.
-        module: Any = import_module("pynvml")
-    except ImportError as err:
-        raise NvmlUnavailable("the Python package nvidia-ml-py is not installed: pip install 'topobus[gpu]'") from err
-    _open(module, tree)
-    return Nvml(module, reopen=partial(_reopen, tree=tree))
-
-
-def _open(module: Any, tree: Tree) -> None:
-    folder = tree.settings.library_path
-    try:
-        if folder:
-            # pynvml looks its library up by name only; a library that it already holds is used as it is.
-            module.nvmlLib = ctypes.CDLL(str(Path(folder) / _LIBRARY))
-        module.nvmlInit()
-    except (OSError, module.NVMLError) as err:
-        raise NvmlUnavailable(f"{_LIBRARY} cannot be used: {err}") from err
-
-
-def _reopen(module: Any, *, tree: Tree) -> Any:
-    """Close a session and open another with the library as it lies on the disk now.
-
-    The loader gives the same library again as long as somebody holds it, so it is closed first; pynvml keeps it, and pointers into it, in globals, which
-    a reload of the module makes anew.
-    Errors: raises NvmlUnavailable.
-    """
-    try:
-        module.nvmlShutdown()
-    except module.NVMLError:
-        # A session that is void cannot be closed.
-        pass
-    library = module.nvmlLib
-    module = reload(module)
-    if library is not None:
-        _ctypes.dlclose(library._handle)
-    _open(module, tree)
-    return module
+    return Nvml(open_library(tree), reopen=partial(reopen_library, tree=tree))
 
 
 class Nvml:
@@ -271,53 +186,21 @@ class Nvml:
         if err.value == nvml.NVML_ERROR_GPU_IS_LOST or (address in self._lost and err.value == nvml.NVML_ERROR_NOT_FOUND):
             # A lost GPU is not found later: still the same fault.
             self._lost.add(address)
-            return _observation(Dimension.PRESENCE, HealthState.UNHEALTHY, "gpu-lost", str(err), RecoveryAction.REBOOT_NODE)
+            return nvml_observation(Dimension.PRESENCE, HealthState.UNHEALTHY, "gpu-lost", str(err), RecoveryAction.REBOOT_NODE)
         if err.value == nvml.NVML_ERROR_RESET_REQUIRED:
-            return _observation(Dimension.DRIVER, HealthState.UNHEALTHY, "recovery-advised", str(err), RecoveryAction.RESET_DEVICE)
+            return nvml_observation(Dimension.DRIVER, HealthState.UNHEALTHY, "recovery-advised", str(err), RecoveryAction.RESET_DEVICE)
         return silence(_UNMONITORED, f"NVML does not answer for the GPU: {err}")
 
     def _signs(self, address: PciAddress, handle: Any) -> list[Observation]:
         """Look at what a GPU that answers tells of its health."""
-        checks = (self._recovery(handle), self._memory(handle), self._thermal(handle), self._nvlink(address, handle))
+        library, ask = self._nvml, self._quiet
+        checks = (
+            recovery_sign(library, handle, ask),
+            memory_sign(library, handle, ask),
+            thermal_sign(library, handle, ask),
+            self._nvlink(address, handle),
+        )
         return [observation for observation in checks if observation is not None]
-
-    def _recovery(self, handle: Any) -> Observation | None:
-        advice = self._field(handle, self._nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)
-        if not advice:
-            return None
-        text = f"the driver advises recovery action {advice}"
-        action = _ACTIONS.get(advice, RecoveryAction.RESET_DEVICE)
-        return _observation(Dimension.DRIVER, HealthState.UNHEALTHY, "recovery-advised", text, action, value=str(advice))
-
-    def _memory(self, handle: Any) -> Observation | None:
-        rows = self._quiet(self._nvml.nvmlDeviceGetRemappedRows, handle)
-        if rows is None:
-            return None
-        _, uncorrected, is_pending, has_failed = rows
-        if has_failed:
-            text = "the GPU has no spare memory row left to remap to"
-            return _observation(
-                Dimension.MEMORY,
-                HealthState.UNHEALTHY,
-                "row-remap-failed",
-                text,
-                RecoveryAction.REPLACE,
-                value=str(uncorrected),
-                is_sticky=True,
-            )
-        if is_pending:
-            text = "a memory row waits for a reset to be remapped"
-            return _observation(
-                Dimension.MEMORY, HealthState.DEGRADED, "row-remap-pending", text, RecoveryAction.RESET_DEVICE, value=str(uncorrected)
-            )
-        return None
-
-    def _thermal(self, handle: Any) -> Observation | None:
-        reasons = self._quiet(self._nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
-        if reasons is None or not reasons & self._nvml.nvmlClocksEventReasonHwThermalSlowdown:
-            return None
-        text = "clocks are lowered because the GPU is too hot"
-        return _observation(Dimension.THERMAL, HealthState.DEGRADED, "thermal-slowdown", text, RecoveryAction.WAIT, value=hex(reasons))
 
     def _nvlink(self, address: PciAddress, handle: Any) -> Observation | None:
         active = len(self._active_links(handle))
@@ -325,7 +208,7 @@ class Nvml:
         if active == most:
             return None
         text = f"{active} NVLinks are up, {most} were before"
-        return _observation(Dimension.LINK, HealthState.DEGRADED, "nvlink-down", text, RecoveryAction.RESET_DEVICE, value=str(active))
+        return nvml_observation(Dimension.LINK, HealthState.DEGRADED, "nvlink-down", text, RecoveryAction.RESET_DEVICE, value=str(active))
 
     def _xid_events(self) -> list[tuple[PciAddress, Observation]]:
         seen: list[tuple[PciAddress, Observation]] = []
@@ -347,15 +230,16 @@ class Nvml:
         if not active:
             return links, switch_gbps
         # Megabytes a second and link (NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON).
-        one_gbps = (self._field(handle, self._nvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON) or 0) * 8 / 1000
+        speed_mbytes = field_of(self._nvml, handle, self._nvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON, self._quiet)
+        link_gbps = (speed_mbytes or 0) * 8 / 1000
         for link in active:
             kind = self._quiet(self._nvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
             if kind == self._nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
-                switch_gbps += one_gbps
+                switch_gbps += link_gbps
                 continue
             peer = self._pci(self._nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
             if peer is not None and peer != address:
-                links[peer] = links.get(peer, 0.0) + one_gbps
+                links[peer] = links.get(peer, 0.0) + link_gbps
         return links, switch_gbps
 
     def _active_links(self, handle: Any) -> list[int]:
@@ -375,12 +259,6 @@ class Nvml:
             self._warn(f"{address}: Xid errors cannot be watched: {err}")
         # Not again, even when refused: a GPU that cannot be watched will not learn it.
         self._watched.add(address)
-
-    def _field(self, handle: Any, field: int) -> int | None:
-        values = self._quiet(self._nvml.nvmlDeviceGetFieldValues, handle, [field])
-        if not values or values[0].nvmlReturn != self._nvml.NVML_SUCCESS:
-            return None
-        return int(values[0].value.uiVal)
 
     def _pci(self, ask: Callable[..., Any], *arguments: Any) -> PciAddress | None:
         """Ask for a PCI address; None when refused, or when it is none that we can read."""
@@ -411,19 +289,3 @@ class Nvml:
     def _warn(self, text: str) -> None:
         if text not in self.warnings:
             self.warnings.append(text)
-
-
-def _observation(
-    dimension: Dimension,
-    state: HealthState,
-    reason: str,
-    message: str,
-    action: RecoveryAction,
-    *,
-    value: str = "",
-    is_sticky: bool = False,
-) -> Observation:
-    evidence = {"source": "nvml", **({"value": value} if value else {})}
-    return Observation(
-        dimension=dimension, state=state, reason=reason, message=message, evidence=evidence, action=action, is_sticky=is_sticky
-    )

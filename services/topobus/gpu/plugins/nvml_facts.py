@@ -1,7 +1,7 @@
-"""What NVML tells of a GPU for those who select one: index, architecture, brand, compute capability, MIG mode, the driver's CUDA version.
+"""Reads the facts of a GPU that selectors use from NVML: index, architecture, brand, compute capability, MIG mode, the driver's CUDA version.
 
-Flows in: a handle, and a way to ask that takes a refusal for "not known". Flows out: attributes under the names that NVIDIA's own DRA driver uses. What the library does
-not tell is absent, with one exception: a GPU that refuses the question for its MIG mode has none, so MIG is off there.
+Flows in: a handle, and a query function that turns a refusal into "unknown". Flows out: attributes under the names of NVIDIA's own DRA driver.
+Unknown facts are absent, with one exception: a GPU that refuses the query for its MIG mode has no MIG, so MIG is off there.
 """
 
 from __future__ import annotations

@@ -1,17 +1,14 @@
 """Network cards on PCI: any function with a network class, an interface or an RDMA device; physical and virtual functions.
 
-Flows in: the machine's PCI functions, their interfaces and RDMA ports from the tree. Flows out: devices, link health, and what a container
-needs to open the RDMA device. It moves no interface and makes no virtual function: the first is the CNI plugin's work, the second the operator's.
+Flows in: the machine's PCI functions, their interfaces and RDMA ports from the tree. Flows out: devices, link health, the RDMA device nodes for a container, and, by
+`interface_hands`, the interface in a pod's network namespace. A function that is bound to vfio-pci has no interface, and gives its nodes alone.
 
-What is not offered, and named in the inventory's warnings instead:
-- a card that the machine's default route goes over, directly or below a bond, bridge or VLAN: the node would lose its network;
-- a physical function with virtual functions on: it is shared through them, each of which is offered instead and names it as its parent.
+These functions are not offered, and the inventory's warnings name them:
+- a card that carries the machine's default route, directly or below a bond, bridge or VLAN: the node would lose its network;
+- a physical function with virtual functions enabled: it is shared through them, each of which is offered instead and names it as its parent.
 
-What is a fault and what is none:
-- no carrier on an interface that is switched on is Unhealthy, not Degraded: a pod that gets this card reaches nobody, and another card would do;
-- an RDMA port that is not active is Unhealthy for the same reason, unless its interface is switched off or out of sight;
-- an interface out of sight (moved into a pod's network namespace) or switched off is no fault: that is how handed-out and idle cards look;
-- a link slower than this process has seen it is Degraded: sysfs tells no rated speed, so the best seen is the measure.
+Health: what every PCI function tells (topobus.devicekit.pci) and the link (link_health). An interface that is not visible (moved into a pod's network
+namespace) or switched off is no fault: allocated and idle cards look like that. A virtual function is as healthy as its physical one's link.
 
 Source: Documentation/ABI/testing/sysfs-class-net, stable/sysfs-class-infiniband; the SR-IOV device plugin for which functions to leave out.
 """
@@ -26,14 +23,17 @@ from topobus.devicekit.pci import PciHealth, observe_kernel_driver, pci_device, 
 from topobus.domain.device import AttributeValue, Device
 from topobus.domain.edits import ContainerEdits
 from topobus.domain.errors import HardwareError
-from topobus.domain.health import Dimension, HealthState, Observation
+from topobus.domain.health import Dimension, Observation
 from topobus.domain.machine import Machine, PciDevice
 from topobus.domain.outcome import Refusal
 from topobus.domain.pci import PciAddress
+from topobus.nic.netlink.vf_settings import VfPlace
+from topobus.nic.plugins.attaching import AttachesInterfaces
+from topobus.nic.plugins.link_health import BestSpeeds, judge_carrier, judge_duplex, judge_parent, judge_rdma_ports
 from topobus.nic.plugins.vendors import model_name, vendor_name
 from topobus.sysfs.net import NetInterface, default_route_interfaces, function_interfaces, read_sriov
 from topobus.sysfs.nodes import device_node
-from topobus.sysfs.rdma import RdmaPort, function_rdma_devices
+from topobus.sysfs.rdma import function_rdma_devices, function_rdma_ports
 from topobus.sysfs.tree import Tree
 
 __all__ = ["PciNetdevDriver"]
@@ -42,17 +42,20 @@ __all__ = ["PciNetdevDriver"]
 _NETWORK_CLASS = 0x02
 # The connection manager's node: one for the machine, needed beside any verbs device (Documentation/infiniband).
 _RDMA_CM = "infiniband/rdma_cm"
+# A step in a device's record: what its RDMA devices were before they went into a pod.
+_RDMA_NODES = "rdma-nodes"
 
 
-class PciNetdevDriver:
+class PciNetdevDriver(AttachesInterfaces):
     """Finds and watches PCI network functions. Keeps the error counters and best link speeds that it saw, and nothing else."""
 
     name = "pci-netdev"
     device_class = "nic"
 
     def __init__(self) -> None:
+        super().__init__()
         self._pci_health = PciHealth(is_speed_steady=True)
-        self._best_mbps: dict[PciAddress, int] = {}
+        self._best_speeds = BestSpeeds()
         self.warnings: tuple[str, ...] = ()
         """What the last `discover` left out, and why; the inventory shows it."""
 
@@ -82,15 +85,16 @@ class PciNetdevDriver:
         if refusal is not None:
             return refusal
         for device, address in functions:
-            nodes: list[str] = []
-            for function_rdma_device in function_rdma_devices(tree, address):
-                rdma.append(function_rdma_device.name)
-                nodes.extend(function_rdma_device.nodes)
+            names, nodes = self._rdma_of(tree, device, address, context)
+            if names:
+                rdma.extend(names)
                 shared_nodes.add(_RDMA_CM)
             if (group := _vfio_group(tree, address)) is not None:
                 nodes.append(f"vfio/{group}")
                 shared_nodes.add("vfio/vfio")
-            interfaces.extend(interface.name for interface in function_interfaces(tree, address))
+            interfaces.extend(
+                self.names_in_container(device, context) or (interface.name for interface in function_interfaces(tree, address))
+            )
             edits[device.name] = ContainerEdits(env={own_variable(device): str(address)}, device_nodes=tuple(map(device_node, nodes)))
         env = {"TOPOBUS_NIC_PCI_ADDRESSES": ",".join(str(address) for _, address in functions)}
         if interfaces:
@@ -100,7 +104,42 @@ class PciNetdevDriver:
         return {**edits, "": ContainerEdits(env=env, device_nodes=tuple(map(device_node, sorted(shared_nodes))))}
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
-        """Undo nothing: preparing changes nothing on the card."""
+        """Forget what was noted; preparing changes nothing on the card."""
+        for record in context.records.values():
+            record.undone(_RDMA_NODES)
+
+    def _rdma_of(self, tree: Tree, device: Device, address: PciAddress, context: PrepareContext) -> tuple[list[str], list[str]]:
+        """Give names and nodes of a function's RDMA devices; of those that go along into the pod, as they were before they did."""
+        record = context.records.get(device.name)
+        noted = record.step(_RDMA_NODES) if record is not None else None
+        if noted is not None:
+            return list(noted.before["names"]), list(noted.before["nodes"])
+        rdma_devices = function_rdma_devices(tree, address)
+        names = [rdma_device.name for rdma_device in rdma_devices]
+        nodes = [node for rdma_device in rdma_devices for node in rdma_device.nodes]
+        if record is not None and names and self.takes_rdma_along(device, context):
+            # In a pod's namespace they are out of sight, and kubelet asks again for pods that run.
+            record.intend(_RDMA_NODES, {"names": names, "nodes": nodes})
+            record.done(_RDMA_NODES)
+        return names, nodes
+
+    def _find_vf(self, tree: Tree, device: Device) -> VfPlace | None:
+        link = tree.link_name(f"{pci_folder(device.pci)}/physfn") if device.pci is not None else ""
+        if not link:
+            return None
+        folder = f"sys/bus/pci/devices/{link}"
+        indexes = [
+            name for name in tree.names(folder) if name.startswith("virtfn") and tree.link_name(f"{folder}/{name}") == str(device.pci)
+        ]
+        interfaces = function_interfaces(tree, PciAddress.parse(link), only_link=True)
+        if not indexes or not interfaces:
+            return None
+        return VfPlace(physical=interfaces[0].name, index=int(indexes[0].removeprefix("virtfn")))
+
+    def _find_rdma(self, tree: Tree, device: Device) -> Sequence[str]:
+        if device.pci is None:
+            return ()
+        return tuple(rdma_device.name for rdma_device in function_rdma_devices(tree, device.pci))
 
     def _discover_one(self, tree: Tree, function: PciDevice, routed: frozenset[str], left_out: list[str]) -> Device | None:
         try:
@@ -110,6 +149,10 @@ class PciNetdevDriver:
         except HardwareError:
             # Still a device: `observe` tells which file is unreadable, and its neighbours are not touched.
             return self._device(function, {})
+        shared = [interface.name for interface in interfaces if self._settings.shared(interface.name)]
+        if shared:
+            left_out.append(f"{function.address} is not offered as a whole: pods share its interface {', '.join(shared)}")
+            return None
         if any(interface.name in routed for interface in interfaces):
             left_out.append(f"{function.address} is not offered: the default route of this node goes over it")
             return None
@@ -142,31 +185,39 @@ class PciNetdevDriver:
         try:
             seen = self._pci_health.observe(tree, address)
             if any(observation.dimension is Dimension.PRESENCE for observation in seen):
-                self._best_mbps.pop(address, None)
+                self._best_speeds.forget(str(address))
                 return seen
             seen += observe_kernel_driver(tree, address)
-            interfaces = function_interfaces(tree, address)
-            ports = [port for function_rdma_device in function_rdma_devices(tree, address) for port in function_rdma_device.ports]
+            interfaces = function_interfaces(tree, address, only_link=True)
+            ports = function_rdma_ports(tree, address)
+            parent = _observe_parent(tree, address)
         except HardwareError as err:
             return [unreadable(err)]
-        link = (_carrier(interfaces), _rdma_ports(interfaces, ports), self._speed(interfaces, ports, address), _duplex(interfaces))
+        link = (
+            judge_carrier(interfaces),
+            judge_rdma_ports(interfaces, ports),
+            self._best_speeds.judge(str(address), interfaces, ports),
+            judge_duplex(interfaces),
+            parent,
+        )
         return [*seen, *(observation for observation in link if observation is not None)]
 
-    def _speed(self, interfaces: Sequence[NetInterface], ports: Sequence[RdmaPort], address: PciAddress) -> Observation | None:
-        now, path = _present_speed(interfaces, ports)
-        if not now:
-            return None
-        best = max(now, self._best_mbps.get(address, 0))
-        self._best_mbps[address] = best
-        if now >= best:
-            return None
-        return Observation(
-            dimension=Dimension.LINK,
-            state=HealthState.DEGRADED,
-            reason="speed-dropped",
-            message=f"the link runs at {now} Mbit/s, ran at {best} before",
-            evidence={"path": path, "value": str(now)},
-        )
+
+def _observe_parent(tree: Tree, address: PciAddress) -> Observation | None:
+    """Look at the physical function of a virtual one; None for a function that is no virtual one."""
+    link = tree.link_name(f"{pci_folder(address)}/physfn")
+    if not link:
+        return None
+    try:
+        parent = PciAddress.parse(link)
+    except ValueError as err:
+        raise HardwareError(
+            f"{pci_folder(address)}/physfn leads to {link[:60]!r}, wanted a PCI function",
+            path=f"{pci_folder(address)}/physfn",
+            raw=link[:200],
+        ) from err
+    is_present = tree.exists(pci_folder(parent))
+    return judge_parent(parent, is_present=is_present, interfaces=function_interfaces(tree, parent, only_link=True) if is_present else ())
 
 
 def _is_network(tree: Tree, function: PciDevice) -> bool:
@@ -195,65 +246,3 @@ def _vfio_group(tree: Tree, address: PciAddress) -> str | None:
     driver = tree.real(f"{folder}/driver")
     group = tree.real(f"{folder}/iommu_group")
     return group.rpartition("/")[2] if driver and group and driver.endswith("/vfio-pci") else None
-
-
-def _carrier(interfaces: Sequence[NetInterface]) -> Observation | None:
-    # The kernel tells a carrier only of interfaces that are switched on.
-    net_interfaces = [interface for interface in interfaces if interface.carrier is not None]
-    lost = [net_interface for net_interface in net_interfaces if not net_interface.carrier]
-    if not lost:
-        return None
-    return Observation(
-        dimension=Dimension.LINK,
-        state=HealthState.UNHEALTHY if len(lost) == len(net_interfaces) else HealthState.DEGRADED,
-        reason="carrier-lost",
-        message=f"no carrier on {', '.join(net_interface.name for net_interface in lost)}: cable, transceiver or switch port",
-        evidence={"path": f"{lost[0].path}/carrier", "value": "0"},
-    )
-
-
-def _rdma_ports(interfaces: Sequence[NetInterface], ports: Sequence[RdmaPort]) -> Observation | None:
-    # A RoCE port follows its interface, so without one that is on and in sight its state says nothing about the hardware.
-    is_interface_on = any(interface.is_up for interface in interfaces)
-    rdma_ports = [port for port in ports if port.link_layer == "InfiniBand" or is_interface_on]
-    down = [rdma_port for rdma_port in rdma_ports if not rdma_port.is_active]
-    if not down:
-        return None
-    first = down[0]
-    return Observation(
-        dimension=Dimension.LINK,
-        state=HealthState.UNHEALTHY if len(down) == len(rdma_ports) else HealthState.DEGRADED,
-        reason="rdma-port-down",
-        message=f"RDMA port {', '.join(str(rdma_port.number) for rdma_port in down)} is {first.state} ({first.physical_state or 'no physical state'})",
-        evidence={"path": f"{first.path}/state", "value": first.state},
-    )
-
-
-def _duplex(interfaces: Sequence[NetInterface]) -> Observation | None:
-    half = next((interface for interface in interfaces if interface.carrier and interface.duplex == "half"), None)
-    if half is None:
-        return None
-    return Observation(
-        dimension=Dimension.LINK,
-        state=HealthState.DEGRADED,
-        reason="half-duplex",
-        message=f"{half.name} runs half duplex: the link partner does not negotiate",
-        evidence={"path": f"{half.path}/duplex", "value": half.duplex},
-    )
-
-
-def _present_speed(interfaces: Sequence[NetInterface], ports: Sequence[RdmaPort]) -> tuple[int, str]:
-    """Give the speed now in Mbit/s and where it stands; 0 while no link is up."""
-    fast = max(
-        (interface for interface in interfaces if interface.carrier and interface.speed_mbps),
-        key=lambda interface: interface.speed_mbps or 0,
-        default=None,
-    )
-    if fast is not None:
-        return fast.speed_mbps or 0, f"{fast.path}/speed"
-    port = max(
-        (rdma_port for rdma_port in ports if rdma_port.is_active and rdma_port.rate_gbps),
-        key=lambda rdma_port: rdma_port.rate_gbps or 0,
-        default=None,
-    )
-    return (int((port.rate_gbps or 0) * 1000), f"{port.path}/rate") if port is not None else (0, "")

@@ -1,4 +1,4 @@
-"""Names of NIC makers and models, by PCI id. Source: the PCI ID repository (pci.ids); what is not here is named by its number."""
+"""Names of NIC vendors and models by PCI id; a model that the table lacks is named by its number. Source: the PCI ID repository (pci.ids)."""
 
 from __future__ import annotations
 
@@ -72,5 +72,5 @@ def vendor_name(vendor: int) -> str:
 
 
 def model_name(vendor: int, device: int) -> str:
-    """Name a model; empty when it is not known here."""
+    """Name a model; empty when the table lacks it."""
     return _MODELS.get((vendor, device), "")

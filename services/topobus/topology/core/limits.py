@@ -74,16 +74,20 @@ def complaint_of_pod(pod: PodRequest) -> str:
             wrong = _wrong_text(device.device_class, most)
             if wrong:
                 return f"container {container.name!r}: a device class {wrong}"
-        wrong = complaint_of_devices(("", device.names) for device in container.devices)
+        wrong = _complaint_of_names(("", device.names) for device in container.devices)
         if wrong:
             return f"container {container.name!r}: {wrong}"
     return ""
 
 
-def complaint_of_devices(devices: Mapping[str, tuple[str, ...]] | Iterable[tuple[str, tuple[str, ...]]]) -> str:
+def complaint_of_devices(devices: Mapping[str, tuple[str, ...]]) -> str:
     """Say what is out of bounds in device names by class; empty when nothing is."""
+    return _complaint_of_names(devices.items())
+
+
+def _complaint_of_names(devices: Iterable[tuple[str, tuple[str, ...]]]) -> str:
     total = 0
-    for device_class, names in devices.items() if isinstance(devices, Mapping) else devices:
+    for device_class, names in devices:
         total += len(names)
         if total > _DEVICES:
             return f"more than {_DEVICES} devices are named, wanted at most so many"

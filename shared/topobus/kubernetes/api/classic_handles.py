@@ -116,6 +116,9 @@ def class_of(driver: str) -> str:
 
 
 def only_node(name: str) -> NodeSelector:
-    """Make a node selector that matches one node by name. It uses matchFields `metadata.name`, which kubelets and schedulers of every version understand."""
+    """Make a node selector that matches one node by name.
+
+    It uses matchFields `metadata.name`, which kubelets and schedulers of every version understand; a label may be missing or be somebody else's.
+    """
     requirement = NodeRequirement(key="metadata.name", operator="In", values=(name,))
     return NodeSelector(node_selector_terms=(NodeSelectorTerm(match_fields=(requirement,)),))

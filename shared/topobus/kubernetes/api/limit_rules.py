@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TypeVar
 
+import msgspec
+
 from topobus.domain.names import is_dns_label, is_dns_subdomain
 from topobus.domain.quantity import Quantity
 from topobus.kubernetes.api import resource as r
@@ -45,6 +47,7 @@ __all__ = [
     "check_driver",
     "check_label",
     "check_node_selector",
+    "check_parameters",
     "check_pool_name",
     "check_taint",
     "check_toleration",
@@ -230,6 +233,16 @@ def _check_requirement(node_requirement: r.NodeRequirement, path: str) -> Iterat
     for index, value in enumerate(node_requirement.values):
         if node_requirement.operator in ("In", "NotIn") and not is_label_value(value):
             yield Problem(f"{path}.values[{index}]", f"got {value!r}, wanted the value of a label")
+
+
+def check_parameters(parameters: object, path: str) -> Iterator[Problem]:
+    """Check an opaque JSON object: a driver's configuration, or what it says of a device."""
+    if not isinstance(parameters, Mapping):
+        yield Problem(path, f"got {type(parameters).__name__ if parameters is not None else 'nothing'}, wanted a JSON object")
+        return
+    size = len(msgspec.json.encode(parameters))
+    if size > MAX_PARAMETER_BYTES:
+        yield Problem(path, f"got {size} bytes, wanted at most {MAX_PARAMETER_BYTES}")
 
 
 def check_label(name: str, path: str) -> Iterator[Problem]:

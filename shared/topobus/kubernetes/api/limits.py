@@ -7,12 +7,8 @@ Source: k8s.io/api/resource/v1/types.go and pkg/apis/resource/validation/validat
 
 from __future__ import annotations
 
-import ipaddress
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
-
-import msgspec
+from collections.abc import Iterator, Sequence
 
 from topobus.contracts.messages import ApiObject
 from topobus.domain.errors import ContractError
@@ -21,19 +17,15 @@ from topobus.kubernetes.api import resource as r
 from topobus.kubernetes.api.classic import is_classic
 from topobus.kubernetes.api.classic_limits import check_classic
 from topobus.kubernetes.api.classic_parameters import device_class_of_group
+from topobus.kubernetes.api.device_status_limits import check_device_statuses
 from topobus.kubernetes.api.limit_rules import (
     MAX_ALTERNATIVES,
     MAX_ATTRIBUTE_VALUES,
     MAX_ATTRIBUTES,
-    MAX_DEVICE_STATUS_CONDITIONS,
     MAX_DEVICES,
     MAX_EXPRESSION_BYTES,
     MAX_GRANTED_CONFIGURATIONS,
-    MAX_HARDWARE_ADDRESS,
-    MAX_INTERFACE_ADDRESSES,
-    MAX_INTERFACE_NAME,
     MAX_LIST,
-    MAX_PARAMETER_BYTES,
     MAX_RESERVED_FOR,
     MAX_TEXT,
     MAX_TOLERATIONS,
@@ -42,6 +34,7 @@ from topobus.kubernetes.api.limit_rules import (
     check_driver,
     check_label,
     check_node_selector,
+    check_parameters,
     check_pool_name,
     check_toleration,
     each,
@@ -193,42 +186,8 @@ def check_status(status: r.ClaimStatus, spec: r.ClaimSpec | None = None) -> list
             problems.append(Problem(f"status.reservedFor[{index}]", f"wanted {', '.join(missing)}"))
     if status.reserved_for and status.allocation is None:
         problems.append(Problem("status.reservedFor", "wanted none without an allocation"))
-    problems.extend(_check_devices(status))
+    problems.extend(check_device_statuses(status))
     return problems
-
-
-def _check_devices(status: r.ClaimStatus) -> Iterator[Problem]:
-    """Check what drivers say about the devices of a claim."""
-    results = status.allocation.devices.results if status.allocation is not None else ()
-    granted = {(granted_device.driver, granted_device.pool, granted_device.device, granted_device.share_id) for granted_device in results}
-    ids = [(device.get("driver"), device.get("pool"), device.get("device"), device.get("shareID")) for device in status.devices]
-    yield from unique([str(identifier) for identifier in ids], "status.devices", field="device")
-    for index, device in enumerate(status.devices):
-        path = f"status.devices[{index}]"
-        if ids[index] not in granted:
-            yield Problem(path, "wanted a device that the claim was allocated")
-        yield from at_most(device.get("conditions") or (), MAX_DEVICE_STATUS_CONDITIONS, f"{path}.conditions")
-        if device.get("data") is not None:
-            yield from _check_parameters(device["data"], f"{path}.data")
-        network = device.get("networkData")
-        if isinstance(network, Mapping):
-            yield from _check_network(network, f"{path}.networkData")
-
-
-def _check_network(network: Mapping[str, Any], path: str) -> Iterator[Problem]:
-    for name, limit in (("interfaceName", MAX_INTERFACE_NAME), ("hardwareAddress", MAX_HARDWARE_ADDRESS)):
-        if len(str(network.get(name) or "").encode()) > limit:
-            yield Problem(f"{path}.{name}", f"wanted at most {limit} bytes")
-    addresses = [str(ip) for ip in network.get("ips") or ()]
-    yield from at_most(addresses, MAX_INTERFACE_ADDRESSES, f"{path}.ips")
-    yield from unique(addresses, f"{path}.ips", field="")
-    for index, address in enumerate(addresses):
-        try:
-            is_address = "/" in address and str(ipaddress.ip_interface(address)) == address
-        except ValueError:
-            is_address = False
-        if not is_address:
-            yield Problem(f"{path}.ips[{index}]", f"got {address!r}, wanted an address with its prefix, such as 192.0.2.5/24")
 
 
 def _check_device_id(driver: str, pool: str, device: str, path: str) -> Iterator[Problem]:
@@ -290,16 +249,7 @@ def _check_opaque(opaque: r.OpaqueConfiguration | None, path: str) -> Iterator[P
         yield Problem(path, "wanted opaque, the only kind of configuration")
         return
     yield from check_driver(opaque.driver, f"{path}.opaque.driver")
-    yield from _check_parameters(opaque.parameters, f"{path}.opaque.parameters")
-
-
-def _check_parameters(parameters: object, path: str) -> Iterator[Problem]:
-    if not isinstance(parameters, Mapping):
-        yield Problem(path, f"got {type(parameters).__name__ if parameters is not None else 'nothing'}, wanted a JSON object")
-        return
-    size = len(msgspec.json.encode(parameters))
-    if size > MAX_PARAMETER_BYTES:
-        yield Problem(path, f"got {size} bytes, wanted at most {MAX_PARAMETER_BYTES}")
+    yield from check_parameters(opaque.parameters, f"{path}.opaque.parameters")
 
 
 def _request_names(spec: r.ClaimSpec) -> list[str]:

@@ -111,7 +111,8 @@ def parse_some(
 ) -> tuple[ApiObject | dict[str, Any], ...]:
     """Read the objects of a manifest that are wanted strictly, and leave the others as they are: not every kind of Kubernetes is ours to judge.
 
-    Shapes: choose — an object as written to what is to be read of it, None for one to be left alone. Order and errors: as `parse_manifest`.
+    Shapes: choose — an object as written to what is to be read of it, None for one to be left alone. Order and errors: as `parse_manifest`,
+            which is ContractError with every problem found, each with its document and line.
     """
     if len(text.encode("utf-8", "replace")) > _MAX_BYTES:
         raise ContractError(f"{where}: the manifest is larger than {_MAX_BYTES} bytes")

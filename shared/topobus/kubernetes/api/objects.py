@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from topobus.contracts.catalogue import CLUSTER
 from topobus.contracts.messages import ApiObject
+from topobus.contracts.nouns import CLUSTER
 from topobus.domain.errors import ContractError
 from topobus.kubernetes.api.classic import CLASSIC_ATTEMPT_ANNOTATION
 
@@ -132,7 +132,11 @@ def object_parts(api_object: ApiObject) -> dict[str, str]:
 
 
 def name_of(api_object: ApiObject) -> str:
-    """Name an object for people: `ResourceClaim default/fast`, and without a namespace for kinds of the whole cluster."""
+    """Name an object for people; without a namespace for kinds of the whole cluster.
+
+    >>> name_of(ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata={"name": "fast"}, spec={}))
+    'ResourceClaim default/fast'
+    """
     metadata = metadata_of(api_object)
     return (
         f"{api_object.kind} {metadata.name}"

@@ -36,7 +36,7 @@ from topobus.kubernetes.api.limit_rules import (
 )
 from topobus.kubernetes.api.shape import Problem
 
-__all__ = ["check_slice", "check_taint_rule", "is_version"]
+__all__ = ["check_device", "check_slice", "check_taint_rule", "is_version"]
 
 _NUMBER = r"(0|[1-9]\d*)"
 _PRE = r"(0|[1-9]\d*|\d*[A-Za-z-][0-9A-Za-z-]*)"
@@ -74,6 +74,11 @@ def check_slice(spec: r.SliceSpec, path: str = "spec") -> list[Problem]:
         problems.extend(check_label(shared_counter.name, f"{here}.name"))
         problems.extend(_check_counters(shared_counter.counters, f"{here}.counters"))
     return problems
+
+
+def check_device(device: r.SliceDevice) -> list[Problem]:
+    """Check one device of a slice of one node; paths begin at the device."""
+    return [Problem(problem.path.removeprefix("."), problem.message) for problem in _check_device(device, "", has_own_nodes=False)]
 
 
 def check_taint_rule(spec: r.TaintRuleSpec, path: str = "spec") -> list[Problem]:

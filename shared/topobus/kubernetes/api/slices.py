@@ -8,21 +8,40 @@ Source: docs/knowledge/dynamic-resource-allocation.md#standard-attributes; KEP-5
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from datetime import UTC, datetime
 
+from topobus.domain.counters import CapacityPolicy, CounterSet, CounterUse
 from topobus.domain.device import AttributeValue, Device
 from topobus.domain.health import HealthState
 from topobus.domain.quantity import Quantity, QuantityForm
+from topobus.kubernetes.api.limit_rules import MAX_COUNTER_SETS
 from topobus.kubernetes.api.limits import MAX_ATTRIBUTES, MAX_DEVICES, MAX_TEXT
 from topobus.kubernetes.api.resource import (
     Attribute,
     Capacity,
+    Counter,
+    CounterConsumption,
+    RequestPolicy,
     SliceDevice,
     Taint,
+    ValidRange,
 )
-from topobus.kubernetes.api.slice_limits import is_version
+from topobus.kubernetes.api.resource import CounterSet as SharedCounters
+from topobus.kubernetes.api.slice_limits import check_device, is_version
 
-__all__ = ["DEVICES_PER_SLICE", "HEALTH_TAINT", "SICK_TAINT", "STANDARD_DOMAIN", "in_seconds", "slice_device"]
+__all__ = [
+    "COUNTER_SETS_PER_SLICE",
+    "DEVICES_PER_SLICE",
+    "HEALTH_TAINT",
+    "SICK_TAINT",
+    "STANDARD_DOMAIN",
+    "fault_of_shares",
+    "in_seconds",
+    "shared_counters",
+    "slice_device",
+    "slice_order",
+]
 
 STANDARD_DOMAIN = "resource.kubernetes.io"
 HEALTH_TAINT = "topobus.dev/health"
@@ -31,6 +50,11 @@ SICK_TAINT = Taint(key=HEALTH_TAINT, value=str(HealthState.UNHEALTHY), effect="N
 # 128 devices fit into a slice, 64 when one has a taint or a list; sickness comes and goes, so slices are always cut for the worse case: a fault then
 # changes one slice and not the cut of the whole pool.
 DEVICES_PER_SLICE = MAX_DEVICES // 2
+# A slice has devices or counters, never both.
+COUNTER_SETS_PER_SLICE = MAX_COUNTER_SETS
+
+# A device has 48 values in its attributes at most, lists counted by their elements; a processor of today has some twenty roots.
+_ROOTS = 24
 
 _IDENTIFIER = re.compile(r"[^A-Za-z0-9_]+")
 _INT64 = 1 << 63
@@ -47,9 +71,52 @@ def slice_device(device: Device) -> SliceDevice:
     return SliceDevice(
         name=device.name,
         attributes=dict(list(attributes.items())[:room]),
-        capacity={_identifier(name): Capacity(value=_quantity(amount)) for name, amount in sorted(device.capacity.items()) if amount >= 0},
+        capacity={
+            _identifier(name): Capacity(value=_quantity(amount), request_policy=_policy(device.capacity_policies.get(name)))
+            for name, amount in sorted(device.capacity.items())
+            if amount >= 0
+        },
+        consumes_counters=_consumption(device.consumes),
         taints=_taints(device),
+        # False is the default, which a server that does not know the field would seem to drop.
+        allow_multiple_allocations=True if device.allows_multiple else None,
     )
+
+
+def shared_counters(counter_sets: Iterable[CounterSet]) -> tuple[SharedCounters, ...]:
+    """Show counter sets as slices do. Order: by name."""
+    return tuple(
+        SharedCounters(
+            name=counter_set.name, counters={name: Counter(value=_quantity(total)) for name, total in sorted(counter_set.counters.items())}
+        )
+        for counter_set in sorted(counter_sets, key=lambda counter_set: counter_set.name)
+    )
+
+
+def fault_of_shares(device: Device) -> str:
+    """Say why a device cannot be shared as its driver says; empty when it can, or need not.
+
+    >>> fault_of_shares(Device(name="nic-0", device_class="nic", capacity={"slots": 4}, capacity_policies={"slots": CapacityPolicy(default=9)}))
+    'capacity.slots.requestPolicy: wanted none without allowMultipleAllocations: true'
+    """
+    if not device.allows_multiple and not device.capacity_policies:
+        return ""
+    for name in sorted(device.capacity_policies):
+        if device.capacity.get(name, -1) < 0:
+            return f"capacity_policies.{name}: there is no such capacity"
+    return "; ".join(str(problem) for problem in check_device(slice_device(device)))
+
+
+def slice_order(devices: Iterable[Device]) -> tuple[Device, ...]:
+    """Order devices as slices list them: a scheduler takes the first that fit.
+
+    CPUs stand by socket, NUMA node, core and number, so that the first of them are those that kubelet's static policy takes on a node where nothing is held; what is
+    no single CPU stands first, in its own order.
+
+    >>> [device.name for device in slice_order(Device(name=f"cpu-{cpu}", device_class="cpu", cpu=cpu, core=cpu % 2) for cpu in (0, 1, 2, 3))]
+    ['cpu-0', 'cpu-2', 'cpu-1', 'cpu-3']
+    """
+    return tuple(sorted(devices, key=_place))
 
 
 def in_seconds(moment: str) -> str:
@@ -64,10 +131,28 @@ def in_seconds(moment: str) -> str:
         return ""
 
 
+def _place(device: Device) -> tuple[int, ...]:
+    if device.cpu is None:
+        return (-1,)
+    node = device.numa_nodes.lowest if device.numa_nodes else -1
+    return (
+        device.socket if device.socket is not None else -1,
+        node,
+        device.core if device.core is not None else device.cpu,
+        device.cpu,
+    )
+
+
 def _standard_attributes(device: Device) -> dict[str, Attribute]:
     attributes: dict[str, Attribute] = {}
     if device.pcie_root:
         attributes[f"{STANDARD_DOMAIN}/pcieRoot"] = Attribute(string=device.pcie_root)
+    elif device.pcie_roots:
+        # A list where there are several (KEP-5491): a server that knows none gets the attribute left out by who publishes.
+        is_single = len(device.pcie_roots) == 1
+        attributes[f"{STANDARD_DOMAIN}/pcieRoot"] = (
+            Attribute(string=device.pcie_roots[0]) if is_single else Attribute(strings=device.pcie_roots[:_ROOTS])
+        )
     if device.pci is not None:
         attributes[f"{STANDARD_DOMAIN}/pciBusID"] = Attribute(string=str(device.pci))
     if device.numa_nodes is not None and len(device.numa_nodes) == 1:
@@ -115,6 +200,25 @@ def _identifier(name: str) -> str:
 def _quantity(amount: int) -> str:
     # Read and written once more, it stands as the API server would give it back: another form would look like a change for ever.
     return str(Quantity.parse(str(Quantity.of(amount, QuantityForm.BINARY))))
+
+
+def _policy(policy: CapacityPolicy | None) -> RequestPolicy | None:
+    if policy is None:
+        return None
+    bounds = {name: getattr(policy, name) for name in ("minimum", "maximum", "step")}
+    amounts = {name: _quantity(amount) if amount is not None else None for name, amount in bounds.items()}
+    return RequestPolicy(
+        default=_quantity(policy.default) if policy.default is not None else None,
+        valid_values=tuple(map(_quantity, policy.valid_values)),
+        valid_range=ValidRange(min=amounts["minimum"], max=amounts["maximum"], step=amounts["step"]) if any(amounts.values()) else None,
+    )
+
+
+def _consumption(uses: Iterable[CounterUse]) -> tuple[CounterConsumption, ...]:
+    by_set: dict[str, dict[str, Counter]] = {}
+    for use in uses:
+        by_set.setdefault(use.counter_set, {})[use.counter] = Counter(value=_quantity(use.amount))
+    return tuple(CounterConsumption(counter_set=name, counters=dict(sorted(counters.items()))) for name, counters in sorted(by_set.items()))
 
 
 def _taints(device: Device) -> tuple[Taint, ...]:

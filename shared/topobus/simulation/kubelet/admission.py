@@ -1,9 +1,9 @@
-"""kubelet's admission: align by policy, take devices, call the plugins, merge their edits, prepare claims, start containers.
+"""kubelet's admission: aligns a pod by policy, takes devices, calls the plugins, merges their edits, prepares claims, starts containers.
 
-Flows in: a pod. Flows out: an Admission or a Rejection, never an exception for what kubelet would answer with a reason.
-Rules: knowledge of kubelet 1.36 cm/topologymanager/scope*.go and cm/devicemanager/manager.go. What kubelet does and we keep: containers one after
-another without rollback, resources of a container one after another, GetPreferredAllocation only when there is a choice, the plugin's answer intersected
-with what is free. What differs: inside a set kubelet takes at random, this takes in the order of ids.
+Flows in: a pod. Flows out: an Admission or a Rejection, never an exception for what kubelet would answer with a reason. As in kubelet 1.36
+(cm/topologymanager/scope*.go, cm/devicemanager/manager.go): containers one after another without rollback, resources of a container one after
+another, GetPreferredAllocation only when there is a choice, the plugin's answer intersected with the free devices. Unlike kubelet, which takes
+devices of a set at random, this takes them in the order of ids.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The simulator's kubelet_internal_checkpoint: who holds which devices and what the plugin answered, in kubelet's own shape.
+"""The simulator's kubelet_internal_checkpoint in kubelet's format: the holders of devices and the plugins' Allocate answers.
 
-Pure. Flows in: holdings with their Allocate answers. Flows out: JSON bytes, and back. A started kubelet goes on from the file: a container that holds devices gets
-the stored answer, and Allocate is not called again. Source: kubelet 1.36 cm/devicemanager/checkpoint. Not kubelet's: the checksum, which is 0 here.
+Pure. Flows in: holdings with their Allocate answers. Flows out: JSON bytes, and back. A restarted kubelet continues from the file: a container that
+holds devices gets the stored answer, and Allocate is not called again. The checksum is 0 here, unlike kubelet's. Source: kubelet 1.36
+cm/devicemanager/checkpoint.
 """
 
 from __future__ import annotations

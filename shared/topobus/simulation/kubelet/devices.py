@@ -1,7 +1,7 @@
-"""kubelet's device manager as a value store: which devices exist, who holds them, which would be taken. No sockets, no calls.
+"""kubelet's device manager as a value store: which devices exist, who holds them, and which would be taken. No sockets, no calls.
 
-Flows in: ListAndWatch lists, affinities, holdings. Flows out: capacity, hints, the split of free devices. Where kubelet picks at random out of
-a set, this picks in the order of ids, so a test sees the same answer every time.
+Flows in: ListAndWatch lists, affinities, holdings. Flows out: capacity, hints, the split of free devices. Where kubelet takes devices of a set at
+random, this takes them in the order of ids, so a test gets the same answer every time.
 Source: kubelet 1.36 cm/devicemanager/{manager,topology_hints,pod_devices}.go.
 """
 

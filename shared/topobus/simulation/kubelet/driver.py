@@ -1,7 +1,7 @@
-"""One registered DRA driver as kubelet keeps it: its connection, whether that holds, its health stream, and the two calls.
+"""One registered DRA driver in kubelet: its connection and the connection's state, its health stream, and the prepare and unprepare calls.
 
-Flows in: what the registration said. Flows out: calls, health messages, changes of the connection. kubelet 1.36 watches the connection to the service
-socket, so a driver that died without removing its sockets is noticed too.
+Flows in: the driver's registration. Flows out: calls, health messages, changes of the connection. kubelet 1.36 watches the connection to the service
+socket, so it also detects a driver that died without removing its sockets.
 """
 
 from __future__ import annotations

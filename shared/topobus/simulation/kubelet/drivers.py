@@ -76,6 +76,7 @@ class Drivers:
         self._monotonic = monotonic
         self._health_api = health_api
         self._wipe_slices = wipe_slices
+        self._wipes_at_once = asyncio.Event()
         self._device_plugins = device_plugins
         self._tasks = Tasks()
         self._watchers: dict[Path, asyncio.Task[None]] = {}
@@ -211,13 +212,13 @@ class Drivers:
 
     async def _watch_folder(self, is_watching: asyncio.Event) -> None:
         """Keep one task a socket: names that begin with a dot and files that are no sockets are none of ours."""
-        self._look()
+        self._scan_sockets()
         is_watching.set()
         # yield_on_timeout: a socket made between the look above and the start of the watch is found at the next turn.
         async for _ in awatch(self._folder, stop_event=self._stopping, debounce=100, step=20, rust_timeout=500, yield_on_timeout=True):
-            self._look()
+            self._scan_sockets()
 
-    def _look(self) -> None:
+    def _scan_sockets(self) -> None:
         present = {path for path in self._folder.rglob("*") if not path.name.startswith(".") and is_socket(path)}
         for path in self._watchers.keys() - present:
             self._watchers.pop(path).cancel()
@@ -263,11 +264,11 @@ class Drivers:
             await asyncio.sleep(_OWED_AFTER_S)
             await self._pay(driver.name)
 
-        def forget(gone: str) -> None:
+        def drop_health(gone: str) -> None:
             self._health = {key: value for key, value in self._health.items() if key[0] != gone}
 
         async with asyncio.TaskGroup() as group:
-            group.create_task(driver.follow_health(self._health_api, self._take, forget))
+            group.create_task(driver.follow_health(self._health_api, self._take, drop_health))
             group.create_task(pay())
             group.create_task(driver.follow_connection(self._watch_absence))
 
@@ -280,9 +281,17 @@ class Drivers:
         elif name not in self._absent and not self._stopping.is_set():
             self._absent[name] = self._tasks.spawn(self._wipe_later(name))
 
+    def wipe_at_once(self) -> None:
+        """Wait no longer for drivers that are away, and for those that go from now on."""
+        self._wipes_at_once.set()
+
     async def _wipe_later(self, driver: str) -> None:
         """Delete the slices of a driver that stayed away."""
-        await asyncio.sleep(self._timings.wipe_s)
+        try:
+            async with asyncio.timeout(self._timings.wipe_s):
+                await self._wipes_at_once.wait()
+        except TimeoutError:
+            pass
         self._absent.pop(driver, None)
         self._wipe(driver)
 

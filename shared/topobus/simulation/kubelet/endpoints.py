@@ -194,7 +194,8 @@ class DevicePlugins(rpc.RegistrationServicer):
         endpoint = Endpoint(resource, channel, options, self._log, self._timings.pre_start_s)
         old = self._endpoints.get(resource)
         self._endpoints[resource] = endpoint
-        if old is not None and old.watch is not None:
+        # With the race the old plugin's list stays open until that plugin ends.
+        if old is not None and old.watch is not None and not self._has_race:
             old.watch.cancel()
         endpoint.watch = self._tasks.spawn(self._watch(endpoint))
         return endpoint.watch
@@ -216,9 +217,11 @@ class DevicePlugins(rpc.RegistrationServicer):
             ended = {"error": go_error(err)}
         finally:
             if self._endpoints.get(name) is endpoint or (self._has_race and name in self._endpoints):
-                # Before kubernetes PR 135437 clients were keyed by resource alone: the end of the old stream cut off the new plugin.
-                del self._endpoints[name]
+                # Before kubernetes PR 135437 clients were keyed by resource alone: the end of the old stream cut off the new plugin, whose connection is closed.
+                cut_off = self._endpoints.pop(name)
                 self._store.stop(name, self._monotonic())
+                if cut_off is not endpoint:
+                    await cut_off.channel.close()
             self._log.add("ListAndWatch.closed", name, ended)
             await endpoint.channel.close()
 

@@ -1,4 +1,4 @@
-"""kubelet's PodResources service: which active pod holds which devices, and what there is. Limited as kubelet limits it.
+"""kubelet's PodResources service: the devices of each active pod and the allocatable devices, with kubelet's rate limit.
 
 Source: kubelet 1.36 apis/podresources/server_v1.go: 100 calls a second, bursts of 10, RESOURCE_EXHAUSTED beyond.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
+from topobus.domain.idset import CpuSet
 from topobus.domain.request import ContainerKind
 from topobus.kubeletpb.podresources.v1 import api_pb2 as pb
 from topobus.kubeletpb.podresources.v1 import api_pb2_grpc as rpc
@@ -32,8 +33,11 @@ Context = grpc.aio.ServicerContext
 class PodResources(rpc.PodResourcesListerServicer):
     """List, Get and GetAllocatableResources on pod-resources/kubelet.sock."""
 
-    def __init__(self, folder: Path, store: DeviceStore, admitter: Admitter, log: EventLog, monotonic: Callable[[], float]) -> None:
+    def __init__(
+        self, folder: Path, store: DeviceStore, admitter: Admitter, log: EventLog, monotonic: Callable[[], float], cpus: CpuSet
+    ) -> None:
         self._folder = folder
+        self._cpus = cpus
         self._store = store
         self._admitter = admitter
         self._log = log
@@ -82,7 +86,7 @@ class PodResources(rpc.PodResourcesListerServicer):
     async def GetAllocatableResources(
         self, request: pb.AllocatableResourcesRequest, context: Context[pb.AllocatableResourcesRequest, pb.AllocatableResourcesResponse]
     ) -> pb.AllocatableResourcesResponse:
-        """Healthy devices, held ones included."""
+        """Healthy devices, held ones included, and the CPUs that the static policy may give."""
         if not self._is_allowed():
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
         entries = [
@@ -90,7 +94,7 @@ class PodResources(rpc.PodResourcesListerServicer):
             for resource in self._store.capacity(self._monotonic())
             for entry in self._entries(resource, sorted(self._store.healthy(resource)))
         ]
-        return pb.AllocatableResourcesResponse(devices=entries)
+        return pb.AllocatableResourcesResponse(devices=entries, cpu_ids=self._cpus.ids)
 
     def _describe(self, pod: Pod) -> pb.PodResources:
         containers = []

@@ -124,7 +124,14 @@ class KubeletSimulator:
             cpus=cpus or {},
             checkpoint=self.device_plugin_dir / CHECKPOINT_FILE,
         )
-        self._pod_resources = PodResources(root / directories.pod_resources, self._store, self._admitter, self._log, monotonic)
+        self._pod_resources = PodResources(
+            root / directories.pod_resources,
+            self._store,
+            self._admitter,
+            self._log,
+            monotonic,
+            CpuSet.of(cpu for near in (cpus or {}).values() for cpu in near),
+        )
 
     @property
     def device_plugin_dir(self) -> Path:
@@ -180,6 +187,10 @@ class KubeletSimulator:
         """Stop and start: resources come back with capacity 0 until their plugins register again; running pods keep what they hold."""
         await self.stop()
         await self.start(is_restart=True)
+
+    def wipe_at_once(self) -> None:
+        """Delete the slices of drivers that are away now or go later without waiting `wipe_s`: for a test that has taken its drivers off the node for good."""
+        self._drivers.wipe_at_once()
 
     async def admit(self, pod: Pod) -> Admission | Rejection:
         """Admit a pod, prepare its claims and start its containers. Asked again after a rejection that is not final, it goes on."""
@@ -242,7 +253,7 @@ class KubeletSimulator:
         """Wait for as long as it takes until there are more events than `count`; all of them."""
         return await self._log.more_than(count)
 
-    async def wait_for_event(self, event: str, *, subject: str = "", count: int = 1, timeout_s: float = 10.0) -> KubeletEvent:
+    async def wait_for_event(self, event: str, *, subject: str = "", count: int = 1, timeout_s: float = 60.0) -> KubeletEvent:
         """Wait until an event of that name (and subject, when given) came `count` times; the last of them."""
 
         def matching() -> list[KubeletEvent]:
@@ -255,7 +266,7 @@ class KubeletSimulator:
         await self._log.until(lambda: len(matching()) >= count, timeout_s, f"{event}({subject or 'anything'}) x {count}")
         return matching()[count - 1]
 
-    async def wait_for_resource(self, resource: str, *, allocatable: int, timeout_s: float = 10.0) -> Capacity:
+    async def wait_for_resource(self, resource: str, *, allocatable: int, timeout_s: float = 60.0) -> Capacity:
         """Wait until a resource has so many allocatable devices."""
 
         def holds() -> bool:
@@ -265,11 +276,11 @@ class KubeletSimulator:
         await self._log.until(holds, timeout_s, f"{allocatable} allocatable {resource}, now {self.capacity().get(resource)}")
         return self.capacity()[resource]
 
-    async def wait_for_driver(self, driver: str, *, timeout_s: float = 10.0) -> None:
+    async def wait_for_driver(self, driver: str, *, timeout_s: float = 60.0) -> None:
         """Wait until a DRA driver is registered."""
         await self._log.until(lambda: driver in self.drivers(), timeout_s, f"driver {driver}")
 
-    async def wait_for_health(self, driver: str, pool: str, device: str, state: str, *, timeout_s: float = 10.0) -> DriverHealth:
+    async def wait_for_health(self, driver: str, pool: str, device: str, state: str, *, timeout_s: float = 60.0) -> DriverHealth:
         """Wait until a DRA device's health is `Healthy`, `Unhealthy` or `Unknown`."""
         await self._log.until(
             lambda: self.device_health(driver, pool, device).state == state, timeout_s, f"{driver}/{pool}/{device} to be {state}"

@@ -1,6 +1,6 @@
-"""What goes into the kubelet simulator and what comes out: pods, claims, admissions, rejections, time limits, folders, the event log.
+"""Inputs and outputs of the kubelet simulator: pods, claims, admissions, rejections, time limits, folders, the event log.
 
-Flows in: a test's pods. Flows out: frozen values that a test can compare. Sockets and calls live in the modules beside this one.
+Flows in: a test's pods. Flows out: frozen values that a test can compare. Sockets and calls are in the other modules of this package.
 """
 
 from __future__ import annotations

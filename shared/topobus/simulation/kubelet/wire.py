@@ -1,4 +1,4 @@
-"""The simulator's gRPC plumbing: dialling a unix socket as kubelet does, errors in Go's wording, tasks that end with their owner."""
+"""gRPC helpers of the simulator: dials a unix socket as kubelet does, formats errors as grpc-go does, and owns tasks that end with their owner."""
 
 from __future__ import annotations
 
@@ -62,7 +62,9 @@ async def dial(path: Path, timeout_s: float) -> grpc.aio.Channel:
         ],
     )
     try:
-        await asyncio.wait_for(channel.channel_ready(), timeout_s)
+        # Not wait_for: until Python 3.12 it loses a cancellation that comes in the moment in which the wait is over, and `Tasks.close` would wait for ever.
+        async with asyncio.timeout(timeout_s):
+            await channel.channel_ready()
     except (TimeoutError, asyncio.CancelledError) as err:
         await channel.close()
         if isinstance(err, asyncio.CancelledError):
@@ -114,7 +116,10 @@ async def shown(message: Message) -> dict[str, Any]:
 
 
 def to_plain(message: Message) -> dict[str, Any]:
-    """Turn a protobuf message into dicts, lists and scalars under the proto's field names (snake_case); fields at their default are left out."""
+    """Turn a protobuf message into dicts, lists and scalars.
+
+    Shapes: result — keys are the proto's field names (snake_case); fields at their default are left out. Units: 64-bit integers are text, as in protobuf's JSON.
+    """
     plain: dict[str, Any] = MessageToDict(message, preserving_proto_field_name=True)
     return plain
 

@@ -1,4 +1,4 @@
-"""Recorded machines: sysfs and procfs trees on disk, made from readable profiles, that change and fail on demand."""
+"""Recorded machines: sysfs and procfs trees on disk, built from readable profiles, with changes and faults on demand."""
 
 from topobus.simulation.machines.profile import (
     PROFILES,

@@ -1,4 +1,4 @@
-"""`python -m topobus.simulation.machines`: build, list and play recorded machines, and change one by hand."""
+"""`python -m topobus.simulation.machines`: builds, lists and plays recorded machines, and changes one by hand."""
 
 from __future__ import annotations
 

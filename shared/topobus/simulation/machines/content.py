@@ -1,6 +1,6 @@
-"""What a tree holds: texts and links by path, before anything is written.
+"""The content of a tree before it is written: texts and links by path.
 
-Building is pure up to here, so that two trees (before and after a CPU went offline) are compared as values and only the difference is written.
+Building is pure up to here, so two trees (before and after a CPU went offline) are compared as values and only the difference is written.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files of PCI functions, and what network, RDMA, graphics and FPGA drivers show for them. Pure."""
+"""Builds the files of PCI functions, and those of their network, RDMA, graphics and FPGA drivers. Pure."""
 
 from __future__ import annotations
 

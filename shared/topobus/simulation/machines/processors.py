@@ -1,6 +1,6 @@
-"""Files of CPUs and NUMA nodes: a pure function of the profile and of which CPUs are online.
+"""Builds the files of CPUs and NUMA nodes, as a pure function of the profile and the set of online CPUs.
 
-As in the kernel, an offline CPU keeps its folder and its `online` file and loses topology, caches and node link; lists of others leave it out.
+As in the kernel, an offline CPU keeps its folder and its `online` file and loses topology, caches and node link; lists of other CPUs omit it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Profiles: what a recorded machine consists of, read from TOML.
+"""Profiles: the components of a recorded machine, read from TOML.
 
-A profile says sockets, NUMA nodes and root complexes with the cards below them; addresses, numbers and files follow from that by rule, so that two
-builds of one profile are equal. Cards are described once, in `cards.toml`. A profile with `base` is another one plus faults.
+A profile names sockets, NUMA nodes and root complexes with the cards below them. Addresses, numbers and files follow from it by rule, so two builds
+of one profile are equal. Cards are described once, in `cards.toml`. A profile with `base` is that profile with faults added.
 """
 
 from __future__ import annotations

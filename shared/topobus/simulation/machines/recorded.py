@@ -1,7 +1,7 @@
-"""A machine on disk that can be read like a real one, changed like a real one, and made to fail like a real one.
+"""A machine on disk that is read like a real one, and whose changes and faults look like a real kernel's.
 
-Every change is what a kernel would do to /sys: a device folder leaves in one rename, files are replaced in one step, links that would dangle go.
-Changes may come from another process than the one that built the tree (`RecordedMachine.open`).
+Every change is what a kernel would do to /sys: a device folder is removed by one rename, files are replaced in one step, links that would dangle are
+removed. Changes may come from another process than the one that built the tree (`RecordedMachine.open`).
 """
 
 from __future__ import annotations

@@ -1,23 +1,18 @@
-"""Who may do what at the API server simulator: users with tokens, and the Role objects that the server holds, judged as RBAC judges them.
+"""Access control of the API server simulator: users with tokens, and RBAC rules from the Role objects that the server stores.
 
-Flows in: requests as verb, resource, name. Flows out: nothing, or a 403 in Kubernetes' words; and afterwards which granted rights somebody used and which he
-never did, so that a test can hold a least-rights manifest against what a program really calls.
+Flows in: requests as verb, resource, name. Flows out: nothing, or a 403 in Kubernetes' words; afterwards the granted rights that were used and those
+that were not, so that a test can compare a least-privilege manifest with the calls of a program.
 Source: k8s.io/kubernetes plugin/pkg/auth/authorizer/rbac, and registry/resource/resourceclaim (granular status authorization), 1.36.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from msgspec import Struct
 
-from topobus.testing.apiserver.values import (
-    ApiError,
-    Object,
-    Resource,
-    forbidden,
-)
+from topobus.testing.apiserver.values import ApiError, Object, Resource, forbidden, invalid
 
 __all__ = ["ADMIN", "Access", "Right", "verb_of"]
 
@@ -49,10 +44,13 @@ class Access:
     def __init__(self, token: str, objects: Callable[[str], list[Object]]) -> None:
         self._objects = objects
         self._users = {token: ADMIN}
+        self._nodes: dict[str, str] = {}
         self._used: dict[str, set[Right]] = {}
 
-    def add_user(self, user: str) -> str:
-        """Make a user and give its token; the same one when asked again."""
+    def add_user(self, user: str, *, node: str = "") -> str:
+        """Make a user and give its token; the same one when asked again. A service account's token names the node that its pod runs on."""
+        if node:
+            self._nodes[user] = node
         for token, known_user in self._users.items():
             if known_user == user:
                 return token
@@ -86,16 +84,43 @@ class Access:
         raise forbidden(resource, name, why)
 
     def check_claim_status(self, user: str, verb: str, resource: Resource, before: Object, after: Object, *, namespace: str) -> None:
-        """Judge a write of a claim's status by its parts: the allocation's right is `binding`, a driver's word on its devices `driver`."""
+        """Judge a write of a claim's status by its parts: the allocation's right is `binding`, a driver's word on its devices `driver`.
+
+        Errors: raises ApiError 422: a real server judges the parts when it validates, not at its door.
+        """
         old, new = before.get("status") or {}, after.get("status") or {}
         name = str(before["metadata"]["name"])
+        problems: list[tuple[str, str]] = []
         if any(old.get(field) != new.get(field) for field in ("allocation", "reservedFor")):
-            self.check(user, verb, resource, namespace=namespace, name=name, part="binding")
-        if old.get("devices") != new.get("devices"):
             try:
-                self.check(user, f"associated-node:{verb}", resource, namespace=namespace, part="driver")
-            except ApiError:
-                self.check(user, f"arbitrary-node:{verb}", resource, namespace=namespace, part="driver")
+                self.check(user, verb, resource, part="binding")
+            except ApiError as err:
+                text = (
+                    f'changing status.allocation or status.reservedFor requires resource="resourceclaims/binding", verb="{verb}" permission'
+                )
+                problems.append(("status.allocation", f"Forbidden: {text}: {err}"))
+        if new.get("allocation"):
+            is_here = self._nodes.get(user, "") == node_of_allocation(new["allocation"]) != ""
+            verbs = [f"{prefix}:{verb}" for prefix in (("associated-node",) if is_here else ()) + ("arbitrary-node",)]
+            for driver in _changed_drivers(old.get("devices") or (), new.get("devices") or ()):
+                why = self._why_not(user, verbs, resource, namespace=namespace, name=driver)
+                if why:
+                    text = f'changing status.devices requires resource="resourceclaims/driver", verb="[{" ".join(verbs)}]" permission'
+                    problems.append(("status.devices", f"Forbidden: {text}: {why}"))
+        if problems:
+            raise invalid(resource, name, problems)
+
+    def _why_not(self, user: str, verbs: list[str], resource: Resource, *, namespace: str, name: str) -> str:
+        """Say why none of the verbs is granted on a driver's devices; empty when one is."""
+        why = ""
+        for verb in verbs:
+            try:
+                self.check(user, verb, resource, namespace=namespace, name=name, part="driver")
+            except ApiError as err:
+                why = why or str(err)
+            else:
+                return ""
+        return why
 
     def used(self, user: str) -> frozenset[Right]:
         """What a user asked for, granted or not."""
@@ -134,6 +159,27 @@ class Access:
                 )
                 for rule in (granted_role or {}).get("rules") or ():
                     yield rule, scope
+
+
+def node_of_allocation(allocation: Mapping[str, Any]) -> str:
+    """Name the one node that an allocation is for; empty when it is not written as for one."""
+    terms = (allocation.get("nodeSelector") or {}).get("nodeSelectorTerms") or []
+    fields = [field for term in terms for field in term.get("matchFields") or []]
+    is_single = len(terms) == len(fields) == 1 and not terms[0].get("matchExpressions")
+    if not is_single or (fields[0].get("key"), fields[0].get("operator")) != ("metadata.name", "In"):
+        return ""
+    values = fields[0].get("values") or []
+    return str(values[0]) if len(values) == 1 else ""
+
+
+def _changed_drivers(before: Iterable[Mapping[str, Any]], after: Iterable[Mapping[str, Any]]) -> list[str]:
+    """List the drivers whose entries came, went or changed."""
+    old, new = ({_device_of(device): device for device in devices} for devices in (before, after))
+    return sorted({key[0] for key in old.keys() | new.keys() if old.get(key) != new.get(key)})
+
+
+def _device_of(device: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    return (str(device.get("driver")), str(device.get("pool")), str(device.get("device")), str(device.get("shareID") or ""))
 
 
 def verb_of(method: str, name: str, *, is_watch: bool) -> str:

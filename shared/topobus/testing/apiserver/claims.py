@@ -1,7 +1,8 @@
-"""What kube-controller-manager does for claims, for the API server simulator: a claim for each template that a pod names, and its end with the pod.
+"""kube-controller-manager's work for claims, in the API server simulator: creates a claim for each template that a pod names, and deletes it with the pod.
 
-Flows in: the store's pods, templates and claims. Flows out: new claims owned by their pods, the pods' status that names them, reservations of pods that are
-gone taken back. Source: k8s.io/kubernetes pkg/controller/resourceclaim, 1.36.
+Flows in: the store's pods, templates and claims. Flows out: new claims owned by their pods, the pods' status that names them, and claims without the
+reservations of deleted pods.
+Source: k8s.io/kubernetes pkg/controller/resourceclaim, 1.36.
 """
 
 from __future__ import annotations

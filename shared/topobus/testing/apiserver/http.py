@@ -1,4 +1,4 @@
-"""HTTP/1.1 for the API server simulator: as much as Kubernetes clients use, on asyncio streams and nothing else.
+"""HTTP/1.1 for the API server simulator: the subset that Kubernetes clients use, on asyncio streams.
 
 Flows in: a connection. Flows out: requests one after another, answers with a body, or a stream of JSON lines in chunks.
 """
@@ -126,8 +126,8 @@ class Connection:
         self._writer.close()
         try:
             await self._writer.wait_closed()
-        except ConnectionError:
-            # The client was faster.
+        except (ConnectionError, asyncio.CancelledError):
+            # The client was faster, or the loop ends: asyncio's stream callback would write a traceback for a connection that is over either way.
             return
 
     async def _read_chunks(self) -> bytes:

@@ -1,7 +1,7 @@
-"""Lists that Kubernetes treats as maps or sets, for the API server simulator's patches: which key tells one element from another.
+"""Lists that Kubernetes treats as maps or sets, for the API server simulator's patches: the key that identifies an element.
 
-Pure. Sources: the patchMergeKey and listMapKey markers of k8s.io/api (core/v1, apps/v1, resource/v1) and k8s.io/apimachinery/meta/v1, 1.36;
-strategic merge's directives from apimachinery/pkg/util/strategicpatch.
+Pure. Sources: the patchMergeKey and listMapKey markers of k8s.io/api (core/v1, apps/v1, resource/v1) and k8s.io/apimachinery/meta/v1, 1.36; strategic
+merge's directives from apimachinery/pkg/util/strategicpatch.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ _MERGE_KEYS = {
 }
 _SETS = ("finalizers",)
 # ResourceClaim.status.devices, for server-side apply alone: strategic merge replaces this list.
+_DEVICES = ("status", "devices")
 _STATUS_DEVICES = ("driver", "device", "pool", "shareID")
 _ITEM = "k:"
 _MEMBER = "v:"
@@ -50,12 +51,13 @@ def to_keyed(value: Any, path: tuple[str, ...] = ()) -> Any:
     {'finalizers': {'v:"a"': 'a'}, 'x': [1]}
     """
     if isinstance(value, dict):
-        return {key: to_keyed(inner, (*path, key)) for key, inner in value.items()}
+        # None of a list's elements is nothing to merge, and must not stand for the whole list.
+        return {key: to_keyed(inner, (*path, key)) for key, inner in value.items() if inner != [] or (*path, key) != _DEVICES}
     if not isinstance(value, list) or not value or not path:
         return value
     if path[-1] in _SETS:
         return {_MEMBER + json.dumps(item): item for item in value}
-    keys = _STATUS_DEVICES if path == ("status", "devices") else (_MERGE_KEYS.get(path[-1], ""),)
+    keys = _STATUS_DEVICES if path == _DEVICES else (_MERGE_KEYS.get(path[-1], ""),)
     if keys == ("",) or not all(isinstance(item, dict) and keys[0] in item for item in value):
         return value
     return {_ITEM + json.dumps({key: item[key] for key in keys if key in item}): to_keyed(item, path) for item in value}

@@ -1,18 +1,19 @@
 """The API server simulator's patches by content type: JSON patch (RFC 6902), merge patch (RFC 7386), strategic merge.
 
-Pure. Flows in: the present object and the patch. Flows out: the object that is wanted, or an ApiError. Server-side apply is in `shapes`.
+Pure. Flows in: the stored object and the patch. Flows out: the patched object, or an ApiError. Server-side apply is in `shapes`.
 """
 
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any
 
 from topobus.testing.apiserver.lists import strategic_merge
 from topobus.testing.apiserver.shapes import merge
 from topobus.testing.apiserver.values import ApiError, Object, bad_request
 
-__all__ = ["APPLY", "PATCH_TYPES", "json_patch", "patched"]
+__all__ = ["APPLY", "PATCH_TYPES", "json_patch", "patched", "reordered"]
 
 APPLY = ("application/apply-patch+yaml",)
 _MERGE = "application/merge-patch+json"
@@ -36,6 +37,21 @@ def patched(content_type: str, present: Object, patch: Any) -> Object:
     if not isinstance(patch, dict):
         raise bad_request("error decoding patch: wanted a JSON object")
     result: Object = merge(present, patch) if content_type == _MERGE else strategic_merge(present, patch)
+    return reordered(result)
+
+
+def reordered(api_object: Object) -> Object:
+    """Give an object with the keys of its claim's opaque parameters sorted, as all patches but JSON patches leave it: the server reads the whole object and writes it anew (seen on 1.36).
+
+    >>> reordered({"status": {"allocation": {"devices": {"config": [{"opaque": {"parameters": {"b": 1, "a": 2}}}]}}}})
+    {'status': {'allocation': {'devices': {'config': [{'opaque': {'parameters': {'a': 2, 'b': 1}}}]}}}}
+    """
+    result = copy.deepcopy(api_object)
+    allocation = (result.get("status") or {}).get("allocation") or {}
+    for config in (allocation.get("devices") or {}).get("config") or ():
+        opaque = config.get("opaque") or {}
+        if "parameters" in opaque:
+            opaque["parameters"] = json.loads(json.dumps(opaque["parameters"], sort_keys=True))
     return result
 
 
@@ -58,9 +74,9 @@ def json_patch(present: Object, operations: list[Any]) -> Object:
                 case "move":
                     result = _put(result, path, _take(result, _parts(str(operation["from"]))), is_new=True)
                 case "copy":
-                    result = _put(result, path, copy.deepcopy(_look(result, _parts(str(operation["from"])))), is_new=True)
+                    result = _put(result, path, copy.deepcopy(_value_at(result, _parts(str(operation["from"])))), is_new=True)
                 case "test":
-                    if _look(result, path) != operation["value"]:
+                    if _value_at(result, path) != operation["value"]:
                         raise _unfit(f"testing value {operation['path']} failed: test failed")
                 case _:
                     raise bad_request(f"Unexpected kind: {kind}")
@@ -81,7 +97,7 @@ def _parts(path: str) -> list[str]:
     return [part.replace("~1", "/").replace("~0", "~") for part in path.split("/")[1:]]
 
 
-def _look(value: Any, path: list[str]) -> Any:
+def _value_at(value: Any, path: list[str]) -> Any:
     for key in path:
         value = value[int(key)] if isinstance(value, list) else value[key]
     return value
@@ -90,7 +106,7 @@ def _look(value: Any, path: list[str]) -> Any:
 def _put(root: Any, path: list[str], value: Any, *, is_new: bool) -> Any:
     if not path:
         return value
-    holder, last = _look(root, path[:-1]), path[-1]
+    holder, last = _value_at(root, path[:-1]), path[-1]
     if isinstance(holder, list):
         if is_new:
             at = len(holder) if last == "-" else int(last)
@@ -109,5 +125,5 @@ def _put(root: Any, path: list[str], value: Any, *, is_new: bool) -> Any:
 
 
 def _take(root: Any, path: list[str]) -> Any:
-    holder, last = _look(root, path[:-1]), path[-1]
+    holder, last = _value_at(root, path[:-1]), path[-1]
     return holder.pop(int(last)) if isinstance(holder, list) else holder.pop(last)

@@ -1,4 +1,4 @@
-"""Which object a path means, and what the API server simulator tells of itself.
+"""Resolves paths to objects, and answers discovery.
 
 Flows in: paths and queries. Flows out: targets, discovery documents, lists. Pure.
 """
@@ -9,13 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
-from topobus.testing.apiserver.values import (
-    RESOURCES,
-    NotServed,
-    Object,
-    Resource,
-    bad_request,
-)
+from topobus.testing.apiserver.values import RESOURCES, NotServed, Object, Resource, bad_request
 
 __all__ = ["Target", "as_list", "discovery", "of_kind", "place_of", "target_of", "version_of"]
 

@@ -1,12 +1,13 @@
-"""What the API server simulator does to objects as values: selectors, patches, dropped fields, normal forms, and the rules of each kind.
+"""The API server simulator's operations on objects as values: selectors, apply, dropped fields, normal forms, and the rules of each kind.
 
 Pure. Sources: apimachinery fields and labels selectors, RFC 7386 (merge patch), KEP-555 (server-side apply; lists are atomic but for those that
-`lists` knows).
+`lists` names).
 """
 
 from __future__ import annotations
 
 import copy
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -14,16 +15,24 @@ from typing import Any
 
 from topobus.contracts.messages import ApiObject
 from topobus.domain.quantity import Quantity
-from topobus.kubernetes.api.limits import check_object
+from topobus.kubernetes.api.limits import check_object, check_status
+from topobus.kubernetes.api.resource import ClaimStatus
+from topobus.kubernetes.api.shape import read_as
 from topobus.testing.apiserver.lists import from_keyed, to_keyed
-from topobus.testing.apiserver.values import (
-    ApiError,
-    Object,
-    Resource,
-    bad_request,
-)
+from topobus.testing.apiserver.values import ApiError, Object, Resource, bad_request
 
-__all__ = ["Applied", "Selector", "apply", "drop_fields", "find", "merge", "normalise", "problems_of", "problems_of_change"]
+__all__ = [
+    "Applied",
+    "Selector",
+    "apply",
+    "drop_deallocated",
+    "drop_fields",
+    "find",
+    "merge",
+    "normalise",
+    "problems_of",
+    "problems_of_change",
+]
 
 Applied = dict[tuple[str, ...], Any]
 """What one field manager has applied: path of a leaf to its value."""
@@ -42,6 +51,10 @@ _POD_MAY_CHANGE = frozenset(
         "tolerations",
     }
 )
+
+# What tells which object is meant is nobody's field.
+_DEVICE_KEYS = ("driver", "pool", "device", "shareID")
+_IDENTITY = (("metadata", "name"), ("metadata", "namespace"), ("metadata", "uid"))
 
 _TERM = re.compile(r"\s*(?P<key>[^\s=!,()]+)\s*(?:(?P<op>==|=|!=)\s*(?P<value>[^,()]*)|(?P<set>in|notin)\s*\((?P<values>[^)]*)\))?\s*")
 
@@ -107,7 +120,7 @@ def apply(present: Object, wanted: Object, own: Applied, others: Mapping[str, Ap
     """
     wanted, present = to_keyed(wanted), to_keyed(present)
     leaves = _leaves({key: value for key, value in wanted.items() if key not in ("apiVersion", "kind")})
-    leaves = {path: value for path, value in leaves.items() if path not in (("metadata", "name"), ("metadata", "namespace"))}
+    leaves = {path: value for path, value in leaves.items() if path not in _IDENTITY}
     contested = sorted(
         f'conflict with "{manager}": .{".".join(path)}'
         for manager, fields in others.items()
@@ -124,6 +137,24 @@ def apply(present: Object, wanted: Object, own: Applied, others: Mapping[str, Ap
         if not any(path in fields for fields in others.values()):
             _remove(result, path)
     return from_keyed(merge(result, wanted)), leaves
+
+
+def drop_deallocated(before: Object, after: Object) -> None:
+    """Remove what drivers say of devices that a claim no longer has, as a server does when a claim is deallocated (resourceclaim/strategy.go)."""
+    status = after.get("status") or {}
+    granted = [
+        {
+            tuple(result.get(key) or "" for key in _DEVICE_KEYS)
+            for result in find(version, "status.allocation.devices.results") or ()
+            if isinstance(result, Mapping)
+        }
+        for version in (before, after)
+    ]
+    gone = granted[0] - granted[1]
+    if gone and status.get("devices"):
+        kept = [device for device in status["devices"] if tuple(device.get(key) or "" for key in _DEVICE_KEYS) not in gone]
+        status.pop("devices")
+        after["status"] = {**status, "devices": kept} if kept else status
 
 
 def drop_fields(api_object: Object, paths: Iterable[str]) -> None:
@@ -168,7 +199,14 @@ def problems_of_change(resource: Resource, before: Object, after: Object) -> lis
     """
     if resource.kind == "ResourceClaim":
         old, new = before.get("status") or {}, after.get("status") or {}
-        if old.get("allocation") and new.get("allocation") and old["allocation"] != new["allocation"]:
+        if old.get("devices") != new.get("devices"):
+            problems = [
+                problem for problem in check_status(read_as(new, ClaimStatus, where="status")) if problem.path.startswith("status.devices")
+            ]
+            if problems:
+                return [(problem.path, problem.message) for problem in problems]
+        # Opaque parameters are bytes to the server: the same fields in another order are another value.
+        if old.get("allocation") and new.get("allocation") and json.dumps(old["allocation"]) != json.dumps(new["allocation"]):
             return [("status.allocation", "Invalid value: field is immutable")]
         users = {user.get("uid") for user in new.get("reservedFor") or ()}
         if users and not new.get("allocation"):

@@ -1,7 +1,7 @@
 """The API server simulator's objects: created, changed, deleted, listed and watched by etcd's rules, without HTTP.
 
-Flows in: objects as dicts. Flows out: objects, events, or an ApiError. Every change takes the next resource version of one counter for all kinds. An update
-that changes nothing takes none and tells nobody, as in a real server.
+Flows in: objects as dicts. Flows out: objects, events, or an ApiError. Every change takes the next resource version of one counter for all kinds. An
+update that changes nothing takes no version and sends no event, as in a real server.
 """
 
 from __future__ import annotations
@@ -17,27 +17,19 @@ from typing import Any
 
 from msgspec import Struct
 
+from topobus.testing.apiserver.patches import reordered
 from topobus.testing.apiserver.shapes import (
     Applied,
     Selector,
     apply,
+    drop_deallocated,
     drop_fields,
     find,
     normalise,
     problems_of,
     problems_of_change,
 )
-from topobus.testing.apiserver.values import (
-    RESOURCES,
-    Object,
-    Resource,
-    already_exists,
-    bad_request,
-    conflict,
-    expired,
-    invalid,
-    not_found,
-)
+from topobus.testing.apiserver.values import RESOURCES, Object, Resource, already_exists, bad_request, conflict, expired, invalid, not_found
 
 __all__ = ["Event", "Store"]
 
@@ -178,6 +170,8 @@ class Store:
         if metadata.get("resourceVersion", present["resourceVersion"]) != present["resourceVersion"]:
             raise conflict(resource, name, "the object has been modified; please apply your changes to the latest version and try again")
         after = self._merge_update(resource, before, admitted, subresource)
+        if resource.kind == "ResourceClaim":
+            drop_deallocated(before, after)
         self._validate(resource, name, after)
         problems = [] if is_trusted else problems_of_change(resource, before, after)
         if problems:
@@ -202,9 +196,22 @@ class Store:
         owner = f"{manager}/{subresource}" if subresource else manager
         others = {other: leaves for other, leaves in managers.items() if other != owner}
         merged, own = apply(before or {}, wanted, managers.get(owner, {}), others, is_forced=is_forced)
+        merged = reordered(merged)
         if is_forced:
-            others = {other: {path: value for path, value in leaves.items() if path not in own} for other, leaves in others.items()}
+            # Who has applied the same value goes on to own it, too.
+            others = {
+                other: {path: value for path, value in leaves.items() if own.get(path, value) == value} for other, leaves in others.items()
+            }
         merged.setdefault("metadata", {})["name"] = name
+        if before is None and subresource:
+            raise not_found(resource, name)
+        if before is None and find(wanted, "metadata.uid"):
+            why = f"uid mismatch: the provided object specified uid {wanted['metadata']['uid']}, and no existing object was found"
+            raise conflict(resource, name, why)
+        if before is not None and find(wanted, "metadata.uid") not in (None, before["metadata"]["uid"]):
+            # Not a conflict as in another patch: seen on 1.36.
+            uid = wanted["metadata"]["uid"]
+            raise invalid(resource, name, [("metadata.uid", f'Invalid value: "{uid}": field is immutable')])
         if before is None:
             result = self.create(resource, namespace, merged)
         else:

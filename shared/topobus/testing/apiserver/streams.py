@@ -1,6 +1,6 @@
 """A watch of the API server simulator as a stream of lines: events, bookmarks, the mark after the initial events, an error as its last line.
 
-Flows in: a query and the store's events. Flows out: JSON lines on the connection until the client leaves or the time that it asked for is over.
+Flows in: a query and the store's events. Flows out: JSON lines on the connection until the client disconnects or its time-out ends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the API server simulator serves, and how it says no: resources, and errors with Kubernetes' Status bodies.
+"""The resources that the API server simulator serves, and its errors with Kubernetes' Status bodies.
 
 Flows in: names and facts. Flows out: values. Wording and reasons follow k8s.io/apimachinery/pkg/api/errors, 1.36.
 """

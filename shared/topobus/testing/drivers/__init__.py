@@ -1,1 +1,1 @@
-"""Contract suites that drivers of vendors pass, and a driver for tests of the host."""
+"""Contract suites for vendors' drivers, and a driver for tests of the device host."""

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from topobus.devicekit.driver import DeviceDriver, PrepareContext
+from topobus.devicekit.driver import DeviceDriver, LongWork, PrepareContext
 from topobus.devicekit.registry import unserved
 from topobus.domain.device import Device
 from topobus.domain.edits import ContainerEdits
@@ -82,10 +82,11 @@ class DriverContract:
         """Give the machine's tree."""
         return Tree(HardwareSettings(root=str(recorded.root)))
 
-    @pytest.fixture
-    def machine(self, tree: Tree) -> Machine:
-        """Give the machine as discovery reads it."""
-        return read_machine(tree, _NODE)
+    @pytest.fixture(scope="class")
+    @classmethod
+    def machine(cls, recorded: RecordedMachine) -> Machine:
+        """Give the machine as discovery reads it: a frozen value, read once."""
+        return read_machine(Tree(HardwareSettings(root=str(recorded.root))), _NODE)
 
     @pytest.fixture
     def devices(self, driver: DeviceDriver, tree: Tree, machine: Machine) -> tuple[Device, ...]:
@@ -275,6 +276,8 @@ def _use_all(driver: DeviceDriver, tree: Tree, machine: Machine) -> None:
 
 def _prepared(driver: DeviceDriver, tree: Tree, devices: Sequence[Device]) -> Mapping[str, ContainerEdits]:
     answer = driver.prepare(tree, devices, _CONTEXT)
+    if isinstance(answer, LongWork):
+        answer = answer.work()
     assert not isinstance(answer, Refusal), f"prepare refuses healthy devices: {answer}"
     return answer
 

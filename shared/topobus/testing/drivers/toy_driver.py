@@ -1,4 +1,4 @@
-"""A driver for a made-up card, whose devices a test sets by hand: for tests of the host, not of drivers."""
+"""A driver for a made-up card whose devices a test sets by hand, for tests of the device host."""
 
 from __future__ import annotations
 

@@ -4,34 +4,4 @@
 that write down each call, recorded conversations of a real kubelet, and their replay. `python -m topobus.testing.kubelet` serves or replays.
 """
 
-from topobus.simulation.kubelet.simulator import (
-    Admission,
-    Capacity,
-    ClaimDevice,
-    ClaimReference,
-    Container,
-    ContainerGrant,
-    KubeletDirectories,
-    KubeletEvent,
-    KubeletSimulator,
-    KubeletTimings,
-    Pod,
-    PreparedClaim,
-    Rejection,
-)
-
-__all__ = [
-    "Admission",
-    "Capacity",
-    "ClaimDevice",
-    "ClaimReference",
-    "Container",
-    "ContainerGrant",
-    "KubeletDirectories",
-    "KubeletEvent",
-    "KubeletSimulator",
-    "KubeletTimings",
-    "Pod",
-    "PreparedClaim",
-    "Rejection",
-]
+from topobus.simulation.kubelet.simulator import *  # noqa: F403  # exactly the simulator's public names, which are listed there alone

@@ -1,6 +1,7 @@
 """`python -m topobus.testing.kubelet serve|replay`: the kubelet simulator as a program, for plugins in any language.
 
-Flows in: words on standard input. Flows out: one JSON line for each call and each answer on standard output, in the words of the recorded transcript.
+Flows in: commands on standard input. Flows out: one JSON line for each call and each answer on standard output, in the words of the recorded
+transcript.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def _replay(path: Path, dial_s: float) -> int:
     for line in differences:
         _complain(line)
     count = sum(len(session.lines) for session in sessions)
-    _say({"transcript": str(path), "sessions": len(sessions), "lines": count, "is_same": not differences})
+    _print_entry({"transcript": str(path), "sessions": len(sessions), "lines": count, "is_same": not differences})
     return _EXIT_DIFFERENT if differences else 0
 
 
@@ -100,8 +101,8 @@ async def _serve(kubelet: KubeletSimulator) -> int:
     reader = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     async with kubelet:
-        telling = asyncio.create_task(_tell_events(kubelet))
-        _say(
+        telling = asyncio.create_task(_print_events(kubelet))
+        _print_entry(
             {
                 "serving": str(kubelet.root),
                 "device_plugins": str(kubelet.device_plugin_dir),
@@ -120,12 +121,12 @@ async def _serve(kubelet: KubeletSimulator) -> int:
     return 0
 
 
-async def _tell_events(kubelet: KubeletSimulator) -> None:
+async def _print_events(kubelet: KubeletSimulator) -> None:
     shown = 0
     while True:
         events = await kubelet.wait_for_more(shown)
         for event in events[shown:]:
-            _say(msgspec.to_builtins(event))
+            _print_entry(msgspec.to_builtins(event))
         shown = len(events)
 
 
@@ -138,12 +139,12 @@ async def _obey(kubelet: KubeletSimulator, pods: dict[str, Pod], words: list[str
             answer = await kubelet.admit(pod)
             if isinstance(answer, Admission) or not answer.is_final:
                 pods[name] = pod
-            _say(_answer(answer))
+            _print_entry(_answer(answer))
         case ["remove", name]:
-            _say({"removed": name, "errors": await kubelet.remove(_known(pods, name))})
+            _print_entry({"removed": name, "errors": await kubelet.remove(_known(pods, name))})
             del pods[name]
         case ["restart-container", name]:
-            _say({"restarted": name, "error": await kubelet.restart_container(_known(pods, name), "main")})
+            _print_entry({"restarted": name, "error": await kubelet.restart_container(_known(pods, name), "main")})
         case ["restart"]:
             await kubelet.restart()
         case ["stop"]:
@@ -151,9 +152,9 @@ async def _obey(kubelet: KubeletSimulator, pods: dict[str, Pod], words: list[str
         case ["start"]:
             await kubelet.start(is_restart=True)
         case ["capacity"]:
-            _say({"capacity": msgspec.to_builtins(kubelet.capacity())})
+            _print_entry({"capacity": msgspec.to_builtins(kubelet.capacity())})
         case ["drivers"]:
-            _say({"drivers": list(kubelet.drivers())})
+            _print_entry({"drivers": list(kubelet.drivers())})
         case _:
             raise ValueError(f"no such command; {_HELP}")
 
@@ -188,7 +189,7 @@ def _answer(answer: Admission | Rejection) -> dict[str, Any]:
     return {"admitted" if isinstance(answer, Admission) else "rejected": answer.pod.name, **{k: v for k, v in plain.items() if k != "pod"}}
 
 
-def _say(entry: dict[str, Any]) -> None:
+def _print_entry(entry: dict[str, Any]) -> None:
     print(json.dumps(entry), flush=True)  # noqa: T201  (the answer of a program)
 
 

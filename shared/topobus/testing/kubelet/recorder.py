@@ -1,7 +1,7 @@
-"""A device plugin and a DRA driver as small as they can be, which write down each call as the recorded transcript of a real kubelet does.
+"""A minimal device plugin and DRA driver that record each call in the format of the recorded transcript of a real kubelet.
 
-Flows in: kubelet's calls. Flows out: `calls`, in order, in the transcript's words; both may write into one list. For tests of the kubelet simulator, and for
-authors who want to see what kubelet would ask of theirs.
+Flows in: kubelet's calls. Flows out: `calls`, in order, in the transcript's format; both may append to one list. For tests of the kubelet simulator,
+and for plugin authors who want to see the calls of kubelet.
 """
 
 # ruff: noqa: N802  (gRPC calls its methods by their names in the proto)

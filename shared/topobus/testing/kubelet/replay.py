@@ -1,6 +1,7 @@
-"""A recorded conversation done again: the same deeds on the kubelet simulator with a recording plugin, and whether the same calls came.
+"""Replays a recorded conversation: repeats its actions on the kubelet simulator with a recording plugin, and compares the calls.
 
-Flows in: a transcript's sessions. Flows out: what was recorded this time, by session. The recording is cut off where kubelet goes on in silence for too long.
+Flows in: a transcript's sessions. Flows out: the calls recorded this time, by session. A session ends early when kubelet sends no further call within
+the time limit.
 """
 
 from __future__ import annotations

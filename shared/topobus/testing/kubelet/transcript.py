@@ -1,7 +1,8 @@
-"""A recorded conversation between kubelet and plugins: its lines, what somebody did to bring them about, and how two recordings differ.
+"""A recorded conversation between kubelet and plugins: its lines, the actions that caused them, and the differences of two recordings.
 
-Pure. Flows in: JSON lines, as `tests/data/kubelet/kubelet-1.36-transcript.jsonl` has them: `session`, `t`, `event`, and what that event carries. Flows out: steps
-to do again, and differences. What a clock or a run decides is left out of a comparison (`t`, `took`); where kubelet does two things at once their order is.
+Pure. Flows in: JSON lines, as in `tests/data/kubelet/kubelet-1.36-transcript.jsonl`: `session`, `t`, `event`, and the fields of that event. Flows
+out: actions to repeat, and differences. A comparison ignores what depends on the clock or the run (`t`, `took`), and the order of calls that kubelet
+makes at the same time.
 """
 
 from __future__ import annotations

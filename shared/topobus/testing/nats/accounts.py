@@ -1,8 +1,8 @@
-"""One nats-server for many tests: each borrows an account of its own, which has its own subjects, streams and connections.
+"""One nats-server for many tests: each test borrows an account, which has its own subjects, streams and connections.
 
-A server's start costs more than most tests do. What one account holds no other account sees, so a test cannot tell the shared server from one of its own as long
-as it does not stop, freeze or configure it; a `BorrowedServer` refuses that. An account is lent once: what a test left behind, as a late message or a consumer,
-meets nobody. When all accounts of a server have been lent, another server takes its place.
+Starting a server takes longer than most tests. Accounts are isolated from each other, so a test cannot tell the shared server from one of its own as
+long as it does not stop, freeze or configure it; a `BorrowedServer` refuses that. An account is lent once, so a late message or a consumer of an
+earlier test reaches no other test. When all accounts of a server have been lent, another server is started.
 """
 
 from __future__ import annotations

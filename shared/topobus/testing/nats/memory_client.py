@@ -1,4 +1,4 @@
-"""The client of a nats-server in memory: what the runtime uses of nats-py's own, and nothing more."""
+"""The client of an in-memory nats-server: the part of nats-py's interface that the runtime uses."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class Subscription:
 
     async def unsubscribe(self) -> None:
         """Stop, and drop what has not been handed over."""
-        self.client.server.forget(self)
+        self.client.server.remove_subscription(self)
         self._arrived.clear()
 
     async def drain(self) -> None:
         """Stop, and hand over what has arrived."""
-        self.client.server.forget(self)
+        self.client.server.remove_subscription(self)
         if self._pump is not None:
             await asyncio.wait({self._pump})
 

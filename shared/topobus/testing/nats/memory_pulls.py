@@ -1,4 +1,4 @@
-"""Requests for a consumer's messages that wait at a nats-server in memory: each is served, says that it lives, and ends."""
+"""Pull requests for a consumer's messages at an in-memory nats-server: each is served, sends idle heartbeats, and expires."""
 
 from __future__ import annotations
 

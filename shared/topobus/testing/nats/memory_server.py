@@ -1,7 +1,8 @@
-"""A nats-server in memory: everything of the runtime above nats-py runs on it as it is.
+"""A nats-server in memory, on which everything of the runtime above nats-py runs unchanged.
 
-Flows in: what a client publishes and subscribes. Flows out: deliveries, in the order of one connection, never within the sender's own step. The server's JetStream
-answers at the subjects of its API, with the codes of the real one. It has one account, no users and no TLS; tests of those take a real server.
+Flows in: what a client publishes and subscribes. Flows out: deliveries, in the order of one connection, never within the sender's own step. The
+server's JetStream answers at the subjects of its API, with the codes of the real one. It has one account, no users and no TLS; tests of those take a
+real server.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class MemoryNats:
         if subscription.client in self.clients:
             self._subscriptions.append(subscription)
 
-    def forget(self, subscription: Subscription) -> None:
+    def remove_subscription(self, subscription: Subscription) -> None:
         """Deliver no more to a subscription."""
         with suppress(ValueError):
             self._subscriptions.remove(subscription)
@@ -137,13 +138,26 @@ class MemoryNats:
         if stream is None:
             return False
         try:
-            _, acknowledgement = stream.store(subject, data, headers, now_ns=self._now_ns())
+            before = stream.last_of(subject)
+            stored, acknowledgement = stream.store(subject, data, headers, now_ns=self._now_ns())
+            if stored is not None:
+                self._republish(stream, stored, before)
         except Refused as err:
             acknowledgement = {"error": err.answer, "stream": stream.name, "seq": 0}
         if reply:
             self._answer(reply, acknowledgement)
         self._serve(stream)
         return True
+
+    def _republish(self, stream: MemoryStream, stored: Stored, before: Stored | None) -> None:
+        """Say at the stream's own subjects that a message was stored; the part of it that the runtime asks for: everything below one token, headers only."""
+        republish = stream.config.get("republish")
+        if not republish or not matches(republish["src"], stored.subject):
+            return
+        subject = republish["dest"].removesuffix(">") + stored.subject.removeprefix(republish["src"].removesuffix(">"))
+        numbers = {"Nats-Stream": stream.name, "Nats-Subject": stored.subject, "Nats-Sequence": str(stored.sequence)}
+        numbers |= {"Nats-Last-Sequence": str(before.sequence if before else 0), "Nats-Msg-Size": str(len(stored.data))}
+        self._route(subject, b"", "", {**stored.headers, **numbers})
 
     def _call(self, subject: str, data: bytes, reply: str) -> bool:
         """Serve one request to the API; False when nobody serves such a one."""
@@ -176,7 +190,10 @@ class MemoryNats:
                 self._stream(name).config = request
                 return self._info(self._stream(name))
             case ["STREAM", "INFO"]:
-                return self._info(self._stream(name))
+                info = self._info(self._stream(name))
+                if "subjects_filter" in request:
+                    info["state"]["subjects"] = self._stream(name).subject_counts(str(request["subjects_filter"]))
+                return info
             case ["STREAM", "DELETE"]:
                 del self.streams[self._stream(name).name]
                 return {"success": True}
@@ -230,8 +247,12 @@ class MemoryNats:
 
     @staticmethod
     def _message(stream: MemoryStream, request: dict[str, Any]) -> dict[str, Any]:
-        subject = request.get("last_by_subj")
-        message = stream.last_of(str(subject)) if subject is not None else stream.messages.get(int(request["seq"]))
+        if (subject := request.get("last_by_subj")) is not None:
+            message = stream.last_of(str(subject))
+        elif (subject := request.get("next_by_subj")) is not None:
+            message = stream.next_of(str(subject), int(request["seq"]))
+        else:
+            message = stream.messages.get(int(request["seq"]))
         if message is None:
             raise Refused(404, 10037, "no message found")
         return {

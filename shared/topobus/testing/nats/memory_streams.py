@@ -1,7 +1,8 @@
-"""What JetStream does with one stream, in memory: what is stored, what is pushed out, what a consumer gets next.
+"""One JetStream stream in memory: stored messages, limits, and the next message of each consumer.
 
-Flows in: messages and requests of `topobus.testing.nats.memory_server`. Flows out: sequences, stored messages, refusals with the server's own codes. It knows
-neither connections nor time; of a server's features it has those that the runtime uses, and the contract suite of the bus holds it to the real one.
+Flows in: messages and requests of `topobus.testing.nats.memory_server`. Flows out: sequences, stored messages, refusals with the server's own codes.
+It depends on no connection and no clock. It implements the features of a server that the runtime uses; the contract suite of the bus compares it with
+a real one.
 Source: nats-server 2.10, server/stream.go, server/memstore.go, server/consumer.go.
 """
 
@@ -107,6 +108,14 @@ class MemoryStream:
             return self.messages[sequences[-1]] if sequences else None
         newest = max((sequences[-1] for subject, sequences in self._subjects.items() if matches(pattern, subject)), default=0)
         return self.messages.get(newest)
+
+    def next_of(self, subject: str, sequence: int) -> Stored | None:
+        """Give the oldest message of one subject from a sequence on."""
+        return next((self.messages[each] for each in self._subjects.get(subject, ()) if each >= sequence), None)
+
+    def subject_counts(self, pattern: str) -> dict[str, int]:
+        """Count the messages of each subject that matches."""
+        return {subject: len(sequences) for subject, sequences in self._subjects.items() if matches(pattern, subject)}
 
     def newest_of_each(self, pattern: str) -> list[int]:
         """Give the sequence of the newest message of each subject that matches, in order."""

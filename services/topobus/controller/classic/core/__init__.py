@@ -1,1 +1,1 @@
-"""Classic DRA's decisions: selectors, choices of devices, the life of a claim and the negotiation over a pod's node. Pure."""
+"""Classic DRA's decisions: selectors, device choice, the claim's lifecycle and the negotiation of a pod's node. Pure."""

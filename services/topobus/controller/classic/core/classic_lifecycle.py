@@ -1,8 +1,12 @@
-"""The life of a classic claim as a value: Pending, Allocated, reserved, asked back, gone; what its object says, and what it says next.
+"""The lifecycle of a classic claim as a value: pending, allocated, reserved, deallocation requested, deallocated.
 
-Three writes make an allocation, each of which says enough for the next: first the finalizer with the attempt (its number and the node), then the driver's own node
-state, then the status. Backwards: the node state, the status, the finalizer. A new attempt changes the object, so a result of an older one cannot be written any
-more: its writer loses the compare-and-set. Flows in: a stored ResourceClaim of v1alpha2. Flows out: its next version.
+It reads a claim and makes its next version.
+
+An allocation takes three writes, each of which records enough to continue from it: the finalizer with the attempt (its number and the node), then the
+driver's own node state, then the status. Deallocation goes backwards: node state, status, finalizer. A new attempt changes the object, so the result
+of an older attempt cannot be written any more: its compare-and-set fails.
+
+Flows in: a stored ResourceClaim of v1alpha2. Flows out: its next version.
 Source: k8s.io/dynamic-resource-allocation/controller/controller.go, 1.30; docs/knowledge/dynamic-resource-allocation.md#life-of-a-classic-claim.
 """
 
@@ -15,7 +19,8 @@ from msgspec import Struct
 
 from topobus.contracts.codec import decode, encode
 from topobus.contracts.messages import ApiObject
-from topobus.controller.claims.lifecycle import with_condition
+from topobus.controller.claims import reservations
+from topobus.controller.claims.lifecycle import with_annotations, with_condition, with_finalizer, without_finalizer
 from topobus.domain.errors import ContractError
 from topobus.kubernetes.api import classic
 from topobus.kubernetes.api.classic_limits import check_classic
@@ -102,13 +107,8 @@ def with_attempt(api_object: ApiObject, driver: str, node: str) -> ApiObject:
     attempt = attempt_of(api_object)
     if has_protection(api_object, driver) and attempt.number > 0 and attempt.node == node and not attempt.is_over:
         return api_object
-    annotations = {
-        **(api_object.metadata.get("annotations") or {}),
-        classic.CLASSIC_ATTEMPT_ANNOTATION: encode(Attempt(number=attempt.number + 1, node=node)).decode(),
-    }
-    finalizer = classic.deletion_protection(driver)
-    finalizers = [*(name for name in metadata_of(api_object).finalizers if name != finalizer), finalizer]
-    return _replace(api_object, metadata={**api_object.metadata, "annotations": annotations, "finalizers": finalizers})
+    note = encode(Attempt(number=attempt.number + 1, node=node)).decode()
+    return with_finalizer(with_annotations(api_object, {classic.CLASSIC_ATTEMPT_ANNOTATION: note}), classic.deletion_protection(driver))
 
 
 def with_allocation(
@@ -118,30 +118,26 @@ def with_allocation(
     status = {**api_object.status, "driverName": driver, "allocation": _wire(result)}
     if reserved_for is not None:
         status["reservedFor"] = [_wire(reserved_for)]
-    told = _replace(api_object, status=status)
-    return with_condition(told, is_true=True, reason="Allocated", message=f"allocated by {driver}", now=now)
+    allocated = _replace(api_object, status=status)
+    return with_condition(allocated, is_true=True, reason="Allocated", message=f"allocated by {driver}", now=now)
 
 
 def deallocated(api_object: ApiObject) -> ApiObject:
     """Clear what the driver has given back: allocation, driver's name and the request for it, in one write. The attempt's number stays."""
     gone = ("allocation", "driverName", "deallocationRequested", "reservedFor", "conditions")
     cleared = _replace(api_object, status={key: value for key, value in api_object.status.items() if key not in gone})
-    text = metadata_of(api_object).annotations.get(classic.CLASSIC_ATTEMPT_ANNOTATION)
-    if text is None:
+    if classic.CLASSIC_ATTEMPT_ANNOTATION not in metadata_of(api_object).annotations:
         return cleared
     try:
         over = msgspec.structs.replace(attempt_of(api_object), is_over=True)
     except ContractError:
         return cleared  # somebody else's writing: such a claim must be deletable
-    annotations = {**api_object.metadata["annotations"], classic.CLASSIC_ATTEMPT_ANNOTATION: encode(over).decode()}
-    return _replace(cleared, metadata={**api_object.metadata, "annotations": annotations})
+    return with_annotations(cleared, {classic.CLASSIC_ATTEMPT_ANNOTATION: encode(over).decode()})
 
 
 def without_protection(api_object: ApiObject, driver: str) -> ApiObject:
     """Take the driver's finalizer off."""
-    finalizers = [name for name in metadata_of(api_object).finalizers if name != classic.deletion_protection(driver)]
-    metadata = {key: value for key, value in api_object.metadata.items() if key != "finalizers"}
-    return _replace(api_object, metadata={**metadata, "finalizers": finalizers} if finalizers else metadata)
+    return without_finalizer(api_object, classic.deletion_protection(driver))
 
 
 def consumer_of(pod: ApiObject) -> classic.ConsumerReference:
@@ -174,12 +170,10 @@ def with_reservation(api_object: ApiObject, pod: ApiObject) -> ApiObject:
 
 def without_reservations(api_object: ApiObject, gone: frozenset[str], *, asks_back: bool) -> ApiObject:
     """Drop the reservations of pods that are gone; when none is left, ask for deallocation if told to. The same object when nothing changes."""
-    reserved = [user for user in api_object.status.get("reservedFor") or [] if user.get("uid") not in gone]
-    if len(reserved) == len(api_object.status.get("reservedFor") or []):
+    changed = reservations.without_reservations(api_object, gone)
+    if changed is api_object:
         return api_object
-    rest = {key: value for key, value in api_object.status.items() if key != "reservedFor"}
-    changed = _replace(api_object, status={**rest, "reservedFor": reserved} if reserved else rest)
-    return with_deallocation_request(changed) if asks_back and not reserved else changed
+    return with_deallocation_request(changed) if asks_back and not changed.status.get("reservedFor") else changed
 
 
 def with_deallocation_request(api_object: ApiObject) -> ApiObject:

@@ -1,7 +1,7 @@
-"""Which devices of a node classic claims get: all claims together, each as many as it asks for, or why not.
+"""Chooses devices of a node for classic claims: all claims together, each with the number that it asks for, or the reasons why they do not fit.
 
-Flows in: the node's devices with what selectors see of them, who holds which, and what each claim wants. Flows out: names of devices, or a Refusal that counts what
-stands in the way. The claims compete for devices, so it is a matching of claims to devices and not a first fit; it is found by augmenting paths.
+Flows in: the node's devices with the facts that selectors read, their holders, and what each claim asks for. Flows out: device names, or a Refusal
+that counts the failed checks. The claims compete for devices, so this is a bipartite matching found by augmenting paths, not a first fit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from topobus.controller.classic.core.selection import is_wanted
 from topobus.domain.outcome import Reason, Refusal
 from topobus.kubernetes.api.classic_parameters import DeviceSelector
 
-__all__ = ["Wanted", "choose"]
+__all__ = ["Wanted", "choose", "fitting_devices"]
 
 # Effects of a taint with which a device is not handed out; what is new to us must not be handed out either.
 _HARMLESS = ("None",)
@@ -46,17 +46,17 @@ def choose(
     """
     usable: list[list[int]] = []
     reasons: list[Reason] = []
-    for one in wanted:
-        fitting, why = _look(node, one, devices, taken)
+    for claim in wanted:
+        fitting, why = fitting_devices(node, claim, devices, taken)
         usable.append(fitting)
-        if len(fitting) < one.count:
+        if len(fitting) < claim.count:
             reasons.append(why)
     if reasons:
         return Refusal(reasons=tuple(reasons))
-    slots = [index for index, one in enumerate(wanted) for _ in range(one.count)]
+    slots = [index for index, claim in enumerate(wanted) for _ in range(claim.count)]
     chosen = _match(slots, usable)
     if chosen is None:
-        names = tuple(one.name for one in wanted)
+        names = tuple(claim.name for claim in wanted)
         message = f"node {node}: {', '.join(names)} want {len(slots)} devices together, and want the same ones: each alone could be had"
         return Refusal(
             reasons=(Reason(code="claims-compete", message=message, facts={"node": node, "claims": names, "wanted": len(slots)}),)
@@ -64,33 +64,35 @@ def choose(
     given: list[list[int]] = [[] for _ in wanted]
     for device, slot in chosen.items():
         given[slots[slot]].append(device)
-    return tuple(tuple(sorted(devices[index].id.device for index in one)) for one in given)
+    return tuple(tuple(sorted(devices[index].id.device for index in indices)) for indices in given)
 
 
-def _look(node: str, one: Wanted, devices: Sequence[Candidate], taken: Mapping[DeviceId, str]) -> tuple[list[int], Reason]:
+def fitting_devices(node: str, claim: Wanted, devices: Sequence[Candidate], taken: Mapping[DeviceId, str]) -> tuple[list[int], Reason]:
     """Find what a claim could use, and count why the rest cannot be used: the first check that fails of each device."""
     fitting: list[int] = []
     counts: dict[str, int] = {}
     for index, device in enumerate(devices):
-        why = _first_failure(one, device, taken)
+        why = _first_failure(claim, device, taken)
         if why is None:
             fitting.append(index)
         else:
             counts[why] = counts.get(why, 0) + 1
     parts = "; ".join(f"{count}: {why}" for why, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])))
-    message = f"node {node}: {one.name} wants {one.count} of {len(devices)} devices, {len(fitting)} can be had"
+    message = f"node {node}: {claim.name} wants {claim.count} of {len(devices)} devices, {len(fitting)} can be had"
     return fitting, Reason(
         code="too-few-devices",
         message=f"{message} ({parts})" if parts else message,
-        facts={"node": node, "claim": one.name, "wanted": one.count, "free": len(fitting), "devices": len(devices)},
+        facts={"node": node, "claim": claim.name, "wanted": claim.count, "free": len(fitting), "devices": len(devices)},
     )
 
 
-def _first_failure(one: Wanted, device: Candidate, taken: Mapping[DeviceId, str]) -> str | None:
-    if not is_wanted(one.of_class, device.facts):
+def _first_failure(claim: Wanted, device: Candidate, taken: Mapping[DeviceId, str]) -> str | None:
+    if not is_wanted(claim.of_class, device.facts):
         return "not of the class"
-    if not is_wanted(one.of_claim, device.facts):
+    if not is_wanted(claim.of_claim, device.facts):
         return "not selected"
+    if device.device.allow_multiple_allocations:
+        return "shared by claims with structured parameters"
     taint = next((taint for taint in device.device.taints if taint.effect not in _HARMLESS), None)
     if taint is not None:
         return f"{taint.key}={taint.value}" if taint.value else taint.key

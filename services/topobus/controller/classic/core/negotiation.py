@@ -1,8 +1,8 @@
-"""The negotiation over a pod's node: the scheduler proposes, drivers say where they cannot, the scheduler selects, drivers allocate there.
+"""The negotiation of a pod's node: the scheduler proposes nodes, drivers report unsuitable ones, the scheduler selects one, drivers allocate there.
 
-Flows in: a pod's classic claims as they stand, the nodes that the pod may go to, and what the PodSchedulingContext says so far. Flows out: the scheduler's next step,
-and the drivers' next status. Where kube-scheduler picks at random, the first by name is picked. Source: pkg/scheduler/framework/plugins/dynamicresources, 1.30;
-docs/knowledge/dynamic-resource-allocation.md#negotiation.
+Flows in: a pod's classic claims, the nodes that the pod may run on, and the PodSchedulingContext. Flows out: the scheduler's next step, and the
+drivers' next status. Where kube-scheduler chooses at random, the first by name is chosen. Source: pkg/scheduler/framework/plugins/dynamicresources,
+1.30; docs/knowledge/dynamic-resource-allocation.md#negotiation.
 """
 
 from __future__ import annotations
@@ -141,13 +141,13 @@ def next_step(
     if selected in good:
         return Negotiate(selected, potential)
     asked = spec.potential_nodes if spec is not None else ()
-    known: list[str] = []
+    suitable: list[str] = []
     if len(pending) == 1:
-        known = good  # its driver alone has a say: it allocates there, or refuses
+        suitable = good  # its driver alone has a say: it allocates there, or refuses
     elif all(pod_claim_view.entry in unsuitable for pod_claim_view in pending):
-        known = [node for node in good if node in asked]
-    if known:
-        return Negotiate(min(known, key=lambda node: (rivals or {}).get(node, 0)), potential)
+        suitable = [node for node in good if node in asked]
+    if suitable:
+        return Negotiate(min(suitable, key=lambda node: (rivals or {}).get(node, 0)), potential)
     return Negotiate("", potential)
 
 
@@ -194,14 +194,14 @@ def unsuitable_by_claim(context: ApiObject) -> dict[str, frozenset[str]]:
     return {resource_claim.name: frozenset(resource_claim.unsuitable_nodes) for resource_claim in read_status(context).resource_claims}
 
 
-def with_unsuitable(context: ApiObject, found: Mapping[str, Sequence[str]]) -> ApiObject:
+def with_unsuitable(context: ApiObject, unsuitable: Mapping[str, Sequence[str]]) -> ApiObject:
     """Write one driver's word on its claims, an empty list included: it says that the driver has looked. What other drivers said stays.
 
-    Shapes: found — entry to nodes in the order of the potential ones; cut at 128 without losing the selected one.
+    Shapes: unsuitable — entry to nodes in the order of the potential ones; cut at 128 without losing the selected one.
     """
     selected = read_spec(context).selected_node
     entries = {resource_claim.name: list(resource_claim.unsuitable_nodes) for resource_claim in read_status(context).resource_claims}
-    for entry, nodes in found.items():
+    for entry, nodes in unsuitable.items():
         kept = list(nodes)[:MAX_NODES]
         if selected in nodes and selected not in kept:
             kept[-1] = selected
@@ -214,7 +214,7 @@ def _potential(allowed: Sequence[str], good: Sequence[str]) -> tuple[str, ...]:
     """Name the nodes to ask about: all of them, and where they are too many those first that nobody has said no to."""
     if len(allowed) <= MAX_NODES:
         return tuple(sorted(allowed))
-    return (*good, *(one for one in allowed if one not in set(good)))[:MAX_NODES]
+    return (*good, *(node for node in allowed if node not in set(good)))[:MAX_NODES]
 
 
 def _serves(selector: NodeSelector | None, node: str) -> bool:

@@ -1,7 +1,7 @@
-"""Which devices a classic selector wants.
+"""Evaluates a classic selector on a device.
 
-Flows in: a selector and a device's facts, the ones that CEL sees, too. Flows out: yes or no. What a device does not publish, or publishes with another type, it does
-not have: the answer is no, whatever the operator says.
+Flows in: a selector and a device's facts, the same that CEL reads. Flows out: whether the device is selected. An attribute that the device does not
+publish, or publishes with another type, makes its condition false, whatever the operator.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ def _fits(text: str, pattern: str) -> bool:
             here, at = resume, star + 1
         else:
             return False
-    return all(one == "*" for one in wanted[at:])
+    return all(letter == "*" for letter in wanted[at:])
 
 
 def _lower(text: str) -> str:
-    return "".join(chr(ord(one) + 32) if "A" <= one <= "Z" else one for one in text)
+    return "".join(chr(ord(letter) + 32) if "A" <= letter <= "Z" else letter for letter in text)

@@ -29,7 +29,11 @@ class CpuPlace(Struct, frozen=True):
 
 
 class CpuTopology:
-    """The CPUs of one machine by level. Immutable once made; every map goes from an id to a bitset of CPU ids."""
+    """The CPUs of one machine by level.
+
+    Shapes: every map goes from an id (core, socket, NUMA node, L3) to a bitset of CPU ids, as Python's integers; a CPU without a NUMA node is in no `by_numa`.
+            Not to be changed once made.
+    """
 
     __slots__ = ("all_bits", "by_core", "by_l3", "by_numa", "by_socket", "count")
 

@@ -121,8 +121,8 @@ def _givers_in_turn(after: Mapping[int, int], subset: Sequence[int], remainder: 
     """The nodes that give the remainder, a whole group each, in turn. kubelet 1.36 loops for ever where none can give one; that is never followed."""
     wanted = -(-remainder // group)
     turns = (node for turn in range(wanted) for node in subset if after[node] // group > turn)
-    found = list(islice(turns, wanted))
-    return found if len(found) == wanted else None
+    givers = list(islice(turns, wanted))
+    return givers if len(givers) == wanted else None
 
 
 def _shares(

@@ -119,7 +119,7 @@ def interchangeable(
     groups: Sequence[Group], reach: Sequence[Sequence[Reach]], neighbours: Sequence[Neighbours], free: Mapping[Site, int]
 ) -> list[int]:
     """For each group the latest earlier group that it could change places with, or -1."""
-    looks = [_look(group, neighbours, free) for group in groups]
+    looks = [_neighbourhood(group, neighbours, free) for group in groups]
     before: list[int] = []
     for place, row in enumerate(reach):
         twin = next(
@@ -136,7 +136,7 @@ def interchangeable(
     return before
 
 
-def _look(group: Group, neighbours: Sequence[Neighbours], free: Mapping[Site, int]) -> tuple[object, ...]:
+def _neighbourhood(group: Group, neighbours: Sequence[Neighbours], free: Mapping[Site, int]) -> tuple[object, ...]:
     """What a group's neighbourhood looks like from outside, names and addresses aside."""
     site = group.site
     levels: list[int] = []

@@ -72,6 +72,10 @@ def device_hints(
     reusable: Collection[str] = (),
     kubelet: KubeletVersion = KubeletVersion.V1_36,
 ) -> tuple[Hint, ...] | None:
-    """Give the hints for `count` devices of one class as kubelet lists them; see `device_rule`."""
+    """Give the hints for `count` devices of one class as kubelet lists them.
+
+    Shapes: as `device_rule`, whose rule this lists; result — None where the class has no opinion.
+    Order:  by width, then by ids. Cost: up to 2 ^ NUMA nodes hints; on a machine with very many nodes the list is cut (`list_hints`).
+    """
     rule = device_rule(devices, available, count, nodes, reusable=reusable, kubelet=kubelet)
     return None if rule is None else list_hints(rule)

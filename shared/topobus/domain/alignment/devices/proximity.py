@@ -117,7 +117,7 @@ def matching(counts: Mapping[Site, int], others: Mapping[Site, int], pairs: int)
     for level in (_SWITCH, _ROOT, _NUMA, _SOCKET):
         count = 0
         for key, sites in _by_key(left, level).items():
-            facing = [site for site in right if right[site] and _meets(site.key(level), key)]
+            facing = [site for site in right if right[site] and _is_common(site.key(level), key)]
             for site in sites:
                 for peer in facing:
                     moved = min(left[site], right[peer], wanted - count)
@@ -139,7 +139,7 @@ def _by_key(sites: Mapping[Site, int], level: int) -> dict[str | int, list[Site]
     return grouped
 
 
-def _meets(first: str | int, second: str | int) -> bool:
+def _is_common(first: str | int, second: str | int) -> bool:
     if isinstance(first, int) and isinstance(second, int):
         return bool(first & second)
     return bool(first) and first == second

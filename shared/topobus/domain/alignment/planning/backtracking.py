@@ -30,6 +30,7 @@ from topobus.domain.alignment.planning.node_view import CPU_CLASS
 from topobus.domain.alignment.planning.refusal_reasons import Conflict
 from topobus.domain.alignment.planning.search_budget import GaveUp, Steps
 from topobus.domain.alignment.planning.unit_sharing import Demand, compositions, share
+from topobus.domain.errors import InvariantError
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.outcome import ContainerPlacement, Placement, Reason
 from topobus.domain.request import ContainerKind, Policy
@@ -161,8 +162,9 @@ class _Search:
                     continue
                 if policy in _ADMITS_ANY:
                     aligned = align(fork, total, policy, is_pod=True) if self.task.is_pod else None
-                    if not isinstance(aligned, Conflict):
-                        options.append(_Option(aligned=aligned, domain=domain, tier=tier, allowed=self._allowed(total, domain, None)))
+                    if isinstance(aligned, Conflict):
+                        raise InvariantError(f"policy {policy.value} admits anything, and turned away what has no fault")
+                    options.append(_Option(aligned=aligned, domain=domain, tier=tier, allowed=self._allowed(total, domain, None)))
                     continue
                 lists = fork.hint_lists(total, is_pod=True)
                 hints, is_all = preferred_hints([resource_hints.opinion for resource_hints in lists], view.numa_nodes, policy, fit)
@@ -213,15 +215,10 @@ class _Search:
         """The group before that wants exactly the same."""
         if depth == 0:
             return None
-        container_demands, other = self.groups[self.order[depth]], self.groups[self.order[depth - 1]]
-        if (
-            len(container_demands) > 1
-            or container_demands[0].kind is not ContainerKind.APP
-            or container_demands[0].named_cpus
-            or any(device.names for device in container_demands[0].devices)
-        ):
+        (demand, *more), other = self.groups[self.order[depth]], self.groups[self.order[depth - 1]]
+        if more or demand.kind is not ContainerKind.APP or demand.named_cpus or any(device.names for device in demand.devices):
             return None
-        is_same = structs.replace(container_demands[0], name="", place=0) == structs.replace(other[0], name="", place=0)
+        is_same = structs.replace(demand, name="", place=0) == structs.replace(other[0], name="", place=0)
         return self.order[depth - 1] if is_same else None
 
     def _option(self, demand: ContainerDemand) -> _Option | None:
@@ -271,18 +268,15 @@ class _Search:
         if position == len(self.task.demands):
             return {}
         demand = self.task.demands[position]
-        option = self._option(demand)
-        if option is None:
-            return None
+        group = self.group_of[demand.place]
+        option = self.options[group][self.chosen[group]]
         placed, short = self._try(position, available, option, dict(option.allowed))
         if placed is not None or demand.kind is ContainerKind.INIT:
             return placed
         for narrowed in (short, set(_resources([demand]))) if short else ():
-            limits = self._shared_out(position, available, option, narrowed)
-            if limits is not None:
-                placed, _ = self._try(position, available, option, limits)
-                if placed is not None:
-                    return placed
+            placed, _ = self._try(position, available, option, self._shared_out(position, available, option, narrowed))
+            if placed is not None:
+                return placed
         if demand.kind is ContainerKind.SIDECAR and any(
             container_demand.kind is ContainerKind.INIT for container_demand in self.task.demands[position + 1 :]
         ):
@@ -336,8 +330,11 @@ class _Search:
                     short.add(resource)
         return short
 
-    def _shared_out(self, position: int, available: NodeAvailability, option: _Option, resources: set[str]) -> dict[str, int] | None:
-        """Limit these resources to units that leave enough for all that run together with the container."""
+    def _shared_out(self, position: int, available: NodeAvailability, option: _Option, resources: set[str]) -> dict[str, int]:
+        """Limit these resources to units that leave enough for all that run together with the container.
+
+        There always are: for the first container `_clash` has found that all can have enough, for each other one `_short` has, when those before it were taken.
+        """
         demand = self.task.demands[position]
         limits = dict(option.allowed)
         coming = {container_demand.place for container_demand in self.task.demands[position + 1 :]}
@@ -346,7 +343,7 @@ class _Search:
             unit_demands = self._demands(demand, resource)
             shares = share(self._available(available, resource), [*unit_demands, *self._all_demands(others, resource)])
             if shares is None:
-                return None
+                raise InvariantError(f"{resource} cannot be shared among containers for which it was found to be enough")
             limits[resource] = self._pick(available, resource, shares[0])
         return limits
 

@@ -27,7 +27,7 @@ class DeviceDemand(Struct, frozen=True, kw_only=True):
     names: tuple[str, ...] = ()
     """Wanted by name, sorted."""
     shared: tuple[str, ...] = ()
-    """Looked at without being held."""
+    """Looked at without being held, or held by share: `claims_only.share_faults` says whether that can be."""
 
     @property
     def count(self) -> int:
@@ -139,7 +139,7 @@ def _read(container: ContainerRequest, place: int, faults: list[Reason]) -> Cont
                 **wanted,
                 named=len(device.names),
             )
-        elif device.is_shared and not device.names:
+        elif (device.is_shared or device.by_share) and not device.names:
             fault("shared-needs-names", f"asks to share {device.device_class} without naming devices", **wanted)
         elif device.device_class == CPU_CLASS:
             cpu_ids = [cpu_of_name(name) for name in device.names]
@@ -151,7 +151,7 @@ def _read(container: ContainerRequest, place: int, faults: list[Reason]) -> Cont
                 cpus += 0 if device.names else device.count
         else:
             counts[device.device_class] = counts.get(device.device_class, 0) + (0 if device.names else device.count)
-            (shared if device.is_shared else names).setdefault(device.device_class, []).extend(device.names)
+            (shared if device.is_shared or device.by_share else names).setdefault(device.device_class, []).extend(device.names)
     both = {device_class: [*names.get(device_class, ()), *dict.fromkeys(listed)] for device_class, listed in shared.items()}
     for device_class, listed in (*{**names, **both}.items(), (CPU_CLASS, [str(cpu) for cpu in named_cpus])):
         for name in sorted({name for name in listed if listed.count(name) > 1}):

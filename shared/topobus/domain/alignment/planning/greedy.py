@@ -117,7 +117,7 @@ def _admit_local(available: NodeAvailability, task: PlacementTask, group: Sequen
     plain = _admit(available.fork(), task, group)
     if isinstance(plain, Conflict):
         return plain
-    return Conflict(demand=total_of(task, group), reasons=(_not_met(available, task, group, tier_domains[-1]),))
+    return Conflict(demand=total_of(task, group), reasons=(_unmet_locality(available, task, group, tier_domains[-1]),))
 
 
 def _wants_places(group: Sequence[ContainerDemand]) -> bool:
@@ -137,7 +137,7 @@ def _rank(fork: NodeAvailability, group: Sequence[ContainerDemand], placed: Sequ
     return (not hint.preferred, len(nodes) if nodes is not None else 0, nodes.bits if nodes is not None else 0, left, cpus)
 
 
-def _not_met(
+def _unmet_locality(
     available: NodeAvailability, task: PlacementTask, group: Sequence[ContainerDemand], domains: Sequence[Domain | None]
 ) -> Reason:
     """Name the domain that comes closest, and what it lacks."""

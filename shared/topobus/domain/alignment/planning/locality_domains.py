@@ -77,13 +77,13 @@ def _combined(topology: LocalityTopology, demand: ContainerDemand, levels: Seque
         combined = (
             domains
             if level is levels[0]
-            else [both for domain in combined for other in domains if (both := _meet(domain, other)) is not None]
+            else [both for domain in combined for other in domains if (both := _intersection(domain, other)) is not None]
         )
         combined = combined[:_MOST]
     return combined
 
 
-def _meet(first: Domain, second: Domain) -> Domain | None:
+def _intersection(first: Domain, second: Domain) -> Domain | None:
     cpus = first.cpus if second.cpus is None else second.cpus if first.cpus is None else first.cpus & second.cpus
     devices = dict(first.devices)
     for device_class, names in second.devices.items():
@@ -151,7 +151,7 @@ def _linked(topology: LocalityTopology, demand: ContainerDemand) -> list[Domain]
         ]
         if own_domains:
             domains = (
-                [both for first in domains for other in own_domains if (both := _meet(first, other)) is not None]
+                [both for first in domains for other in own_domains if (both := _intersection(first, other)) is not None]
                 if domains
                 else own_domains
             )

@@ -6,11 +6,13 @@ A view of another state (an owner gone, a claim allocated, another ledger) is a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import structs
 
-from topobus.domain.device import Inventory
+from topobus.domain.cpu_groups import is_cpu_group
+from topobus.domain.device import Device, Inventory
+from topobus.domain.health import HealthState
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine, NumaNode
@@ -18,7 +20,18 @@ from topobus.domain.outcome import MemoryBlock
 from topobus.domain.silence import unheard
 from topobus.domain.view import AlignmentOptions, CoreView, NodeAlignment, NodeView, NumaMemory
 
-__all__ = ["CPU_CLASS", "MEMORY", "aligned_view", "cpu_name", "cpu_of_name", "node_view", "with_devices", "with_ledger", "without_owners"]
+__all__ = [
+    "CPU_CLASS",
+    "MEMORY",
+    "aligned_view",
+    "cores_of",
+    "cpu_name",
+    "cpu_of_name",
+    "node_view",
+    "with_devices",
+    "with_ledger",
+    "without_owners",
+]
 
 CPU_CLASS = "cpu"
 """The class whose devices are logical CPUs."""
@@ -75,6 +88,53 @@ def node_view(
     inventories = {
         name: unheard(inventory, since=silences[name]) if name in silences else inventory for name, inventory in inventories.items()
     }
+    cpu_inventory = inventories.get(CPU_CLASS)
+    sick = _sick_cpus(cpu_inventory.devices) if cpu_inventory is not None else CpuSet()
+    empty = NodeView(
+        node=machine.node,
+        machine_generation=machine.generation,
+        inventory_generations={name: inventory.generation for name, inventory in sorted(inventories.items())},
+        options=options,
+        numa_nodes=machine.node_set,
+        distances=machine.distances,
+        cores=cores_of(machine),
+        reserved_cpus=reserved_cpus,
+        devices={
+            name: tuple(sorted(inventory.devices, key=lambda device: device.name))
+            for name, inventory in sorted(inventories.items())
+            if name != CPU_CLASS
+        },
+        counter_sets={name: inventory.counter_sets for name, inventory in sorted(inventories.items()) if inventory.counter_sets},
+        unhealthy_cpus=sick,
+        memory=tuple(_memory(numa_node, (reserved_memory or {}).get(numa_node.id, 0)) for numa_node in machine.numa_nodes),
+        unheard_classes=dict(sorted(silences.items())),
+        silent_classes=tuple(sorted(silent_classes)),
+        custom_hints=dict(custom_hints or {}),
+        resource_names={inventory.resource: name for name, inventory in sorted(inventories.items()) if inventory.resource},
+    )
+    return with_ledger(empty, ledger) if ledger is not None else empty
+
+
+def _sick_cpus(devices: Sequence[Device]) -> CpuSet:
+    """List CPUs that nobody gets; one that is only not listed by itself any more, but in a group, is none of these."""
+    grouped = CpuSet()
+    for device in devices:
+        if is_cpu_group(device) and device.health.is_allocatable:
+            grouped |= device.near_cpus
+    return CpuSet.of(
+        device.cpu
+        for device in devices
+        if device.cpu is not None and not device.health.is_allocatable and not (device.cpu in grouped and _is_only_gone(device))
+    )
+
+
+def _is_only_gone(device: Device) -> bool:
+    reasons = {condition.reason for condition in device.health.conditions if condition.state is HealthState.UNHEALTHY}
+    return reasons == {"device-gone"}
+
+
+def cores_of(machine: Machine) -> tuple[CoreView, ...]:
+    """List a machine's cores by their lowest CPU; CPUs that are offline are left out."""
     cores: dict[int, list[int]] = {}
     places: dict[int, CoreView] = {}
     for cpu in machine.cpus:
@@ -84,33 +144,10 @@ def node_view(
         cores.setdefault(core, []).append(cpu.id)
         if core not in places:
             places[core] = CoreView(cpus=CpuSet(), numa_node=cpu.numa_node, socket=cpu.socket, l3=cpu.l3)
-    cpu_inventory = inventories.get(CPU_CLASS)
-    sick = (device.cpu for device in cpu_inventory.devices if not device.health.is_allocatable) if cpu_inventory is not None else ()
-    empty = NodeView(
-        node=machine.node,
-        machine_generation=machine.generation,
-        inventory_generations={name: inventory.generation for name, inventory in sorted(inventories.items())},
-        options=options,
-        numa_nodes=machine.node_set,
-        distances=machine.distances,
-        cores=tuple(
-            CoreView(cpus=CpuSet.of(cpus), numa_node=places[core].numa_node, socket=places[core].socket, l3=places[core].l3)
-            for core, cpus in sorted(cores.items())
-        ),
-        reserved_cpus=reserved_cpus,
-        devices={
-            name: tuple(sorted(inventory.devices, key=lambda device: device.name))
-            for name, inventory in sorted(inventories.items())
-            if name != CPU_CLASS
-        },
-        unhealthy_cpus=CpuSet.of(cpu for cpu in sick if cpu is not None),
-        memory=tuple(_memory(numa_node, (reserved_memory or {}).get(numa_node.id, 0)) for numa_node in machine.numa_nodes),
-        unheard_classes=dict(sorted(silences.items())),
-        silent_classes=tuple(sorted(silent_classes)),
-        custom_hints=dict(custom_hints or {}),
-        resource_names={inventory.resource: name for name, inventory in sorted(inventories.items()) if inventory.resource},
+    return tuple(
+        CoreView(cpus=CpuSet.of(cpus), numa_node=places[core].numa_node, socket=places[core].socket, l3=places[core].l3)
+        for core, cpus in sorted(cores.items())
     )
-    return with_ledger(empty, ledger) if ledger is not None else empty
 
 
 def aligned_view(
@@ -146,13 +183,19 @@ def with_ledger(view: NodeView, ledger: Ledger) -> NodeView:
     held_devices: dict[str, dict[str, str]] = {}
     held_cpus: dict[str, CpuSet] = {}
     held_memory: dict[str, tuple[MemoryBlock, ...]] = {}
+    shares: dict[str, set[str]] = {}
     for key, allocation in sorted(ledger.allocations.items()):
         if not any(holding.devices or holding.cpus or holding.memory for holding in allocation.holdings):
             # Placed, too, though it asked for nothing: without it the pod could be placed again, and two decisions would stand for one owner.
             held_cpus[key] = CpuSet()
+        if any(holding.shared for holding in allocation.holdings):
+            # Of several owners with a share of one device a view names the last; this one is placed, too.
+            held_cpus[key] = CpuSet()
         for holding in allocation.holdings:
             for device_class, names in holding.devices.items():
                 held_devices.setdefault(device_class, {}).update(dict.fromkeys(names, key))
+            for device_class, names in holding.shared.items():
+                shares.setdefault(device_class, set()).update(names)
             if holding.cpus:
                 held_cpus[key] = held_cpus.get(key, CpuSet()) | holding.cpus
             if holding.memory:
@@ -161,6 +204,7 @@ def with_ledger(view: NodeView, ledger: Ledger) -> NodeView:
         view,
         ledger_sequence=ledger.sequence,
         held_devices={name: dict(sorted(held.items())) for name, held in sorted(held_devices.items())},
+        shared_devices={name: tuple(sorted(names)) for name, names in sorted(shares.items()) if names},
         held_cpus=held_cpus,
         held_memory=held_memory,
     )

@@ -18,6 +18,7 @@ from topobus.domain.alignment.cpus.cpu_assignment import take_cpus
 from topobus.domain.alignment.devices.device_choice import choose_devices
 from topobus.domain.alignment.planning.backtracking import search
 from topobus.domain.alignment.planning.claim_alignment import join_claims, leave_claims
+from topobus.domain.alignment.planning.claims_only import by_count, explain_claims_only, share_faults
 from topobus.domain.alignment.planning.demands import read_demands
 from topobus.domain.alignment.planning.greedy import PlacementTask, place_greedily
 from topobus.domain.alignment.planning.node_availability import NodeAvailability
@@ -51,13 +52,18 @@ def place(view: NodeView, request: PodRequest) -> Placement | Refusal:
     Source:  kubelet 1.36 cm/topologymanager/scope_{container,pod}.go; mode corrected: docs/adr/0009-kubelets-order-by-default.md.
     """
     request = named_by_class(view, request)
+    if faults := share_faults(view, request):
+        return Refusal(reasons=tuple(faults))
     if request.claims:
         outcome = place(*join_claims(view, request))
         return leave_claims(view, request, outcome) if isinstance(outcome, Placement) else outcome
+    counted = by_count(view, request)
     if not has_pools(view):
-        return _place(view, request)
-    outcome = _place(view_by_resource(view), request_by_resource(view, request))
-    return placed_by_class(view, outcome) if isinstance(outcome, Placement) else outcome
+        outcome = _place(counted, request)
+    else:
+        outcome = _place(view_by_resource(counted), request_by_resource(counted, request))
+        outcome = placed_by_class(view, outcome) if isinstance(outcome, Placement) else outcome
+    return outcome if isinstance(outcome, Placement) or counted is view else explain_claims_only(view, request, outcome)
 
 
 def plan(view: NodeView, request: PodRequest, steps: Steps | None = None) -> Placement | Refusal | Conflict | GaveUp:
@@ -69,9 +75,12 @@ def plan(view: NodeView, request: PodRequest, steps: Steps | None = None) -> Pla
     Cost:    as `place` without a refusal's plans.
     """
     request = named_by_class(view, request)
+    if faults := share_faults(view, request):
+        return Refusal(reasons=tuple(faults))
     if request.claims:
         joined = plan(*join_claims(view, request), steps)
         return leave_claims(view, request, joined) if isinstance(joined, Placement) else joined
+    view = by_count(view, request)
     if not has_pools(view):
         return _plan(view, request, steps)
     outcome = _plan(view_by_resource(view), request_by_resource(view, request), steps)

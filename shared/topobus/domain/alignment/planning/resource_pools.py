@@ -44,7 +44,10 @@ def named_by_class(view: NodeView, request: PodRequest) -> PodRequest:
 
 
 def offered_part(view: NodeView, request: PodRequest) -> PodRequest:
-    """Give the same request without resources that no service of this node knows: on a cluster's node kubelet has them from plugins that do not run here."""
+    """Give the same request without resources that no service of this node knows.
+
+    On a cluster's node kubelet has those from plugins that do not run here, and judges them itself. A class (`gpu`) always stays: that it is missing is a refusal.
+    """
 
     def is_known(device_request: DeviceRequest) -> bool:
         return not is_resource_name(device_request.device_class) or device_request.device_class in view.resource_names

@@ -1,0 +1,77 @@
+"""Groups of CPUs as devices: one for each NUMA node, socket, level-3 cache, or for the machine, of which claims have shares.
+
+Flows in: a machine's online CPUs, by what they are grouped. Flows out: devices `cpus-<unit>-<id>` with a capacity `cpus`. Which CPUs a claim has is no matter of this service:
+the node's ledger chooses. A CPU that does not tell its unit is in no group of that kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from topobus.cpu.config import CpuGroupSettings, Grouping
+from topobus.cpu.plugins.cpu_facts import CpuFacts
+from topobus.domain.counters import CapacityPolicy
+from topobus.domain.cpu_groups import GROUP_CAPACITY
+from topobus.domain.device import AttributeValue, Device
+from topobus.domain.idset import CpuSet, NodeSet
+from topobus.domain.machine import Cpu
+
+__all__ = ["group_devices"]
+
+T = TypeVar("T")
+
+_UNITS: Mapping[Grouping, Callable[[Cpu], int | None]] = {
+    "numa": lambda cpu: cpu.numa_node,
+    "socket": lambda cpu: cpu.socket,
+    "l3": lambda cpu: cpu.l3,
+    "machine": lambda _: 0,
+}
+
+
+def group_devices(cpus: Sequence[Cpu], settings: CpuGroupSettings, driver: str, near: CpuFacts) -> tuple[Device, ...]:
+    """List the groups of online CPUs; none where they are offered one by one.
+
+    Order: by the units' ids.
+    """
+    unit_of = _UNITS.get(settings.groups)
+    members: dict[int, list[Cpu]] = {}
+    for cpu in cpus if unit_of is not None else ():
+        unit = unit_of(cpu) if unit_of is not None else None
+        if cpu.online and unit is not None:
+            members.setdefault(unit, []).append(cpu)
+    return tuple(_device(settings, driver, unit, group, near) for unit, group in sorted(members.items()))
+
+
+def _only(values: Iterable[T | None]) -> T | None:
+    """Give what all say alike; None when they do not, or nobody says anything."""
+    different = set(values)
+    return different.pop() if len(different) == 1 else None
+
+
+def _device(settings: CpuGroupSettings, driver: str, unit: int, group: Sequence[Cpu], near: CpuFacts) -> Device:
+    name = "cpus-machine" if settings.groups == "machine" else f"cpus-{settings.groups}-{unit}"
+    cores = {cpu.core if cpu.core is not None else cpu.id for cpu in group}
+    threads = max(1, len(group) // len(cores))
+    step = threads if settings.whole_cores else 1
+    nodes = {cpu.numa_node for cpu in group}
+    shared: dict[str, AttributeValue | None] = {
+        "socket": _only(cpu.socket for cpu in group),
+        "die": _only(cpu.die for cpu in group),
+        "l3": _only(cpu.l3 for cpu in group),
+        "kind": _only(cpu.kind or None for cpu in group),
+    }
+    facts: dict[str, AttributeValue] = {key: value for key, value in shared.items() if value is not None}
+    facts |= {"group": settings.groups, "cores": len(cores), "threadsPerCore": threads, "smtEnabled": threads > 1}
+    return Device(
+        name=name,
+        device_class="cpu",
+        driver=driver,
+        numa_nodes=None if None in nodes else NodeSet.of(node for node in nodes if node is not None),
+        pcie_roots=tuple(sorted({root for node in nodes for root in near.pcie_roots(node)})),
+        near_cpus=CpuSet.of(cpu.id for cpu in group),
+        allows_multiple=True,
+        capacity={GROUP_CAPACITY: len(group)},
+        capacity_policies={GROUP_CAPACITY: CapacityPolicy(default=step, minimum=step, step=step)},
+        attributes=facts,
+    )

@@ -1,0 +1,70 @@
+"""Reads what a claim says of its CPUs: opaque parameters of kind CpuParameters, in its own configuration or in its class's.
+
+Flows in: the configuration that `prepare` got. Flows out: the parameters, or a Refusal that names the field. Of several entries the last that writes a field counts, for claims come
+after classes. A sharing configuration is another reader's matter; any other kind is refused, for a misspelt one must not be without effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from topobus.domain.outcome import Reason, Refusal
+from topobus.kubernetes.api.classic_parameters import SHARING_KIND
+from topobus.kubernetes.api.shape import did_you_mean
+
+__all__ = ["CpuParameters", "read_cpu_parameters"]
+
+_KIND = "CpuParameters"
+_VERSION = "topobus.dev/v1"
+_FIELDS = ("withShared",)
+
+
+class CpuParameters(Struct, frozen=True, kw_only=True):
+    """How containers of a claim use its CPUs."""
+
+    with_shared: bool = False
+    """Besides their own CPUs they run on those of everybody: for threads that need no CPU of their own."""
+
+
+def read_cpu_parameters(config: Sequence[Mapping[str, Any]]) -> CpuParameters | Refusal:
+    """Read the parameters of one device.
+
+    Errors: raises nothing; Refusal code cpu-parameters-invalid with the field, what is there and what is wanted.
+
+    >>> read_cpu_parameters([{"apiVersion": "topobus.dev/v1", "kind": "CpuParameters", "withShared": True}])
+    CpuParameters(with_shared=True)
+    """
+    parameters = CpuParameters()
+    for entry in config:
+        kind = entry.get("kind")
+        if kind == SHARING_KIND:
+            continue
+        if kind != _KIND:
+            return _refuse("kind", kind, f"{_KIND} or {SHARING_KIND}{did_you_mean(str(kind), (_KIND, SHARING_KIND))}")
+        if entry.get("apiVersion") != _VERSION:
+            return _refuse("apiVersion", entry.get("apiVersion"), _VERSION)
+        for name, value in entry.items():
+            if name in ("apiVersion", "kind"):
+                continue
+            if name not in _FIELDS:
+                return _refuse(str(name), value, f"one of {', '.join(_FIELDS)}{did_you_mean(str(name), _FIELDS)}")
+            if not isinstance(value, bool):
+                return _refuse(name, value, "true or false")
+            parameters = CpuParameters(with_shared=value)
+    return parameters
+
+
+def _refuse(field: str, got: object, wanted: str) -> Refusal:
+    message = f"{_KIND}.{field} is {got!r}, wanted {wanted}"
+    return Refusal(
+        reasons=(
+            Reason(
+                code="cpu-parameters-invalid",
+                message=message,
+                facts={"field": f"{_KIND}.{field}", "got": repr(got)[:64], "wanted": wanted},
+            ),
+        )
+    )

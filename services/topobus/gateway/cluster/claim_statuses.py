@@ -1,0 +1,264 @@
+"""Writes into `status.devices` of claims what became of their devices on this node, and takes it away when they are undone.
+
+Flows in: what `ClaimReports` tells. Flows out: one server-side apply for each claim and driver, under the driver's name. What is to stand there is on disk (`report_record`) before it is
+written; a write that failed is repeated, ever less often, and kubelet and the container runtime never wait for it. A claim that is gone, another one by now, or no longer allocated is done:
+the API server itself drops what was said of devices that a claim no longer has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+
+from msgspec import structs
+
+from topobus.domain.device import driver_name
+from topobus.domain.errors import PeerUnavailable, TopobusError
+from topobus.domain.outcome import Refusal
+from topobus.domain.sandbox import AttachedInterface, Sandbox
+from topobus.domain.timestamps import in_whole_seconds
+from topobus.gateway.cluster.objects import CLAIMS, Cluster, Rejected
+from topobus.gateway.cluster.report_record import ReportRecord
+from topobus.gateway.core.claim_allocation import cdi_device_name, is_allocated_here
+from topobus.gateway.core.device_status import ClaimReport, device_statuses, text_of
+from topobus.gateway.dra.checkpoint import ClaimEntry
+from topobus.gateway.dra.claim_key import ClaimKey
+from topobus.gateway.node_state import Broadcast
+from topobus.kubernetes.answers import INVALID
+from topobus.runtime.clock import Clock
+from topobus.runtime.logging import get_logger
+
+__all__ = ["ClaimStatuses"]
+
+# Claims that are written side by side: a burst of pods is told within a second, and a hundred gateways do not fall upon the API server.
+_WRITERS = 4
+# Pauses after a write that found nobody, and after one that was refused and would be refused again, in seconds: the first one and the longest.
+_AWAY_S = (0.2, 10.0)
+_REFUSED_S = (10.0, 300.0)
+_MOST_DOUBLINGS = 16
+
+
+class ClaimStatuses:
+    """The status of the claims of one node."""
+
+    def __init__(
+        self, cluster: Cluster, record: ReportRecord, clock: Clock, node: str, *, tell: Callable[[str], None] = lambda _: None
+    ) -> None:
+        """Take what it works with; `tell` hears why claims are not written, nothing when they are."""
+        self._cluster = cluster
+        self._record = record
+        self._clock = clock
+        self._node = node
+        self._tell = tell
+        self._wanted = dict(record.reports)
+        self._due: dict[str, float] = {}
+        """Keys of what is to be written, with the clock's time from which on."""
+        self._failures: dict[str, int] = {}
+        self._busy: set[str] = set()
+        self._troubles: dict[str, str] = {}
+        self._changed = Broadcast()
+
+    def restore(self, entries: Iterable[ClaimEntry]) -> None:
+        """Go on where the process before this one ended: everything that it had to say is said once more, and taken away where the claim has been undone since."""
+        running = {entry.key: entry for entry in entries if entry.is_running}
+        for key, report in tuple(self._wanted.items()):
+            if key not in running and report.devices:
+                self._wanted[key] = _gone(report)
+            self._due[key] = 0.0
+        for entry in running.values():
+            attachment = entry.attachment
+            if attachment is not None and attachment.is_attached:
+                self.attached(entry, attachment.sandbox, attachment.interfaces)
+            elif entry.to_attach and (earlier := self._wanted.get(entry.key)) is not None and earlier.is_ready:
+                # Detached, and killed before that was said.
+                self._withdraw(entry.key)
+            else:
+                self.prepared(entry)
+
+    # What `ClaimReports` tells.
+
+    def prepared(self, entry: ClaimEntry) -> None:
+        """Say that devices are ready that need no sandbox; of the others there is something to say when they are in theirs."""
+        if not entry.to_attach and entry.devices:
+            self._report(entry)
+
+    def attached(self, entry: ClaimEntry, sandbox: Sandbox, interfaces: Mapping[str, AttachedInterface]) -> bool:
+        """Say what the devices are in a pod; True when that is news."""
+        return self._report(entry, pod=str(sandbox), interfaces=dict(interfaces))
+
+    def failed(self, entry: ClaimEntry, sandbox: Sandbox, refusal: Refusal) -> None:
+        """Say why they are in no pod; nothing while they are in another one, for which all is well."""
+        present = self._wanted.get(entry.key)
+        if present is not None and present.devices and present.is_ready and present.pod not in ("", str(sandbox)):
+            return
+        code, text = text_of(refusal)
+        self._report(entry, pod=str(sandbox), refused=text, code=code)
+
+    def detached(self, entry: ClaimEntry) -> None:
+        """Take away what was said: they are in no pod any more."""
+        self._withdraw(entry.key)
+
+    def unprepared(self, claim: ClaimKey, device_class: str) -> None:
+        """Take away what was said."""
+        self._withdraw(f"{claim.uid}/{device_class}")
+
+    async def run(self) -> None:
+        """Write what is to be written, for ever."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(_WRITERS):
+                group.create_task(self._work())
+
+    async def finish(self) -> None:
+        """Wait until nothing is being written to disk."""
+        await self._record.finish()
+
+    def _report(
+        self,
+        entry: ClaimEntry,
+        *,
+        pod: str = "",
+        interfaces: Mapping[str, AttachedInterface] | None = None,
+        refused: str = "",
+        code: str = "",
+    ) -> bool:
+        report = ClaimReport(
+            namespace=entry.namespace,
+            name=entry.name,
+            uid=entry.uid,
+            device_class=entry.device_class,
+            devices=entry.devices,
+            interfaces=dict(interfaces or {}),
+            cpus=_cpus_of(entry),
+            pod=pod,
+            refused=refused,
+            code=code,
+            generation=entry.generation,
+        )
+        earlier = self._wanted.get(report.key)
+        is_as_before = earlier is not None and bool(earlier.devices) and earlier.is_ready == report.is_ready
+        since = earlier.since if earlier is not None and is_as_before else in_whole_seconds(self._clock.now())
+        return self._want(structs.replace(report, since=since))
+
+    def _withdraw(self, key: str) -> None:
+        report = self._wanted.get(key)
+        if report is not None and report.devices:
+            self._want(_gone(report))
+
+    def _want(self, report: ClaimReport) -> bool:
+        if self._wanted.get(report.key) == report:
+            return False
+        self._wanted[report.key] = report
+        self._failures.pop(report.key, None)
+        self._due[report.key] = self._clock.monotonic()
+        self._changed.announce()
+        return True
+
+    async def _work(self) -> None:
+        """Write one claim after the other."""
+        while True:
+            ticket = self._changed.ticket()
+            now_s = self._clock.monotonic()
+            waiting = {key: due_s for key, due_s in self._due.items() if key not in self._busy}
+            key = min(waiting, key=lambda key: (waiting[key], key), default="")
+            if not key or waiting[key] > now_s:
+                try:
+                    async with self._clock.timeout(waiting[key] - now_s if key else None):
+                        await ticket.wait()
+                except TimeoutError:
+                    continue
+                continue
+            self._busy.add(key)
+            del self._due[key]
+            try:
+                await self._bring(key)
+            finally:
+                self._busy.discard(key)
+                # Something newer may have come for this very claim meanwhile, which no other writer took.
+                self._changed.announce()
+
+    async def _bring(self, key: str) -> None:
+        report = self._wanted[key]
+        await self._save()
+        pause_s = await self._write(report)
+        if pause_s:
+            self._due.setdefault(key, self._clock.monotonic() + pause_s)
+            return
+        self._failures.pop(key, None)
+        if not report.devices and self._wanted.get(key) is report:
+            del self._wanted[key]
+            await self._save()
+
+    async def _save(self) -> None:
+        try:
+            await self._record.save(self._wanted)
+        except OSError as err:
+            # It is written to the claim all the same; should we be killed before, the next start says it by what the checkpoint and the sandboxes are.
+            get_logger().warning("claims.reports-unsaved", error=str(err))
+
+    async def _write(self, report: ClaimReport) -> float:
+        """Write one claim; the pause after which it is to be tried again, 0 when it is done.
+
+        Shapes: a bug of our own ends no other claim's turn: it is logged, and tried again as what was refused.
+        """
+        driver = driver_name(report.device_class)
+        try:
+            rejected = await self._cluster.apply_device_status(
+                report.name, report.namespace, uid=report.uid, driver=driver, devices=device_statuses(report, driver)
+            )
+            if rejected is None or await self._is_over(report, rejected):
+                self._log(report, "written" if rejected is None else "over")
+                return 0.0
+        except PeerUnavailable as err:
+            return max(self._troubled(report, str(err), *_AWAY_S), min(err.retry_after_s, _AWAY_S[1]))
+        except TopobusError as err:
+            return self._troubled(report, str(err), *_REFUSED_S)
+        except Exception as err:  # noqa: BLE001 - boundary: one claim; the others are told of
+            return self._troubled(report, f"{type(err).__name__}: {err}", *_REFUSED_S)
+        # A conflict with a claim that is still ours: somebody wrote at the same moment.
+        limits_s = _AWAY_S if rejected.is_conflict else _REFUSED_S
+        return self._troubled(report, rejected.message, *limits_s)
+
+    async def _is_over(self, report: ClaimReport, rejected: Rejected) -> bool:
+        """Look whether a claim that took no write is one that needs none any more.
+
+        Errors: raises PeerUnavailable when it cannot be read.
+        """
+        # What is to be taken away is looked at whatever the answer was: without the right to write, a claim that is gone is refused as any other.
+        if report.devices and not rejected.is_conflict and rejected.code != INVALID:
+            return False
+        claim = await self._cluster.get(CLAIMS, report.name, report.namespace)
+        return not is_allocated_here(claim, report.uid, self._node)
+
+    def _troubled(self, report: ClaimReport, why: str, first_s: float, longest_s: float) -> float:
+        """Say once why a claim cannot be written; the pause before the next try."""
+        if not self._troubles:
+            self._tell(f"status of claims is not written: {why}")
+        if self._troubles.get(report.key) != why:
+            self._troubles[report.key] = why
+            where = f"{report.namespace}/{report.name}"
+            next_step = "look at the gateway's right to patch resourceclaims/status and, since Kubernetes 1.36, to associated-node:patch of resourceclaims/driver"
+            get_logger().warning("claim.status-unwritten", claim_uid=report.uid, claim=where, error=why, next_step=next_step)
+        failures = self._failures.get(report.key, 0)
+        self._failures[report.key] = failures + 1
+        return min(first_s * 2.0 ** min(failures, _MOST_DOUBLINGS), longest_s)
+
+    def _log(self, report: ClaimReport, outcome: str) -> None:
+        if self._troubles.pop(report.key, None) is not None and not self._troubles:
+            self._tell("")
+        where = f"{report.namespace}/{report.name}"
+        is_there = bool(report.devices)
+        get_logger().info(
+            "claim.status-written", claim_uid=report.uid, claim=where, device_class=report.device_class, outcome=outcome, is_there=is_there
+        )
+
+
+def _cpus_of(entry: ClaimEntry) -> dict[str, str]:
+    """Name the CPUs that containers have for themselves, by device."""
+    names = {cdi_device_name(entry.uid, device.device): device.device for device in entry.devices}
+    parts = entry.cdi.devices if entry.cdi is not None else ()
+    return {names[part.name]: str(part.edits.cpuset.cpus) for part in parts if part.name in names and part.edits.cpuset is not None}
+
+
+def _gone(report: ClaimReport) -> ClaimReport:
+    """Say of the same claim that nothing is to stand there."""
+    return ClaimReport(namespace=report.namespace, name=report.name, uid=report.uid, device_class=report.device_class)

@@ -1,0 +1,88 @@
+"""Tells the cluster what becomes of claims on this node: in the claims' status and by events.
+
+Flows in: what `ClaimReports` tells. Flows out: the same to `claim_statuses` and, where it is news for people, to `pod_events`.
+No call waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+from topobus.domain.outcome import Refusal
+from topobus.domain.sandbox import AttachedInterface, Sandbox
+from topobus.gateway.cluster.claim_statuses import ClaimStatuses
+from topobus.gateway.cluster.event_recorder import EventRecorder
+from topobus.gateway.cluster.objects import Cluster
+from topobus.gateway.cluster.pod_details import ClusterPodDetails
+from topobus.gateway.cluster.pod_events import PodEvents
+from topobus.gateway.cluster.report_record import ReportRecord
+from topobus.gateway.dra.checkpoint import Checkpoint, ClaimEntry
+from topobus.gateway.dra.claim_key import ClaimKey
+from topobus.runtime.service import Runtime
+
+__all__ = ["ClusterReports"]
+
+
+class ClusterReports:
+    """Everything that one node tells of its claims."""
+
+    def __init__(self, statuses: ClaimStatuses, recorder: EventRecorder, details: ClusterPodDetails, node: str) -> None:
+        self.events = PodEvents(recorder, node)
+        self.details = details
+        """What the API server tells of pods."""
+        self._statuses = statuses
+        self._recorder = recorder
+
+    @classmethod
+    async def open(cls, cluster: Cluster, path: Path, runtime: Runtime, checkpoint: Checkpoint) -> ClusterReports:
+        """Go on where the process before this one ended; only for the gateway that has the turn."""
+        record = await asyncio.to_thread(ReportRecord.open, path)
+
+        def tell(why: str) -> None:
+            # Ready all the same: nothing depends on what a claim's status says.
+            runtime.readiness.set("claim-status", is_ready=True, why=why)
+
+        statuses = ClaimStatuses(cluster, record, runtime.clock, runtime.node, tell=tell)
+        statuses.restore(checkpoint.entries())
+        recorder, details = EventRecorder(cluster, runtime.clock, runtime.node), ClusterPodDetails(cluster, runtime.clock)
+        return cls(statuses, recorder, details, runtime.node)
+
+    async def run(self) -> None:
+        """Tell, for ever."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._statuses.run())
+            group.create_task(self._recorder.run())
+
+    async def finish(self) -> None:
+        """Wait until nothing is being written to disk."""
+        await self._statuses.finish()
+
+    # What `ClaimReports` tells.
+
+    def prepared(self, entry: ClaimEntry) -> None:
+        """Hear that containers may have a claim's devices."""
+        self._statuses.prepared(entry)
+
+    def unprepared(self, claim: ClaimKey, device_class: str) -> None:
+        """Hear that nothing of a claim is prepared any more."""
+        self._statuses.unprepared(claim, device_class)
+
+    def attached(self, entry: ClaimEntry, sandbox: Sandbox, interfaces: Mapping[str, AttachedInterface]) -> None:
+        """Hear that they are in a sandbox; told once more after a start it is no event."""
+        if self._statuses.attached(entry, sandbox, interfaces):
+            self.events.attached(entry, sandbox, interfaces)
+
+    def failed(self, entry: ClaimEntry, sandbox: Sandbox, refusal: Refusal) -> None:
+        """Hear why they are not."""
+        self._statuses.failed(entry, sandbox, refusal)
+        self.events.attach_failed(entry, sandbox, refusal)
+
+    def detached(self, entry: ClaimEntry) -> None:
+        """Hear that they are in none any more."""
+        self._statuses.detached(entry)
+
+    def detach_failed(self, entry: ClaimEntry, sandbox: Sandbox, refusal: Refusal) -> None:
+        """Hear why they could not be taken back."""
+        self.events.detach_failed(entry, sandbox, refusal)

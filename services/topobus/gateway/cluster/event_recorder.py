@@ -1,0 +1,195 @@
+"""Writes Kubernetes events about pods and claims, few of them: one for each thing that is said, its repeats counted in it, and never more than an object's share.
+
+Flows in: what is to be said, of whom. Flows out: v1 Events. Nobody waits for one: what cannot be written is logged and dropped, because nothing depends on it. The event's name follows from
+what it says, so that a gateway that is started again makes no second one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from msgspec import Struct
+
+from topobus.domain.errors import TopobusError
+from topobus.domain.request import Owner
+from topobus.domain.timestamps import in_whole_seconds
+from topobus.gateway.cluster.objects import Cluster
+from topobus.gateway.core.shortening import shortened
+from topobus.gateway.node_state import Broadcast
+from topobus.runtime.clock import Clock
+from topobus.runtime.logging import get_logger
+
+__all__ = ["EventRecorder", "Involved", "claim_object", "pod_object"]
+
+# An API server cuts nothing: longer messages are refused (core/v1 event validation).
+_MAX_MESSAGE = 1024
+# How often an event that is said again is counted up, in seconds; kubelet and client-go do it at each repeat, and it is their most frequent write.
+_COUNT_S = 60.0
+# Different things that are said of one object at once, and how soon one more may be said, in seconds. client-go: 25 and 300.
+_BURST, _REFILL_S = 10, 60.0
+# What waits to be written, in all: beyond it the newest is dropped, for the server is away.
+_WAITING = 500
+# What is remembered of what was said, in all; the oldest is forgotten, and would be said once more.
+_REMEMBERED = 5000
+_NOT_FOUND, _CONFLICT = 404, 409
+
+
+class Involved(Struct, frozen=True, kw_only=True):
+    """Whom an event is about."""
+
+    api_version: str
+    kind: str
+    namespace: str
+    name: str
+    uid: str
+
+
+class _Series:
+    """One thing that was said, and how often."""
+
+    def __init__(self, now: str) -> None:
+        self.name = ""
+        self.count = 1
+        self.written = 0
+        self.first = now
+        self.last = now
+        self.due_s = 0.0
+        """The clock's time from which on it may be written again."""
+
+
+class _Share:
+    """How much may still be said of one object."""
+
+    def __init__(self, now_s: float) -> None:
+        self.left = float(_BURST)
+        self.at_s = now_s
+
+
+class EventRecorder:
+    """Events of one node's pods and claims."""
+
+    def __init__(self, cluster: Cluster, clock: Clock, node: str) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._node = node
+        self._series: dict[tuple[Involved, str, str, bool], _Series] = {}
+        self._waiting: dict[tuple[Involved, str, str, bool], None] = {}
+        self._shares: dict[str, _Share] = {}
+        self._trouble = ""
+        self._changed = Broadcast()
+
+    def note(self, involved: Involved, reason: str, message: str, *, is_warning: bool) -> None:
+        """Say something of an object; said again, it is counted."""
+        key = (involved, reason, shortened(message, _MAX_MESSAGE), is_warning)
+        series = self._series.get(key)
+        now = in_whole_seconds(self._clock.now())
+        if series is not None:
+            series.count += 1
+            series.last = now
+        elif len(self._waiting) >= _WAITING or not self._has_share(involved.uid):
+            get_logger().debug("event.dropped", kind=involved.kind, name=involved.name, reason=reason)
+            return
+        else:
+            while len(self._series) >= _REMEMBERED:
+                del self._series[next(iter(self._series))]
+            self._series[key] = _Series(now)
+        self._waiting[key] = None
+        self._changed.announce()
+
+    async def run(self) -> None:
+        """Write what is said, for ever, one event after the other."""
+        while True:
+            ticket = self._changed.ticket()
+            now_s = self._clock.monotonic()
+            due_s = {key: self._series[key].due_s if key in self._series else now_s for key in self._waiting}
+            key = min(due_s, key=lambda key: due_s[key], default=None)
+            if key is None or due_s[key] > now_s:
+                try:
+                    async with self._clock.timeout(due_s[key] - now_s if key is not None else None):
+                        await ticket.wait()
+                except TimeoutError:
+                    pass
+                continue
+            del self._waiting[key]
+            series = self._series.get(key)
+            if series is not None:
+                series.due_s = now_s + _COUNT_S
+                await self._write(key, series)
+
+    def _has_share(self, uid: str) -> bool:
+        now_s = self._clock.monotonic()
+        if len(self._shares) >= _REMEMBERED:
+            # Whoever has said nothing for so long has its whole share again.
+            self._shares = {other: share for other, share in self._shares.items() if now_s - share.at_s < _BURST * _REFILL_S}
+        share = self._shares.setdefault(uid, _Share(now_s))
+        share.left = min(_BURST, share.left + (now_s - share.at_s) / _REFILL_S)
+        share.at_s = now_s
+        if share.left < 1:
+            return False
+        share.left -= 1
+        return True
+
+    async def _write(self, key: tuple[Involved, str, str, bool], series: _Series) -> None:
+        involved, reason, _, _ = key
+        try:
+            trouble = await self._try_to_write(key, series)
+        except TopobusError as err:
+            trouble = str(err)
+        except Exception as err:  # noqa: BLE001 - boundary: one event
+            trouble = f"{type(err).__name__}: {err}"
+        if trouble and trouble != self._trouble:
+            get_logger().warning("event.untold", kind=involved.kind, name=involved.name, reason=reason, error=trouble)
+        self._trouble = trouble
+
+    async def _try_to_write(self, key: tuple[Involved, str, str, bool], series: _Series) -> str:
+        """Make the event, or count it up; empty when it is there, else why not."""
+        involved = key[0]
+        count = series.count
+        if series.written:
+            body = {"count": count, "lastTimestamp": series.last}
+            rejected = await self._cluster.patch_event(involved.namespace, series.name, body)
+            if rejected is None or rejected.code != _NOT_FOUND:
+                series.written = count
+                return rejected.message if rejected is not None else ""
+        event = self._event(key, series)
+        series.name = event["metadata"]["name"]
+        rejected = await self._cluster.create_event(involved.namespace, event)
+        series.written = count
+        # Conflict: it is there already, told by the process before this one.
+        return rejected.message if rejected is not None and rejected.code != _CONFLICT else ""
+
+    def _event(self, key: tuple[Involved, str, str, bool], series: _Series) -> dict[str, Any]:
+        involved, reason, message, is_warning = key
+        digest = hashlib.sha256(f"{involved.uid}/{reason}/{message}".encode()).hexdigest()[:16]
+        return {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": f"{involved.name[:200].rstrip('-.')}.{digest}", "namespace": involved.namespace},
+            "involvedObject": {
+                "apiVersion": involved.api_version,
+                "kind": involved.kind,
+                "namespace": involved.namespace,
+                "name": involved.name,
+                "uid": involved.uid,
+            },
+            "reason": reason,
+            "message": message,
+            "type": "Warning" if is_warning else "Normal",
+            "source": {"component": "topobus-gateway", "host": self._node},
+            "reportingComponent": "topobus.dev/gateway",
+            "reportingInstance": self._node,
+            "firstTimestamp": series.first,
+            "lastTimestamp": series.last,
+            "count": series.count,
+        }
+
+
+def pod_object(namespace: str, name: str, uid: str) -> Involved:
+    """Name a pod."""
+    return Involved(api_version="v1", kind="Pod", namespace=namespace, name=name, uid=uid)
+
+
+def claim_object(claim: Owner) -> Involved:
+    """Name a claim."""
+    return Involved(api_version="resource.k8s.io/v1", kind="ResourceClaim", namespace=claim.namespace, name=claim.name, uid=claim.uid)

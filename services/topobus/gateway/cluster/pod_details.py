@@ -1,0 +1,67 @@
+"""Knows of a pod what the container runtime does not tell: its host ports, read from the API server while the runtime waits for the sandbox.
+
+Flows in: a sandbox. Flows out: the same with the pod's ports and rates, or with the reason why they are not known: then only what needs them is refused. A pod that was read once is remembered,
+for its ports never change: while the API server is away, its sandbox can be made anew.
+"""
+
+from __future__ import annotations
+
+from msgspec import ValidationError, structs
+
+from topobus.domain.errors import TopobusError
+from topobus.domain.sandbox import HostPort, Sandbox
+from topobus.gateway.cluster.objects import PODS, Cluster
+from topobus.gateway.core.pod_ports import bandwidth_of, host_ports_of
+from topobus.runtime.clock import Clock
+from topobus.runtime.logging import get_logger
+
+__all__ = ["ClusterPodDetails"]
+
+# The runtime starts nothing else on the node meanwhile, and disconnects its plugin after two seconds.
+_LIMIT_S = 0.5
+# More pods than a node runs; the oldest is forgotten.
+_REMEMBERED = 500
+
+
+class ClusterPodDetails:
+    """Pods of this node, as the API server has them."""
+
+    def __init__(self, cluster: Cluster, clock: Clock) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._remembered: dict[str, tuple[tuple[HostPort, ...], dict[str, str]]] = {}
+
+    async def of(self, sandbox: Sandbox) -> Sandbox:
+        """Give the sandbox with the pod's ports and rates, within half a second; raises nothing.
+
+        Shapes: what the runtime says of a rate counts: it is what the sandbox was made with.
+        """
+        if not sandbox.network_namespace:
+            # In the host's own network its ports are there already.
+            return sandbox
+        details = await self._read(sandbox)
+        if isinstance(details, str):
+            remembered = self._remembered.get(sandbox.uid)
+            if remembered is None:
+                get_logger().warning("pod.unread", pod=str(sandbox), pod_uid=sandbox.uid, error=details)
+                return structs.replace(sandbox, ports_unknown=details)
+            details = remembered
+        ports, rates = details
+        return structs.replace(sandbox, host_ports=ports, ports_unknown="", annotations={**rates, **sandbox.annotations})
+
+    async def _read(self, sandbox: Sandbox) -> tuple[tuple[HostPort, ...], dict[str, str]] | str:
+        """Read the pod; the text is why not."""
+        try:
+            async with self._clock.timeout(_LIMIT_S):
+                pod = await self._cluster.get(PODS, sandbox.name, sandbox.namespace)
+            if pod is None or pod.metadata.get("uid") != sandbox.uid:
+                return f"pod {sandbox} with uid {sandbox.uid} is not in the cluster"
+            details = host_ports_of(pod), bandwidth_of(pod)
+        except TimeoutError:
+            return f"pod {sandbox}: the API server did not answer within {_LIMIT_S} s"
+        except (TopobusError, ValidationError) as err:
+            return f"pod {sandbox}: {err}"
+        while len(self._remembered) >= _REMEMBERED:
+            del self._remembered[next(iter(self._remembered))]
+        self._remembered[sandbox.uid] = details
+        return details

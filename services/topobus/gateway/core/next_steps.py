@@ -1,0 +1,69 @@
+"""What somebody can do about a refusal on the node, by its reason code: the last words of an event on a pod or a claim.
+
+Flows in: a reason code. Flows out: a sentence. A code without an own sentence gets that of what goes on by itself.
+"""
+
+from __future__ import annotations
+
+__all__ = ["AGAIN", "next_step"]
+
+AGAIN = "tried again as soon as that is over"
+_MEND = "mend the configuration of the claim or its class, then make claim and pod anew"
+_OPERATOR = "the node's operator can allow it in the settings of the gateway or of the device service"
+_LOOK = "look into the log of the class's device service on the node"
+
+_RIGHTS = "give the class's device service the rights that attaching needs (docs/reference/rights.md)"
+
+# By the code's beginning; the longest that fits.
+_STEPS = {
+    "address-in-use": "ask for another address, or find the machine that answers for this one",
+    "attach-unsupported": _RIGHTS,
+    "answers-differ": "find out who answers in the place of the class's device service (docs/how-to/secure-nats.md)",
+    "attach-failed": _LOOK,
+    "attach-malformed": _LOOK,
+    "claim-": AGAIN,
+    "claim-not-for-pod": "let the pod name claims of its own alone",
+    "cni-": _MEND,
+    "cni-chain-forbidden": _OPERATOR,
+    "cni-plugin-": _LOOK,
+    "cni-plugin-forbidden": _OPERATOR,
+    "cni-plugin-missing": "install the plugin on the node, or mend the chain",
+    "cni-state-": _LOOK,
+    "cni-try-again": AGAIN,
+    "cdi-": "mend the CDI files in /etc/cdi and /var/run/cdi on the node",
+    "cpu-of-claim": "end the other claim's pod, or make this claim and its pod anew",
+    "cpu-not-ours": "ask for other CPUs, or let the gateway's setting cpus.owned name them",
+    "cpu-of-kubelet": "let only one of kubelet's CPU manager and the gateway's setting cpus.owned have these CPUs",
+    "device-in-another-pod": "give each pod a claim of its own (resourceClaimTemplateName)",
+    "driver-": _LOOK,
+    "edits-": _OPERATOR,
+    "hand-over-failed": _LOOK,
+    "interface-config-": _MEND,
+    "journal-": _LOOK,
+    "mps-": "start the MPS control daemon on the node, or ask for another sharing strategy",
+    "name-taken": "write another interface.name into the configuration of the claim or its class, then make claim and pod anew",
+    "not-permitted": _RIGHTS,
+    "package-missing": "install it on the node with the class's device service (docs/reference/installing.md)",
+    "pinning-": "let the container runtime's plugin interface (NRI) be on, and the gateway's setting runtime.socket lead to it",
+    "plugin-": _LOOK,
+    "pod-on-host-network": "leave hostNetwork, or the claim, out of the pod",
+    "prepare-": _LOOK,
+    "runtime-": "let the container runtime's plugin interface (NRI) be on, and the gateway's setting runtime.socket lead to it",
+    "share-failed": _MEND,
+    "shared-pool-empty": "ask for fewer CPUs: the other containers need one",
+    "sharing-": _MEND,
+    "time-slice-": _MEND,
+    "undo-failed": _LOOK,
+    "work-overdue": _LOOK,
+    "vf-refused": _MEND,
+}
+
+
+def next_step(code: str) -> str:
+    """Say what to do about a refusal.
+
+    >>> next_step("shared-pool-empty"), next_step("device-sick"), next_step("cni-plugin-timeout")[:8]
+    ('ask for fewer CPUs: the other containers need one', 'tried again as soon as that is over', 'look int')
+    """
+    fitting = [beginning for beginning in _STEPS if code.startswith(beginning)]
+    return _STEPS[max(fitting, key=len)] if fitting else AGAIN

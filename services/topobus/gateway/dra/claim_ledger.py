@@ -1,0 +1,123 @@
+"""What the node's ledger is told of a claim: that its devices are taken, and that nothing of it is prepared any more.
+
+Flows in: checkpoint entries, allocations, and whether a claim is still allocated. Flows out: asks to the topology service. Each attempt of a claim is an operation of its own,
+named in the checkpoint before it is asked for: the answer to an operation is stored, so a refused attempt could never succeed later under its old name.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Protocol
+
+import msgspec
+
+from topobus.domain.idset import CpuSet
+from topobus.domain.outcome import Refusal
+from topobus.domain.request import Owner
+from topobus.gateway.asks import NodeAsks
+from topobus.gateway.core.claim_allocation import ClaimAllocation, is_allocated_here
+from topobus.gateway.dra.checkpoint import Checkpoint, ClaimEntry
+from topobus.gateway.dra.claim_key import ClaimKey, refused
+from topobus.gateway.dra.claim_reading import ClaimReader
+from topobus.gateway.node_state import NodeState
+
+__all__ = ["ClaimLedger", "Settler"]
+
+
+class Settler(Protocol):
+    """Lets go of claims that are over, where nobody else does: a cluster's scheduler writes no ledger."""
+
+    def leave(self, owner: Owner) -> None:
+        """Take over a claim that is no longer prepared here."""
+        ...
+
+    async def settle(self) -> bool:
+        """Release what is over; True when something was."""
+        ...
+
+
+class ClaimLedger:
+    """Adopts and releases claims in the ledger of this node."""
+
+    def __init__(self, state: NodeState, asks: NodeAsks, reader: ClaimReader, checkpoint: Checkpoint, settler: Settler | None) -> None:
+        self._state = state
+        self._asks = asks
+        self._reader = reader
+        self._checkpoint = checkpoint
+        self._settler = settler
+
+    async def adopt(self, entry: ClaimEntry, claim: ClaimKey, claim_allocation: ClaimAllocation) -> ClaimEntry:
+        """Tell the ledger; refused, look once whether the holder is a claim that is over. The entry says which attempt it was.
+
+        Errors: raises ClaimFailed when the ledger refuses (the entry has left the checkpoint then), PeerUnavailable when it cannot be asked.
+        """
+        adopted = await self._try_adopt(entry, claim, claim_allocation)
+        if not isinstance(adopted, Refusal):
+            return adopted
+        # Nothing was taken, so nothing is left to undo; and the next try must be a new operation, for this one's answer is stored.
+        await self._checkpoint.remove(entry.uid, entry.device_class)
+        if self._settler is not None and await self._settler.settle():
+            entry = msgspec.structs.replace(entry, attempt=uuid.uuid4().hex)
+            await self._checkpoint.put(entry)
+            adopted = await self._try_adopt(entry, claim, claim_allocation)
+            if not isinstance(adopted, Refusal):
+                return adopted
+            await self._checkpoint.remove(entry.uid, entry.device_class)
+        raise refused(adopted)
+
+    async def _try_adopt(self, entry: ClaimEntry, claim: ClaimKey, claim_allocation: ClaimAllocation) -> ClaimEntry | Refusal:
+        """Exclusive devices are held, those of admin access are only looked at; the entry has the CPUs that were chosen of groups."""
+        looked_at = tuple(sorted({device.device for device in claim_allocation.devices if device.is_shared}))
+        shared = {entry.device_class: looked_at} if looked_at else {}
+        # What holds nothing first: when it is refused, nothing has been taken.
+        for is_shared, op_id, devices in (
+            (True, f"{entry.attempt}-adopt-shared", shared),
+            (False, f"{entry.attempt}-adopt", claim_allocation.held),
+        ):
+            if not devices:
+                continue
+            adopted = await self._asks.adopt(
+                op_id,
+                claim.owner,
+                devices,
+                shared={} if is_shared else claim_allocation.by_share,
+                is_shared=is_shared,
+                is_prepared=not is_shared,
+                group_cpus={} if is_shared else claim_allocation.group_cpus,
+                but_cpus=self._cpus_of_others(entry),
+            )
+            if isinstance(adopted, Refusal):
+                return adopted
+            if not is_shared:
+                entry = msgspec.structs.replace(entry, cpus=adopted.cpus)
+            for device_class, names in devices.items() if not is_shared else ():
+                self._state.hand_out(device_class, names, claim.owner, adopted.ledger_sequence)
+        return entry
+
+    def _cpus_of_others(self, entry: ClaimEntry) -> CpuSet:
+        """List the CPUs that containers of other claims may run on: a ledger that was lost knows nothing of them until it is told again."""
+        taken = CpuSet()
+        for other in self._checkpoint.entries():
+            if other.is_running and other.uid != entry.uid:
+                taken |= other.own_cpus
+        return taken
+
+    async def let_go(self, attempt: str, claim: ClaimKey) -> None:
+        """Tell the ledger that nothing of a claim is prepared any more.
+
+        While the claim is allocated its devices stay its own, prepared or not; who deallocates it releases them. In a cluster that is the settler: undoing
+        must not wait for the API server.
+        Errors: raises ClaimFailed when the ledger refuses, PeerUnavailable when it or the claim cannot be asked for.
+        """
+        is_kept = self._settler is not None or is_allocated_here(
+            await self._reader.read(claim.namespace, claim.name), claim.uid, self._state.node
+        )
+        op_id = f"{attempt}-{'keep' if is_kept else 'release'}"
+        refusal = await self._asks.release(op_id, claim.owner, is_undone=True, keeps_devices=is_kept)
+        if refusal is not None:
+            raise refused(refusal)
+
+    def leave(self, claim: ClaimKey) -> None:
+        """Hand a claim that is no longer prepared here to the settler, where there is one."""
+        if self._settler is not None:
+            self._settler.leave(claim.owner)

@@ -1,0 +1,36 @@
+"""The door to whoever tells the cluster what became of claims on this node, and its empty form for gateways without a cluster.
+
+Flows in: claims that were prepared, attached, refused, detached, undone. Flows out: nothing; no call waits or fails, for kubelet and the container runtime wait for its caller.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from topobus.gateway.dra.attachments import AttachmentReports, NoReports
+from topobus.gateway.dra.checkpoint import ClaimEntry
+from topobus.gateway.dra.claim_key import ClaimKey
+
+__all__ = ["ClaimReports", "NoClaimReports"]
+
+
+class ClaimReports(AttachmentReports, Protocol):
+    """Hears of claims, besides of what becomes of them in sandboxes."""
+
+    def prepared(self, entry: ClaimEntry) -> None:
+        """Hear that containers may have the claim's devices of a class, or may as soon as these are in their sandbox."""
+        ...
+
+    def unprepared(self, claim: ClaimKey, device_class: str) -> None:
+        """Hear that nothing of a claim is prepared any more."""
+        ...
+
+
+class NoClaimReports(NoReports):
+    """Tells nobody."""
+
+    def prepared(self, entry: ClaimEntry) -> None:
+        """Do nothing."""
+
+    def unprepared(self, claim: ClaimKey, device_class: str) -> None:
+        """Do nothing."""

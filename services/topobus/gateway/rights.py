@@ -1,0 +1,31 @@
+"""What the gateway needs of the machine: kubelet's folders and the container runtime's, as root, without a capability."""
+
+from __future__ import annotations
+
+from topobus.devicekit.rights import Right, RightKind
+
+__all__ = ["EXCLUSIVE_CPUS", "HAND_OVER", "RIGHTS"]
+
+EXCLUSIVE_CPUS = "exclusive-cpus"
+"""Claims get CPUs for themselves (docs/how-to/exclusive-cpus.md)."""
+HAND_OVER = "hand-over"
+"""Devices are brought into the sandboxes of pods."""
+
+
+def _mount(what: str, why: str, feature: str = "", *, is_writable: bool = True) -> Right:
+    return Right(kind=RightKind.MOUNT, what=what, why=why, feature=feature, is_writable=is_writable)
+
+
+RIGHTS = (
+    Right(kind=RightKind.ROOT, why="kubelet's folders belong to root, and root owns what it writes there"),
+    _mount("/var/lib/kubelet/device-plugins", "the sockets of device plugins, ours and kubelet's"),
+    _mount("/var/lib/kubelet/plugins_registry", "the sockets by which kubelet finds DRA drivers"),
+    _mount("/var/lib/kubelet/plugins", "the sockets of DRA drivers"),
+    _mount("/var/lib/kubelet/pod-resources", "kubelet tells there which pod has what", is_writable=False),
+    _mount("/var/run/cdi", "what a claim's containers get is written there for the container runtime"),
+    _mount("/etc/cdi", "CDI files of others that a claim's devices refer to", is_writable=False),
+    _mount("/var/lib/topobus/gateway", "the checkpoint must survive the pod and a reboot"),
+    _mount("/var/lib/topobus/device-plugins", "device plugins of others register there"),
+    _mount("/var/run/nri", "the container runtime's plugin socket: cpusets are set when a container is made", EXCLUSIVE_CPUS),
+    _mount("/var/run/nri", "the container runtime's plugin socket: a sandbox gets its devices before a container of it starts", HAND_OVER),
+)

@@ -1,0 +1,138 @@
+"""The gateway's one plugin of the container runtime, and who of the gateway hears which event: CPUs (`cpu_pinning`) and sandboxes (`dra.sandbox_attachments`).
+
+Flows in: events of the runtime. Flows out: to each duty what it needs to know, and to the runtime one answer of all. A container that has the guard of a claim (`core.container_guard`) is let
+pass only when the claim is prepared here and every duty has done its part for this very container.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from topobus.contracts.messages import RuntimeConnection
+from topobus.domain.edits import ContainerEdits
+from topobus.domain.idset import CpuSet
+from topobus.domain.names import ClaimUid
+from topobus.domain.outcome import Reason, Refusal
+from topobus.domain.sandbox import Sandbox
+from topobus.gateway.asks import NodeAsks
+from topobus.gateway.config import GatewaySettings, owned_cpus, runtime_socket
+from topobus.gateway.core.cpusets import ContainerCpuset
+from topobus.gateway.dra.checkpoint import Checkpoint, ClaimEntry
+from topobus.gateway.dra.sandbox_attachments import SandboxAttachments
+from topobus.gateway.kubelet.allocatable_cpus import AllocatableCpus
+from topobus.gateway.node_state import NodeState
+from topobus.gateway.runtime.container_adjustments import ContainerAdjustments
+from topobus.gateway.runtime.cpu_pinning import CpuPinning
+from topobus.gateway.runtime.nri_plugin import NriPlugin
+from topobus.gateway.runtime.values import ContainerAnswer, CpusetUpdate, RunningContainer
+from topobus.runtime.clock import Clock
+
+__all__ = ["RuntimeDoor"]
+
+
+class RuntimeDoor:
+    """The connection to the runtime, and its events passed on."""
+
+    def __init__(
+        self, socket: str, entry: Callable[[ClaimUid, str], ClaimEntry | None], clock: Clock, report: Callable[[str], None]
+    ) -> None:
+        """Take the runtime's socket, where claims stand by uid and class, and who hears why there is no connection (nothing: there is one)."""
+        self.attachments: SandboxAttachments | None = None
+        self.plugin = NriPlugin(socket, self, clock, report)
+        self.pinning: CpuPinning | None = None
+        """None where the node's CPUs are not Topobus' to give; set before `run`."""
+        self._entry = entry
+        self._clock = clock
+        self._adjustments: ContainerAdjustments | None = None
+
+    @classmethod
+    def of(
+        cls, settings: GatewaySettings, state: NodeState, checkpoint: Checkpoint, clock: Clock, report: Callable[[str], None]
+    ) -> RuntimeDoor:
+        """Make the door that the settings ask for, with pinned CPUs where they name some."""
+        door = cls(runtime_socket(settings), checkpoint.get, clock, report)
+        owned = owned_cpus(settings.cpus)
+        if owned is None or owned:
+            door.pinning = CpuPinning(
+                door.plugin, owned, state, checkpoint.entries, clock, AllocatableCpus(Path(settings.pod_resources_socket)).read
+            )
+        return door
+
+    def serve(self, attachments: SandboxAttachments, asks: NodeAsks, adjust_s: float) -> None:
+        """Tell of sandboxes from now on, and let claims be prepared that need that; before `run`."""
+        self.attachments = attachments
+        self._adjustments = ContainerAdjustments(asks, self._entry, self._clock, adjust_s)
+        attachments.why_no_runtime = lambda: self.plugin.why_not
+
+    def connection(self) -> RuntimeConnection:
+        """Say whether the container runtime is there."""
+        return RuntimeConnection(socket=self.plugin.socket, why_not=self.plugin.why_not)
+
+    async def run(self) -> None:
+        """Stay connected and do all duties, for ever."""
+        async with asyncio.TaskGroup() as group:
+            if self.attachments is not None:
+                group.create_task(self.attachments.run())
+            group.create_task(self.plugin.run())
+            if self.pinning is not None:
+                group.create_task(self.pinning.run())
+
+    # What the runtime tells.
+
+    def synchronize(self, sandboxes: Sequence[Sandbox], containers: Sequence[RunningContainer]) -> Sequence[CpusetUpdate]:
+        """Begin anew with what is there."""
+        if self.attachments is not None:
+            self.attachments.synchronize(sandboxes)
+        return self.pinning.synchronize(containers) if self.pinning is not None else ()
+
+    async def sandbox_started(self, sandbox: Sandbox) -> None:
+        """Bring the devices of the pod's claims into it, before any container is there."""
+        if self.attachments is not None:
+            await self.attachments.sandbox_started(sandbox)
+
+    async def sandbox_stopped(self, sandbox: Sandbox) -> None:
+        """Take them out while its namespaces are still there."""
+        if self.attachments is not None:
+            await self.attachments.sandbox_stopped(sandbox)
+
+    def sandbox_removed(self, sandbox: Sandbox) -> None:
+        """Hear that it is gone."""
+        if self.attachments is not None:
+            self.attachments.sandbox_removed(sandbox)
+
+    async def create_container(self, sandbox: Sandbox, container: RunningContainer) -> ContainerAnswer | Refusal:
+        """Give a new container what its claims promise, or keep it from being made."""
+        since_s = self._clock.monotonic()
+        for uid, device_class in container.guards:
+            entry = self._entry(uid, device_class)
+            if entry is None or not entry.is_running:
+                return _not_prepared(uid, device_class)
+        refusal = await self.attachments.admit(sandbox, container.guards) if self.attachments is not None else None
+        if refusal is not None:
+            return refusal
+        edits = await self._adjustments.adjust(sandbox, container, since_s) if self._adjustments is not None else ContainerEdits()
+        if isinstance(edits, Refusal):
+            return edits
+        cpuset = self.pinning.create_container(sandbox, container) if self.pinning is not None else None
+        return ContainerAnswer(cpuset=cpuset, passed=container.guards, edits=edits)
+
+    def container_created(self, container: RunningContainer) -> None:
+        """Hear that it exists."""
+        if self.pinning is not None:
+            self.pinning.container_created(container)
+
+    def update_container(self, container: RunningContainer, asked: CpuSet | None) -> ContainerCpuset | None:
+        """Keep a container's CPUs when kubelet changes something of it."""
+        return self.pinning.update_container(container, asked) if self.pinning is not None else None
+
+    def container_ended(self, container_id: str) -> None:
+        """Forget it."""
+        if self.pinning is not None:
+            self.pinning.container_ended(container_id)
+
+
+def _not_prepared(uid: ClaimUid, device_class: str) -> Refusal:
+    text = f"it names devices of class {device_class} of a claim (uid {uid}) that is not prepared on this node"
+    return Refusal(reasons=(Reason(code="claim-not-prepared", message=text, facts={"claim_uid": uid, "device_class": device_class}),))

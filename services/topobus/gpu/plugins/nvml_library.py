@@ -1,0 +1,69 @@
+"""Loads NVML and reopens it: the lifecycle of the vendor's library in this process.
+
+Flows in: the configured folder of the library. Flows out: an initialised module `pynvml`, or NvmlUnavailable with the reason. A loaded library keeps
+its version until it is closed, so after a driver update a new session has to load the file again. This module queries no GPU.
+Source: nvidia-ml-py (module `pynvml`); dlopen(3).
+"""
+
+from __future__ import annotations
+
+import _ctypes
+import ctypes
+from importlib import import_module, reload
+from pathlib import Path
+from typing import Any
+
+from topobus.sysfs.tree import Tree
+
+__all__ = ["NvmlUnavailable", "open_library", "reopen_library"]
+
+_LIBRARY = "libnvidia-ml.so.1"
+
+
+class NvmlUnavailable(Exception):
+    """Raised when the library cannot be used at all; the message says why."""
+
+
+def open_library(tree: Tree) -> Any:
+    """Load and start the library: from `hardware.library_path` when given, else from the system; gives the module pynvml.
+
+    Errors: raises NvmlUnavailable with the reason.
+    """
+    try:
+        # Untyped on purpose: the package brings no types, and it is looked for only when NVML may be asked.
+        module: Any = import_module("pynvml")
+    except ImportError as err:
+        raise NvmlUnavailable("the Python package nvidia-ml-py is not installed: pip install 'topobus[gpu]'") from err
+    _start(module, tree)
+    return module
+
+
+def _start(module: Any, tree: Tree) -> None:
+    folder = tree.settings.library_path
+    try:
+        if folder:
+            # pynvml looks its library up by name only; a library that it already holds is used as it is.
+            module.nvmlLib = ctypes.CDLL(str(Path(folder) / _LIBRARY))
+        module.nvmlInit()
+    except (OSError, module.NVMLError) as err:
+        raise NvmlUnavailable(f"{_LIBRARY} cannot be used: {err}") from err
+
+
+def reopen_library(module: Any, *, tree: Tree) -> Any:
+    """Close a session and open another with the library as it lies on the disk now.
+
+    The loader gives the same library again as long as somebody holds it, so it is closed first; pynvml keeps it, and pointers into it, in globals, which
+    a reload of the module makes anew.
+    Errors: raises NvmlUnavailable.
+    """
+    try:
+        module.nvmlShutdown()
+    except module.NVMLError:
+        # A session that is void cannot be closed.
+        pass
+    library = module.nvmlLib
+    module = reload(module)
+    if library is not None:
+        _ctypes.dlclose(library._handle)
+    _start(module, tree)
+    return module

@@ -1,0 +1,127 @@
+"""Keeps what was attached through CNI, durably: CHECK and DEL need it, also after this process died in the middle of an ADD.
+
+Format (`topobus.dev/cni-attachment/v1`): one JSON file an attachment, `<network>@<container id>@<interface>.json` in one folder, with the configuration list as
+it was run, the version chosen, the target, the last result (null while ADD runs), whether ADD ended, and how many plugins a DEL that failed has undone. It is
+written before the first plugin of ADD is run, replaced in one step and synced before anything goes on; it is deleted when DEL has ended.
+It is our own format: the caches of other runtimes (/var/lib/cni/results) are neither read nor written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from topobus.domain.outcome import Refusal
+from topobus.nic.cni.chain import Chain
+from topobus.nic.cni.messages import Target
+from topobus.nic.cni.refusals import state_unreadable
+
+__all__ = ["AttachmentRecord", "AttachmentRecords"]
+
+# A record holds the configuration list and a result: some kilobytes.
+_LIMIT_BYTES = 4 << 20
+
+
+class AttachmentRecord(Struct, frozen=True, kw_only=True):
+    """One attachment as its file tells it."""
+
+    format: Literal["topobus.dev/cni-attachment/v1"] = "topobus.dev/cni-attachment/v1"
+    chain: Chain
+    version: str
+    target: Target
+    namespace_inode: int = 0
+    """Inode of the network namespace at ADD: another one at the same path is another sandbox's. 0: not known."""
+    result: dict[str, Any] | None = None
+    is_attached: bool = False
+    """ADD ended well."""
+    undone: int = 0
+    """How many plugins, counted from the end of the chain, DEL has undone."""
+
+    @property
+    def key(self) -> str:
+        """What names the attachment, and its file."""
+        return f"{self.chain.name}@{self.target.container_id}@{self.target.interface}"
+
+
+class AttachmentRecords:
+    """The folder of records. Every change is on disk when a method returns."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def read(self, network: str, container_id: str, interface: str) -> AttachmentRecord | Refusal | None:
+        """Give the record of an attachment; None where nothing was attached.
+
+        Errors: Refusal `cni-state-unreadable` with the file.
+        """
+        return self._read(self._folder / f"{network}@{container_id}@{interface}.json")
+
+    def all(self) -> Iterator[AttachmentRecord | Refusal]:
+        """Give every record, by file name; an unreadable one is a Refusal and keeps no other back."""
+        for path in sorted(self._folder.glob("*@*@*.json")):
+            record = self._read(path)
+            if record is not None:
+                yield record
+
+    def write(self, record: AttachmentRecord) -> Refusal | None:
+        """Replace a record in one step.
+
+        Errors: Refusal `cni-state-unreadable` when the folder cannot be written; the record before is whole then.
+        """
+        path = self._folder / f"{record.key}.json"
+        part = path.with_suffix(".part")
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(msgspec.json.encode(record))
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+            self._sync_folder()
+        except (OSError, TypeError, ValueError) as err:
+            return state_unreadable(str(path), str(err))
+        return None
+
+    def delete(self, record: AttachmentRecord) -> Refusal | None:
+        """Delete a record; one that is gone is no fault."""
+        path = self._folder / f"{record.key}.json"
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+                self._sync_folder()
+        except OSError as err:
+            return state_unreadable(str(path), str(err))
+        return None
+
+    def _read(self, path: Path) -> AttachmentRecord | Refusal | None:
+        try:
+            with path.open("rb") as file:
+                content = file.read(_LIMIT_BYTES + 1)
+        except FileNotFoundError:
+            return None
+        except OSError as err:
+            return state_unreadable(str(path), str(err))
+        if len(content) > _LIMIT_BYTES:
+            return state_unreadable(str(path), f"it has more than {_LIMIT_BYTES} bytes")
+        try:
+            record = msgspec.json.decode(content, type=AttachmentRecord)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
+            return state_unreadable(str(path), str(err))
+        if path.name != f"{record.key}.json":
+            return state_unreadable(str(path), f"it says that it is the record of {record.key}")
+        return record
+
+    def _sync_folder(self) -> None:
+        """Make a rename or an unlink last: only the folder's own sync does."""
+        descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,378 @@
+"""Runs chains of unmodified CNI plugins: ADD, CHECK, DEL, GC and STATUS of configuration lists.
+
+Flows in: a chain, a target. Flows out: the last result, or a Refusal with the plugin's own words. What was attached is on disk before the first plugin runs, so
+that a DEL is possible after any death. Blocking, for worker threads; one operation at a time a container, as the specification wants.
+
+Source: CNI specification 1.1.0, sections 2 and 3; libcni for the order of steps.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+from msgspec import Struct, structs
+
+from topobus.domain.outcome import Reason, Refusal
+from topobus.nic.cni.chain import VERSIONS, Chain, Plugin, is_at_least
+from topobus.nic.cni.messages import (
+    CniResult,
+    Target,
+    check_target,
+    environment,
+    plugin_input,
+    read_error,
+    read_result,
+    read_versions,
+)
+from topobus.nic.cni.process import OUTPUT_LIMIT_BYTES, Ended, OutputTooLarge, TimedOut, run_plugin
+from topobus.nic.cni.records import AttachmentRecord, AttachmentRecords
+from topobus.nic.cni.refusals import (
+    check_unsupported,
+    config_invalid,
+    output_too_large,
+    plugin_failed,
+    plugin_forbidden,
+    plugin_killed,
+    plugin_missing,
+    plugin_nonsense,
+    plugin_timeout,
+    plugin_unusable,
+    version_unsupported,
+)
+from topobus.nic.cni.sandboxes import has_interface, namespace_inode
+
+__all__ = ["CniRunner", "RunnerSettings"]
+
+# CHECK and DEL with the result before came with 0.4.0, GC and STATUS with 1.1.0.
+_WITH_CHECK = "0.4.0"
+_WITH_COLLECT = "1.1.0"
+# Measured with the plugins 1.1.1: its DEL fails with 999 when the interface is out of the sandbox already, and does not release the address when there is no sandbox.
+_MOVES_A_DEVICE = "host-device"
+
+
+class RunnerSettings(Struct, frozen=True, kw_only=True):
+    """What a runner needs to know of the machine."""
+
+    bin_dirs: tuple[str, ...]
+    """Folders of plugins, the first that has one wins."""
+    allowed: frozenset[str] | None = None
+    """Types of plugins that may be run, by whomever they are named; None: all."""
+    program_path: str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    """PATH of the plugins."""
+    limit_s: float = 30.0
+    """Seconds that one run of a plugin may take."""
+
+
+class CniRunner:
+    """Runs chains. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        settings: RunnerSettings,
+        records: AttachmentRecords,
+        *,
+        execute: Callable[[str, Mapping[str, str], bytes, float], Ended | TimedOut | OutputTooLarge] = run_plugin,
+    ) -> None:
+        self._settings = settings
+        self._records = records
+        self._execute = execute
+        self._spoken: dict[tuple[str, int, int, int], tuple[str, ...]] = {}
+        self._lock = threading.Lock()
+        self._busy: dict[str, tuple[threading.Lock, int]] = {}
+
+    @property
+    def records(self) -> AttachmentRecords:
+        """What is attached."""
+        return self._records
+
+    def check_chain(self, chain: Chain) -> str | Refusal:
+        """Give the version that a chain is to be run in: the newest that the list and each of its plugins know. Runs only VERSION.
+
+        Errors: Refusal `cni-plugin-forbidden`, `cni-plugin-missing`, `cni-plugin-unusable` or `cni-version-unsupported`; in this order, for the whole chain each.
+        """
+        for plugin, field in chain.types:
+            if (refusal := self._forbidden(chain.where, plugin, field)) is not None:
+                return refusal
+        for plugin, field in chain.types:
+            if self._find(plugin) is None:
+                return plugin_missing(chain.where, plugin, field, self._settings.bin_dirs)
+        versions = chain.versions
+        for plugin, _ in chain.types:
+            spoken = self._versions(plugin, chain.where)
+            if isinstance(spoken, Refusal):
+                return spoken
+            common = tuple(version for version in versions if version in spoken)
+            if not common:
+                return version_unsupported(chain.where, versions, plugin, spoken)
+            versions = common
+        return versions[0]
+
+    def add(self, chain: Chain, target: Target) -> CniResult | Refusal:
+        """Attach; asked again for what is attached, the same answer. When a plugin fails, DEL of the whole chain follows.
+
+        Errors: Refusal of the first plugin that failed; reasons of a DEL that failed as well stand behind it, and DEL is tried again by the next call.
+        """
+        refusal = check_target(target, chain.where)
+        if refusal is not None:
+            return refusal
+        inode = namespace_inode(target.network_namespace)
+        if not inode:
+            return config_invalid(chain.where, "the network namespace", "the path of one that exists", target.network_namespace)
+        with self._alone(target.container_id):
+            before = self._records.read(chain.name, target.container_id, target.interface)
+            if isinstance(before, Refusal):
+                return before
+            version = self.check_chain(chain)
+            if isinstance(version, Refusal):
+                return version
+            record = AttachmentRecord(chain=chain, version=version, target=target, namespace_inode=inode)
+            if before is not None:
+                if before.is_attached and before.result is not None and _is_same(before, record):
+                    return read_result(msgspec.json.encode(before.result), chain.plugins[-1].type, "ADD", version)
+                # Half attached, half undone, or another sandbox's or configuration's: what is there goes first.
+                if (refusal := self._undo(before)) is not None:
+                    return refusal
+            if (refusal := self._records.write(record)) is not None:
+                return refusal
+            result = self._add_each(record)
+            if isinstance(result, Refusal):
+                undone = self._undo(record)
+                return result if undone is None else Refusal(reasons=(*result.reasons, *undone.reasons))
+            attached = structs.replace(record, result=result.document, is_attached=True)
+            if (refusal := self._records.write(attached)) is not None:
+                self._undo(attached)
+                return refusal
+            return result
+
+    def add_unrecorded(self, chain: Chain, target: Target) -> CniResult | Refusal:
+        """Run ADD alone, for what is never to be undone (`lo`): no record, no DEL.
+
+        Errors: as `add`.
+        """
+        version = self.check_chain(chain)
+        if isinstance(version, Refusal):
+            return version
+        with self._alone(target.container_id):
+            return self._add_each(AttachmentRecord(chain=chain, version=version, target=target))
+
+    def delete(self, network: str, container_id: str, interface: str) -> Refusal | None:
+        """Detach by what was recorded at ADD, in reverse order; what was never attached, or is detached, is well.
+
+        A sandbox that is gone, or whose path is another's by now, is left out: the plugins then release what they hold outside of it.
+        Errors: Refusal of the first plugin that failed; the next call goes on there.
+        """
+        with self._alone(container_id):
+            record = self._records.read(network, container_id, interface)
+            if record is None or isinstance(record, Refusal):
+                return record
+            return self._undo(record)
+
+    def check(self, network: str, container_id: str, interface: str) -> Refusal | None:
+        """Ask every plugin, in order, whether the attachment is as it was made.
+
+        Errors: Refusal of the first that says no; `cni-check-unsupported` where nobody can be asked, or nothing is attached.
+        """
+        with self._alone(container_id):
+            record = self._records.read(network, container_id, interface)
+            if isinstance(record, Refusal):
+                return record
+            if record is None or record.result is None:
+                return config_invalid(network, "the attachment", "one that was made", f"{container_id} {interface}")
+            if record.chain.is_check_disabled or not is_at_least(record.version, _WITH_CHECK):
+                return check_unsupported(network, record.version)
+            for plugin in record.chain.plugins:
+                answer = self._run(record.chain, plugin, record.version, "CHECK", record.target, previous=record.result)
+                if isinstance(answer, Refusal):
+                    return answer
+        return None
+
+    def collect(self, chain: Chain, valid: Sequence[tuple[str, str]]) -> Refusal | None:
+        """Release what a network's plugins hold for attachments that are not among `valid` (container id, interface); our own records by DEL first.
+
+        Plugins of versions before 1.1.0 know no GC: for them the DEL of our records is all. Errors: Refusal with every reason; no attachment keeps another back.
+        """
+        reasons: list[Reason] = []
+        for record in self._records.all():
+            if isinstance(record, Refusal):
+                reasons.extend(record.reasons)
+            elif record.chain.name == chain.name and (record.target.container_id, record.target.interface) not in valid:
+                refusal = self.delete(record.chain.name, record.target.container_id, record.target.interface)
+                reasons.extend(refusal.reasons if refusal is not None else ())
+        version = self.check_chain(chain)
+        if isinstance(version, Refusal):
+            return Refusal(reasons=(*reasons, *version.reasons))
+        if is_at_least(version, _WITH_COLLECT) and not chain.is_collect_disabled:
+            kept = [{"containerID": container_id, "ifname": interface} for container_id, interface in sorted(valid)]
+            for plugin in chain.plugins:
+                answer = self._run(chain, plugin, version, "GC", None, extra={"cni.dev/valid-attachments": kept})
+                reasons.extend(answer.reasons if isinstance(answer, Refusal) else ())
+        return Refusal(reasons=tuple(reasons)) if reasons else None
+
+    def status(self, chain: Chain) -> Refusal | None:
+        """Ask whether a network can take attachments: binaries and versions always, the plugins themselves since 1.1.0."""
+        version = self.check_chain(chain)
+        if isinstance(version, Refusal):
+            return version
+        for plugin in chain.plugins if is_at_least(version, _WITH_COLLECT) else ():
+            answer = self._run(chain, plugin, version, "STATUS", None)
+            if isinstance(answer, Refusal):
+                return answer
+        return None
+
+    def _add_each(self, record: AttachmentRecord) -> CniResult | Refusal:
+        previous: CniResult | None = None
+        for plugin in record.chain.plugins:
+            answer = self._run(
+                record.chain, plugin, record.version, "ADD", record.target, previous=previous.document if previous is not None else None
+            )
+            result = answer if isinstance(answer, Refusal) else read_result(answer.output, plugin.type, "ADD", record.version)
+            if isinstance(result, Refusal):
+                return result
+            previous = result
+        assert previous is not None
+        return previous
+
+    def _undo(self, record: AttachmentRecord) -> Refusal | None:
+        """Run DEL from the last plugin to the first, beginning where an earlier DEL ended, and forget the attachment."""
+        inode = namespace_inode(record.target.network_namespace)
+        is_there = inode != 0 and inode == record.namespace_inode
+        target = record.target if is_there else structs.replace(record.target, network_namespace="")
+        previous = record.result if is_at_least(record.version, _WITH_CHECK) else None
+        plugins = record.chain.plugins
+        for plugin in reversed(plugins[: len(plugins) - record.undone]):
+            refusal = self._delete_one(record, plugin, target, previous)
+            if refusal is not None:
+                return refusal
+            record = structs.replace(record, undone=record.undone + 1)
+            # Of a chain of one, only the file's end is to be told.
+            if record.undone < len(plugins) and (refusal := self._records.write(record)) is not None:
+                return refusal
+        return self._records.delete(record)
+
+    def _delete_one(self, record: AttachmentRecord, plugin: Plugin, target: Target, previous: Mapping[str, Any] | None) -> Refusal | None:
+        answer = self._run(record.chain, plugin, record.version, "DEL", target, previous=previous)
+        if plugin.type == _MOVES_A_DEVICE:
+            if (
+                isinstance(answer, Refusal)
+                and target.network_namespace
+                and has_interface(target.network_namespace, target.interface) is False
+            ):
+                # It releases the address before it moves the interface back, so an interface that is gone means that all was done.
+                return None
+            if not isinstance(answer, Refusal) and not target.network_namespace and plugin.ipam:
+                answer = self._run(record.chain, plugin, record.version, "DEL", target, previous=previous, binary_of=plugin.ipam)
+        return answer if isinstance(answer, Refusal) else None
+
+    def _run(
+        self,
+        chain: Chain,
+        plugin: Plugin,
+        version: str,
+        command: str,
+        target: Target | None,
+        *,
+        previous: Mapping[str, Any] | None = None,
+        extra: Mapping[str, Any] = MappingProxyType({}),
+        binary_of: str = "",
+    ) -> Ended | Refusal:
+        """Run one plugin; a Refusal for each end but a good one. `binary_of`: run the address plugin on the same input instead."""
+        kind = binary_of or plugin.type
+        # The last check before something runs as root: whoever named it, and however long ago it was allowed.
+        if (refusal := self._forbidden(chain.where, kind, "type")) is not None:
+            return refusal
+        if (binary := self._find(kind)) is None:
+            return plugin_missing(chain.where, kind, "type", self._settings.bin_dirs)
+        content = msgspec.json.encode(plugin_input(chain, plugin, version, target, previous=previous, extra=extra))
+        variables = environment(command, target, self._settings.bin_dirs, self._settings.program_path)
+        return self._start(kind, binary, command, variables, content)
+
+    def _start(self, kind: str, binary: Path, command: str, variables: Mapping[str, str], content: bytes) -> Ended | Refusal:
+        try:
+            if binary.stat().st_mode & stat.S_IWOTH:
+                return plugin_unusable(kind, str(binary), "everybody may write to it")
+            ended = self._execute(str(binary), variables, content, self._settings.limit_s)
+        except OSError as err:
+            return plugin_unusable(kind, str(binary), str(err))
+        if isinstance(ended, TimedOut):
+            return plugin_timeout(kind, command, self._settings.limit_s)
+        if isinstance(ended, OutputTooLarge):
+            return output_too_large(kind, command, OUTPUT_LIMIT_BYTES)
+        if ended.signal_name:
+            return plugin_killed(kind, command, ended.signal_name, ended.said)
+        if ended.code != 0:
+            error = read_error(ended.output)
+            if error is None:
+                said = ended.said or ended.output[:2000].decode("utf-8", "replace")
+                return plugin_nonsense(kind, command, f"it ended with exit code {ended.code} and no error object", said)
+            return plugin_failed(kind, command, error.code, error.message, error.details)
+        return ended
+
+    def _versions(self, kind: str, where: str) -> tuple[str, ...] | Refusal:
+        """Ask a plugin for its versions; asked again only when its file has changed."""
+        binary = self._find(kind)
+        if binary is None:
+            return plugin_missing(where, kind, "type", self._settings.bin_dirs)
+        seen = binary.stat()
+        key = (str(binary), seen.st_ino, seen.st_size, seen.st_mtime_ns)
+        if (spoken := self._spoken.get(key)) is not None:
+            return spoken
+        # Plugins of before 0.2 want the other variables, too; none of them is used.
+        unused = Target(container_id="version", interface="version", network_namespace="version")
+        variables = environment("VERSION", unused, self._settings.bin_dirs, self._settings.program_path)
+        ended = self._start(kind, binary, "VERSION", variables, msgspec.json.encode({"cniVersion": VERSIONS[0]}))
+        if isinstance(ended, Refusal):
+            return ended
+        versions = read_versions(ended.output, kind)
+        if not isinstance(versions, Refusal):
+            self._spoken[key] = versions
+        return versions
+
+    def _find(self, kind: str) -> Path | None:
+        """Find a plugin's binary: a regular file that may be executed, in one of the folders and not below."""
+        if "/" in kind or kind in ("", ".", ".."):
+            return None
+        for folder in self._settings.bin_dirs:
+            path = Path(folder, kind)
+            if path.is_file() and os.access(path, os.X_OK):
+                return path
+        return None
+
+    def _forbidden(self, where: str, kind: str, field: str) -> Refusal | None:
+        allowed = self._settings.allowed
+        return None if allowed is None or kind in allowed else plugin_forbidden(where, kind, field, sorted(allowed))
+
+    @contextmanager
+    def _alone(self, container_id: str) -> Iterator[None]:
+        """Keep other operations on the same container waiting; those on others go on."""
+        with self._lock:
+            lock, waiting = self._busy.get(container_id, (threading.Lock(), 0))
+            self._busy[container_id] = (lock, waiting + 1)
+        try:
+            with lock:
+                yield
+        finally:
+            with self._lock:
+                _, waiting = self._busy[container_id]
+                if waiting == 1:
+                    del self._busy[container_id]
+                else:
+                    self._busy[container_id] = (lock, waiting - 1)
+
+
+def _is_same(before: AttachmentRecord, now: AttachmentRecord) -> bool:
+    """Say whether a record is of the very attachment that is asked for: one that DEL has begun to undo is none."""
+    return (before.chain.plugins, before.version, before.target, before.namespace_inode, before.undone) == (
+        now.chain.plugins,
+        now.version,
+        now.target,
+        now.namespace_inode,
+        0,
+    )

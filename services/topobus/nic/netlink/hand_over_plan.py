@@ -1,0 +1,160 @@
+"""What is changed to hand an interface over, in order, and what is changed to make it again what it was. Pure.
+
+Flows in: the interface as it is, the configuration, and for the way back what it was before. Flows out: Changes, each of which knows what was there. The way back is
+planned from what is found, not from what was done: whatever a pod with NET_ADMIN did to its interface, the plan leads to the state before the hand-over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from topobus.nic.interface_checks import addresses_in_pod, name_in_pod
+from topobus.nic.interface_config import InterfaceConfig
+from topobus.nic.interface_state import HeldAddress, HeldRoute, InterfaceState, state_to_journal
+
+__all__ = ["HOST_CHANGES", "POD_CHANGES", "Change", "apply_to_state", "inverse", "plan_hand_over", "plan_restore"]
+
+HOST_CHANGES = ("mark", "master", "down", "mac", "mtu", "move")
+"""Made on the host, in this order; `move` is the last one there."""
+POD_CHANGES = ("sysctls", "loopback", "addresses", "up", "neighbours", "routes", "rules")
+"""Made in the pod's namespace, in this order."""
+_DISABLE_IPV6 = "net.ipv6.conf.IFNAME.disable_ipv6"
+
+
+class Change(Struct, frozen=True, kw_only=True):
+    """One change of an interface: what is to be there, and what was. Both are JSON, for the journal."""
+
+    name: str
+    value: Any = None
+    before: Any = None
+
+
+def inverse(change: Change) -> Change:
+    """Give the change that takes this one back."""
+    return Change(name=change.name, value=change.before, before=change.value)
+
+
+def plan_hand_over(state: InterfaceState, config: InterfaceConfig, *, tag: str) -> tuple[Change, ...]:
+    """Plan the way into the pod.
+
+    Shapes:  state — on the host; tag — the alias that identifies the interface wherever it goes. result — changes in order; what needs no change is left out,
+             except `mark`, which keeps all that was there, and `move`.
+    """
+    wanted = config.interface
+    addresses = addresses_in_pod(config, state)
+    sysctls = dict(config.sysctls)
+    if any(":" in address for address in addresses):
+        # Runtimes switch IPv6 off in sandboxes of IPv4 clusters; an address of the claim says that this interface has it.
+        sysctls.setdefault(_DISABLE_IPV6, 0)
+    changes = [Change(name="mark", value=tag, before=state_to_journal(state))]
+    if state.master:
+        changes.append(Change(name="master", value="", before=state.master))
+    if state.is_up:
+        changes.append(Change(name="down", value=False, before=True))
+    # What the physical function lets through is what the function is to send.
+    mac = wanted.mac or (config.vf.mac if config.vf is not None else None)
+    if mac is not None and mac != state.mac:
+        changes.append(Change(name="mac", value=mac, before=state.mac))
+    if wanted.mtu is not None and wanted.mtu != state.mtu:
+        changes.append(Change(name="mtu", value=wanted.mtu, before=state.mtu))
+    changes.append(Change(name="move", value=name_in_pod(config, state), before=state.name))
+    if sysctls:
+        changes.append(Change(name="sysctls", value=dict(sorted(sysctls.items()))))
+    changes.append(Change(name="loopback", value=True))
+    if addresses:
+        changes.append(Change(name="addresses", value=list(addresses), before=[]))
+    if wanted.up is not False:
+        changes.append(Change(name="up", value=True, before=False))
+    for name, entries in (("neighbours", config.neighbours), ("routes", config.routes), ("rules", config.rules)):
+        if entries:
+            # Routes without a gateway first: the others go by them.
+            changes.append(Change(name=name, value=msgspec.to_builtins(_in_order(entries)), before=[]))
+    return tuple(changes)
+
+
+def plan_restore(now: InterfaceState, before: InterfaceState, *, name: str = "") -> tuple[Change, ...]:
+    """Plan how an interface that is on the host again becomes what it was.
+
+    Shapes:  now — as it is found; name — the name it can have, when its own is taken. result — changes in order; none when it is as it was. The alias comes last:
+             until then it says that something is left to do.
+    """
+    name = name or before.name
+    changes: list[Change] = []
+    # Many drivers change a name or a hardware address only while the interface is off.
+    is_up = now.is_up
+    if is_up and (not before.is_up or now.name != name or now.mac != before.mac):
+        changes.append(Change(name="down", value=False, before=True))
+        is_up = False
+    pairs: Sequence[tuple[str, Any, Any]] = (
+        ("name", name, now.name),
+        ("mac", before.mac, now.mac),
+        ("mtu", before.mtu, now.mtu),
+        ("queue", before.tx_queue_length, now.tx_queue_length),
+    )
+    changes.extend(Change(name=field, value=value, before=was) for field, value, was in pairs if value != was)
+    sysctls = {key: value for key, value in before.sysctls.items() if now.sysctls.get(key, value) != value}
+    if sysctls:
+        changes.append(Change(name="sysctls", value=sysctls, before={key: now.sysctls[key] for key in sysctls}))
+    if before.master != now.master:
+        changes.append(Change(name="master", value=before.master, before=now.master))
+    has_other_addresses = _without_times(before.addresses) != _without_times(now.addresses)
+    if has_other_addresses:
+        changes.append(
+            Change(name="held-addresses", value=msgspec.to_builtins(before.addresses), before=msgspec.to_builtins(now.addresses))
+        )
+    if before.is_up and not is_up:
+        changes.append(Change(name="up", value=True, before=False))
+    # Routes go when the interface is switched off, and some with an address.
+    if before.is_up and (set(before.routes) != set(now.routes if is_up else ()) or (before.routes and has_other_addresses)):
+        changes.append(
+            Change(name="held-routes", value=msgspec.to_builtins(_by_gateway(before.routes)), before=msgspec.to_builtins(now.routes))
+        )
+    if before.alias != now.alias:
+        changes.append(Change(name="alias", value=before.alias, before=now.alias))
+    return tuple(changes)
+
+
+def apply_to_state(state: InterfaceState, change: Change) -> InterfaceState:
+    """Say what an interface is after a change, for those that a state shows; the model that the kernel is compared with."""
+    fields: Mapping[str, str] = {
+        "mac": "mac",
+        "mtu": "mtu",
+        "name": "name",
+        "queue": "tx_queue_length",
+        "alias": "alias",
+        "master": "master",
+    }
+    if change.name in fields:
+        return msgspec.structs.replace(state, **{fields[change.name]: change.value})
+    if change.name == "mark":
+        return msgspec.structs.replace(state, alias=change.value)
+    if change.name in ("down", "up"):
+        return msgspec.structs.replace(state, is_up=change.value, routes=state.routes if change.value else ())
+    if change.name == "move":
+        return msgspec.structs.replace(state, name=change.value, is_up=False, addresses=(), routes=(), master="")
+    if change.name == "sysctls":
+        return msgspec.structs.replace(state, sysctls={**state.sysctls, **change.value})
+    if change.name == "addresses":
+        return msgspec.structs.replace(state, addresses=tuple(HeldAddress(address=text) for text in change.value))
+    if change.name == "held-addresses":
+        return msgspec.structs.replace(state, addresses=msgspec.convert(change.value, type=tuple[HeldAddress, ...]))
+    if change.name == "held-routes":
+        return msgspec.structs.replace(state, routes=msgspec.convert(change.value, type=tuple[HeldRoute, ...]))
+    return state
+
+
+def _in_order(entries: Sequence[Any]) -> list[Any]:
+    return sorted(entries, key=lambda entry: getattr(entry, "gateway", None) is not None)
+
+
+def _by_gateway(routes: Sequence[HeldRoute]) -> tuple[HeldRoute, ...]:
+    return tuple(sorted(routes, key=lambda route: bool(route.gateway)))
+
+
+def _without_times(addresses: Sequence[HeldAddress]) -> tuple[HeldAddress, ...]:
+    # Seconds run on. The order stays: of an IPv4 network, packets leave with the address that came first.
+    return tuple(msgspec.structs.replace(held, valid_s=None, preferred_s=None) for held in addresses)

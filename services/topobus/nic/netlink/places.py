@@ -1,0 +1,186 @@
+"""Where namespaces, /proc and /sys are, and how a piece of work is run inside a network namespace.
+
+Flows in: paths as the container runtime tells them. Flows out: an open netlink socket in that namespace, on a thread of its own that ends with the work: a thread that
+has entered a namespace is never used for anything else. pyroute2 is imported when the first socket is opened, so a service that hands over nothing does without it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from msgspec import Struct
+
+from topobus.domain.outcome import Reason, Refusal
+
+__all__ = ["Places", "kernels_refusal", "missing_package", "open_namespace", "refused", "with_netlink"]
+
+T = TypeVar("T")
+
+_CLONE_NEWNET = 0x40000000
+# linux/magic.h; what is no namespace file must not be entered.
+_NSFS = 0x6E736673
+
+
+class Places(Struct, frozen=True, kw_only=True):
+    """Folders, each as this process sees it."""
+
+    namespaces: str = "/"
+    """What stands for the host's root in the paths of sandboxes: `/host` where the host's /run/netns is mounted at /host/run/netns."""
+    proc: str = "/proc"
+    """A /proc whose sys/net can be written; in a container the ordinary one cannot."""
+    sys: str = "/sys"
+    kept: str = "/run/topobus/netns"
+    """Where namespaces are kept while an interface of ours is in them, as this process sees it."""
+    host_namespace: str = ""
+    """Path of the host's network namespace, where this process is not in it; empty: this process is in it."""
+
+
+def refused(reason: Reason) -> Refusal:
+    """Make a Refusal of one reason."""
+    return Refusal(reasons=(reason,))
+
+
+def kernels_refusal(err: Exception, what: str, step: str) -> Refusal:
+    """Make a Refusal of what netlink or a file answered: `hand-over-failed`, or `not-permitted` with the capabilities that are missing."""
+    code = int(getattr(err, "code", None) or getattr(err, "errno", None) or 0)
+    words = err.args[1] if len(err.args) > 1 else str(err)
+    if code in (errno.EPERM, errno.EACCES):
+        return refused(
+            Reason(
+                code="not-permitted",
+                message=f"{what}: {words}; topobus-nic needs the capabilities NET_ADMIN and SYS_ADMIN, and a /proc/sys/net that it may write to",
+                facts={"step": step, "error": code},
+            )
+        )
+    return refused(Reason(code="hand-over-failed", message=f"{what}: {words}", facts={"step": step, "error": code}))
+
+
+def missing_package() -> Refusal | None:
+    """Say that pyroute2 is not installed; None when it is."""
+    try:
+        import pyroute2  # noqa: F401 - only whether it is there
+    except ModuleNotFoundError:
+        return refused(
+            Reason(
+                code="package-missing",
+                message="interfaces are handed over by pyroute2, which is not installed beside topobus-nic; pip install 'topobus[nic]'",
+                facts={"package": "pyroute2", "extra": "nic"},
+            )
+        )
+    return None
+
+
+def open_namespace(places: Places, path: str) -> int | Refusal:
+    """Open a network namespace by the path that the runtime told, or by one of our own; the caller closes the descriptor.
+
+    Errors: refuses what is not there, is no network namespace, or is the host's own.
+    """
+    inside = Path(path.lstrip("/"))
+    try:
+        place = Path(path) if _is_kept(places, path) else _below(Path(places.namespaces), inside)
+        # A pipe would wait for its other end.
+        descriptor = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError as err:
+        return refused(
+            Reason(
+                code="namespace-gone",
+                message=f"network namespace {path} cannot be opened: {os.strerror(err.errno or 0)}",
+                facts={"path": path, "error": err.errno or 0},
+            )
+        )
+    refusal = _not_for_a_pod(places, descriptor, path)
+    if refusal is not None:
+        os.close(descriptor)
+        return refusal
+    return descriptor
+
+
+def _is_kept(places: Places, path: str) -> bool:
+    return path.startswith((f"{places.kept}/", "/proc/self/fd/"))
+
+
+def with_netlink(places: Places, namespace: int | None, work: Callable[[Any], T]) -> T:
+    """Run `work` with a netlink socket in a namespace (None: the host's), on a thread of its own.
+
+    Errors: raises what `work` raises, pyroute2's NetlinkError included, and OSError when the namespace cannot be entered.
+    """
+
+    def enter_and_work() -> T:
+        _enter(places, namespace)
+        from pyroute2 import IPRoute
+
+        # Groups 0: nothing is heard but answers. ext_ack: the kernel's own words on what it refuses.
+        with IPRoute(groups=0, ext_ack=True, strict_check=True) as socket:
+            return work(socket)
+
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="netlink") as thread:
+        return thread.submit(enter_and_work).result()
+
+
+def _enter(places: Places, namespace: int | None) -> None:
+    if namespace is not None:
+        _set_namespace(namespace)
+    elif places.host_namespace:
+        descriptor = os.open(places.host_namespace, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            _set_namespace(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _set_namespace(descriptor: int) -> None:
+    # os.setns is there from Python 3.12 on.
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.setns(descriptor, _CLONE_NEWNET) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"setns: {os.strerror(error)}; it needs CAP_SYS_ADMIN")
+
+
+def _below(root: Path, path: Path) -> Path:
+    """Follow links as they are meant on the host: an absolute one begins at `root`."""
+    resolved = root
+    parts = list(path.parts)
+    for _ in range(200):
+        if not parts:
+            return resolved
+        part = parts.pop(0)
+        if part == "..":
+            resolved = resolved.parent if resolved != root else root
+            continue
+        step = resolved / part
+        # Links of /proc/<pid>/ns lead to no path; opening them is what they are for.
+        if not step.is_symlink() or step.parent.name == "ns":
+            resolved = step
+            continue
+        target = step.readlink()
+        if target.is_absolute():
+            resolved = root
+            target = target.relative_to("/")
+        parts = [*target.parts, *parts]
+    raise OSError(40, "too many links", str(path))
+
+
+def _not_for_a_pod(places: Places, descriptor: int, path: str) -> Refusal | None:
+    library = ctypes.CDLL(None, use_errno=True)
+    answer = ctypes.create_string_buffer(256)
+    if library.fstatfs(descriptor, answer) != 0 or ctypes.cast(answer, ctypes.POINTER(ctypes.c_long))[0] != _NSFS:
+        return refused(
+            Reason(code="namespace-gone", message=f"{path} is no namespace (any more): the sandbox is gone", facts={"path": path})
+        )
+    entered = os.fstat(descriptor)
+    own = Path(places.host_namespace or "/proc/self/ns/net").stat()
+    if (entered.st_dev, entered.st_ino) == (own.st_dev, own.st_ino):
+        return refused(
+            Reason(
+                code="namespace-of-host",
+                message=f"{path} is the host's own network namespace: the pod has hostNetwork",
+                facts={"path": path},
+            )
+        )
+    return None

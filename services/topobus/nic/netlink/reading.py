@@ -1,0 +1,225 @@
+"""Read interfaces by netlink as values.
+
+Flows in: an open netlink socket in the namespace that is meant, and where its /proc/sys is. Flows out: InterfaceState. Left out of a state is what the kernel makes of
+itself and makes again: link-local addresses, those of router advertisements, routes that follow from addresses, and the table `local`.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from topobus.nic.interface_fields import SYSCTLS
+from topobus.nic.interface_state import HeldAddress, HeldRoute, InterfaceState
+from topobus.nic.netlink.requests import request_routes
+
+__all__ = ["find_interface", "get_link", "is_same", "link_names", "names_of", "read_state", "sysctl_path"]
+
+_IFF_UP = 1
+_AF_INET, _AF_INET6 = 2, 10
+_FOR_EVER = 0xFFFFFFFF
+# linux/if_addr.h: made by the kernel for a link-local address, or of a router's advertisement.
+_KERNEL_PROTOCOLS = (1, 2, 3)
+_NODAD, _HOMEADDRESS, _MANAGETEMPADDR, _NOPREFIXROUTE, _TEMPORARY = 0x02, 0x10, 0x100, 0x200, 0x01
+_KEPT_FLAGS = _NODAD | _HOMEADDRESS | _MANAGETEMPADDR | _NOPREFIXROUTE
+_TABLE_LOCAL = 255
+_UNICAST = 1
+_RTM_F_CLONED = 0x200
+_ONLINK = 4
+# linux/netlink.h: the list is not consistent. A host that makes interfaces all the time may change it more than once.
+_NLM_F_DUMP_INTR = 0x10
+_MOST_DUMPS = 10
+# linux/rtnetlink.h: made by the kernel, and by router advertisements.
+_DERIVED_ROUTES = (2, 9)
+
+
+def read_state(socket: Any, proc: str, *, index: int) -> InterfaceState | None:
+    """Read one interface; None when there is none of that index."""
+    link = get_link(socket, index=index)
+    if link is None:
+        return None
+    info = link.get("linkinfo") or {"attrs": []}
+    kind = dict(info["attrs"]).get("IFLA_INFO_KIND") or ""
+    bus, bus_device = link.get("parent_dev_bus_name"), link.get("parent_dev_name")
+    master = get_link(socket, index=link.get("master")) if link.get("master") else None
+    name = link.get("ifname")
+    return InterfaceState(
+        name=name,
+        index=index,
+        mac=(link.get("address") or "").lower(),
+        permanent_mac=_permanent_mac(link),
+        mtu=link.get("mtu") or 0,
+        least_mtu=link.get("min_mtu") or 0,
+        largest_mtu=link.get("max_mtu") or 0,
+        is_up=bool(link["flags"] & _IFF_UP),
+        has_carrier=bool(link.get("carrier")),
+        kind=kind,
+        alias=link.get("ifalias") or "",
+        tx_queue_length=link.get("txqlen") or 0,
+        link=link.get("link") or 0,
+        link_namespace=link.get("link_netnsid"),
+        bus_device=f"{bus}/{bus_device}" if bus and bus_device else "",
+        master=master.get("ifname") if master is not None else "",
+        # IPv4 in the kernel's order, where the first one is the primary; of IPv6 it tells the newest first.
+        addresses=tuple(
+            sorted(_addresses(socket, index), key=lambda held: (":" in held.address, held.address if ":" in held.address else ""))
+        ),
+        routes=tuple(sorted(_routes(socket, index), key=str)),
+        sysctls=_sysctls(proc, name),
+    )
+
+
+def get_link(socket: Any, *, index: int = 0, name: str = "") -> Any | None:
+    """Ask for one interface by its index, or by one of its names; None when there is none."""
+    from pyroute2.netlink.exceptions import NetlinkError
+
+    try:
+        links = list(socket.link("get", **({"index": index} if index else {"ifname": name})))
+    except NetlinkError as err:
+        if err.code == errno.ENODEV:
+            return None
+        raise
+    return links[0] if links else None
+
+
+def names_of(link: Any) -> set[str]:
+    """Give all names of an interface, alternative ones as well."""
+    others = link.get("prop_list") or {"attrs": []}
+    return {link.get("ifname")} | {name for key, name in others["attrs"] if key == "IFLA_ALT_IFNAME"}
+
+
+def link_names(socket: Any) -> dict[str, int]:
+    """Give all names of a namespace's interfaces and whose they are: none of them can be given again."""
+    return {name: link["index"] for link in _dump(socket.get_links) for name in names_of(link)}
+
+
+def find_interface(socket: Any, before: InterfaceState, *, tag: str, macs: frozenset[str] = frozenset()) -> int | None:
+    """Find the interface that was handed over, whatever its name and index are now; None when it is not here.
+
+    Shapes: tag — the alias that we gave it. A pod can give that to an interface of its own, so it counts only for one that could be ours; macs — hardware addresses
+            that it had from us.
+    """
+    # It mostly keeps its index, and a host may have hundreds of interfaces.
+    link = get_link(socket, index=before.index)
+    if link is not None and is_same(link, before, macs):
+        return before.index
+    # Twice: "not here" may become "lost", and the kernel does not tell of a list whose end changed while it was read.
+    for _ in range(2):
+        links = _dump(socket.get_links)
+        by_itself = [int(link["index"]) for link in links if is_same(link, before, macs)]
+        by_tag = [int(link["index"]) for link in links if link.get("ifalias") == tag and _could_be(link, before)]
+        if by_itself or by_tag:
+            return (by_itself or by_tag)[0]
+    return None
+
+
+def is_same(link: Mapping[str, Any], before: InterfaceState, macs: frozenset[str] = frozenset()) -> bool:
+    """Say whether a link is the interface of a state by what a pod cannot change: it may have changed alias, name and hardware address.
+
+    Hardware is known by its bus and its permanent address; a virtual interface by its index and its other end, or by its index and hardware address.
+    """
+    if not _could_be(link, before):
+        return False
+    if before.bus_device:
+        return True
+    if link["index"] != before.index:
+        return False
+    return bool(before.link) or (link.get("address") or "").lower() in macs | {before.mac}
+
+
+def _could_be(link: Mapping[str, Any], before: InterfaceState) -> bool:
+    """Say whether kind, bus, permanent address and other end are those of a state: none of them ever changes."""
+    info = link.get("linkinfo") or {"attrs": []}
+    bus, device = link.get("parent_dev_bus_name"), link.get("parent_dev_name")
+    return (
+        (dict(info["attrs"]).get("IFLA_INFO_KIND") or "") == before.kind
+        and (f"{bus}/{device}" if bus and device else "") == before.bus_device
+        and _permanent_mac(link) == before.permanent_mac
+        and (not before.link or link.get("link") == before.link)
+    )
+
+
+def _permanent_mac(link: Mapping[str, Any]) -> str:
+    permanent = (link.get("perm_address") or "").lower()
+    return "" if permanent.strip("0:") == "" else permanent
+
+
+def sysctl_path(proc: str, setting: str, interface: str) -> Path:
+    """Give the file of a setting: `net.ipv4.conf.IFNAME.rp_filter` of an interface."""
+    return Path(proc, "sys", *(interface if part == "IFNAME" else part for part in setting.split(".")))
+
+
+def _dump(act: Callable[..., Any], **filters: Any) -> list[Any]:
+    """List all of something; again when it changed while it was listed (pyroute2 passes such lists on)."""
+    messages: list[Any] = []
+    for _ in range(_MOST_DUMPS):
+        messages = list(act(**filters))
+        if not any(message["header"]["flags"] & _NLM_F_DUMP_INTR for message in messages):
+            break
+    return messages
+
+
+def _sysctls(proc: str, name: str) -> dict[str, int]:
+    values: dict[str, int] = {}
+    for setting in SYSCTLS:
+        try:
+            values[setting] = int(sysctl_path(proc, setting, name).read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            continue  # this kernel has it not, or IPv6 is not there: nothing to put back
+    return values
+
+
+def _addresses(socket: Any, index: int) -> Iterator[HeldAddress]:
+    for message in _dump(socket.get_addr, index=index):
+        if message["index"] != index:
+            continue
+        flags = message.get("IFA_FLAGS") or message["flags"]
+        is_ipv6 = message["family"] == _AF_INET6
+        if is_ipv6 and (message.get("IFA_PROTO") in _KERNEL_PROTOCOLS or flags & _TEMPORARY or _is_link_local_of_kernel(message)):
+            continue
+        local, far = message.get("IFA_LOCAL"), message.get("IFA_ADDRESS")
+        address = local or far
+        times = message.get("IFA_CACHEINFO") or {}
+        valid, preferred = times.get("ifa_valid", _FOR_EVER), times.get("ifa_preferred", times.get("ifa_prefered", _FOR_EVER))
+        yield HeldAddress(
+            address=f"{address}/{message['prefixlen']}",
+            peer=far if local and far and far != local else "",
+            broadcast=message.get("IFA_BROADCAST") or "",
+            # The kernel gives an IPv4 address the interface's name for a label where nobody writes one.
+            label=label if (label := message.get("IFA_LABEL") or "") and ":" in label else "",
+            scope=message["scope"],
+            flags=flags & _KEPT_FLAGS,
+            valid_s=None if valid == _FOR_EVER else valid,
+            preferred_s=None if preferred == _FOR_EVER else preferred,
+        )
+
+
+def _is_link_local_of_kernel(message: Any) -> bool:
+    # Kernels before 5.18 do not say who made an address; a link-local one is made again when the interface is switched on.
+    return message.get("IFA_PROTO") is None and str(message.get("IFA_ADDRESS")).startswith("fe80:")
+
+
+def _routes(socket: Any, index: int) -> Iterator[HeldRoute]:
+    for family in (_AF_INET, _AF_INET6):
+        # The kernel picks those of the interface: a host may have a million others.
+        for message in _dump(request_routes, socket=socket, family=family, index=index):
+            table = message.get("RTA_TABLE") or message["table"]
+            if message.get("RTA_OIF") != index or table == _TABLE_LOCAL or message["proto"] in _DERIVED_ROUTES:
+                continue
+            # Multicast routes of IPv6 come with the interface; cached ones are no routes.
+            if message["type"] != _UNICAST or message["flags"] & _RTM_F_CLONED:
+                continue
+            everything = "0.0.0.0" if family == _AF_INET else "::"
+            yield HeldRoute(
+                destination=f"{message.get('RTA_DST') or everything}/{message['dst_len']}",
+                gateway=message.get("RTA_GATEWAY") or "",
+                source=message.get("RTA_PREFSRC") or "",
+                metric=message.get("RTA_PRIORITY") or 0,
+                table=table,
+                scope=message["scope"],
+                protocol=message["proto"],
+                type=message["type"],
+                is_onlink=bool(message["flags"] & _ONLINK),
+            )

@@ -1,0 +1,214 @@
+"""Take an interface back from a pod, and make it again what it was before it was handed over.
+
+Flows in: the device's record and the namespace's path, if it is known and there. Flows out: what became of the interface; the record's steps, undone in reverse.
+Planned from what is found, so it works after a crash at any step, twice in a row, after the namespace is gone (the kernel returns hardware to the first namespace, under
+whatever name the pod gave it) and after a pod with NET_ADMIN has changed its interface. A virtual interface that died with its namespace is lost, and said to be.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from msgspec import Struct
+
+from topobus.devicekit.device_record import DeviceRecord
+from topobus.domain.errors import HardwareError
+from topobus.domain.outcome import Reason
+from topobus.nic.interface_state import InterfaceState, state_from_journal
+from topobus.nic.netlink.applying import apply_change, remove_rules
+from topobus.nic.netlink.hand_over_plan import HOST_CHANGES, POD_CHANGES, plan_restore
+from topobus.nic.netlink.places import Places, missing_package, open_namespace, with_netlink
+from topobus.nic.netlink.reading import find_interface, get_link, read_state
+from topobus.nic.netlink.vf_settings import restore_vf
+
+__all__ = ["TakenBack", "take_back"]
+
+
+class TakenBack(Struct, frozen=True, kw_only=True):
+    """What became of an interface."""
+
+    outcome: str
+    """`nothing` (it was not handed over), `restored`, `deleted` (a child) or `lost`."""
+    name: str = ""
+    """On the host, where it is there."""
+    reasons: tuple[Reason, ...] = ()
+    """What a person should know: another name, or how it was lost."""
+
+
+class _Away(Struct, frozen=True, kw_only=True):
+    """What the record says of the interface that is away."""
+
+    tag: str
+    before: InterfaceState | None
+    """None: only a child was begun."""
+    macs: frozenset[str]
+    is_child: bool
+    rules: tuple[dict[str, Any], ...]
+
+
+def take_back(places: Places, namespace: str, record: DeviceRecord) -> TakenBack:
+    """Undo a hand-over, whole or in part.
+
+    Shapes:  namespace — empty when it is not known; it may be gone.
+    Errors:  raises HardwareError when the interface exists and could not be restored, or is hardware that is nowhere to be seen yet; ask again.
+    """
+    away = _read_record(record)
+    if away is None:
+        restore_vf(places, record)
+        return TakenBack(outcome="nothing")
+    missing = missing_package()
+    if missing is not None:
+        raise HardwareError(missing.reasons[0].message)
+    from pyroute2.netlink.exceptions import NetlinkError
+
+    descriptor = open_namespace(places, namespace) if namespace else None
+    try:
+        taken = _bring_home(places, descriptor if isinstance(descriptor, int) else None, away, record)
+    except (NetlinkError, OSError) as err:
+        words = err.args[1] if len(err.args) > 1 else err
+        name = away.before.name if away.before is not None else away.tag
+        raise HardwareError(f"{name} cannot be taken back from {namespace or 'its namespace'}: {words}", interface=name) from err
+    finally:
+        if isinstance(descriptor, int):
+            os.close(descriptor)
+    # What identifies the interface goes last: until then, all of this can be done again.
+    for step in reversed(record.steps):
+        if step.name in HOST_CHANGES or step.name == "share":
+            record.undone(step.name)
+    return taken
+
+
+def _read_record(record: DeviceRecord) -> _Away | None:
+    mark, share, rules, mac = (record.step(name) for name in ("mark", "share", "rules", "mac"))
+    if mark is None and share is None:
+        return None
+    begun = mark or share
+    return _Away(
+        tag=begun.before["tag"] if begun is not None else "",
+        before=state_from_journal(mark.before["state"]) if mark is not None else None,
+        macs=frozenset({mac.before["wanted"]} if mac is not None else ()),
+        is_child=share is not None,
+        rules=tuple(rules.before["wanted"]) if rules is not None else (),
+    )
+
+
+def _bring_home(places: Places, descriptor: int | None, away: _Away, record: DeviceRecord) -> TakenBack:
+    is_deleted = False
+    if descriptor is not None:
+        is_deleted = _from_pod(places, descriptor, away)
+    for step in reversed(record.steps):
+        if step.name in POD_CHANGES:
+            record.undone(step.name)
+    # Before the interface's own: a driver takes the former hardware address only when the physical function asks for no other.
+    restore_vf(places, record)
+    if away.is_child:
+        is_deleted = with_netlink(places, None, lambda socket: _delete_child(socket, away, record)) or is_deleted
+        return TakenBack(outcome="deleted") if is_deleted else _lost(away)
+    restored = with_netlink(places, None, lambda socket: _restore(socket, places, away))
+    return restored if restored is not None else _nowhere(places, away)
+
+
+def _from_pod(places: Places, descriptor: int, away: _Away) -> bool:
+    """Take the interface out of the pod's namespace; True when it was a child and is deleted."""
+    before = away.before
+
+    def leave(socket: Any) -> bool:
+        from pyroute2.netlink.exceptions import NetlinkError
+
+        remove_rules(socket, away.rules)
+        if before is None:
+            return False
+        index = find_interface(socket, before, tag=away.tag, macs=away.macs)
+        if index is None:
+            return False
+        if away.is_child:
+            socket.link("del", index=index)
+            return True
+        home = os.open(places.host_namespace or "/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            home_name = before.name
+            is_free = with_netlink(places, None, lambda host: get_link(host, name=home_name)) is None
+            name = home_name if is_free else with_netlink(places, None, lambda host: _spare_name(host, index))
+            # The tag first: a pod may have changed it, and on the host it is what the interface is found by.
+            socket.link("set", index=index, ifalias=away.tag)
+            socket.link("set", index=index, net_ns_fd=home, ifname=name)
+        except NetlinkError as err:
+            raise HardwareError(f"{before.name} cannot be moved back to the host: {err.args[1]}", error=err.code) from err
+        finally:
+            os.close(home)
+        return False
+
+    return with_netlink(places, descriptor, leave)
+
+
+def _restore(socket: Any, places: Places, away: _Away) -> TakenBack | None:
+    """Make the interface on the host what it was; None when it is not there."""
+    from pyroute2.netlink.exceptions import NetlinkError
+
+    before = away.before
+    index = find_interface(socket, before, tag=away.tag, macs=away.macs) if before is not None else None
+    now = read_state(socket, places.proc, index=index) if index is not None else None
+    if before is None or index is None or now is None:
+        return None
+    holder = get_link(socket, name=before.name)
+    # Where its name is another's by now, it keeps the one that it came home with.
+    name = before.name if holder is None or holder["index"] == index else now.name
+    for change in plan_restore(now, before, name=name):
+        try:
+            apply_change(socket, places.proc, index, change)
+        except (NetlinkError, OSError) as err:
+            words = err.args[1] if len(err.args) > 1 else err
+            raise HardwareError(
+                f"{before.name} cannot be restored: step {change.name} ({change.value}): {words}", step=change.name
+            ) from err
+    reasons: tuple[Reason, ...] = ()
+    if name != before.name:
+        message = f"another interface is called {before.name} by now, so this one is {name}; rename it when the other one is gone"
+        reasons = (Reason(code="interface-renamed", message=message, facts={"interface": before.name, "name": name}),)
+    return TakenBack(outcome="restored", name=name, reasons=reasons)
+
+
+def _delete_child(socket: Any, away: _Away, record: DeviceRecord) -> bool:
+    step = record.step("share")
+    # Until it moves, a child has the name that only its tag gives.
+    link = get_link(socket, name=step.before["name"]) if step is not None else None
+    index = link["index"] if link is not None else find_interface(socket, away.before, tag=away.tag) if away.before is not None else None
+    if index is None:
+        return False
+    socket.link("del", index=index)
+    return True
+
+
+def _nowhere(places: Places, away: _Away) -> TakenBack:
+    before = away.before
+    if before is None or not before.kind:
+        name = before.name if before is not None else away.tag
+        raise HardwareError(
+            f"{name} is neither in the pod's namespace nor on the host: the kernel returns hardware when it has taken the namespace down",
+            next_step="it is looked for again; `ip -all netns exec ip link` finds it where a process keeps a namespace of its own",
+            interface=name,
+        )
+    if before.link and before.link_namespace is None and with_netlink(places, None, lambda socket: _is_other_end_there(socket, before)):
+        raise HardwareError(
+            f"{before.name} is in a namespace that is being taken down: its other end is on the host still", interface=before.name
+        )
+    return _lost(away)
+
+
+def _is_other_end_there(socket: Any, before: InterfaceState) -> bool:
+    if before.kind != "veth":
+        return False
+    other_end = get_link(socket, index=before.link)
+    return other_end is not None and bool(other_end.get("link"))
+
+
+def _lost(away: _Away) -> TakenBack:
+    name = away.before.name if away.before is not None else away.tag
+    kind = away.before.kind if away.before is not None else "child"
+    message = f"{name} ({kind}) went away with the pod's namespace, as the kernel does with virtual interfaces"
+    return TakenBack(outcome="lost", reasons=(Reason(code="interface-lost", message=message, facts={"interface": name, "kind": kind}),))
+
+
+def _spare_name(socket: Any, index: int) -> str:
+    return next(name for number in range(1000) if get_link(socket, name=(name := f"tb{index}x{number}")) is None)

@@ -1,0 +1,217 @@
+"""Settings of a virtual function, made on its physical function by netlink, and put back exactly as they were.
+
+Flows in: which function, what is to be set, the device's record. Flows out: nothing, or a Refusal that names the field. One request for each setting, so that a
+driver's refusal names it. Source: include/uapi/linux/if_link.h (IFLA_VF_*), net/core/rtnetlink.c do_setvfinfo.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from topobus.devicekit.device_record import DeviceRecord
+from topobus.domain.errors import HardwareError
+from topobus.domain.outcome import Reason, Refusal
+from topobus.nic.interface_config import VfFields
+from topobus.nic.netlink.places import Places, missing_package, refused, with_netlink
+from topobus.nic.netlink.reading import get_link
+from topobus.nic.netlink.requests import attribute, link_body, set_link
+
+__all__ = ["VfPlace", "VfState", "configure_vf", "read_vf", "restore_vf", "vf_message", "vf_requests"]
+
+# linux/if_link.h
+_IFLA_VFINFO_LIST, _IFLA_VF_INFO = 22, 1
+_IFLA_VF_MAC, _IFLA_VF_VLAN, _IFLA_VF_SPOOFCHK, _IFLA_VF_LINK_STATE, _IFLA_VF_RATE = 1, 2, 4, 5, 6
+_IFLA_VF_TRUST, _IFLA_VF_VLAN_LIST, _IFLA_VF_VLAN_INFO = 9, 12, 1
+# linux/if_ether.h
+_PROTOCOLS = {"802.1Q": 0x8100, "802.1ad": 0x88A8}
+_LINK_STATES = {"auto": 0, "enable": 1, "disable": 2}
+# linux/rtnetlink.h: without it a link is told without its virtual functions.
+_RTEXT_FILTER_VF = 1
+
+
+class VfPlace(Struct, frozen=True, kw_only=True):
+    """Which virtual function of which physical one."""
+
+    physical: str
+    """Name of the physical function's interface on the host."""
+    index: int
+
+
+class VfState(Struct, frozen=True, kw_only=True):
+    """All settings of a virtual function that we change, as the kernel tells them; None: the driver does not tell."""
+
+    mac: str | None = None
+    vlan: int | None = None
+    qos: int | None = None
+    vlan_protocol: str | None = None
+    trust: bool | None = None
+    spoof_check: bool | None = None
+    link_state: str | None = None
+    min_tx_rate: int | None = None
+    max_tx_rate: int | None = None
+
+
+def vf_requests(index: int, wanted: VfFields | VfState, before: VfState) -> tuple[tuple[str, bytes], ...]:
+    """Give (field, attribute of IFLA_VF_INFO) for each request that leads from `before` to `wanted`; None in `wanted` is left as it is.
+
+    Shapes:  a VLAN goes with its priority and protocol, and the least rate with the largest, for the kernel sets each group as a whole.
+             The protocol 802.1Q goes as IFLA_VF_VLAN, which drivers know that know no other; another one as IFLA_VF_VLAN_LIST.
+    """
+    requests: list[tuple[str, bytes]] = []
+    if wanted.mac is not None:
+        # The address has 32 bytes there (MAX_ADDR_LEN), whatever the network.
+        requests.append(("mac", attribute(_IFLA_VF_MAC, struct.pack("=I32s", index, bytes.fromhex(wanted.mac.replace(":", ""))))))
+    if wanted.vlan is not None or wanted.qos is not None or wanted.vlan_protocol is not None:
+        requests.append(("vlan", _vlan_request(index, wanted, before)))
+    if wanted.min_tx_rate is not None or wanted.max_tx_rate is not None:
+        least = wanted.min_tx_rate if wanted.min_tx_rate is not None else before.min_tx_rate or 0
+        most = wanted.max_tx_rate if wanted.max_tx_rate is not None else before.max_tx_rate or 0
+        requests.append(("maxTxRate", attribute(_IFLA_VF_RATE, struct.pack("=III", index, least, most))))
+    if wanted.spoof_check is not None:
+        requests.append(("spoofCheck", attribute(_IFLA_VF_SPOOFCHK, struct.pack("=II", index, wanted.spoof_check))))
+    if wanted.link_state is not None:
+        requests.append(("linkState", attribute(_IFLA_VF_LINK_STATE, struct.pack("=II", index, _LINK_STATES[wanted.link_state]))))
+    if wanted.trust is not None:
+        requests.append(("trust", attribute(_IFLA_VF_TRUST, struct.pack("=II", index, wanted.trust))))
+    return tuple(requests)
+
+
+def vf_message(physical_index: int, setting: bytes) -> bytes:
+    """Give the body of an RTM_SETLINK with one setting of a virtual function."""
+    return link_body(physical_index, attribute(_IFLA_VFINFO_LIST, attribute(_IFLA_VF_INFO, setting)))
+
+
+def _vlan_request(index: int, wanted: VfFields | VfState, before: VfState) -> bytes:
+    vlan = wanted.vlan if wanted.vlan is not None else before.vlan or 0
+    # A priority is of a tag: with another tag, the old priority says nothing.
+    qos = wanted.qos if wanted.qos is not None else (before.qos or 0 if wanted.vlan is None else 0)
+    protocol = wanted.vlan_protocol or (before.vlan_protocol if wanted.vlan is None else None) or "802.1Q"
+    fields = struct.pack("=III", index, vlan, qos)
+    if protocol == "802.1Q":
+        return attribute(_IFLA_VF_VLAN, fields)
+    # struct ifla_vf_vlan_info ends with two bytes that nobody uses; without them it is refused as too short.
+    return attribute(_IFLA_VF_VLAN_LIST, attribute(_IFLA_VF_VLAN_INFO, fields + struct.pack("!Hxx", _PROTOCOLS[protocol])))
+
+
+def read_vf(link: Any, index: int) -> VfState | None:
+    """Find a virtual function's settings in what the kernel says of its physical one; None when it has none of that index."""
+    functions = link.get("vfinfo_list") or {"attrs": []}
+    for _, info in functions["attrs"]:
+        values = dict(info["attrs"])
+        if values.get("IFLA_VF_MAC", {}).get("vf") == index:
+            return _state(values)
+    return None
+
+
+def _state(values: Mapping[str, Any]) -> VfState:
+    vlan, protocol = values.get("IFLA_VF_VLAN"), None
+    entries = (values.get("IFLA_VF_VLAN_LIST") or {"attrs": []})["attrs"]
+    if entries:
+        vlan = entries[0][1]
+        protocol = next((name for name, number in _PROTOCOLS.items() if number == vlan["proto"]), None)
+    rate = values.get("IFLA_VF_RATE")
+    link_state = values.get("IFLA_VF_LINK_STATE")
+    return VfState(
+        mac=values["IFLA_VF_MAC"]["mac"],
+        vlan=vlan["vlan"] if vlan is not None else None,
+        qos=vlan["qos"] if vlan is not None else None,
+        vlan_protocol=protocol,
+        trust=_flag(values, "IFLA_VF_TRUST", "trust"),
+        spoof_check=_flag(values, "IFLA_VF_SPOOFCHK", "spoofchk"),
+        link_state=next((name for name, number in _LINK_STATES.items() if number == link_state["link_state"]), None)
+        if link_state
+        else None,
+        min_tx_rate=rate["min_tx_rate"] if rate is not None else None,
+        max_tx_rate=rate["max_tx_rate"] if rate is not None else None,
+    )
+
+
+def _flag(values: Mapping[str, Any], attribute: str, key: str) -> bool | None:
+    number = values.get(attribute, {}).get(key)
+    # All ones: the driver does not tell (rtnl_fill_vfinfo).
+    return None if number is None or number == 0xFFFFFFFF else bool(number)
+
+
+def configure_vf(places: Places, place: VfPlace, fields: VfFields, record: DeviceRecord) -> Refusal | None:
+    """Set what is written, after the record has what was there.
+
+    Errors: refuses `vf-gone` when the physical function has no such function, `vf-refused` with the field that its driver does not take.
+    """
+    refusal = missing_package()
+    if refusal is not None:
+        return refusal
+
+    def configure(socket: Any) -> Refusal | None:
+        from pyroute2.netlink.exceptions import NetlinkError
+
+        physical, before = _find(socket, place)
+        if physical is None or before is None:
+            return refused(
+                Reason(
+                    code="vf-gone",
+                    message=f"{place.physical} has no virtual function {place.index}",
+                    facts={"physical": place.physical, "index": place.index},
+                )
+            )
+        requests = vf_requests(place.index, fields, before)
+        # Only what is changed is put back: a driver may refuse to be told what nobody asked of it.
+        changed = [field for field, _ in requests]
+        record.intend("vf", {"place": msgspec.to_builtins(place), "state": msgspec.to_builtins(before), "fields": changed})
+        for field, setting in requests:
+            try:
+                set_link(socket, vf_message(physical, setting))
+            except NetlinkError as err:
+                return refused(
+                    Reason(
+                        code="vf-refused",
+                        message=f"vf.{field} of function {place.index} of {place.physical} is refused by its driver: {err.args[1]}",
+                        facts={"field": f"vf.{field}", "physical": place.physical, "error": int(err.code)},
+                    )
+                )
+        record.done("vf")
+        return None
+
+    return with_netlink(places, None, configure)
+
+
+def restore_vf(places: Places, record: DeviceRecord) -> None:
+    """Put a virtual function's settings back as the record has them, and mark the step undone; nothing without such a step.
+
+    Errors: raises HardwareError when the driver refuses what was there before. A function that is gone has no settings any more.
+    """
+    step = record.step("vf")
+    if step is None:
+        return
+    place, before = msgspec.convert(step.before["place"], type=VfPlace), msgspec.convert(step.before["state"], type=VfState)
+
+    def restore(socket: Any) -> None:
+        from pyroute2.netlink.exceptions import NetlinkError
+
+        physical, now = _find(socket, place)
+        if physical is None or now is None:
+            return
+        for field, setting in vf_requests(place.index, before, now):
+            if field not in step.before["fields"]:
+                continue
+            try:
+                set_link(socket, vf_message(physical, setting))
+            except NetlinkError as err:
+                raise HardwareError(
+                    f"vf.{field} of function {place.index} of {place.physical} cannot be put back: {err.args[1]}", field=field
+                ) from err
+
+    with_netlink(places, None, restore)
+    record.undone("vf")
+
+
+def _find(socket: Any, place: VfPlace) -> tuple[int | None, VfState | None]:
+    physical = get_link(socket, name=place.physical)
+    if physical is None:
+        return None, None
+    links = socket.link("get", index=physical["index"], ext_mask=_RTEXT_FILTER_VF)
+    return int(physical["index"]), next((state for link in links if (state := read_vf(link, place.index)) is not None), None)

@@ -1,0 +1,134 @@
+"""Hands an interface to a container by an OCI runtime's own hooks: for runc alone, without a gateway, a kubelet or NRI.
+
+Flows in: the container's state as the runtime writes it to a hook's standard input, the interface's name on the host, and the configuration of nic.topobus.dev. Flows out:
+the interface inside the container (hook createRuntime), and on the host as it was before (hook poststop). By poststop the container's process is gone, and with it its
+network namespace and every virtual interface in it; so the namespace is kept by a bind mount beside the record until the interface is taken back. Both lie below /run: after a reboot
+there is neither a namespace nor anything to undo.
+Source: OCI runtime specification 1.0.2, runtime.md (state) and config.md (POSIX-platform hooks).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from topobus.contracts.codec import decode, encode
+from topobus.devicekit import durable_file
+from topobus.devicekit.device_record import DeviceRecord, RecordState
+from topobus.domain.errors import ContractError, HardwareError
+from topobus.domain.outcome import Reason, Refusal
+from topobus.domain.sandbox import AttachedInterface
+from topobus.nic.interface_fields import is_interface_name
+from topobus.nic.interface_reading import read_interface_config
+from topobus.nic.netlink.hand_over import check_hand_over, hand_over
+from topobus.nic.netlink.namespace_mount import mount_namespace, unmount_namespace
+from topobus.nic.netlink.places import Places
+from topobus.nic.netlink.take_back import TakenBack, take_back
+
+__all__ = ["FOLDER", "ContainerState", "attach", "detach", "read_state"]
+
+FOLDER = Path("/run/topobus/oci")
+"""Where records and namespaces are kept; one folder for all containers of a node."""
+
+# What runc takes as a container's id; it becomes the name of files.
+_ID = re.compile(r"[A-Za-z0-9_+.-]{1,128}")
+
+
+class ContainerState(Struct, frozen=True, kw_only=True):
+    """What a hook needs of a container's state."""
+
+    id: str
+    pid: int = 0
+    """Of the container's first process, as the host counts; 0 when it is gone."""
+
+
+def read_state(data: bytes) -> ContainerState:
+    """Read the state that a runtime writes to a hook.
+
+    Errors: raises ContractError that names the field.
+    """
+    state = decode(data, ContainerState, where="state on standard input")
+    if not _ID.fullmatch(state.id) or state.id.startswith("."):
+        raise ContractError(f"state on standard input: id is {state.id!r}, wanted letters, digits and _+.-")
+    if state.pid < 0:
+        raise ContractError(f"state on standard input: pid is {state.pid}, wanted a process, or 0")
+    return state
+
+
+def attach(
+    state: ContainerState, interface: str, parameters: Sequence[Mapping[str, Any]], *, folder: Path = FOLDER, places: Places | None = None
+) -> AttachedInterface | Refusal:
+    """Put an interface into a container that is being created; asked again, what was begun is undone first.
+
+    Shapes: parameters — opaque configurations, the last one wins field by field, as in a claim.
+    Errors: refuses with the field, before anything is changed; what the kernel refuses later is undone. Raises HardwareError when that fails.
+    """
+    places = places or Places()
+    if not is_interface_name(interface):
+        return _refuse("interface-gone", f"--interface is {interface!r}, wanted the name of an interface", interface=interface)
+    if state.pid == 0:
+        return _refuse("namespace-gone", "state on standard input: pid is missing: at createRuntime a runtime tells it", container=state.id)
+    config = read_interface_config(list(parameters))
+    if isinstance(config, Refusal):
+        return config
+    detach(state, interface, folder=folder, places=places)
+    refusal = check_hand_over(places, interface, config)
+    if refusal is not None:
+        return refusal
+    namespace = _keep_namespace(state, interface, folder)
+    record = _record(state, interface, folder)
+    attached = hand_over(places, interface, str(namespace), config, record, tag=f"topobus oci {state.id}")
+    if isinstance(attached, Refusal):
+        detach(state, interface, folder=folder, places=places)
+    return attached
+
+
+def detach(state: ContainerState, interface: str, *, folder: Path = FOLDER, places: Places | None = None) -> TakenBack:
+    """Take an interface back from a container that has ended; nothing for one that was never attached.
+
+    Errors: raises HardwareError when it could not be restored; the record and the namespace stay, and the next call goes on.
+    """
+    namespace = _namespace_file(state, interface, folder)
+    taken = take_back(places or Places(), str(namespace) if namespace.exists() else "", _record(state, interface, folder))
+    if namespace.exists():
+        unmount_namespace(namespace)
+        namespace.unlink()
+    durable_file.delete(folder, f"{_stem(state, interface)}.json") if folder.exists() else False
+    return taken
+
+
+def _record(state: ContainerState, interface: str, folder: Path) -> DeviceRecord:
+    name = f"{_stem(state, interface)}.json"
+    file = folder / name
+    before = decode(file.read_bytes(), RecordState, where=str(file)) if file.exists() else None
+    return DeviceRecord(before, lambda after: _write(folder, name, after))
+
+
+def _write(folder: Path, name: str, state: RecordState) -> None:
+    durable_file.write(folder, name, encode(state), mode=0o600)
+
+
+def _keep_namespace(state: ContainerState, interface: str, folder: Path) -> Path:
+    """Mount the container's network namespace over a file, so that it outlives the container's process."""
+    file = _namespace_file(state, interface, folder)
+    try:
+        mount_namespace(f"/proc/{state.pid}/ns/net", file)
+    except OSError as err:
+        raise HardwareError(f"{file}: mount: {err.strerror}; it needs root and CAP_SYS_ADMIN", path=str(file)) from err
+    return file
+
+
+def _namespace_file(state: ContainerState, interface: str, folder: Path) -> Path:
+    return folder / f"{_stem(state, interface)}.netns"
+
+
+def _stem(state: ContainerState, interface: str) -> str:
+    return f"{state.id}@{interface}"
+
+
+def _refuse(code: str, message: str, **facts: str) -> Refusal:
+    return Refusal(reasons=(Reason(code=code, message=message, facts=dict(facts)),))

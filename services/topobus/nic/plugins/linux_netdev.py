@@ -1,0 +1,218 @@
+"""Network interfaces that are no PCI function of their own: veth, bridges and their ports, bonds, VLANs, tun and tap, scalable functions.
+
+Flows in: the interfaces of the tree's network namespace, and the operator's list of those that may be offered (`interfaces.offer`; empty: none). Flows out:
+devices and the health of their links.
+
+A device is named after its interface (`nic-tenant-0`): the name is what the operator listed, and is as stable over reboots as the interface's own name; an interface whose name
+is no DNS label gets letters of a digest behind it, so that `br0.5` and `br0-5` are two devices. The MAC address is an attribute, for selectors.
+
+Never offered, and named in the inventory's warnings where a rule would have it: the loopback; an interface of a PCI function, which is plugin `pci-netdev`'s; an
+interface below the node's default route; an interface over which the node has an address or a route, or a port of a bridge or bond (as the ends of the node's other pods are), unless a rule names it exactly.
+An interface that the operator shares (`interfaces.share`) is a device that several claims may have at once, one share each (capacity `shares`): each pod gets a child of it,
+and its link is the link of all of them. It may be a PCI function's, and the one below the default route: it stays on the host.
+
+The NUMA node is unknown, so it has no opinion in alignment, but for what belongs to a PCI function.
+
+Source: Documentation/ABI/testing/sysfs-class-net.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+from msgspec import structs
+
+from topobus.devicekit.driver import PrepareContext
+from topobus.devicekit.edits_text import own_variable, unreadable
+from topobus.devicekit.pci import pci_device_name
+from topobus.domain.counters import CapacityPolicy
+from topobus.domain.device import AttributeValue, Device
+from topobus.domain.edits import ContainerEdits
+from topobus.domain.errors import HardwareError
+from topobus.domain.health import Dimension, HealthState, Observation
+from topobus.domain.idset import NodeSet
+from topobus.domain.machine import Machine, PciDevice
+from topobus.domain.names import is_dns_label, to_dns_label
+from topobus.domain.outcome import Reason, Refusal
+from topobus.domain.pci import PciAddress
+from topobus.nic.config import InterfaceSettings, SharedInterface
+from topobus.nic.interface_hands import SHARE_MODE, SHARE_SUBMODE, interface_of
+from topobus.nic.plugins.attaching import AttachesInterfaces
+from topobus.nic.plugins.link_health import BestSpeeds, judge_carrier, judge_duplex
+from topobus.sysfs.net import default_route_interfaces, read_interface
+from topobus.sysfs.netdevs import NetDevice, addressed_interfaces, interface_path, list_net_devices, read_net_device
+from topobus.sysfs.tree import Tree
+
+__all__ = ["LinuxNetdevDriver", "device_name"]
+
+# Hexadecimal digits behind a name that had to be changed: 2^24 names, of which a node has tens.
+_DIGEST_DIGITS = 6
+# A DRA attribute's longest text (KEP-4381).
+_TEXT_LIMIT = 64
+# The capacity of a shared interface: children that pods may have.
+_SHARES = "shares"
+
+
+class LinuxNetdevDriver(AttachesInterfaces):
+    """Finds and watches interfaces that the operator lists."""
+
+    name = "linux-netdev"
+    device_class = "nic"
+
+    def __init__(self, settings: InterfaceSettings | None = None) -> None:
+        super().__init__(settings)
+        self._best_speeds = BestSpeeds()
+        self.warnings: tuple[str, ...] = ()
+        """What the last `discover` left out, and why; the inventory shows it."""
+
+    def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
+        """List the interfaces that the operator's rules name, by name."""
+        self.warnings = ()
+        if not self._settings.offer and not self._settings.share:
+            return ()
+        tree = tree.for_scan()
+        routed, addressed = default_route_interfaces(tree), addressed_interfaces(tree)
+        functions = {function.address: function for function in machine.pci_devices}
+        left_out: list[str] = []
+        devices: list[Device] = []
+        for name in list_net_devices(tree):
+            try:
+                net_device = read_net_device(tree, name)
+            except HardwareError as err:
+                if self._settings.shared(name) or any(rule.is_exact and rule.name == name for rule in self._settings.offer):
+                    left_out.append(f"{name} is not offered: {err.message}")
+                continue
+            if net_device is None or name == "lo":
+                continue
+            shared = self._settings.shared(name)
+            why = None if shared is not None else self._why_not(tree, net_device, routed=routed, addressed=addressed)
+            if why is None:
+                device = self._device(net_device, functions)
+                devices.append(device if shared is None else _with_shares(device, shared))
+            elif why:
+                left_out.append(f"{name} is not offered: {why}")
+        there = {interface_of(device) for device in devices}
+        left_out += [
+            f"{shared.name} is not shared: the node has no such interface" for shared in self._settings.share if shared.name not in there
+        ]
+        self.warnings = tuple(left_out)
+        return tuple(sorted(devices, key=lambda device: device.name))
+
+    def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
+        """Look at presence and link of each interface; one that cannot be read leaves the others alone."""
+        tree = tree.for_scan()
+        return {device.name: self._observe_one(tree, device) for device in devices}
+
+    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
+        """Tell each interface in the device's own variable; refuse one that is not there, unless this owner's pod has it."""
+        names = [device.name for device in devices if not _is_there(tree, device) and device.name not in context.attached]
+        if names:
+            text = f"no such interface on the node any more: {', '.join(sorted(names))}"
+            return Refusal(reasons=(Reason(code="device-gone", message=text, facts={"devices": tuple(sorted(names))}),))
+        return {device.name: ContainerEdits(env={own_variable(device): self._name(device, context)}) for device in devices}
+
+    def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
+        """Undo nothing: preparing changes nothing on the interface."""
+
+    def _name(self, device: Device, context: PrepareContext) -> str:
+        return next(iter(self.names_in_container(device, context)), interface_of(device))
+
+    def _why_not(self, tree: Tree, net_device: NetDevice, *, routed: frozenset[str], addressed: frozenset[str]) -> str | None:
+        """Say why an interface is not offered: None when it is, empty when no rule names it."""
+        name = net_device.interface.name
+        rules = [rule for rule in self._settings.offer if rule.fits(name, net_device.kind)]
+        if not rules:
+            return ""
+        is_exact = any(rule.is_exact for rule in rules)
+        if net_device.kind == "pci":
+            # Patterns are wide; only who named it must be told.
+            return f"it belongs to PCI function {net_device.function}, which plugin pci-netdev offers" if is_exact else ""
+        if name in routed:
+            return "the default route of this node goes over it"
+        if name in addressed and not is_exact:
+            return "the node has an address or a route over it, and no rule names it exactly"
+        master = tree.link_name(f"{interface_path(name)}/master")
+        if master and not is_exact:
+            # The ends of the node's other pods look like this: ports of their network's bridge.
+            return f"it is a port of {master}, and no rule names it exactly"
+        return None
+
+    def _device(self, net_device: NetDevice, functions: Mapping[PciAddress, PciDevice]) -> Device:
+        interface = net_device.interface
+        function = None if net_device.function is None else functions.get(net_device.function)
+        attributes: dict[str, AttributeValue] = {"interface": interface.name, "kind": net_device.kind[:_TEXT_LIMIT]}
+        if interface.mac:
+            attributes["mac"] = interface.mac[:_TEXT_LIMIT]
+        if interface.mtu is not None:
+            attributes["mtu"] = interface.mtu
+        if interface.speed_mbps is not None:
+            attributes["linkSpeed"] = interface.speed_mbps
+        if net_device.driver:
+            attributes["kernelDriver"] = net_device.driver[:_TEXT_LIMIT]
+        return Device(
+            name=device_name(interface.name),
+            device_class=self.device_class,
+            driver=self.name,
+            model=net_device.kind[:_TEXT_LIMIT],
+            numa_nodes=None if function is None or function.numa_node is None else NodeSet(function.numa_node),
+            pci=net_device.function if net_device.kind == "pci" and function is not None else None,
+            pcie_root="" if function is None else function.root,
+            pcie_path=() if function is None else function.path,
+            pcie_switch=None if function is None else function.switch,
+            parent="" if function is None or net_device.kind == "pci" else pci_device_name(self.device_class, function.address),
+            attributes=attributes,
+        )
+
+    def _observe_one(self, tree: Tree, device: Device) -> list[Observation]:
+        path = interface_path(interface_of(device))
+        try:
+            if not _is_there(tree, device):
+                self._best_speeds.forget(device.name)
+                return [_gone(device, path)]
+            interfaces = (read_interface(tree, path, interface_of(device), only_link=True),)
+        except HardwareError as err:
+            return [unreadable(err)]
+        link = (judge_carrier(interfaces), self._best_speeds.judge(device.name, interfaces), judge_duplex(interfaces))
+        return [observation for observation in link if observation is not None]
+
+
+def device_name(interface: str) -> str:
+    """Name the device of an interface.
+
+    >>> device_name("tenant-0"), device_name("br0.5")
+    ('nic-tenant-0', 'nic-br0-5-cf44cf')
+    """
+    name = f"nic-{interface}"
+    if is_dns_label(name):
+        return name
+    return f"{to_dns_label(name)}-{hashlib.sha256(interface.encode()).hexdigest()[:_DIGEST_DIGITS]}"
+
+
+def _with_shares(device: Device, shared: SharedInterface) -> Device:
+    """Make a device one that several claims may have: each takes one share."""
+    attributes: dict[str, AttributeValue] = {**device.attributes, SHARE_MODE: shared.mode}
+    if shared.submode:
+        attributes[SHARE_SUBMODE] = shared.submode
+    return structs.replace(
+        device,
+        attributes=attributes,
+        capacity={_SHARES: shared.shares},
+        capacity_policies={_SHARES: CapacityPolicy(default=1, valid_values=(1,))},
+        allows_multiple=True,
+    )
+
+
+def _is_there(tree: Tree, device: Device) -> bool:
+    interface = interface_of(device)
+    return bool(interface) and "/" not in interface and tree.exists(f"{interface_path(interface)}/ifindex")
+
+
+def _gone(device: Device, path: str) -> Observation:
+    return Observation(
+        dimension=Dimension.PRESENCE,
+        state=HealthState.UNHEALTHY,
+        reason="device-gone",
+        message=f"the node has no interface {interface_of(device)} any more",
+        evidence={"path": path, "value": "absent"},
+    )

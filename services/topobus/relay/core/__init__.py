@@ -1,0 +1,1 @@
+"""What must be said to the hub next, as pure functions."""

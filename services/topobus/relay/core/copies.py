@@ -1,0 +1,59 @@
+"""Decides what is done next with one key of a state, so that the hub's copy becomes what the node's server has.
+
+Flows in: the digest of the node's value, and what is known of the hub's copy. Flows out: a step. The node's relay is the only writer of the hub's copies, and each write
+names the sequence that it replaces: an older value can neither follow nor replace a newer one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from enum import Enum
+
+from msgspec import Struct
+
+__all__ = ["NOTHING_THERE", "Copy", "Step", "digest_of", "next_step"]
+
+NOTHING_THERE = ""
+"""The digest of a key that was deleted or never written."""
+
+
+class Copy(Struct, frozen=True, kw_only=True):
+    """What is known of the hub's copy of one key."""
+
+    sequence: int
+    digest: str
+    is_certain: bool
+    """False after a cut, and for what was read (a copy of a replicated hub may lag): the sequence is asked for before anything is concluded."""
+
+
+class Step(Enum):
+    """What is done next."""
+
+    NOTHING = "nothing"
+    READ = "read"
+    """Nothing is known: read the hub's copy."""
+    COMPARE = "compare"
+    """The hub seems to have it: ask for its sequence alone."""
+    WRITE = "write"
+    """Write the node's value over the known sequence."""
+
+
+def digest_of(data: bytes | None) -> str:
+    """Tell values apart; None is a key that is not there."""
+    return NOTHING_THERE if data is None else hashlib.sha256(data).hexdigest()
+
+
+def next_step(kept: str, copy: Copy | None) -> Step:
+    """Say what is done next with a key.
+
+    Shapes: kept — the digest of what the node's server has; copy — None: nothing is known of the hub's copy, or the last write may or may not have happened.
+
+    >>> next_step("a", None), next_step("a", Copy(sequence=1, digest="a", is_certain=False)), next_step("a", Copy(sequence=1, digest="b", is_certain=False))
+    (<Step.READ: 'read'>, <Step.COMPARE: 'compare'>, <Step.WRITE: 'write'>)
+    """
+    if copy is None:
+        return Step.READ
+    if copy.digest != kept:
+        # Also when it is uncertain: a write over another sequence than the present one is refused.
+        return Step.WRITE
+    return Step.NOTHING if copy.is_certain else Step.COMPARE

@@ -1,0 +1,218 @@
+"""Keeps the hub's copies of this node's states equal to what the node's own server has: one key after the other, each write over the sequence that it replaces.
+
+Flows in: values as the node's server stores them (`keep`, `reset`, `note_whole`). Flows out: reads, comparisons and writes at the hub. A failure is raised to the caller, who
+tries again; nothing is believed of a key whose write was not answered.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from topobus.contracts.catalogue import RELAY
+from topobus.contracts.codec import decode, encode
+from topobus.contracts.nouns import State
+from topobus.contracts.relay_messages import NodeRelay
+from topobus.domain.errors import ContractError
+from topobus.relay.core.copies import NOTHING_THERE, Copy, Step, digest_of, next_step
+from topobus.relay.core.positions import with_key, without_key
+from topobus.relay.hub_link import HubLink
+from topobus.runtime.failures import AmbiguousWrite
+from topobus.runtime.logging import get_logger
+from topobus.runtime.service import Runtime
+from topobus.runtime.uplink import Acknowledged, HubRefused, Uplink
+
+__all__ = ["HubCopies", "Key"]
+
+
+class Key(Struct, frozen=True, order=True):
+    """One key of one state."""
+
+    noun: str
+    key: str
+
+    def __str__(self) -> str:
+        return f"{self.noun}/{self.key}"
+
+
+class HubCopies:
+    """The hub's copies of one node's states."""
+
+    def __init__(self, states: tuple[State[Any], ...], link: HubLink, uplink: Uplink, runtime: Runtime, *, forget_after_s: float) -> None:
+        self._states = {state.name: state for state in states}
+        self._link = link
+        self._uplink = uplink
+        self._runtime = runtime
+        self._forget_after_s = forget_after_s
+        self._kept: dict[Key, bytes | None] = {}
+        self._whole_since: dict[str, float] = {}
+        """By state: since when all that the node's server has is known."""
+        self._copies: dict[Key, Copy] = {}
+        self._refused: dict[Key, str] = {}
+        """Digests of what the hub refuses: said again when it changes, or after a cut."""
+        self._newest: Key | None = None
+        """The key that the hub acknowledged last."""
+        self._rotation = 0
+        self._note_key = Key(RELAY.name, RELAY.key(node=runtime.node))
+        self._node = runtime.node
+
+    # what the node's server has
+
+    def keep(self, state: State[Any], key: str, data: bytes | None) -> None:
+        """Take a value of the node's server; None: it was deleted there."""
+        self._kept[Key(state.name, key)] = data
+        self._link.wake.set()
+
+    def reset(self, state: State[Any]) -> None:
+        """Forget all values of a state: the node's store is another one."""
+        self._whole_since.pop(state.name, None)
+        self._kept = {key: data for key, data in self._kept.items() if key.noun != state.name}
+
+    def note_whole(self, state: State[Any]) -> None:
+        """Note that all present values of a state have been taken."""
+        self._whole_since[state.name] = self._runtime.clock.monotonic()
+        self._link.wake.set()
+
+    @property
+    def waiting(self) -> int:
+        """How many states the hub does not have, as far as is known."""
+        return sum(1 for key in self._wanted() if self._is_open(key))
+
+    @property
+    def is_note_written(self) -> bool:
+        """Say whether the hub has the present note."""
+        copy = self._copies.get(self._note_key)
+        return copy is not None and copy.digest == digest_of(encode(self._link.note))
+
+    # what the hub has
+
+    async def read_note(self) -> bool:
+        """Bring the note in step with the hub's copy of it; True when the hub has another one than it acknowledged last."""
+        copy = self._copies.get(self._note_key)
+        if copy is not None and await self._uplink.sequence_at_hub(RELAY, node=self._node) == copy.sequence:
+            return False
+        entry = await self._uplink.value_at_hub(RELAY, node=self._node)
+        self._copies[self._note_key] = Copy(
+            sequence=entry.sequence, digest=digest_of(entry.data if entry.is_there else None), is_certain=False
+        )
+        if entry.is_there and entry.data == encode(self._link.note):
+            return False
+        note = NodeRelay(node=self._node)
+        if entry.is_there:
+            try:
+                note = decode(entry.data, NodeRelay, where=str(self._note_key))
+                RELAY.check_place(note, {"node": self._node})
+            except ContractError as err:
+                get_logger().warning("note.misread", error=str(err), effect="all events that are stored here are said again")
+                note = NodeRelay(node=self._node)
+        # Keys that we know of and an older note does not: the hub may have them still.
+        for key in (*self._link.note.keys, *(str(key) for key in self._kept if key != self._note_key and self._is_listed(key))):
+            note = with_key(note, key)
+        self._link.note = note
+        return True
+
+    def doubt(self) -> None:
+        """Believe nothing of the hub's copies before their sequences were asked for: there was a cut."""
+        self._copies = {key: Copy(sequence=copy.sequence, digest=copy.digest, is_certain=False) for key, copy in self._copies.items()}
+        self._refused.clear()
+
+    async def settle(self) -> None:
+        """Say all that the hub does not have."""
+        for key in self._wanted():
+            await self._settle_key(key)
+
+    async def write_note(self) -> None:
+        """Write the note, if the hub has another one."""
+        while True:
+            data = encode(self._link.note)
+            copy = self._copies.get(self._note_key)
+            if copy is None:
+                raise AmbiguousWrite("what the hub has noted of this node is not known")
+            if copy.digest == digest_of(data):
+                return
+            await self._write(self._note_key, data, copy.sequence)
+
+    async def look(self) -> bool:
+        """Ask for the sequences of two keys: the one that was acknowledged last, and the next in turn. False when the hub has another one than it acknowledged."""
+        turn = sorted(self._copies)
+        self._rotation += 1
+        for key in dict.fromkeys((self._newest or self._note_key, *turn[self._rotation % len(turn) :][:1])) if turn else ():
+            copy = self._copies.get(key)
+            state, parts = self._place(key)
+            if copy is not None and await self._uplink.sequence_at_hub(state, **parts) != copy.sequence:
+                return False
+        return True
+
+    # one key
+
+    def _wanted(self) -> list[Key]:
+        """Give the keys to look at: what the node's server has or deleted, and what the hub may have besides."""
+        listed = [Key(*text.split("/", 1)) for text in self._link.note.keys]
+        return sorted({*self._kept, *(key for key in listed if key in self._kept or self._is_forgotten(key))})
+
+    def _is_forgotten(self, key: Key) -> bool:
+        """Say whether a key has been absent from the node's server for so long that it is taken as deleted."""
+        since = self._whole_since.get(key.noun)
+        return key.noun in self._states and since is not None and self._runtime.clock.monotonic() - since >= self._forget_after_s
+
+    def _is_open(self, key: Key) -> bool:
+        digest = digest_of(self._kept.get(key))
+        return self._refused.get(key) != digest and next_step(digest, self._copies.get(key)) is not Step.NOTHING
+
+    def _is_listed(self, key: Key) -> bool:
+        """Say whether a node may have several keys of this kind, so that the note names them."""
+        return len(self._states[key.noun].parts) > 1
+
+    def _place(self, key: Key) -> tuple[State[Any], dict[str, str]]:
+        state = RELAY if key.noun == RELAY.name else self._states[key.noun]
+        return state, state.parse_key(key.key)
+
+    async def _settle_key(self, key: Key) -> None:
+        state, parts = self._place(key)
+        while self._is_open(key):
+            data = self._kept.get(key)
+            digest = digest_of(data)
+            copy = self._copies.get(key)
+            step = next_step(digest, copy)
+            if step is Step.READ or copy is None:
+                entry = await self._uplink.value_at_hub(state, **parts)
+                there = digest_of(entry.data if entry.is_there else None)
+                self._copies[key] = Copy(sequence=entry.sequence, digest=there, is_certain=False)
+            elif step is Step.COMPARE:
+                if await self._uplink.sequence_at_hub(state, **parts) == copy.sequence:
+                    self._copies[key] = Copy(sequence=copy.sequence, digest=copy.digest, is_certain=True)
+                    self._link.said.labels(state.name, "compared").inc()
+                else:
+                    del self._copies[key]
+            else:
+                try:
+                    if self._is_listed(key) and data is not None and str(key) not in self._link.note.keys:
+                        self._link.change_note(lambda note: with_key(note, str(key)))
+                        await self.write_note()
+                    await self._write(key, data, copy.sequence)
+                except HubRefused as err:
+                    self._refused[key] = digest
+                    self._link.said.labels(state.name, "refused").inc()
+                    get_logger().error("state.refused", key=str(key), error=err.message, next_step=err.next_step)
+        if self._is_listed(key) and digest_of(self._kept.get(key)) == NOTHING_THERE and str(key) in self._link.note.keys:
+            self._link.change_note(lambda note: without_key(note, str(key)))
+
+    async def _write(self, key: Key, data: bytes | None, expected: int) -> None:
+        state, parts = self._place(key)
+        # Until it is answered nobody knows what the hub has.
+        self._copies.pop(key, None)
+        try:
+            outcome = await self._uplink.write(state, data, expected, **parts)
+        except HubRefused:
+            self._copies[key] = Copy(sequence=expected, digest="refused", is_certain=False)
+            raise
+        if isinstance(outcome, Acknowledged):
+            self._copies[key] = Copy(sequence=outcome.sequence, digest=digest_of(data), is_certain=True)
+            self._newest = key
+            self._link.said.labels(state.name, "written").inc()
+            return
+        self._link.said.labels(state.name, "overtaken").inc()
+        if key == self._note_key:
+            # An earlier write of ours arrived after all, or the hub is another one.
+            raise AmbiguousWrite("the hub has another note of this node than it acknowledged")

@@ -1,0 +1,83 @@
+"""Whether the hub is there, and the note that it keeps for this node: how far its copies of our events are.
+
+Flows in: what succeeded and what failed at the hub. Flows out: `joined`, a remark for the readiness report, the note. Being cut off is a remark and never unreadiness:
+the node works on, and what waits here is safe in the node's own server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from prometheus_client import Counter, Gauge
+
+from topobus.contracts.relay_messages import NodeRelay
+from topobus.domain.errors import PeerUnavailable
+from topobus.domain.timestamps import rfc3339
+from topobus.runtime.logging import get_logger
+from topobus.runtime.service import Runtime
+
+__all__ = ["HubLink"]
+
+_PART = "hub"
+
+
+class HubLink:
+    """What the relay's tasks share about the hub."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self.joined = asyncio.Event()
+        """Set while the hub is there and the note is what the hub has."""
+        self.wake = asyncio.Event()
+        """Set when there is something to do: a value, a note, a loss."""
+        self.note = NodeRelay(node=runtime.node)
+        self._cut_since = rfc3339(runtime.clock.now())
+        self._why = "not reached yet"
+        self.said = Counter("topobus_relay_said_total", "What was said to the hub.", ["noun", "outcome"], registry=runtime.registry)
+        self.joins = Counter(
+            "topobus_relay_joins_total", "How often the hub was found again, the first time included.", registry=runtime.registry
+        )
+        self.lost_events = Counter(
+            "topobus_relay_lost_events_total",
+            "Events that the node's own server had to drop before they were said.",
+            ["noun"],
+            registry=runtime.registry,
+        )
+        self._is_joined = Gauge("topobus_relay_joined", "1 while the hub is there.", registry=runtime.registry)
+        self._waiting = Gauge("topobus_relay_waiting", "What the hub does not have yet.", ["kind"], registry=runtime.registry)
+        self.set_remark(0, 0)
+
+    def lose(self, err: PeerUnavailable) -> None:
+        """Note that the hub did not take something: all that is known of it is asked for again."""
+        if self.joined.is_set():
+            self._cut_since = rfc3339(self._runtime.clock.now())
+            get_logger().warning("hub.lost", error=err.message, next_step="nothing to do: what is stored here is said when it is back")
+        self._why = err.message
+        self.joined.clear()
+        self._is_joined.set(0)
+        self.wake.set()
+
+    def join(self) -> None:
+        """Note that the hub is there, and that the note is what it has."""
+        self.joins.inc()
+        get_logger().info("hub.joined", cut_off_since=self._cut_since)
+        self.joined.set()
+        self._is_joined.set(1)
+
+    def change_note(self, change: Callable[[NodeRelay], NodeRelay]) -> None:
+        """Change the note; whoever writes it is woken up."""
+        changed = change(self.note)
+        if changed != self.note:
+            self.note = changed
+            self.wake.set()
+
+    def set_remark(self, states: int, events: int) -> None:
+        """Say in the readiness report how the hub is and what waits for it."""
+        self._waiting.labels("state").set(states)
+        self._waiting.labels("event").set(events)
+        waits = f"{states} states and {events} events wait"
+        if not self.joined.is_set():
+            self._runtime.readiness.set(_PART, is_ready=True, why=f"cut off since {self._cut_since}: {self._why}; {waits}")
+        else:
+            self._runtime.readiness.set(_PART, is_ready=True, why=waits if states or events else "")

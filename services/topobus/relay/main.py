@@ -1,0 +1,22 @@
+"""Console script `topobus-relay`."""
+
+import sys
+
+from topobus.runtime.packages import needing_extra
+from topobus.runtime.probe import answer_probe
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the relay; the exit code is the process's."""
+    answer_probe("relay")
+    with needing_extra("relay"):
+        from topobus.relay.config import RelaySettings
+        from topobus.relay.service import serve
+        from topobus.runtime.service import run
+    sys.exit(run("relay", RelaySettings, serve))
+
+
+if __name__ == "__main__":
+    main()

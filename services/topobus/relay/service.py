@@ -1,0 +1,198 @@
+"""Says to the hub what this node's own server stores, and nothing else: the states as they are now, and every event once.
+
+Flows in: the node's streams, read as they are (`runtime.uplink`). Flows out: the hub's copies (`hub_copies`), the events (`event_follower`), and a note at the hub of how far
+they are. After a cut, a restart of this process, of the node's server or of the hub, also of a hub with an older or an empty store, it asks what the hub has before it
+writes anything. Source: docs/adr/0030.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from contextlib import aclosing, suppress
+from functools import partial
+from typing import Any
+
+from topobus.contracts.catalogue import RELAY
+from topobus.contracts.nats_shapes import OLDEST_LEAF
+from topobus.contracts.nouns import Event, State
+from topobus.contracts.up_subjects import up_nouns
+from topobus.domain.errors import ConfigError, ContractError, PeerUnavailable
+from topobus.relay.config import RelaySettings
+from topobus.relay.core.positions import is_kept, without_position
+from topobus.relay.event_follower import EventFollower
+from topobus.relay.hub_copies import HubCopies
+from topobus.relay.hub_link import HubLink
+from topobus.runtime.backoff import full_jitter
+from topobus.runtime.failures import AmbiguousWrite
+from topobus.runtime.logging import get_logger
+from topobus.runtime.service import Runtime
+from topobus.runtime.uplink import Delivery, Mark, Uplink, event_parts, state_change
+
+__all__ = ["serve", "serve_node"]
+
+# Events come in bursts: the note follows a burst, not each event. What a death in between repeats has the same id, and the hub's stream drops it (two minutes).
+_NOTE_AFTER_S = 0.25
+
+
+async def serve(settings: RelaySettings, runtime: Runtime) -> None:
+    """Keep the hub's copies of this node until cancelled.
+
+    Errors: ConfigError when the node's own server is too old to be one.
+    """
+    if runtime.bus.server_version < OLDEST_LEAF:
+        version = ".".join(map(str, runtime.bus.server_version))
+        raise ConfigError(
+            f"nats.url is a node's own server, and it is {version}: before 2.10 an acknowledged write is not on the disk, and the node keeps the only ledger",
+            next_step="use nats-server 2.10 or later on the node, or one central server (docs/how-to/choose-a-nats-shape.md)",
+        )
+    await serve_node(settings, runtime)
+
+
+async def serve_node(settings: RelaySettings, runtime: Runtime) -> None:
+    """Do what `serve` does, whatever the server's version."""
+    uplink = runtime.bus.uplink()
+    link = HubLink(runtime)
+    # The note is written to the hub alone.
+    states = tuple(noun for noun in up_nouns() if isinstance(noun, State) and noun.name != RELAY.name)
+    events = tuple(noun for noun in up_nouns() if isinstance(noun, Event))
+    copies = HubCopies(states, link, uplink, runtime, forget_after_s=settings.forget_after_s)
+    async with asyncio.TaskGroup() as tasks:
+        for state in states:
+            tasks.create_task(_keep(state, copies, uplink, runtime.node), name=f"keep-{state.name}")
+        await _Relay(settings, runtime, events, copies, link, uplink, tasks).run()
+
+
+async def _keep(state: State[Any], copies: HubCopies, uplink: Uplink, node: str) -> None:
+    """Tell the copies each value of a state that the node's server has."""
+    async with aclosing(uplink.values(state, node=node)) as items:
+        async for item in items:
+            if item is Mark.RESET:
+                copies.reset(state)
+            elif item is Mark.CAUGHT_UP:
+                copies.note_whole(state)
+            elif isinstance(item, Delivery):
+                try:
+                    parts, data = state_change(state, item)
+                except ContractError as err:
+                    get_logger().warning("state.passed-over", subject=item.subject[:200], error=err.message)
+                    continue
+                copies.keep(state, state.key(**parts), data)
+
+
+class _Relay:
+    def __init__(
+        self,
+        settings: RelaySettings,
+        runtime: Runtime,
+        events: tuple[Event[Any], ...],
+        copies: HubCopies,
+        link: HubLink,
+        uplink: Uplink,
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        self._settings = settings
+        self._runtime = runtime
+        self._clock = runtime.clock
+        self._events = {event.name: event for event in events}
+        self._copies = copies
+        self._link = link
+        self._uplink = uplink
+        self._tasks = tasks
+        self._followers: list[asyncio.Task[None]] = []
+        self._note_due_at = math.inf
+        self._look_due_at = 0.0
+        self._waiting_events = 0
+        self._rotation = 0
+
+    async def run(self) -> None:
+        """Say what there is to say, look now and then whether the hub still has it, and find the hub again after each loss."""
+        beat = self._runtime.beats.loop("relay")
+        attempt = 0
+        while True:
+            beat.turn()
+            self._link.wake.clear()
+            try:
+                await self._step()
+                attempt = 0
+                pause_s = max(min(self._look_due_at, self._note_due_at) - self._clock.monotonic(), 0.0)
+            except PeerUnavailable as err:
+                self._link.lose(err)
+                # Asked of the node's own server, which says at once that nobody is there: a thousand nodes that look for the hub do not disturb it.
+                pause_s = full_jitter(attempt, least_s=0.2, most_s=self._settings.retry_s)
+                attempt += 1
+                await self._count_waiting()
+            self._link.set_remark(self._copies.waiting, self._waiting_events)
+            beat.rest()
+            if not self._link.joined.is_set():
+                await self._clock.sleep(pause_s)
+                continue
+            with suppress(TimeoutError):
+                async with self._clock.timeout(pause_s):
+                    await self._link.wake.wait()
+
+    async def _step(self) -> None:
+        if not self._link.joined.is_set():
+            await self._join()
+        await self._copies.settle()
+        now = self._clock.monotonic()
+        if not self._copies.is_note_written:
+            self._note_due_at = min(self._note_due_at, now + _NOTE_AFTER_S)
+        if now >= self._note_due_at:
+            self._note_due_at = math.inf
+            await self._copies.write_note()
+        if now >= self._look_due_at:
+            self._look_due_at = now + self._settings.check_s * full_jitter(0, least_s=1.0, most_s=1.0)
+            await self._look()
+            await self._count_waiting()
+
+    async def _join(self) -> None:
+        """Find out what the hub has; events are said again from where its note tells, when that is another one than ours."""
+        is_other = await self._copies.read_note()
+        self._copies.doubt()
+        for name in tuple(self._link.note.events):
+            if not await self._is_kept(name):
+                self._link.change_note(partial(without_position, event=name))
+                is_other = True
+        if is_other or not self._followers:
+            for follower in self._followers:
+                follower.cancel()
+            if self._followers:
+                await asyncio.wait(self._followers)
+            self._followers = [
+                self._tasks.create_task(EventFollower(event, self._link, self._uplink, self._runtime).run(), name=f"follow-{name}")
+                for name, event in self._events.items()
+            ]
+        self._link.join()
+
+    async def _look(self) -> None:
+        if not await self._copies.look():
+            raise AmbiguousWrite("the hub has something else than it acknowledged")
+        self._rotation += 1
+        names = sorted(self._link.note.events)
+        for name in names[self._rotation % len(names) :][:1] if names else ():
+            if not await self._is_kept(name):
+                raise AmbiguousWrite(f"the hub has no longer what it acknowledged of {name}")
+
+    async def _is_kept(self, name: str) -> bool:
+        """Say whether the hub's stream still has the last event that it acknowledged."""
+        position, event = self._link.note.events[name], self._events.get(name)
+        if event is None or not position.subject:
+            return event is not None
+        try:
+            parts = event_parts(event, position.subject)
+        except ContractError:
+            return False
+        return is_kept(position, await self._uplink.sequence_at_hub(event, **parts))
+
+    async def _count_waiting(self) -> None:
+        """Count the events that the hub has not acknowledged; what cannot be counted now is as it was."""
+        try:
+            spans = {name: await self._runtime.bus.span(event) for name, event in self._events.items()}
+        except PeerUnavailable:
+            return
+        positions = self._link.note.events
+        self._waiting_events = sum(
+            span.newest - (positions[name].sequence if name in positions and positions[name].created == span.created else 0)
+            for name, span in spans.items()
+        )

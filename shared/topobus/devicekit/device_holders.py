@@ -1,0 +1,59 @@
+"""Reads the holders of the devices of one class on this node from the node's ledger.
+
+Flows in: the ledger, read when it is needed. Flows out: device names with their owners. The ledger is not watched: it is written for each pod and
+claim, while a device's health, of which the owners are notified, seldom changes.
+"""
+
+from __future__ import annotations
+
+from topobus.contracts.catalogue import LEDGER
+from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.domain.ledger import Holders
+from topobus.domain.request import Owner
+from topobus.runtime.bus import Bus
+from topobus.runtime.logging import get_logger
+
+__all__ = ["DeviceHolders", "owners_of_devices"]
+
+
+class DeviceHolders:
+    """The holders of one class's devices, as last read."""
+
+    def __init__(self, bus: Bus, *, node: str, device_class: str) -> None:
+        self._bus = bus
+        self._node = node
+        self._class = device_class
+        self._owners: dict[str, tuple[Owner, ...]] | None = None
+
+    async def read(self) -> bool:
+        """Read the ledger; when it cannot be read, what was known stands. True: what is known now is what was read."""
+        try:
+            entry = await self._bus.get(LEDGER.read_as(Holders), node=self._node)
+        except (PeerUnavailable, ContractError) as err:
+            get_logger().warning("ledger.unread", why=err.message)
+            return False
+        self._owners = owners_of_devices(entry.value if entry is not None else None, self._class)
+        return True
+
+    @property
+    def held(self) -> frozenset[str] | None:
+        """Names of devices that somebody holds; None while nobody knows, and then nothing counts as free."""
+        return None if self._owners is None else frozenset(self._owners)
+
+    def owners(self, device: str) -> tuple[Owner, ...]:
+        """Who holds a device; empty as well while nobody knows."""
+        return (self._owners or {}).get(device, ())
+
+
+def owners_of_devices(ledger: Holders | None, device_class: str) -> dict[str, tuple[Owner, ...]]:
+    """Turn a ledger into device name -> who holds it. CPUs stand as ids in the ledger and are devices named `cpu-<id>`."""
+    held: dict[str, tuple[Owner, ...]] = {}
+    for _, allocation in sorted((ledger.allocations if ledger else {}).items()):
+        for holding in allocation.holdings:
+            names = holding.devices.get(device_class, ())
+            if device_class == "cpu":
+                names = (*names, *(f"cpu-{cpu}" for cpu in holding.cpus))
+            for name in names:
+                owners = held.get(name, ())
+                held[name] = owners if allocation.shown in owners else (*owners, allocation.shown)
+    return held

@@ -1,0 +1,107 @@
+"""What was done to one device for one owner, step by step: the driver writes it down before and after each act, so that a crash leaves nothing that cannot be undone.
+
+Flows in: a driver's intents and results. Flows out: the same, after the file is synced (`journal` writes it); nothing is ever forgotten before it is undone. A record
+without a file (`DeviceRecord()`) is for tests of a driver. One thread writes a record at a time: the driver's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Union
+
+import msgspec
+from msgspec import Struct
+
+from topobus.domain.errors import InvariantError
+from topobus.domain.request import Owner
+from topobus.domain.sandbox import Sandbox
+
+__all__ = ["DeviceRecord", "Json", "RecordState", "Step"]
+
+Json = Union[None, bool, int, float, str, Sequence["Json"], Mapping[str, "Json"]]  # noqa: UP007 - refers to itself, which `|` cannot
+"""What a journal can keep."""
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """One act upon a device, in the order of intent."""
+
+    name: str
+    """The driver's own: `netns`, `rename`."""
+    before: dict[str, Any] = {}
+    """What was there before."""
+    after: dict[str, Any] = {}
+    """What the driver noted when it was done."""
+    is_done: bool = False
+    """False: it may be done, half done or not done at all; to undo it must work in each case."""
+
+
+class RecordState(Struct, frozen=True, kw_only=True):
+    """What a record says now."""
+
+    owner: Owner | None = None
+    sandbox: Sandbox | None = None
+    steps: tuple[Step, ...] = ()
+
+
+class DeviceRecord:
+    """The host's durable journal of one device for one owner; every method is synced before it returns."""
+
+    def __init__(self, state: RecordState | None = None, write: Callable[[RecordState], None] = lambda _state: None) -> None:
+        """Begin with what is known; `write` makes a state durable, and raises when it cannot."""
+        self._state = state or RecordState()
+        self._write = write
+
+    @property
+    def owner(self) -> Owner | None:
+        """Who has the device; None in a record of no owner."""
+        return self._state.owner
+
+    @property
+    def sandbox(self) -> Sandbox | None:
+        """Where it is, or was about to be; None while it is only prepared."""
+        return self._state.sandbox
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """All that is not undone yet, in order of intent; undo it in reverse."""
+        return self._state.steps
+
+    def step(self, name: str) -> Step | None:
+        """Find a step by name; None when it was never intended, or is undone."""
+        return next((step for step in self.steps if step.name == name), None)
+
+    def intend(self, step: str, before: Mapping[str, Json] = MappingProxyType({})) -> None:
+        """Write down what is about to be done, and what is there before. A step that is already written down keeps its `before`: what was there at first counts."""
+        if self.step(step) is None:
+            self._keep((*self.steps, Step(name=step, before=_plain(before))))
+
+    def done(self, step: str, after: Mapping[str, Json] = MappingProxyType({})) -> None:
+        """Write down that it is done.
+
+        Errors: raises InvariantError for a step that was never intended: the driver has acted before it wrote.
+        """
+        if self.step(step) is None:
+            raise InvariantError(
+                f"step {step!r} is done and was never intended: call intend before the act", steps=[it.name for it in self.steps]
+            )
+        self._keep(
+            tuple(msgspec.structs.replace(kept, is_done=True, after=_plain(after)) if kept.name == step else kept for kept in self.steps)
+        )
+
+    def undone(self, step: str) -> None:
+        """Write down that it is undone; nothing when it was never intended."""
+        if self.step(step) is not None:
+            self._keep(tuple(kept for kept in self.steps if kept.name != step))
+
+    def _keep(self, steps: tuple[Step, ...]) -> None:
+        state = msgspec.structs.replace(self._state, steps=steps)
+        # Written first: what could not be written is not so.
+        self._write(state)
+        self._state = state
+
+
+def _plain(facts: Mapping[str, Json]) -> dict[str, Any]:
+    """Take a copy as it will be read again; what JSON cannot keep fails here, before the act."""
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(dict(facts)))
+    return plain

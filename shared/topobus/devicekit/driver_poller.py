@@ -1,0 +1,177 @@
+"""Polls the devices of one driver: calls `discover` at each rescan and after the machine changed, and `observe` at each poll.
+
+Flows in: the machine, and what the driver reads below the root. Flows out: `view`, the driver's last answer; a driver that hangs or fails gives a
+view with a silence. As long as the answers do not change, the driver's own thread repeats the polls (`watch`), and the event loop is woken for
+changes only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol, runtime_checkable
+
+from prometheus_client import Counter
+
+from topobus.devicekit.driver import CountingDriver
+from topobus.devicekit.health import silence
+from topobus.devicekit.inventory_merge import DriverView
+from topobus.devicekit.isolation import DriverFailed, DriverHung, IsolatedDriver
+from topobus.devicekit.pci import pci_folder
+from topobus.devicekit.settings import DeviceServiceSettings
+from topobus.domain.device import Device
+from topobus.domain.health import Observation
+from topobus.domain.machine import Machine
+from topobus.domain.pci import PciAddress
+from topobus.runtime.clock import Clock, is_real, until_tick
+from topobus.runtime.logging import get_logger
+from topobus.sysfs.tree import Tree
+
+__all__ = ["DriverPoller"]
+
+
+@runtime_checkable
+class _WarningDriver(Protocol):
+    """A driver that tells what it had to do without (a library that does not load), as sentences; read after each discover."""
+
+    warnings: Sequence[str]
+
+
+class DriverPoller:
+    """Polls one driver. `failures` counts calls that failed or hung, by driver, verb and outcome."""
+
+    def __init__(
+        self,
+        isolated: IsolatedDriver,
+        tree: Tree,
+        settings: DeviceServiceSettings,
+        clock: Clock,
+        failures: Counter,
+        *,
+        away: Callable[[], Mapping[str, Device]] = dict,
+    ) -> None:
+        """Keep the collaborators; `away` gives the devices that sit in a sandbox, as they were before, and is called in the driver's thread."""
+        self.view = DriverView()
+        self.generation = 0
+        """Of the machine that the driver looked for devices on last."""
+        self._isolated = isolated
+        self._tree = tree
+        self._poll_s = settings.health.poll_s
+        self._rescan_s = settings.hardware.rescan_s
+        self._clock = clock
+        self._failures = failures
+        self._away = away
+        self._due_at_s = 0.0
+
+    async def poll(self, machine: Machine, pcis: Collection[PciAddress]) -> None:
+        """Poll once. `pcis`: the functions of this driver's known devices, which may have left the bus."""
+        is_due = self._is_due(machine, self._clock.monotonic())
+        if is_due:
+            self._note_due(machine, self._clock.monotonic())
+        before = self.view
+        verb = "discover"
+        view = before
+        try:
+            if is_due or before.devices is None:
+                view = await self._isolated.call(verb, lambda: self._discover(machine, pcis))
+            verb = "observe"
+            present = view.devices or ()
+            observations: Mapping[str, Sequence[Observation]] = {}
+            if present:
+                observations = await self._isolated.call(verb, lambda: self._observe(present))
+        except (DriverHung, DriverFailed) as err:
+            self._note_silence(verb, err, view)
+            return
+        if before.silence is not None:
+            get_logger().info("driver.recovered", driver=self._isolated.name)
+        self.view = replace(view, observations=observations, silence=None)
+
+    async def watch(self, machine: Machine, pcis: Collection[PciAddress]) -> None:
+        """Poll in the driver's thread, at the same times as `poll` would, until something changes, or until `interrupt`.
+
+        Returns at once where the thread cannot do that (the clock is not real time, or the driver does not answer); then the caller goes on with
+        `poll` every `pause_s`.
+        """
+        if not is_real(self._clock) or self.view.silence is not None:
+            return
+        last_view = discovered = self.view
+        verb = "observe"
+
+        def poll(begin_method: Callable[[], None]) -> DriverView | None:
+            nonlocal verb, discovered
+            view = last_view
+            now_s = self._clock.monotonic()
+            if self._is_due(machine, now_s):
+                self._note_due(machine, now_s)
+                verb = "discover"
+                view = discovered = self._discover(machine, pcis)
+                begin_method()
+            verb = "observe"
+            present = view.devices or ()
+            observations = self._observe(present) if present else {}
+            view = replace(view, observations=observations, silence=None)
+            return None if view == last_view else view
+
+        try:
+            view = await self._isolated.watch(poll, self.pause_s)
+        except (DriverHung, DriverFailed) as err:
+            self._note_silence(verb, err, discovered)
+        else:
+            self.view = view or last_view
+
+    def interrupt(self) -> None:
+        """End the present `watch`."""
+        self._isolated.interrupt()
+
+    def pause_s(self) -> float:
+        """Compute the seconds until the next poll; with no device there is nothing to observe, so the pause lasts until the next rescan."""
+        now_s = self._clock.monotonic()
+        has_devices = self.view.devices != () or self.view.silence is not None
+        return until_tick(now_s, self._poll_s) if has_devices else max(until_tick(now_s, self._poll_s), self._due_at_s - now_s)
+
+    def _is_due(self, machine: Machine, now_s: float) -> bool:
+        # Looks come at ticks: half a pause early is due, else a rescan that ended a little after its tick would wait for one tick more.
+        return machine.generation != self.generation or now_s >= self._due_at_s - self._poll_s / 2
+
+    def _note_due(self, machine: Machine, now_s: float) -> None:
+        self.generation = machine.generation
+        self._due_at_s = now_s + self._rescan_s
+
+    def _note_silence(self, verb: str, err: DriverHung | DriverFailed, discovered: DriverView) -> None:
+        before = self.view
+        is_hung = isinstance(err, DriverHung)
+        outcome = "hung" if is_hung else "failed"
+        self._failures.labels(self._isolated.name, verb, outcome).inc()
+        if before.silence is None:
+            get_logger().warning("driver.silent", driver=self._isolated.name, verb=verb, outcome=outcome, why=str(err))
+        reason = "driver-hung" if is_hung else "driver-failed"
+        # The first word stands as long as the driver is silent: the inventory must not change with each new attempt.
+        observation = before.silence if before.silence is not None and before.silence.reason == reason else silence(reason, err.message)
+        self.view = replace(discovered, observations=before.observations, silence=observation, warnings=before.warnings)
+
+    def _discover(self, machine: Machine, pcis: Collection[PciAddress]) -> DriverView:
+        """Ask the driver for its devices, in its thread."""
+        driver = self._isolated.driver
+        # Before the look: what returns meanwhile (it cannot, in this thread) would count as away once more, never as gone.
+        away = self._out_of_sight()
+        devices = tuple(driver.discover(self._tree, machine))
+        return DriverView(
+            devices=devices,
+            counter_sets=tuple(driver.counter_sets(devices)) if isinstance(driver, CountingDriver) else (),
+            warnings=tuple(driver.warnings) if isinstance(driver, _WarningDriver) else (),
+            off_bus=frozenset(pci_address for pci_address in pcis if not self._tree.exists(pci_folder(pci_address))),
+            away=away,
+        )
+
+    def _observe(self, present: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
+        """Look at the devices' health, in the driver's thread; that one which sits in a sandbox is not there is no news."""
+        away = self._out_of_sight()
+        seen = self._isolated.driver.observe(self._tree, present)
+        return {
+            name: [part for part in observations if part.reason != "device-gone"] if name in away else observations
+            for name, observations in seen.items()
+        }
+
+    def _out_of_sight(self) -> dict[str, Device]:
+        """Give those in a sandbox that leave the host for it; one that several may hold stays, and gives each a part."""
+        return {name: device for name, device in self._away().items() if not device.allows_multiple}

@@ -1,0 +1,83 @@
+"""What a driver may do beyond its four methods: attach a device to a pod's sandbox, adjust a container, clean before the next tenant, work long. All optional.
+
+A driver has a method of these, or it has not: the host looks (`isinstance`), and a driver in one file that needs none stays as short as it was. All methods block, run
+in the driver's thread with its time limit, and must be idempotent: after a crash the host asks again. What a driver changes it writes into the record that it is given,
+the intent before the act, so that the next start can undo what is half done (`device_record`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+from topobus.devicekit.device_record import DeviceRecord, Json, Step
+from topobus.devicekit.driver import DeviceDriver, LongWork, PrepareContext
+from topobus.domain.device import Device
+from topobus.domain.edits import ContainerEdits
+from topobus.domain.outcome import Refusal
+from topobus.domain.sandbox import AttachedInterface, ContainerName, Sandbox
+from topobus.sysfs.tree import Tree
+
+__all__ = [
+    "AdjustingDriver",
+    "AttachingDriver",
+    "CheckingDriver",
+    "CleaningDriver",
+    "DeviceRecord",
+    "Json",
+    "LongWork",
+    "Step",
+]
+
+
+@runtime_checkable
+class CheckingDriver(DeviceDriver, Protocol):
+    """A driver that reads configuration."""
+
+    def check(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Refusal | None:
+        """Refuse bad configuration, naming the field, before anything was changed; None is good. Asked at `prepare`."""
+        ...
+
+
+@runtime_checkable
+class AttachingDriver(DeviceDriver, Protocol):
+    """A driver whose devices move into a pod's sandbox."""
+
+    def to_attach(self, devices: Sequence[Device], context: PrepareContext) -> Sequence[str]:
+        """Name those devices that need the sandbox; decides from its arguments alone, so that it says the same at each time."""
+        ...
+
+    def attach(
+        self, tree: Tree, device: Device, context: PrepareContext, sandbox: Sandbox, record: DeviceRecord
+    ) -> AttachedInterface | Refusal | None:
+        """Put a prepared device into a sandbox. None: done, and it is no interface. What was done before a refusal is undone by `detach`."""
+        ...
+
+    def detach(self, tree: Tree, device: Device, sandbox: Sandbox | None, record: DeviceRecord) -> None:
+        """Undo all that the record says, in reverse order, and mark each step `undone`.
+
+        Shapes: sandbox — None after a crash, or when the sandbox is gone; its namespaces may be gone also when it is given.
+        Errors: whoever raises is asked again; the device stays out of use until the record is empty.
+        """
+        ...
+
+
+@runtime_checkable
+class AdjustingDriver(DeviceDriver, Protocol):
+    """A driver whose containers differ from one another."""
+
+    def adjust(self, tree: Tree, device: Device, context: PrepareContext, container: ContainerName) -> ContainerEdits | Refusal:
+        """Say what one container gets beyond the edits of `prepare`: variables, bind mounts and annotations; asked when it is made, for claims alone.
+
+        Changes nothing outside: there is no record, nobody undoes it, and what it answers lasts as long as the container. The runtime waits about a second.
+        """
+        ...
+
+
+@runtime_checkable
+class CleaningDriver(DeviceDriver, Protocol):
+    """A driver that cleans a device after its last owner and before the next one."""
+
+    def clean(self, tree: Tree, device: Device, record: DeviceRecord) -> Refusal | None:
+        """Clean; None is clean. A refusal keeps the device Unhealthy (`dirty`); it is asked again later."""
+        ...

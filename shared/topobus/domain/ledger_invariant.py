@@ -1,0 +1,39 @@
+"""What holds of every ledger: no device and no CPU is held by two owners, except by share.
+
+Flows in: a ledger. Flows out: nothing, or an error that names the device and both owners. Each transition that takes something asks here before its ledger can be stored, and
+so does whoever reads a ledger that may be somebody else's.
+"""
+
+from __future__ import annotations
+
+from topobus.domain.errors import InvariantError
+from topobus.domain.idset import CpuSet
+from topobus.domain.ledger import Ledger
+
+__all__ = ["check_holders"]
+
+
+def check_holders(ledger: Ledger) -> None:
+    """Make sure that nothing is held twice, except by share.
+
+    Errors: raises InvariantError that names the device and both owners; this is our own bug, never a user's.
+    """
+    holders: dict[tuple[str, str], tuple[str, bool]] = {}
+    cpus = CpuSet()
+    for key, allocation in ledger.allocations.items():
+        cpu_set = CpuSet()
+        for holding in allocation.holdings:
+            if holding.cpus:
+                cpu_set |= holding.cpus
+            for device_class, names in holding.devices.items():
+                shares = holding.shared.get(device_class, ())
+                for name in names:
+                    by_share = name in shares
+                    other, is_other_share = holders.setdefault((device_class, name), (key, by_share))
+                    if other != key and not (by_share and is_other_share):
+                        raise InvariantError(f"ledger of {ledger.node}: {device_class} {name} is held by {other} and by {key}")
+        if not cpu_set:
+            continue
+        if not cpu_set.isdisjoint(cpus):
+            raise InvariantError(f"ledger of {ledger.node}: CPUs {cpu_set & cpus} are held by {key} and by another owner")
+        cpus |= cpu_set

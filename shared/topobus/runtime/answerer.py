@@ -1,0 +1,224 @@
+"""Serves the asks at one subject: who asks is looked at first, then a bounded number of handlers run, and each request is answered once.
+
+Flows in: messages of one subscription, as they come. Flows out: one answer each, with a proof where the class has a key, or an error as headers. A message that no asker of
+the catalogue can have sent is dropped without an answer; a request whose asker has given up has no effect; one bad request never ends the service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import nats.errors
+from nats.aio.msg import Msg
+
+from topobus.contracts.codec import decode, encode
+from topobus.contracts.inboxes import answerer_of, askers_of, is_imported_reply, is_inbox_of
+from topobus.contracts.nouns import Ask
+from topobus.domain.errors import ContractError, InvariantError, PeerUnavailable, TopobusError
+from topobus.runtime.ask_headers import (
+    ANSWER_AT,
+    CLOCK,
+    DEADLINE,
+    PING,
+    SENT,
+    STALE,
+    TWIN,
+    code_of,
+    error_headers,
+    moment_text,
+    now_ms,
+    read_number,
+)
+from topobus.runtime.connection import Connection, Headers
+from topobus.runtime.logging import get_logger
+from topobus.runtime.proof import PROOF, prove
+from topobus.runtime.subscriptions import Lasting
+from topobus.runtime.tracing import continued, injected
+
+__all__ = ["Answerer", "tell_twin"]
+
+# Clocks of two nodes may differ by as much without a fresh request being taken for a stale one.
+_SKEW_MS = 2000
+# Requests that wait for a free place behind those being handled; beyond that the asker is told at once.
+_MAX_WAITING = 1024
+
+
+class Answerer:
+    """Serves one subject with bounded concurrency."""
+
+    def __init__(
+        self, connection: Connection, ask: Ask[Any, Any], parts: dict[str, str], handler: Callable[[Any], Awaitable[Any]], concurrency: int
+    ) -> None:
+        self._connection = connection
+        self._ask = ask
+        self.subject = ask.subject(**parts)
+        self._askers = askers_of(ask)
+        # Who looks for a twin would answer here itself.
+        self._twins = (answerer_of(ask, parts.get("device_class", "")),)
+        self._handler = handler
+        self._concurrency = concurrency
+        self._running: set[asyncio.Task[None]] = set()
+        self._waiting: deque[tuple[Msg, float]] = deque()
+        self.lasting: Lasting | None = None
+        self.key: bytes | None = None
+        """Proves that the answers are ours."""
+
+    async def on_message(self, message: Msg) -> None:
+        """Take a message in at once: this runs in the client's own loop over the subscription and must not wait."""
+        arrived = self._connection.clock.monotonic()
+        headers = message.headers or {}
+        twin = headers.get(TWIN)
+        if (why := self._distrust(message, is_twin_question=twin is not None)) is not None:
+            self._connection.metrics.strays.labels(self._ask.name, why).inc()
+            self._connection.quiet.warning(
+                "ask.dropped",
+                f"{self.subject} {why}",
+                noun=self._ask.name,
+                why=why,
+                subject=message.subject[:200],
+                reply=message.reply[:200],
+                next_step="whoever asks must connect under its own name, and with a right to this subject; see docs/how-to/secure-nats.md",
+            )
+        elif PING in headers:
+            await self._reply(message, b"", {PING: self._connection.instance, CLOCK: str(now_ms(self._connection.clock))})
+        elif twin is not None:
+            tell_twin(self._ask, twin)
+            await self._reply(message, b"", {TWIN: self._connection.instance})
+        elif len(self._running) < self._concurrency:
+            self._start(message, arrived)
+        elif len(self._waiting) < _MAX_WAITING:
+            self._waiting.append((message, arrived))
+        else:
+            busy = PeerUnavailable(f"{self._ask.name}: too many requests wait already ({_MAX_WAITING})", retry_after_s=1.0)
+            await self._reply(message, b"", error_headers("busy", busy))
+
+    def _distrust(self, message: Msg, *, is_twin_question: bool) -> str | None:
+        """Say what shows that a message is no request of somebody who may ask; None when nothing does.
+
+        The server itself delivers to any subject, whoever told it so: a stored message keeps the subject at which it was stored, and what the server says
+        of its own (an acknowledgement, an answer of JetStream, a heartbeat) has no inbox of an asker as its reply subject. So both are looked at, before
+        the message has any effect. Behind an account (`nats.zone`) what others ask has a reply subject that the server made.
+        """
+        if message.subject != self.subject:
+            return "subject"
+        if is_inbox_of(self._twins if is_twin_question else self._askers, message.reply):
+            return None
+        # From another account: who may ask there is the server's matter, and nobody but the server can name such a reply subject. A twin is in our own.
+        is_imported = bool(self._connection.settings.zone) and is_imported_reply(message.reply)
+        return None if is_imported and not is_twin_question else "reply"
+
+    def _start(self, message: Msg, arrived: float) -> None:
+        task = asyncio.create_task(self._serve(message, arrived), name=f"answer-{self._ask.name}")
+        self._running.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if self._waiting and len(self._running) < self._concurrency:
+            self._start(*self._waiting.popleft())
+
+    async def _serve(self, message: Msg, arrived: float) -> None:
+        started = self._connection.clock.monotonic()
+        outcome = "answered"
+        headers: Headers = {}
+        data = b""
+        too_late = self._too_late(message.headers or {}, arrived)
+        if too_late is not None:
+            # Whoever asked has given up, or its clock is behind ours: an effect now would surprise everybody.
+            self._connection.metrics.answers_s.labels(self._ask.name, "expired").observe(started - arrived)
+            asker = message.reply.split(".")[1]
+            log_key = f"{self.subject} {asker}"
+            self._connection.quiet.warning("ask.stale", log_key, noun=self._ask.name, asker=asker, subject=self.subject, why=too_late)
+            stale = error_headers(STALE, PeerUnavailable(too_late))
+            await self._reply(message, b"", {**stale, CLOCK: str(now_ms(self._connection.clock))})
+            return
+        try:
+            with continued(message.headers):
+                request = decode(message.data, self._ask.request, where=message.subject)
+                data = encode(await self._handler(request))
+        except TopobusError as err:
+            outcome = code_of(err)
+            headers = error_headers(outcome, err)
+            log = get_logger()
+            # Merged, not passed side by side: an error handed on from another peer has a fact `code` of its own.
+            fields = {**err.facts, "noun": self._ask.name, "code": outcome, "error": str(err)}
+            if outcome == "contract":
+                # Anybody who may ask can send as much of it as the bus carries.
+                self._connection.quiet.warning("ask.refused", self.subject, **fields)
+            else:
+                (log.error if outcome == "internal" else log.warning)("ask.refused", **fields)
+            if outcome == "contract":
+                self._connection.metrics.rejects.labels(self._ask.name).inc()
+            if outcome == "internal" and not self._connection.crash.done():
+                # Our own promise is broken: the asker learns it, and then this process ends rather than go on with a state that it cannot trust.
+                self._connection.crash.set_exception(err)
+                self._connection.crash.exception()
+        except Exception:  # noqa: BLE001
+            # boundary: the message loop. One bad request must not end the service; the asker learns that it failed, the log learns why.
+            outcome = "internal"
+            headers = error_headers(outcome, InvariantError(f"{self._ask.name} failed inside the peer; its log says why"))
+            get_logger().exception("ask.failed", noun=self._ask.name, subject=message.subject)
+        self._connection.metrics.answers_s.labels(self._ask.name, outcome).observe(self._connection.clock.monotonic() - started)
+        await self._reply(message, data, headers)
+
+    def _too_late(self, headers: Headers, arrived: float) -> str | None:
+        """Say why nobody waits for an answer any more; None: somebody does, as far as clocks tell."""
+        deadline_ms = read_number(headers.get(DEADLINE))
+        if deadline_ms is None:
+            return None
+        waited_ms = (self._connection.clock.monotonic() - arrived) * 1000
+        if waited_ms > deadline_ms:
+            return f"it waited {waited_ms / 1000:.1f} s here for its turn, and its asker {deadline_ms / 1000:g} s"
+        sent_ms = read_number(headers.get(SENT))
+        if sent_ms is None:
+            return None
+        received_ms = now_ms(self._connection.clock)
+        if received_ms - sent_ms <= deadline_ms + _SKEW_MS:
+            return None
+        return (
+            f"it was sent at {moment_text(sent_ms)} by the asker's clock and ours says {moment_text(received_ms)}, {(received_ms - sent_ms) / 1000:.1f} s later,"
+            f" and it waits {deadline_ms / 1000:g} s: the request is that old, or one of the clocks is wrong by as much"
+        )
+
+    async def _reply(self, message: Msg, data: bytes, headers: Headers) -> None:
+        if self.key is not None:
+            headers = {**headers, PROOF: prove(self.key, self._awaited_at(message), self._ask.name, data, headers)}
+        try:
+            # Our own headers only: nats-py's respond() would send the asker's back.
+            await self._connection.publish(message.reply, data, headers=injected(headers) or None)
+        except ContractError as err:
+            get_logger().error("ask.answer-too-large", noun=self._ask.name, error=str(err))
+            if data:
+                await self._reply(message, b"", error_headers("contract", err))
+        except (PeerUnavailable, nats.errors.Error) as err:
+            get_logger().warning("ask.reply-lost", noun=self._ask.name, error=str(err))
+
+    def _awaited_at(self, message: Msg) -> str:
+        """Say where the asker awaits the answer: what a proof is for."""
+        awaited_at = (message.headers or {}).get(ANSWER_AT, "")
+        return awaited_at if is_imported_reply(message.reply) and is_inbox_of(self._askers, awaited_at) else message.reply
+
+    async def drain(self, timeout_s: float) -> None:
+        """Stop listening, then finish what has arrived, within the time."""
+        if self.lasting is not None:
+            await self._connection.drain(self.lasting, timeout_s=timeout_s / 2)
+        try:
+            async with asyncio.timeout(timeout_s / 2):
+                while self._running:
+                    await asyncio.wait(set(self._running))
+        except TimeoutError:
+            for task in self._running:
+                task.cancel()
+
+
+def tell_twin(ask: Ask[Any, Any], instance: str) -> None:
+    """Log that another instance serves the same subject: both stay safe, and the operator wants to know."""
+    get_logger().warning(
+        "twin.found",
+        noun=ask.name,
+        twin=instance[:100],
+        next_step=f"run one {'/'.join(ask.writer)} service a node; while two run, both answer and nothing is done twice",
+    )

@@ -1,0 +1,99 @@
+"""Finds out for all feeds of a connection that their server stopped delivering, by the heartbeats of one of them.
+
+A consumer dies silently only with the server that keeps it, and all consumers that this server keeps die with it. So of the feeds whose consumers live at the same
+server, one asks for heartbeats (`Seat.takes_beats`), and when these stop, all are told to make their consumers anew. A consumer that is deleted alone is told by the
+server at once (status 409). Flows in: which server keeps each feed's consumer, and when messages come. Flows out: a call with the reason to begin anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+__all__ = ["BEAT_S", "Seat", "SharedHeartbeats"]
+
+BEAT_S = 2
+"""How often the server says that nothing came. Below the time of silence after which the connection asks itself whether it lives: beats take the place of that, too."""
+# Silence is so many beats missed, and a little for a busy machine, after which what lay in the socket has been read: 5 s in all.
+_MISSED_BEATS = 2
+_BUSY_S = 1.0
+
+
+class SharedHeartbeats:
+    """The feeds of one connection, grouped by the server that keeps their consumers."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, _Group] = {}
+
+    def enter(self, server: str, begin_anew: Callable[[str], None]) -> Seat:
+        """Count a feed in whose consumer lives at a server; `begin_anew` is called with the reason: `silence`, or `heartbeats` when it shall ask for them."""
+        return Seat(self._groups.setdefault(server, _Group()), begin_anew)
+
+
+class Seat:
+    """One feed among those of its server; its life is that of the feed's consumer."""
+
+    def __init__(self, group: _Group, begin_anew: Callable[[str], None]) -> None:
+        self._group = group
+        self.begin_anew = begin_anew
+        self.is_waiting = False
+        """Set by the feed while its reader waits for messages: only then does the server owe it heartbeats."""
+        group.seats.append(self)
+
+    def takes_beats(self) -> bool:
+        """Say, at each pull, whether it must ask for heartbeats: if nobody does, this one begins to."""
+        if self._group.beating is None:
+            self._group.listen_to(self)
+        return self._group.beating is self
+
+    def note_message(self) -> None:
+        """Say that anything came from the consumer, a heartbeat included."""
+        if self._group.beating is self:
+            self._group.wait_for_beat()
+
+    def leave(self) -> None:
+        """Count the feed out; if it had the heartbeats, another one gets them."""
+        if self in self._group.seats:
+            self._group.seats.remove(self)
+            if self._group.beating is self:
+                self._group.hand_over()
+
+
+class _Group:
+    def __init__(self) -> None:
+        self.seats: list[Seat] = []
+        self.beating: Seat | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def listen_to(self, seat: Seat) -> None:
+        self.beating = seat
+        self.wait_for_beat()
+
+    def wait_for_beat(self) -> None:
+        self._set_timer(_MISSED_BEATS * BEAT_S, self._give_time)
+
+    def hand_over(self) -> None:
+        """Let one that waits ask for heartbeats; where none waits, the next that pulls does."""
+        self._set_timer(None)
+        self.beating = None
+        heir = next((seat for seat in self.seats if seat.is_waiting), None)
+        if heir is not None:
+            heir.begin_anew("heartbeats")
+
+    def _give_time(self) -> None:
+        self._set_timer(_BUSY_S, self._judge)
+
+    def _judge(self) -> None:
+        self._set_timer(None)
+        if self.beating is None or not self.beating.is_waiting:
+            # Nobody reads there, so that the server owes it nothing.
+            self.hand_over()
+            return
+        self.beating = None
+        for seat in list(self.seats):
+            seat.begin_anew("silence")
+
+    def _set_timer(self, delay_s: float | None, action: Callable[[], None] | None = None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if delay_s is None or action is None else asyncio.get_running_loop().call_later(delay_s, action)

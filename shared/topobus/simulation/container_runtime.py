@@ -1,0 +1,367 @@
+"""A container runtime's side of NRI: sandboxes, containers with their CPUs, and the rules by which a runtime treats its plugin.
+
+Frames are written and read here anew, by the protocol's own description, so that an error in ours is seen. As in containerd: one plugin call at a time, under a lock that an update of the plugin's
+own accord waits for, too; a call that takes longer than the limit ends the connection, and the runtime goes on without the plugin; updates of containers that are still being made are dropped
+without a word. `tests/engine/test_cpus.py` runs the same promises on a real containerd.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from google.protobuf.message import Message
+
+from topobus.devicekit.cdi import parse
+from topobus.domain.edits import Mount
+from topobus.domain.idset import CpuSet
+from topobus.runtimepb.nri.v1alpha1 import api_pb2 as nri
+from topobus.runtimepb.ttrpc.v1 import api_pb2 as ttrpc
+
+__all__ = ["MadeContainer", "NotStarted", "Refused", "SimulatedRuntime"]
+
+_TO_PLUGIN, _TO_RUNTIME = 1, 2
+_REQUEST, _RESPONSE = 1, 2
+_EVENTS_WITH_OWN_METHODS = {nri.CREATE_CONTAINER, nri.UPDATE_CONTAINER, nri.STOP_CONTAINER}
+
+
+class Refused(Exception):
+    """Raised where the plugin answers with an error: the runtime starts nothing."""
+
+
+class NotStarted(Exception):
+    """Raised where a container was made and cannot be started: a mount has no source."""
+
+
+@dataclass
+class MadeContainer:
+    """A container as its cgroup shows it."""
+
+    id: str
+    message: nri.Container
+    cpus: CpuSet
+    """What it runs on."""
+    mems: str = ""
+    quota: int = 0
+    is_made: bool = False
+    mounts: tuple[str, ...] = ()
+    """Where something is mounted in it."""
+    env: dict[str, str] = field(default_factory=dict)
+    """Variables that the plugin gave it."""
+    annotations: dict[str, str] = field(default_factory=dict)
+    """Annotations that the plugin gave it."""
+
+
+@dataclass
+class SimulatedRuntime:
+    """One runtime; `dialect` says how it sends events that have no answer: by one method (before NRI 0.11), or each by its own."""
+
+    socket: Path
+    online: CpuSet
+    dialect: str = "methods"
+    limit_s: float = 2.0
+    containers: dict[str, MadeContainer] = field(default_factory=dict)
+    refuses_updates: set[str] = field(default_factory=set)
+    """Containers that it cannot change."""
+    sandboxes: dict[str, nri.PodSandbox] = field(default_factory=dict)
+    """Those that are there, stopped ones too, by id."""
+    synchronized: asyncio.Event = field(default_factory=asyncio.Event)
+    registered: list[str] = field(default_factory=list)
+    piece_bytes: int = 4096
+    cdi_dir: Path | None = None
+    """Where CDI files are; None: names bring nothing."""
+    while_making: Callable[[], Awaitable[None]] | None = None
+    """Awaited when the plugin has said what a container gets, and the container is not there yet."""
+    when_applied: Callable[[MadeContainer], None] | None = None
+    """Called when a container's cgroup has changed: a real process may stand for it."""
+    _writer: asyncio.StreamWriter | None = None
+    _mask: int = 0
+    _count: int = 0
+    _stream: int = 1
+    _waiting: dict[int, asyncio.Future[ttrpc.Response]] = field(default_factory=dict)
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set, and replaced, whenever a container or the connection has changed."""
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[SimulatedRuntime]:
+        """Listen for the length of a block; afterwards the socket is gone and the plugin is disconnected."""
+        async with asyncio.TaskGroup() as group:
+            tasks: set[asyncio.Task[None]] = set()
+
+            def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                tasks.add(group.create_task(self._plugin(reader, writer)))
+
+            server = await asyncio.start_unix_server(accept, self.socket)
+            try:
+                yield self
+            finally:
+                server.close()
+                self.socket.unlink(missing_ok=True)
+                self.disconnect()
+                for task in tasks:
+                    task.cancel()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Wait until something is so; looked at whenever a container, or the connection, has changed."""
+        async with asyncio.timeout(60):
+            while not holds():
+                await self._changed.wait()
+
+    def _announce(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def disconnect(self) -> None:
+        """End the connection, as a runtime does with a plugin that was too slow."""
+        self.synchronized.clear()
+        self._announce()
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        for response in self._waiting.values():
+            if not response.done():
+                response.set_exception(ConnectionError("closed"))
+
+    async def create(
+        self, name: str, *, pod: str = "pod", cdi: tuple[str, ...] = (), env: tuple[str, ...] = (), cpus: str = ""
+    ) -> MadeContainer:
+        """Make a container as kubelet asks for it and start it.
+
+        Errors: raises Refused when the plugin refuses, NotStarted when it was made and a mount of it has no source.
+        """
+        self._count += 1
+        message = nri.Container(id=f"{self._count:064x}", pod_sandbox_id=f"sandbox-{pod}", name=name, env=list(env))
+        message.CDI_devices.extend(nri.CDIDevice(name=device) for device in cdi)
+        message.linux.resources.cpu.cpus = cpus
+        # A file is read anew for each container, and of two mounts on one place the later one stays.
+        mounts = {mount.container_path: mount for mount in self._mounts_of(cdi)}
+        message.mounts.extend(nri.Mount(destination=path, type="bind", source=mount.host_path) for path, mount in mounts.items())
+        sandbox = self._sandbox_of(pod)
+        message.pod_sandbox_id = sandbox.id
+        made = MadeContainer(id=message.id, message=message, cpus=CpuSet.parse(cpus) if cpus else self.online)
+        async with self._lock:
+            answer = await self._event(
+                nri.CREATE_CONTAINER, "CreateContainer", nri.CreateContainerRequest(pod=sandbox, container=message), message
+            )
+            if answer is not None:
+                response = nri.CreateContainerResponse.FromString(answer)
+                self._apply(made, response.adjust.linux.resources)
+                for change in response.adjust.mounts:
+                    if change.destination.startswith("-"):
+                        del mounts[change.destination[1:]]
+                    else:
+                        mounts[change.destination] = Mount(
+                            host_path=change.source, container_path=change.destination, options=tuple(change.options)
+                        )
+                made.env = {variable.key: variable.value for variable in response.adjust.env}
+                made.annotations = dict(response.adjust.annotations)
+        missing = _sources_missing(mounts.values())
+        made.mounts = tuple(mounts)
+        self.containers[made.id] = made
+        if self.while_making is not None:
+            await self.while_making()
+        made.is_made = True
+        if missing:
+            await self.end(made)
+            raise NotStarted(f"stat {missing[0]}: no such file or directory")
+        async with self._lock:
+            await self._event(
+                nri.POST_CREATE_CONTAINER, "PostCreateContainer", nri.ContainerRequest(pod=sandbox, container=self._shown(made)), message
+            )
+        return made
+
+    def _mounts_of(self, names: tuple[str, ...]) -> tuple[Mount, ...]:
+        if self.cdi_dir is None:
+            return ()
+        specs = [parse(path.read_bytes()) for path in sorted(self.cdi_dir.glob("*.json"))]
+        devices = {
+            spec.qualified_name(device.name): (*spec.common.mounts, *device.edits.mounts) for spec in specs for device in spec.devices
+        }
+        if unresolvable := set(names) - devices.keys():
+            raise Refused(f"unresolvable CDI devices {', '.join(sorted(unresolvable))}")
+        return tuple(mount for name in names for mount in devices[name])
+
+    async def run_pod(
+        self, name: str, *, namespace: str = "default", is_on_host_network: bool = False, network_namespace: str = ""
+    ) -> nri.PodSandbox:
+        """Start a pod's sandbox, one more if it had some; its uid is `uid-<name>`, its network namespace the given one, or a path where none is.
+
+        Errors: raises Refused when the plugin refuses, which it must not: containerd before 2.2.6 would leave the sandbox's process behind, and end at its next restart.
+        """
+        self._count += 1
+        sandbox = nri.PodSandbox(id=f"sandbox-{name}-{self._count}", name=name, uid=f"uid-{name}", namespace=namespace)
+        # As containerd 2 tells it: a pod on the host's network has no path.
+        path = "" if is_on_host_network else network_namespace or f"/var/run/netns/cni-{self._count}"
+        network = nri.LinuxNamespace(type="network", path=path)
+        sandbox.linux.namespaces.extend([nri.LinuxNamespace(type="pid"), network])
+        async with self._lock:
+            await self._event(nri.RUN_POD_SANDBOX, "RunPodSandbox", nri.PodSandboxRequest(pod=sandbox), nri.Container())
+        self.sandboxes[sandbox.id] = sandbox
+        return sandbox
+
+    async def stop_pod(self, sandbox: nri.PodSandbox) -> None:
+        """Stop a sandbox; it stays listed."""
+        async with self._lock:
+            await self._event(nri.STOP_POD_SANDBOX, "StopPodSandbox", nri.PodSandboxRequest(pod=sandbox), nri.Container())
+
+    async def remove_pod(self, sandbox: nri.PodSandbox) -> None:
+        """Remove a sandbox."""
+        async with self._lock:
+            await self._event(nri.REMOVE_POD_SANDBOX, "RemovePodSandbox", nri.PodSandboxRequest(pod=sandbox), nri.Container())
+        self.sandboxes.pop(sandbox.id, None)
+
+    def _sandbox_of(self, pod: str) -> nri.PodSandbox:
+        """Find a pod's newest sandbox; where none was started, a pod has one that nobody was told of."""
+        nameless = nri.PodSandbox(id=f"sandbox-{pod}", name=pod, uid=f"uid-{pod}", namespace="default")
+        return next((sandbox for sandbox in reversed(self.sandboxes.values()) if sandbox.name == pod), nameless)
+
+    async def resize(self, made: MadeContainer, *, cpus: str = "") -> None:
+        """Have kubelet update a container."""
+        asked = nri.LinuxResources(cpu=nri.LinuxCPU(cpus=cpus))
+        async with self._lock:
+            request = nri.UpdateContainerRequest(container=self._shown(made), linux_resources=asked)
+            answer = await self._event(nri.UPDATE_CONTAINER, "UpdateContainer", request, made.message)
+            updates = nri.UpdateContainerResponse.FromString(answer).update if answer is not None else []
+            self._apply(made, updates[-1].linux.resources if updates else asked)
+
+    async def end(self, made: MadeContainer) -> None:
+        """Stop and remove a container."""
+        async with self._lock:
+            await self._event(nri.STOP_CONTAINER, "StopContainer", nri.StopContainerRequest(container=made.message), made.message)
+            del self.containers[made.id]
+            await self._event(nri.REMOVE_CONTAINER, "RemoveContainer", nri.ContainerRequest(container=made.message), made.message)
+
+    async def event(self, event: nri.Event, method: str, request: Message) -> bytes | None:
+        """Send any event."""
+        async with self._lock:
+            return await self._event(event, method, request, nri.Container())
+
+    async def _event(self, event: nri.Event, method: str, request: Message, container: nri.Container) -> bytes | None:
+        """Send an event that the plugin wants; None when it is not connected, wants none, or is too slow."""
+        if self._writer is None or not self.synchronized.is_set() or not self._mask & (1 << (event - 1)):
+            return None
+        if self.dialect == "state-change" and event not in _EVENTS_WITH_OWN_METHODS:
+            fields = {name: getattr(request, name) for name in ("pod", "container") if name in request.DESCRIPTOR.fields_by_name}
+            method, request = "StateChange", nri.StateChangeEvent(event=event, **fields)
+        try:
+            return await self._call(method, request)
+        except (TimeoutError, ConnectionError):
+            self.disconnect()
+            return None
+
+    def _shown(self, made: MadeContainer) -> nri.Container:
+        shown = nri.Container()
+        shown.CopyFrom(made.message)
+        shown.linux.resources.cpu.cpus = str(made.cpus) if made.cpus != self.online else made.message.linux.resources.cpu.cpus
+        return shown
+
+    async def _plugin(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self._stream = 1
+        streams: dict[int, bytearray] = {}
+        async with asyncio.TaskGroup() as group:
+            try:
+                while True:
+                    channel, length = struct.unpack(">II", await reader.readexactly(8))
+                    if length > self.piece_bytes and not streams.get(channel):
+                        raise ConnectionError(f"a piece of {length} bytes would not fit into a reader's buffer")
+                    stream = streams.setdefault(channel, bytearray())
+                    stream += await reader.readexactly(length)
+                    while len(stream) >= 10 and len(stream) >= 10 + struct.unpack_from(">I", stream)[0]:
+                        size, stream_id, kind, _ = struct.unpack_from(">IIBB", stream)
+                        data = bytes(stream[10 : 10 + size])
+                        del stream[: 10 + size]
+                        if (channel, kind) == (_TO_RUNTIME, _REQUEST):
+                            group.create_task(self._serve(stream_id, ttrpc.Request.FromString(data)))
+                        elif (channel, kind) == (_TO_PLUGIN, _RESPONSE) and stream_id in self._waiting:
+                            self._waiting.pop(stream_id).set_result(ttrpc.Response.FromString(data))
+            except (asyncio.IncompleteReadError, ConnectionError):
+                if self._writer is writer:
+                    self.disconnect()
+
+    async def _serve(self, stream_id: int, request: ttrpc.Request) -> None:
+        assert request.service == "nri.pkg.api.v1alpha1.Runtime"
+        if request.method == "RegisterPlugin":
+            asked = nri.RegisterPluginRequest.FromString(request.payload)
+            self.registered.append(f"{asked.plugin_idx}-{asked.plugin_name}")
+            self._send(_TO_RUNTIME, stream_id, _RESPONSE, ttrpc.Response(payload=nri.Empty().SerializeToString()))
+            await self._begin()
+            return
+        assert request.method == "UpdateContainers"
+        async with self._lock:
+            failed = []
+            for update in nri.UpdateContainersRequest.FromString(request.payload).update:
+                made = self.containers.get(update.container_id)
+                if made is None or not made.is_made:
+                    continue
+                if made.id in self.refuses_updates:
+                    failed.append(update)
+                else:
+                    self._apply(made, update.linux.resources)
+            answer = nri.UpdateContainersResponse(failed=failed)
+            self._send(_TO_RUNTIME, stream_id, _RESPONSE, ttrpc.Response(payload=answer.SerializeToString()))
+
+    async def _begin(self) -> None:
+        try:
+            configured = await self._call(
+                "Configure", nri.ConfigureRequest(runtime_name="simulated", request_timeout=int(self.limit_s * 1000))
+            )
+            self._mask = nri.ConfigureResponse.FromString(configured).events
+            async with self._lock:
+                shown = [self._shown(made) for made in self.containers.values() if made.is_made]
+                # In two parts, as of a runtime with many.
+                pods = list(self.sandboxes.values())
+                first = await self._call("Synchronize", nri.SynchronizeRequest(pods=pods, containers=shown[:1], more=True))
+                assert nri.SynchronizeResponse.FromString(first) == nri.SynchronizeResponse(more=True)
+                answer = await self._call("Synchronize", nri.SynchronizeRequest(containers=shown[1:]))
+                for update in nri.SynchronizeResponse.FromString(answer).update:
+                    self._apply(self.containers[update.container_id], update.linux.resources)
+        except (TimeoutError, ConnectionError):
+            self.disconnect()
+            return
+        self.synchronized.set()
+        self._announce()
+
+    async def _call(self, method: str, request: Message) -> bytes:
+        stream_id, self._stream = self._stream, self._stream + 2
+        response: asyncio.Future[ttrpc.Response] = asyncio.get_running_loop().create_future()
+        self._waiting[stream_id] = response
+        envelope = ttrpc.Request(
+            service="nri.pkg.api.v1alpha1.Plugin", method=method, payload=request.SerializeToString(), timeout_nano=int(self.limit_s * 1e9)
+        )
+        self._send(_TO_PLUGIN, stream_id, _REQUEST, envelope)
+        async with asyncio.timeout(self.limit_s):
+            answer = await response
+        if answer.status.code:
+            raise Refused(answer.status.message)
+        return answer.payload
+
+    def _send(self, channel: int, stream_id: int, kind: int, message: Message) -> None:
+        if self._writer is None:
+            raise ConnectionError("closed")
+        data = message.SerializeToString()
+        stream = struct.pack(">IIBB", len(data), stream_id, kind, 0) + data
+        for start in range(0, len(stream), self.piece_bytes):
+            piece = stream[start : start + self.piece_bytes]
+            self._writer.write(struct.pack(">II", channel, len(piece)) + piece)
+
+    def _apply(self, made: MadeContainer, resources: nri.LinuxResources) -> None:
+        """Do what a runtime does with a cgroup: what is not named stays."""
+        if resources.cpu.cpus:
+            made.cpus = CpuSet.parse(resources.cpu.cpus)
+        if resources.cpu.mems:
+            made.mems = resources.cpu.mems
+        if resources.cpu.HasField("quota"):
+            made.quota = resources.cpu.quota.value
+        if self.when_applied is not None:
+            self.when_applied(made)
+        self._announce()
+
+
+def _sources_missing(mounts: Iterable[Mount]) -> list[str]:
+    return [mount.host_path for mount in mounts if not Path(mount.host_path).exists()]

@@ -1,0 +1,120 @@
+"""Which fault comes when: a schedule drawn from a seed.
+
+Flows in: a seed and a number of faults. Flows out: faults with the share of the operations at which each begins, and how long it lasts; the same ones for the same
+seed. It does nothing itself.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from enum import StrEnum
+
+from msgspec import Struct
+
+from topobus.testing.chaos.nats_proxy import Trouble
+
+__all__ = ["BULK_FAULTS", "NODE_FAULTS", "TROUBLES", "Fault", "Planned", "plan_faults"]
+
+
+class Fault(StrEnum):
+    """What happens to the system."""
+
+    KILL_SERVICE = "kill"
+    """SIGKILL, and a new process at once."""
+    RESTART_SERVICE = "restart"
+    FREEZE_SERVICE = "freeze"
+    """SIGSTOP for a while."""
+    TWIN = "twin"
+    """A second instance of the service for a while."""
+    KILL_SERVER = "kill-server"
+    RESTART_SERVER = "restart-server"
+    FREEZE_SERVER = "freeze-server"
+    ROLL_BACK = "roll-back"
+    """The server's store is put back from an older copy."""
+    EMPTY_STORE = "empty-store"
+    FILL_DISK = "fill-disk"
+    RESTART_KUBELET = "restart-kubelet"
+    CUT = "cut"
+    """All connections end without a word."""
+    LOSE = "lose"
+    DOUBLE = "double"
+    DELAY = "delay"
+    SWALLOW = "swallow"
+    """Writes happen, and nobody is told."""
+    MIXED = "mixed"
+
+
+TROUBLES = {
+    Fault.LOSE: Trouble(lose=0.03),
+    Fault.DOUBLE: Trouble(double=0.2),
+    Fault.DELAY: Trouble(delay=0.2, delay_s=0.2),
+    Fault.SWALLOW: Trouble(swallow=0.1),
+    Fault.MIXED: Trouble(lose=0.01, double=0.05, delay=0.05, swallow=0.03),
+}
+
+BULK_FAULTS = (
+    Fault.KILL_SERVICE,
+    Fault.KILL_SERVICE,
+    Fault.FREEZE_SERVICE,
+    Fault.TWIN,
+    Fault.KILL_SERVER,
+    Fault.FREEZE_SERVER,
+    Fault.CUT,
+    Fault.LOSE,
+    Fault.DOUBLE,
+    Fault.DELAY,
+    Fault.SWALLOW,
+    Fault.MIXED,
+)
+"""What a ledger's history stays linearizable under. A store that is put back is not among them: until the ledger is written back, it shows old values."""
+
+
+NODE_FAULTS = (
+    Fault.KILL_SERVICE,
+    Fault.KILL_SERVICE,
+    Fault.KILL_SERVICE,
+    Fault.RESTART_SERVICE,
+    Fault.FREEZE_SERVICE,
+    Fault.FREEZE_SERVICE,
+    Fault.KILL_SERVER,
+    Fault.RESTART_SERVER,
+    Fault.FREEZE_SERVER,
+    Fault.ROLL_BACK,
+    Fault.EMPTY_STORE,
+    Fault.FILL_DISK,
+    Fault.RESTART_KUBELET,
+    Fault.CUT,
+    Fault.LOSE,
+    Fault.DOUBLE,
+    Fault.DELAY,
+    Fault.SWALLOW,
+    Fault.MIXED,
+)
+"""What a whole node comes through."""
+
+
+class Planned(Struct, frozen=True, kw_only=True):
+    """One fault of the schedule."""
+
+    at: float
+    """After which share of the operations it begins, 0 to 1."""
+    fault: Fault
+    service: str = ""
+    lasts_s: float
+
+    @property
+    def name(self) -> str:
+        """What happens, to whom."""
+        is_of_service = self.fault in (Fault.KILL_SERVICE, Fault.RESTART_SERVICE, Fault.FREEZE_SERVICE)
+        return f"{self.fault} {self.service}" if is_of_service else self.fault.value
+
+
+def plan_faults(seed: str, count: int, kinds: Sequence[Fault], services: Sequence[str], *, most_s: float) -> tuple[Planned, ...]:
+    """Draw a schedule, in the order of time."""
+    chance = random.Random(seed)
+    planned = [
+        Planned(at=chance.random(), fault=chance.choice(kinds), service=chance.choice(services), lasts_s=0.2 + chance.random() * most_s)
+        for _ in range(count)
+    ]
+    return tuple(sorted(planned, key=lambda each: each.at))

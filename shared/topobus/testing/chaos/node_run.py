@@ -1,0 +1,233 @@
+"""A whole node under faults: pods come and go through all three doors, and after the last fault all must be well again by itself.
+
+Flows in: a seed and a number of steps, each of which is a fault. Flows out: what was violated, and how long it took until all was well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from topobus.contracts.catalogue import OBJECT
+from topobus.domain.errors import PeerUnavailable
+from topobus.domain.request import OwnerKind
+from topobus.runtime.bus import Bus
+from topobus.runtime.config import NatsSettings
+from topobus.testing.chaos.faults import NODE_FAULTS, Fault, Planned, plan_faults
+from topobus.testing.chaos.ledger_objects import held_by_owner
+from topobus.testing.chaos.lives import CLASSES, Lives, Stuck, draw_lives
+from topobus.testing.chaos.node import DEVICES, NODE, SERVICES, ChaosNode, chaos_node
+from topobus.testing.chaos.observer import NodeObserver, cdi_devices
+
+__all__ = ["NodeOptions", "NodeResult", "run_node"]
+
+WELL_S = 60.0
+"""After the last fault all is well again within this time."""
+_LOOK_S = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeOptions:
+    """What to run."""
+
+    seed: int
+    steps: int
+    workers: int = 6
+    most_s: float = 5.0
+    """How long a fault lasts at most."""
+    seconds: float = float("inf")
+    """After so long no other step begins."""
+    nats_server: Path | None = None
+    only: tuple[Fault, ...] = ()
+    """These kinds of faults alone."""
+    well_s: float = WELL_S
+    programs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """What runs in the place of a service, by its name."""
+    tell: Callable[[str], None] = field(default=lambda _: None)
+
+
+@dataclass
+class NodeResult:
+    """What came out."""
+
+    steps: int = 0
+    lives: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    messages: Counter[str] = field(default_factory=Counter)
+    granted: int = 0
+    revisions: int = 0
+    epochs: int = 0
+    seconds: float = 0.0
+    well_after_s: float = 0.0
+    violations: list[str] = field(default_factory=list)
+
+
+async def run_node(options: NodeOptions, folder: Path) -> NodeResult:
+    """Run all steps, then let all come to rest."""
+    result = NodeResult()
+    began = time.monotonic()
+    async with AsyncExitStack() as stack:
+        node = await stack.enter_async_context(chaos_node(folder, options.seed, nats_server=options.nats_server, programs=options.programs))
+        outside = await stack.enter_async_context(Bus.session(NatsSettings(url=node.server.url), name="topobus-cli"))
+        inside = await stack.enter_async_context(Bus.session(NatsSettings(url=node.proxy.url), name="topobus-cli"))
+        await outside.provision()
+        observer = NodeObserver(outside, NODE, node.cdi_dir)
+        lives = Lives(inside, node.kubelet, observer, NODE)
+        run = _NodeRun(options, node, observer, lives, outside)
+        try:
+            await run.run(result)
+        except* (Stuck, PeerUnavailable) as group:
+            result.violations += [str(err) for err in _leaves(group)]
+        result.violations = [*observer.violations, *result.violations]
+        result.lives, result.faults, result.messages = lives.outcomes, node.done, node.proxy.met
+        result.granted, result.revisions, result.epochs = observer.granted, observer.revisions, len(observer.epochs)
+        result.seconds = time.monotonic() - began
+    return result
+
+
+class _NodeRun:
+    """One run."""
+
+    def __init__(self, options: NodeOptions, node: ChaosNode, observer: NodeObserver, lives: Lives, outside: Bus) -> None:
+        self._options = options
+        self._node = node
+        self._observer = observer
+        self._lives = lives
+        self._outside = outside
+        self._is_over = False
+
+    async def run(self, result: NodeResult) -> None:
+        """Come up, go through all steps with lives beside them, come to rest twice: with what is held then, and with nothing."""
+        options = self._options
+        await self._node.until_ready()
+        for each in CLASSES:
+            await self._lives.apply(each, f"uid-{each.metadata['name']}")
+        options.tell(f"ready: {', '.join(SERVICES)}{'' if self._node.has_small_disk else '; no disk of its own to fill'}")
+        watching = asyncio.gather(self._observer.run(), self._node.supervise())
+        try:
+            async with asyncio.TaskGroup() as group:
+                for worker in range(options.workers):
+                    group.create_task(self._work(worker))
+                await self._do_steps(result)
+                last = time.monotonic()
+                self._is_over = True
+                self._lives.hold_all()
+                options.tell("the last fault is over: holding what is held")
+                await self._until_well(last, "with what is held")
+                result.well_after_s = time.monotonic() - last
+                options.tell(f"well again after {result.well_after_s:.1f} s; giving all back")
+                self._lives.release_all()
+            await self._until_well(time.monotonic(), "with nothing held")
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    async def _work(self, worker: int) -> None:
+        for plan in draw_lives(self._options.seed, worker):
+            if self._is_over:
+                return
+            await self._lives.lead(plan)
+
+    async def _do_steps(self, result: NodeResult) -> None:
+        options = self._options
+        kinds = options.only or NODE_FAULTS
+        planned = plan_faults(f"{options.seed}/node", options.steps, kinds, SERVICES, most_s=options.most_s)
+        pauses = random.Random(f"{options.seed}/pauses")
+        began = time.monotonic()
+        for number, each in enumerate(planned, start=1):
+            await asyncio.sleep(pauses.random() * 3)
+            if time.monotonic() - began >= options.seconds or self._observer.violations:
+                return
+            options.tell(
+                f"step {number} of {len(planned)}: {_said(each)}; {self._observer.granted} grants, {self._observer.revisions} revisions"
+            )
+            await self._node.do(each, self._observer)
+            if each.fault in (Fault.ROLL_BACK, Fault.EMPTY_STORE):
+                self._lives.store_losses += 1
+                await self._restore_objects()
+            result.steps += 1
+
+    async def _restore_objects(self) -> None:
+        """Do what users do whose stand-alone objects came back from an earlier time: classes are applied, and claims that nobody wants any more deleted, again."""
+        for each in CLASSES:
+            await self._lives.apply(each, f"uid-{each.metadata['name']}")
+        # What cannot be read in this moment is looked at again before all is called well.
+        with suppress(PeerUnavailable):
+            await self._sweep()
+
+    async def _sweep(self) -> None:
+        for entry in await self._outside.list(OBJECT, kind="resourceclaim"):
+            if entry.parts["name"] not in self._lives.live_claims:
+                await self._lives.ask_end(entry.value)
+
+    async def _until_well(self, last: float, when: str) -> None:
+        """Wait until all is as it must be, and for no longer than promised."""
+        while True:
+            problems = await self._problems()
+            if not problems or self._observer.violations:
+                return
+            if time.monotonic() - last > self._options.well_s:
+                raise Stuck(f"{when}, not well {self._options.well_s:g} s after the last fault: {'; '.join(problems)}")
+            await asyncio.sleep(_LOOK_S)
+
+    async def _problems(self) -> list[str]:
+        """Say what is not as it must be."""
+        problems = await self._node.problems()
+        grants = set(self._observer.grants)
+        try:
+            ledger = await self._observer.read()
+            await self._sweep()
+        except PeerUnavailable as err:
+            return [*problems, str(err)]
+        held = held_by_owner(ledger)
+        plugin = frozenset(
+            name
+            for key, allocation in ledger.allocations.items()
+            if allocation.owner.kind is OwnerKind.DEVICE_PLUGIN
+            for name in held[key].devices
+        )
+        named = {key: each.devices for key, each in held.items() if ledger.allocations[key].owner.kind is not OwnerKind.DEVICE_PLUGIN}
+        wanted = {grant.key: grant.devices for grant in grants if grant.kind is not OwnerKind.DEVICE_PLUGIN}
+        if named != wanted:
+            problems.append(f"the ledger has {_listed(named)}, wanted {_listed(wanted)}")
+        wanted_plugin = frozenset(name for grant in grants if grant.kind is OwnerKind.DEVICE_PLUGIN for name in grant.devices)
+        if plugin != wanted_plugin:
+            problems.append(f"the ledger has {sorted(plugin)} as kubelet's, wanted {sorted(wanted_plugin)}")
+        files = await asyncio.to_thread(cdi_devices, self._node.cdi_dir)
+        claims = {grant.key.rpartition("/")[2]: grant.devices for grant in grants if grant.kind is OwnerKind.CLAIM}
+        if files != claims:
+            problems.append(f"CDI files give {_listed(files)}, wanted {_listed(claims)}")
+        return [*problems, *self._capacity_problems(frozenset(name for devices in wanted.values() for name in devices))]
+
+    def _capacity_problems(self, elsewhere: frozenset[str]) -> list[str]:
+        """What pods and claims hold is not kubelet's to give; all else is."""
+        problems: list[str] = []
+        for resource, count in DEVICES.items():
+            device_class = resource.rpartition("/")[2]
+            wanted = count - sum(name.startswith(f"{device_class}-") for name in elsewhere)
+            capacity = self._node.kubelet.capacity().get(resource)
+            if capacity is None or capacity.allocatable != wanted:
+                problems.append(f"kubelet has {capacity.allocatable if capacity else 'no'} {resource}, wanted {wanted}")
+        return problems
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for err in group.exceptions:
+        if isinstance(err, BaseExceptionGroup):
+            yield from _leaves(err)
+        else:
+            yield err
+
+
+def _said(planned: Planned) -> str:
+    return f"{planned.name} ({planned.lasts_s:.1f} s)"
+
+
+def _listed(devices: dict[str, frozenset[str]]) -> str:
+    return ", ".join(f"{key}: {' '.join(sorted(names))}" for key, names in sorted(devices.items())) or "nothing"

@@ -1,0 +1,124 @@
+"""Services of Topobus as processes that can be killed, frozen and started again on the same settings."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from topobus.simulation.nats_server import free_port
+
+__all__ = ["ServiceProcess"]
+
+_STOP_LIMIT_S = 20.0
+
+
+class ServiceProcess:
+    """One service, whichever process runs it at present. Its log goes on over restarts."""
+
+    def __init__(self, name: str, settings: Mapping[str, str], folder: Path, *, label: str = "", program: Sequence[str] = ()) -> None:
+        """Prepare a service; `program` are the words that the interpreter runs instead of the service's own module."""
+        self.name = name
+        self._program = tuple(program) or ("-m", f"topobus.{name}.main")
+        self.label = label or name
+        self.port = free_port()
+        self.log = folder / f"{self.label}.log"
+        self.starts = 0
+        self._environment = {
+            **{key: value for key, value in os.environ.items() if not key.startswith("TOPOBUS_")},
+            "TOPOBUS_ALL__LOG__FORMAT": "json",
+            "TOPOBUS_ALL__HTTP__PORT": str(self.port),
+            **settings,
+        }
+        self._process: asyncio.subprocess.Process | None = None
+        self._is_frozen = False
+
+    @property
+    def status(self) -> int | None:
+        """The exit status of a process that ended by itself; None while it runs, or when we ended it."""
+        return self._process.returncode if self._process is not None else None
+
+    @property
+    def is_running(self) -> bool:
+        """Say whether there is a process."""
+        return self._process is not None and self._process.returncode is None
+
+    async def start(self) -> None:
+        """Start a process; it is not ready yet."""
+        self.starts += 1
+        with self.log.open("ab") as out:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, *self._program, env=self._environment, stdout=out, stderr=asyncio.subprocess.STDOUT
+            )
+
+    async def kill(self) -> None:
+        """End the process as a crash does (SIGKILL)."""
+        await self._end(signal.SIGKILL)
+
+    async def stop(self) -> None:
+        """End the process in order."""
+        await self._end(signal.SIGTERM)
+
+    def freeze(self) -> None:
+        """Stop the process where it is (SIGSTOP)."""
+        if self.is_running and self._process is not None:
+            self._process.send_signal(signal.SIGSTOP)
+            self._is_frozen = True
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        if self._is_frozen and self.is_running and self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+        self._is_frozen = False
+
+    async def is_ready(self) -> bool:
+        """Ask its /readyz."""
+        return (await self.readiness()).startswith("200")
+
+    async def until_ready(self) -> None:
+        """Wait until it says that it is ready."""
+        while True:
+            if await self.is_ready():
+                return
+            await asyncio.sleep(0.1)
+
+    async def readiness(self) -> str:
+        """Give the status and the text of /readyz; a sentence when it does not answer."""
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        except OSError:
+            return "nobody listens"
+        try:
+            writer.write(b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            async with asyncio.timeout(2.0):
+                await writer.drain()
+                answer = (await reader.read(8192)).decode("utf-8", "replace")
+        except (OSError, TimeoutError):
+            return "no answer"
+        finally:
+            writer.close()
+        head, _, body = answer.partition("\r\n\r\n")
+        return f"{head.split(' ')[1] if ' ' in head else head} {body.strip()}"
+
+    def read_log(self, length: int = 3000) -> str:
+        """Give the end of what it logged."""
+        return self.log.read_text("utf-8", "replace")[-length:] if self.log.exists() else ""
+
+    async def _end(self, how: signal.Signals) -> None:
+        process, self._process = self._process, None
+        if process is None or process.returncode is not None:
+            return
+        process.send_signal(how)
+        if self._is_frozen:
+            # A frozen one sees no other signal than SIGKILL.
+            process.send_signal(signal.SIGCONT)
+            self._is_frozen = False
+        try:
+            async with asyncio.timeout(_STOP_LIMIT_S):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()

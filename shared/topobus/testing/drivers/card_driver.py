@@ -1,0 +1,74 @@
+"""A driver of made-up hardware that is shared and cut up: a card with partitions, a function with parts, and a device that several claims may have.
+
+It shows all that a driver needs to say of shares and partitions, and stands in for one in tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from topobus.devicekit.driver import PrepareContext
+from topobus.domain.counters import CapacityPolicy, CounterSet, CounterUse
+from topobus.domain.device import Device
+from topobus.domain.edits import ContainerEdits
+from topobus.domain.health import Observation
+from topobus.domain.machine import Machine
+from topobus.domain.outcome import Refusal
+from topobus.sysfs.tree import Tree
+
+__all__ = ["CardDriver"]
+
+_GIB = 1 << 30
+
+
+class CardDriver:
+    """Finds one card of 7 slices and 80 GiB with its partitions (`profiles`: slices of each), one function with `parts`, and one shared port."""
+
+    name = "card"
+
+    def __init__(self, device_class: str = "gpu", *, profiles: Sequence[int] = (4, 3, 3), parts: int = 2) -> None:
+        self.device_class = device_class
+        self.profiles = tuple(profiles)
+        self.parts = parts
+
+    def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
+        """Describe the hardware of the day."""
+        shared = Device(
+            name="port-0",
+            device_class=self.device_class,
+            allows_multiple=True,
+            capacity={"bandwidth": 10_000},
+            capacity_policies={"bandwidth": CapacityPolicy(default=1_000, minimum=1_000, step=1_000)},
+        )
+        partitions = [self._part(f"card-0-{slices}-{index}", slices, "card-0") for index, slices in enumerate(self.profiles)]
+        functions = [Device(name="function-0", device_class=self.device_class)] if self.parts else []
+        # No counters of its own: any number of the parts at once, and never beside the function.
+        parts = [
+            Device(name=f"function-0-{index}", device_class=self.device_class, partition_of="function-0") for index in range(self.parts)
+        ]
+        return (self._part("card-0", 7), *partitions, *functions, *parts, shared)
+
+    def counter_sets(self, devices: Sequence[Device]) -> Sequence[CounterSet]:
+        """Give what the card has for all of its partitions."""
+        return (CounterSet(name="card-0", counters={"slices": 7, "memory": 80 * _GIB}),)
+
+    def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
+        """Find nothing wrong."""
+        return {}
+
+    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
+        """Give one variable a device."""
+        return {device.name: ContainerEdits(env={f"CARD_{device.name.upper().replace('-', '_')}": "1"}) for device in devices}
+
+    def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
+        """Undo nothing."""
+
+    def _part(self, name: str, slices: int, partition_of: str = "") -> Device:
+        amounts = {"slices": slices, "memory": slices * 80 * _GIB // 7 // _GIB * _GIB if partition_of else 80 * _GIB}
+        return Device(
+            name=name,
+            device_class=self.device_class,
+            partition_of=partition_of,
+            consumes=tuple(CounterUse(counter_set="card-0", counter=counter, amount=amount) for counter, amount in amounts.items()),
+            capacity={"memory": amounts["memory"]},
+        )

@@ -1,0 +1,127 @@
+"""The accounts of a NATS server as the catalogue gives them: nobody without streams may reach more of them than single subjects."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.account_attacks import is_granted
+from topobus.contracts.catalogue import ASKS, DEVICE_SERVICES, EVENTS, STATES
+from topobus.contracts.nats_accounts import Account, Shape, User, accounts, vendor_account
+from topobus.contracts.nats_accounts_config import render_accounts, render_passwords, render_shape
+from topobus.contracts.nats_permissions import PRINCIPALS
+from topobus.contracts.streams import wanted_streams
+from topobus.domain.errors import ContractError
+
+_NODES = {Shape.CENTRAL: ["n1", "node2.example"], Shape.LEAF: ["n1"], Shape.HUB: ["n1", "node2.example"]}
+_DESCRIBED = [pytest.param(shape, nodes, id=f"{shape}-{'nodes' if nodes else 'any'}") for shape in Shape for nodes in ([], _NODES[shape])]
+
+
+def _named(described: tuple[Account, ...]) -> dict[str, Account]:
+    return {account.name: account for account in described}
+
+
+def _guests(described: tuple[Account, ...]) -> list[tuple[Account, User]]:
+    return [(account, user) for account in described if not account.has_jetstream for user in account.users]
+
+
+@pytest.mark.parametrize(("shape", "nodes"), _DESCRIBED)
+def test_users_without_streams_have_no_consumers_and_no_way_to_make_any(shape: Shape, nodes: list[str]) -> None:
+    """A consumer delivers to any subject, so whoever is in no account with streams can make none, and changes no stream."""
+    described = accounts(shape, nodes=nodes)
+
+    assert [account.name for account in described if account.has_jetstream] == ["CORE" if shape is Shape.HUB else "NODE"]
+    for account, user in _guests(described):
+        for subject in user.rights["publish"]:
+            assert not subject.startswith(("$JS.API", "$SYS", ">")), (account.name, subject)
+            assert "CONSUMER" not in subject, (account.name, subject)
+            assert ".STREAM." not in subject or ".STREAM.MSG.GET." in subject or ".STREAM.INFO." in subject, (account.name, subject)
+
+
+@pytest.mark.parametrize(("shape", "nodes"), _DESCRIBED)
+def test_each_right_of_a_user_without_streams_leads_somewhere(shape: Shape, nodes: list[str]) -> None:
+    """What a vendor or a subscriber may publish or hear, besides inboxes and its own asks, is an import of its account; each import is exported to it."""
+    described = accounts(shape, nodes=nodes)
+    exported = {(crossing.owner, crossing.subject, crossing.importer) for account in described for crossing in account.exports}
+
+    for account in described:
+        for crossing in account.imports:
+            assert (crossing.owner, crossing.subject, account.name) in exported
+    if shape is not Shape.HUB:
+        for account, user in _guests(described):
+            reached = {crossing.local or crossing.subject for crossing in account.imports}
+            answered = {crossing.subject for crossing in account.exports}
+            for subject in (*user.rights["publish"], *user.rights["subscribe"]):
+                if not subject.startswith("_INBOX."):
+                    assert subject in reached | answered, (account.name, subject)
+
+
+@pytest.mark.parametrize("device_class", DEVICE_SERVICES)
+def test_vendor_speaks_for_its_class_alone_when_it_writes(device_class: str) -> None:
+    """The class stands fixed in each subject that a vendor's account can write, and on a leaf the node, too."""
+    for shape, nodes, node in ((Shape.CENTRAL, [], "*"), (Shape.LEAF, ["n1"], "n1")):
+        account = _named(accounts(shape, nodes=nodes))[vendor_account(device_class)]
+        written = [crossing.subject for crossing in account.imports if crossing.kind == "service" and not crossing.local]
+
+        assert written == [f"$KV.topobus_inventories.{node}.{device_class}", f"topobus.v1.health.{node}.{device_class}.*"]
+
+
+def test_hub_maps_what_a_node_says_and_nothing_else_when_it_comes_from_a_leaf() -> None:
+    """Each state and event of a node has one subject at the hub; the stand-alone objects have none; a leaf's user says its own node's alone."""
+    described = _named(accounts(Shape.HUB, nodes=["node1.example"]))
+    said = {crossing.local: crossing.subject for crossing in described["NODES"].imports}
+
+    assert len([subject for subject in said.values() if "$JS" not in subject]) == len(
+        [noun for noun in (*STATES, *EVENTS) if "node" in noun.parts]
+    )
+    assert not any("objects" in subject for subject in said.values())
+    (user,) = described["NODES"].users
+    assert (user.name, user.variable) == ("leaf-node1_example", "TOPOBUS_LEAF_NODE1_EXAMPLE_PASSWORD")
+    assert user.rights["publish"] == ["_R_.>", "topobus.v1.up.node1_example.>"]
+
+
+@pytest.mark.parametrize("shape", list(Shape))
+def test_every_ask_of_a_node_reaches_its_answerer_when_accounts_are_apart(shape: Shape) -> None:
+    """No ask of the catalogue is forgotten: who answers is in the asker's account, or exports the ask to it."""
+    described = _named(accounts(shape))
+    for ask in ASKS:
+        for principal in ask.writer:
+            if principal in DEVICE_SERVICES and shape is not Shape.HUB:
+                assert any(
+                    crossing.subject.startswith(f"topobus.v1.{ask.name}.") and crossing.importer == "NODE"
+                    for crossing in described[vendor_account(principal)].exports
+                )
+    if shape is Shape.HUB:
+        exported = {crossing.subject.split(".")[2] for crossing in described["NODES"].exports}
+        assert exported == {ask.name for ask in ASKS if set(ask.writer) - {"controller", "cli"}}
+
+
+def test_subscribers_hear_what_streams_say_again() -> None:
+    """The subjects that an account without streams imports are those at which the streams of the catalogue republish."""
+    republished = {config["republish"]["dest"] for config in wanted_streams(1)}
+    heard = {crossing.subject for account in accounts(Shape.CENTRAL) for crossing in account.imports if crossing.kind == "stream"}
+
+    assert all(any(is_granted([dest], subject.replace("*", "x").replace(">", "x")) for dest in republished) for subject in heard)
+    assert {f"topobus.v1.stored.{event.name}.>" for event in EVENTS} <= heard
+
+
+def test_every_principal_is_a_user_when_there_is_one_server() -> None:
+    """Nobody of the catalogue is left out."""
+    assert {user.name for account in accounts(Shape.CENTRAL) for user in account.users} == set(PRINCIPALS)
+
+
+def test_accounts_are_refused_when_a_leaf_has_several_nodes() -> None:
+    """A leaf is one node's; and a name that no subject can hold gets into none."""
+    with pytest.raises(ValueError, match="a leaf server has one node, got"):
+        accounts(Shape.LEAF, nodes=["n1", "n2"])
+    with pytest.raises(ContractError):
+        accounts(Shape.HUB, nodes=["n1.>"])
+
+
+def test_passwords_are_no_part_of_the_configuration_when_it_is_rendered() -> None:
+    """Each user's password is a variable; a file with all of them is another text."""
+    text = render_shape(Shape.CENTRAL)
+    users = [user for account in accounts(Shape.CENTRAL) for user in account.users]
+
+    assert all(f"password: ${user.variable}," in text for user in users)
+    assert 'password: "$2a$11$hash",' in render_accounts(accounts(Shape.CENTRAL), password=lambda _: '"$2a$11$hash"')
+    assert render_passwords({"TOPOBUS_GPU_PASSWORD": 'a"b'}) == 'TOPOBUS_GPU_PASSWORD: "a\\"b"\n'

@@ -1,0 +1,127 @@
+"""Evictions on a real server: a taint that a claim does not tolerate lets it go, tells its pods, and nobody else's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from support.controller_home import NODE, Home, claim, conditions, pod, until
+from topobus.contracts import catalogue
+from topobus.contracts.messages import ApiObject, DecisionEvent
+from topobus.domain.device import Inventory
+from topobus.domain.health import DeviceHealth, HealthState
+from topobus.domain.outcome import Refusal
+from topobus.kubernetes.api import admit
+from topobus.runtime.bus import Start
+from topobus.testing.reading import Reader
+
+pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
+
+
+def rule(device: str, effect: str = "NoExecute") -> ApiObject:
+    """Taint one GPU of the node."""
+    api_object = ApiObject(
+        api_version="resource.k8s.io/v1",
+        kind="DeviceTaintRule",
+        metadata={"name": "maintenance"},
+        spec={
+            "deviceSelector": {"driver": "gpu.topobus.dev", "pool": NODE, "device": device},
+            "taint": {"key": "example.com/maintenance", "effect": effect},
+        },
+    )
+    return admit(api_object, uid="uid-maintenance", now="2026-01-01T00:00:00Z")
+
+
+def tolerant(name: str, *tolerations: dict[str, Any]) -> ApiObject:
+    """Make a claim for one GPU with tolerations."""
+    api_object = claim(name)
+    api_object.spec["devices"]["requests"][0]["exactly"]["tolerations"] = list(tolerations)
+    return api_object
+
+
+async def test_rule_evicts_the_claim_and_names_its_pod(served: Home) -> None:
+    """The event names the pod; the pod is deleted; the claim gets another device; a claim on another device stays; the rule tells how far it is."""
+    await served.apply(claim("job"))
+    await served.apply(claim("other"))
+    (device_of_job,), (others,) = await served.allocated("job"), await served.allocated("other")
+    await served.apply(pod("trainer", "job"))
+    await until(served, "pod", "trainer", lambda pod: conditions(pod, "PodScheduled").get("status") == "True")
+
+    async with Reader(served.bus.follow(catalogue.DECISION, start=Start.ALL)) as decisions:
+        await served.apply(rule(device_of_job["device"]))
+        events = await decisions.until(lambda items: any(event.value.verb == "evict" for event in items))
+    gone = await until(served, "pod", "trainer", lambda pod: pod is None)
+    moved = await served.until("job", lambda job: job is not None and _devices(job) not in ([], [device_of_job["device"]]))
+    taint_rule = await until(
+        served,
+        "devicetaintrule",
+        "maintenance",
+        lambda taint_rule: conditions(taint_rule, "EvictionInProgress").get("reason") == "Completed",
+    )
+
+    assert gone is None
+    assert moved is not None
+    event: DecisionEvent = next(event.value for event in events if event.value.verb == "evict")
+    assert isinstance(event.outcome, Refusal)
+    (reason,) = event.outcome.reasons
+    assert (event.node, event.owner.name, reason.code) == (NODE, "job", "evicted")
+    assert "pod default/trainer" in reason.message
+    assert "DeviceTaintRule maintenance" in reason.message
+    stays = await served.until("other", lambda api_object: api_object is not None)
+    assert _devices(stays) == [others["device"]]
+    assert "1 published devices selected" in conditions(taint_rule, "EvictionInProgress")["message"]
+
+
+async def test_claim_stays_when_it_tolerates_the_rule(served: Home) -> None:
+    """A claim that tolerates the taint keeps its device, and says so by staying while its neighbour goes."""
+    bears = {"key": "example.com/maintenance", "operator": "Exists"}
+    await served.apply(tolerant("bears", bears))
+    (granted,) = await served.allocated("bears")
+    await served.apply(rule(granted["device"]))
+
+    await until(
+        served,
+        "devicetaintrule",
+        "maintenance",
+        lambda taint_rule: conditions(taint_rule, "EvictionInProgress").get("reason") == "Completed",
+    )
+
+    stays = await served.until("bears", lambda api_object: api_object is not None)
+    assert _devices(stays) == [granted["device"]]
+
+
+async def test_claim_goes_after_its_seconds_when_it_tolerates_for_a_while(served: Home) -> None:
+    """A toleration of some seconds that are over since the taint came holds nothing off."""
+    await served.apply(tolerant("while", {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 5}))
+    (granted,) = await served.allocated("while")
+
+    await served.apply(rule(granted["device"]))  # it came in January
+
+    await served.until("while", lambda api_object: api_object is not None and _condition(api_object).get("reason") == "TakenBack")
+
+
+async def test_sick_device_evicts_its_claim(served: Home) -> None:
+    """A device whose driver has evidence of a fault loses its claim, which gets a healthy one."""
+    await served.apply(claim("job"))
+    (granted,) = await served.allocated("job")
+    gpus = next(inventory for inventory in served.inventories if inventory.device_class == "gpu")
+    sick = DeviceHealth(state=HealthState.UNHEALTHY, since="2026-01-01T00:00:00Z")
+    devices = tuple(msgspec.structs.replace(device, health=sick) if device.name == granted["device"] else device for device in gpus.devices)
+
+    await served.bus.put(
+        catalogue.INVENTORY, Inventory(node=NODE, device_class="gpu", generation=2, devices=devices), node=NODE, device_class="gpu"
+    )
+
+    moved = await served.until("job", lambda job: job is not None and _devices(job) not in ([], [granted["device"]]))
+    assert moved is not None
+
+
+def _condition(api_object: ApiObject) -> dict[str, Any]:
+    return conditions(api_object, "Allocated")
+
+
+def _devices(api_object: ApiObject | None) -> list[str]:
+    allocation = (api_object.status.get("allocation") if api_object is not None else None) or {}
+    return [result["device"] for result in allocation.get("devices", {}).get("results", [])]

@@ -1,0 +1,64 @@
+"""A device service that does not answer: its devices are allocated to nobody, what is held stays held, and its first answer ends that."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+import pytest_asyncio
+from prometheus_client import CollectorRegistry
+
+from support.controller_home import NODE, SETTINGS, Home, claim
+from topobus.contracts import catalogue
+from topobus.contracts.messages import HintsReply, HintsRequest
+from topobus.controller.service import serve
+from topobus.domain.silence import SilenceSettings
+from topobus.runtime.bus import Bus
+from topobus.runtime.config import NatsSettings
+from topobus.runtime.readiness import Readiness
+from topobus.runtime.service import Runtime
+from topobus.simulation.nats_server import NatsServer
+from topobus.testing.clock import ManualClock
+
+pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
+
+# A length that nothing else waits for, so that the clock follows the looks alone.
+LOOKS = SilenceSettings(every_s=0.97)
+
+
+@pytest_asyncio.fixture
+async def watched(home: Home, nats_server: NatsServer) -> AsyncIterator[Home]:
+    """The demo node with a controller, and no device service: time passes from look to look."""
+    clock = ManualClock()
+    async with Bus.session(NatsSettings(url=nats_server.url), name="controller") as bus:
+        runtime = Runtime(name="controller", node="central", bus=bus, clock=clock, readiness=Readiness(), registry=CollectorRegistry())
+        task = asyncio.create_task(serve(msgspec.structs.replace(SETTINGS, silence=LOOKS), runtime))
+        async with clock.ticking(LOOKS.every_s):
+            yield home
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def _hints(request: HintsRequest) -> HintsReply:
+    raise AssertionError("nobody asks for hints here")
+
+
+async def test_claim_waits_for_a_silent_service_and_is_served_when_it_speaks(watched: Home) -> None:
+    """The reason says that the service does not answer; as soon as it does, the claim gets its devices."""
+    # More than there are: it is told again whenever the reasons change, until silence is among them.
+    await watched.apply(claim("probe", count=9))
+    await watched.until(
+        "probe",
+        lambda api_object: (
+            api_object is not None and "service does not answer" in str(api_object.status.get("conditions", [{}])[0].get("message"))
+        ),
+    )
+    await watched.apply(claim("job"))
+    message = await watched.until_reason("job", "DoesNotFit")
+
+    await watched.bus.answer(catalogue.HINTS, _hints, node=NODE, device_class="gpu")
+
+    assert "8 devices: their service does not answer since" in message
+    assert len(await watched.allocated("job")) == 1

@@ -1,0 +1,56 @@
+"""A controller that cannot even write down what is wrong with a claim: that is a write as any other, waited out, and nobody else's trouble."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from support.controller_home import SETTINGS, Home, claim
+from topobus.contracts.messages import ApiObject
+from topobus.controller.service import serve
+from topobus.runtime.bus import Bus
+from topobus.runtime.clock import SystemClock
+from topobus.runtime.config import NatsSettings
+from topobus.runtime.readiness import Readiness
+from topobus.runtime.service import Runtime
+from topobus.simulation.nats_server import NatsServer
+from topobus.testing.fates import Fate, FatedBus, Fates, Refused, Step
+
+pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
+
+
+async def test_controller_goes_on_when_it_cannot_write_what_is_wrong(home: Home, nats_server: NatsServer) -> None:
+    """A malformed claim whose condition could not be written is told later; the controller lives, and other claims are served."""
+    bad = ApiObject(
+        api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata={"name": "bad", "uid": "u"}, spec={"devices": {"requests": 5}}
+    )
+    await home.apply(bad)
+    async with Bus.session(NatsSettings(url=nats_server.url), name="controller") as bus:
+        refused: list[Step] = []
+
+        def refuse_twice(step: Step) -> Fate | None:
+            if step.operation != "compare_and_set" or step.parts.get("name") != "bad" or len(refused) == 2:
+                return None
+            refused.append(step)
+            return Refused("no answer to the write")
+
+        deaf = FatedBus(bus, Fates(refuse_twice))
+        runtime = Runtime(
+            name="controller", node="central", bus=deaf, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry()
+        )
+        task = asyncio.create_task(serve(SETTINGS, runtime))
+        try:
+            waiting = asyncio.create_task(home.until_reason("bad", "Malformed"))
+            await asyncio.wait({waiting, task}, return_when=asyncio.FIRST_COMPLETED)
+            assert not task.done(), task.exception()
+            await home.apply(claim("good"))
+            assert len(await home.allocated("good")) == 1
+        finally:
+            waiting.cancel()
+            task.cancel()
+            await asyncio.wait({task, waiting})
+
+    assert "requests" in waiting.result()
+    assert len(refused) == 2

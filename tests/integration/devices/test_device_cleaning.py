@@ -1,0 +1,141 @@
+"""What everybody sees of a device while it is cleaned, when it is dirty, and when its journal cannot be read: inventory and health over a real bus."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from support.device_bench import LIMIT_S, NODE, DeviceBench, has_state
+from topobus.contracts.catalogue import PREPARE, UNPREPARE
+from topobus.contracts.messages import Prepared, PrepareRequest, UnprepareRequest
+from topobus.contracts.sandbox_messages import Accepted
+from topobus.devicekit.device_record import DeviceRecord
+from topobus.devicekit.health import HealthSettings
+from topobus.devicekit.journal import Journal
+from topobus.domain.device import Device
+from topobus.domain.health import HealthState
+from topobus.domain.outcome import Reason, Refusal
+from topobus.domain.request import Owner, OwnerKind
+from topobus.runtime.bus import Bus
+from topobus.runtime.config import NatsSettings
+from topobus.runtime.readiness import Readiness
+from topobus.simulation.machines import build
+from topobus.simulation.nats_server import NatsServer
+from topobus.sysfs.tree import Tree
+from topobus.testing.drivers.toy_driver import ToyDriver
+
+pytestmark = pytest.mark.integration
+
+OWNER = Owner(kind=OwnerKind.CLAIM, name="claim", uid="u1")
+
+
+class _CleaningToy(ToyDriver):
+    """Cleans until it is let go, and refuses as long as it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__("toy", count=2)
+        self.may_clean = threading.Event()
+        self.dirt = ""
+
+    def clean(self, tree: Tree, device: Device, record: DeviceRecord) -> Refusal | None:
+        """Clean."""
+        self.may_clean.wait()
+        return Refusal(reasons=(Reason(code="dirt", message=self.dirt),)) if self.dirt else None
+
+
+@asynccontextmanager
+async def _gateway(nats_server: NatsServer) -> AsyncIterator[Bus]:
+    async with Bus.session(NatsSettings(url=nats_server.url), name="gateway") as bus:
+        yield bus
+
+
+async def _use(gateway: Bus) -> None:
+    """Come and go."""
+    prepared = await gateway.ask(PREPARE, PrepareRequest(op_id="", owner=OWNER, devices=("toy-0",)), node=NODE, device_class="gpu")
+    assert isinstance(prepared.result, Prepared)
+    left = await gateway.ask(UNPREPARE, UnprepareRequest(op_id="", owner=OWNER, devices=("toy-0",)), node=NODE, device_class="gpu")
+    assert left.refusal is None
+
+
+async def test_device_is_cleaning_then_healthy_when_its_last_owner_left(bus: Bus, nats_server: NatsServer, tmp_path: Path) -> None:
+    """When unprepare is answered everybody already sees `cleaning`; the next owner is told to ask again; once clean it is Healthy at once."""
+    bench, driver = DeviceBench(bus, nats_server.url, build("dgx", tmp_path / "machine")), _CleaningToy()
+    await bench.publish_machine()
+    async with _gateway(nats_server) as gateway, bench.service(driver, health=HealthSettings(poll_s=0.05)):
+        await bench.inventory(has_state(HealthState.HEALTHY, "toy-0"))
+        await _use(gateway)
+        seen = await bench.inventory(has_state(HealthState.UNKNOWN, "toy-0"))
+        waiting = await gateway.ask(PREPARE, PrepareRequest(op_id="", owner=OWNER, devices=("toy-0",)), node=NODE, device_class="gpu")
+        driver.may_clean.set()
+        healthy = await bench.inventory(has_state(HealthState.HEALTHY, "toy-0"))
+
+    device = seen.device("toy-0")
+    assert device is not None
+    assert [(condition.reason, condition.evidence["owner"]) for condition in device.health.conditions] == [("cleaning", OWNER.key)]
+    assert isinstance(waiting.result, Accepted)
+    assert healthy.generation == seen.generation + 1
+
+
+async def test_device_is_dirty_with_its_owner_when_it_cannot_be_cleaned(bus: Bus, nats_server: NatsServer, tmp_path: Path) -> None:
+    """The health event names who left it and why; its neighbour stays Healthy; tried again it succeeds, and the device recovers."""
+    bench, driver = DeviceBench(bus, nats_server.url, build("dgx", tmp_path / "machine")), _CleaningToy()
+    driver.dirt = "process 4711 still has 10 GiB"
+    driver.may_clean.set()
+    await bench.publish_machine()
+    async with _gateway(nats_server) as gateway, bench.service(driver):
+        await bench.inventory(has_state(HealthState.HEALTHY, "toy-0"))
+        await _use(gateway)
+        event = await bench.event(lambda event: event.health.state is HealthState.UNHEALTHY)
+        sick = await bench.inventory(has_state(HealthState.UNHEALTHY, "toy-0"))
+        driver.dirt = ""
+        await bench.inventory(has_state(HealthState.HEALTHY, "toy-0"))
+
+    worst = event.health.worst
+    assert worst is not None
+    assert (event.device, worst.reason) == ("toy-0", "dirty")
+    assert "claim default/claim left it dirty" in worst.message
+    assert "process 4711" in worst.message
+    assert has_state(HealthState.HEALTHY, "toy-1")(sick)
+
+
+async def test_device_is_unhealthy_and_its_neighbour_goes_on_when_its_journal_is_unreadable(
+    bus: Bus, nats_server: NatsServer, tmp_path: Path
+) -> None:
+    """One bad file takes out one device, and names itself."""
+    bench, driver = DeviceBench(bus, nats_server.url, build("dgx", tmp_path / "machine")), _CleaningToy()
+    bench.journal.mkdir()
+    (bench.journal / "toy-0.json").write_text("not what you want", encoding="utf-8")
+    await bench.publish_machine()
+    async with bench.service(driver):
+        inventory = await bench.inventory(has_state(HealthState.UNHEALTHY, "toy-0"))
+
+    device = inventory.device("toy-0")
+    assert device is not None
+    assert device.health.worst is not None
+    assert device.health.worst.reason == "journal-unreadable"
+    assert str(bench.journal / "toy-0.json") in device.health.worst.message
+    assert has_state(HealthState.HEALTHY, "toy-1")(inventory)
+
+
+async def test_service_waits_and_says_so_when_another_process_has_the_journal(bus: Bus, nats_server: NatsServer, tmp_path: Path) -> None:
+    """Two services would undo each other's work, so the second one answers only when the first has ended."""
+    bench, readiness = DeviceBench(bus, nats_server.url, build("dgx", tmp_path / "machine")), Readiness()
+    other = Journal(bench.journal)
+    bench.journal.mkdir()
+    other.load()
+    await bench.publish_machine()
+    async with bench.service(_CleaningToy(), readiness=readiness):
+        async with asyncio.timeout(LIMIT_S):
+            while "journal" not in readiness.report():  # noqa: ASYNC110  (readiness tells nobody)
+                await asyncio.sleep(0)
+        waiting = readiness.report()["journal"]
+        other.close()
+        await bench.inventory(has_state(HealthState.HEALTHY, "toy-0"))
+
+    assert "another process has it" in waiting
+    assert readiness.report()["journal"] == "ready"

@@ -1,0 +1,171 @@
+"""Health of devices as users hear it: the whole story of a GPU, with its holders; nothing twice, and all again when it was lost."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from support.device_bench import LIMIT_S, NODE, OWNER, DeviceBench, has_state, states
+from topobus.contracts.catalogue import HEALTH, LEDGER
+from topobus.devicekit.health import HealthSettings
+from topobus.domain.health import Dimension, HealthState, Observation
+from topobus.domain.ledger import Allocation, Holding, Ledger
+from topobus.domain.pci import PciAddress
+from topobus.gpu.plugins.nvidia import NvidiaDriver
+from topobus.runtime.bus import Bus
+from topobus.runtime.readiness import Readiness
+from topobus.testing.drivers.toy_driver import ToyDriver
+
+pytestmark = pytest.mark.integration
+
+
+async def test_health_tells_the_whole_story_when_a_gpu_vanishes_and_returns(bench: DeviceBench, gpus: tuple[str, str]) -> None:
+    """Gone: Unhealthy, with the owner who is hit; back: Recovering, then Healthy. Events are numbered; the inventory agrees; the neighbour is left alone."""
+    gpu, neighbour = gpus
+    address = bench.recorded.pci("h100")[0]
+    allocation = Allocation(owner=OWNER, holdings=(Holding(devices={"gpu": (gpu,)}),))
+    await bench.bus.put(LEDGER, Ledger(node=NODE, allocations={OWNER.key: allocation}), node=NODE)
+    await bench.publish_machine()
+
+    async with bench.service(NvidiaDriver()):
+        await bench.inventory(has_state(HealthState.HEALTHY, gpu))
+        bench.recorded.remove_pci(address)
+        await bench.publish_machine()
+        sick = await bench.inventory(has_state(HealthState.UNHEALTHY, gpu))
+        bench.recorded.restore_pci(address)
+        await bench.publish_machine()
+        await bench.inventory(has_state(HealthState.HEALTHY, gpu))
+        await bench.event(lambda health_event: health_event.device == gpu and health_event.generation == 4)
+
+    events = await bench.events(gpu)
+    device = sick.device(gpu)
+    assert device is not None
+    assert device.pci == PciAddress.parse(address), "a vanished device keeps its facts"
+    assert states(sick)[neighbour] is HealthState.HEALTHY
+    assert [(event.generation, event.previous, event.health.state) for event in events] == [
+        (1, None, HealthState.HEALTHY),
+        (2, HealthState.HEALTHY, HealthState.UNHEALTHY),
+        (3, HealthState.UNHEALTHY, HealthState.RECOVERING),
+        (4, HealthState.RECOVERING, HealthState.HEALTHY),
+    ]
+    assert [condition.reason for condition in events[1].health.conditions] == ["fell-off-bus"]
+    assert events[1].affected == (OWNER,)
+    assert len(await bench.events(neighbour)) == 1
+
+
+async def test_health_names_the_present_holder_when_the_ledger_changed_since_the_last_event(
+    bench: DeviceBench, gpus: tuple[str, str]
+) -> None:
+    """An event names who holds the device when it is told, not who held it when the service started or at the event before."""
+    gpu, _ = gpus
+    address = bench.recorded.pci("h100")[0]
+    allocation = Allocation(owner=OWNER, holdings=(Holding(devices={"gpu": (gpu,)}),))
+    await bench.publish_machine()
+
+    async with bench.service(NvidiaDriver()):
+        await bench.inventory(has_state(HealthState.HEALTHY, gpu))
+        await bench.bus.put(LEDGER, Ledger(node=NODE, allocations={OWNER.key: allocation}), node=NODE)
+        bench.recorded.remove_pci(address)
+        await bench.publish_machine()
+        gone = await bench.event(lambda health_event: health_event.device == gpu and health_event.generation == 2)
+        await bench.bus.put(LEDGER, Ledger(node=NODE, sequence=1), node=NODE)
+        bench.recorded.restore_pci(address)
+        await bench.publish_machine()
+        back = await bench.event(lambda health_event: health_event.device == gpu and health_event.generation == 3)
+
+    assert gone.affected == (OWNER,)
+    assert back.affected == ()
+
+
+async def test_restart_repeats_nothing_when_nothing_changed(bench: DeviceBench, gpus: tuple[str, str]) -> None:
+    """A second life publishes no inventory and no event that says the same again, and numbers on from the first."""
+    gpu, _ = gpus
+    await bench.publish_machine()
+    async with bench.service(NvidiaDriver()):
+        await bench.event(lambda health_event: health_event.device == gpu)
+        first = await bench.inventory(lambda inventory: len(inventory.devices) == 2)
+
+    readiness = Readiness()
+    async with bench.service(NvidiaDriver(), readiness=readiness):
+        async with asyncio.timeout(LIMIT_S):
+            while not readiness.is_ready:
+                await bench.hints_once_up(gpu)
+        bench.recorded.remove_pci(bench.recorded.pci("h100")[0])
+        await bench.publish_machine()
+        second = await bench.inventory(has_state(HealthState.UNHEALTHY, gpu))
+        await bench.event(lambda health_event: health_event.device == gpu and health_event.generation == 2)
+
+    assert (first.generation, second.generation) == (1, 2)
+    assert [event.generation for event in await bench.events(gpu)] == [1, 2]
+
+
+async def test_vanished_device_leaves_when_it_is_free_and_stays_when_it_is_held(bench: DeviceBench) -> None:
+    """After forget_s a free device leaves with an is_removed event; a held one stays listed as Unhealthy."""
+    toy = ToyDriver("acme", count=2)
+    allocation = Allocation(owner=OWNER, holdings=(Holding(devices={"gpu": ("acme-0",)}),))
+    await bench.bus.put(LEDGER, Ledger(node=NODE, allocations={OWNER.key: allocation}), node=NODE)
+    await bench.publish_machine()
+
+    async with bench.service(toy, health=HealthSettings(poll_s=0.05, hold_s=0.2, forget_s=0.2)):
+        await bench.inventory(lambda inventory: len(inventory.devices) == 2)
+        toy.names = ()
+        left = await bench.inventory(lambda inventory: len(inventory.devices) == 1)
+        event = await bench.event(lambda health_event: health_event.device == "acme-1" and health_event.is_removed)
+        toy.names = ("acme-1",)
+        again = await bench.event(
+            lambda health_event: (
+                health_event.device == "acme-1" and not health_event.is_removed and health_event.generation > event.generation
+            )
+        )
+
+    assert states(left) == {"acme-0": HealthState.UNHEALTHY}
+    assert event.health.state is HealthState.UNHEALTHY
+    assert (again.previous, again.generation) == (None, event.generation + 1)
+
+
+async def test_sticky_fault_heals_when_the_operator_forgives_it(bench: DeviceBench) -> None:
+    """A sticky fault outlives its evidence and a restart; a start with health.forgive lets it heal."""
+    toy = ToyDriver("acme", count=1)
+    fault = Observation(dimension=Dimension.COMPUTE, state=HealthState.UNHEALTHY, reason="xid", is_sticky=True)
+    await bench.publish_machine()
+
+    async with bench.service(toy):
+        await bench.inventory(has_state(HealthState.HEALTHY, "acme-0"))
+        toy.faults = {"acme-0": (fault,)}
+        await bench.event(lambda health_event: health_event.generation == 2)
+    toy.faults = {}
+    async with bench.service(toy, health=HealthSettings(poll_s=0.05, hold_s=0.2, forgive=("acme-0",))):
+        await bench.event(lambda health_event: health_event.generation == 4)
+
+    assert [event.health.state for event in await bench.events("acme-0")] == [
+        HealthState.HEALTHY,
+        HealthState.UNHEALTHY,
+        HealthState.RECOVERING,
+        HealthState.HEALTHY,
+    ]
+
+
+async def test_health_is_said_again_when_another_class_pushed_it_out_of_the_stream(bench: DeviceBench) -> None:
+    """The newest event of each device is its present state for late subscribers, also after somebody else has filled the stream."""
+    await bench.publish_machine()
+
+    async with bench.service(ToyDriver("acme", count=2)):
+        first = {name: await bench.event(lambda event, name=name: event.device == name) for name in ("acme-0", "acme-1")}
+        await _fill_health(bench.bus)
+        # Late subscribers: their snapshot begins after the flood.
+        again = {name: await bench.event(lambda event, name=name: event.device == name) for name in first}
+
+    assert {name: health_event.health.state for name, health_event in again.items()} == dict.fromkeys(first, HealthState.HEALTHY)
+    assert [health_event.generation > first[name].generation for name, health_event in again.items()] == [True, True]
+
+
+async def _fill_health(bus: Bus) -> None:
+    """Write more events of a class of somebody else's than the stream takes; a small stream, so that it is soon done."""
+    api = bus._states._jetstream
+    info = await api.stream_info(HEALTH.stream)
+    assert info is not None
+    await api.call(f"STREAM.UPDATE.{HEALTH.stream}", {**info.config, "max_bytes": 1024 * 1024})
+    for number in range(40):
+        subject = HEALTH.subject(node=NODE, device_class="nic", device=f"flood-{number}")
+        await api.store(subject, b"x" * 60_000, stream=HEALTH.stream, headers={})

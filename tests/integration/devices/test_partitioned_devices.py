@@ -1,0 +1,76 @@
+"""From a driver to an allocation: a real device service with the sample driver of shares and partitions, and what is published of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.device_bench import DeviceBench
+from topobus.cel.selector import CelCompiler
+from topobus.controller.allocation.search import allocate
+from topobus.controller.allocation.values import Allocated, AllocationInput, ClaimToAllocate, DeviceId, Node, NoFit, Outcome, Usage
+from topobus.controller.state.inventory_slices import built_in_class, slices_from_inventory
+from topobus.domain.device import Inventory
+from topobus.domain.partitions import MAX_PARTS, PARTS
+from topobus.kubernetes.api.limits import check_slice
+from topobus.kubernetes.api.resource import ClaimSpec
+from topobus.kubernetes.api.shape import read_as
+from topobus.testing.drivers.card_driver import CardDriver
+
+pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
+
+
+def _allocate(inventory: Inventory, name: str, *held: str) -> Outcome:
+    """Allocate exactly this device while others are held."""
+    exactly = {"deviceClassName": "gpu", "count": 1}
+    spec = read_as({"devices": {"requests": [{"name": "r", "exactly": exactly}]}}, ClaimSpec, where="claim")
+    only = {device.name: "not asked for" for device in inventory.devices if device.name != name}
+    return allocate(
+        AllocationInput(
+            node=Node(inventory.node),
+            claims=(ClaimToAllocate("d/c", spec),),
+            classes={"gpu": built_in_class("gpu.topobus.dev")},
+            slices=slices_from_inventory(inventory),
+            usage=Usage(
+                {DeviceId("gpu.topobus.dev", inventory.node, device): "claim a/b" for device in held},
+                excluded={DeviceId("gpu.topobus.dev", inventory.node, device): why for device, why in only.items() if device not in held},
+            ),
+        ),
+        CelCompiler(),
+    )
+
+
+async def test_inventory_and_slices_say_what_a_driver_says_of_shares_and_partitions(bench: DeviceBench) -> None:
+    """Counters of the driver and those that follow from `partition_of`, within the limits of Kubernetes, and allocated as hardware allows."""
+    await bench.publish_machine()
+    async with bench.service(CardDriver()):
+        inventory = await bench.inventory(lambda it: len(it.devices) > 0)
+
+    assert inventory.warnings == ()
+    assert [(counter_set.name, sorted(counter_set.counters)) for counter_set in inventory.counter_sets] == [
+        ("card-0", ["memory", "slices"]),
+        ("function-0", [PARTS]),
+    ]
+    parts = {device.name: [use.amount for use in device.consumes] for device in inventory.devices if device.name.startswith("function")}
+    assert parts == {"function-0": [MAX_PARTS], "function-0-0": [1], "function-0-1": [1]}
+    assert [problem for each in slices_from_inventory(inventory) for problem in check_slice(each.spec)] == []
+    assert isinstance(_allocate(inventory, "function-0-0", "function-0-1"), Allocated)
+    assert isinstance(_allocate(inventory, "function-0", "function-0-1"), NoFit)
+    assert isinstance(_allocate(inventory, "function-0-1", "function-0"), NoFit)
+    assert isinstance(_allocate(inventory, "card-0-3-1", "card-0-4-0"), Allocated)
+    assert isinstance(_allocate(inventory, "card-0-3-2", "card-0-4-0", "card-0-3-1"), NoFit)
+    shared = _allocate(inventory, "port-0")
+    assert isinstance(shared, Allocated)
+    (granted,) = shared.results[0].devices.results
+    assert (granted.share_id is not None, granted.consumed_capacity) == (True, {"bandwidth": "1k"})
+
+
+async def test_counters_are_taken_up_again_when_the_service_restarts_without_its_driver(bench: DeviceBench) -> None:
+    """Devices of a driver that is not loaded any more stay listed and go on to count."""
+    await bench.publish_machine()
+    async with bench.service(CardDriver(parts=0)):
+        before = await bench.inventory(lambda it: len(it.devices) > 0)
+    async with bench.service():
+        after = await bench.inventory(lambda it: it.generation > before.generation)
+
+    assert after.counter_sets == before.counter_sets
+    assert [device.consumes for device in after.devices] == [device.consumes for device in before.devices]

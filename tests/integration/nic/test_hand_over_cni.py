@@ -1,0 +1,82 @@
+"""The nic driver attaches by an operator's CNI network: the interface itself goes by an unmodified plugin, and is afterwards all that it was."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.cni_bundle import Bundle
+from support.nic_rig import FAR, NicRig, nic_rig, ping, state_of
+from support.real_interfaces import why_not_here
+from topobus.devicekit.device_record import DeviceRecord, RecordState
+from topobus.domain.outcome import Refusal
+from topobus.domain.sandbox import AttachedInterface
+from topobus.nic.cni.attachment import CniAttachment
+from topobus.nic.cni.settings import CniSettings
+from topobus.nic.config import InterfaceRule, InterfaceSettings
+from topobus.nic.interface_hands import InterfaceHands
+from topobus.nic.plugins.linux_netdev import LinuxNetdevDriver
+
+pytestmark = [pytest.mark.integration, pytest.mark.skipif(bool(why_not_here()), reason=why_not_here())]
+
+ADDRESS = "10.213.7.5/24"
+
+
+@pytest.fixture
+def rig() -> Iterator[NicRig]:
+    """One interface, one pod."""
+    with nic_rig() as made:
+        yield made
+
+
+@pytest.fixture
+def driver(rig: NicRig, bundle: Bundle, tmp_path: Path) -> LinuxNetdevDriver:
+    """A driver whose operator has a network of host-device, static addresses and another MTU."""
+    chain = [
+        {"type": "host-device", "ipam": {"type": "static", "addresses": [{"address": ADDRESS}]}},
+        {"type": "tuning", "mtu": 1300, "mac": "02:73:00:00:00:55"},
+    ]
+    path = tmp_path / "data.conflist"
+    path.write_text(json.dumps({"cniVersion": "1.0.0", "name": "data", "plugins": chain}), encoding="utf-8")
+    settings = CniSettings(
+        networks={"data": str(path)},
+        bin_dirs=(bundle.bin_dir,),
+        program_path=bundle.program_path,
+        state_dir=str(tmp_path / "state"),
+        timeout_s=30.0,
+    )
+    made = LinuxNetdevDriver()
+    made.configure(InterfaceSettings(offer=(InterfaceRule(name=rig.name),)), InterfaceHands(cni=CniAttachment(settings)))
+    return made
+
+
+def test_interface_is_all_that_it_was_when_a_chain_has_moved_and_changed_it(rig: NicRig, driver: LinuxNetdevDriver) -> None:
+    """The plugins give back the name; MAC, MTU, addresses, routes and settings are ours to put back."""
+    before, record = state_of(rig.name), DeviceRecord(RecordState(sandbox=rig.sandbox))
+    context = rig.context(interface={"name": "data0"}, cni={"network": "data"})
+
+    refusal = driver.check(rig.tree, [rig.device], context)
+    attached = driver.attach(rig.tree, rig.device, context, rig.sandbox, record)
+    link, has_answer = rig.link_in_pod("data0"), ping(rig.pod, FAR)
+    driver.detach(rig.tree, rig.device, rig.sandbox, record)
+
+    assert refusal is None
+    assert isinstance(attached, AttachedInterface), attached
+    assert (attached.name, attached.addresses) == ("data0", (ADDRESS,))
+    assert (link["mtu"], link["address"], has_answer) == (1300, "02:73:00:00:00:55", True)
+    assert state_of(rig.name) == before
+    assert record.steps == ()
+
+
+def test_check_refuses_a_network_that_nobody_has_configured(rig: NicRig, driver: LinuxNetdevDriver) -> None:
+    """Before anything was changed, with the device's name."""
+    before = state_of(rig.name)
+
+    refusal = driver.check(rig.tree, [rig.device], rig.context(cni={"network": "storage"}))
+
+    assert isinstance(refusal, Refusal)
+    assert [reason.facts["device"] for reason in refusal.reasons] == [rig.device.name]
+    assert state_of(rig.name) == before

@@ -1,0 +1,113 @@
+"""The system on a NATS server with accounts: real services work together, and a subscriber hears and replays what is stored without a consumer."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import itertools
+import json
+import os
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from nats.aio.msg import Msg
+
+from support.account_nats import LIMIT_S, account_nats
+from support.alignment_nodes import container, pod
+from support.asking import ask_patiently
+from support.running import NODE, service
+from topobus.contracts.catalogue import HEALTH, INVENTORY, LEDGER, PLACE, PREPARE
+from topobus.contracts.codec import decode
+from topobus.contracts.messages import HealthEvent, PlaceRequest, Prepared, PrepareRequest
+from topobus.contracts.nats_accounts import IMPORTED_API, Shape, accounts
+from topobus.domain.outcome import Placement
+from topobus.domain.request import PodRequest
+from topobus.runtime.bus import Bus
+from topobus.runtime.proof import make_keys, read_keys
+from topobus.simulation.machines import build
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).resolve().parents[2]
+_SERVICES = ("controller", "discovery", "gpu", "topology")
+
+
+async def _placed(gateway: Bus, wanted: PodRequest) -> Placement:
+    """Place a pod, as soon as topology has heard of the devices."""
+    async with asyncio.timeout(LIMIT_S):
+        for attempt in itertools.count():
+            reply = await ask_patiently(gateway, PLACE, PlaceRequest(op_id=f"op-{attempt}", pod=wanted), node=NODE)
+            if isinstance(reply.result, Placement):
+                return reply.result
+            await asyncio.sleep(0.05)
+    raise AssertionError("the loop above has no end")
+
+
+async def test_system_works_when_vendors_and_subscribers_have_accounts_of_their_own(nats_binary: Path, tmp_path: Path) -> None:
+    """Machine, inventory and ledger are written, a pod is placed, its device prepared with a proven answer, and a subscriber hears of each device and reads it again."""
+    build("dgx", tmp_path / "machine")
+    keys = tmp_path / "keys"
+    make_keys(keys, ["gpu"])
+    async with account_nats(accounts(Shape.CENTRAL), binary=nats_binary) as nats, AsyncExitStack() as stack:
+        heard: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
+        subscriber = await stack.enter_async_context(nats.client("user"))
+
+        async def hear(event: Msg) -> None:
+            assert event.headers is not None
+            heard.put_nowait((event.subject, int(event.headers["Nats-Sequence"])))
+
+        await subscriber.client.subscribe(HEALTH.pattern(device_class="gpu"), cb=hear)
+        await subscriber.barrier()
+        for name in _SERVICES:
+            settings = nats.settings(name)
+            variables = {
+                "TOPOBUS_ALL__HARDWARE__ROOT": str(tmp_path / "machine"),
+                "TOPOBUS_ALL__NATS__USER": name,
+                "TOPOBUS_ALL__NATS__PASSWORD_FILE": settings.password_file,
+                "TOPOBUS_ALL__NATS__ZONE": settings.zone,
+                **({"TOPOBUS_GPU__ANSWERS__KEY_DIR": str(keys)} if name == "gpu" else {}),
+            }
+            await stack.enter_async_context(service(name, nats.server.url, variables))
+        gateway = await stack.enter_async_context(nats.bus("gateway"))
+        gateway.use_answer_keys(demanded=read_keys(str(keys)))
+        trainer = pod("trainer", container(gpu=1))
+        await _placed(gateway, trainer)
+        ledger = await gateway.get(LEDGER, node=NODE)
+        inventory = await gateway.get(INVENTORY, node=NODE, device_class="gpu")
+        assert ledger is not None
+        assert inventory is not None
+        assert list(ledger.value.allocations) == [trainer.owner.key]
+        request = PrepareRequest(op_id="prepare-1", owner=trainer.owner, devices=(inventory.value.devices[0].name,))
+        prepared = await ask_patiently(gateway, PREPARE, request, node=NODE, device_class="gpu")
+        assert isinstance(prepared.result, Prepared), prepared.result
+        async with asyncio.timeout(LIMIT_S):
+            first, sequence = await heard.get()
+        query = json.dumps({"next_by_subj": HEALTH.pattern(), "seq": sequence}).encode()
+        answer = json.loads((await subscriber.ask(f"{IMPORTED_API}.STREAM.MSG.GET.{HEALTH.stream}", query)).data)["message"]
+
+        assert (answer["subject"], answer["seq"]) == (first, sequence)
+        assert decode(base64.b64decode(answer["data"]), HealthEvent, where="replay").node == NODE
+        assert subscriber.denials == []
+        await _follows_as_a_program(nats.server.url, first)
+
+
+async def _follows_as_a_program(url: str, subject: str) -> None:
+    """The example reads, as a subscriber, what is stored."""
+    program = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(ROOT / "examples" / "health_without_consumer.py"),
+        env={**os.environ, "NATS_URL": url.replace("//", "//user:user@")},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert program.stdout is not None
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                event = decode((await program.stdout.readline()).strip(), HealthEvent, where="the example's output")
+                if HEALTH.subject(node=event.node, device_class=event.device_class, device=event.device) == subject:
+                    return
+    finally:
+        program.kill()
+        await program.wait()

@@ -1,0 +1,70 @@
+"""CDI names in the answers of others' device plugins: resolved to edits, so that claims and every container runtime can use them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from support.foreign_rig import CLASS, DRIVER, TRAINING, claim_of, make_foreign_rig, pod, trivial_plugin
+from support.gateway_rig import Rig
+from support.kubelet_plugins import device as listed
+from topobus.devicekit.cdi import CdiDevice, CdiSpec, parse, render
+from topobus.domain.edits import ContainerEdits, Hook
+from topobus.simulation.nats_server import NatsServer
+from topobus.testing.kubelet import Rejection
+
+pytestmark = pytest.mark.integration
+
+
+@pytest_asyncio.fixture
+async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
+    """A node with two NUMA nodes and no devices of ours; a gateway with a folder for others' plugins."""
+    async with make_foreign_rig(nats_server.url) as made:
+        yield made
+
+
+async def test_cdi_names_become_edits_when_the_plugin_answers_with_some(rig: Rig) -> None:
+    """A plugin that names CDI devices works through a claim as well; a name that no file defines is the claim's error."""
+    cdi_device = CdiDevice(name="w", edits=ContainerEdits(env={"FROM": "cdi"}))
+    rig.cdi_dir.mkdir()
+    (rig.cdi_dir / "acme.json").write_bytes(render(CdiSpec(vendor="acme.example", device_class="widget", devices=(cdi_device,))))
+    async with rig.kubelet, rig.gateway(), trivial_plugin(rig, listed("w-0", 0)) as plugin:
+        plugin.env = {"OWN": "1"}
+        plugin.cdi_devices = ["acme.example/widget=absent"]
+        await claim_of(rig, "w-0")
+        await rig.kubelet.wait_for_driver(DRIVER)
+        (unresolved,) = await rig.kubelet.prepare_claims([TRAINING])
+        plugin.cdi_devices = ["acme.example/widget=w"]
+        (prepared,) = await rig.kubelet.prepare_claims([TRAINING])
+
+    assert "no CDI file defines acme.example/widget=absent" in unresolved.error
+    assert prepared.error == ""
+    assert parse((rig.cdi_dir / f"topobus.dev-{CLASS}_u1.json").read_bytes()).common.env.items() >= {"OWN": "1", "FROM": "cdi"}.items()
+    # It had asked for that: before the container starts, as far as a claim has such a moment.
+    assert [call["event"] for call in plugin.calls if call["event"] in ("Allocate", "PreStartContainer")][-2:] == [
+        "Allocate",
+        "PreStartContainer",
+    ]
+
+
+async def test_hooks_and_groups_of_a_cdi_file_reach_a_claim_and_are_refused_to_a_pod_by_resource(rig: Rig) -> None:
+    """NVIDIA's plugin in a CDI mode names files with hooks: a claim's own file has them; kubelet's Allocate has no words for them, so it is told why."""
+    hook = Hook(name="createContainer", path="/usr/bin/nvidia-cdi-hook", args=("nvidia-cdi-hook", "update-ldcache"))
+    edits = ContainerEdits(env={"NVIDIA_VISIBLE_DEVICES": "void"}, hooks=(hook,), additional_gids=(44,))
+    rig.cdi_dir.mkdir()
+    made = CdiSpec(vendor="nvidia.com", device_class="gpu", devices=(CdiDevice(name="0", edits=edits),))
+    (rig.cdi_dir / "nvidia.json").write_bytes(render(made).replace(b'"kind"', b'"annotations": {"a": "b"}, "kind"'))
+    async with rig.kubelet, rig.gateway(), trivial_plugin(rig, listed("w-0", 0), listed("w-1", 0)) as plugin:
+        plugin.cdi_devices = ["nvidia.com/gpu=0"]
+        await claim_of(rig, "w-0")
+        await rig.kubelet.wait_for_driver(DRIVER)
+        (prepared,) = await rig.kubelet.prepare_claims([TRAINING])
+        rejected = await rig.kubelet.admit(pod(1))
+
+    assert prepared.error == ""
+    common = parse((rig.cdi_dir / f"topobus.dev-{CLASS}_u1.json").read_bytes()).common
+    assert (common.hooks, common.additional_gids) == ((hook,), (44,))
+    assert isinstance(rejected, Rejection)
+    assert "no words for: claim them (DRA)" in rejected.message

@@ -1,0 +1,125 @@
+"""What the gateway does with a container runtime that refuses it, or answers nonsense: it goes on, and says each thing once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from topobus.domain.errors import ContractError
+from topobus.domain.idset import CpuSet
+from topobus.domain.sandbox import Sandbox
+from topobus.gateway.core.cpusets import ContainerCpuset
+from topobus.gateway.runtime.frames import Channel, Demultiplexer, Message, MessageType, frames_of
+from topobus.gateway.runtime.nri_plugin import NriPlugin
+from topobus.gateway.runtime.values import ContainerAnswer, CpusetUpdate, RunningContainer
+from topobus.runtime.clock import SystemClock
+from topobus.runtimepb.nri.v1alpha1 import api_pb2 as nri
+from topobus.runtimepb.ttrpc.v1 import api_pb2 as ttrpc
+
+pytestmark = [pytest.mark.integration]
+
+
+class Deaf:
+    """Hears of events and wants nothing."""
+
+    def synchronize(self, sandboxes: Sequence[Sandbox], containers: Sequence[RunningContainer]) -> Sequence[CpusetUpdate]:
+        """Take over nothing."""
+        return ()
+
+    async def sandbox_started(self, sandbox: Sandbox) -> None:
+        """Do nothing."""
+
+    async def sandbox_stopped(self, sandbox: Sandbox) -> None:
+        """Do nothing."""
+
+    def sandbox_removed(self, sandbox: Sandbox) -> None:
+        """Do nothing."""
+
+    async def create_container(self, sandbox: Sandbox, container: RunningContainer) -> ContainerAnswer:
+        """Give nothing."""
+        return ContainerAnswer()
+
+    def container_created(self, container: RunningContainer) -> None:
+        """Do nothing."""
+
+    def update_container(self, container: RunningContainer, asked: CpuSet | None) -> ContainerCpuset | None:
+        """Give nothing."""
+        return None
+
+    def container_ended(self, container_id: str) -> None:
+        """Do nothing."""
+
+
+class Runtime:
+    """A runtime that answers each call of a plugin with what the test wants."""
+
+    def __init__(self, socket: Path) -> None:
+        self.socket = socket
+        self.answers: dict[str, ttrpc.Response] = {}
+        self.calls: list[str] = []
+        self.enough = asyncio.Event()
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[NriPlugin]:
+        """Listen, with a plugin that is to connect."""
+        server = await asyncio.start_unix_server(self._serve, self.socket)
+        plugin = NriPlugin(str(self.socket), Deaf(), SystemClock())
+        task = asyncio.create_task(plugin.run())
+        try:
+            yield plugin
+            assert not task.done(), task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        demultiplexer = Demultiplexer()
+        while received := await reader.read(65536):
+            for message in demultiplexer.feed(received):
+                if message.type != MessageType.REQUEST:
+                    continue
+                call = ttrpc.Request.FromString(message.data)
+                self.calls.append(call.method)
+                if len(self.calls) >= 4:
+                    self.enough.set()
+                answer = self.answers.get(call.method, ttrpc.Response())
+                writer.write(frames_of(Message(Channel.RUNTIME, message.stream_id, MessageType.RESPONSE, answer.SerializeToString())))
+                if call.method == "RegisterPlugin" and not answer.status.code:
+                    for stream, (method, request) in enumerate(
+                        (("Configure", nri.ConfigureRequest()), ("Synchronize", nri.SynchronizeRequest())), start=1
+                    ):
+                        envelope = ttrpc.Request(service="nri.pkg.api.v1alpha1.Plugin", method=method, payload=request.SerializeToString())
+                        writer.write(frames_of(Message(Channel.PLUGIN, 2 * stream + 1, MessageType.REQUEST, envelope.SerializeToString())))
+        writer.close()
+
+
+async def test_refusal_of_the_plugin_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runtime may refuse for days; it is asked again, and the log says it once."""
+    monkeypatch.setattr("topobus.gateway.runtime.nri_plugin._FIRST_PAUSE_S", 0.001)
+    runtime = Runtime(tmp_path / "nri.sock")
+    runtime.answers["RegisterPlugin"] = ttrpc.Response(status=ttrpc.Status(code=9, message="no plugins here"))
+    with capture_logs() as logs:
+        async with runtime.serving():
+            await runtime.enough.wait()
+
+    (refused,) = (log for log in logs if log["event"] == "nri.refused")
+    assert "no plugins here" in refused["error"]
+    assert len([log for log in logs if log["event"] == "nri.absent"]) <= 1
+
+
+async def test_answer_to_an_update_that_is_none_is_an_error_of_that_update(tmp_path: Path) -> None:
+    """Whoever asked for it hears of it and tries again."""
+    runtime = Runtime(tmp_path / "nri.sock")
+    runtime.answers["UpdateContainers"] = ttrpc.Response(payload=b"\xff\xff")
+    async with runtime.serving() as plugin:
+        async with asyncio.timeout(60):
+            while not plugin.is_ready:  # noqa: ASYNC110  (a plugin tells nobody)
+                await asyncio.sleep(0.01)
+        with pytest.raises(ContractError, match="UpdateContainers"):
+            await plugin.update([CpusetUpdate(container_id="c", cpus=CpuSet(0))])

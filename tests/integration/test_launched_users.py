@@ -1,0 +1,132 @@
+"""The NATS server that `topobus up` starts: with users whose passwords are made at the first start, or open when that is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from support.gateway_rig import WatchedReadiness
+from topobus.cli.application import run
+from topobus.cli.system.nats_store import probe_jetstream, size_store
+from topobus.cli.system.supervision import Supervisor
+from topobus.cli.system.system import Layout, System, start_nats
+from topobus.contracts.catalogue import MACHINE
+from topobus.contracts.inboxes import connection_name
+from topobus.contracts.nats_permissions import PRINCIPALS
+from topobus.domain.machine import Machine
+from topobus.runtime.bus import Bus
+from topobus.runtime.config import NatsSettings
+from topobus.testing.reading import Reader
+
+pytestmark = pytest.mark.integration
+
+_LIMIT_S = 60.0
+
+
+@pytest.fixture
+def layout(tmp_path: Path, nats_binary: Path, monkeypatch: pytest.MonkeyPatch) -> Layout:
+    """A state folder, and the server of this run as the one that is launched, at a port that no other test tries at the same moment."""
+    monkeypatch.setenv("TOPOBUS_NATS_SERVER", str(nats_binary))
+    monkeypatch.setattr("topobus.cli.system.system._is_free", lambda _: False)
+    monkeypatch.setattr("topobus.cli.system.system._NATS_READY_S", _LIMIT_S)
+    layout = Layout(state=tmp_path / "state")
+    layout.nats.mkdir(parents=True)
+    return layout
+
+
+async def _launch(supervisor: Supervisor, layout: Layout, *, is_open: bool) -> System:
+    url = await start_nats(supervisor, layout, size_store(layout.nats), lambda _: None, is_open=is_open)
+    return System(layout=layout, node="n1", nats_url=url, supervisor=supervisor, has_users=not is_open)
+
+
+async def test_each_user_is_let_in_when_it_has_its_own_password(layout: Layout, tmp_path: Path) -> None:
+    """All users connect with the passwords of the first start, also after a second one; the provisioner makes the streams; nobody comes in with another's."""
+    for _ in range(2):
+        async with Supervisor(tmp_path / "logs") as supervisor:
+            system = await _launch(supervisor, layout, is_open=False)
+            async with asyncio.timeout(_LIMIT_S):
+                async with Bus.session(system.settings_of("controller"), name="controller") as bus:
+                    await bus.provision()
+                    assert bus.wants_login
+                for principal in PRINCIPALS:
+                    async with Bus.session(system.settings_of(principal), name=connection_name(principal)) as bus:
+                        assert bus.is_connected
+                assert await _is_refused(NatsSettings(url=system.nats_url, user="gpu", password_file=str(system.password_file("nic"))))
+                assert await _is_refused(NatsSettings(url=system.nats_url))
+    modes = {path.stat().st_mode & 0o777 for path in (layout.nats / "topobus-up.conf", *layout.nats_users.glob("*/password"))}
+    assert modes == {0o600}
+
+
+async def test_everybody_is_let_in_when_the_server_is_open(layout: Layout, tmp_path: Path) -> None:
+    """As before there were users: any name may make the streams and write; no password is made."""
+    async with Supervisor(tmp_path / "logs") as supervisor, asyncio.timeout(_LIMIT_S):
+        system = await _launch(supervisor, layout, is_open=True)
+        async with Bus.session(system.settings_of("cli"), name="anybody") as bus:
+            await bus.provision()
+            await bus.put(MACHINE, Machine(node="n1", numa_nodes=(), cpus=()), node="n1")
+            assert not bus.wants_login
+            async with Reader(bus.watch(MACHINE)) as changes:
+                await changes.until(lambda items: any(change.parts.get("node") == "n1" for change in items))
+
+        assert await _argument(supervisor, "-a") == "127.0.0.1"
+    assert not layout.nats_users.exists()
+
+
+async def test_password_is_taken_over_when_it_changes_while_all_run(layout: Layout, tmp_path: Path) -> None:
+    """After `topobus keys rotate` the user comes back by itself with what stands in its file, the server ends no other's connection and is not started anew."""
+    async with Supervisor(tmp_path / "logs") as supervisor, asyncio.timeout(_LIMIT_S):
+        system = await _launch(supervisor, layout, is_open=False)
+        before = system.password_file("gpu").read_text()
+        (tmp_path / "old").write_text(before)
+        readiness = WatchedReadiness()
+        gpu = await Bus.connect(system.settings_of("gpu"), name="gpu", readiness=readiness)
+        nic = await Bus.connect(system.settings_of("nic"), name="nic")
+        try:
+            assert await asyncio.to_thread(run, ["keys", "rotate", str(layout.nats_users), "gpu"]) == 0
+            await readiness.until(lambda parts: gpu._connection.generation > 1 and parts["bus"] == "ready", timeout_s=_LIMIT_S)
+
+            assert await _is_refused(NatsSettings(url=system.nats_url, user="gpu", password_file=str(tmp_path / "old")))
+        finally:
+            await gpu.close()
+            await nic.close()
+        log = (tmp_path / "logs" / "nats.log").read_text()
+    assert system.password_file("gpu").read_text() != before
+    assert "Reloaded server configuration" in log
+    # The server names each whose connection it ends.
+    assert 'authentication error - User "gpu"' in log
+    assert 'User "nic"' not in log
+
+
+async def test_probe_fails_when_its_login_is_wrong(layout: Layout, tmp_path: Path) -> None:
+    """A server that does not let the launcher in is not taken for one that stores."""
+    async with Supervisor(tmp_path / "logs") as supervisor:
+        system = await _launch(supervisor, layout, is_open=False)
+        ports = int(await _argument(supervisor, "-p")), int(await _argument(supervisor, "-m"))
+        password = system.password_file("cli").read_text().strip()
+
+        assert await probe_jetstream("127.0.0.1", *ports, user="cli", password=password)
+        assert not await probe_jetstream("127.0.0.1", *ports, user="cli", password=f"{password}0")
+        assert not await probe_jetstream("127.0.0.1", *ports)
+
+
+async def _is_refused(settings: NatsSettings) -> bool:
+    """Say whether the server does not let this login in, by what the bus says of it while it waits."""
+    readiness = WatchedReadiness()
+    connecting = asyncio.create_task(Bus.connect(settings, name="gpu", readiness=readiness))
+    await readiness.until(
+        lambda parts: parts.get("bus") == "ready" or "authorization violation" in parts.get("bus", "").lower(), timeout_s=_LIMIT_S
+    )
+    is_refused = not readiness.is_ready
+    connecting.cancel()
+    await asyncio.wait({connecting})
+    return is_refused
+
+
+async def _argument(supervisor: Supervisor, option: str) -> str:
+    """Give what the launched server was told on its command line, which wins over any configuration."""
+    command = await asyncio.to_thread(Path(f"/proc/{supervisor.status('nats').pid}/cmdline").read_text)
+    arguments = command.split("\0")
+    assert arguments.count(option) == 1
+    return arguments[arguments.index(option) + 1]

@@ -1,0 +1,134 @@
+"""`topobus oci --claim` for claims whose devices a container needs more for than edits: CPUs of its own, and an interface."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from msgspec import structs
+
+from support.gateway_rig import Rig, make_rig
+from support.node_plane import NODE, device
+from topobus.contracts.catalogue import MACHINE
+from topobus.contracts.messages import ApiObject, Prepared, PrepareReply, PrepareRequest
+from topobus.domain.edits import ContainerEdits
+from topobus.domain.idset import CpuSet
+from topobus.domain.machine import Cpu, Machine, NumaNode
+from topobus.simulation.nats_server import NatsServer
+
+pytestmark = pytest.mark.integration
+
+PARAMETERS = {"apiVersion": "nic.topobus.dev/v1", "kind": "Interface", "interface": {"name": "net1"}}
+
+
+@pytest_asyncio.fixture
+async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
+    """A node without a cluster: an interface and two CPUs of its second NUMA node are one claim's."""
+    async with make_rig(nats_server.url) as made:
+        machine = Machine(
+            node=NODE,
+            cpus=tuple(Cpu(id=cpu, online=True, numa_node=cpu // 4) for cpu in range(8)),
+            numa_nodes=tuple(NumaNode(id=node, cpus=CpuSet.parse(f"{node * 4}-{node * 4 + 3}"), memory_bytes=1 << 30) for node in (0, 1)),
+        )
+        await made.bus.put(MACHINE, machine, node=NODE)
+        await made.plane.show("nic", structs.replace(device("nic-0", 1), attributes={"interface": "eth7"}), device("nic-1", 1))
+        await made.plane.show("cpu", *(structs.replace(device(f"cpu-{cpu}", cpu // 4), cpu=cpu) for cpu in range(8)))
+        await made.plane.answer_for("cpu")
+        made.plane.prepare_by = _prepare
+        yield made
+
+
+async def _prepare(request: PrepareRequest) -> PrepareReply:
+    """Answer as the nic and cpu services do: an interface must be attached, a CPU needs no edits."""
+    names = [name for name in request.devices if name.startswith("nic-")]
+    return PrepareReply(result=Prepared(edits={name: ContainerEdits() for name in names}, to_attach=tuple(names)))
+
+
+async def _claim(rig: Rig, *devices: str) -> None:
+    """Store an allocated claim, as the stand-alone controller would."""
+    results = [{"request": name, "driver": f"{name.partition('-')[0]}.topobus.dev", "pool": NODE, "device": name} for name in devices]
+    config = [
+        {"source": "FromClaim", "requests": ["nic-0"], "opaque": {"driver": "nic.topobus.dev", "parameters": PARAMETERS}},
+        {"source": "FromClaim", "requests": ["nic-9"], "opaque": {"driver": "nic.topobus.dev", "parameters": {"not": "ours"}}},
+    ]
+    metadata = {"name": "c", "namespace": "default", "uid": "u-c"}
+    status = {"allocation": {"devices": {"results": results, "config": config}}}
+    await rig.plane.store(ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata=metadata, status=status))
+
+
+async def _oci(rig: Rig) -> tuple[int | None, dict[str, Any], str]:
+    process = await asyncio.create_subprocess_exec(
+        *(
+            sys.executable,
+            "-m",
+            "topobus.cli.main",
+            "oci",
+            "--claim",
+            "default/c",
+            "--cdi-dir",
+            str(rig.cdi_dir),
+            "--json",
+            "--nats",
+            rig.url,
+        ),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+    out, notes = await asyncio.wait_for(process.communicate(), 30)
+    return process.returncode, json.loads(out) if out else {}, notes.decode()
+
+
+async def test_spec_has_the_claims_cpus_with_their_memory_and_hooks_for_its_interface(rig: Rig) -> None:
+    """A runtime alone then does what the gateway does through NRI: the cpuset, and the interface before the program starts and after it has ended."""
+    await _claim(rig, "nic-0", "cpu-5", "cpu-6")
+
+    code, document, notes = await _oci(rig)
+
+    assert code == 0, notes
+    assert document["spec"]["linux"]["resources"]["cpu"] == {"cpus": "5-6", "mems": "1"}
+    hooks = document["spec"]["hooks"]
+    (before,), (after,) = hooks["createRuntime"], hooks["poststop"]
+    assert before["args"][3:] == [
+        "oci",
+        "hook",
+        "attach",
+        "--interface",
+        "eth7",
+        "--parameters",
+        json.dumps([PARAMETERS], separators=(",", ":"), sort_keys=True),
+    ]
+    assert after["args"][3:] == ["oci", "hook", "detach", "--interface", "eth7"]
+    assert (before["path"], after["path"]) == (sys.executable, sys.executable)
+
+
+async def test_claim_is_refused_when_a_device_to_attach_is_no_interface(rig: Rig) -> None:
+    """What hooks cannot bring into a container is said by name, and no spec without it is printed."""
+    await _claim(rig, "nic-1")
+
+    code, document, notes = await _oci(rig)
+
+    assert code == 65
+    assert document == {}
+    assert "nic nic-1 is brought into containers by the gateway alone: it has no attribute interface" in " ".join(notes.split())
+
+
+async def test_claim_is_refused_when_its_service_adjusts_each_container(rig: Rig) -> None:
+    """What it would say of a container is not in the spec, so there must be no spec."""
+
+    async def adjust(request: PrepareRequest) -> PrepareReply:
+        return PrepareReply(result=Prepared(edits={name: ContainerEdits() for name in request.devices}, to_adjust=request.devices))
+
+    rig.plane.prepare_by = adjust
+    await _claim(rig, "nic-0")
+
+    code, document, notes = await _oci(rig)
+
+    assert (code, document) == (65, {})
+    assert "nic nic-0: its service says for each container what it gets, and the gateway alone asks it" in " ".join(notes.split())

@@ -1,0 +1,52 @@
+"""Claims with a device that goes into its pod's sandbox, and what a test asks of the gateway and of the device service about them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from support.gateway_rig import Rig
+from topobus.contracts.messages import ApiObject
+from topobus.testing.kubelet import ClaimReference
+
+DRIVERS = ("nic.topobus.dev",)
+NIC = ClaimReference(name="net", uid="u-net", drivers=DRIVERS)
+PLAIN = ClaimReference(name="plain", uid="u-plain", drivers=DRIVERS)
+CDI = ("topobus.dev/nic=claim-u-net-nic-0",)
+# Long where a busy machine must not matter; a test that waits for its end sets a short one.
+PATIENT, IMPATIENT = 1.9, 0.1
+
+
+def reserved(value: ApiObject, *pods: str) -> ApiObject:
+    """Reserve a claim for pods, as the scheduler does before it binds them."""
+    consumers = [{"resource": "pods", "name": pod, "uid": f"uid-{pod}"} for pod in pods]
+    return msgspec.structs.replace(value, status={**value.status, "reservedFor": consumers})
+
+
+def configured(value: ApiObject, parameters: dict[str, Any]) -> ApiObject:
+    """Give a claim opaque parameters for its driver."""
+    allocation = value.status["allocation"]
+    config = [{"source": "FromClaim", "opaque": {"driver": DRIVERS[0], "parameters": parameters}}]
+    devices = {**allocation["devices"], "config": config}
+    return msgspec.structs.replace(value, status={**value.status, "allocation": {**allocation, "devices": devices}})
+
+
+async def prepare(rig: Rig, reference: ClaimReference = NIC) -> str:
+    """Prepare a claim as kubelet does; gives its error."""
+    await rig.kubelet.wait_for_driver(DRIVERS[0])
+    (prepared,) = await rig.kubelet.prepare_claims([reference])
+    return prepared.error
+
+
+def verbs(rig: Rig) -> list[str]:
+    """What the device service was asked, in order."""
+    return [verb for verb, _ in rig.plane.asks.asked if verb in ("prepare", "attach", "detach", "unprepare")]
+
+
+async def until_attached(rig: Rig, *, wanted: bool = True) -> None:
+    """Wait until the device is in a sandbox, or in none."""
+    async with asyncio.timeout(30):
+        while bool(rig.plane.attached) is not wanted:  # noqa: ASYNC110  (a device service tells nobody)
+            await asyncio.sleep(0.01)

@@ -1,0 +1,78 @@
+"""Debian's CNI plugins with the programs that they and their tests need, unpacked aside below .cache: nothing is installed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+__all__ = ["Bundle", "provide_bundle"]
+
+_ROOT = Path(__file__).resolve().parents[2]
+_HOME = _ROOT / ".cache" / "debian"
+_LIBRARIES = ("libip4tc2", "libip6tc2", "libxtables12", "libnftnl11", "libmnl0", "libnfnetlink0", "libnetfilter-conntrack3")
+_PACKAGES = ("containernetworking-plugins", "iptables", *_LIBRARIES, "busybox")
+_FETCH_S = 100.0
+_PROGRAMS = ("iptables", "ip6tables", "iptables-save", "ip6tables-save", "iptables-restore", "ip6tables-restore")
+_WRAPPER = """#!/bin/sh
+LD_LIBRARY_PATH={libraries} XTABLES_LIBDIR={extensions} exec {program} {name} "$@"
+"""
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Where the plugins are, and where they find iptables."""
+
+    bin_dir: str
+    program_path: str
+    busybox: str
+
+
+def provide_bundle() -> Bundle:
+    """Give the bundle, fetched once; skip the test where it cannot be had or used."""
+    if os.geteuid() != 0:
+        pytest.skip("NOT CHECKED: only root can make network namespaces, so that no CNI plugin was run")
+    _HOME.mkdir(parents=True, exist_ok=True)
+    with (_HOME / ".cni-lock").open("w") as lock:
+        # The files of tests run side by side, and one fetch is enough.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        command = [str(_ROOT / "tools" / "fetch-debian-package"), ",".join(_PACKAGES), "own", str(_HOME)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_S, check=False)
+        if done.returncode != 0:
+            pytest.skip(
+                f"NOT CHECKED: Debian's containernetworking-plugins are not to be had here, so that none was run: {done.stderr[-300:]}"
+            )
+        folders = dict(zip(_PACKAGES, map(Path, done.stdout.split()), strict=True))
+        programs = _wrap(folders)
+    probe = subprocess.run(["ip", "netns", "list"], capture_output=True, check=False)
+    if probe.returncode != 0:
+        pytest.skip("NOT CHECKED: `ip netns` does not work here, so that no CNI plugin was run")
+    return Bundle(
+        bin_dir=str(folders["containernetworking-plugins"] / "usr" / "lib" / "cni"),
+        program_path=f"{programs}:/usr/sbin:/usr/bin:/sbin:/bin",
+        busybox=str(folders["busybox"] / "bin" / "busybox"),
+    )
+
+
+def _wrap(folders: dict[str, Path]) -> Path:
+    """Write the programs of the package iptables as scripts that find their own libraries."""
+    programs = _HOME / "cni-programs"
+    programs.mkdir(exist_ok=True)
+    libraries = [next(folders[name].glob("usr/lib/*-linux-*")) for name in _LIBRARIES]
+    extensions = next(folders["iptables"].glob("usr/lib/*-linux-*/xtables"), folders["libxtables12"])
+    for name in _PROGRAMS:
+        text = _WRAPPER.format(
+            libraries=":".join(map(str, libraries)),
+            extensions=extensions,
+            program=folders["iptables"] / "usr" / "sbin" / "xtables-nft-multi",
+            name=name,
+        )
+        path = programs / name
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+            path.chmod(0o755)
+    return programs

@@ -1,0 +1,150 @@
+"""One device service on a recorded machine, with drivers that a test sets by hand, and what the service says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from topobus.contracts.catalogue import HEALTH, HINTS, INVENTORY, MACHINE
+from topobus.contracts.messages import HealthEvent, HintsReply, HintsRequest
+from topobus.devicekit.driver import DeviceDriver
+from topobus.devicekit.health import HealthSettings
+from topobus.devicekit.host import serve_devices
+from topobus.devicekit.registry import DriverRegistry, SkippedPlugin
+from topobus.devicekit.settings import DeviceServiceSettings, DriverSettings, JournalSettings
+from topobus.domain.device import Inventory
+from topobus.domain.errors import PeerUnavailable
+from topobus.domain.health import HealthState
+from topobus.domain.request import Owner, OwnerKind
+from topobus.runtime.bus import Bus
+from topobus.runtime.clock import Clock, SystemClock
+from topobus.runtime.config import NatsSettings
+from topobus.runtime.readiness import Readiness
+from topobus.runtime.service import Runtime
+from topobus.simulation.machines import RecordedMachine
+from topobus.sysfs.machine import read_machine
+from topobus.sysfs.tree import HardwareSettings, Tree
+
+NODE = "n1"
+
+PROFILES = Path(__file__).parent.parent / "data" / "profiles"
+
+OWNER = Owner(kind=OwnerKind.DEVICE_PLUGIN, name="topobus.dev/gpu", uid="u1")
+
+# Longer than anything here takes on a busy machine; a test that hangs fails with this.
+LIMIT_S = 60.0
+
+POLL_S = 0.05
+
+TIMEOUT_S = 5.0
+
+
+class DeviceBench:
+    """One service under test, the machine it runs on, and what it says."""
+
+    def __init__(self, bus: Bus, url: str, recorded: RecordedMachine) -> None:
+        self.bus = bus
+        self.url = url
+        self.recorded = recorded
+        self.hardware = HardwareSettings(root=str(recorded.root), rescan_s=0.2)
+        self.journal = recorded.root.parent / "journal"
+        self._generation = 0
+
+    async def publish_machine(self) -> None:
+        """Do discovery's work."""
+        self._generation += 1
+        machine = read_machine(Tree(self.hardware), NODE)
+        await self.bus.put(MACHINE, type(machine)(**{**fields_of(machine), "generation": self._generation}), node=NODE)
+
+    @asynccontextmanager
+    async def service(
+        self,
+        *drivers: DeviceDriver,
+        skipped: tuple[SkippedPlugin, ...] = (),
+        health: HealthSettings | None = None,
+        timeout_s: float = TIMEOUT_S,
+        readiness: Readiness | None = None,
+        clock: Clock | None = None,
+    ) -> AsyncIterator[None]:
+        """Run the gpu service with these drivers on a connection of its own."""
+        settings = DeviceServiceSettings(
+            node=NODE,
+            hardware=self.hardware,
+            journal=JournalSettings(dir=str(self.journal)),
+            drivers=DriverSettings(timeout_s=timeout_s, first_wait_s=2.0),
+            health=health or HealthSettings(poll_s=POLL_S, hold_s=0.2),
+        )
+        async with Bus.session(NatsSettings(url=self.url), name="gpu") as bus:
+            runtime = Runtime(
+                name="gpu",
+                node=NODE,
+                bus=bus,
+                clock=clock or SystemClock(),
+                readiness=readiness or Readiness(),
+                registry=CollectorRegistry(),
+            )
+            task = asyncio.create_task(serve_devices(settings, runtime, "gpu", registry=DriverRegistry(drivers=drivers, skipped=skipped)))
+            try:
+                yield
+            finally:
+                task.cancel()
+                result = (await asyncio.gather(task, return_exceptions=True))[0]
+                if not isinstance(result, asyncio.CancelledError):
+                    raise AssertionError("the service ended by itself") from result
+
+    async def inventory(self, wanted: Callable[[Inventory], bool]) -> Inventory:
+        """Wait for an inventory as wanted."""
+        seen: Inventory | None = None
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                async for change in self.bus.watch(INVENTORY, node=NODE, device_class="gpu"):
+                    seen = change.value or seen
+                    if change.value is not None and wanted(change.value):
+                        return change.value
+        except TimeoutError as err:
+            raise AssertionError(f"no such inventory; the last was {seen}") from err
+        raise AssertionError("the watch ended")
+
+    async def event(self, wanted: Callable[[HealthEvent], bool]) -> HealthEvent:
+        """Wait for a health event as wanted; old ones count, too."""
+        async with asyncio.timeout(LIMIT_S):
+            async for received in self.bus.follow(HEALTH, node=NODE, device_class="gpu"):
+                if wanted(received.value):
+                    return received.value
+        raise AssertionError("the stream ended")
+
+    async def hints_once_up(self, *available: str) -> HintsReply:
+        """Ask for hints until the service answers: from then on it is up."""
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                try:
+                    request = HintsRequest(count=1, available=available)
+                    return await self.bus.ask(HINTS, request, timeout_s=60, node=NODE, device_class="gpu")
+                except PeerUnavailable:
+                    # Each round is a round trip to the server, so this loop does not spin.
+                    continue
+
+    async def events(self, device: str) -> list[HealthEvent]:
+        """Give all events of a device so far."""
+        return [
+            received_event.value for received_event in await self.bus.last(HEALTH, limit=64, node=NODE, device_class="gpu", device=device)
+        ]
+
+
+def fields_of(value: object) -> dict[str, object]:
+    """Give the fields of a value by name, to make another one of it."""
+    return {name: getattr(value, name) for name in value.__struct_fields__}  # type: ignore[attr-defined]
+
+
+def states(inventory: Inventory) -> dict[str, HealthState]:
+    """Give each device with its state."""
+    return {device.name: device.health.state for device in inventory.devices}
+
+
+def has_state(state: HealthState, device: str) -> Callable[[Inventory], bool]:
+    """Say whether a device of an inventory is in this state."""
+    return lambda inventory: states(inventory).get(device) is state

@@ -1,0 +1,221 @@
+"""One device service process after the other over the same cards and the same journal, each killed where a test says (see `support.mortal_hands`)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from support.mortal_hands import READY
+from support.whole_files import write_whole
+from topobus.contracts.catalogue import ATTACH, DETACH, HEALTH, INVENTORY, MACHINE, PREPARE, UNPREPARE
+from topobus.contracts.messages import Prepared, PrepareRequest, UnprepareRequest
+from topobus.contracts.sandbox_messages import Accepted, Attached, AttachRequest, DetachRequest
+from topobus.devicekit.health import HealthSettings
+from topobus.devicekit.settings import DeviceServiceSettings, JournalSettings
+from topobus.domain.errors import PeerUnavailable
+from topobus.domain.machine import Machine
+from topobus.domain.request import Owner, OwnerKind
+from topobus.domain.sandbox import Sandbox
+from topobus.runtime.bus import Bus
+from topobus.sysfs.tree import HardwareSettings
+from topobus.testing.drivers.folder_driver import CARDS, make_card
+
+NODE = "n1"
+LIMIT_S = 60.0
+OWNER = Owner(kind=OwnerKind.CLAIM, name="claim", uid="u1")
+NEIGHBOUR = Owner(kind=OwnerKind.CLAIM, name="neighbour", uid="u2")
+_TESTS = Path(__file__).resolve().parent.parent
+
+
+class HandsLives:
+    """One process after the other, and what the gateway would ask it."""
+
+    def __init__(self, bus: Bus, url: str, root: Path) -> None:
+        self.bus = bus
+        self.url = url
+        self.root = root
+        for number in range(2):
+            make_card(root / "machine", f"card-{number}", f"02:00:00:00:00:0{number}")
+        self.journal = root / "journal"
+        settings = DeviceServiceSettings(
+            node=NODE,
+            hardware=HardwareSettings(root=str(root / "machine"), rescan_s=0.2),
+            health=HealthSettings(poll_s=0.05),
+            journal=JournalSettings(dir=str(self.journal)),
+        )
+        self._settings = root / "settings.json"
+        self._settings.write_bytes(msgspec.json.encode(settings))
+        self._order, self._steps = root / "order", root / "steps"
+        self._steps.touch()
+        self._process: asyncio.subprocess.Process | None = None
+        self._doomed_step = 0
+        self._asked = 0
+
+    async def start(self, order: str = "nothing 0") -> bool:
+        """Start one, and wait until it answers; False when it died before, as it was told."""
+        write_whole(self._order, order)
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "support.mortal_hands", str(self._settings), self.url, str(self._order), str(self._steps),
+            env={**os.environ, "PYTHONPATH": str(_TESTS)}, stdout=asyncio.subprocess.PIPE, limit=1 << 20,
+        )  # fmt: skip
+        assert self._process.stdout is not None
+        async with asyncio.timeout(LIMIT_S):
+            async for line in self._process.stdout:
+                if line.decode().strip() == READY:
+                    return True
+            assert await self._process.wait() == -signal.SIGKILL
+        return False
+
+    def doom(self, verb: str, step: int) -> None:
+        """Let the process die at a step of the next such verb."""
+        self._doomed_step = step
+        self._steps.write_text("", encoding="utf-8")
+        write_whole(self._order, f"{verb} {step}")
+
+    def doom_after(self, verb: str, name: str) -> None:
+        """Let the process die at the step that follows the named one."""
+        self._doomed_step = 1
+        self._steps.write_text("", encoding="utf-8")
+        write_whole(self._order, f"{verb} @{name}")
+
+    async def start_doomed(self, step: int) -> bool:
+        """Start one that dies at a step of its start; False when it died."""
+        self.doom("start", step)
+        return await self.start(f"start {step}")
+
+    async def died(self) -> bool:
+        """Say whether it died, now that the verb is over; False means that the verb had fewer steps."""
+        assert self._process is not None
+        if len(self.log()) < self._doomed_step:
+            write_whole(self._order, "nothing 0")
+            return False
+        async with asyncio.timeout(LIMIT_S):
+            assert await self._process.wait() == -signal.SIGKILL
+        return True
+
+    def log(self) -> list[str]:
+        """Give the steps so far."""
+        return self._steps.read_text(encoding="utf-8").splitlines()
+
+    def where(self) -> str:
+        """Name the step at which it died."""
+        return (self.log() or ["before any step"])[-1]
+
+    async def stop(self) -> None:
+        """End the present one, however."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+
+    async def inventory(self) -> None:
+        """Wait until both cards are offered."""
+        async with asyncio.timeout(LIMIT_S):
+            async for change in self.bus.watch(INVENTORY, node=NODE, device_class="nic"):
+                if change.value is not None and len(change.value.devices) == 2:
+                    return
+
+    async def ask_once(self, verb: str, **config: Any) -> None:
+        """Ask a process that may die of it; long work is asked for again until it answers."""
+        try:
+            while isinstance(await self._ask(verb, **config), Accepted):
+                continue
+        except PeerUnavailable:
+            return
+
+    async def ask(self, verb: str, **config: Any) -> Any:
+        """Ask as the gateway does, again while nobody answers or work goes on; the result."""
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                try:
+                    result = await self._ask(verb, **config)
+                except PeerUnavailable:
+                    continue
+                if not isinstance(result, Accepted):
+                    return result
+        raise AssertionError(verb)
+
+    async def _ask(self, verb: str, owner: Owner = OWNER, card: str = "card-0", sandbox: str = "s1", **config: Any) -> Any:
+        at = {"node": NODE, "device_class": "nic"}
+        configs = (config,) if config else ()
+        self._asked += 1
+        op_id = f"op-{self._asked}"
+        if verb == "prepare":
+            request = PrepareRequest(op_id=op_id, owner=owner, devices=(card,), config=configs)
+            return (await self._until_dead(self.bus.ask(PREPARE, request, **at))).result
+        if verb == "unprepare":
+            return (
+                await self._until_dead(self.bus.ask(UNPREPARE, UnprepareRequest(op_id=op_id, owner=owner, devices=(card,)), **at))
+            ).refusal
+        place = self.sandbox(sandbox)
+        if verb == "attach":
+            attach = AttachRequest(op_id=op_id, owner=owner, devices=(card,), sandbox=place, config=configs)
+            return (await self._until_dead(self.bus.ask(ATTACH, attach, **at))).result
+        detach = DetachRequest(op_id=op_id, owner=owner, devices=(card,), sandbox=place)
+        return (await self._until_dead(self.bus.ask(DETACH, detach, **at))).refusal
+
+    async def _until_dead(self, asking: Any) -> Any:
+        """Wait for the answer, or for the end of who would give it."""
+        assert self._process is not None
+        answer, end = asyncio.ensure_future(asking), asyncio.ensure_future(self._process.wait())
+        done, pending = await asyncio.wait({answer, end}, return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+        if answer in done:
+            return answer.result()
+        raise PeerUnavailable("it died")
+
+    def sandbox(self, sandbox_id: str) -> Sandbox:
+        """Make a sandbox; its namespace is a folder."""
+        folder = self.root / "machine" / "sys" / "sandboxes" / sandbox_id
+        folder.mkdir(parents=True, exist_ok=True)
+        return Sandbox(id=sandbox_id, uid="p1", namespace="default", name="pod", network_namespace=str(folder))
+
+    def card(self, name: str = "card-0") -> dict[str, str]:
+        """Read a card that is at home; empty when it is not."""
+        return _files(self.root / "machine" / CARDS / name)
+
+    def inside(self, sandbox: str, name: str = "net1") -> dict[str, str]:
+        """Read a card that is in a sandbox; empty when it is not."""
+        return _files(Path(self.sandbox(sandbox).network_namespace) / name)
+
+    def soil(self) -> None:
+        """Leave on the card what a user leaves."""
+        (Path(self.sandbox("s1").network_namespace) / "net1" / "dirt").write_text("coffee", encoding="utf-8")
+
+    def journals(self) -> list[str]:
+        """Name the files in the journal, half-written ones too."""
+        return sorted(path.name for path in self.journal.iterdir() if path.name != "lock") if self.journal.is_dir() else []
+
+    async def health_states(self) -> set[tuple[str, str]]:
+        """Give what was ever said of the cards, with the deciding reason."""
+        events = [event.value for name in ("card-0", "card-1") for event in await self._events(name)]
+        return {(str(event.health.state), event.health.worst.reason if event.health.worst else "") for event in events}
+
+    async def _events(self, name: str) -> list[Any]:
+        return await self.bus.last(HEALTH, limit=64, node=NODE, device_class="nic", device=name)
+
+
+async def publish_machine(bus: Bus) -> None:
+    """Do discovery's work."""
+    await bus.put(MACHINE, Machine(node=NODE, numa_nodes=(), cpus=(), generation=1), node=NODE)
+
+
+def check_prepared(result: object, at: str) -> None:
+    """Promise: the card is prepared."""
+    assert isinstance(result, Prepared), (at, result)
+
+
+def check_attached(result: object, at: str) -> None:
+    """Promise: the card is attached."""
+    assert isinstance(result, Attached), (at, result)
+
+
+def _files(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text(encoding="utf-8") for path in sorted(folder.iterdir())} if folder.is_dir() else {}

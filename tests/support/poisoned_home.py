@@ -1,0 +1,107 @@
+"""One node whose bucket anybody writes into, and the controller that must go on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import AsyncExitStack
+from typing import Any, Self
+
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from support.real_topology import WatchedTopology
+from topobus.contracts import catalogue
+from topobus.contracts.messages import ApiObject
+from topobus.controller.config import ControllerSettings
+from topobus.controller.service import serve
+from topobus.kubernetes.api import admit, object_parts, parse_manifest
+from topobus.runtime.bus import Bus, Change
+from topobus.runtime.clock import SystemClock
+from topobus.runtime.config import NatsSettings
+from topobus.runtime.readiness import Readiness
+from topobus.runtime.service import Runtime
+from topobus.testing.reading import Reader
+
+NOW = "2026-01-01T00:00:00Z"
+GOOD = """
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: good-claim}
+spec: {devices: {requests: [{name: r, exactly: {deviceClassName: gpu.topobus.dev, count: 1}}]}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: good-pod}
+spec:
+  containers: [{name: main, resources: {limits: {topobus.dev/gpu: 1}, requests: {topobus.dev/gpu: 1}}}]
+"""
+
+
+class Poisoned:
+    """One node, a user, and whatever somebody writes straight into the bucket."""
+
+    def __init__(self, bus: Bus, objects: Reader[Change[ApiObject]], topology: WatchedTopology) -> None:
+        self.bus = bus
+        self.objects = objects
+        self.topology = topology
+
+    async def apply(self, manifest: str) -> None:
+        """Store the objects of a manifest as the CLI does."""
+        for api_object in parse_manifest(manifest, where="test.yaml"):
+            stored = admit(api_object, uid=f"uid-{api_object.metadata['name']}", now=NOW)
+            await self.bus.put(catalogue.OBJECT, stored, **object_parts(api_object))
+
+    async def write(self, value: dict[str, Any], kind: str, name: str, namespace: str = "default") -> None:
+        """Write any JSON object into the bucket, past all of the CLI's checks."""
+        raw = msgspec.convert(value, ApiObject)
+        await self.bus.put(catalogue.OBJECT, raw, kind=kind, namespace=namespace, name=name)
+
+    async def newest(self, kind: str, name: str, wanted: str) -> ApiObject:
+        """Wait until an object's status, as text, contains what is wanted."""
+
+        def matching(items: list[Change[ApiObject]]) -> ApiObject | None:
+            api_objects = [item.value for item in items if (item.parts.get("kind"), item.parts.get("name")) == (kind, name)]
+            return api_objects[-1] if api_objects else None
+
+        def is_there(items: list[Change[ApiObject]]) -> bool:
+            value = matching(items)
+            return value is not None and wanted in json.dumps([value.status, value.spec])
+
+        await self.objects.until(is_there)
+        value = matching(self.objects.items)
+        assert value is not None
+        return value
+
+    async def is_well(self) -> None:
+        """Wait until a good claim and a good pod beside the poison have what they ask."""
+        await self.apply(GOOD)
+        await self.newest("resourceclaim", "good-claim", '"allocation"')
+        await self.newest("pod", "good-pod", '"nodeName"')
+
+
+class Running:
+    """The controller under test: it must not have ended."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.registry = CollectorRegistry()
+
+    async def __aenter__(self) -> Self:
+        self._stack = AsyncExitStack()
+        bus = await self._stack.enter_async_context(Bus.session(NatsSettings(url=self._url), name="controller"))
+        runtime = Runtime(name="controller", node="central", bus=bus, clock=SystemClock(), readiness=Readiness(), registry=self.registry)
+        self._task = asyncio.create_task(serve(ControllerSettings(ask_timeout_s=30.0, retry_s=0.2), runtime))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        has_ended = self._task.done()
+        self._task.cancel()
+        await asyncio.wait({self._task})
+        await self._stack.aclose()
+        if has_ended:
+            self._task.result()
+
+    def set_aside(self, loop: str) -> float:
+        """Count what one loop has set aside."""
+        return self.registry.get_sample_value("topobus_controller_objects_set_aside_total", {"loop": loop}) or 0.0

@@ -1,0 +1,182 @@
+"""Topobus with hands on this machine's own hardware: exclusive CPUs, and virtual interfaces made for the purpose that are moved into pods.
+
+The interfaces are one end each of veth pairs; the other ends hang on a bridge of the host's, so that a pod can be reached by what it was given. Nothing else of the machine is offered: the
+nic service has an allow-list, and all names made here begin with `tbh`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from support.cluster import Cluster
+from support.installation import Processes, setting
+
+__all__ = [
+    "BRIDGE_ADDRESS",
+    "HandsInstallation",
+    "Interface",
+    "host_interfaces",
+    "installed_hands",
+    "interface_of_process",
+    "run_ip",
+    "veth_bench",
+]
+
+BRIDGE = "tbhbr"
+BRIDGE_ADDRESS = "10.77.0.1/16"
+_SERVICES = ("discovery", "nic", "cpu", "topology")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interface:
+    """A network interface as the kernel tells it."""
+
+    name: str
+    mac: str
+    mtu: int
+    is_up: bool
+    addresses: tuple[str, ...] = ()
+
+
+def run_ip(*words: str, pid: int | None = None) -> str:
+    """Run `ip` on the host, or in the network namespace of a process; gives what it printed.
+
+    Errors: raises AssertionError with what it said.
+    """
+    prefix = ["nsenter", "-t", str(pid), "-n"] if pid is not None else []
+    process = subprocess.run([*prefix, "ip", *words], capture_output=True, text=True, timeout=20, check=False)
+    assert process.returncode == 0, f"ip {' '.join(words)}: {process.stderr.strip()}"
+    return process.stdout
+
+
+def _parse(text: str) -> dict[str, Interface]:
+    interfaces = {}
+    for link in json.loads(text or "[]"):
+        addresses = [
+            f"{address['local']}/{address['prefixlen']}" for address in link.get("addr_info", ()) if address.get("scope") == "global"
+        ]
+        interfaces[link["ifname"]] = Interface(
+            name=link["ifname"],
+            mac=link.get("address", ""),
+            mtu=link["mtu"],
+            is_up="UP" in link["flags"],
+            addresses=tuple(sorted(addresses)),
+        )
+    return interfaces
+
+
+def host_interfaces() -> dict[str, Interface]:
+    """Our interfaces on the host, by name."""
+    return {name: interface for name, interface in _parse(run_ip("-j", "addr")).items() if name.startswith("tbh")}
+
+
+def interface_of_process(pid: int) -> dict[str, Interface]:
+    """Interfaces in the network namespace of a process, by name."""
+    return _parse(run_ip("-j", "addr", pid=pid))
+
+
+@contextmanager
+def veth_bench(count: int) -> Iterator[dict[str, Interface]]:
+    """Make a bridge and `count` pairs for the length of a block; gives the ends that may be handed out (`tbh0`, `tbh1`, …) as they are now."""
+    _remove_bench(count)
+    run_ip("link", "add", BRIDGE, "type", "bridge")
+    try:
+        run_ip("addr", "add", BRIDGE_ADDRESS, "dev", BRIDGE)
+        run_ip("link", "set", BRIDGE, "up")
+        for number in range(count):
+            run_ip("link", "add", f"tbh{number}", "type", "veth", "peer", "name", f"tbhp{number}")
+            run_ip("link", "set", f"tbhp{number}", "master", BRIDGE, "up")
+            run_ip("link", "set", f"tbh{number}", "mtu", str(1500 - number), "up")
+        interfaces = host_interfaces()
+        yield {f"tbh{number}": interfaces[f"tbh{number}"] for number in range(count)}
+    finally:
+        _remove_bench(count)
+
+
+def _remove_bench(count: int) -> None:
+    names = [BRIDGE, *(f"tbhp{number}" for number in range(count)), *(f"tbh{number}" for number in range(count))]
+    for name in names:
+        subprocess.run(["ip", "link", "del", name], capture_output=True, timeout=20, check=False)
+
+
+class HandsInstallation(Processes):
+    """NATS, the node's services and the gateway as processes of this one, on this machine's own hardware, as root."""
+
+    services = _SERVICES
+
+    def __init__(self, node: str, kubelet: Path, kubeconfig: Path, *, runtime_socket: Path, settings: Mapping[str, str]) -> None:
+        super().__init__(node, kubelet, kubeconfig)
+        self._runtime_socket = runtime_socket
+        self._settings = settings
+
+    @property
+    def folder(self) -> Path:
+        """Where state and logs are."""
+        return self._folder
+
+    async def install(self) -> None:
+        """Bring it up."""
+        self._start_nats()
+        for name in (*_SERVICES, "gateway"):
+            self._start(name)
+        for name in (*_SERVICES, "gateway"):
+            await self._until_ready(name)
+
+    def kill(self, name: str) -> None:
+        """Kill one process (`nats`, `nic`, `cpu`, `gateway`, …), as a crash would."""
+        process, _ = self._running.pop(name)
+        process.send_signal(signal.SIGKILL)
+        process.wait(30)
+
+    def start(self, name: str) -> None:
+        """Start what was killed; it becomes ready by itself."""
+        if name == "nats":
+            self._start_nats()
+        else:
+            self._start(name)
+
+    async def until_ready(self) -> None:
+        """Wait until every service that runs says that it is ready."""
+        for name in (*_SERVICES, "gateway"):
+            await self._until_ready(name)
+
+    def _service_settings(self) -> dict[str, str]:
+        return {
+            "TOPOBUS_ALL__HARDWARE__ROOT": "/",
+            "TOPOBUS_ALL__HARDWARE__RUNTIME_DEV": "/dev",
+            "TOPOBUS_NIC__JOURNAL__DIR": str(self._folder / "journal-nic"),
+            "TOPOBUS_CPU__JOURNAL__DIR": str(self._folder / "journal-cpu"),
+            "TOPOBUS_GATEWAY__CPUS__OWNED": "all",
+            "TOPOBUS_GATEWAY__RUNTIME__SOCKET": str(self._runtime_socket),
+            "TOPOBUS_GATEWAY__EXPOSURE": json.dumps({"cpu": "dra", "nic": "dra"}),
+            "TOPOBUS_GATEWAY__EDITS": "{}",
+            **self._settings,
+        }
+
+
+@contextmanager
+def installed_hands(settings: Mapping[str, str]) -> Iterator[HandsInstallation]:
+    """Topobus with hands on the node that the environment names, for the length of a block.
+
+    Errors: fails the tests with one sentence when the cluster cannot be used, or TOPOBUS_CLUSTER_NRI does not name the runtime's socket.
+    """
+    kubeconfig, kubelet = Path(os.environ["KUBECONFIG"]), Path(os.environ["TOPOBUS_KUBELET_DIR"])
+    node = asyncio.run(Cluster.find_node(kubeconfig, os.environ.get("TOPOBUS_CLUSTER_NODE", "")))
+    if not setting("NRI"):
+        pytest.fail("TOPOBUS_CLUSTER_NRI is not set: name the container runtime's NRI socket", pytrace=False)
+    installation = HandsInstallation(node, kubelet, kubeconfig, runtime_socket=Path(setting("NRI")), settings=settings)
+    try:
+        asyncio.run(installation.install())
+        yield installation
+    finally:
+        installation.close()

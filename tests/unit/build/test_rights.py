@@ -1,0 +1,252 @@
+"""Rights on the machine: what manifests give is what services declare, and what they declare is what their code calls. Both directions, for every overlay."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+from docpages.rights import OVERLAYS, rights_of
+from lightkube import codecs
+
+from topobus.devicekit.rights import RightKind
+from topobus.nic.config import NicSettings
+from topobus.runtime.config import load_settings
+
+ROOT = Path(__file__).resolve().parents[3]
+SERVICES = ("discovery", "gpu", "nic", "fpga", "cpu", "topology", "gateway", "controller")
+Manifest = dict[str, Any]
+
+# What a call needs, by the name that is called or the module that is imported. A command that a person runs (topobus.cli) has what the person has.
+CALLS = {
+    "setns": "SYS_ADMIN",
+    "unshare": "SYS_ADMIN",
+    "mount": "SYS_ADMIN",
+    "umount": "SYS_ADMIN",
+    "umount2": "SYS_ADMIN",
+    "mknod": "MKNOD",
+}
+CALLS |= {
+    "pivot_root": "SYS_ADMIN",
+    "chroot": "SYS_CHROOT",
+    "setuid": "SETUID",
+    "setgid": "SETGID",
+    "ptrace": "SYS_PTRACE",
+    "init_module": "SYS_MODULE",
+}
+IMPORTS = {"pyroute2": "NET_ADMIN"}
+# Folders of the shared packages that services run; the kits for tests and simulations are in no image.
+SHARED = ("devicekit", "domain", "contracts", "runtime", "sysfs", "kubernetes", "cel")
+
+
+class Given(NamedTuple):
+    """One right, as a manifest gives it or a service declares it."""
+
+    kind: str
+    what: str
+    is_writable: bool = False
+    propagates: bool = False
+
+
+def _load(path: Path) -> list[Manifest]:
+    return [manifest for manifest in yaml.safe_load_all(path.read_text(encoding="utf-8")) if manifest]
+
+
+def _built(folder: str) -> list[Manifest]:
+    """Do what kustomize does with an overlay: its resources, then its patches (JSON patches, as ours all are)."""
+    here = ROOT / "deploy" / folder
+    kustomization = yaml.safe_load((here / "kustomization.yaml").read_text(encoding="utf-8"))
+    manifests: list[Manifest] = []
+    for resource in kustomization["resources"]:
+        manifests += _built((here / resource).resolve().name) if (here / resource).is_dir() else _load(here / resource)
+    manifests = copy.deepcopy(manifests)
+    for patch in kustomization.get("patches", ()):
+        (manifest,) = [it for it in manifests if (it["kind"], it["metadata"]["name"]) == (patch["target"]["kind"], patch["target"]["name"])]
+        for operation in yaml.safe_load(patch["patch"]):
+            _apply(manifest, operation)
+    return manifests
+
+
+def _files(folder: str) -> list[Path]:
+    """List the files of an overlay and, but for the plain manifests, of those that it builds on."""
+    here = ROOT / "deploy" / folder
+    below = yaml.safe_load((here / "kustomization.yaml").read_text(encoding="utf-8"))["resources"]
+    folders = [(here / resource).resolve().name for resource in below if (here / resource).is_dir()]
+    return [*sorted(here.glob("*.yaml")), *(file for name in folders if name != "kubernetes" for file in _files(name))]
+
+
+def _apply(manifest: Manifest, operation: Manifest) -> None:
+    """Do one operation of a JSON patch (RFC 6902)."""
+    *parents, last = operation["path"].strip("/").split("/")
+    place: Any = manifest
+    for part in parents:
+        place = place[int(part)] if isinstance(place, list) else place[part]
+    key: Any = int(last) if isinstance(place, list) and last != "-" else last
+    if operation["op"] == "test":
+        assert place[key] == operation["value"]
+    elif operation["op"] == "remove":
+        del place[key]
+    elif last == "-":
+        assert operation["op"] == "add"
+        place.append(operation["value"])
+    else:
+        assert operation["op"] == "add" or key in place
+        place[key] = operation["value"]
+
+
+def _container(manifests: list[Manifest], service: str) -> tuple[Manifest, Manifest]:
+    """Give a service's pod and its container; it is there once."""
+    pods = [it["spec"]["template"]["spec"] for it in manifests if it["kind"] in ("DaemonSet", "Deployment")]
+    ((pod, container),) = [(pod, container) for pod in pods for container in pod["containers"] if container["name"] == service]
+    return pod, container
+
+
+def _given(pod: Manifest, container: Manifest) -> set[Given]:
+    """List what a manifest gives to a container beyond its own."""
+    security = {**pod.get("securityContext", {}), **container["securityContext"]}
+    given = {Given("capability", name) for name in security["capabilities"].get("add", ())}
+    if security["runAsUser"] == 0:
+        given.add(Given("user root", ""))
+    given |= {
+        Given(text, "")
+        for field, text in (("hostNetwork", "host network"), ("hostPID", "host PIDs"), ("hostIPC", "host IPC"))
+        if pod.get(field)
+    }
+    given |= {Given("privileged", "") for _ in range(1) if security.get("privileged")}
+    folders = {volume["name"]: volume["hostPath"]["path"] for volume in pod.get("volumes", ()) if "hostPath" in volume}
+    for mount in container.get("volumeMounts", ()):
+        if mount["name"] in folders:
+            propagates = mount.get("mountPropagation", "None") != "None"
+            given.add(Given("mount", folders[mount["name"]], not mount.get("readOnly", False), propagates))
+    return given
+
+
+def _declared(service: str, features: tuple[str, ...]) -> set[Given]:
+    return {
+        Given(str(right.kind), right.what, right.is_writable, right.propagates)
+        for right in rights_of(service)
+        if right.feature in ("", *features)
+    }
+
+
+def test_overlays_are_all_looked_at() -> None:
+    """Each folder with a kustomization says which features it switches on; only the one for trying out switches on none and is not listed."""
+    folders = {path.parent.name for path in (ROOT / "deploy").glob("*/kustomization.yaml")}
+
+    assert folders == {*OVERLAYS, "kubernetes-try-out"}
+    declared = {(service, right.feature) for service in SERVICES for right in rights_of(service) if right.feature}
+    assert declared == {(service, feature) for features in OVERLAYS.values() for service, names in features.items() for feature in names}
+
+
+@pytest.mark.parametrize("service", SERVICES)
+@pytest.mark.parametrize("folder", [*OVERLAYS, "kubernetes-try-out"])
+def test_manifest_gives_what_is_declared_and_nothing_else(folder: str, service: str) -> None:
+    """Every right in a manifest is declared by the service for a feature that the overlay switches on, and every such right is there."""
+    pod, container = _container(_built(folder), service)
+
+    assert _given(pod, container) == _declared(service, OVERLAYS.get(folder, {}).get(service, ()))
+    assert container["securityContext"]["capabilities"]["drop"] == ["ALL"]
+    assert container["securityContext"]["allowPrivilegeEscalation"] is False
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+
+
+def test_reason_stands_in_the_manifest_as_a_comment() -> None:
+    """Whoever reads an overlay reads why each right is there, in the words of the declaration."""
+    lacking = []
+    for folder, features in OVERLAYS.items():
+        text = "\n".join(path.read_text(encoding="utf-8") for path in _files(folder))
+        comments = " ".join(re.findall(r"#\s*(.*)", text))
+        for service in SERVICES:
+            wanted = [right for right in rights_of(service) if right.feature in (features.get(service, ()) if features else ("",))]
+            lacking += [(folder, service, right.why) for right in wanted if right.why not in comments]
+
+    assert lacking == []
+
+
+def _needs(package: Path) -> Iterator[tuple[str, str]]:
+    """Give each capability that modules of a package need, with the module."""
+    for path in sorted(package.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [IMPORTS.get(alias.name.partition(".")[0], "") for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [IMPORTS.get((node.module or "").partition(".")[0], "")]
+            elif isinstance(node, ast.Call):
+                called = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id if isinstance(node.func, ast.Name) else ""
+                names = [CALLS.get(called, "")]
+            yield from ((name, str(path.relative_to(ROOT))) for name in names if name)
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_code_calls_what_its_service_declares_and_nothing_else(service: str) -> None:
+    """A module that calls netlink, setns, mount or mknod belongs to a service that declares the capability; what is declared is called."""
+    needs = dict(_needs(ROOT / "services" / "topobus" / service))
+
+    assert needs.keys() == {right.what for right in rights_of(service) if right.kind is RightKind.CAPABILITY}, needs
+
+
+def test_shared_code_needs_no_capability() -> None:
+    """What all services run calls nothing that one of them would need a right for."""
+    assert {package: list(_needs(ROOT / "shared" / "topobus" / package)) for package in SHARED} == {key: [] for key in SHARED}
+
+
+def test_rights_are_told_in_one_sentence() -> None:
+    """A reason is a sentence without an end, so that it reads as a comment and in a table; a capability has no prefix, a mount is a folder."""
+    for service in SERVICES:
+        for right in rights_of(service):
+            assert right.why
+            assert not right.why.endswith(".")
+            assert right.what.isupper() or right.kind is not RightKind.CAPABILITY
+            assert right.what.startswith("/") is (right.kind is RightKind.MOUNT)
+
+
+def test_hand_over_gives_the_nic_service_a_pod_of_its_own() -> None:
+    """What it needs concerns a whole pod, so nobody else is in it; otherwise it is what the plain manifest has, with settings that it takes."""
+    plain = _container(_built("kubernetes"), "nic")[1]
+    manifests = _built("kubernetes-nic-hand-over")
+    pod, container = _container(manifests, "nic")
+    (data,) = [it["data"] for it in manifests if it["kind"] == "ConfigMap" and it["metadata"]["name"] == "topobus-node"]
+    variables = {it["name"]: it["value"] for it in container["env"] if "value" in it}
+    settings = load_settings(NicSettings, "nic", file=None, environ={**data, **variables, "TOPOBUS_ALL__NODE": "n"})
+
+    assert len(pod["containers"]) == 1
+    assert (pod["hostNetwork"], pod["dnsPolicy"], settings.http.host) == (True, "ClusterFirstWithHostNet", "127.0.0.1")
+    own = {"env", "securityContext", "volumeMounts", "livenessProbe", "readinessProbe"}
+    assert {key: value for key, value in container.items() if key not in own} == {
+        key: value for key, value in plain.items() if key not in own
+    }
+    for probe in ("livenessProbe", "readinessProbe"):
+        assert container[probe]["httpGet"] == {**plain[probe]["httpGet"], "host": "127.0.0.1"}
+    mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert {settings.cni.state_dir.rpartition("/")[0], f"{settings.cni.root}/opt/cni/bin", f"{settings.hardware.root}/run/netns"} <= mounts
+    assert f"{settings.hardware.root}/var/run/netns" in mounts
+    for manifest in _load(ROOT / "deploy" / "kubernetes-nic-hand-over" / "nic.yaml"):
+        assert codecs.from_dict(manifest).to_dict() == manifest
+
+
+def test_number_of_virtual_functions_can_be_written_where_the_setting_asks_for_it() -> None:
+    """The file that is written lies below a folder that this overlay mounts writable and no other does; /sys around it stays read-only."""
+    written = Path("/host/sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0/sriov_numvfs")
+
+    def is_writable(folder: str) -> bool:
+        mounts = _container(_built(folder), "nic")[1]["volumeMounts"]
+        nearest = max((it for it in mounts if written.is_relative_to(it["mountPath"])), key=lambda it: len(it["mountPath"]))
+        return not nearest.get("readOnly", False)
+
+    assert {folder for folder in (*OVERLAYS, "kubernetes-try-out") if is_writable(folder)} == {"kubernetes-nic-virtual-functions"}
+
+
+def test_compose_gives_no_right_on_the_machine() -> None:
+    """Every service drops all capabilities and adds none; what Compose runs needs no right of this kind."""
+    services = yaml.safe_load(re.sub(r"\$\{[A-Z_]+:-([^}]*)\}", r"\1", (ROOT / "compose.yaml").read_text(encoding="utf-8")))["services"]
+
+    assert {name: service.get("cap_drop") for name, service in services.items()} == {key: ["ALL"] for key in services}
+    refused = {"cap_add", "privileged", "network_mode", "pid", "ipc", "devices"}
+    assert {name: sorted(refused & service.keys()) for name, service in services.items()} == {name: [] for name in services}

@@ -1,0 +1,98 @@
+"""The notes of attempts as replicas wrote them: what stands in a claim from before an update of the controller is read by the one after it."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from topobus.contracts.messages import ApiObject
+from topobus.controller.claims.attempts import Attempt, attempt_of, with_attempt
+from topobus.domain.request import Policy
+from topobus.kubernetes.api.alignment_request import AlignmentRequest
+from topobus.kubernetes.api.resource import (
+    AllocationResult,
+    DevicesAllocated,
+    GrantedConfiguration,
+    GrantedDevice,
+    OpaqueConfiguration,
+)
+
+_TUNE = {"driver": "gpu.example.com", "parameters": {"kind": "Tune", "ratio": 0.5, "steps": [1, 2]}}
+CLAIM = ApiObject(
+    api_version="resource.k8s.io/v1",
+    kind="ResourceClaim",
+    metadata={"name": "c", "namespace": "default", "uid": "uid-c", "resourceVersion": "7"},
+    spec={
+        "devices": {
+            "requests": [{"name": "r", "exactly": {"deviceClassName": "gpu"}}],
+            "config": [{"requests": ["r"], "opaque": _TUNE}],
+        }
+    },
+)
+_OPAQUE = OpaqueConfiguration(driver="gpu.example.com", parameters=_TUNE["parameters"])
+_DEVICES = DevicesAllocated(
+    results=(
+        GrantedDevice(request="r", driver="gpu.topobus.dev", pool="n1", device="gpu-0"),
+        GrantedDevice(request="r", driver="nic.topobus.dev", pool="n1", device="nic-0", share_id="5b6f"),
+    ),
+    config=(
+        GrantedConfiguration(source="FromClass", requests=("r",), opaque=_OPAQUE),
+        GrantedConfiguration(source="FromClaim", requests=("r",), opaque=_OPAQUE),
+    ),
+)
+_HELD = Attempt(number=3, node="n1", allocation=AllocationResult(devices=_DEVICES), wishes=AlignmentRequest(policy=Policy.RESTRICTED))
+_RESULTS = (
+    '"results":[{"request":"r","driver":"gpu.topobus.dev","pool":"n1","device":"gpu-0"},'
+    '{"request":"r","driver":"nic.topobus.dev","pool":"n1","device":"nic-0","shareID":"5b6f"}]'
+)
+_OPAQUE_TEXT = '"opaque":{"driver":"gpu.example.com","parameters":{"kind":"Tune","ratio":0.5,"steps":[1,2]}}}'
+_WISHES = '"wishes":{"policy":"restricted","scope":null,"locality":[]}'
+# As the controller wrote them when each home had a type of its own for them.
+STAND_ALONE = (
+    f'{{"number":3,"node":"n1","allocation":{{"devices":{{{_RESULTS},'
+    f'"config":[{{"source":"FromClass","requests":["r"],{_OPAQUE_TEXT}]}}}},{_WISHES},"copies":{{"1":0}}}}'
+)
+CLUSTER = (
+    f'{{"number":3,"node":"n1","allocation":{{"devices":{{{_RESULTS},'
+    f'"config":[{{"source":"FromClass","requests":["r"],{_OPAQUE_TEXT},{{"source":"FromClaim","requests":["r"],{_OPAQUE_TEXT}]}}}},'
+    f'{_WISHES},"pod":"uid-p","refused":["n2","n3"]}}'
+)
+CLUSTER_SHORT = (
+    f'{{"number":3,"node":"n1","allocation":{{"devices":{{{_RESULTS}}}}},{_WISHES},"is_short":true,"pod":"uid-p","refused":["n2","n3"]}}'
+)
+CLUSTER_WITHDRAWN = '{"number":4,"node":"","allocation":{},"pod":"uid-p","refused":["n2"]}'
+
+
+def _noted(text: str) -> ApiObject:
+    return msgspec.structs.replace(CLAIM, metadata={**CLAIM.metadata, "annotations": {"topobus.dev/attempt": text}})
+
+
+@pytest.mark.parametrize(
+    ("text", "attempt"),
+    [
+        (STAND_ALONE, _HELD),
+        (CLUSTER, msgspec.structs.replace(_HELD, pod="uid-p", refused=("n2", "n3"))),
+        (CLUSTER_WITHDRAWN, Attempt(number=4, node="", allocation=AllocationResult(), pod="uid-p", refused=("n2",))),
+    ],
+    ids=["stand-alone", "cluster", "withdrawn"],
+)
+def test_note_is_read_and_written_as_it_was_when_a_replica_of_before_wrote_it(text: str, attempt: Attempt) -> None:
+    """The recorded text reads as the attempt, and the attempt is written as the very text: replicas of before and after work side by side."""
+    assert attempt_of(_noted(text)) == attempt
+    assert with_attempt(CLAIM, attempt).metadata["annotations"]["topobus.dev/attempt"] == text
+
+
+def test_note_of_a_cluster_is_shortened_when_it_would_not_fit_into_the_annotations() -> None:
+    """A configuration of 140 kB is left out, and the note says that it is."""
+    long = OpaqueConfiguration(driver="gpu.example.com", parameters={"text": "y" * 140_000})
+    devices = msgspec.structs.replace(_DEVICES, config=(GrantedConfiguration(source="FromClaim", requests=("r",), opaque=long),))
+    allocation = AllocationResult(devices=devices)
+    attempt = msgspec.structs.replace(_HELD, allocation=allocation, pod="uid-p", refused=("n2", "n3"))
+
+    noted = with_attempt(CLAIM, attempt)
+    short = attempt_of(noted)
+
+    assert noted.metadata["annotations"]["topobus.dev/attempt"] == CLUSTER_SHORT
+    assert short is not None
+    assert short.is_short
+    assert short.lengthened(allocation) == allocation

@@ -1,0 +1,215 @@
+"""The controller's copy of the world: what is free to whom, and which nodes are tried."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from topobus.contracts.messages import ApiObject
+from topobus.controller.allocation.values import Allocated, AllocationInput, Fault
+from topobus.controller.claims import attempts, lifecycle
+from topobus.controller.claims.lifecycle import read_claim
+from topobus.controller.claims.objects import Claim
+from topobus.controller.claims.stored import ObjectKey, Stored
+from topobus.controller.claims.templates import claim_from_template, owner_pod_uid, wanted_claims
+from topobus.controller.state.standalone_state import StandaloneState
+from topobus.domain.device import Device, Inventory
+from topobus.domain.errors import ContractError
+from topobus.domain.idset import CpuSet, NodeSet
+from topobus.domain.ledger import Allocation, Holding, Ledger
+from topobus.domain.machine import Machine, NumaNode
+from topobus.domain.request import Owner, OwnerKind
+from unit.controller.allocation import solve
+
+
+def _claim(name: str, count: int = 1, **metadata: Any) -> ApiObject:
+    request = {"name": "r", "exactly": {"deviceClassName": "gpu.topobus.dev", "count": count}}
+    return ApiObject(
+        api_version="resource.k8s.io/v1",
+        kind="ResourceClaim",
+        metadata={"name": name, "namespace": "default", "uid": f"uid-{name}", **metadata},
+        spec={"devices": {"requests": [request]}},
+    )
+
+
+def _state(*nodes: str) -> StandaloneState:
+    state = StandaloneState()
+    for node in nodes:
+        devices = tuple(Device(name=f"gpu-{index}", device_class="gpu") for index in range(4))
+        state.put_inventory(Inventory(node=node, device_class="gpu", generation=1, devices=devices))
+    return state
+
+
+def _put(state: StandaloneState, api_object: ApiObject, revision: int = 1) -> None:
+    state.put_object(ObjectKey(api_object.kind.lower(), "default", api_object.metadata["name"]), Stored(revision, api_object))
+
+
+def _input(state: StandaloneState, api_object: ApiObject, node: str = "n1") -> AllocationInput:
+    return state.input_for(node, [(Claim(api_object), read_claim(api_object))])
+
+
+def _devices(given: AllocationInput) -> list[str]:
+    outcome = solve(given)
+    assert isinstance(outcome, Allocated), outcome
+    return [granted_device.device for granted_device in outcome.results[0].devices.results]
+
+
+def _ledger(owner: Owner, *devices: str) -> Ledger:
+    return Ledger(node="n1", allocations={owner.key: Allocation(owner=owner, holdings=(Holding(devices={"gpu": devices}),))})
+
+
+def test_world_offers_a_class_for_each_driver_when_none_is_stored() -> None:
+    """`gpu.topobus.dev` works without anybody storing it; a stored class of that name wins."""
+    state = _state("n1")
+    assert _devices(_input(state, _claim("a"))) == ["gpu-0"]
+
+    selectors = [{"cel": {"expression": "device.driver == 'nobody'"}}]
+    stored = ApiObject(
+        api_version="resource.k8s.io/v1", kind="DeviceClass", metadata={"name": "gpu.topobus.dev"}, spec={"selectors": selectors}
+    )
+    state.put_object(ObjectKey("deviceclass", "_", "gpu.topobus.dev"), Stored(1, stored))
+
+    assert not isinstance(solve(_input(state, _claim("a"))), Allocated | Fault)
+
+
+def test_world_counts_ledger_and_attempts_of_others_as_taken() -> None:
+    """What a pod holds in the ledger and what another claim is about to hold are both taken."""
+    state = _state("n1")
+    state.put_ledger(_ledger(Owner(kind=OwnerKind.POD, name="p", uid="u"), "gpu-0"))
+    other = _claim("other")
+    outcome = solve(_input(state, other))
+    assert isinstance(outcome, Allocated)
+    _put(state, attempts.with_attempt(other, attempts.Attempt(number=1, node="n1", allocation=outcome.results[0])))
+
+    assert _devices(_input(state, _claim("mine"))) == ["gpu-2"]
+
+
+def test_world_gives_a_claim_what_it_holds_already_when_it_was_interrupted() -> None:
+    """A claim that holds devices in the ledger gets exactly those, on that node, and no others."""
+    state = _state("n1", "n2")
+    claim = _claim("mine", count=2)
+    state.put_ledger(_ledger(lifecycle.owner_of(claim), "gpu-1", "gpu-3"))
+
+    assert state.nodes_for(Claim(claim)) == ("n1",)
+    assert _devices(_input(state, claim)) == ["gpu-1", "gpu-3"]
+    assert not isinstance(solve(_input(state, _claim("mine", count=3))), Allocated)
+
+
+def test_world_tries_the_named_node_alone_when_the_claim_names_one() -> None:
+    """An annotation restricts the search; without it all nodes are tried by name."""
+    state = _state("n2", "n1")
+
+    assert state.nodes_for(Claim(_claim("any"))) == ("n1", "n2")
+    assert state.nodes_for(Claim(_claim("one", annotations={"topobus.dev/node": "n2"}))) == ("n2",)
+
+
+def test_world_keeps_a_pods_claims_on_one_node() -> None:
+    """A claim follows the other claims of its pod; until one is allocated they are served together."""
+    state = _state("n1", "n2")
+    first, second = _claim("first"), _claim("second")
+    spec = {"resourceClaims": [{"name": "a", "resourceClaimName": "first"}, {"name": "b", "resourceClaimName": "second"}]}
+    _put(state, first)
+    _put(state, second)
+    _put(state, ApiObject(api_version="v1", kind="Pod", metadata={"name": "p", "uid": "pod-1"}, spec=spec))
+    together = [(Claim(api_object), read_claim(api_object)) for api_object in (first, second)]
+
+    assert [key.name for key, _ in state.mates(Claim(first))] == ["second"]
+    outcome = solve(state.input_for("n2", together))
+    assert isinstance(outcome, Allocated)
+    assert [[granted_device.device for granted_device in result.devices.results] for result in outcome.results] == [["gpu-0"], ["gpu-1"]]
+
+    _put(state, lifecycle.with_allocation(first, outcome.results[0], now="t"), revision=2)
+    assert state.nodes_for(Claim(second)) == ("n2",)
+    assert state.nodes_for(Claim(_claim("stranger"))) == ("n1", "n2")
+    state.drop_object(ObjectKey("pod", "default", "p"))
+    assert state.mates(Claim(first)) == ()
+
+
+def test_world_tells_when_something_became_free_on_a_node_and_only_then() -> None:
+    """What is taken changes nothing for a claim that did not fit; what is let go, published or defined may."""
+    state = _state("n1", "n2")
+    owner = Owner(kind=OwnerKind.POD, name="p", uid="u")
+    state.put_ledger(_ledger(owner))
+    start, elsewhere, supply = state.freedom_of("n1"), state.freedom_of("n2"), state.supply
+
+    state.put_ledger(_ledger(owner, "gpu-0"))
+    claim = _claim("one")
+    outcome = solve(_input(state, claim))
+    assert isinstance(outcome, Allocated)
+    _put(state, lifecycle.with_allocation(claim, outcome.results[0], now="t"))
+    assert (state.freedom_of("n1"), state.supply) == (start, supply)
+
+    state.put_ledger(_ledger(owner))
+    after_ledger = state.freedom_of("n1")
+    state.drop_object(ObjectKey("resourceclaim", "default", "one"))
+    assert len({start, after_ledger, state.freedom_of("n1")}) == 3
+    assert state.freedom_of("n2") == elsewhere
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "wanted"),
+    [
+        ("DeviceClass", {"selectors": "x"}, "selectors"),
+        ("DeviceClass", {"selectors": [{}]}, "wanted cel"),
+        ("ResourceSlice", {"driver": "d.example.com", "pool": {"name": "p", "resourceSliceCount": 1}}, "exactly one of nodeName"),
+        (
+            "ResourceSlice",
+            {
+                "driver": "d.example.com",
+                "pool": {"name": "p", "resourceSliceCount": 1},
+                "allNodes": True,
+                "devices": [{"name": "x", "capacity": {"memory": {"value": "1KiB"}}}],
+            },
+            "not a quantity",
+        ),
+    ],
+)
+def test_world_refuses_a_class_or_slice_when_it_breaks_a_limit(kind: str, spec: dict[str, Any], wanted: str) -> None:
+    """One wrong object is left out with its reason; it must not end the searches of others."""
+    state = _state("n1")
+    api_object = ApiObject(api_version="resource.k8s.io/v1", kind=kind, metadata={"name": "odd"}, spec=spec)
+
+    with pytest.raises(ContractError, match=wanted):
+        state.put_object(ObjectKey(kind.lower(), "_", "odd"), Stored(1, api_object))
+
+    assert _devices(_input(state, _claim("a"))) == ["gpu-0"]
+
+
+def test_pod_claims_have_stable_names_that_fit_when_the_pods_name_is_long() -> None:
+    """The name follows from pod and entry, is a DNS label, and tells pods of one name apart."""
+    spec = {"containers": [{"name": "c"}], "resourceClaims": [{"name": "card", "resourceClaimTemplateName": "t"}]}
+    pods = [ApiObject(api_version="v1", kind="Pod", metadata={"name": "p" * 60, "uid": uid}, spec=spec) for uid in ("a", "a", "b")]
+    template = ApiObject(
+        api_version="resource.k8s.io/v1", kind="ResourceClaimTemplate", metadata={"name": "t"}, spec={"spec": {"devices": {"requests": []}}}
+    )
+
+    names = [wanted_claims(pod)[0].name for pod in pods]
+    made = claim_from_template(pods[0], wanted_claims(pods[0])[0], template, now="t")
+
+    assert names[0] == names[1] != names[2]
+    assert len(names[0]) <= 63
+    assert owner_pod_uid(made) == "a"
+
+
+def _machine(*nodes: int) -> Machine:
+    numa_nodes = tuple(NumaNode(id=node, cpus=CpuSet(), memory_bytes=0) for node in nodes)
+    return Machine(node="n1", numa_nodes=numa_nodes, cpus=())
+
+
+def test_world_gives_nobody_a_device_on_a_node_that_the_machine_lacks() -> None:
+    """A device of a node that nobody has is set aside by itself, and is back as soon as discovery tells of the node."""
+    state = StandaloneState()
+    devices = (
+        Device(name="gpu-0", device_class="gpu", numa_nodes=NodeSet(1)),
+        Device(name="gpu-1", device_class="gpu", numa_nodes=NodeSet(0)),
+    )
+    state.put_inventory(Inventory(node="n1", device_class="gpu", generation=1, devices=devices))
+    state.put_machine(_machine(0))
+    claim = _claim("one")
+    _put(state, claim)
+
+    before = _devices(_input(state, claim))
+    state.put_machine(_machine(0, 1))
+
+    assert (before, _devices(_input(state, claim))) == (["gpu-1"], ["gpu-0"])

@@ -1,0 +1,99 @@
+"""What selectors see of CPUs beside their place, and how one constraint ties them to cards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import convert
+
+from topobus.cpu.config import CpuGroupSettings
+from topobus.cpu.plugins.linux_cpu import LinuxCpuDriver
+from topobus.domain.device import Device
+from topobus.kubernetes.api.slices import slice_device
+from topobus.simulation.machines import build
+from topobus.sysfs.machine import read_machine
+from topobus.sysfs.tree import HardwareSettings, Tree
+
+CPUS = "sys/devices/system/cpu"
+
+
+def devices(root: Path, groups: str = "cpu") -> dict[str, Device]:
+    """The CPUs of a tree, or its groups, by name."""
+    tree, driver = Tree(HardwareSettings(root=str(root))), LinuxCpuDriver()
+    driver.configure(convert({"groups": groups}, CpuGroupSettings))
+    return {device.name: device for device in driver.discover(tree, read_machine(tree, "n1"))}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Two EPYC with eight NUMA nodes; CPU 1 is isolated and tickless, CPU 2 tells its frequencies."""
+    root = build("epyc-8numa", tmp_path / "machine").root
+    (root / CPUS / "isolated").write_text("1\n")
+    (root / CPUS / "nohz_full").write_text("1\n")
+    folder = root / CPUS / "cpu2/cpufreq"
+    folder.mkdir()
+    (folder / "base_frequency").write_text("2800000\n")
+    (folder / "cpuinfo_max_freq").write_text("3700000\n")
+    return root
+
+
+def test_cpus_tell_isolation_and_frequencies(root: Path) -> None:
+    """What the kernel tells is there, in MHz; what it does not tell is absent."""
+    by_name = devices(root)
+
+    attributes: list[dict[str, Any]] = [by_name[f"cpu-{cpu}"].attributes for cpu in (0, 1, 2)]
+    assert [(each["isolated"], each["nohzFull"], each["smtEnabled"]) for each in attributes] == [
+        (False, False, True),
+        (True, True, True),
+        (False, False, True),
+    ]
+    assert [each.get("maxFrequencyMhz") for each in attributes] == [None, None, 3700]
+    assert [each.get("baseFrequencyMhz") for each in attributes] == [None, None, 2800]
+
+
+def test_nohz_full_is_false_when_the_kernel_has_no_such_parameter(root: Path) -> None:
+    """It writes `(null)` then."""
+    (root / CPUS / "nohz_full").write_text("  (null)\n")
+
+    assert devices(root)["cpu-1"].attributes["nohzFull"] is False
+
+
+@pytest.mark.parametrize("groups", ["numa", "socket", "l3", "machine"])
+def test_groups_hold_each_cpu_once(root: Path, groups: str) -> None:
+    """The groups of a kind are disjoint, and together they are the machine."""
+    group_devices = devices(root, groups).values()
+
+    assert sum(len(device.near_cpus) for device in group_devices) == 128
+    assert len({cpu for device in group_devices for cpu in device.near_cpus}) == 128
+    assert all(device.capacity == {"cpus": len(device.near_cpus)} for device in group_devices)
+    assert {"numa": 8, "socket": 2, "l3": 16, "machine": 1}[groups] == len(group_devices)
+
+
+def test_whole_cores_are_given_when_the_operator_says_so(root: Path) -> None:
+    """What is asked for is rounded up to whole cores by whoever allocates."""
+    tree, driver = Tree(HardwareSettings(root=str(root))), LinuxCpuDriver()
+    driver.configure(CpuGroupSettings(groups="numa", whole_cores=True))
+
+    shown = slice_device(driver.discover(tree, read_machine(tree, "n1"))[0])
+
+    policy = shown.capacity["cpus"].request_policy
+    assert policy is not None
+    assert policy.valid_range is not None
+    assert (policy.default, policy.valid_range.min, policy.valid_range.step) == ("2", "2", "2")
+
+
+def test_pcie_roots_are_those_of_the_cpus_node(root: Path) -> None:
+    """A CPU near one root shows it as cards do; a group of several nodes shows all of theirs as a list."""
+    machine = read_machine(Tree(HardwareSettings(root=str(root))), "n1")
+    near = {node: {function.root for function in machine.pci_devices if function.numa_node == node and function.root} for node in range(8)}
+
+    for device in devices(root).values():
+        assert device.numa_nodes is not None
+        assert set(device.pcie_roots) == near[device.numa_nodes.lowest]
+    (whole,) = devices(root, "machine").values()
+    shown = slice_device(whole).attributes["resource.kubernetes.io/pcieRoot"]
+    assert shown.strings == tuple(sorted(set().union(*near.values())))
+    single = next(device for device in devices(root).values() if len(device.pcie_roots) == 1)
+    assert slice_device(single).attributes["resource.kubernetes.io/pcieRoot"].string == single.pcie_roots[0]

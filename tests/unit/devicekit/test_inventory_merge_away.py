@@ -1,0 +1,138 @@
+"""A device that sits in a pod's sandbox is listed as it was, whatever of it the driver still sees."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+import pytest
+
+from topobus.devicekit.health import HealthSettings, silence
+from topobus.devicekit.inventory_merge import DriverView, MergedInventory, advance_inventory
+from topobus.devicekit.leftovers import dirty, with_leftovers
+from topobus.domain.device import Device
+from topobus.domain.health import Dimension, HealthState, Observation
+from topobus.domain.idset import CpuSet
+from topobus.domain.machine import Machine, NumaNode, PciDevice
+from topobus.domain.pci import PciAddress
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+ADDRESS = PciAddress.parse("0000:3b:00.0")
+CARD = Device(
+    name="nic-0000-3b-00-0",
+    device_class="nic",
+    driver="pci-netdev",
+    pci=ADDRESS,
+    attributes={
+        "vendor": "Mellanox",
+        "interface": "eth0",
+        "mac": "02:00:00:00:00:01",
+        "linkSpeed": 100000,
+        "rdma": True,
+        "rdmaDevice": "mlx5_0",
+    },
+)
+LEFT = msgspec.structs.replace(CARD, attributes={"vendor": "Mellanox", "rdma": False})
+VETH = Device(name="nic-veth0", device_class="nic", driver="pci-netdev", attributes={"interface": "veth0", "mac": "02:00:00:00:00:02"})
+LOST = Observation(dimension=Dimension.LINK, state=HealthState.UNHEALTHY, reason="parent-carrier-lost", message="no carrier")
+
+
+def step(devices: tuple[Device, ...], view: DriverView, *, at_s: float = 0.0, is_on_bus: bool = True) -> MergedInventory:
+    """Merge what the driver saw."""
+    functions = (PciDevice(address=ADDRESS, vendor=0x15B3, device=0x1021),) if is_on_bus else ()
+    machine = Machine(node="n", numa_nodes=(NumaNode(id=0, cpus=CpuSet(0), memory_bytes=1),), cpus=(), pci_devices=functions)
+    return advance_inventory(
+        devices,
+        {"pci-netdev": view},
+        device_class="nic",
+        machine=machine,
+        held=(),
+        now=START + timedelta(seconds=at_s),
+        settings=HealthSettings(hold_s=10.0, forget_s=60.0),
+    )
+
+
+@pytest.mark.parametrize(
+    ("device", "view"),
+    [
+        pytest.param(CARD, DriverView(devices=(LEFT,), away={CARD.name: CARD}), id="a card without its interface"),
+        pytest.param(VETH, DriverView(devices=(), away={VETH.name: VETH}), id="an interface that is all there is"),
+        pytest.param(VETH, DriverView(devices=None, away={VETH.name: VETH}), id="before the driver's first look"),
+    ],
+)
+@pytest.mark.parametrize("is_inventory_lost", [False, True], ids=["kept inventory", "lost inventory"])
+def test_inventory_merge_lists_a_device_as_it_was_when_it_sits_in_a_sandbox(
+    device: Device, view: DriverView, *, is_inventory_lost: bool
+) -> None:
+    """Not one attribute changes and nothing is called sick, also after a restart, and also when the published inventory was lost meanwhile."""
+    before = step((), DriverView(devices=(device,))).devices
+
+    merged = step(() if is_inventory_lost else before, view, at_s=3600)
+
+    assert [(each.name, each.attributes, each.health.state) for each in merged.devices] == [
+        (device.name, device.attributes, HealthState.HEALTHY)
+    ]
+    assert merged.removed == ()
+
+
+def test_inventory_merge_takes_what_the_driver_sees_when_a_device_in_a_sandbox_is_still_in_sight() -> None:
+    """The parent of shared interfaces stays on the host: what it shows now counts."""
+    seen = msgspec.structs.replace(VETH, attributes={**VETH.attributes, "mtu": 9000})
+
+    merged = step((), DriverView(devices=(seen,), away={VETH.name: VETH}))
+
+    assert merged.devices[0].attributes == seen.attributes
+
+
+def test_inventory_merge_tells_of_evidence_when_a_device_sits_in_a_sandbox() -> None:
+    """What the driver can see of it (its physical function's carrier) still makes it Unhealthy."""
+    view = DriverView(devices=(LEFT,), observations={CARD.name: (LOST,)}, away={CARD.name: CARD})
+
+    (device,) = step((CARD,), view).devices
+
+    assert (device.health.state, device.attributes) == (HealthState.UNHEALTHY, CARD.attributes)
+
+
+def test_inventory_merge_is_unhealthy_when_a_card_leaves_the_bus_while_its_interface_sits_in_a_sandbox() -> None:
+    """Only the interface may be away; the card itself may not."""
+    (device,) = step((CARD,), DriverView(devices=(), away={CARD.name: CARD}), is_on_bus=False).devices
+
+    assert [condition.reason for condition in device.health.conditions] == ["fell-off-bus"]
+
+
+def test_inventory_merge_keeps_health_when_nobody_can_look() -> None:
+    """A device that was handed out while Degraded does not get well by being out of sight."""
+    slow = Observation(dimension=Dimension.LINK, state=HealthState.DEGRADED, reason="speed-dropped", message="slower")
+    before = step((), DriverView(devices=(VETH,), observations={VETH.name: (slow,)})).devices
+
+    (device,) = step(before, DriverView(devices=(), away={VETH.name: VETH}), at_s=3600).devices
+
+    assert device.health == before[0].health
+
+
+def test_inventory_merge_is_unknown_when_the_driver_of_a_device_in_a_sandbox_is_silent() -> None:
+    """Silence is told of all its devices alike."""
+    (device,) = step((VETH,), DriverView(devices=(), silence=silence("driver-hung", "hangs"), away={VETH.name: VETH})).devices
+
+    assert device.health.state is HealthState.UNKNOWN
+
+
+def test_inventory_merge_is_unhealthy_when_a_device_has_returned_and_is_not_there() -> None:
+    """Once no record names it any more, its absence is a fault again."""
+    before = step((VETH,), DriverView(devices=(), away={VETH.name: VETH})).devices
+
+    (device,) = step(before, DriverView(devices=()), at_s=1).devices
+
+    assert [condition.reason for condition in device.health.conditions] == ["device-gone"]
+
+
+def test_away_device_is_dirty_when_the_host_says_that_it_cannot_be_brought_back() -> None:
+    """The driver cannot look at it, but whoever looks at the node must see it; brought back at last it recovers."""
+    view = with_leftovers({"pci-netdev": DriverView(devices=(), away={VETH.name: VETH})}, {VETH.name: dirty(None, "the netns is stuck")})
+
+    (stuck,) = step((VETH,), view["pci-netdev"]).devices
+    (back,) = step((stuck,), DriverView(devices=(VETH,)), at_s=1.0).devices
+
+    assert stuck.health.state is HealthState.UNHEALTHY
+    assert [condition.reason for condition in stuck.health.conditions] == ["dirty"]
+    assert back.health.state is HealthState.RECOVERING

@@ -1,0 +1,121 @@
+"""What stands in a claim's status of its devices: entries that the API takes, whatever a driver said of an interface."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from topobus.domain.names import ClaimUid
+from topobus.domain.outcome import Reason, Refusal
+from topobus.domain.sandbox import AttachedInterface
+from topobus.gateway.core.claim_allocation import AllocatedDevice
+from topobus.gateway.core.device_status import ClaimReport, camel_case, device_statuses, network_data, text_of
+from topobus.kubernetes.api.device_status_limits import check_device_statuses
+from topobus.kubernetes.api.resource import AllocationResult, ClaimStatus
+
+NIC = AllocatedDevice(request="nic", pool="n1", device="nic-0")
+SHARE = AllocatedDevice(request="nic", pool="n1", device="nic-1", share_id="6f3b5a52-26b6-4c3f-9a51-0d9c7d1c5d0a")
+REPORT = ClaimReport(
+    namespace="default", name="c", uid=ClaimUid("u"), device_class="nic", devices=(NIC,), pod="default/p", since="2026-11-23T04:00:00Z"
+)
+NET1 = AttachedInterface(name="net1", mac="02:00:00:00:00:01", addresses=("10.1.2.3/24", "fd00::3/64"), mtu=9000)
+
+
+def test_entry_has_interface_condition_and_what_the_api_has_no_field_for() -> None:
+    """One entry a device: who has it, whether it is ready, the interface as the pod sees it."""
+    (entry,) = device_statuses(msgspec.structs.replace(REPORT, interfaces={"nic-0": NET1}, generation=3), "nic.topobus.dev")
+
+    assert entry == {
+        "driver": "nic.topobus.dev",
+        "pool": "n1",
+        "device": "nic-0",
+        "conditions": [
+            {
+                "type": "Ready",
+                "status": "True",
+                "reason": "Attached",
+                "message": "in the sandbox of pod default/p",
+                "lastTransitionTime": "2026-11-23T04:00:00Z",
+                "observedGeneration": 3,
+            }
+        ],
+        "data": {"pod": "default/p", "mtu": 9000},
+        "networkData": {"interfaceName": "net1", "hardwareAddress": "02:00:00:00:00:01", "ips": ["10.1.2.3/24", "fd00::3/64"]},
+    }
+
+
+def test_device_stands_once_when_two_requests_look_at_it_and_shares_stand_apart() -> None:
+    """The list is a map of driver, pool, device and share: the API refuses an entry that stands twice."""
+    looker = msgspec.structs.replace(NIC, request="other", is_shared=True)
+    other_share = msgspec.structs.replace(SHARE, share_id="7f3b5a52-26b6-4c3f-9a51-0d9c7d1c5d0a")
+
+    entries = device_statuses(msgspec.structs.replace(REPORT, devices=(NIC, looker, SHARE, other_share)), "nic.topobus.dev")
+
+    assert [(entry["device"], entry.get("shareID", "")[:1]) for entry in entries] == [("nic-0", ""), ("nic-1", "6"), ("nic-1", "7")]
+
+
+def test_device_that_needs_no_sandbox_is_ready_when_prepared() -> None:
+    """Without a pod it is prepared; a CPU says which ones containers have for themselves."""
+    (entry,) = device_statuses(msgspec.structs.replace(REPORT, pod="", cpus={"nic-0": "4-7"}), "cpu.topobus.dev")
+
+    assert (entry["conditions"][0]["reason"], entry["data"]) == ("Prepared", {"cpus": "4-7"})
+    assert "networkData" not in entry
+
+
+def test_refused_device_says_why_with_the_reasons_code() -> None:
+    """Not ready, the code in the form that conditions want, and as it is in the message."""
+    code, text = text_of(Refusal(reasons=(Reason(code="name-taken", message="net1 is taken"), Reason(code="x", message="and more"))))
+
+    (entry,) = device_statuses(msgspec.structs.replace(REPORT, refused=text, code=code), "nic.topobus.dev")
+
+    condition = entry["conditions"][0]
+    assert (condition["status"], condition["reason"]) == ("False", "NameTaken")
+    assert condition["message"] == "net1 is taken; and more (name-taken)"
+
+
+@pytest.mark.parametrize(
+    ("interface", "kept", "left_out"),
+    [
+        pytest.param({"addresses": ("10.0.0.1",)}, {}, ["'10.0.0.1' is no address with its prefix"], id="no prefix"),
+        pytest.param({"addresses": ("FD00:0:0::1/64",)}, {"ips": ["fd00::1/64"]}, [], id="not in the shortest form"),
+        pytest.param({"addresses": ("10.0.0.1/24", "10.0.0.1/24")}, {"ips": ["10.0.0.1/24"]}, [], id="twice"),
+        pytest.param(
+            {"addresses": tuple(f"10.0.0.{index}/24" for index in range(18))},
+            {"ips": [f"10.0.0.{index}/24" for index in range(16)]},
+            ["2 addresses beyond 16"],
+            id="too many",
+        ),
+        pytest.param({"name": "n" * 257}, {"interfaceName": None}, ["interfaceName has more than 256 bytes"], id="long name"),
+        pytest.param({"mac": "m" * 129}, {}, ["hardwareAddress has more than 128 bytes"], id="long mac"),
+    ],
+)
+def test_part_of_an_interface_is_left_out_and_named_when_the_api_would_refuse_it(
+    interface: dict[str, object], kept: dict[str, object], left_out: list[str]
+) -> None:
+    """A wrong address hides neither the right ones nor the device's state."""
+    attached = msgspec.structs.replace(AttachedInterface(name="net1"), **interface)
+
+    data, missing = network_data(attached)
+
+    wanted = {key: value for key, value in {"interfaceName": "net1", **kept}.items() if value is not None}
+    assert (data, list(missing)) == (wanted, left_out)
+
+
+def test_entries_keep_the_apis_limits_whatever_a_driver_said() -> None:
+    """Long texts in every place: nothing that a server would refuse."""
+    wild = AttachedInterface(name="ü" * 200, mac="x" * 500, addresses=tuple(f"{index}::/{index}" for index in range(200)), mtu=2**32 - 1)
+    report = msgspec.structs.replace(REPORT, interfaces={"nic-0": wild}, refused="y" * 40000, code="--")
+    result = {"request": "nic", "driver": "nic.topobus.dev", "pool": "n1", "device": "nic-0"}
+
+    status = ClaimStatus(
+        allocation=msgspec.convert({"devices": {"results": [result]}}, AllocationResult),
+        devices=tuple(device_statuses(report, "nic.topobus.dev")),
+    )
+
+    assert list(check_device_statuses(status)) == []
+
+
+@pytest.mark.parametrize(("code", "reason"), [("name-taken", "NameTaken"), ("", "Refused"), ("3-x", "Refused3X"), ("ä", "Refused")])
+def test_code_becomes_a_reason_that_conditions_take(code: str, reason: str) -> None:
+    """Letters and digits, beginning with a letter."""
+    assert camel_case(code) == reason

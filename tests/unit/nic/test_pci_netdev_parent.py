@@ -1,0 +1,100 @@
+"""A virtual function is as healthy as its physical one's link: on a recorded machine, whose tree has all links a real one has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from topobus.domain.device import Device
+from topobus.domain.health import Dimension, HealthState, Observation
+from topobus.domain.pci import PciAddress
+from topobus.nic.plugins.pci_netdev import PciNetdevDriver
+from topobus.simulation.machines import RecordedMachine, build
+from topobus.sysfs.machine import read_machine
+from topobus.sysfs.tree import HardwareSettings, Tree
+
+
+class Card:
+    """A recorded card with virtual functions, one of which a pod has."""
+
+    def __init__(self, machine: RecordedMachine) -> None:
+        self.machine = machine
+        self.tree = Tree(HardwareSettings(root=str(machine.root)))
+        self.driver = PciNetdevDriver()
+        devices = self.driver.discover(self.tree, read_machine(self.tree, "n"))
+        self.virtual: tuple[Device, ...] = tuple(device for device in devices if device.attributes["sriovVf"])
+        self.own = self.virtual[0]
+        self.parent = PciAddress.parse(self.tree.link_name(f"sys/bus/pci/devices/{self.own.pci}/physfn"))
+
+    def siblings(self, device: Device) -> set[str]:
+        """Name the virtual functions of the same physical one."""
+        return {sibling.name for sibling in self.virtual if sibling.parent == device.parent}
+
+    def see(self) -> dict[str, list[Observation]]:
+        """Give what is wrong, by device."""
+        seen = self.driver.observe(self.tree, self.virtual)
+        return {name: list(observations) for name, observations in seen.items() if observations}
+
+    def hand_over(self) -> None:
+        """Take the interface of a virtual function out of sight, as a move into a pod's network namespace does."""
+        folder = self.machine.root / "sys/bus/pci/devices" / str(self.own.pci) / "net"
+        for interface in list(folder.iterdir()):
+            interface.rename(folder.parent / f"moved-{interface.name}")
+        folder.rmdir()
+
+
+@pytest.fixture
+def card(tmp_path: Path) -> Card:
+    """The EPYC machine's card with virtual functions, healthy."""
+    machine = build("epyc-8numa", tmp_path / "machine")
+    made = Card(machine)
+    machine.set_carrier(str(made.parent), is_up=True)
+    return made
+
+
+def test_observe_finds_nothing_when_the_physical_function_has_a_carrier(card: Card) -> None:
+    """A healthy card has no sick part, whether a part's interface is in sight or in a pod."""
+    before = card.see()
+    card.hand_over()
+
+    assert (before, card.see()) == ({}, {})
+
+
+def test_observe_is_unhealthy_when_the_physical_function_of_a_handed_over_one_loses_its_carrier(card: Card) -> None:
+    """The interface is in a pod, where nobody sees its link; the physical function's cable tells, of all its parts and of no others."""
+    card.hand_over()
+    card.machine.write(f"{card.machine.folder(str(card.parent))}/net/{_interface(card)}/carrier", "0")
+
+    seen = card.see()
+
+    assert set(seen) == card.siblings(card.own)
+    assert [(observation.dimension, observation.state, observation.reason) for observation in seen[card.own.name]] == [
+        (Dimension.LINK, HealthState.UNHEALTHY, "parent-carrier-lost")
+    ]
+    assert seen[card.own.name][0].evidence["path"].endswith(f"/{_interface(card)}/carrier")
+
+
+def test_observe_finds_nothing_when_the_physical_function_is_switched_off(card: Card) -> None:
+    """The kernel tells no carrier of an interface that is off; that is no evidence against its parts."""
+    folder = card.machine.root / card.machine.folder(str(card.parent)) / "net" / _interface(card)
+    (folder / "carrier").unlink()
+
+    assert card.see() == {}
+
+
+def test_observe_is_unhealthy_when_the_physical_function_left_the_bus(card: Card) -> None:
+    """The kernel takes the parts away too, a moment later: until then they are no use to anybody."""
+    link = card.machine.root / "sys/bus/pci/devices" / str(card.parent)
+    link.unlink()
+
+    seen = card.see()
+
+    assert {name: [observation.reason for observation in seen[name]] for name in card.siblings(card.own)} == {
+        name: ["parent-gone"] for name in card.siblings(card.own)
+    }
+
+
+def _interface(card: Card) -> str:
+    (name,) = card.tree.names(f"sys/bus/pci/devices/{card.parent}/net")
+    return name

@@ -1,0 +1,177 @@
+"""The parts of the chaos harness by themselves: schedules that can be replayed, a proxy that keeps messages whole, an observer that sees what is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from topobus.contracts.catalogue import LEDGER
+from topobus.domain.ledger import Allocation, Holding, Ledger
+from topobus.domain.request import Owner, OwnerKind
+from topobus.runtime.bus import Bus
+from topobus.runtime.provision import bucket_subject
+from topobus.testing.bus import MemoryBus, MemoryNats
+from topobus.testing.chaos.faults import NODE_FAULTS, plan_faults
+from topobus.testing.chaos.lives import draw_lives
+from topobus.testing.chaos.nats_proxy import NatsProxy, Trouble
+from topobus.testing.chaos.observer import Grant, NodeObserver, cdi_devices
+from topobus.testing.chaos.workload import operations
+
+NODE = "demo-node"
+LIMIT_S = 60.0
+
+
+def test_schedule_is_the_same_when_the_seed_is() -> None:
+    """Operations, lives and faults come from the seed alone; another seed gives others."""
+
+    def drawn(seed: int) -> tuple[object, ...]:
+        return (
+            tuple(islice(operations(seed, 3), 200)),
+            tuple(islice(draw_lives(seed, 3), 50)),
+            plan_faults(f"{seed}/0", 40, NODE_FAULTS, ("gpu", "topology"), most_s=5.0),
+        )
+
+    assert drawn(7) == drawn(7)
+    assert all(first != second for first, second in zip(drawn(7), drawn(8), strict=True))
+
+
+# What a proxy makes of it: a write with its confirmation, a message with line ends in it, and lines without a payload.
+WRITE = b"PUB " + bucket_subject(LEDGER, NODE).encode() + b" _INBOX.a.1 5\r\nhello\r\n"
+TEXT = b"HPUB some.subject 12 16\r\nNATS/1.0\r\n\r\nPING\r\n"
+PLAIN = b"PING\r\n"
+END = b"SUB end 9\r\n"
+CONFIRMATION = b"MSG _INBOX.a.1 1 2\r\n{}\r\n"
+NEWS = b"MSG some.news 1 4\r\nnews\r\n"
+
+
+@pytest.mark.parametrize(
+    ("trouble", "up", "down"),
+    [
+        pytest.param(Trouble(), WRITE + TEXT + PLAIN + END, CONFIRMATION + NEWS + PLAIN, id="none"),
+        pytest.param(Trouble(lose=1.0), PLAIN + END, PLAIN, id="lose"),
+        pytest.param(Trouble(double=1.0), WRITE * 2 + TEXT * 2 + PLAIN + END, CONFIRMATION * 2 + NEWS * 2 + PLAIN, id="double"),
+        pytest.param(Trouble(swallow=1.0), WRITE + TEXT + PLAIN + END, NEWS + PLAIN, id="swallow"),
+    ],
+)
+async def test_proxy_does_to_messages_what_its_trouble_says_and_keeps_them_whole(trouble: Trouble, up: bytes, down: bytes) -> None:
+    """Whole messages are lost, doubled or not confirmed, in both directions; lines without a payload always pass."""
+    heard: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.append(await reader.readuntil(END))
+        writer.write(CONFIRMATION + NEWS + PLAIN)
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with asyncio.timeout(LIMIT_S), server, NatsProxy(server.sockets[0].getsockname()[1], seed=1) as proxy:
+        proxy.trouble = trouble
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        writer.write(WRITE + TEXT + PLAIN + END)
+        got = await reader.readuntil(PLAIN)
+        writer.close()
+
+    assert heard == [up]
+    assert got == down
+
+
+async def test_proxy_ends_its_connections_when_they_are_cut() -> None:
+    """A cut ends what is open, and who connects again is served."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.readuntil(END))
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with asyncio.timeout(LIMIT_S), server, NatsProxy(server.sockets[0].getsockname()[1], seed=1) as proxy:
+        first, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        writer.write(END)
+        await first.readuntil(END)
+        proxy.cut()
+        try:
+            left = await first.read()
+        except ConnectionResetError:
+            left = b""
+        second, again = await asyncio.open_connection("127.0.0.1", proxy.port)
+        again.write(END)
+        echoed = await second.readuntil(END)
+        writer.close()
+        again.close()
+
+    assert left == b""
+    assert echoed == END
+
+
+@pytest_asyncio.fixture
+async def bus() -> AsyncIterator[Bus]:
+    """A bus in memory with an empty ledger."""
+    async with MemoryBus.session(MemoryNats(), name="topology") as made:
+        await made.provision()
+        await made.put(LEDGER, Ledger(node=NODE), node=NODE)
+        yield made
+
+
+def grant(name: str, *devices: str) -> Grant:
+    """What a placed pod was told."""
+    return Grant(name, OwnerKind.POD, f"pod/default/{name}/{name}", frozenset(devices))
+
+
+def ledger(sequence: int, **held: str) -> Ledger:
+    """A ledger in which each of these pods holds one GPU."""
+    owners = {name: Owner(kind=OwnerKind.POD, name=name, uid=name) for name in held}
+    allocations = {
+        owners[name].key: Allocation(owner=owners[name], holdings=(Holding(devices={"gpu": (device,)}),)) for name, device in held.items()
+    }
+    return Ledger(node=NODE, sequence=sequence, allocations=allocations)
+
+
+async def test_observer_says_so_when_two_askers_were_told_that_they_have_a_device(bus: Bus, tmp_path: Path) -> None:
+    """The second one is a violation while the first one has not begun to give it back, and none after."""
+    await bus.put(LEDGER, ledger(1, a="gpu-0", b="gpu-0"), node=NODE)
+    observer = NodeObserver(bus, NODE, tmp_path)
+    first = grant("a", "gpu-0")
+    await observer.grant(first)
+    await observer.grant(grant("b", "gpu-0"))
+    first_said = list(observer.violations)
+    observer = NodeObserver(bus, NODE, tmp_path)
+    await observer.grant(first)
+    observer.give_back(first)
+    await observer.grant(grant("b", "gpu-0"))
+
+    assert first_said == ["b was given gpu-0, which a has"]
+    assert observer.violations == []
+
+
+async def test_observer_says_so_when_the_ledger_does_not_have_what_was_acknowledged(bus: Bus, tmp_path: Path) -> None:
+    """A later revision without the device is a violation; an older one is not, for it is what a store shows that was put back."""
+    await bus.put(LEDGER, ledger(7, a="gpu-0"), node=NODE)
+    observer = NodeObserver(bus, NODE, tmp_path)
+    await observer.grant(grant("a", "gpu-0"))
+    before = await observer.store_is_put_back()
+    await bus.put(LEDGER, ledger(3), node=NODE)
+    await observer.grant(grant("b", "gpu-1"))
+    kept = list(observer.violations)
+    await bus.put(LEDGER, ledger(8, b="gpu-1"), node=NODE)
+    await observer.until_written_back(before, LIMIT_S)
+
+    assert before == (1, 7)
+    assert kept == []
+    assert observer.violations == ["a was told at epoch 1, sequence 7 that it has gpu-0: gone at epoch 1, sequence 8"]
+
+
+def test_cdi_files_say_which_devices_they_hand_out(tmp_path: Path) -> None:
+    """Devices of a claim by the variables of its files, of all classes; a file that is cut off is none."""
+    edits = {"env": ["TOPOBUS_GPU_DEVICES=gpu-0,gpu-1", "TOPOBUS_NIC_RDMA_DEVICES=mlx5_0"]}
+    spec = {"cdiVersion": "0.5.0", "devices": [{"name": "a", "containerEdits": edits}]}
+    (tmp_path / "topobus.dev-gpu_uid-1.json").write_text(json.dumps(spec))
+    (tmp_path / "topobus.dev-nic_uid-1.json").write_text(json.dumps({"containerEdits": {"env": ["TOPOBUS_NIC_DEVICES=nic-0"]}}))
+    (tmp_path / "topobus.dev-gpu_uid-2.json").write_text("{")
+
+    assert cdi_devices(tmp_path) == {"uid-1": frozenset({"gpu-0", "gpu-1", "nic-0"})}
