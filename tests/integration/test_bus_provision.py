@@ -17,6 +17,7 @@ from topobus.domain.errors import ConfigError
 from topobus.runtime.bus import Bus
 from topobus.runtime.config import NatsSettings
 from topobus.runtime.failures import JetStreamError
+from topobus.runtime.jetstream import JetStream
 from topobus.simulation.nats_server import NatsServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.both_buses]
@@ -44,6 +45,39 @@ async def test_provision_succeeds_for_all_when_eight_services_start_at_once(nats
     differences = await asyncio.gather(*(start(number) for number in range(8)))
 
     assert [set(differences_of_service.values()) for differences_of_service in differences] == [{""}] * 8
+
+
+async def test_provision_goes_on_when_the_server_takes_a_stream_made_meanwhile_for_another(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server looks at names, unlocks, and then looks at subjects: who makes a stream that another makes at that moment hears of overlapping subjects."""
+    call = JetStream.call
+    overlaps: list[str] = []
+
+    async def late(jetstream: JetStream, verb: str, payload: dict[str, Any] | None = None) -> dict[str, Any]:
+        answer = await call(jetstream, verb, payload)
+        if verb == f"STREAM.CREATE.KV_{LEDGER.bucket}":
+            overlaps.append(verb)
+            raise JetStreamError(400, JetStreamError.SUBJECTS_OVERLAP, "subjects overlap with an existing stream")
+        return answer
+
+    monkeypatch.setattr(JetStream, "call", late)
+    async with Bus.session(NatsSettings(url=nats_server.url), name="test") as bus:
+        await bus.provision()
+
+        assert set((await bus.inspect()).values()) == {""}
+    assert overlaps == [f"STREAM.CREATE.KV_{LEDGER.bucket}"]
+
+
+async def test_provision_names_the_subject_when_a_stream_of_others_takes_it(nats_server: NatsServer) -> None:
+    """Subjects that another stream takes keep ours from being made: the error names stream, subject and what to do."""
+    async with Bus.session(NatsSettings(url=nats_server.url), name="test") as bus:
+        await bus._states._jetstream.call("STREAM.CREATE.OTHERS", {"name": "OTHERS", "subjects": [f"$KV.{LEDGER.bucket}.>"]})
+
+        with pytest.raises(ConfigError, match=rf"KV_{LEDGER.bucket}.*another stream takes.*\$KV\.{LEDGER.bucket}") as error:
+            await bus.provision()
+
+    assert "nats stream ls --subject" in error.value.next_step
 
 
 async def test_provision_names_the_difference_when_a_stream_has_drifted(bus: Bus) -> None:

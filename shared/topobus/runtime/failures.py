@@ -35,6 +35,8 @@ class JetStreamError(Exception):
     CONSUMER_NOT_FOUND = 10014
     MESSAGE_NOT_FOUND = 10037
     STREAM_NAME_IN_USE = 10058
+    # Another stream has a subject of it, or (the server looks at names before it looks at subjects, and unlocks in between) the same stream was made just now.
+    SUBJECTS_OVERLAP = 10065
     # What all streams may take together is more than the server has.
     NO_ROOM_FOR_STREAM = 10047
     TOO_MANY_CONSUMERS = 10026

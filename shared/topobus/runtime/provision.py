@@ -127,17 +127,15 @@ async def _provision_one(jetstream: JetStream, config: dict[str, Any], *, may_cr
         except JetStreamError as err:
             if err.is_temporary:
                 raise
-            if err.err_code != JetStreamError.STREAM_NAME_IN_USE:
+            if err.err_code not in (JetStreamError.STREAM_NAME_IN_USE, JetStreamError.SUBJECTS_OVERLAP):
                 raise _refused(name, config, err) from err
+            # Somebody made it between our look and our making: it is compared like any other.
+            info = await jetstream.stream_info(name)
+            if info is None:
+                raise _unseen(name, config, err) from err
         else:
             get_logger().info("stream.made", stream=name, max_bytes=config["max_bytes"])
             return
-        # Somebody made it between our look and our making: it is compared like any other.
-        info = await jetstream.stream_info(name)
-        if info is None:
-            raise ConfigError(
-                f"stream {name} is in use and cannot be seen", next_step="check this user's permissions on $JS.API.STREAM.INFO"
-            )
     await _compare(jetstream, info, config, may_create=may_create)
 
 
@@ -192,6 +190,17 @@ async def _update(jetstream: JetStream, info: StreamInfo, config: dict[str, Any]
     else:
         changed = sorted(field for field, value in new.items() if info.config.get(field) != value)
         get_logger().info("stream.updated", stream=name, fields=changed, max_bytes=new["max_bytes"])
+
+
+def _unseen(name: str, config: dict[str, Any], err: JetStreamError) -> ConfigError:
+    """Say what is in the way of a stream that does not exist and cannot be made."""
+    if err.err_code == JetStreamError.STREAM_NAME_IN_USE:
+        return ConfigError(f"stream {name} is in use and cannot be seen", next_step="check this user's permissions on $JS.API.STREAM.INFO")
+    return ConfigError(
+        f"the NATS server refuses stream {name}: another stream takes what is published to {' or '.join(config['subjects'])}",
+        next_step="find it (nats stream ls --subject) and remove it or take the subject out of it, if it is not Topobus's",
+        stream=name,
+    )
 
 
 def _refused(name: str, config: dict[str, Any], err: JetStreamError) -> ConfigError:

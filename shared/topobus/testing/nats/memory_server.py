@@ -21,7 +21,7 @@ from nats.aio.msg import Msg
 from topobus.runtime.clock import Clock, SystemClock
 from topobus.testing.nats.memory_client import MemoryClient, Subscription
 from topobus.testing.nats.memory_pulls import Pull
-from topobus.testing.nats.memory_streams import MemoryConsumer, MemoryStream, Refused, Stored, matches
+from topobus.testing.nats.memory_streams import MemoryConsumer, MemoryStream, Refused, Stored, matches, overlap
 
 __all__ = ["MemoryNats"]
 
@@ -223,6 +223,9 @@ class MemoryNats:
             return self._info(stream)
         if int(config.get("num_replicas", 1)) > 1:
             raise Refused(500, 10074, "replicas > 1 not supported in non-clustered mode")
+        taken = [subject for other in self.streams.values() for subject in other.config.get("subjects", ())]
+        if any(overlap(subject, other) for subject in config.get("subjects", ()) for other in taken):
+            raise Refused(400, 10065, "subjects overlap with an existing stream")
         self.streams[name] = made = MemoryStream(config, created_ns=self._now_ns())
         return self._info(made)
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["MemoryConsumer", "MemoryStream", "Refused", "Stored", "matches"]
+__all__ = ["MemoryConsumer", "MemoryStream", "Refused", "Stored", "matches", "overlap"]
 
 # What the file store adds to each message: record header, length of headers, checksum.
 _RECORD_BYTES = 22 + 4 + 8
@@ -217,3 +217,14 @@ def matches(pattern: str, subject: str) -> bool:
     elif len(given) != len(wanted):
         return False
     return all(token in ("*", other) for token, other in zip(wanted, given, strict=False))
+
+
+def overlap(pattern: str, other: str) -> bool:
+    """Say whether a subject can fit both patterns."""
+    ours, theirs = pattern.split("."), other.split(".")
+    for our, their in zip(ours, theirs, strict=False):
+        if ">" in (our, their):
+            return True
+        if our != their and "*" not in (our, their):
+            return False
+    return len(ours) == len(theirs)
