@@ -156,13 +156,15 @@ def why_not_offered(tree: Tree, address: PciAddress) -> str:
 def observe_kernel_driver(tree: Tree, address: PciAddress) -> list[Observation]:
     """Observe whether a kernel driver is bound to a PCI function.
 
-    Shapes: result — empty when one is bound, else one Unhealthy observation `no-kernel-driver`.
+    Shapes: result — empty when one is bound, else one Unhealthy observation `no-kernel-driver`. Empty as well for a function that left the bus since
+            `PciHealth` saw it: what is gone lacks no driver, and the next look says that it is gone.
     Errors: raises HardwareError when the function's folder cannot be read.
     Source: Documentation/ABI/testing/sysfs-bus-pci (driver).
     """
     path = f"{pci_folder(address)}/driver"
     # The link is the evidence, not the folder that it leads to: recordings often leave the drivers' folders out.
-    if "driver" in tree.names(pci_folder(address)):
+    names = tree.names(pci_folder(address))
+    if not names or "driver" in names:
         return []
     return [
         Observation(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from topobus.devicekit.pci import PciHealth, pci_device, select_functions
+from topobus.devicekit.pci import PciHealth, observe_kernel_driver, pci_device, select_functions
 from topobus.domain.health import HealthState
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.machine import Machine, NumaNode, PciDevice, PciLink
@@ -50,6 +50,15 @@ def _reasons(card: _Card, health: PciHealth | None = None) -> list[tuple[str, He
 def test_observe_sees_nothing_when_all_is_well(card: _Card) -> None:
     """A card at full width without errors gives no observation."""
     assert _reasons(card) == []
+
+
+def test_no_driver_is_missed_when_the_function_left_the_bus_meanwhile(card: _Card) -> None:
+    """A function that leaves between two readings of one look is gone; that it has no driver either is no fault of its own. One that is there is told."""
+    assert [observation.reason for observation in observe_kernel_driver(card.tree, _ADDRESS)] == ["no-kernel-driver"]
+
+    (card.root / _FOLDER).rename(card.root / "removed")
+
+    assert observe_kernel_driver(card.tree, _ADDRESS) == []
 
 
 def test_observe_sees_absence_when_the_function_left_the_bus(card: _Card) -> None:
