@@ -44,6 +44,10 @@ IMPORTS = {"pyroute2": "NET_ADMIN"}
 SHARED = ("devicekit", "domain", "contracts", "runtime", "sysfs", "kubernetes", "cel")
 
 
+# Overlays that change where things run and give no service a right more: for trying out, and the two shapes with servers on nodes.
+_WITHOUT_FEATURES = ("kubernetes-leaf", "kubernetes-replicated-hub", "kubernetes-try-out")
+
+
 class Given(NamedTuple):
     """One right, as a manifest gives it or a service declares it."""
 
@@ -135,16 +139,16 @@ def _declared(service: str, features: tuple[str, ...]) -> set[Given]:
 
 
 def test_overlays_are_all_looked_at() -> None:
-    """Each folder with a kustomization says which features it switches on; only the one for trying out switches on none and is not listed."""
+    """Each folder with a kustomization says which features it switches on; those that switch on none are named here."""
     folders = {path.parent.name for path in (ROOT / "deploy").glob("*/kustomization.yaml")}
 
-    assert folders == {*OVERLAYS, "kubernetes-try-out"}
+    assert folders == {*OVERLAYS, *_WITHOUT_FEATURES}
     declared = {(service, right.feature) for service in SERVICES for right in rights_of(service) if right.feature}
     assert declared == {(service, feature) for features in OVERLAYS.values() for service, names in features.items() for feature in names}
 
 
 @pytest.mark.parametrize("service", SERVICES)
-@pytest.mark.parametrize("folder", [*OVERLAYS, "kubernetes-try-out"])
+@pytest.mark.parametrize("folder", [*OVERLAYS, *_WITHOUT_FEATURES])
 def test_manifest_gives_what_is_declared_and_nothing_else(folder: str, service: str) -> None:
     """Every right in a manifest is declared by the service for a feature that the overlay switches on, and every such right is there."""
     pod, container = _container(_built(folder), service)
