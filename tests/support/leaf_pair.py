@@ -153,7 +153,7 @@ async def leaf_pair(binary: Path | None = None, *, node: str = NODE) -> AsyncIte
     while len(ports) < 2:
         ports = list(dict.fromkeys((*ports, free_port())))
     hub_port, link_port = ports
-    hub_text = render_hub(max(version, (2, 10))).replace('"0.0.0.0:7422"', f'"127.0.0.1:{hub_port}"')
+    hub_text = render_hub(version).replace('"0.0.0.0:7422"', f'"127.0.0.1:{hub_port}"')
     leaf_text = render_leaf(max(version, (2, 10)))
     if version < (2, 10):
         # Such a server is no leaf of an installation; what crosses is the same.

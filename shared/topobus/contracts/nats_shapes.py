@@ -62,8 +62,14 @@ def render_hub(version: tuple[int, int] = OLDEST_LEAF, *, is_in_pod: bool = Fals
                 *_cluster_lines(members),
                 "leafnodes {",
                 '  listen: "0.0.0.0:7422"',
-                "  # A compressed link costs this server half a MiB of memory more, and what crosses it is small.",
-                "  compression: off",
+                *(
+                    (
+                        "  # A compressed link costs this server half a MiB of memory more, and what crosses it is small.",
+                        "  compression: off",
+                    )
+                    if version >= (2, 10)
+                    else ()
+                ),
                 *(
                     (
                         "  # What a node listens to is not told to the other nodes: each would hear of each, a thousand times a thousand.",

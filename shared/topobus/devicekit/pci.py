@@ -161,10 +161,9 @@ def observe_kernel_driver(tree: Tree, address: PciAddress) -> list[Observation]:
     Errors: raises HardwareError when the function's folder cannot be read.
     Source: Documentation/ABI/testing/sysfs-bus-pci (driver).
     """
-    path = f"{pci_folder(address)}/driver"
+    folder = pci_folder(address)
     # The link is the evidence, not the folder that it leads to: recordings often leave the drivers' folders out.
-    names = tree.names(pci_folder(address))
-    if not names or "driver" in names:
+    if "driver" in tree.names(folder) or not tree.exists(folder):
         return []
     return [
         Observation(
@@ -172,7 +171,7 @@ def observe_kernel_driver(tree: Tree, address: PciAddress) -> list[Observation]:
             state=HealthState.UNHEALTHY,
             reason="no-kernel-driver",
             message=f"no kernel driver is bound to {address}",
-            evidence={"path": path, "value": "absent"},
+            evidence={"path": f"{folder}/driver", "value": "absent"},
         )
     ]
 

@@ -221,10 +221,10 @@ def matches(pattern: str, subject: str) -> bool:
 
 def overlap(pattern: str, other: str) -> bool:
     """Say whether a subject can fit both patterns."""
-    ours, theirs = pattern.split("."), other.split(".")
-    for our, their in zip(ours, theirs, strict=False):
-        if ">" in (our, their):
+    tokens, other_tokens = pattern.split("."), other.split(".")
+    for token, other_token in zip(tokens, other_tokens, strict=False):
+        if ">" in (token, other_token):
             return True
-        if our != their and "*" not in (our, their):
+        if token != other_token and "*" not in (token, other_token):
             return False
-    return len(ours) == len(theirs)
+    return len(tokens) == len(other_tokens)
