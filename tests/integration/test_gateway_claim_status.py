@@ -188,10 +188,6 @@ async def test_status_comes_when_the_gateway_is_killed_while_it_writes(
     assert death == f"{step} {WRITES[step - 1]}"
 
 
-@pytest.mark.quarantined(
-    reason="2 of some 130 cases beside other runs waited for ever, with none of the limits of `lives` reached: in wait_for_driver or a call of kubelet's; not seen alone",
-    issue=11,
-)
 @pytest.mark.parametrize("step", range(1, len(WRITES + LAST) + 1))
 async def test_status_goes_when_the_gateway_is_killed_while_it_takes_it_away(
     rig: Rig, server: ApiServerSimulator, lives: Lives, step: int
