@@ -187,7 +187,10 @@ async def test_registration_is_tried_again_when_get_info_hangs(root: Path) -> No
         async with driver:
             await kubelet.wait_for_driver(DRIVER)
 
-    assert [event.event for event in kubelet.events].count("GetInfo") == 3
+    events = [event.event for event in kubelet.events if event.event.startswith("GetInfo")]
+    # A busy machine may be too slow once more than the driver hangs.
+    assert events == ["GetInfo", "GetInfo.failed"] * events.count("GetInfo.failed") + ["GetInfo"]
+    assert len(asked) >= 3
 
 
 async def test_health_is_unknown_when_it_is_not_refreshed(root: Path) -> None:
