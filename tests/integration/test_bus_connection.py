@@ -189,8 +189,9 @@ async def test_connect_waits_when_the_server_starts_later(nats_binary: Path) -> 
 
 async def test_write_is_ambiguous_when_the_server_freezes(own_nats_server: NatsServer) -> None:
     """A write that was sent and not confirmed is neither done nor undone, and is called so."""
+    async with Bus.session(NatsSettings(url=own_nats_server.url), name="provisioner") as patient:
+        await patient.provision()
     async with Bus.session(NatsSettings(url=own_nats_server.url, timeout_s=0.5), name="test") as bus:
-        await bus.provision()
         own_nats_server.pause()
         with pytest.raises(AmbiguousWrite):
             await bus.compare_and_set(INVENTORY, inventory(1), 0, node="n1", device_class="gpu")

@@ -55,21 +55,21 @@ def deadlines(rig: Rig, **changes: float) -> DeadlineSettings:
 async def test_allocate_ends_by_its_own_deadline_and_gives_back_when_a_driver_hangs(rig: Rig) -> None:
     """Kubelet would wait for ever; the pod is refused with what was waited for, and the ledger holds nothing."""
     rig.plane.hung_devices.add("gpu-0")
-    async with rig.gateway(deadlines=deadlines(rig, allocate_s=0.3)):
+    async with rig.gateway(deadlines=deadlines(rig, allocate_s=3.0)):
         await rig.kubelet.wait_for_resource(GPU, allocatable=1)
         await rig.kubelet.wait_for_resource(NIC, allocatable=1)
         refused, beside = await asyncio.gather(rig.kubelet.admit(pod(GPU)), rig.kubelet.admit(pod(NIC)))
 
     assert isinstance(refused, Rejection)
     assert "code = DeadlineExceeded" in refused.message
-    assert "topobus.dev/gpu: Allocate was not done within 0.3 s" in refused.message
+    assert "topobus.dev/gpu: Allocate was not done within 3 s" in refused.message
     assert isinstance(beside, Admission)
     assert [allocation.owner.name for allocation in rig.plane.ledger.allocations.values()] == [NIC]
 
 
 async def test_pre_start_ends_by_its_own_deadline_when_a_driver_hangs(rig: Rig) -> None:
     """Before kubelet's 30 s, so that the container's event has our sentence; the next try is as good as the first."""
-    async with rig.gateway(deadlines=deadlines(rig, pre_start_s=0.3)):
+    async with rig.gateway(deadlines=deadlines(rig, pre_start_s=3.0)):
         await rig.kubelet.wait_for_resource(GPU, allocatable=1)
         assert isinstance(await rig.kubelet.admit(pod(GPU)), Admission)
         rig.plane.hung_devices.add("gpu-0")
@@ -77,7 +77,7 @@ async def test_pre_start_ends_by_its_own_deadline_when_a_driver_hangs(rig: Rig) 
         rig.plane.hung_devices.clear()
         good = await rig.kubelet.restart_container(pod(GPU), "main")
 
-    assert "topobus.dev/gpu: PreStartContainer was not done within 0.3 s" in refused
+    assert "topobus.dev/gpu: PreStartContainer was not done within 3 s" in refused
     assert good == ""
 
 

@@ -226,7 +226,7 @@ async def test_plugin_is_called_before_each_start_when_it_wants_that(rig: Rig) -
 )
 async def test_registration_is_refused_when_it_cannot_be_served(rig: Rig, change: dict[str, str], words: str) -> None:
     """The plugin is told why, and what was registered before goes on."""
-    foreign = msgspec.structs.replace(rig.settings.foreign, dial_s=0.3)
+    foreign = msgspec.structs.replace(rig.settings.foreign, dial_s=2.0)
     async with rig.kubelet, rig.gateway(foreign=foreign), trivial_plugin(rig, listed("w-0", 0)) as plugin:
         refusal = await plugin.register(**change)
         await rig.kubelet.wait_for_resource(RESOURCE, allocatable=1)

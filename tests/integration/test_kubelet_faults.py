@@ -223,7 +223,7 @@ async def test_plugin_is_asked_only_what_its_options_say(root: Path) -> None:
 async def test_container_does_not_start_when_its_plugin_hangs_before_the_start(root: Path) -> None:
     """PreStartContainer has a deadline of its own; that is no final rejection, and nothing is allocated again."""
     async with (
-        KubeletSimulator(root, timings=KubeletTimings(pre_start_s=0.2)) as kubelet,
+        KubeletSimulator(root, timings=KubeletTimings(pre_start_s=2.0)) as kubelet,
         RecordingPlugin(kubelet.device_plugin_dir, X, LIST) as plugin,
     ):
         await plugin.register()

@@ -48,7 +48,7 @@ def root() -> Iterator[Path]:
 @pytest.fixture
 async def kubelet(root: Path) -> AsyncIterator[KubeletSimulator]:
     """A kubelet with one NUMA node whose dial gives up early, as the refused registration would take 10 s."""
-    async with KubeletSimulator(root, timings=KubeletTimings(dial_s=0.3)) as started:
+    async with KubeletSimulator(root, timings=KubeletTimings(dial_s=2.0)) as started:
         yield started
 
 
