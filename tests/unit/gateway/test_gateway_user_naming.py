@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+from topobus.domain.errors import PeerUnavailable
 from topobus.domain.ledger import Allocation, AllocationPhase, Holding, Ledger
 from topobus.domain.request import Owner, OwnerKind
 from topobus.gateway.core.pods import PodUse
@@ -42,3 +44,32 @@ async def test_naming_tells_the_next_allocation_when_the_copy_of_the_ledger_was_
     await naming.name(listing)
 
     assert named == ["d-1 trainer", "d-2 trainer"]
+
+
+async def test_naming_goes_on_when_the_allocation_is_gone_before_topology_fails_to_answer() -> None:
+    """The loop waits for topology while the reconciliation finds the allocation gone; then there is no answer: the loop goes on, and the next allocation is told."""
+    asked, is_away = asyncio.Event(), asyncio.Event()
+    named: list[str] = []
+
+    async def name_user(_op_id: str, _owner: Owner, _devices: Any, *, decision_id: str, user: Owner) -> None:
+        if is_away.is_set():
+            named.append(f"{decision_id} {user.name}")
+            return
+        asked.set()
+        await is_away.wait()
+        raise PeerUnavailable("no answer")
+
+    state = SimpleNamespace(ledger=ledger(3, "d-1"), times_handed_out=lambda _owner: 1)
+    naming = UserNaming(SimpleNamespace(), state, SimpleNamespace(name_user=name_user), 1.0)  # type: ignore[arg-type]  # what naming uses of them
+    listing: Any = SimpleNamespace(uses=(USE,))
+
+    loop = asyncio.create_task(naming.name(listing))
+    await asked.wait()
+    state.ledger = Ledger(node="n1", epoch=1, sequence=4)
+    await naming.name(listing)
+    is_away.set()
+    await loop
+    state.ledger = ledger(5, "d-2")
+    await naming.name(listing)
+
+    assert named == ["d-2 trainer"]

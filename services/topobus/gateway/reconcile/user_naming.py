@@ -70,16 +70,18 @@ class UserNaming:
             message = (user, self._state.times_handed_out(allocation.owner), allocation.decision_id, ledger.epoch, ledger.sequence)
             if self._sent.get(allocation.owner.key) != message:
                 self._sent[allocation.owner.key] = message
-                await self._send(allocation, user)
+                if not await self._is_told(allocation, user) and self._sent.get(allocation.owner.key) == message:
+                    # The loop and the reconciliation name pods at the same time: the other one may have told more, or found the owner gone, meanwhile.
+                    del self._sent[allocation.owner.key]
 
-    async def _send(self, allocation: Allocation, user: Owner) -> None:
+    async def _is_told(self, allocation: Allocation, user: Owner) -> bool:
         owner = allocation.owner
         try:
             await self._asks.name_user(
                 f"name-{uuid.uuid4().hex}", owner, names_of(allocation), decision_id=allocation.decision_id, user=user
             )
         except TopobusError as err:
-            del self._sent[owner.key]
             get_logger().warning("user.untold", owner=owner.key, pod=f"{user.namespace}/{user.name}", error=str(err))
-        else:
-            get_logger().info("user.named", owner=owner.key, pod=f"{user.namespace}/{user.name}", decision_id=allocation.decision_id)
+            return False
+        get_logger().info("user.named", owner=owner.key, pod=f"{user.namespace}/{user.name}", decision_id=allocation.decision_id)
+        return True
