@@ -2,126 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-import re
-import shutil
-import subprocess
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Self
 
 from topobus.contracts.nats_shapes import render_hub, render_leaf
 from topobus.contracts.up_subjects import domain_of
 from topobus.runtime.bus import Bus
 from topobus.runtime.config import NatsSettings
-from topobus.simulation.nats_server import NatsServer, find_nats_server, free_port
-from topobus.testing.nats.accounts import cheap_folder
+from topobus.simulation.nats_server import find_nats_server, free_port
+from topobus.testing.nats.shaped_servers import Link, ShapedServer, version_of
+
+__all__ = ["NODE", "LeafPair", "Link", "ShapedServer", "leaf_pair", "version_of"]
 
 NODE = "demo-node"
 # A test waits for what it wants to see; a server on a busy machine may take its time.
 _PATIENCE_S = 30.0
-
-
-def version_of(binary: Path) -> tuple[int, int]:
-    """Give a server's version."""
-    text = subprocess.run([binary, "--version"], check=True, capture_output=True, text=True).stdout
-    match = re.search(r"v(\d+)\.(\d+)", text)
-    assert match is not None, text
-    return int(match[1]), int(match[2])
-
-
-class ShapedServer(NatsServer):
-    """A server with a rendered configuration, moved to a free port and a folder of its own."""
-
-    def __init__(self, *, binary: Path | None, text: str, environment: dict[str, str]) -> None:
-        """Prepare a server; `text` is as `contracts.nats_shapes` renders it."""
-        super().__init__(binary=binary, environment=environment, parent=cheap_folder())
-        self.text = text
-        """As `contracts.nats_shapes` renders it; another one counts from the next start on."""
-
-    def write_config(self) -> Path:
-        """Write the rendered text with this machine's port and folder."""
-        text = re.sub(r'^listen: ".*"$', f'listen: "127.0.0.1:{self.port}"', self.text, flags=re.MULTILINE)
-        text = re.sub(r'^http: ".*"$', "", text, flags=re.MULTILINE).replace('"/data"', f'"{self.store}"')
-        file = self.folder / "nats.conf"
-        file.write_text(text, encoding="utf-8")
-        return file
-
-    def lose_store(self) -> None:
-        """Remove what a server that does not run has stored."""
-        shutil.rmtree(self.store, ignore_errors=True)
-
-    def copy_store(self, to: Path) -> None:
-        """Keep a copy of what a server that does not run has stored."""
-        shutil.rmtree(to, ignore_errors=True)
-        shutil.copytree(self.store, to)
-
-    def restore_store(self, copy: Path) -> None:
-        """Put an older copy in place of what a server that does not run has stored."""
-        self.lose_store()
-        shutil.copytree(copy, self.store)
-
-
-class Link:
-    """The wire between a leaf and its hub, which can be cut: a proxy on loopback."""
-
-    def __init__(self, port: int, to_port: int) -> None:
-        self.port = port
-        self._to_port = to_port
-        self._is_up = True
-        self._server: asyncio.Server | None = None
-        self._open: set[asyncio.StreamWriter] = set()
-        self.bytes_up = 0
-        """What the leaf has sent, in bytes."""
-
-    async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._server is not None
-        self._server.close()
-        self.cut()
-
-    def cut(self) -> None:
-        """Cut the wire: what is open ends, and nothing new is let through."""
-        self._is_up = False
-        for writer in self._open:
-            writer.transport.abort()
-
-    def join(self) -> None:
-        """Let it through again."""
-        self._is_up = True
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if not self._is_up:
-            writer.transport.abort()
-            return
-        try:
-            hub_reader, hub_writer = await asyncio.open_connection("127.0.0.1", self._to_port)
-        except OSError:
-            writer.transport.abort()
-            return
-        self._open |= {writer, hub_writer}
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._copy(reader, hub_writer, is_up=True))
-                tasks.create_task(self._copy(hub_reader, writer, is_up=False))
-        finally:
-            for end in (writer, hub_writer):
-                self._open.discard(end)
-                end.transport.abort()
-
-    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_up: bool) -> None:
-        try:
-            while data := await reader.read(1 << 16):
-                self.bytes_up += len(data) if is_up else 0
-                writer.write(data)
-                await writer.drain()
-        except OSError:
-            pass
-        writer.transport.abort()
 
 
 class LeafPair:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import os
+import sys
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 
@@ -17,10 +21,12 @@ from topobus.domain.request import Owner, OwnerKind
 from topobus.runtime.bus import Bus
 from topobus.runtime.provision import bucket_subject
 from topobus.testing.bus import MemoryBus, MemoryNats
-from topobus.testing.chaos.faults import NODE_FAULTS, plan_faults
+from topobus.testing.chaos.faults import HUB_FAULTS, NODE_FAULTS, Fault, Planned, plan_faults
+from topobus.testing.chaos.hub_side import compare_events
 from topobus.testing.chaos.lives import draw_lives
 from topobus.testing.chaos.nats_proxy import NatsProxy, Trouble
 from topobus.testing.chaos.observer import Grant, NodeObserver, cdi_devices
+from topobus.testing.chaos.wall_clocks import WallClocks, find_libfaketime
 from topobus.testing.chaos.workload import operations
 
 NODE = "demo-node"
@@ -34,7 +40,7 @@ def test_schedule_is_the_same_when_the_seed_is() -> None:
         return (
             tuple(islice(operations(seed, 3), 200)),
             tuple(islice(draw_lives(seed, 3), 50)),
-            plan_faults(f"{seed}/0", 40, NODE_FAULTS, ("gpu", "topology"), most_s=5.0),
+            plan_faults(f"{seed}/0", 40, NODE_FAULTS + HUB_FAULTS, ("gpu", "topology"), most_s=5.0),
         )
 
     assert drawn(7) == drawn(7)
@@ -175,3 +181,77 @@ def test_cdi_files_say_which_devices_they_hand_out(tmp_path: Path) -> None:
     (tmp_path / "topobus.dev-gpu_uid-2.json").write_text("{")
 
     assert cdi_devices(tmp_path) == {"uid-1": frozenset({"gpu-0", "gpu-1", "nic-0"})}
+
+
+@pytest.mark.parametrize(
+    ("copied", "may_repeat", "problem"),
+    [
+        pytest.param(["a", "b", "c"], False, "", id="equal"),
+        pytest.param(["a", "of-the-hub", "b", "c"], False, "", id="the hub has more"),
+        pytest.param(["a", "c"], True, "does not have 1 of 3", id="missing"),
+        pytest.param(["a", "b", "b", "c"], False, "more than once, first b", id="twice"),
+        pytest.param(["a", "b", "b", "c"], True, "", id="twice after a store was put back"),
+        pytest.param(["b", "a", "c"], False, "another order", id="order"),
+    ],
+)
+def test_hub_is_compared_with_the_node_by_the_ids_of_events(copied: list[str], may_repeat: bool, problem: str) -> None:
+    """An event that is missing, twice or in another order at the hub is said; a repetition after a store was put back is not."""
+    said = compare_events("health", ["a", "b", "c"], copied, may_repeat=may_repeat)
+
+    assert problem in "; ".join(said)
+    assert bool(said) == bool(problem)
+
+
+def test_clock_is_moved_for_askers_and_for_processes_when_it_is_stepped_or_skewed(tmp_path: Path) -> None:
+    """A step counts for all, also for processes that start later; a skew for one process, until it is over."""
+    clocks = WallClocks(tmp_path, tmp_path / "library")
+    files = {name: Path(clocks.environment(name)["FAKETIME_TIMESTAMP_FILE"]) for name in ("gpu", "topology")}
+
+    clocks.step(7200.0)
+    clocks.skew("gpu", -3600.0)
+    skewed = {name: file.read_text("utf-8").strip() for name, file in files.items()}
+    clocks.skew("gpu", 0.0)
+    late = Path(clocks.environment("late")["FAKETIME_TIMESTAMP_FILE"])
+
+    assert skewed == {"gpu": "+3600.000", "topology": "+7200.000"}
+    assert {file.read_text("utf-8").strip() for file in (*files.values(), late)} == {"+7200.000"}
+    assert abs((clocks.machine.now() - datetime.now(UTC)).total_seconds() - 7200) < 1800
+
+
+@pytest.mark.skipif(find_libfaketime() is None, reason="libfaketime is not installed")
+async def test_process_sees_its_wall_clock_move_and_its_monotonic_clock_stay(tmp_path: Path) -> None:
+    """A running process has the moved time at its next look, and waits no longer or shorter for it."""
+    clocks = WallClocks(tmp_path, find_libfaketime())
+    code = "import sys, time\nfor _ in sys.stdin: print(time.time(), time.monotonic(), flush=True)"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        code,
+        env={**os.environ, **clocks.environment("a")},
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    seen: list[tuple[float, float]] = []
+    async with asyncio.timeout(LIMIT_S):
+        for by_s in (0.0, 5 * 3600.0, -9 * 3600.0):
+            clocks.step(by_s)
+            process.stdin.write(b"\n")
+            wall, monotonic = (await process.stdout.readline()).split()
+            seen.append((float(wall), float(monotonic)))
+        process.stdin.close()
+        await process.wait()
+
+    hours = [round((after[0] - before[0]) / 3600) for before, after in itertools.pairwise(seen)]
+    assert hours == [5, -9]
+    assert all(0 <= after[1] - before[1] < LIMIT_S for before, after in itertools.pairwise(seen))
+
+
+def test_clock_is_moved_by_hours_both_ways_when_faults_are_drawn() -> None:
+    """The schedule sets clocks forward and back, by minutes to hours, the same for the same fault."""
+    moves = [Planned(at=0.0, fault=Fault.STEP_CLOCK, lasts_s=0.2 + step / 10).moves_s for step in range(50)]
+
+    assert min(moves) < -3600
+    assert max(moves) > 3600
+    assert moves == [Planned(at=0.0, fault=Fault.STEP_CLOCK, lasts_s=0.2 + step / 10).moves_s for step in range(50)]

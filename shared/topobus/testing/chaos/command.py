@@ -16,8 +16,9 @@ from topobus.runtime.config import LogSettings
 from topobus.runtime.logging import setup_logging
 from topobus.testing.chaos.bulk import BulkOptions, run_bulk
 from topobus.testing.chaos.faults import Fault
-from topobus.testing.chaos.node import SERVICES
+from topobus.testing.chaos.node import SERVICES, Shape
 from topobus.testing.chaos.node_run import NodeOptions, run_node
+from topobus.testing.chaos.wall_clocks import find_libfaketime
 
 __all__ = ["main"]
 
@@ -51,13 +52,20 @@ def _run_node(arguments: argparse.Namespace, seed: int, folder: Path) -> bool:
         seed=seed,
         steps=arguments.steps,
         seconds=arguments.seconds,
-        nats_server=arguments.nats_server,
+        shape=Shape(
+            nats_server=arguments.nats_server,
+            is_leaf=arguments.leaf,
+            controllers=arguments.controllers,
+            libfaketime=arguments.libfaketime or find_libfaketime(),
+            programs={arguments.in_place_of: tuple(arguments.program)} if arguments.program else {},
+        ),
         only=tuple(arguments.only),
-        programs={arguments.in_place_of: tuple(arguments.program)} if arguments.program else {},
         tell=_say,
     )
     result = asyncio.run(run_node(options, folder))
     _tell_counts((("lives", result.lives), ("faults", result.faults), ("messages", result.messages)))
+    if options.shape.is_leaf:
+        _tell_counts((("at the hub", result.at_hub),))
     _say(
         f"{result.steps} steps in {result.seconds:.0f} s: {result.granted} grants, {result.revisions} revisions of the ledger in "
         f"{result.epochs} epochs, well {result.well_after_s:.1f} s after the last fault"
@@ -102,6 +110,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, help="of the schedule; a run that names it again has the same operations and faults")
     parser.add_argument("--steps", type=int, default=40, help="faults that a whole node goes through; 0: no such run")
     parser.add_argument("--only", type=Fault, choices=list(Fault), nargs="+", default=(), help="these faults of a whole node alone")
+    parser.add_argument(
+        "--leaf", action="store_true", help="the node has a nats-server (2.10 or later) and a relay of its own, and a hub is behind it"
+    )
+    parser.add_argument("--controllers", type=int, default=2, help="how many controllers serve the node")
+    parser.add_argument(
+        "--libfaketime", type=Path, help="libfaketimeMT.so.1, to move clocks; else where Debian's package has it, else none is moved"
+    )
     parser.add_argument("--operations", type=int, default=20_000, help="operations on the ledger alone; 0: no such run")
     parser.add_argument("--workers", type=int, default=8, help="how many ask at a time")
     parser.add_argument("--window", type=int, default=2500, help="operations between two rests")

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from topobus.testing.chaos.nats_proxy import Trouble
 
-__all__ = ["BULK_FAULTS", "NODE_FAULTS", "TROUBLES", "Fault", "Planned", "plan_faults"]
+__all__ = ["BULK_FAULTS", "HUB_FAULTS", "NODE_FAULTS", "TROUBLES", "Fault", "Planned", "plan_faults"]
 
 
 class Fault(StrEnum):
@@ -43,6 +43,16 @@ class Fault(StrEnum):
     SWALLOW = "swallow"
     """Writes happen, and nobody is told."""
     MIXED = "mixed"
+    STEP_CLOCK = "step-clock"
+    """The machine's wall clock is set forward or back by hours, and stays so; the asker's, too, who are on the same machine."""
+    SKEW_CLOCK = "skew-clock"
+    """The wall clock of one process is hours away from the machine's for a while."""
+    CUT_LINK = "cut-link"
+    """The wire between a node's own server and the hub is away for a while."""
+    KILL_HUB = "kill-hub"
+    FREEZE_HUB = "freeze-hub"
+    ROLL_BACK_HUB = "roll-back-hub"
+    EMPTY_HUB = "empty-hub"
 
 
 TROUBLES = {
@@ -90,8 +100,13 @@ NODE_FAULTS = (
     Fault.DELAY,
     Fault.SWALLOW,
     Fault.MIXED,
+    Fault.STEP_CLOCK,
+    Fault.SKEW_CLOCK,
 )
 """What a whole node comes through."""
+
+HUB_FAULTS = (Fault.CUT_LINK, Fault.CUT_LINK, Fault.CUT_LINK, Fault.KILL_HUB, Fault.FREEZE_HUB, Fault.ROLL_BACK_HUB, Fault.EMPTY_HUB)
+"""What comes on top where the node has a server of its own."""
 
 
 class Planned(Struct, frozen=True, kw_only=True):
@@ -106,8 +121,13 @@ class Planned(Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         """What happens, to whom."""
-        is_of_service = self.fault in (Fault.KILL_SERVICE, Fault.RESTART_SERVICE, Fault.FREEZE_SERVICE)
+        is_of_service = self.fault in (Fault.KILL_SERVICE, Fault.RESTART_SERVICE, Fault.FREEZE_SERVICE, Fault.SKEW_CLOCK)
         return f"{self.fault} {self.service}" if is_of_service else self.fault.value
+
+    @property
+    def moves_s(self) -> float:
+        """By how much a clock is moved: forward or back, by as many hours as the fault's length has seconds."""
+        return random.Random(f"{self.lasts_s}").choice((-3600, 3600)) * self.lasts_s
 
 
 def plan_faults(seed: str, count: int, kinds: Sequence[Fault], services: Sequence[str], *, most_s: float) -> tuple[Planned, ...]:

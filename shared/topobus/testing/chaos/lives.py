@@ -67,6 +67,12 @@ class Plan:
     nics: int
     cpus: int
     holds_s: float
+    fpgas: int = 0
+
+    @property
+    def devices(self) -> tuple[tuple[str, int], ...]:
+        """Pair each class that it wants with a number."""
+        return tuple((name, size) for name, size in (("gpu", self.gpus), ("nic", self.nics), ("fpga", self.fpgas)) if size)
 
 
 def draw_lives(seed: int, worker: int) -> Iterator[Plan]:
@@ -81,6 +87,7 @@ def draw_lives(seed: int, worker: int) -> Iterator[Plan]:
             nics=chance.choice((0, 0, 1)),
             cpus=chance.choice((0, 1, 4)),
             holds_s=chance.random() * 2,
+            fpgas=chance.choice((0, 0, 0, 1)),
         )
 
 
@@ -135,9 +142,8 @@ class Lives:
 
     async def _place(self, plan: Plan) -> Life:
         owner = Owner(kind=OwnerKind.POD, name=plan.name, uid=f"uid-{plan.name}")
-        devices = (("gpu", plan.gpus), ("nic", plan.nics))
         container = ContainerRequest(
-            name="main", cpus=plan.cpus, devices=tuple(DeviceRequest(device_class=name, count=size) for name, size in devices if size)
+            name="main", cpus=plan.cpus, devices=tuple(DeviceRequest(device_class=name, count=size) for name, size in plan.devices)
         )
         request = PlaceRequest(op_id=f"place-{plan.name}", pod=PodRequest(owner=owner, containers=(container,)))
         reply = await self._until(f"{plan.name}: place", lambda: self._bus.ask(PLACE, request, timeout_s=_ASK_S, node=self._node))
@@ -152,7 +158,7 @@ class Lives:
         return outcome
 
     async def _by_plugin(self, plan: Plan) -> Life:
-        wanted = {f"topobus.dev/{name}": size for name, size in (("gpu", plan.gpus), ("nic", plan.nics)) if size}
+        wanted = {f"topobus.dev/{name}": size for name, size in plan.devices}
         pod = Pod(name=plan.name, uid=f"uid-{plan.name}", containers=(Container(name="main", resources=wanted),))
         answer = await self._kubelet.admit(pod)
         outcome = Life.REFUSED
@@ -166,8 +172,7 @@ class Lives:
     async def _by_claim(self, plan: Plan) -> Life:
         requests = [
             {"name": name, "exactly": {"deviceClassName": f"{name}.topobus.dev", "allocationMode": "ExactCount", "count": size}}
-            for name, size in (("gpu", plan.gpus), ("nic", plan.nics))
-            if size
+            for name, size in plan.devices
         ]
         claim = ApiObject(
             api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata={"name": plan.name}, spec={"devices": {"requests": requests}}

@@ -14,22 +14,24 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.idset import NodeSet
 from topobus.simulation.kubelet.simulator import KubeletSimulator, KubeletTimings
 from topobus.simulation.machines import build
 from topobus.simulation.nats_server import NatsServer
-from topobus.testing.chaos.faults import TROUBLES, Fault, Planned
+from topobus.testing.chaos.faults import HUB_FAULTS, TROUBLES, Fault, Planned
+from topobus.testing.chaos.hub_side import LEAF_SETTINGS, HubSide, hub_side, leaf_servers
 from topobus.testing.chaos.nats_proxy import NatsProxy, Trouble
 from topobus.testing.chaos.observer import NodeObserver
 from topobus.testing.chaos.processes import ServiceProcess
+from topobus.testing.chaos.wall_clocks import WallClocks
 
-__all__ = ["DEVICES", "NODE", "SERVICES", "ChaosNode", "chaos_node"]
+__all__ = ["DEVICES", "NODE", "SERVICES", "ChaosNode", "Shape", "chaos_node"]
 
 NODE = "chaos-node"
 SERVICES = ("discovery", "gpu", "nic", "fpga", "cpu", "topology", "gateway", "controller")
+HUB_CONTROLLER = "controller-hub"
 # Of the recorded machine, by resource.
 DEVICES = {"topobus.dev/gpu": 8, "topobus.dev/nic": 8, "topobus.dev/fpga": 2}
 _READY_S = 180.0
@@ -47,6 +49,9 @@ class ChaosNode:
     proxy: NatsProxy
     kubelet: KubeletSimulator
     services: dict[str, ServiceProcess]
+    clocks: WallClocks
+    hub: HubSide | None
+    """Where the node has a server of its own."""
     has_small_disk: bool
     """The server's store has a file system of its own, which can be filled."""
     done: Counter[str] = field(default_factory=Counter)
@@ -129,6 +134,14 @@ class ChaosNode:
                 self.kubelet.sources_ready()
             case Fault.CUT:
                 self.proxy.cut()
+            case Fault.STEP_CLOCK:
+                self.clocks.step(planned.moves_s)
+            case Fault.SKEW_CLOCK:
+                self.clocks.skew(planned.service, planned.moves_s)
+                await asyncio.sleep(planned.lasts_s)
+                self.clocks.skew(planned.service, 0.0)
+            case fault if fault in HUB_FAULTS and self.hub is not None:
+                await self.hub.do(planned)
             case fault:
                 self.proxy.trouble = TROUBLES[fault]
                 await asyncio.sleep(planned.lasts_s)
@@ -147,6 +160,8 @@ class ChaosNode:
             finally:
                 self.server.resume()
             await asyncio.sleep(planned.lasts_s)
+        if self.hub is not None:
+            self.hub.losses += 1
         before = await observer.store_is_put_back()
         async with self._at_server:
             await self.server.kill()
@@ -185,29 +200,62 @@ def _fill(filler: Path) -> None:
                 continue
 
 
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What a node consists of."""
+
+    nats_server: Path | None = None
+    is_leaf: bool = False
+    """The node has a server of its own and a relay, and there is a hub with a controller."""
+    controllers: int = 2
+    libfaketime: Path | None = None
+    """None: no clock is moved."""
+    programs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """What runs in the place of a service, by its name."""
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Give the processes by their names: which service each of them is."""
+        replicas = {f"controller-{number}": "controller" for number in range(2, self.controllers + 1)}
+        leaf = {"relay": "relay", HUB_CONTROLLER: "controller"} if self.is_leaf else {}
+        return {**{name: name for name in SERVICES}, **replicas, **leaf}
+
+
 @asynccontextmanager
-async def chaos_node(
-    folder: Path, seed: int, *, nats_server: Path | None = None, programs: Mapping[str, tuple[str, ...]] = MappingProxyType({})
-) -> AsyncIterator[ChaosNode]:
-    """Run a node until the block ends; its services have been started and are not ready yet. `programs` run in the place of services, by their names."""
+async def chaos_node(folder: Path, seed: int, shape: Shape) -> AsyncIterator[ChaosNode]:
+    """Run a node until the block ends; its services have been started and are not ready yet."""
     await asyncio.to_thread(build, "dgx", folder / "machine")
+    clocks = WallClocks(folder, shape.libfaketime)
     async with AsyncExitStack() as stack:
-        server = NatsServer(binary=nats_server, parent=folder, store_limit="64GB")
+        server: NatsServer
+        if shape.is_leaf:
+            server, hub_server, link = leaf_servers(NODE, folder, shape.nats_server)
+        else:
+            server = NatsServer(binary=shape.nats_server, parent=folder, store_limit="64GB")
+            # Beside the services' logs, which are kept when something was violated.
+            server.log = folder / "nats.log"
         server.store.mkdir()
-        # Beside the services' logs, which are kept when something was violated.
-        server.log = folder / "nats.log"
         has_small_disk = _mount(server.store)
         if has_small_disk:
             stack.callback(subprocess.run, ["umount", "-l", str(server.store)], check=False)
         await stack.enter_async_context(server)
+        hub = await stack.enter_async_context(hub_side(NODE, server, hub_server, link)) if shape.is_leaf else None
         proxy = await stack.enter_async_context(NatsProxy(server.port, seed))
         timings = KubeletTimings(pod_retry_s=1.0, reconcile_s=5.0, dra_s=20.0)
         kubelet = await stack.enter_async_context(KubeletSimulator(folder / "k", numa_nodes=NodeSet(0, 1), timings=timings))
-        services = {name: ServiceProcess(name, _settings(folder, proxy.url), folder, program=programs.get(name, ())) for name in SERVICES}
+        services: dict[str, ServiceProcess] = {}
+        stack.callback(lambda: clocks.clean_up(frozenset(pid for service in services.values() for pid in service.pids)))
+        settings = {**_settings(folder, proxy.url), **(LEAF_SETTINGS if shape.is_leaf else {})}
+        for label, name in shape.labels.items():
+            given = settings
+            if hub is not None and label == HUB_CONTROLLER:
+                given = {**_settings(folder, hub.server.url)}
+            program = shape.programs.get(name, ())
+            services[label] = ServiceProcess(name, {**given, **clocks.environment(label)}, folder, label=label, program=program)
         for service in services.values():
             stack.push_async_callback(service.kill)
             await service.start()
-        yield ChaosNode(folder, server, proxy, kubelet, services, has_small_disk)
+        yield ChaosNode(folder, server, proxy, kubelet, services, clocks, hub, has_small_disk)
 
 
 def _mount(store: Path) -> bool:

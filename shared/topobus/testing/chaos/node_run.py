@@ -9,7 +9,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,10 +19,10 @@ from topobus.domain.errors import PeerUnavailable
 from topobus.domain.request import OwnerKind
 from topobus.runtime.bus import Bus
 from topobus.runtime.config import NatsSettings
-from topobus.testing.chaos.faults import NODE_FAULTS, Fault, Planned, plan_faults
+from topobus.testing.chaos.faults import HUB_FAULTS, NODE_FAULTS, Fault, Planned, plan_faults
 from topobus.testing.chaos.ledger_objects import held_by_owner
 from topobus.testing.chaos.lives import CLASSES, Lives, Stuck, draw_lives
-from topobus.testing.chaos.node import DEVICES, NODE, SERVICES, ChaosNode, chaos_node
+from topobus.testing.chaos.node import DEVICES, NODE, ChaosNode, Shape, chaos_node
 from topobus.testing.chaos.observer import NodeObserver, cdi_devices
 
 __all__ = ["NodeOptions", "NodeResult", "run_node"]
@@ -43,12 +43,10 @@ class NodeOptions:
     """How long a fault lasts at most."""
     seconds: float = float("inf")
     """After so long no other step begins."""
-    nats_server: Path | None = None
+    shape: Shape = field(default_factory=Shape)
     only: tuple[Fault, ...] = ()
     """These kinds of faults alone."""
     well_s: float = WELL_S
-    programs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """What runs in the place of a service, by its name."""
     tell: Callable[[str], None] = field(default=lambda _: None)
 
 
@@ -60,6 +58,7 @@ class NodeResult:
     lives: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     messages: Counter[str] = field(default_factory=Counter)
+    at_hub: Counter[str] = field(default_factory=Counter)
     granted: int = 0
     revisions: int = 0
     epochs: int = 0
@@ -73,9 +72,17 @@ async def run_node(options: NodeOptions, folder: Path) -> NodeResult:
     result = NodeResult()
     began = time.monotonic()
     async with AsyncExitStack() as stack:
-        node = await stack.enter_async_context(chaos_node(folder, options.seed, nats_server=options.nats_server, programs=options.programs))
-        outside = await stack.enter_async_context(Bus.session(NatsSettings(url=node.server.url), name="topobus-cli"))
-        inside = await stack.enter_async_context(Bus.session(NatsSettings(url=node.proxy.url), name="topobus-cli"))
+        node = await stack.enter_async_context(chaos_node(folder, options.seed, options.shape))
+        outside, inside = [
+            await stack.enter_async_context(
+                Bus.session(
+                    NatsSettings(url=url, provisioner="topology" if options.shape.is_leaf else "controller"),
+                    name="topobus-cli",
+                    clock=node.clocks.machine,
+                )
+            )
+            for url in (node.server.url, node.proxy.url)
+        ]
         await outside.provision()
         observer = NodeObserver(outside, NODE, node.cdi_dir)
         lives = Lives(inside, node.kubelet, observer, NODE)
@@ -86,6 +93,7 @@ async def run_node(options: NodeOptions, folder: Path) -> NodeResult:
             result.violations += [str(err) for err in _leaves(group)]
         result.violations = [*observer.violations, *result.violations]
         result.lives, result.faults, result.messages = lives.outcomes, node.done, node.proxy.met
+        result.at_hub = node.hub.counts if node.hub is not None else Counter()
         result.granted, result.revisions, result.epochs = observer.granted, observer.revisions, len(observer.epochs)
         result.seconds = time.monotonic() - began
     return result
@@ -108,7 +116,7 @@ class _NodeRun:
         await self._node.until_ready()
         for each in CLASSES:
             await self._lives.apply(each, f"uid-{each.metadata['name']}")
-        options.tell(f"ready: {', '.join(SERVICES)}{'' if self._node.has_small_disk else '; no disk of its own to fill'}")
+        options.tell(f"ready: {', '.join(self._node.services)}{_missing(self._node)}")
         watching = asyncio.gather(self._observer.run(), self._node.supervise())
         try:
             async with asyncio.TaskGroup() as group:
@@ -136,8 +144,8 @@ class _NodeRun:
 
     async def _do_steps(self, result: NodeResult) -> None:
         options = self._options
-        kinds = options.only or NODE_FAULTS
-        planned = plan_faults(f"{options.seed}/node", options.steps, kinds, SERVICES, most_s=options.most_s)
+        kinds = options.only or (*NODE_FAULTS, *(HUB_FAULTS if self._node.hub is not None else ()))
+        planned = plan_faults(f"{options.seed}/node", options.steps, kinds, tuple(self._node.services), most_s=options.most_s)
         pauses = random.Random(f"{options.seed}/pauses")
         began = time.monotonic()
         for number, each in enumerate(planned, start=1):
@@ -203,7 +211,13 @@ class _NodeRun:
         claims = {grant.key.rpartition("/")[2]: grant.devices for grant in grants if grant.kind is OwnerKind.CLAIM}
         if files != claims:
             problems.append(f"CDI files give {_listed(files)}, wanted {_listed(claims)}")
-        return [*problems, *self._capacity_problems(frozenset(name for devices in wanted.values() for name in devices))]
+        problems += self._capacity_problems(frozenset(name for devices in wanted.values() for name in devices))
+        if self._node.hub is not None:
+            try:
+                problems += await self._node.hub.problems()
+            except (PeerUnavailable, TimeoutError) as err:
+                problems.append(f"the hub cannot be compared: {type(err).__name__} {err}")
+        return problems
 
     def _capacity_problems(self, elsewhere: frozenset[str]) -> list[str]:
         """What pods and claims hold is not kubelet's to give; all else is."""
@@ -226,7 +240,14 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]
 
 
 def _said(planned: Planned) -> str:
-    return f"{planned.name} ({planned.lasts_s:.1f} s)"
+    moved = f", {planned.moves_s / 3600:+.1f} h" if planned.fault in (Fault.STEP_CLOCK, Fault.SKEW_CLOCK) else ""
+    return f"{planned.name} ({planned.lasts_s:.1f} s{moved})"
+
+
+def _missing(node: ChaosNode) -> str:
+    """Say what faults cannot be done here."""
+    missing = (("disk of its own to fill", node.has_small_disk), ("clock to move (libfaketime is not installed)", node.clocks.can_move))
+    return "".join(f"; no {what}" for what, is_there in missing if not is_there)
 
 
 def _listed(devices: dict[str, frozenset[str]]) -> str:

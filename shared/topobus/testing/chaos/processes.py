@@ -27,6 +27,8 @@ class ServiceProcess:
         self.port = free_port()
         self.log = folder / f"{self.label}.log"
         self.starts = 0
+        self.pids: set[int] = set()
+        """Of all processes that there were."""
         self._environment = {
             **{key: value for key, value in os.environ.items() if not key.startswith("TOPOBUS_")},
             "TOPOBUS_ALL__LOG__FORMAT": "json",
@@ -53,6 +55,7 @@ class ServiceProcess:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, *self._program, env=self._environment, stdout=out, stderr=asyncio.subprocess.STDOUT
             )
+        self.pids.add(self._process.pid)
 
     async def kill(self) -> None:
         """End the process as a crash does (SIGKILL)."""
