@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,10 +20,22 @@ from topobus.contracts.server_users import is_password
 from topobus.domain.errors import ConfigError
 from topobus.runtime.own_folder import objection_to_folder
 
-__all__ = ["PASSWORD_FILE", "make_passwords", "new_password", "password_file", "read_password", "write_whole"]
+__all__ = [
+    "PASSWORD_FILE",
+    "UNREADY",
+    "locked",
+    "make_folder",
+    "make_passwords",
+    "new_password",
+    "password_file",
+    "read_password",
+    "remove_unready",
+    "write_whole",
+]
 
 PASSWORD_FILE = "password"
-_UNREADY = ".unready-"
+UNREADY = ".unready-"
+"""How the name of a file or folder begins that is not finished."""
 # 128 random bits, as many as a key of AES-128 has.
 _RANDOM_BYTES = 16
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -44,12 +57,12 @@ def make_passwords(folder: Path, principals: Sequence[str], *, is_for_group: boo
     Shapes: is_for_group — let the group of this process read them, for services that run as another user of that group.
     Errors: raises ConfigError for a folder that cannot be made or belongs to somebody else, and as `read_password` does.
     """
-    _make_folder(folder, is_for_group, is_shared=True)
+    make_folder(folder, is_for_group, is_shared=True)
     passwords = {}
     for principal in principals:
-        _make_folder(folder / principal, is_for_group)
-        with _locked(folder / principal):
-            _remove_unready(folder / principal)
+        make_folder(folder / principal, is_for_group)
+        with locked(folder / principal):
+            remove_unready(folder / principal)
             file = password_file(folder, principal)
             if not os.path.lexists(file):
                 write_whole(file, f"{new_password()}\n", is_for_group=is_for_group)
@@ -84,13 +97,13 @@ def read_password(file: Path) -> str:
     return text
 
 
-def write_whole(file: Path, text: str, *, is_for_group: bool = False) -> None:
-    """Write a file that nobody else can read, so that it is there whole or not at all, also after the power was cut.
+def write_whole(file: Path, text: str, *, is_for_group: bool = False, is_public: bool = False) -> None:
+    """Write a file that nobody else can read (unless `is_public`), so that it is there whole or not at all, also after the power was cut.
 
     Errors: raises ConfigError when it cannot be written.
     """
-    unready = file.with_name(f"{_UNREADY}{file.name}-{secrets.token_hex(4)}")
-    mode = 0o640 if is_for_group else 0o600
+    unready = file.with_name(f"{UNREADY}{file.name}-{secrets.token_hex(4)}")
+    mode = 0o644 if is_public else 0o640 if is_for_group else 0o600
     try:
         handle = os.open(unready, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         with os.fdopen(handle, "w", encoding="utf-8") as made:
@@ -106,7 +119,7 @@ def write_whole(file: Path, text: str, *, is_for_group: bool = False) -> None:
         raise ConfigError(f"cannot write {file}: {err.strerror}", next_step="give a folder that can be written") from err
 
 
-def _make_folder(folder: Path, is_for_group: bool, *, is_shared: bool = False) -> None:
+def make_folder(folder: Path, is_for_group: bool, *, is_shared: bool = False) -> None:
     """Make a folder that nobody else can enter. One that is there is made as narrow, unless it is shared by all users: their own folders in it are narrow."""
     mode = 0o750 if is_for_group else 0o700
     try:
@@ -116,7 +129,7 @@ def _make_folder(folder: Path, is_for_group: bool, *, is_shared: bool = False) -
             objection = objection_to_folder(os.fstat(opened))
             if objection:
                 raise ConfigError(
-                    f"{folder} {objection}: whoever may write there could read passwords in it",
+                    f"{folder} {objection}: whoever may write there could read what is secret in it",
                     next_step="give a folder of your own (chmod go-w)",
                 )
             if is_new or not is_shared:
@@ -139,15 +152,18 @@ def _opened(folder: Path) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of a folder; whoever holds it needs milliseconds, and the kernel frees it when that process ends."""
     with _opened(folder) as opened:
         fcntl.flock(opened, fcntl.LOCK_EX)
         yield
 
 
-def _remove_unready(folder: Path) -> None:
+def remove_unready(folder: Path) -> None:
     """Remove what a killed start left half-written; under the lock nobody else is writing."""
-    for file in folder.glob(f"{_UNREADY}*"):
+    for path in folder.glob(f"{UNREADY}*"):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+            continue
         with contextlib.suppress(OSError):
-            file.unlink()
+            path.unlink()

@@ -1,8 +1,9 @@
-"""`topobus keys`: the passwords of NATS' users in files: made once, shown to their owner, made anew on demand."""
+"""`topobus keys`: the passwords of NATS' users, and certificates of NATS servers, in files: made once, shown to their owner, made anew on demand."""
 
 from __future__ import annotations
 
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -13,11 +14,20 @@ from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.options import OUTPUT_DEFAULTS, OutputOptions
 from topobus.contracts.nats_permissions import PRINCIPALS
 from topobus.contracts.server_users import server_configuration
+from topobus.runtime.certificate_facts import CertificateFacts, day, read_certificates
+from topobus.runtime.certificates import (
+    AUTHORITY_FILE,
+    CERTIFICATE_FILE,
+    ServerCertificate,
+    add_authority,
+    certify,
+    drop_old_authorities,
+)
 from topobus.runtime.user_keys import make_passwords, new_password, password_file, read_password, write_whole
 
 __all__ = ["keys_app"]
 
-keys_app = App(name="keys", help="Passwords of NATS' users.")
+keys_app = App(name="keys", help="Passwords of NATS' users, and certificates of NATS servers.")
 
 _CHANGED = "changed"
 
@@ -72,9 +82,85 @@ def rotate(
     return ExitCode.OK
 
 
+@keys_app.command(name="certify")
+def certify_server(
+    folder: Annotated[
+        Path,
+        Parameter(
+            help=f"Where the server finds {CERTIFICATE_FILE}, tls.key and {AUTHORITY_FILE}. What somebody else put there (cert-manager) stays."
+        ),
+    ],
+    *,
+    names: Annotated[
+        list[str] | None,
+        Parameter(
+            name="--name",
+            negative="",
+            help="A host name or address by which clients reach the server; give it as often as needed. Default: those that it has.",
+        ),
+    ] = None,
+    authority: Annotated[
+        Path | None,
+        Parameter(help="Folder of the authority (CA) that signs; made when it is missing. Default: the folder `authority` beside FOLDER."),
+    ] = None,
+    is_renewal: Annotated[
+        bool,
+        Parameter(
+            name="--renew",
+            negative="",
+            help="Make the certificate anew now, by the newest authority. Otherwise when a third of its life is left.",
+        ),
+    ] = False,
+    is_new_authority: Annotated[
+        bool,
+        Parameter(
+            name="--new-authority",
+            negative="",
+            help=f"Put another authority beside the present one into {AUTHORITY_FILE}, and change nothing else: first the clients, then --renew.",
+        ),
+    ] = False,
+    drops_old: Annotated[
+        bool, Parameter(name="--drop-old-authorities", negative="", help=f"Leave the newest authority alone in {AUTHORITY_FILE}.")
+    ] = False,
+    is_for_group: ForGroup = False,
+    options: OutputOptions = OUTPUT_DEFAULTS,
+) -> int:
+    """Make a NATS server's certificate, and the authority that signs it; what is there and good stays."""
+    if is_renewal + is_new_authority + drops_old > 1:
+        raise UsageError(
+            "--renew, --new-authority and --drop-old-authorities exclude each other",
+            next_step="give them in turn: docs/how-to/secure-nats.md",
+        )
+    authority = authority or folder.absolute().parent / "authority"
+    if is_new_authority:
+        add_authority(folder, authority=authority, now=_now())
+    elif drops_old:
+        drop_old_authorities(folder, authority=authority)
+    else:
+        made = certify(folder, names or [], authority=authority, now=_now(), is_for_group=is_for_group, is_renewal=is_renewal)
+        _show_certificates(options, folder, made)
+        return ExitCode.OK
+    _show_certificates(options, folder)
+    return ExitCode.OK
+
+
 @keys_app.command(name="show")
-def show(folder: Folder, user: Annotated[str, Parameter(help="Whose password.")], *, options: OutputOptions = OUTPUT_DEFAULTS) -> int:
-    """Print the password of a user, for a file or a URL."""
+def show(
+    folder: Annotated[Path, Parameter(help="Where the passwords are, or a server's certificate.")],
+    user: Annotated[
+        str | None, Parameter(help="Whose password. Default: show the certificates in FOLDER, and until when they are good.")
+    ] = None,
+    *,
+    options: OutputOptions = OUTPUT_DEFAULTS,
+) -> int:
+    """Print the password of a user, for a file or a URL; or until when a server's certificate is good."""
+    if user is None:
+        if not (folder / CERTIFICATE_FILE).exists():
+            raise UsageError(
+                f"{folder} has no {CERTIFICATE_FILE}", next_step="name the user whose password is wanted, or the folder of a certificate"
+            )
+        _show_certificates(options, folder)
+        return ExitCode.OK
     password = read_password(password_file(folder, _known_user(user)))
     output = options.output()
     if output.is_json:
@@ -98,3 +184,47 @@ def _tell(options: OutputOptions, folder: Path, server_file: Path | None, users:
     output.show(Text(f"{folder}: passwords of {', '.join(users)}"))
     if server_file is not None:
         output.show(Text(f"{server_file}: for nats-server; it reads it at its start and at SIGHUP", "faint"))
+
+
+def _show_certificates(options: OutputOptions, folder: Path, made: ServerCertificate | None = None) -> None:
+    server = read_certificates(folder / CERTIFICATE_FILE)[0]
+    trusted = read_certificates(folder / AUTHORITY_FILE) if (folder / AUTHORITY_FILE).exists() else ()
+    output = options.output()
+    if output.is_json:
+        output.document(
+            {
+                "folder": str(folder),
+                "certificate": _as_json(server),
+                "authorities": [_as_json(facts) for facts in trusted],
+                "made": bool(made and made.why_new),
+                "why_made": made.why_new if made else "",
+            }
+        )
+        return
+    output.show(Text(f"{folder / CERTIFICATE_FILE}: for {', '.join(server.names)}; good until {day(server.not_after)}{_ends(server)}"))
+    for facts in trusted:
+        signs = "signs it" if facts.subject == server.issuer else "does not sign it"
+        output.show(Text(f"{folder / AUTHORITY_FILE}: {facts.subject}, {signs}; good until {day(facts.not_after)}{_ends(facts)}"))
+    if made is not None and made.why_new:
+        output.show(Text(f"made: {made.why_new}; a server that runs reads it at SIGHUP", "faint"))
+    elif made is not None and not made.is_ours:
+        output.show(Text("left as it is: somebody else made it", "faint"))
+
+
+def _as_json(facts: CertificateFacts) -> dict[str, object]:
+    return {
+        "names": list(facts.names),
+        "subject": facts.subject,
+        "issuer": facts.issuer,
+        "not_before": facts.not_before.isoformat(),
+        "not_after": facts.not_after.isoformat(),
+    }
+
+
+def _ends(facts: CertificateFacts) -> str:
+    days = (facts.not_after - _now()).days
+    return ", EXPIRED" if facts.is_expired(_now()) else f" ({days} days)"
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
