@@ -10,6 +10,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 from rich.text import Text
 
+from topobus.cli.commands.keys_operator import operator_app
 from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.options import OUTPUT_DEFAULTS, OutputOptions
 from topobus.contracts.nats_permissions import PRINCIPALS
@@ -27,7 +28,8 @@ from topobus.runtime.user_keys import make_passwords, new_password, password_fil
 
 __all__ = ["keys_app"]
 
-keys_app = App(name="keys", help="Passwords of NATS' users, and certificates of NATS servers.")
+keys_app = App(name="keys", help="Passwords and credentials of NATS' users, and certificates of NATS servers.")
+keys_app.command(operator_app)
 
 _CHANGED = "changed"
 
