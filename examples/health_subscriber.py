@@ -1,6 +1,9 @@
-"""Follow device health with nats-py alone: each device's present state first, then every change; nothing twice, nothing lost."""
+"""Follow device health with nats-py alone: each device's present state first, then every change; nothing twice, nothing lost. No consumer is made."""
 
 import asyncio
+import base64
+import contextlib
+import json
 import os
 import signal
 
@@ -9,12 +12,43 @@ import nats
 
 async def main() -> None:
     url, health = os.environ.get("NATS_URL", "nats://127.0.0.1:4222"), "topobus.v1.health.>"
+    api = os.environ.get("NATS_API", "$JS.topobus.API")  # "$JS.API" at a server of your own that has no accounts
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # whoever reads may have enough (`| head`)
     nc = await nats.connect(url, max_reconnect_attempts=-1, ping_interval=5, inbox_prefix="_INBOX.user")
-    # An ordered consumer goes on behind the last event after any outage, with a heartbeat of 1 s: by nats-py's own 5 s it is blind for 19 s. Keep reading.
-    events = await nc.jetstream().subscribe(health, ordered_consumer=True, idle_heartbeat=1, deliver_policy="last_per_subject")
-    async for event in events.messages:
-        print(event.data.decode(), flush=True)
+    news = asyncio.Event()  # says when to look; what is printed is read from the stream, by its place in it
+
+    async def hear(_message) -> None:
+        news.set()
+
+    async def ask(verb: str, **query) -> dict:
+        while True:
+            try:
+                answer = json.loads((await nc.request(f"{api}.STREAM.{verb}.TOPOBUS_HEALTH", json.dumps(query).encode(), timeout=5)).data)
+                if answer.get("error", {}).get("err_code", 10037) == 10037:  # all is well, or there is no such message
+                    return answer
+            except nats.errors.Error:  # the server is away
+                pass
+            await asyncio.sleep(1)
+
+    def show(message: dict) -> int:
+        print(base64.b64decode(message["data"]).decode(), flush=True)
+        return message["seq"]
+
+    await nc.subscribe(health, cb=hear)
+    state = (await ask("INFO", subjects_filter=health))["state"]
+    place = state["last_seq"]
+    newest = [(await ask("MSG.GET", last_by_subj=subject)).get("message") for subject in state.get("subjects") or ()]
+    # What was stored since this look is a change, and comes below.
+    for message in sorted((message for message in newest if message and message["seq"] <= place), key=lambda message: message["seq"]):
+        show(message)
+    while True:
+        news.clear()
+        answer = await ask("MSG.GET", seq=place + 1, next_by_subj=health)
+        if "message" in answer:
+            place = show(answer["message"])
+        else:
+            with contextlib.suppress(TimeoutError):  # a look each 5 s all the same: a lost connection tells nothing
+                await asyncio.wait_for(news.wait(), timeout=5)
 
 
 asyncio.run(main())

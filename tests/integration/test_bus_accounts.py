@@ -97,7 +97,7 @@ async def _follows_as_a_program(url: str, subject: str) -> None:
     """The example reads, as a subscriber, what is stored."""
     program = await asyncio.create_subprocess_exec(
         sys.executable,
-        str(ROOT / "examples" / "health_without_consumer.py"),
+        str(ROOT / "examples" / "health_subscriber.py"),
         env={**os.environ, "NATS_URL": url.replace("//", "//user:user@")},
         stdout=asyncio.subprocess.PIPE,
     )

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
 
+from integration.values import health
 from support.gateway_rig import WatchedReadiness
 from topobus.cli.application import run
 from topobus.cli.system.nats_store import probe_jetstream, size_store
 from topobus.cli.system.supervision import Supervisor
 from topobus.cli.system.system import Layout, System, start_nats
-from topobus.contracts.catalogue import MACHINE
+from topobus.contracts.catalogue import HEALTH, MACHINE
 from topobus.contracts.inboxes import connection_name
 from topobus.contracts.nats_permissions import PRINCIPALS
+from topobus.domain.errors import ConfigError
 from topobus.domain.machine import Machine
 from topobus.runtime.bus import Bus
 from topobus.runtime.config import NatsSettings
@@ -23,6 +28,7 @@ from topobus.testing.reading import Reader
 pytestmark = pytest.mark.integration
 
 _LIMIT_S = 60.0
+_EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "health_subscriber.py"
 
 
 @pytest.fixture
@@ -57,6 +63,71 @@ async def test_each_user_is_let_in_when_it_has_its_own_password(layout: Layout, 
                 assert await _is_refused(NatsSettings(url=system.nats_url))
     modes = {path.stat().st_mode & 0o777 for path in (layout.nats / "topobus-up.conf", *layout.nats_users.glob("*/password"))}
     assert modes == {0o600}
+
+
+async def test_ledger_is_there_when_the_next_start_has_other_users(layout: Layout, tmp_path: Path) -> None:
+    """What a server without accounts stored is that of the account with the streams afterwards, and the other way round: nobody begins with an empty ledger."""
+    machine = Machine(node="n1", numa_nodes=(), cpus=())
+    async with Supervisor(tmp_path / "open") as supervisor, asyncio.timeout(_LIMIT_S):
+        system = await _launch(supervisor, layout, is_open=True)
+        async with Bus.session(system.settings_of("discovery"), name="discovery") as bus:
+            await bus.provision()
+            written = await bus.put(MACHINE, machine, node="n1")
+    for is_open in (False, True, False):
+        async with Supervisor(tmp_path / f"later-{is_open}") as supervisor, asyncio.timeout(_LIMIT_S):
+            system = await _launch(supervisor, layout, is_open=is_open)
+            async with Bus.session(system.settings_of("controller"), name="controller") as bus:
+                await bus.provision()
+            # Behind its account a device service reads the same streams.
+            async with Bus.session(system.settings_of("gpu"), name="gpu") as bus:
+                await bus.provision()
+                entry = await bus.get(MACHINE, node="n1")
+            assert entry is not None
+            assert (entry.value, entry.revision) == (machine, written)
+
+
+async def test_start_is_refused_when_two_accounts_have_streams(layout: Layout, tmp_path: Path) -> None:
+    """Two ledgers: nobody starts on one of them without saying which."""
+    for is_open in (True, False):
+        async with Supervisor(tmp_path / f"logs-{is_open}") as supervisor, asyncio.timeout(_LIMIT_S):
+            system = await _launch(supervisor, layout, is_open=is_open)
+            async with Bus.session(system.settings_of("controller"), name="controller") as bus:
+                await bus.provision()
+        if is_open:
+            (layout.nats / "jetstream" / "$G").rename(tmp_path / "older")
+    (tmp_path / "older").rename(layout.nats / "jetstream" / "$G")
+
+    async with Supervisor(tmp_path / "logs") as supervisor:
+        with pytest.raises(ConfigError, match="streams of two accounts"):
+            await _launch(supervisor, layout, is_open=False)
+
+
+async def test_subscriber_is_answered_at_one_name_whatever_users_the_server_has(layout: Layout, tmp_path: Path) -> None:
+    """The documented example, with what `topobus up` prints for it and nothing else, reads health with accounts, and from an open server."""
+    for is_open in (False, True):
+        async with Supervisor(tmp_path / f"logs-{is_open}") as supervisor, asyncio.timeout(_LIMIT_S):
+            system = await _launch(supervisor, layout, is_open=is_open)
+            async with Bus.session(system.settings_of("controller"), name="controller") as bus:
+                await bus.provision()
+            async with Bus.session(system.settings_of("gpu"), name="gpu") as bus:
+                await bus.publish(HEALTH, health(1), event_id=f"first-{is_open}", node="n1", device_class="gpu", device="gpu-0")
+                login = "" if is_open else f"user:{system.password_file('user').read_text().strip()}@"
+                program = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    str(_EXAMPLE),
+                    env={"PATH": os.environ["PATH"], "NATS_URL": system.nats_url.replace("nats://", f"nats://{login}")},
+                    stdout=asyncio.subprocess.PIPE,
+                )
+                try:
+                    assert program.stdout is not None
+                    generations = [json.loads(await program.stdout.readline())["generation"]]
+                    await bus.publish(HEALTH, health(2), event_id=f"second-{is_open}", node="n1", device_class="gpu", device="gpu-0")
+                    generations.append(json.loads(await program.stdout.readline())["generation"])
+                finally:
+                    program.kill()
+                    await program.wait()
+
+            assert generations == [1, 2]
 
 
 async def test_everybody_is_let_in_when_the_server_is_open(layout: Layout, tmp_path: Path) -> None:

@@ -22,7 +22,9 @@ from topobus.contracts.nouns import PREFIX, Noun, to_token
 from topobus.contracts.up_subjects import up_mappings
 
 __all__ = [
+    "DEFAULT_ACCOUNT",
     "IMPORTED_API",
+    "STREAMS_ACCOUNT",
     "Account",
     "Crossing",
     "CrossingKind",
@@ -40,6 +42,10 @@ IMPORTED_API = "$JS.topobus.API"
 """Where an account without JetStream asks for what another one has stored. Not at `$JS.API`: there the server itself says that this account has no JetStream.
 Any client can do so by its own option for JetStream domains (`topobus`)."""
 _API = "$JS.API"
+STREAMS_ACCOUNT = "NODE"
+"""The account that has the streams, of a central server and of a node's own one: a folder of this name in their stores."""
+DEFAULT_ACCOUNT = "$G"
+"""The only account of a server to which nobody told any: a folder of this name in its store."""
 
 
 class Shape(StrEnum):
@@ -108,7 +114,7 @@ class Account(Struct, frozen=True, kw_only=True):
     is_system: bool = False
 
 
-_NODE, _CORE, _NODES, _OBSERVERS, _SYSTEM = "NODE", "CORE", "NODES", "OBS", "SYS"
+_NODE, _CORE, _NODES, _OBSERVERS, _SYSTEM = STREAMS_ACCOUNT, "CORE", "NODES", "OBS", "SYS"
 # Who is neither a device service nor a subscriber. Where there is one server, the controllers and the CLI are among those who serve the node.
 _CLUSTER_PROCESSES = ("controller", "cli")
 _NODE_PROCESSES = tuple(name for name in PRINCIPALS if name not in (*DEVICE_SERVICES, *_CLUSTER_PROCESSES, "user"))

@@ -16,7 +16,7 @@ from topobus.contracts.nouns import PREFIX, Ask, Event, Noun, State, to_token
 from topobus.contracts.streams import ACCOUNT_INFO, stream_names, total_bytes
 from topobus.contracts.up_subjects import up_branch
 
-__all__ = ["LEAF_PRINCIPALS", "PRINCIPALS", "Rights", "render_permissions", "render_server", "rights"]
+__all__ = ["LEAF_PRINCIPALS", "PRINCIPALS", "Rights", "render_open_api", "render_permissions", "render_server", "rights"]
 
 PRINCIPALS = ("discovery", *DEVICE_SERVICES, "topology", "gateway", "controller", "cli", "user")
 LEAF_PRINCIPALS = (*PRINCIPALS, "relay")
@@ -157,6 +157,14 @@ def render_permissions(*, may_create: bool = True, nodes: Mapping[str, str] = Ma
     return "\n".join([*lines, "  ]", "}"]) + "\n"
 
 
+def render_open_api() -> str:
+    """Let a server without accounts be asked at the name that JetStream's interface has where there are some.
+
+    Who was told that it is behind an account, and a subscriber written for either, is answered all the same. No user of `permissions.conf` may publish there.
+    """
+    return 'mappings { "$JS.topobus.API.>": "$JS.API.>" }\n'
+
+
 def render_server(version: tuple[int, int] = (2, 9)) -> str:
     """Give a server's configuration for one version and later: an option that a server does not know keeps it from starting."""
     lines: Iterable[str] = (
@@ -195,6 +203,8 @@ def render_server(version: tuple[int, int] = (2, 9)) -> str:
             if version >= (2, 14)
             else ()
         ),
+        "# Without accounts whoever asks as if there were some (nats.zone, examples/health_subscriber.py) is answered, too.",
+        render_open_api().rstrip(),
     )
     return "\n".join(lines) + "\n"
 

@@ -11,7 +11,9 @@ import pytest
 import yaml
 
 from topobus.cli.application import run
+from topobus.contracts.catalogue import DEVICE_SERVICES
 from topobus.contracts.nats_permissions import PRINCIPALS
+from topobus.contracts.server_users import has_accounts_in
 from topobus.controller.config import ControllerSettings
 from topobus.cpu.config import CpuSettings
 from topobus.discovery.config import DiscoverySettings
@@ -76,6 +78,7 @@ def test_service_sees_its_own_password_alone(name: str) -> None:
     """Each service is a user of its own, whose password is in a volume that no other service mounts; it waits until that is made."""
     service = SERVICES[name]
     settings = load_settings(SETTINGS[name], name, file=None, environ=service["environment"])
+    assert settings.nats.zone == ("vendor" if name in DEVICE_SERVICES else "core")
     mounted = {volume.split(":")[0]: volume.split(":")[1:] for volume in service["volumes"]}
 
     assert (settings.nats.user, settings.nats.password_file) == (name, "/nats-user/password")
@@ -101,6 +104,7 @@ def test_passwords_are_made_for_every_user_when_compose_starts_first(tmp_path: P
         "keys",
     ]
     assert run(["keys", command[0], str(tmp_path / "keys"), *command[2:-1], str(tmp_path / "users.conf")]) == 0
+    assert has_accounts_in((tmp_path / "users.conf").read_text(encoding="utf-8"))
     (etc := tmp_path / "etc" / "nats").mkdir(parents=True)
     (tmp_path / "etc" / "nats-users").mkdir()
     for file in (FILE.parent / "deploy" / "nats").glob("*.conf"):

@@ -11,10 +11,10 @@ from cyclopts import App, Parameter
 from rich.text import Text
 
 from topobus.cli.commands.keys_operator import operator_app
-from topobus.cli.exits import ExitCode, UsageError
+from topobus.cli.exits import ExitCode, InputError, UsageError
 from topobus.cli.options import OUTPUT_DEFAULTS, OutputOptions
 from topobus.contracts.nats_permissions import PRINCIPALS
-from topobus.contracts.server_users import server_configuration
+from topobus.contracts.server_users import has_accounts_in, server_configuration
 from topobus.runtime.certificate_facts import CertificateFacts, day, read_certificates
 from topobus.runtime.certificates import (
     AUTHORITY_FILE,
@@ -46,16 +46,30 @@ ServerFile = Annotated[
         help="Write the users with passwords and rights for nats-server's `include` here. The server reads it again at SIGHUP.",
     ),
 ]
+HasAccounts = Annotated[
+    bool | None,
+    Parameter(
+        name="--accounts",
+        negative="--one-account",
+        help="Whether device services and subscribers have accounts of their own (services then need nats.zone), or all share one. "
+        "Default: as the server file is; accounts in a new one.",
+    ),
+]
 
 
 @keys_app.command(name="make")
 def make(
-    folder: Folder, *, server_file: ServerFile = None, is_for_group: ForGroup = False, options: OutputOptions = OUTPUT_DEFAULTS
+    folder: Folder,
+    *,
+    server_file: ServerFile = None,
+    has_accounts: HasAccounts = None,
+    is_for_group: ForGroup = False,
+    options: OutputOptions = OUTPUT_DEFAULTS,
 ) -> int:
     """Make the passwords that are missing; those that are there stay."""
     passwords = make_passwords(folder, PRINCIPALS, is_for_group=is_for_group)
     if server_file is not None:
-        write_whole(server_file, server_configuration(passwords))
+        _write_server_file(server_file, passwords, has_accounts)
     _tell(options, folder, server_file, sorted(passwords))
     return ExitCode.OK
 
@@ -66,6 +80,7 @@ def rotate(
     users: Annotated[list[str] | None, Parameter(help="Whose passwords. Default: everybody's.")] = None,
     *,
     server_file: ServerFile = None,
+    has_accounts: HasAccounts = None,
     is_for_group: ForGroup = False,
     options: OutputOptions = OUTPUT_DEFAULTS,
 ) -> int:
@@ -76,7 +91,7 @@ def rotate(
         passwords[user] = new_password()
         write_whole(password_file(folder, user), f"{passwords[user]}\n", is_for_group=is_for_group)
     if server_file is not None:
-        write_whole(server_file, server_configuration(passwords))
+        _write_server_file(server_file, passwords, has_accounts)
     if os.access(folder, os.W_OK):
         # A `topobus up` listens in this folder, and not in each user's own. Where each user has a volume the folder itself cannot be written.
         write_whole(folder / _CHANGED, f"{', '.join(changed)}\n", is_for_group=is_for_group)
@@ -170,6 +185,18 @@ def show(
     else:
         output.show(Text(password))
     return ExitCode.OK
+
+
+def _write_server_file(file: Path, passwords: dict[str, str], has_accounts: bool | None) -> None:
+    """Write the server's users. Nobody turns a server with streams into one that does not see them by making a password anew: unless told, the form stays."""
+    if has_accounts is None:
+        try:
+            has_accounts = has_accounts_in(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            has_accounts = True
+        except (OSError, UnicodeDecodeError) as err:
+            raise InputError(f"cannot read {file}: {err}", next_step="say --accounts or --one-account") from err
+    write_whole(file, server_configuration(passwords, has_accounts=has_accounts))
 
 
 def _known_user(user: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from topobus.cli.system.nats_store import StoreSize, write_config
-from topobus.contracts.nats_permissions import PRINCIPALS
+from topobus.contracts.nats_permissions import PRINCIPALS, render_open_api
 from topobus.contracts.server_users import server_configuration
 from topobus.domain.errors import ConfigError
 from topobus.runtime.folder_events import FolderEvents
@@ -63,5 +63,5 @@ class NatsUsers:
         return True
 
     def _write(self) -> str:
-        users = server_configuration(self._passwords) if self._passwords else ""
+        users = server_configuration(self._passwords, has_accounts=True) if self._passwords else render_open_api()
         return write_config(self._store, self._size, users, seen_as=self._seen_as)

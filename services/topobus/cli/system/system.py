@@ -17,7 +17,9 @@ from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
+from topobus.cli.system.account_store import bring_store
 from topobus.cli.system.local_logins import LocalLogin, announced_login
 from topobus.cli.system.nats_store import (
     StoreSize,
@@ -28,6 +30,7 @@ from topobus.cli.system.nats_store import (
 from topobus.cli.system.nats_users import NatsUsers
 from topobus.cli.system.supervision import Program, Supervisor, probe_http
 from topobus.contracts.catalogue import DEVICE_SERVICES, PROVISIONER
+from topobus.contracts.nats_accounts import DEFAULT_ACCOUNT, STREAMS_ACCOUNT
 from topobus.domain.errors import ConfigError, TopobusError
 from topobus.runtime.bus import Bus
 from topobus.runtime.config import NatsSettings, ServiceSettings, load_settings
@@ -44,6 +47,8 @@ DEMO_NODE = "demo-node"
 _DEFAULT_NATS_PORT = 4222
 _NATS_READY_S = 15.0
 _STREAMS_S = 10.0
+# Before, a server says "nobody is there" to no question that crosses accounts.
+_ANSWERS_FOR_NOBODY = (2, 10, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +114,7 @@ class System:
         """Give the settings of a connection as one of NATS' users."""
         if not self.has_users:
             return NatsSettings(url=self.nats_url)
-        return NatsSettings(url=self.nats_url, user=principal, password_file=str(self.password_file(principal)))
+        return NatsSettings(url=self.nats_url, user=principal, password_file=str(self.password_file(principal)), zone=_zone(principal))
 
     def password_file(self, principal: str) -> Path:
         """Name the file of a user's password."""
@@ -161,7 +166,13 @@ async def start_system(
             for name in SERVICES
         }
         if has_users:
-            await _make_streams(environments[PROVISIONER])
+            version = await _make_streams(environments[PROVISIONER])
+            if (0, 0, 0) < version < _ANSWERS_FOR_NOBODY:
+                # Accounts are kept all the same: what they stop is worse.
+                say(
+                    f"nats-server {'.'.join(map(str, version))}: commands that ask a device service which does not run wait for their full time instead of ending at "
+                    "once; use 2.10 or later"
+                )
         for name in SERVICES:
             supervisor.start(
                 Program(
@@ -198,6 +209,9 @@ async def start_nats(supervisor: Supervisor, layout: Layout, size: StoreSize, sa
     Shapes: is_open — without users. With them their passwords are made at the first start.
     """
     server = await asyncio.to_thread(provide_nats_server, say)
+    account = DEFAULT_ACCOUNT if is_open else STREAMS_ACCOUNT
+    if await asyncio.to_thread(bring_store, layout.nats, account):
+        say(f"NATS' store {layout.nats} was of another form of users: its streams are now those of account {account}")
     users = await asyncio.to_thread(NatsUsers, None if is_open else layout.nats_users, layout.nats, size, server.store_path(layout.nats))
     port = _DEFAULT_NATS_PORT if _is_free(_DEFAULT_NATS_PORT) else free_port()
     monitor_port = free_port()
@@ -231,10 +245,10 @@ async def start_nats(supervisor: Supervisor, layout: Layout, size: StoreSize, sa
     return f"nats://127.0.0.1:{port}"
 
 
-async def _make_streams(environment: Mapping[str, str]) -> None:
+async def _make_streams(environment: Mapping[str, str]) -> tuple[int, int, int]:
     """Make the streams as their provisioner does, before anybody waits for them: with users nobody else may, and each would look again after pauses only.
 
-    Whatever goes wrong here the provisioner itself meets again, and tells.
+    Gives the server's version, zeros when it is not known. Whatever goes wrong here the provisioner itself meets again, and tells.
     """
     own = {
         name: value
@@ -242,9 +256,12 @@ async def _make_streams(environment: Mapping[str, str]) -> None:
         if name.startswith(("TOPOBUS_ALL__NATS__", f"TOPOBUS_{PROVISIONER.upper()}__NATS__"))
     }
     settings = load_settings(ServiceSettings, PROVISIONER, file=None, environ=own)
+    version = (0, 0, 0)
     with suppress(TopobusError, TimeoutError):
         async with asyncio.timeout(_STREAMS_S), Bus.session(settings.nats, name=PROVISIONER) as bus:
+            version = bus.server_version
             await bus.provision()
+    return version
 
 
 def _program(name: str) -> Path:
@@ -284,7 +301,13 @@ def _login(layout: Layout, service: str) -> dict[str, str]:
         f"{own}__USER": service,
         f"{own}__PASSWORD_FILE": str(password_file(layout.nats_users, service)),
         f"{own}__CREDENTIALS_FILE": "",
+        f"{own}__ZONE": _zone(service),
     }
+
+
+def _zone(principal: str) -> Literal["core", "vendor"]:
+    """Say on which side of the accounts a user is."""
+    return "vendor" if principal in DEVICE_SERVICES else "core"
 
 
 def _port_of(url: str) -> int:
