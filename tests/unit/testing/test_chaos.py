@@ -172,6 +172,24 @@ async def test_observer_says_so_when_the_ledger_does_not_have_what_was_acknowled
     assert observer.violations == ["a was told at epoch 1, sequence 7 that it has gpu-0: gone at epoch 1, sequence 8"]
 
 
+async def test_observer_takes_no_owner_for_gone_when_the_store_shows_an_earlier_time(bus: Bus, tmp_path: Path) -> None:
+    """A ledger without an owner says nothing while the store was put back: what is written back may have it, and only then is it known."""
+    await bus.put(LEDGER, ledger(7, a="gpu-0"), node=NODE)
+    observer = NodeObserver(bus, NODE, tmp_path)
+    key = grant("a", "gpu-0").key
+    seen = [await observer.is_gone(key)]
+    before = await observer.store_is_put_back()
+    await bus.put(LEDGER, ledger(3), node=NODE)
+    seen.append(await observer.is_gone(key))
+    await bus.put(LEDGER, ledger(8, a="gpu-0"), node=NODE)
+    await observer.until_written_back(before, LIMIT_S)
+    seen.append(await observer.is_gone(key))
+    await bus.put(LEDGER, ledger(9), node=NODE)
+
+    assert seen == [False, False, False]
+    assert await observer.is_gone(key)
+
+
 def test_cdi_files_say_which_devices_they_hand_out(tmp_path: Path) -> None:
     """Devices of a claim by the variables of its files, of all classes; a file that is cut off is none."""
     edits = {"env": ["TOPOBUS_GPU_DEVICES=gpu-0,gpu-1", "TOPOBUS_NIC_RDMA_DEVICES=mlx5_0"]}

@@ -213,10 +213,10 @@ class Lives:
         async with asyncio.timeout(_PATIENCE_S):
             while True:
                 await self.delete(claim)
-                if owner.key not in (await self._observer.read()).allocations:
+                if await self._observer.is_gone(owner.key):
                     return
                 await asyncio.sleep(1.0)
-                if self.store_losses > losses_before and owner.key in (await self._observer.read()).allocations:
+                if self.store_losses > losses_before and not await self._observer.is_gone(owner.key):
                     self.outcomes["claim restored"] += 1
                     await self.apply(claim, owner.uid)
 

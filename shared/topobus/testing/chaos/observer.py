@@ -99,6 +99,12 @@ class NodeObserver:
             grant.told_at = grant.told_at or (ledger.epoch, ledger.sequence)
             self._check_kept(grant, ledger)
 
+    async def is_gone(self, key: str) -> bool:
+        """Say whether an owner holds nothing any more. While the store shows an earlier time nobody knows: what the service writes back may have the owner."""
+        was_put_back = self.is_store_put_back
+        ledger = await self.read()
+        return not was_put_back and not self.is_store_put_back and key not in ledger.allocations
+
     async def read(self) -> Holders:
         """Read the ledger past all faults, as soon as the server lives; what the node's service is about to write back after the store was put back is not in it."""
         while True:
