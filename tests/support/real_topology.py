@@ -25,6 +25,7 @@ from topobus.domain.silence import SilenceSettings
 from topobus.domain.view import NodeView
 from topobus.runtime.bus import Bus, Change, Conflict, Written
 from topobus.runtime.clock import SystemClock
+from topobus.runtime.heavy_lane import Workload
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.service import Runtime
 from topobus.topology.config import AlignmentSettings, TopologySettings
@@ -109,11 +110,19 @@ class WatchedTopology(Bus):
             self.ledger = value
         return done
 
-    async def answer(self, ask: Ask[Q, R], handler: Callable[[Q], Awaitable[R]], *, concurrency: int = 64, **parts: str) -> None:
+    async def answer(
+        self,
+        ask: Ask[Q, R],
+        handler: Callable[[Q], Awaitable[R]],
+        *,
+        concurrency: int = 64,
+        workload: Workload[Q, R] | None = None,
+        **parts: str,
+    ) -> None:
         """Answer, and look at each request first."""
         watched = self._watched(ask.name, cast("Callable[[Any], Awaitable[Any]]", handler))
         self._handlers[ask.name] = cast("Callable[[Any], Awaitable[Any]]", handler)
-        await super().answer(ask, cast("Callable[[Q], Awaitable[R]]", watched), concurrency=concurrency, **parts)
+        await super().answer(ask, cast("Callable[[Q], Awaitable[R]]", watched), concurrency=concurrency, workload=workload, **parts)
         if ask.name == catalogue.RELEASE.name:
             # The last one that the service begins to answer.
             self._is_answering.set()

@@ -1,13 +1,13 @@
 """Serves the asks at one subject: who asks is looked at first, then a bounded number of handlers run, and each request is answered once.
 
 Flows in: messages of one subscription, as they come. Flows out: one answer each, with a proof where the class has a key, or an error as headers. A message that no asker of
-the catalogue can have sent is dropped without an answer; a request whose asker has given up has no effect; one bad request never ends the service.
+the catalogue can have sent is dropped without an answer; a request whose asker has given up has no effect; one bad request never ends the service. Requests wait in a bounded
+queue, of which each asker has its turn: who sends masses waits behind its own, and is told that the peer is busy when there is no room.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -33,6 +33,8 @@ from topobus.runtime.ask_headers import (
     read_number,
 )
 from topobus.runtime.connection import Connection, Headers
+from topobus.runtime.fair_queue import Asker, FairQueue
+from topobus.runtime.heavy_lane import HeavyLane, RunTimes, Workload
 from topobus.runtime.logging import get_logger
 from topobus.runtime.proof import PROOF, prove
 from topobus.runtime.subscriptions import Lasting
@@ -42,15 +44,25 @@ __all__ = ["Answerer", "tell_twin"]
 
 # Clocks of two nodes may differ by as much without a fresh request being taken for a stale one.
 _SKEW_MS = 2000
-# Requests that wait for a free place behind those being handled; beyond that the asker is told at once.
+# Weight of the requests that wait for a free place behind those being handled; beyond that who waits with most is told at once.
 _MAX_WAITING = 1024
+# A request weighs one, and one more for each so many bytes: as many as may wait take 32 MiB at most.
+_WEIGHT_BYTES = 32 * 1024
+# Who asks from another account and does not say at which inbox it awaits the answer.
+_NAMELESS = ("", "")
 
 
 class Answerer:
     """Serves one subject with bounded concurrency."""
 
     def __init__(
-        self, connection: Connection, ask: Ask[Any, Any], parts: dict[str, str], handler: Callable[[Any], Awaitable[Any]], concurrency: int
+        self,
+        connection: Connection,
+        ask: Ask[Any, Any],
+        parts: dict[str, str],
+        handler: Callable[[Any], Awaitable[Any]],
+        concurrency: int,
+        workload: Workload[Any, Any] | None = None,
     ) -> None:
         self._connection = connection
         self._ask = ask
@@ -60,8 +72,14 @@ class Answerer:
         self._twins = (answerer_of(ask, parts.get("device_class", "")),)
         self._handler = handler
         self._concurrency = concurrency
+        self._workload = workload
         self._running: set[asyncio.Task[None]] = set()
-        self._waiting: deque[tuple[Msg, float]] = deque()
+        self._places_taken = 0
+        """Of `concurrency`; an expensive request that waits for its turn has none."""
+        self._waiting: FairQueue[tuple[Msg, float]] = FairQueue(_MAX_WAITING)
+        self._heavy = HeavyLane(workload.at_once, workload.most_waiting) if workload is not None else None
+        self._run_times = RunTimes()
+        self._heavy_times = RunTimes()
         self.lasting: Lasting | None = None
         self.key: bytes | None = None
         """Proves that the answers are ours."""
@@ -87,13 +105,11 @@ class Answerer:
         elif twin is not None:
             tell_twin(self._ask, twin)
             await self._reply(message, b"", {TWIN: self._connection.instance})
-        elif len(self._running) < self._concurrency:
+        elif self._places_taken < self._concurrency:
             self._start(message, arrived)
-        elif len(self._waiting) < _MAX_WAITING:
-            self._waiting.append((message, arrived))
         else:
-            busy = PeerUnavailable(f"{self._ask.name}: too many requests wait already ({_MAX_WAITING})", retry_after_s=1.0)
-            await self._reply(message, b"", error_headers("busy", busy))
+            for refused, _ in self._waiting.put(self._asker_of(message), _weight_of(message), (message, arrived)):
+                await self._reply_busy(refused, self._run_times.pause_s(len(self._waiting), self._concurrency))
 
     def _distrust(self, message: Msg, *, is_twin_question: bool) -> str | None:
         """Say what shows that a message is no request of somebody who may ask; None when nothing does.
@@ -110,31 +126,92 @@ class Answerer:
         is_imported = bool(self._connection.settings.zone) and is_imported_reply(message.reply)
         return None if is_imported and not is_twin_question else "reply"
 
+    def _asker_of(self, message: Msg) -> Asker:
+        """Name who asks: its principal, which the server's permissions prove, and its connection, which is its own word."""
+        tokens = self._awaited_at(message).split(".")
+        return (tokens[1], tokens[3]) if tokens[0] == "_INBOX" and len(tokens) > 3 else _NAMELESS
+
+    async def _reply_busy(self, message: Msg, pause_s: float) -> None:
+        """Tell an asker that has no place when to come again: by the ask's own answer where it has one, else by an error."""
+        name = self._ask.name
+        self._connection.metrics.answers_s.labels(name, "busy").observe(0.0)
+        self._connection.quiet.warning(
+            "ask.busy",
+            self.subject,
+            noun=name,
+            asker=".".join(self._asker_of(message)),
+            waiting=len(self._waiting) + (self._heavy.waiting if self._heavy is not None else 0),
+            retry_after_s=pause_s,
+            next_step="nothing to do when it passes; else find out which program asks so often",
+        )
+        if self._workload is not None:
+            await self._reply(message, encode(self._workload.busy(pause_s)), {})
+            return
+        busy = PeerUnavailable(f"{name}: busy, too many requests wait already; ask again in {pause_s:g} s", retry_after_s=pause_s)
+        await self._reply(message, b"", error_headers("busy", busy))
+
     def _start(self, message: Msg, arrived: float) -> None:
+        self._places_taken += 1
         task = asyncio.create_task(self._serve(message, arrived), name=f"answer-{self._ask.name}")
         self._running.add(task)
-        task.add_done_callback(self._finished)
+        task.add_done_callback(self._running.discard)
 
-    def _finished(self, task: asyncio.Task[None]) -> None:
-        self._running.discard(task)
-        if self._waiting and len(self._running) < self._concurrency:
-            self._start(*self._waiting.popleft())
+    def _free_place(self) -> None:
+        """Give a place to the next request that waits for one."""
+        self._places_taken -= 1
+        waiting = self._waiting.take()
+        if waiting is not None:
+            self._start(*waiting)
 
     async def _serve(self, message: Msg, arrived: float) -> None:
+        """Answer one request in a place of its own; an expensive one gives the place away, and waits for its turn."""
+        if await self._is_given_up(message, arrived):
+            self._free_place()
+            return
+        if self._heavy is None or not self._is_heavy(message):
+            try:
+                await self._answer(message, self._run_times)
+            finally:
+                self._free_place()
+            return
+        self._free_place()
+        if not await self._heavy.enter(self._asker_of(message), _weight_of(message)):
+            await self._reply_busy(message, self._heavy_times.pause_s(self._heavy.waiting, self._heavy.at_once))
+            return
+        try:
+            if not await self._is_given_up(message, arrived):
+                await self._answer(message, self._heavy_times)
+        finally:
+            self._heavy.leave()
+
+    def _is_heavy(self, message: Msg) -> bool:
+        """Say whether a request is expensive; what nobody can read is not, and refused soon."""
+        if self._workload is None:
+            return False
+        try:
+            return self._workload.is_heavy(decode(message.data, self._ask.request, where=message.subject))
+        except ContractError:
+            return False
+
+    async def _is_given_up(self, message: Msg, arrived: float) -> bool:
+        """Say whether nobody waits for the answer any more; then the asker is told so, and nothing is done."""
+        too_late = self._too_late(message.headers or {}, arrived)
+        if too_late is None:
+            return False
+        # Whoever asked has given up, or its clock is behind ours: an effect now would surprise everybody.
+        self._connection.metrics.answers_s.labels(self._ask.name, "expired").observe(self._connection.clock.monotonic() - arrived)
+        asker = message.reply.split(".")[1]
+        log_key = f"{self.subject} {asker}"
+        self._connection.quiet.warning("ask.stale", log_key, noun=self._ask.name, asker=asker, subject=self.subject, why=too_late)
+        stale = error_headers(STALE, PeerUnavailable(too_late))
+        await self._reply(message, b"", {**stale, CLOCK: str(now_ms(self._connection.clock))})
+        return True
+
+    async def _answer(self, message: Msg, times: RunTimes) -> None:
         started = self._connection.clock.monotonic()
         outcome = "answered"
         headers: Headers = {}
         data = b""
-        too_late = self._too_late(message.headers or {}, arrived)
-        if too_late is not None:
-            # Whoever asked has given up, or its clock is behind ours: an effect now would surprise everybody.
-            self._connection.metrics.answers_s.labels(self._ask.name, "expired").observe(started - arrived)
-            asker = message.reply.split(".")[1]
-            log_key = f"{self.subject} {asker}"
-            self._connection.quiet.warning("ask.stale", log_key, noun=self._ask.name, asker=asker, subject=self.subject, why=too_late)
-            stale = error_headers(STALE, PeerUnavailable(too_late))
-            await self._reply(message, b"", {**stale, CLOCK: str(now_ms(self._connection.clock))})
-            return
         try:
             with continued(message.headers):
                 request = decode(message.data, self._ask.request, where=message.subject)
@@ -161,7 +238,9 @@ class Answerer:
             outcome = "internal"
             headers = error_headers(outcome, InvariantError(f"{self._ask.name} failed inside the peer; its log says why"))
             get_logger().exception("ask.failed", noun=self._ask.name, subject=message.subject)
-        self._connection.metrics.answers_s.labels(self._ask.name, outcome).observe(self._connection.clock.monotonic() - started)
+        elapsed_s = self._connection.clock.monotonic() - started
+        times.note(elapsed_s)
+        self._connection.metrics.answers_s.labels(self._ask.name, outcome).observe(elapsed_s)
         await self._reply(message, data, headers)
 
     def _too_late(self, headers: Headers, arrived: float) -> str | None:
@@ -212,6 +291,10 @@ class Answerer:
         except TimeoutError:
             for task in self._running:
                 task.cancel()
+
+
+def _weight_of(message: Msg) -> int:
+    return 1 + len(message.data) // _WEIGHT_BYTES
 
 
 def tell_twin(ask: Ask[Any, Any], instance: str) -> None:

@@ -38,6 +38,7 @@ from topobus.runtime.ask_headers import (
 )
 from topobus.runtime.connection import Connection, Headers
 from topobus.runtime.failures import ConnectionLost, NobodyThere
+from topobus.runtime.heavy_lane import Workload
 from topobus.runtime.logging import get_logger
 from topobus.runtime.proof import PROOF, is_proven
 from topobus.runtime.reply_inbox import Expectation
@@ -160,12 +161,19 @@ class Asks:
         headers = answer.headers or {}
         return Answered(instance=headers.get(PING, ""), clock_ahead_s=self._clock_ahead_s(headers, started) or 0.0)
 
-    async def answer(self, ask: Ask[Q, R], handler: Callable[[Q], Awaitable[R]], concurrency: int, parts: dict[str, str]) -> None:
+    async def answer(
+        self,
+        ask: Ask[Q, R],
+        handler: Callable[[Q], Awaitable[R]],
+        concurrency: int,
+        parts: dict[str, str],
+        workload: Workload[Q, R] | None = None,
+    ) -> None:
         """Answer from now on."""
         if not ask.queue_group:
             await self._detect_twin(ask, parts)
         device_class = parts.get("device_class", "")
-        answerer = Answerer(self._connection, ask, parts, handler, concurrency)
+        answerer = Answerer(self._connection, ask, parts, handler, concurrency, workload)
         if device_class:
             answerer.key = self._proving.get(device_class)
             if answerer.key is None and device_class not in self._demanded:

@@ -22,6 +22,7 @@ from topobus.runtime.config import NatsSettings
 from topobus.runtime.connection import Connection
 from topobus.runtime.events import Events, Received, Span, Start
 from topobus.runtime.failures import AmbiguousWrite, JetStreamError
+from topobus.runtime.heavy_lane import Workload
 from topobus.runtime.jetstream import JetStream
 from topobus.runtime.logging import get_logger
 from topobus.runtime.metrics import BusMetrics
@@ -338,9 +339,20 @@ class Bus:
         """Say whether somebody answers an ask, without asking it; whoever may ask may know. Raises nothing for a peer or a server that is away."""
         return await self._asks.is_answered(ask, timeout_s, parts)
 
-    async def answer(self, ask: Ask[Q, R], handler: Callable[[Q], Awaitable[R]], *, concurrency: int = 64, **parts: str) -> None:
-        """Answer an ask from now on, up to `concurrency` at a time; a TopobusError of the handler becomes an error answer."""
-        await self._asks.answer(ask, handler, concurrency, parts)
+    async def answer(
+        self,
+        ask: Ask[Q, R],
+        handler: Callable[[Q], Awaitable[R]],
+        *,
+        concurrency: int = 64,
+        workload: Workload[Q, R] | None = None,
+        **parts: str,
+    ) -> None:
+        """Answer an ask from now on, up to `concurrency` at a time; a TopobusError of the handler becomes an error answer.
+
+        More requests wait in a bounded queue, each asker in its turn; `workload` says which are expensive: they run behind the others, few at a time.
+        """
+        await self._asks.answer(ask, handler, concurrency, parts, workload)
 
     async def stop_answering(self, *, timeout_s: float = 1.0) -> None:
         """Answer nothing from now on, and finish what has arrived: the next instance takes over while this one goes on otherwise."""
