@@ -135,7 +135,7 @@ class ClusterController:
                 continue
             if not is_planning:
                 # Only now: a replica in the queue group that knows nothing yet would take plans away from those that do.
-                await self._runtime.bus.answer(catalogue.PLAN, self._plan, node=CLUSTER)
+                await self._runtime.bus.answer(catalogue.PLAN, self._plan, workload=self._planner.workload(), node=CLUSTER)
                 is_planning = True
             if not all(informer.is_whole for informer in self._informers.values()):
                 continue

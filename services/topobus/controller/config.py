@@ -65,6 +65,9 @@ class ControllerSettings(ServiceSettings, frozen=True, kw_only=True, forbid_unkn
     """How long one node may take to answer. 2 s: several times a node's p99, and a plan over silent nodes still ends within its own 10 s."""
     parallel_asks: Annotated[int, Meta(ge=1, le=1024)] = 32
     """Nodes asked at the same time for one plan. 32 keeps one plan from flooding the bus in a large cluster."""
+    parallel_plans: Annotated[int, Meta(ge=1, le=1024)] = 4
+    """Plans (`topobus place`) over several nodes that run at the same time; others wait, asker by asker, behind plans for one node, and whoever finds no room is told when to
+    ask again. 4: each asks all nodes of the fleet, `parallel_asks` at a time."""
     binding_timeout_s: Annotated[float, Meta(gt=0, le=86_400)] = 600.0
     """How long a claim may wait for its devices' binding conditions before they are given back and others are tried, in seconds. 600 s as kube-scheduler's."""
     silence: SilenceSettings = SilenceSettings(every_s=3.0)

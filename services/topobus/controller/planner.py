@@ -2,6 +2,9 @@
 
 Flows in: PLAN requests. Flows out: PLACE requests, first as dry runs when there are several nodes. A node that does not answer is unknown, not refused: it is
 listed as silent. The operation id goes through to the node, so asking again (any replica) gives the same answer.
+
+Plans may come in masses: those over several nodes run few at a time, asker by asker, behind those that need one node, and what the reconcile loops ask of nodes never waits
+for them.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from topobus.controller.state.node_state import NodeState
 from topobus.domain.errors import PeerUnavailable, TopobusError
 from topobus.domain.outcome import Placement, Reason, Refusal
 from topobus.domain.request import PodRequest
+from topobus.runtime.heavy_lane import Workload
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
 
@@ -27,6 +31,8 @@ __all__ = ["Planner"]
 # More names than these say nothing to a person; the count does.
 _SHOWN_SILENT = 16
 _SHOWN_NODES = 64
+# Weight of the plans over several nodes that wait for their turn: what four at a time finish within the ten seconds of an asker on a fleet that answers.
+_MOST_WAITING = 256
 # A node's own words, as far as a condition shows them.
 _MAX_ERROR = 500
 
@@ -39,8 +45,19 @@ class Planner:
         self._bus = runtime.bus
         self._state = state
         self._metrics = metrics
+        # Two of them: plans that come in masses must not take the places of who allocates claims and schedules pods.
         self._free = asyncio.Semaphore(settings.parallel_asks)
+        self._free_for_plans = asyncio.Semaphore(settings.parallel_asks)
         self._silent: dict[str, str] = {}
+
+    def workload(self) -> Workload[PlanRequest, PlanReply]:
+        """Say which plans are expensive, and how many of those may run and wait."""
+        return Workload(
+            is_heavy=self._asks_many,
+            at_once=self._settings.parallel_plans,
+            most_waiting=_MOST_WAITING,
+            busy=lambda retry_after_s: PlanReply(retry_after_s=retry_after_s),
+        )
 
     async def plan(self, request: PlanRequest) -> PlanReply:
         """Place a pod on the best node, or say what each node said.
@@ -75,16 +92,23 @@ class Planner:
                 facts={"node": request.node, "known": known_nodes[:_SHOWN_NODES]},
             )
             return PlanReply(answers=(NodeAnswer(node=request.node, result=Refusal(reasons=(reason,))),))
-        # A node without a machine can place nothing: its topology does not know what there is. An inventory alone is anybody's word for it.
-        able = tuple(node for node in known_nodes if node in self._state.machines) or known_nodes
-        nodes = self._where_placed(request.pod) or ((request.node,) if request.node else able)
+        nodes = self._nodes_to_ask(request)
         if len(nodes) == 1:
-            reply = await self.ask_node(nodes[0], request.op_id, request.pod, is_dry_run=request.is_dry_run)
+            reply = await self._ask(nodes[0], request.op_id, request.pod, is_dry_run=request.is_dry_run)
             if reply is None:
                 return PlanReply(silent_nodes=nodes)
             chosen = reply if isinstance(reply.result, Placement) else None
             return PlanReply(chosen=chosen, answers=(NodeAnswer(node=reply.node, result=reply.result),))
         return await self._choose(nodes, request)
+
+    def _nodes_to_ask(self, request: PlanRequest) -> tuple[str, ...]:
+        known_nodes = self._state.nodes()
+        # A node without a machine can place nothing: its topology does not know what there is. An inventory alone is anybody's word for it.
+        able = tuple(node for node in known_nodes if node in self._state.machines) or known_nodes
+        return self._where_placed(request.pod) or ((request.node,) if request.node else able)
+
+    def _asks_many(self, request: PlanRequest) -> bool:
+        return len(self._nodes_to_ask(request)) > 1
 
     def _where_placed(self, pod: PodRequest) -> tuple[str, ...]:
         """Name the node that holds the pod already: asking again must not place it twice."""
@@ -93,7 +117,7 @@ class Planner:
     async def _choose(self, nodes: tuple[str, ...], request: PlanRequest) -> PlanReply:
         async with asyncio.TaskGroup() as group:
             tries = {
-                node: group.create_task(self.ask_node(node, f"{request.op_id}-try-{node}", request.pod, is_dry_run=True)) for node in nodes
+                node: group.create_task(self._ask(node, f"{request.op_id}-try-{node}", request.pod, is_dry_run=True)) for node in nodes
             }
         replies = {node: reply for node, task in tries.items() if (reply := task.result()) is not None}
         results = {node: reply.result for node, reply in replies.items()}
@@ -101,7 +125,7 @@ class Planner:
         chosen: PlaceReply | None = None
         # A node may know before we do that it holds the pod (our copy of its ledger is behind): it alone is asked, and says what it said before.
         for node in holding_nodes(results)[:1] or rank_nodes(results):
-            committed = replies[node] if request.is_dry_run else await self.ask_node(node, request.op_id, request.pod, is_dry_run=False)
+            committed = replies[node] if request.is_dry_run else await self._ask(node, request.op_id, request.pod, is_dry_run=False)
             if committed is None:
                 # It may have been placed there: neither done nor undone. Another node now could place the pod twice, so this plan ends here.
                 silent.append(node)
@@ -116,12 +140,24 @@ class Planner:
     async def ask_node(
         self, node: str, op_id: str, pod: PodRequest, *, is_dry_run: bool, besides: Mapping[str, tuple[str, ...]] | None = None
     ) -> PlaceReply | None:
-        """Ask one node; None when it does not answer, or not so that it is known whether something was placed.
+        """Ask one node for a reconcile loop; None when it does not answer, or not so that it is known whether something was placed.
 
         A node that refuses the question, or whose answer to a dry run nobody can read, has refused: other nodes go on.
         Shapes: besides — for a dry run: devices to count as held, by class.
         """
-        async with self._free:
+        return await self._ask(node, op_id, pod, is_dry_run=is_dry_run, besides=besides, free=self._free)
+
+    async def _ask(
+        self,
+        node: str,
+        op_id: str,
+        pod: PodRequest,
+        *,
+        is_dry_run: bool,
+        besides: Mapping[str, tuple[str, ...]] | None = None,
+        free: asyncio.Semaphore | None = None,
+    ) -> PlaceReply | None:
+        async with free or self._free_for_plans:
             try:
                 return await self._bus.ask(
                     catalogue.PLACE,

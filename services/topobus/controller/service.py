@@ -153,7 +153,7 @@ class _Controller:
                 continue
             if not is_planning:
                 # Only now: a replica in the queue group that knows nothing yet would take plans away from those that do.
-                await self._runtime.bus.answer(catalogue.PLAN, self._plan, node=CLUSTER)
+                await self._runtime.bus.answer(catalogue.PLAN, self._plan, workload=self._planner.workload(), node=CLUSTER)
                 is_planning = True
                 get_logger().info("controller.ready", nodes=len(self._state.nodes()), objects=len(self._state.objects))
             is_due = await self._orphans.reconcile_all()

@@ -75,6 +75,12 @@ async def _place(manifest: ApiObject, node: str | None, is_dry_run: bool, op_id:
         except PeerUnavailable as err:
             next_step = f"it may have been placed or not: ask again with --operation {op_id}, or look with `topobus machine`"
             raise PeerUnavailable(err.message, next_step=next_step) from err
+    if plan is not None and plan.retry_after_s > 0:
+        raise PeerUnavailable(
+            f"the controller is busy with other plans, and has asked no node: ask again in {plan.retry_after_s:g} s",
+            next_step=f"`topobus place … --node NODE` asks one node without it; ask again with --operation {op_id}",
+            retry_after_s=plan.retry_after_s,
+        )
     if output.is_json:
         output.document(plan or reply)
     if reply is not None:
