@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import ast
-import copy
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import yaml
 from docpages.rights import OVERLAYS, rights_of
 from lightkube import codecs
 
+from support.kustomize import Manifest, built, load
 from topobus.devicekit.rights import RightKind
 from topobus.nic.config import NicSettings
 from topobus.runtime.config import load_settings
 
 ROOT = Path(__file__).resolve().parents[3]
 SERVICES = ("discovery", "gpu", "nic", "fpga", "cpu", "topology", "gateway", "controller")
-Manifest = dict[str, Any]
 
 # What a call needs, by the name that is called or the module that is imported. A command that a person runs (topobus.cli) has what the person has.
 CALLS = {
@@ -44,8 +43,8 @@ IMPORTS = {"pyroute2": "NET_ADMIN"}
 SHARED = ("devicekit", "domain", "contracts", "runtime", "sysfs", "kubernetes", "cel")
 
 
-# Overlays that change where things run and give no service a right more: for trying out, and the two shapes with servers on nodes.
-_WITHOUT_FEATURES = ("kubernetes-leaf", "kubernetes-replicated-hub", "kubernetes-try-out")
+# Overlays that change where things run and give no service a right more: without users, for trying out, and the two shapes with servers on nodes.
+_WITHOUT_FEATURES = ("kubernetes-leaf", "kubernetes-open", "kubernetes-replicated-hub", "kubernetes-try-out")
 
 
 class Given(NamedTuple):
@@ -57,50 +56,12 @@ class Given(NamedTuple):
     propagates: bool = False
 
 
-def _load(path: Path) -> list[Manifest]:
-    return [manifest for manifest in yaml.safe_load_all(path.read_text(encoding="utf-8")) if manifest]
-
-
-def _built(folder: str) -> list[Manifest]:
-    """Do what kustomize does with an overlay: its resources, then its patches (JSON patches, as ours all are)."""
-    here = ROOT / "deploy" / folder
-    kustomization = yaml.safe_load((here / "kustomization.yaml").read_text(encoding="utf-8"))
-    manifests: list[Manifest] = []
-    for resource in kustomization["resources"]:
-        manifests += _built((here / resource).resolve().name) if (here / resource).is_dir() else _load(here / resource)
-    manifests = copy.deepcopy(manifests)
-    for patch in kustomization.get("patches", ()):
-        (manifest,) = [it for it in manifests if (it["kind"], it["metadata"]["name"]) == (patch["target"]["kind"], patch["target"]["name"])]
-        for operation in yaml.safe_load(patch["patch"]):
-            _apply(manifest, operation)
-    return manifests
-
-
 def _files(folder: str) -> list[Path]:
     """List the files of an overlay and, but for the plain manifests, of those that it builds on."""
     here = ROOT / "deploy" / folder
     below = yaml.safe_load((here / "kustomization.yaml").read_text(encoding="utf-8"))["resources"]
     folders = [(here / resource).resolve().name for resource in below if (here / resource).is_dir()]
     return [*sorted(here.glob("*.yaml")), *(file for name in folders if name != "kubernetes" for file in _files(name))]
-
-
-def _apply(manifest: Manifest, operation: Manifest) -> None:
-    """Do one operation of a JSON patch (RFC 6902)."""
-    *parents, last = operation["path"].strip("/").split("/")
-    place: Any = manifest
-    for part in parents:
-        place = place[int(part)] if isinstance(place, list) else place[part]
-    key: Any = int(last) if isinstance(place, list) and last != "-" else last
-    if operation["op"] == "test":
-        assert place[key] == operation["value"]
-    elif operation["op"] == "remove":
-        del place[key]
-    elif last == "-":
-        assert operation["op"] == "add"
-        place.append(operation["value"])
-    else:
-        assert operation["op"] == "add" or key in place
-        place[key] = operation["value"]
 
 
 def _container(manifests: list[Manifest], service: str) -> tuple[Manifest, Manifest]:
@@ -151,7 +112,7 @@ def test_overlays_are_all_looked_at() -> None:
 @pytest.mark.parametrize("folder", [*OVERLAYS, *_WITHOUT_FEATURES])
 def test_manifest_gives_what_is_declared_and_nothing_else(folder: str, service: str) -> None:
     """Every right in a manifest is declared by the service for a feature that the overlay switches on, and every such right is there."""
-    pod, container = _container(_built(folder), service)
+    pod, container = _container(built(folder), service)
 
     assert _given(pod, container) == _declared(service, OVERLAYS.get(folder, {}).get(service, ()))
     assert container["securityContext"]["capabilities"]["drop"] == ["ALL"]
@@ -213,8 +174,8 @@ def test_rights_are_told_in_one_sentence() -> None:
 
 def test_hand_over_gives_the_nic_service_a_pod_of_its_own() -> None:
     """What it needs concerns a whole pod, so nobody else is in it; otherwise it is what the plain manifest has, with settings that it takes."""
-    plain = _container(_built("kubernetes"), "nic")[1]
-    manifests = _built("kubernetes-nic-hand-over")
+    plain = _container(built("kubernetes"), "nic")[1]
+    manifests = built("kubernetes-nic-hand-over")
     pod, container = _container(manifests, "nic")
     (data,) = [it["data"] for it in manifests if it["kind"] == "ConfigMap" and it["metadata"]["name"] == "topobus-node"]
     variables = {it["name"]: it["value"] for it in container["env"] if "value" in it}
@@ -231,7 +192,7 @@ def test_hand_over_gives_the_nic_service_a_pod_of_its_own() -> None:
     mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
     assert {settings.cni.state_dir.rpartition("/")[0], f"{settings.cni.root}/opt/cni/bin", f"{settings.hardware.root}/run/netns"} <= mounts
     assert f"{settings.hardware.root}/var/run/netns" in mounts
-    for manifest in _load(ROOT / "deploy" / "kubernetes-nic-hand-over" / "nic.yaml"):
+    for manifest in load(ROOT / "deploy" / "kubernetes-nic-hand-over" / "nic.yaml"):
         assert codecs.from_dict(manifest).to_dict() == manifest
 
 
@@ -240,7 +201,7 @@ def test_number_of_virtual_functions_can_be_written_where_the_setting_asks_for_i
     written = Path("/host/sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0/sriov_numvfs")
 
     def is_writable(folder: str) -> bool:
-        mounts = _container(_built(folder), "nic")[1]["volumeMounts"]
+        mounts = _container(built(folder), "nic")[1]["volumeMounts"]
         nearest = max((it for it in mounts if written.is_relative_to(it["mountPath"])), key=lambda it: len(it["mountPath"]))
         return not nearest.get("readOnly", False)
 

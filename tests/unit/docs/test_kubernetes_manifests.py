@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 import yaml
 from lightkube import codecs
 
+from support.kustomize import built, named, pod_of
 from topobus.gateway.config import GatewaySettings, owned_cpus
 from topobus.gateway.config import check as check_gateway
 from topobus.runtime.config import ServiceSettings, load_settings
@@ -88,7 +88,7 @@ def test_manifests_hold_each_service_once() -> None:
 
     assert names == sorted(SERVICES)
     assert sorted(listed["resources"]) == sorted(path.name for path in _FOLDER.glob("*.yaml") if path.name != "kustomization.yaml")
-    assert sorted(image["name"] for image in listed["images"]) == sorted(f"topobus/{service}" for service in SERVICES)
+    assert sorted(image["name"] for image in listed["images"]) == sorted(f"topobus/{service}" for service in (*SERVICES, "cli"))
 
 
 @pytest.mark.parametrize(
@@ -242,34 +242,13 @@ def _named_resources() -> list[str]:
 
 def test_exclusive_cpus_variant_gives_the_gateway_cpus_and_the_runtimes_socket() -> None:
     """Applied to the plain manifests its patches offer class cpu, name the CPUs that are owned, and mount the folder of the default socket."""
-    variant = yaml.safe_load((_FOLDER.parent / "kubernetes-exclusive-cpus" / "kustomization.yaml").read_text(encoding="utf-8"))
-    patched: dict[tuple[str, str], Manifest] = {}
-    for patch in variant["patches"]:
-        kind, name = patch["target"]["kind"], patch["target"]["name"]
-        patched[kind, name] = copy.deepcopy(_named(kind, name))
-        for operation in yaml.safe_load(patch["patch"]):
-            _apply_operation(patched[kind, name], operation)
-    gateway = patched["DaemonSet", "topobus-gateway"]["spec"]["template"]["spec"]
-    settings = load_settings(
-        GatewaySettings, "gateway", file=None, environ={**patched["ConfigMap", "topobus-node"]["data"], "TOPOBUS_ALL__NODE": "n"}
-    )
+    manifests = built("kubernetes-exclusive-cpus")
+    gateway = pod_of(manifests, "DaemonSet", "topobus-gateway")
+    given = named(manifests, "ConfigMap", "topobus-node")["data"]
+    settings = load_settings(GatewaySettings, "gateway", file=None, environ={**given, "TOPOBUS_ALL__NODE": "n"})
     folder = str(PurePosixPath(settings.cpus.runtime_socket).parent)
 
     check_gateway(settings)
     assert (settings.offers_dra("cpu"), settings.offers_plugin("cpu"), owned_cpus(settings.cpus)) == (True, False, None)
     assert {"name": "runtime", "mountPath": folder} in gateway["containers"][0]["volumeMounts"]
     assert [volume["hostPath"]["path"] for volume in gateway["volumes"] if volume["name"] == "runtime"] == [folder]
-
-
-def _apply_operation(manifest: Manifest, operation: Manifest) -> None:
-    """Do one operation of a JSON patch (RFC 6902): add or replace; `-` is the end of a list."""
-    *parents, last = operation["path"].strip("/").split("/")
-    place: Any = manifest
-    for part in parents:
-        place = place[int(part)] if isinstance(place, list) else place[part]
-    if isinstance(place, list):
-        assert (operation["op"], last) == ("add", "-")
-        place.append(operation["value"])
-    else:
-        assert operation["op"] == "add" or last in place
-        place[last] = operation["value"]

@@ -2,94 +2,32 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
-from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 from lightkube import codecs
 
+from support.kustomize import built, container_of, environment_of, named, pod_of
 from topobus.contracts.nats_shapes import render_hub, render_leaf
 from topobus.relay.config import RelaySettings
 from topobus.runtime.config import ServiceSettings, load_settings
 
-_DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
 _OVERLAYS = ("kubernetes-leaf", "kubernetes-replicated-hub")
-Manifest = dict[str, Any]
-
-
-def _built(folder: Path) -> list[Manifest]:
-    """Do what kustomize does: resources, then JSON patches."""
-    overlay = yaml.safe_load((folder / "kustomization.yaml").read_text(encoding="utf-8"))
-    manifests: list[Manifest] = []
-    for resource in overlay["resources"]:
-        path = folder / resource
-        manifests += _built(path.resolve()) if path.is_dir() else list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
-    manifests = copy.deepcopy(manifests)
-    for patch in overlay.get("patches", ()):
-        for operation in yaml.safe_load(patch["patch"]):
-            _apply(_named(manifests, patch["target"]["kind"], patch["target"]["name"]), operation)
-    return manifests
-
-
-def _apply(manifest: Manifest, operation: Manifest) -> None:
-    *parents, last = operation["path"].strip("/").split("/")
-    place: Any = manifest
-    for part in parents:
-        place = place[int(part)] if isinstance(place, list) else place[part]
-    if last == "-":
-        assert operation["op"] == "add"
-        place.append(operation["value"])
-        return
-    key: Any = int(last) if isinstance(place, list) else last
-    if operation["op"] == "test":
-        assert place[key] == operation["value"]
-    else:
-        # What is added is not there yet: JSON patch would replace it in silence.
-        assert (key in place) is (operation["op"] == "replace") or isinstance(place, list)
-        place[key] = operation["value"]
-
-
-def _named(manifests: list[Manifest], kind: str, name: str) -> Manifest:
-    (manifest,) = [it for it in manifests if (it["kind"], it["metadata"]["name"]) == (kind, name)]
-    return manifest
-
-
-def _pod(manifests: list[Manifest], kind: str, name: str) -> Manifest:
-    pod: Manifest = _named(manifests, kind, name)["spec"]["template"]["spec"]
-    return pod
-
-
-def _container(pod: Manifest, name: str) -> Manifest:
-    container: Manifest
-    (container,) = [it for it in pod["containers"] if it["name"] == name]
-    return container
-
-
-def _environment(manifests: list[Manifest], container: Manifest) -> dict[str, str]:
-    given: dict[str, str] = {}
-    for source in container.get("envFrom", ()):
-        given |= _named(manifests, "ConfigMap", source["configMapRef"]["name"])["data"]
-    for variable in container.get("env", ()):
-        given[variable["name"]] = variable.get("value", "worker-1")
-    return {name: value for name, value in given.items() if name.startswith("TOPOBUS_")}
 
 
 @pytest.mark.parametrize("overlay", _OVERLAYS)
 def test_overlay_has_only_fields_that_kubernetes_knows(overlay: str) -> None:
     """Each object of the result survives Kubernetes' own types: a typo of a patch would be dropped in silence."""
-    for manifest in _built(_DEPLOY / overlay):
+    for manifest in built(overlay):
         assert codecs.from_dict(manifest).to_dict() == manifest, manifest["metadata"]["name"]
 
 
 @pytest.mark.parametrize("overlay", _OVERLAYS)
 def test_services_of_a_node_use_its_own_server_when_nodes_have_theirs(overlay: str) -> None:
     """In the server's pod by loopback, the gateway by the Service that stays on the node; none of a node's services knows the hub, and topology makes the streams."""
-    manifests = _built(_DEPLOY / overlay)
-    node, gateway = _pod(manifests, "DaemonSet", "topobus-node"), _pod(manifests, "DaemonSet", "topobus-gateway")
-    service = _named(manifests, "Service", "nats-node")["spec"]
+    manifests = built(overlay)
+    node, gateway = pod_of(manifests, "DaemonSet", "topobus-node"), pod_of(manifests, "DaemonSet", "topobus-gateway")
+    service = named(manifests, "Service", "nats-node")["spec"]
     urls = {}
     for pod in (node, gateway):
         for container in pod["containers"]:
@@ -101,7 +39,7 @@ def test_services_of_a_node_use_its_own_server_when_nodes_have_theirs(overlay: s
                 for it in kinds
                 if isinstance(it, type) and issubclass(it, ServiceSettings) and it.__module__ == f"topobus.{container['name']}.config"
             ]
-            given = _environment(manifests, container)
+            given = environment_of(manifests, container)
             given = {name: value.replace("$(NATS_NODE_SERVICE_HOST)", "10.0.0.7") for name, value in given.items()}
             settings = load_settings(kind, container["name"], file=None, environ=given)
             urls[container["name"]] = settings.nats.url
@@ -112,7 +50,7 @@ def test_services_of_a_node_use_its_own_server_when_nodes_have_theirs(overlay: s
     assert "relay" in urls
     assert gateway["enableServiceLinks"], "or NATS_NODE_SERVICE_HOST is not there"
     assert service["internalTrafficPolicy"] == "Local"
-    labels = _named(manifests, "DaemonSet", "topobus-node")["spec"]["template"]["metadata"]["labels"]
+    labels = named(manifests, "DaemonSet", "topobus-node")["spec"]["template"]["metadata"]["labels"]
     assert service["selector"].items() <= labels.items()
     # Kubernetes sets NAME_SERVICE_HOST for each Service: of one called topobus-…, our settings would refuse it as a key that nobody has.
     assert not [it for it in manifests if it["kind"] == "Service" and it["metadata"]["name"].startswith("topobus")]
@@ -120,8 +58,8 @@ def test_services_of_a_node_use_its_own_server_when_nodes_have_theirs(overlay: s
 
 def test_nodes_server_keeps_its_store_on_the_node() -> None:
     """The ledger's folder is the node's own and survives the pod; the server may write nowhere else, and has no capability."""
-    pod = _pod(_built(_DEPLOY / "kubernetes-leaf"), "DaemonSet", "topobus-node")
-    nats = _container(pod, "nats")
+    pod = pod_of(built("kubernetes-leaf"), "DaemonSet", "topobus-node")
+    nats = container_of(pod, "nats")
     mounts = {mount["mountPath"]: mount for mount in nats["volumeMounts"]}
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
 
@@ -133,14 +71,14 @@ def test_nodes_server_keeps_its_store_on_the_node() -> None:
 
 def test_servers_have_the_rendered_settings_when_nodes_have_servers() -> None:
     """Leaf and hub run with what the catalogue says, in the version that their image has; the variables are set that it names."""
-    manifests = _built(_DEPLOY / "kubernetes-leaf")
-    leaf = _container(_pod(manifests, "DaemonSet", "topobus-node"), "nats")
-    hub_pod = _pod(manifests, "StatefulSet", "nats")
-    hub = _container(hub_pod, "nats")
+    manifests = built("kubernetes-leaf")
+    leaf = container_of(pod_of(manifests, "DaemonSet", "topobus-node"), "nats")
+    hub_pod = pod_of(manifests, "StatefulSet", "nats")
+    hub = container_of(hub_pod, "nats")
     set_here = {variable["name"] for variable in (*leaf["env"], *hub["env"])} | {"TOPOBUS_LEAF_DOMAIN"}
 
-    assert _named(manifests, "ConfigMap", "nats-leaf")["data"]["nats.conf"] == render_leaf((2, 10), is_in_pod=True)
-    assert _named(manifests, "ConfigMap", "nats-hub")["data"]["nats.conf"] == render_hub((2, 10), is_in_pod=True)
+    assert named(manifests, "ConfigMap", "nats-leaf")["data"]["nats.conf"] == render_leaf((2, 10), is_in_pod=True)
+    assert named(manifests, "ConfigMap", "nats-hub")["data"]["nats.conf"] == render_hub((2, 10), is_in_pod=True)
     assert {"name": "settings", "configMap": {"name": "nats-hub"}} in hub_pod["volumes"]
     assert leaf["image"].startswith("nats:2.10")
     assert hub["image"].startswith("nats:2.10")
@@ -151,12 +89,12 @@ def test_servers_have_the_rendered_settings_when_nodes_have_servers() -> None:
 @pytest.mark.parametrize("overlay", _OVERLAYS)
 def test_hub_is_reached_by_nodes_and_members_only(overlay: str) -> None:
     """The leafnode port is for the nodes' pods, the cluster's for the servers themselves; each is one that the server listens at and the Service has."""
-    manifests = _built(_DEPLOY / overlay)
+    manifests = built(overlay)
     rules = {
         rule["ports"][0]["port"]: rule["from"][0]["podSelector"]["matchLabels"]
-        for rule in _named(manifests, "NetworkPolicy", "nats")["spec"]["ingress"]
+        for rule in named(manifests, "NetworkPolicy", "nats")["spec"]["ingress"]
     }
-    ports = {port["port"] for port in _named(manifests, "Service", "nats")["spec"]["ports"]}
+    ports = {port["port"] for port in named(manifests, "Service", "nats")["spec"]["ports"]}
 
     assert rules[7422] == {"app.kubernetes.io/name": "topobus-node"}
     assert set(rules) == ports
@@ -165,12 +103,12 @@ def test_hub_is_reached_by_nodes_and_members_only(overlay: str) -> None:
 
 def test_replicated_hub_survives_a_server_when_it_has_three() -> None:
     """Three servers on three hosts that know each other by name, three copies, and never two away at once by a drain."""
-    manifests = _built(_DEPLOY / "kubernetes-replicated-hub")
-    hub = _named(manifests, "StatefulSet", "nats")["spec"]
-    text = _named(manifests, "ConfigMap", "nats-replicated-hub")["data"]["nats.conf"]
+    manifests = built("kubernetes-replicated-hub")
+    hub = named(manifests, "StatefulSet", "nats")["spec"]
+    text = named(manifests, "ConfigMap", "nats-replicated-hub")["data"]["nats.conf"]
     (rule,) = hub["template"]["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    controller = _environment(manifests, _container(_pod(manifests, "Deployment", "topobus-controller"), "controller"))
-    budget = _named(manifests, "PodDisruptionBudget", "nats")["spec"]
+    controller = environment_of(manifests, container_of(pod_of(manifests, "Deployment", "topobus-controller"), "controller"))
+    budget = named(manifests, "PodDisruptionBudget", "nats")["spec"]
 
     assert (hub["replicas"], hub["podManagementPolicy"]) == (3, "Parallel")
     assert rule["labelSelector"]["matchLabels"].items() <= hub["template"]["metadata"]["labels"].items()
@@ -182,9 +120,9 @@ def test_replicated_hub_survives_a_server_when_it_has_three() -> None:
 
 def test_relay_container_agrees_with_the_service() -> None:
     """Image, port and probes are the relay's own."""
-    manifests = _built(_DEPLOY / "kubernetes-leaf")
-    relay = _container(_pod(manifests, "DaemonSet", "topobus-node"), "relay")
-    settings = load_settings(RelaySettings, "relay", file=None, environ=_environment(manifests, relay))
+    manifests = built("kubernetes-leaf")
+    relay = container_of(pod_of(manifests, "DaemonSet", "topobus-node"), "relay")
+    settings = load_settings(RelaySettings, "relay", file=None, environ=environment_of(manifests, relay))
 
     assert relay["image"] == "topobus/relay:latest"
     assert relay["ports"] == [{"name": "relay", "containerPort": settings.http.port}]

@@ -7,7 +7,6 @@ evaluator.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +18,8 @@ from rich.text import Text
 
 from topobus.cli.commands.objects import Files
 from topobus.cli.dry_run_process import ask_dry_run
-from topobus.cli.exits import ExitCode, InputError, UsageError
+from topobus.cli.exits import ExitCode, UsageError
+from topobus.cli.kubeconfigs import find_kubeconfig
 from topobus.cli.objects.manifests import read_objects
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
 from topobus.cli.render.answers import reason_lines
@@ -94,7 +94,7 @@ async def _allocate(
     if slices:
         situation["objects"] += [api_object for path in slices for api_object in read_objects(path, has_nodes=True)]
     elif is_cluster:
-        arguments = ["--cluster", "--kubeconfig", str(_kubeconfig(kubeconfig) or ""), "--context", context]
+        arguments = ["--cluster", "--kubeconfig", str(find_kubeconfig(kubeconfig) or ""), "--context", context]
     else:
         async with open_bus(options) as bus:
             given = [object_parts(api_object) for api_object in objects]
@@ -139,14 +139,3 @@ def _show(output: Output, claim_result: dict[str, Any]) -> None:
         return
     output.show(Text.assemble(name, (f" would wait: {claim_result['condition']}", "fail")))
     output.show(*reason_lines(msgspec.convert(claim_result.get("reasons", []), list[Reason])))
-
-
-def _kubeconfig(given: Path | None) -> Path | None:
-    """Find the kubeconfig as kubectl does: the option, $KUBECONFIG, the home folder; None is the pod's own account."""
-    named = given or (Path(first) if (first := os.environ.get("KUBECONFIG", "").split(os.pathsep)[0]) else None)
-    if named is not None:
-        if not named.is_file():
-            raise InputError(f"there is no kubeconfig {named}", next_step="name one with --kubeconfig FILE or KUBECONFIG")
-        return named
-    usual = Path.home() / ".kube" / "config"
-    return usual if usual.is_file() else None

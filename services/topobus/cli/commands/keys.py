@@ -30,6 +30,8 @@ __all__ = ["keys_app"]
 
 keys_app = App(name="keys", help="Passwords and credentials of NATS' users, and certificates of NATS servers.")
 keys_app.command(operator_app)
+# By its path: the client of the API server is loaded for these commands alone.
+keys_app.command("topobus.cli.commands.keys_secrets:secrets_app", name="secrets", help="The same as Secrets of a Kubernetes cluster.")
 
 _CHANGED = "changed"
 

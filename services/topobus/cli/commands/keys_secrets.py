@@ -1,0 +1,128 @@
+"""`topobus keys secrets`: the passwords of NATS' users as Secrets of a cluster. deploy/kubernetes runs `make` in a Job."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+from rich.text import Text
+
+from topobus.cli.config import CliSettings
+from topobus.cli.exits import ExitCode, UsageError
+from topobus.cli.kubeconfigs import find_kubeconfig
+from topobus.cli.options import OUTPUT_DEFAULTS, OutputOptions
+from topobus.cli.secrets.cluster_secrets import ClusterSecrets
+from topobus.contracts.nats_permissions import PRINCIPALS
+from topobus.kubernetes.access import AccessSettings
+from topobus.kubernetes.client import KubernetesClient
+from topobus.runtime.logging import setup_logging
+
+__all__ = ["secrets_app"]
+
+secrets_app = App(name="secrets", help="Passwords of NATS' users as Secrets of a Kubernetes cluster.")
+
+# kubelet looks at mounted Secrets once a minute (syncFrequency); where it does not watch them its copy may be a minute old besides (configMapAndSecretChangeDetectionStrategy).
+_SERVER_AFTER_S = 120.0
+
+Namespace = Annotated[str, Parameter(help="Where Topobus runs: topobus, in deploy/kubernetes.")]
+Kubeconfig = Annotated[
+    Path | None,
+    Parameter(name="--kubeconfig", help="Default: $KUBECONFIG, ~/.kube/config, else the pod's service account."),
+]
+
+
+@secrets_app.command(name="make")
+def make(namespace: Namespace, *, kubeconfig: Kubeconfig = None, options: OutputOptions = OUTPUT_DEFAULTS) -> int:
+    """Make the Secrets that are missing, and the server's from them; those that are there stay."""
+
+    async def work() -> list[str]:
+        async with _opened(kubeconfig, namespace) as secrets:
+            await secrets.make()
+            return secrets.written
+
+    _tell(options, namespace, asyncio.run(work()))
+    return ExitCode.OK
+
+
+@secrets_app.command(name="rotate")
+def rotate(
+    namespace: Namespace,
+    users: Annotated[list[str] | None, Parameter(help="Whose passwords. Default: everybody's.")] = None,
+    *,
+    kubeconfig: Kubeconfig = None,
+    server_after_s: Annotated[
+        float, Parameter(name="--server-after", help="Seconds after which the server is told: by then pods have their new passwords.")
+    ] = _SERVER_AFTER_S,
+    options: OutputOptions = OUTPUT_DEFAULTS,
+) -> int:
+    """Make passwords anew: first those of the users, then the server's file of them."""
+    changed = [_known_user(user) for user in users or PRINCIPALS]
+    if not 0 <= server_after_s <= 3600:
+        raise UsageError(f"--server-after: got {server_after_s:g}, wanted 0 to 3600 seconds")
+
+    async def work() -> list[str]:
+        async with _opened(kubeconfig, namespace) as secrets:
+            await secrets.rotate(changed, server_after_s=server_after_s)
+            return secrets.written
+
+    _tell(options, namespace, asyncio.run(work()))
+    return ExitCode.OK
+
+
+@secrets_app.command(name="show")
+def show(
+    namespace: Namespace,
+    user: Annotated[str, Parameter(help="Whose password.")],
+    *,
+    kubeconfig: Kubeconfig = None,
+    options: OutputOptions = OUTPUT_DEFAULTS,
+) -> int:
+    """Print the password of a user, for a file or a URL."""
+    principal = _known_user(user)
+
+    async def work() -> str:
+        async with _opened(kubeconfig, namespace) as secrets:
+            return await secrets.password(principal)
+
+    password = asyncio.run(work())
+    output = options.output()
+    if output.is_json:
+        output.document({"password": password, "user": principal})
+    else:
+        output.show(Text(password))
+    return ExitCode.OK
+
+
+@asynccontextmanager
+async def _opened(kubeconfig: Path | None, namespace: str) -> AsyncIterator[ClusterSecrets]:
+    setup_logging(CliSettings().log, service="cli")
+    client = KubernetesClient.open(
+        AccessSettings(
+            kubeconfig=str(find_kubeconfig(kubeconfig) or ""),
+            setting="topobus keys",
+            next_step="give --kubeconfig a file that leads to the cluster",
+            runs_programs=True,
+        )
+    )
+    try:
+        yield ClusterSecrets(client, namespace)
+    finally:
+        await client.close()
+
+
+def _known_user(user: str) -> str:
+    if user not in PRINCIPALS:
+        raise UsageError(f"unknown user {user!r}", next_step=f"known are {', '.join(PRINCIPALS)}")
+    return user
+
+
+def _tell(options: OutputOptions, namespace: str, written: list[str]) -> None:
+    output = options.output()
+    if output.is_json:
+        output.document({"namespace": namespace, "written": written})
+        return
+    output.show(Text(f"{namespace}: {', '.join(written) if written else 'nothing to do'}"))

@@ -1,0 +1,1 @@
+"""NATS' users and certificates as Secrets of a cluster."""

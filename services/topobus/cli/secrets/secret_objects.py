@@ -1,0 +1,105 @@
+"""The Secrets that hold NATS' users in a cluster: their names, how they are written, and what is read of them. Pure.
+
+Flows in: passwords, objects as the API server gives them. Flows out: objects to write, passwords. A Secret for each principal, so that each pod mounts its own alone, and one
+for the server, which is derived from the others.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+
+from topobus.contracts.nats_permissions import PRINCIPALS
+from topobus.contracts.server_users import is_password, server_configuration
+from topobus.domain.errors import ConfigError
+from topobus.kubernetes.answers import Plain
+
+__all__ = [
+    "SERVER_SECRET",
+    "decoded",
+    "is_ours",
+    "object_made",
+    "password_of",
+    "password_secret",
+    "server_secret",
+    "user_secret",
+]
+
+SERVER_SECRET = "topobus-nats-server"
+"""The server's users with their passwords and rights, as a file that its configuration includes."""
+_PASSWORD = "password"
+_USERS_FILE = "users.conf"
+_OWNER_LABEL, _OWNER = "app.kubernetes.io/managed-by", "topobus-keys"
+
+
+def user_secret(principal: str) -> str:
+    """Name the Secret of a principal.
+
+    >>> user_secret("gpu")
+    'topobus-nats-gpu'
+    """
+    return f"topobus-nats-{principal}"
+
+
+def object_made(kind: str, name: str, data: Mapping[str, str], *, secret_type: str = "Opaque") -> Plain:
+    """Give a Secret or a ConfigMap of ours; `data` is text, which a Secret has in base64."""
+    labels = {"app.kubernetes.io/part-of": "topobus", _OWNER_LABEL: _OWNER}
+    made: Plain = {"apiVersion": "v1", "kind": kind, "metadata": {"name": name, "labels": labels}}
+    if kind == "Secret":
+        coded = {key: base64.b64encode(text.encode()).decode("ascii") for key, text in sorted(data.items())}
+        return made | {"type": secret_type, "data": coded}
+    return made | {"data": dict(sorted(data.items()))}
+
+
+def password_secret(principal: str, password: str) -> Plain:
+    """Give the Secret of a principal; `username` stands there for programs that read both."""
+    return object_made("Secret", user_secret(principal), {_PASSWORD: f"{password}\n", "username": principal})
+
+
+def server_secret(passwords: Mapping[str, str]) -> Plain:
+    """Give the Secret of the server; `passwords` has one for each principal."""
+    return object_made("Secret", SERVER_SECRET, {_USERS_FILE: server_configuration(passwords, has_accounts=True)})
+
+
+def is_ours(api_object: Plain) -> bool:
+    """Say whether these keys made it: only what they made they write anew."""
+    return bool((api_object["metadata"].get("labels") or {}).get(_OWNER_LABEL) == _OWNER)
+
+
+def decoded(secret: Plain, key: str) -> str:
+    """Read one text of a Secret.
+
+    Errors: raises ConfigError when it has none, or what it has is no text.
+    """
+    name = secret["metadata"]["name"]
+    coded = (secret.get("data") or {}).get(key)
+    if not isinstance(coded, str):
+        present = ", ".join(sorted(secret.get("data") or {})) or "nothing"
+        raise ConfigError(f"Secret {name}: got {present}, wanted the key {key!r}", next_step=_remedy(name))
+    try:
+        return base64.b64decode(coded, validate=True).decode("utf-8")
+    except (binascii.Error, UnicodeDecodeError) as err:
+        raise ConfigError(f"Secret {name}: {key} is no text", next_step=_remedy(name)) from err
+
+
+def password_of(secret: Plain) -> str:
+    """Read a principal's password, whoever made its Secret.
+
+    Errors: raises ConfigError when there is none that the server would take as it is.
+    """
+    password = decoded(secret, _PASSWORD).strip()
+    if not is_password(password):
+        name = secret["metadata"]["name"]
+        raise ConfigError(
+            f"Secret {name}: its password has {len(password)} characters, wanted 16 to 128 letters and digits, a letter first",
+            next_step=_remedy(name),
+        )
+    return password
+
+
+def _remedy(name: str) -> str:
+    return f"delete the Secret {name}: the next run makes another one"
+
+
+assert SERVER_SECRET not in {user_secret(principal) for principal in PRINCIPALS}

@@ -1,0 +1,127 @@
+"""Users of NATS in the manifests: each process is the user that the server knows for it, and sees its own password alone."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from support.kustomize import DEPLOY, Manifest, built, container_of, environment_of, named, pod_of
+from topobus.cli.secrets.secret_objects import SERVER_SECRET, user_secret
+from topobus.contracts.catalogue import DEVICE_SERVICES
+from topobus.contracts.nats_accounts import Shape, accounts
+from topobus.contracts.nats_permissions import PRINCIPALS
+from topobus.runtime.config import NatsSettings, ServiceSettings, load_settings
+
+_WORKLOADS = ("DaemonSet", "Deployment")
+_OVERLAYS = ("kubernetes", "kubernetes-exclusive-cpus", "kubernetes-nic-hand-over", "kubernetes-nic-virtual-functions")
+
+
+def _services(manifests: list[Manifest]) -> dict[str, tuple[Manifest, Manifest]]:
+    """Give pod and container of each service."""
+    pods = [manifest["spec"]["template"]["spec"] for manifest in manifests if manifest["kind"] in _WORKLOADS]
+    return {container["name"]: (pod, container) for pod in pods for container in pod["containers"]}
+
+
+def _nats(manifests: list[Manifest], service: str, container: Manifest) -> NatsSettings:
+    module = importlib.import_module(f"topobus.{service}.config")
+    kinds = [it for it in vars(module).values() if isinstance(it, type) and issubclass(it, ServiceSettings)]
+    (kind,) = [it for it in kinds if it.__module__ == module.__name__]
+    environment = environment_of(manifests, container)
+    return load_settings(kind, service, file=None, environ=environment).nats
+
+
+def _secrets(pod: Manifest, container: Manifest) -> dict[str, list[Manifest]]:
+    """Give the sources of each projected volume that a container mounts, by where it does."""
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    mounted = {mount["mountPath"]: volumes[mount["name"]] for mount in container["volumeMounts"]}
+    return {path: volume["projected"]["sources"] for path, volume in mounted.items() if "projected" in volume}
+
+
+@pytest.mark.parametrize("overlay", _OVERLAYS)
+def test_each_service_is_its_own_user_in_its_own_account(overlay: str) -> None:
+    """The user is one of the server's, whose account is where the service thinks that it is; all but subscribers and the command line are there."""
+    manifests = built(overlay)
+    owner = {user.name: account for account in accounts(Shape.CENTRAL) for user in account.users}
+    services = _services(manifests)
+    for service, (_, container) in services.items():
+        settings = _nats(manifests, service, container)
+
+        assert settings.user == service
+        assert settings.zone == ("core" if owner[service].has_jetstream else "vendor")
+        assert settings.provisioner == "controller"
+    assert {*services, "cli", "user"} == set(PRINCIPALS)
+    assert {name for name, account in owner.items() if not account.has_jetstream} == {*DEVICE_SERVICES, "user"}
+
+
+@pytest.mark.parametrize("overlay", _OVERLAYS)
+def test_each_service_mounts_its_own_password_alone(overlay: str) -> None:
+    """Where its settings look, readable by its own user or group; no other volume of the container has a Secret of NATS, and no pod one that nobody mounts."""
+    manifests = built(overlay)
+    for service, (pod, container) in _services(manifests).items():
+        settings = _nats(manifests, service, container)
+        folder, _, file = settings.password_file.rpartition("/")
+        sources = _secrets(pod, container)
+        mounted = {mount["name"] for it in pod["containers"] for mount in it["volumeMounts"]}
+        (volume,) = [it for it in pod["volumes"] if it["name"] == f"{service}-nats"]
+        rights = {**pod["securityContext"], **container["securityContext"]}
+
+        named_here = [source["secret"]["name"] for path in sources for source in sources[path] if "secret" in source]
+        assert named_here == [user_secret(service)]
+        assert {"secret": {"name": user_secret(service), "items": [{"key": "password", "path": file}]}} in sources[folder]
+        assert {it["name"] for it in pod["volumes"] if it["name"].endswith("-nats")} <= mounted
+        # Files of a Secret belong to root, and to the pod's group where it has one.
+        assert volume["projected"]["defaultMode"] == (0o440 if "fsGroup" in pod["securityContext"] else 0o400)
+        assert rights["runAsUser"] == 0 or pod["securityContext"]["fsGroup"] == rights["runAsGroup"]
+
+
+def test_nobody_but_the_server_mounts_the_servers_secret() -> None:
+    """It holds all passwords; the server includes it, and its neighbour tells the server when it changes."""
+    manifests = built("kubernetes")
+    pod = pod_of(manifests, "StatefulSet", "nats")
+    (volume,) = [it for it in pod["volumes"] if it.get("secret", {}).get("secretName") == SERVER_SECRET]
+    folders = {
+        container["name"]: mount["mountPath"]
+        for container in pod["containers"]
+        for mount in container["volumeMounts"]
+        if mount["name"] == volume["name"]
+    }
+    others = [it for it in manifests if it["kind"] in _WORKLOADS and SERVER_SECRET in str(it)]
+    reload = container_of(pod, "reload")
+    variables = {it["name"]: it["value"] for it in reload["env"]}
+    settings = named(manifests, "ConfigMap", "nats")["data"]["nats.conf"]
+
+    assert folders == {"nats": "/etc/nats-users", "reload": "/etc/nats-users"}
+    assert "include ../nats-users/users.conf" in settings
+    assert others == []
+    assert "/etc/nats-users/users.conf" in variables["FILES"].split()
+    assert f'pid_file: "{variables["PID_FILE"]}"' in settings
+    # A signal reaches a process of one's own user without any capability, where the pod's processes see each other.
+    assert pod["shareProcessNamespace"] is True
+    assert {container["securityContext"].get("runAsUser") for container in pod["containers"]} == {None}
+
+
+def test_rights_of_the_job_name_the_secrets_that_it_makes() -> None:
+    """One for each user and the server's; it may read and write no other one of the namespace."""
+    (role,) = [it for it in built("kubernetes") if it["kind"] == "Role"]
+    secrets = {(verb, name) for rule in role["rules"] if "secrets" in rule["resources"] for name in rule.get("resourceNames", ("*",)) for verb in rule["verbs"]}  # fmt: skip
+
+    assert {name for verb, name in secrets if verb == "get"} >= {SERVER_SECRET, *map(user_secret, PRINCIPALS)}
+    assert {name for verb, name in secrets if verb == "patch"} == {SERVER_SECRET}
+    assert {verb for verb, name in secrets if name == "*"} == {"create"}
+
+
+@pytest.mark.parametrize("overlay", ["kubernetes", "kubernetes-open", "kubernetes-try-out", "kubernetes-leaf", "kubernetes-replicated-hub"])
+def test_server_is_started_by_the_script_that_finds_its_store(overlay: str) -> None:
+    """What is stored goes with the server from one form to the other: the script is the one that compose runs, is mounted, and reads the settings that the server reads."""
+    manifests = built(overlay)
+    pod = pod_of(manifests, "StatefulSet", "nats")
+    nats = container_of(pod, "nats")
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    mounts = {mount["mountPath"]: volumes.get(mount["name"], {}).get("configMap") for mount in nats["volumeMounts"]}
+    scripts = named(manifests, "ConfigMap", "nats-scripts")["data"]
+
+    assert nats["command"] == ["sh", "/etc/nats-scripts/start.sh", "/etc/nats/nats.conf", "/data"]
+    assert mounts["/etc/nats-scripts"] == {"name": "nats-scripts"}
+    assert "nats.conf" in named(manifests, "ConfigMap", mounts["/etc/nats"]["name"])["data"]
+    assert scripts["start.sh"] == (DEPLOY / "nats" / "start.sh").read_text(encoding="utf-8")
