@@ -41,16 +41,16 @@ class LeafPair:
 
 
 @asynccontextmanager
-async def leaf_pair(binary: Path | None = None, *, node: str = NODE) -> AsyncIterator[LeafPair]:
-    """Run a hub and a leaf until the block ends."""
+async def leaf_pair(binary: Path | None = None, *, node: str = NODE, hub_tls: str = "", leaf_tls: str = "") -> AsyncIterator[LeafPair]:
+    """Run a hub and a leaf until the block ends; with `hub_tls` and `leaf_tls`, folders of certificates, their link is encrypted."""
     binary = binary or find_nats_server()
     version = version_of(binary)
     ports = []
     while len(ports) < 2:
         ports = list(dict.fromkeys((*ports, free_port())))
     hub_port, link_port = ports
-    hub_text = render_hub(version).replace('"0.0.0.0:7422"', f'"127.0.0.1:{hub_port}"')
-    leaf_text = render_leaf(max(version, (2, 10)))
+    hub_text = render_hub(version, tls=hub_tls).replace('"0.0.0.0:7422"', f'"127.0.0.1:{hub_port}"')
+    leaf_text = render_leaf(max(version, (2, 10)), tls=leaf_tls)
     if version < (2, 10):
         # Such a server is no leaf of an installation; what crosses is the same.
         hub_text, leaf_text = (
@@ -62,7 +62,7 @@ async def leaf_pair(binary: Path | None = None, *, node: str = NODE) -> AsyncIte
         text=leaf_text,
         environment={
             "TOPOBUS_LEAF_DOMAIN": domain_of(node),
-            "TOPOBUS_LEAF_HUB_URL": f"nats://127.0.0.1:{link_port}",
+            "TOPOBUS_LEAF_HUB_URL": f"{'tls' if leaf_tls else 'nats'}://127.0.0.1:{link_port}",
         },
     )
     async with AsyncExitStack() as stack:
