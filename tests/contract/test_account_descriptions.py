@@ -75,7 +75,7 @@ def test_hub_maps_what_a_node_says_and_nothing_else_when_it_comes_from_a_leaf() 
     )
     assert not any("objects" in subject for subject in said.values())
     (user,) = described["NODES"].users
-    assert (user.name, user.variable) == ("leaf-node1_example", "TOPOBUS_LEAF_NODE1_EXAMPLE_PASSWORD")
+    assert (user.name, user.variable) == ("leaf-node1_example", "TOPOBUS_LEAF_NODE1_dot_EXAMPLE_PASSWORD")
     assert user.rights["publish"] == ["_R_.>", "topobus.v1.up.node1_example.>"]
 
 
@@ -107,6 +107,14 @@ def test_subscribers_hear_what_streams_say_again() -> None:
 def test_every_principal_is_a_user_when_there_is_one_server() -> None:
     """Nobody of the catalogue is left out."""
     assert {user.name for account in accounts(Shape.CENTRAL) for user in account.users} == set(PRINCIPALS)
+
+
+def test_nodes_have_passwords_of_their_own_when_their_names_differ_in_a_dot() -> None:
+    """Otherwise one of them comes in as the other."""
+    nodes = ["a-b", "a.b", "a--b", "a-dot-b"]
+    users = [user for account in accounts(Shape.HUB, nodes=nodes) for user in account.users]
+
+    assert len({user.variable for user in users}) == len(users) == len(nodes) + 3
 
 
 def test_accounts_are_refused_when_a_leaf_has_several_nodes() -> None:

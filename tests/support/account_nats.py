@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import nats.errors
@@ -33,9 +33,11 @@ from topobus.runtime.config import NatsSettings
 from topobus.runtime.readiness import Readiness
 from topobus.simulation.nats_server import NatsServer
 
-__all__ = ["AccountNats", "StreamImage", "account_nats", "parts_of", "subject_of"]
+__all__ = ["ZONES", "AccountNats", "StreamImage", "account_nats", "parts_of", "subject_of"]
 
 LIMIT_S = 60.0
+ZONES: Mapping[str, str] = MappingProxyType({"": "core", **dict.fromkeys(DEVICE_SERVICES, "vendor")})
+"""The setting nats.zone by principal, and "" for the others."""
 
 
 class StreamImage(msgspec.Struct, frozen=True):
@@ -69,10 +71,17 @@ def subject_of(noun: State[Any] | Event[Any], node: str, device_class: str) -> s
 class AccountNats:
     """The server with its users."""
 
-    def __init__(self, server: NatsServer, described: Sequence[Account], zones: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        server: NatsServer,
+        described: Sequence[Account],
+        zones: Mapping[str, str],
+        provisioner: Literal["controller", "topology"] = "controller",
+    ) -> None:
         self.server = server
         self.users: dict[str, User] = {user.name: user for account in described for user in account.users}
         self._zones = zones
+        self._provisioner = provisioner
 
     def settings(self, name: str) -> NatsSettings:
         """Give the settings of a user's connection."""
@@ -82,7 +91,9 @@ class AccountNats:
             file.write_text(name)
             file.chmod(0o600)
         zone: Any = self._zones.get(user.principal, self._zones.get("", ""))
-        return NatsSettings(url=self.server.url, user=name, password_file=str(file), zone=zone, timeout_s=LIMIT_S)
+        return NatsSettings(
+            url=self.server.url, user=name, password_file=str(file), zone=zone, provisioner=self._provisioner, timeout_s=LIMIT_S
+        )
 
     @asynccontextmanager
     async def bus(self, name: str, *, registry: CollectorRegistry | None = None, readiness: Readiness | None = None) -> AsyncIterator[Bus]:
@@ -148,7 +159,7 @@ async def account_nats(
     described: Sequence[Account],
     *,
     binary: Path,
-    zones: Mapping[str, str] = MappingProxyType({"": "core", **dict.fromkeys(DEVICE_SERVICES, "vendor")}),
+    zones: Mapping[str, str] = ZONES,
     more: str = "",
 ) -> AsyncIterator[AccountNats]:
     """Run a server with these accounts until the block ends.

@@ -92,13 +92,20 @@ class User(Struct, frozen=True, kw_only=True):
     """True: may answer each request that it is given, once, where the server says; so it needs no right to `_R_.>`."""
 
     @property
+    def connection_types(self) -> tuple[str, ...]:
+        """How it may connect. Nobody but a node's server may come as one: what a leaf sends is looked at less, its reply subjects for one."""
+        return () if self.principal == _LEAF else ("STANDARD", "WEBSOCKET")
+
+    @property
     def variable(self) -> str:
         """Name the variable that holds the password, in the server's environment or in a file that its configuration includes.
 
-        >>> User(name="gpu-node1_example", principal="gpu", node="node1.example", rights={}).variable
-        'TOPOBUS_GPU_NODE1_EXAMPLE_PASSWORD'
+        Another one for each user: nodes `a-b` and `a.b` would have one password otherwise.
+
+        >>> User(name="gpu-node-1_example", principal="gpu", node="node-1.example", rights={}).variable
+        'TOPOBUS_GPU_NODE_1_dot_EXAMPLE_PASSWORD'
         """
-        return f"TOPOBUS_{self.name.upper().replace('-', '_')}_PASSWORD"
+        return f"TOPOBUS_{self.name.upper().replace('_', '_dot_').replace('-', '_')}_PASSWORD"
 
 
 class Account(Struct, frozen=True, kw_only=True):

@@ -88,7 +88,8 @@ def _exports(crossed: Iterable[Crossing]) -> dict[tuple[CrossingKind, str], list
 
 
 def _user_lines(user: User, password: str) -> Iterator[str]:
-    yield f"      {{ user: {user.name}, password: {password}, permissions: {{"
+    kinds = f"allowed_connection_types: [{', '.join(user.connection_types)}], " if user.connection_types else ""
+    yield f"      {{ user: {user.name}, password: {password}, {kinds}permissions: {{"
     for verb, subjects in user.rights.items():
         yield f"        {verb}: {{ allow: ["
         yield from (f'          "{subject}"' for subject in subjects)

@@ -7,13 +7,13 @@ passwords and keeps the files is `topobus.runtime.user_keys`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from topobus.contracts.nats_accounts import Shape, accounts
-from topobus.contracts.nats_accounts_config import render_accounts
+from topobus.contracts.nats_accounts_config import render_accounts, render_passwords
 from topobus.contracts.nats_permissions import PRINCIPALS, render_permissions
 
-__all__ = ["has_accounts_in", "is_password", "server_configuration"]
+__all__ = ["accounts_configuration", "has_accounts_in", "is_password", "server_configuration"]
 
 # The server reads a password as a value of its configuration: one that begins with a digit may be taken for a number. No quote, no `$`, no colon or `@`, so
 # that it stands as it is in a URL, too.
@@ -29,27 +29,37 @@ def is_password(text: str) -> bool:
     return _PASSWORD.fullmatch(text) is not None
 
 
-def server_configuration(passwords: Mapping[str, str], *, has_accounts: bool) -> str:
-    """Give the users of a central server with their passwords and rights.
+def server_configuration(passwords: Mapping[str, str]) -> str:
+    """Give the users of a server that all share one account, with their passwords and rights.
 
     Shapes: passwords — one for each of `PRINCIPALS`, as `is_password` wants them; the server itself looks them up as variables, which stand before the users.
-            has_accounts — device services and subscribers have accounts of their own (docs/adr/0029), else all share one. The streams of one form are not seen in the
-            other: a store has to be moved with it (docs/adr/0035).
     Errors: raises ValueError for a principal without a password, and for a password that the server might read as something else.
     """
-    lines = []
-    for principal in PRINCIPALS:
-        password = passwords.get(principal, "")
-        if not is_password(password):
-            raise ValueError(
-                f"password of {principal}: got {len(password)} characters, wanted 16 to 128 letters and digits, a letter first"
-            )
-        lines.append(f'TOPOBUS_{principal.upper()}_PASSWORD: "{password}"')
-    return "\n".join(lines) + "\n" + (render_accounts(accounts(Shape.CENTRAL)) if has_accounts else render_permissions())
+    variables = {f"TOPOBUS_{principal.upper()}_PASSWORD": _checked(principal, passwords) for principal in PRINCIPALS}
+    return render_passwords(variables) + render_permissions()
+
+
+def accounts_configuration(passwords: Mapping[str, str], shape: Shape = Shape.CENTRAL, *, nodes: Sequence[str] = ()) -> str:
+    """Give the users of a server in accounts of their own (docs/adr/0029), with their passwords.
+
+    The streams of this form are not seen in the other: a store has to be moved with it (docs/adr/0035).
+    Shapes: passwords — one for each user of the shape, by its name, as `is_password` wants them. nodes — as for `accounts`.
+    Errors: raises ValueError as `server_configuration` does.
+    """
+    described = accounts(shape, nodes=nodes)
+    variables = {user.variable: _checked(user.name, passwords) for account in described for user in account.users}
+    return render_passwords(variables) + render_accounts(described)
+
+
+def _checked(name: str, passwords: Mapping[str, str]) -> str:
+    password = passwords.get(name, "")
+    if not is_password(password):
+        raise ValueError(f"password of {name}: got {len(password)} characters, wanted 16 to 128 letters and digits, a letter first")
+    return password
 
 
 def has_accounts_in(configuration: str) -> bool:
-    """Say whether a configuration that `server_configuration` gave has accounts.
+    """Say whether a configuration that `server_configuration` or `accounts_configuration` gave has accounts.
 
     >>> has_accounts_in("accounts {"), has_accounts_in("authorization {")
     (True, False)

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from topobus.contracts.nats_permissions import PRINCIPALS
-from topobus.contracts.server_users import server_configuration
+from topobus.contracts.server_users import accounts_configuration, server_configuration
 from topobus.contracts.streams import total_bytes
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -114,7 +114,7 @@ def test_streams_are_brought_to_the_account_that_the_server_will_have(
 ) -> None:
     """A ledger that an earlier start stored with other users is there after the next one, and a further start changes nothing."""
     started = _Started(tmp_path)
-    started.users.write_text(server_configuration(dict.fromkeys(PRINCIPALS, "p0123456789abcdef"), has_accounts=True))
+    started.users.write_text(accounts_configuration(dict.fromkeys(PRINCIPALS, "p0123456789abcdef")))
     started.make_stream(before)
     if has_empty:
         (started.store / "jetstream" / after / "streams").mkdir(parents=True)
@@ -129,7 +129,7 @@ def test_streams_are_brought_to_the_account_that_the_server_will_have(
 def test_server_is_not_started_when_two_accounts_have_streams(tmp_path: Path) -> None:
     """Nobody is given one of two ledgers without a word: it says what to do, and both stay."""
     started = _Started(tmp_path)
-    started.users.write_text(server_configuration(dict.fromkeys(PRINCIPALS, "p0123456789abcdef"), has_accounts=True))
+    started.users.write_text(accounts_configuration(dict.fromkeys(PRINCIPALS, "p0123456789abcdef")))
     started.make_stream("$G")
     started.make_stream("NODE")
 
@@ -143,7 +143,7 @@ def test_server_is_not_started_when_two_accounts_have_streams(tmp_path: Path) ->
 def test_streams_stay_when_users_share_one_account(tmp_path: Path) -> None:
     """A file of users that somebody made without accounts is taken as it is, and a first start has nothing to move."""
     started = _Started(tmp_path)
-    started.users.write_text(server_configuration(dict.fromkeys(PRINCIPALS, "p0123456789abcdef"), has_accounts=False))
+    started.users.write_text(server_configuration(dict.fromkeys(PRINCIPALS, "p0123456789abcdef")))
     assert started.run("with-users.conf").returncode == 0
     started.make_stream("$G")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -11,10 +12,10 @@ from cyclopts import App, Parameter
 from rich.text import Text
 
 from topobus.cli.commands.keys_operator import operator_app
-from topobus.cli.exits import ExitCode, InputError, UsageError
+from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.options import OUTPUT_DEFAULTS, OutputOptions
-from topobus.contracts.nats_permissions import PRINCIPALS
-from topobus.contracts.server_users import has_accounts_in, server_configuration
+from topobus.cli.system.users_file import UsersForm, changed_form, user_names, write_users
+from topobus.contracts.nats_accounts import Shape
 from topobus.runtime.certificate_facts import CertificateFacts, day, read_certificates
 from topobus.runtime.certificates import (
     AUTHORITY_FILE,
@@ -24,7 +25,7 @@ from topobus.runtime.certificates import (
     certify,
     drop_old_authorities,
 )
-from topobus.runtime.user_keys import make_passwords, new_password, password_file, read_password, write_whole
+from topobus.runtime.user_keys import PASSWORD_FILE, make_passwords, new_password, password_file, read_password, write_whole
 
 __all__ = ["keys_app"]
 
@@ -57,6 +58,24 @@ HasAccounts = Annotated[
         "Default: as the server file is; accounts in a new one.",
     ),
 ]
+ServerShape = Annotated[
+    Shape | None,
+    Parameter(
+        help="For which server: the only one, a node's own (leaf), or the hub of those. Default: as the server file is; central in a new one."
+    ),
+]
+Nodes = Annotated[
+    list[str] | None,
+    Parameter(
+        name="--node",
+        negative="",
+        help="A node with a user of its own, besides those of the server file: leaf-NODE at a hub. At a leaf: whose server it is. Default: any node.",
+    ),
+]
+LeftOut = Annotated[
+    list[str] | None,
+    Parameter(name="--without-node", negative="", help="A node of the server file whose user goes. Its password stays in FOLDER."),
+]
 
 
 @keys_app.command(name="make")
@@ -64,14 +83,18 @@ def make(
     folder: Folder,
     *,
     server_file: ServerFile = None,
+    shape: ServerShape = None,
+    nodes: Nodes = None,
+    left_out: LeftOut = None,
     has_accounts: HasAccounts = None,
     is_for_group: ForGroup = False,
     options: OutputOptions = OUTPUT_DEFAULTS,
 ) -> int:
     """Make the passwords that are missing; those that are there stay."""
-    passwords = make_passwords(folder, PRINCIPALS, is_for_group=is_for_group)
+    form = changed_form(server_file, shape=shape, has_accounts=has_accounts, nodes=nodes or (), left_out=left_out or ())
+    passwords = make_passwords(folder, user_names(form), is_for_group=is_for_group)
     if server_file is not None:
-        _write_server_file(server_file, passwords, has_accounts)
+        write_users(server_file, form, passwords)
     _tell(options, folder, server_file, sorted(passwords))
     return ExitCode.OK
 
@@ -82,18 +105,19 @@ def rotate(
     users: Annotated[list[str] | None, Parameter(help="Whose passwords. Default: everybody's.")] = None,
     *,
     server_file: ServerFile = None,
-    has_accounts: HasAccounts = None,
     is_for_group: ForGroup = False,
     options: OutputOptions = OUTPUT_DEFAULTS,
 ) -> int:
     """Make passwords anew. The server ends these users' connections when it reads its file again, and they come back with what stands in theirs."""
-    changed = [_known_user(user) for user in users or PRINCIPALS]
-    passwords = make_passwords(folder, PRINCIPALS, is_for_group=is_for_group)
+    form = changed_form(server_file)
+    names = user_names(form)
+    changed = [_known_user(user, names) for user in users or names]
+    passwords = make_passwords(folder, names, is_for_group=is_for_group)
     for user in changed:
         passwords[user] = new_password()
         write_whole(password_file(folder, user), f"{passwords[user]}\n", is_for_group=is_for_group)
     if server_file is not None:
-        _write_server_file(server_file, passwords, has_accounts)
+        write_users(server_file, form, passwords)
     if os.access(folder, os.W_OK):
         # A `topobus up` listens in this folder, and not in each user's own. Where each user has a volume the folder itself cannot be written.
         write_whole(folder / _CHANGED, f"{', '.join(changed)}\n", is_for_group=is_for_group)
@@ -180,7 +204,7 @@ def show(
             )
         _show_certificates(options, folder)
         return ExitCode.OK
-    password = read_password(password_file(folder, _known_user(user)))
+    password = read_password(password_file(folder, _known_user(user, _users_in(folder))))
     output = options.output()
     if output.is_json:
         output.document({"password": password, "user": user})
@@ -189,22 +213,15 @@ def show(
     return ExitCode.OK
 
 
-def _write_server_file(file: Path, passwords: dict[str, str], has_accounts: bool | None) -> None:
-    """Write the server's users. Nobody turns a server with streams into one that does not see them by making a password anew: unless told, the form stays."""
-    if has_accounts is None:
-        try:
-            has_accounts = has_accounts_in(file.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            has_accounts = True
-        except (OSError, UnicodeDecodeError) as err:
-            raise InputError(f"cannot read {file}: {err}", next_step="say --accounts or --one-account") from err
-    write_whole(file, server_configuration(passwords, has_accounts=has_accounts))
-
-
-def _known_user(user: str) -> str:
-    if user not in PRINCIPALS:
-        raise UsageError(f"unknown user {user!r}", next_step=f"known are {', '.join(PRINCIPALS)}")
+def _known_user(user: str, names: Sequence[str]) -> str:
+    if user not in names:
+        raise UsageError(f"unknown user {user!r}", next_step=f"known are {', '.join(names)}")
     return user
+
+
+def _users_in(folder: Path) -> tuple[str, ...]:
+    """Name the users who have a password there; those of a first start when it has none."""
+    return tuple(sorted(file.parent.name for file in folder.glob(f"*/{PASSWORD_FILE}"))) or user_names(UsersForm())
 
 
 def _tell(options: OutputOptions, folder: Path, server_file: Path | None, users: list[str]) -> None:

@@ -11,7 +11,7 @@ import binascii
 from collections.abc import Mapping
 
 from topobus.contracts.nats_permissions import PRINCIPALS
-from topobus.contracts.server_users import is_password, server_configuration
+from topobus.contracts.server_users import accounts_configuration, is_password
 from topobus.domain.errors import ConfigError
 from topobus.kubernetes.answers import Plain
 
@@ -59,7 +59,7 @@ def password_secret(principal: str, password: str) -> Plain:
 
 def server_secret(passwords: Mapping[str, str]) -> Plain:
     """Give the Secret of the server; `passwords` has one for each principal."""
-    return object_made("Secret", SERVER_SECRET, {_USERS_FILE: server_configuration(passwords, has_accounts=True)})
+    return object_made("Secret", SERVER_SECRET, {_USERS_FILE: accounts_configuration(passwords)})
 
 
 def is_ours(api_object: Plain) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from topobus.cli.system.nats_store import StoreSize, write_config
 from topobus.contracts.nats_permissions import PRINCIPALS, render_open_api
-from topobus.contracts.server_users import server_configuration
+from topobus.contracts.server_users import accounts_configuration
 from topobus.domain.errors import ConfigError
 from topobus.runtime.folder_events import FolderEvents
 from topobus.runtime.user_keys import make_passwords, password_file, read_password
@@ -63,5 +63,5 @@ class NatsUsers:
         return True
 
     def _write(self) -> str:
-        users = server_configuration(self._passwords, has_accounts=True) if self._passwords else render_open_api()
+        users = accounts_configuration(self._passwords) if self._passwords else render_open_api()
         return write_config(self._store, self._size, users, seen_as=self._seen_as)

@@ -1,0 +1,121 @@
+"""The leaf shape with users and accounts, as processes: a node and its hub work together with the rendered files, and subscribers hear at both."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from support.account_nats import LIMIT_S, AccountNats
+from support.alignment_nodes import container, pod
+from support.asking import ask_patiently
+from support.leaf_pair import version_of
+from support.relays import until_equal
+from support.running import NODE, all_services, service, system_settings, until_all_ready
+from support.secured_leaves import foreign_leaf, secured_leaves
+from topobus.contracts.catalogue import HEALTH, HINTS, INVENTORY, PLACE, PLAN, PREPARE
+from topobus.contracts.codec import decode
+from topobus.contracts.messages import HealthEvent, PlaceRequest, Prepared, PrepareRequest
+from topobus.contracts.plan_messages import PlanRequest
+from topobus.domain.health import HealthState
+from topobus.domain.outcome import Placement
+from topobus.domain.silence import Answered
+from topobus.simulation.machines import build
+
+pytestmark = pytest.mark.integration
+
+_EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "health_subscriber.py"
+_NODE_SERVICES = ("discovery", "gpu", "nic", "topology", "gateway", "relay")
+
+
+def _login(nats: AccountNats, principal: str) -> dict[str, str]:
+    settings = nats.settings(principal)
+    own = f"TOPOBUS_{principal.upper()}__NATS"
+    return {f"{own}__USER": settings.user, f"{own}__PASSWORD_FILE": settings.password_file, f"{own}__ZONE": settings.zone}
+
+
+async def _hears(nats: AccountNats, device: str, state: HealthState) -> None:
+    """Follow health as the documented subscriber does, until it has told of a device."""
+    url = nats.server.url.replace("//", "//user:user@")
+    program = await asyncio.create_subprocess_exec(
+        sys.executable, str(_EXAMPLE), env={"PATH": os.environ["PATH"], "NATS_URL": url}, stdout=asyncio.subprocess.PIPE
+    )
+    assert program.stdout is not None
+    try:
+        while True:
+            event = decode((await program.stdout.readline()).strip(), HealthEvent, where="the example's output")
+            if (event.device, event.health.state) == (device, state):
+                return
+    finally:
+        program.kill()
+        await program.wait()
+
+
+async def test_node_and_hub_work_together_when_all_have_users(nats_binary: Path) -> None:
+    """The node's services behind their accounts place and prepare; the hub has its copies, asks it through both servers' accounts, plans; subscribers hear at both."""
+    if version_of(nats_binary) < (2, 10):
+        pytest.skip("a node's own server is 2.10 or later")
+    async with asyncio.timeout(2 * LIMIT_S), AsyncExitStack() as stack:
+        # A path so short that sockets below it fit.
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="tb-")))
+        machine = build("dgx", folder / "machine")
+        shape = await stack.enter_async_context(secured_leaves(nats_binary, nodes=[NODE, "other"], behind=[NODE]))
+        leaf_nats = shape.leaves[NODE]
+        await stack.enter_async_context(service("controller", shape.hub.server.url, _login(shape.hub, "controller")))
+        settings = {
+            **system_settings(folder),
+            "TOPOBUS_ALL__NATS__PROVISIONER": "topology",
+            "TOPOBUS_RELAY__CHECK_S": "1",
+            **{name: value for principal in _NODE_SERVICES for name, value in _login(leaf_nats, principal).items()},
+        }
+        node = await stack.enter_async_context(all_services(leaf_nats.server.url, folder, order=_NODE_SERVICES, settings=settings))
+        hub = await stack.enter_async_context(shape.hub.bus("cli"))
+        leaf = await stack.enter_async_context(leaf_nats.bus("cli"))
+        await until_all_ready(node)
+        await until_equal(hub, leaf)
+        gpus = await hub.get(INVENTORY, node=NODE, device_class="gpu")
+        assert gpus is not None
+
+        wanted = pod("trainer", container(cpus=8, gpu=1))
+        placed = await ask_patiently(hub, PLACE, PlaceRequest(op_id="place-1", pod=wanted, is_dry_run=True), node=NODE)
+        assert isinstance(placed.result, Placement)
+        # An ask of the hub to a vendor's service crosses two imports, and its answer comes back by both.
+        assert isinstance(await hub.is_answered(HINTS, timeout_s=LIMIT_S, node=NODE, device_class="gpu"), Answered)
+        plan = await ask_patiently(hub, PLAN, PlanRequest(op_id="plan-1", pod=wanted), node="_")
+        assert plan.chosen is not None
+        assert isinstance(plan.chosen.result, Placement)
+        request = PrepareRequest(op_id="prepare-1", owner=wanted.owner, devices=(gpus.value.devices[0].name,))
+        async with leaf_nats.bus("gateway") as gateway:
+            prepared = await gateway.ask(PREPARE, request, node=NODE, device_class="gpu")
+        assert isinstance(prepared.result, Prepared), prepared.result
+
+        nics = await hub.get(INVENTORY, node=NODE, device_class="nic")
+        assert nics is not None
+        nic = next(device for device in nics.value.devices if str(device.pci) == machine.pci("connectx-7")[0])
+        machine.set_carrier(str(nic.pci), is_up=False)
+        await _hears(leaf_nats, nic.name, HealthState.UNHEALTHY)
+        await _hears(shape.hub, nic.name, HealthState.UNHEALTHY)
+        await until_equal(hub, leaf)
+        (newest,) = await hub.last(HEALTH, limit=1, node=NODE, device_class="nic", device=nic.name)
+        assert newest.value.health.state is HealthState.UNHEALTHY
+        assert [peer["account"] for peer in shape.linked()] == ["NODES"]
+
+
+async def test_leaf_is_let_in_with_a_nodes_user_alone(nats_binary: Path) -> None:
+    """A server that comes with a subscriber's or a controller's login is not linked: what a leaf sends is looked at less than what a client sends."""
+    if version_of(nats_binary) < (2, 10):
+        pytest.skip("a node's own server is 2.10 or later")
+    async with asyncio.timeout(LIMIT_S), secured_leaves(nats_binary, nodes=["n1"], behind=[]) as shape:
+        for user in ("user", "controller", "cli"):
+            # One client login shows that the password is right.
+            async with shape.hub.client(user) as client:
+                await client.barrier()
+            async with foreign_leaf(nats_binary, shape.link_url(user)) as leaf:
+                while "Leafnode Error" not in leaf.read_log():  # noqa: ASYNC110 - nothing tells when a server writes a line
+                    await asyncio.sleep(0.05)
+            assert shape.linked() == []
