@@ -17,6 +17,7 @@ from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.runtime import state as state_module
 from topobus.runtime.bus import Bus, Conflict, Written
 from topobus.runtime.config import NatsSettings
+from topobus.runtime.jetstream import JetStream, StoredMessage
 from topobus.simulation.nats_server import NatsServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.both_buses]
@@ -170,6 +171,29 @@ async def test_history_gives_what_can_be_read_when_the_newest_value_is_garbage(b
     with pytest.raises(ContractError):
         await bus.get(INVENTORY, **_KEY)
     assert [(entry.revision, entry.value.generation) for entry in await bus.history(INVENTORY, **_KEY)] == [(3, 2), (5, 4)]
+
+
+async def test_history_has_no_gap_when_old_values_are_dropped_while_it_is_read(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While each value is read, three others are written and the bucket drops the oldest: of what is given each value follows the one before."""
+    for generation in range(1, INVENTORY.history + 1):
+        await bus.put(INVENTORY, inventory(generation), **_KEY)
+    newest = INVENTORY.history
+    read_next = JetStream.next_message
+
+    async def read_slowly(jetstream: JetStream, stream: str, subject: str, sequence: int) -> StoredMessage | None:
+        nonlocal newest
+        message = await read_next(jetstream, stream, subject, sequence)
+        for _ in range(3 if newest <= INVENTORY.history + 3 else 0):
+            newest += 1
+            await bus.put(INVENTORY, inventory(newest), **_KEY)
+        return message
+
+    monkeypatch.setattr(JetStream, "next_message", read_slowly)
+    generations = [entry.value.generation for entry in await bus.history(INVENTORY, **_KEY)]
+
+    assert newest > INVENTORY.history
+    assert generations == list(range(generations[0], generations[0] + len(generations)))
+    assert 1 not in generations
 
 
 async def test_fingerprint_tells_a_value_from_every_other_when_nobody_reads_it(bus: Bus) -> None:

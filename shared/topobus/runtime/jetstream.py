@@ -139,7 +139,10 @@ class JetStream:
         return await self._message(stream, {"seq": sequence, "next_by_subj": subject})
 
     async def messages_of(self, stream: str, subject: str) -> AsyncGenerator[StoredMessage, None]:
-        """Read all messages of one subject that are there now, oldest first, without a consumer. Cost: a request each."""
+        """Read all messages of one subject that are there now, oldest first, without a consumer. Cost: a request each.
+
+        While somebody writes, the oldest go meanwhile: between two messages that are gone at the end there may have been others (`oldest_sequence`).
+        """
         newest = await self.last_message(stream, subject)
         position = 0
         while newest is not None and position < newest.sequence:
@@ -148,6 +151,11 @@ class JetStream:
                 return
             position = message.sequence
             yield message
+
+    async def oldest_sequence(self, stream: str, subject: str) -> int:
+        """Give the sequence of the oldest message of one subject that is still there; 0: there is none."""
+        message = await self.next_message(stream, subject, 1)
+        return message.sequence if message is not None else 0
 
     async def _message(self, stream: str, query: dict[str, Any]) -> StoredMessage | None:
         try:

@@ -171,6 +171,8 @@ class States:
     async def history(self, state: State[M], parts: dict[str, str], *, has_deleted: bool = False) -> tuple[Entry[M], ...]:
         """Read the kept values of one key since it was last deleted, oldest first; those that nobody can read are left out.
 
+        The values are read one by one. Those that the bucket dropped meanwhile are left out, too: after one of them another may have been dropped before it was read, and
+        who walks through a history takes two neighbours for one change.
         Shapes: has_deleted — those from before a deletion as well: evidence of what was there.
         """
         key = state.key(**parts)
@@ -188,9 +190,10 @@ class States:
                     except ContractError:
                         continue
                     entries.append(Entry(parts=parts, revision=message.sequence, value=value))
+            oldest = await self._jetstream.oldest_sequence(bucket_stream(state), bucket_subject(state, key))
         except JetStreamError as err:
             raise PeerUnavailable(f"cannot read {state.bucket}/{key}: {err}") from err
-        return tuple(entries)
+        return tuple(entry for entry in entries if 0 < oldest <= entry.revision)
 
     async def watch(self, state: State[M], parts: dict[str, str], on_rejected: Rejected | None = None) -> AsyncGenerator[Change[M], None]:
         """Tell the snapshot, its end, then every change, for ever. One key that is named wholly is read without a consumer, and of several changes at once the newest is told.
