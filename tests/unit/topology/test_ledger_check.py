@@ -95,6 +95,35 @@ def test_ledger_is_put_back_when_it_does_not_explain_itself(ledger: Ledger, disc
     assert checked.ledger.sequence == _KNOWN.sequence
 
 
+def _adopted_two(ledger: Ledger, name: str, *devices: str) -> Ledger:
+    step = transitions.adopt(ledger, op_id=f"adopt-{name}", owner=_owner(name), devices={"gpu": devices}, decision_id=f"d-{name}")
+    assert not isinstance(step, Refusal)
+    return step.ledger
+
+
+_GIVEN_AND_DISPLACED = _adopted(_adopted_two(_KNOWN, "c", "gpu-2", "gpu-3"), "d", "gpu-3")
+
+
+def test_ledger_is_accepted_when_an_owner_came_and_lost_a_part_since_the_last_look() -> None:
+    """Another instance gave an owner two devices and then one of them to the next owner: what is left of the first is explained by both records together."""
+    checked = check_stored_ledger(_KNOWN, _GIVEN_AND_DISPLACED, is_next=False)
+
+    assert checked.discrepancy is None
+    assert checked.ledger is _GIVEN_AND_DISPLACED
+
+
+def test_ledger_is_put_back_when_an_owner_lost_a_part_and_no_record_says_that_it_came() -> None:
+    """The record of the loss alone explains no owner that nobody has heard of, while all records are sure to be there."""
+    operations = {op_id: record for op_id, record in _GIVEN_AND_DISPLACED.operations.items() if op_id != "adopt-c"}
+    renumbered = {**operations, "adopt-d": structs.replace(operations["adopt-d"], number=_KNOWN.sequence + 1)}
+    forged = structs.replace(_GIVEN_AND_DISPLACED, sequence=_KNOWN.sequence + 1, operations=renumbered)
+
+    checked = check_stored_ledger(_KNOWN, forged, is_next=True)
+
+    assert checked.discrepancy is Discrepancy.UNEXPLAINED
+    assert _C not in checked.ledger.allocations
+
+
 def test_ledger_keeps_both_sides_when_two_instances_answered_apart_from_each_other() -> None:
     """After a store was put back, an instance that knew less has gone on in a later epoch: its answers stay, ours too, and what is held by us is not taken."""
     behind = _adopted(Ledger(node="n1"), "a", "gpu-0")

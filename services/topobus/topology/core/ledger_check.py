@@ -81,10 +81,13 @@ def check_stored_ledger(cached: Ledger, stored: Ledger, *, is_next: bool) -> Che
         return CheckedLedger(ledger=structs.replace(cached, epoch=cached.epoch + 1), discrepancy=discrepancy or Discrepancy.CONTRADICTORY)
     if discrepancy is Discrepancy.ROLLED_BACK:
         return CheckedLedger(ledger=structs.replace(cached, epoch=max(cached.epoch, stored.epoch) + 1), discrepancy=discrepancy)
-    last = _newest_records(cached, stored)
-    strange = [key for key in sorted(cached.allocations.keys() | stored.allocations.keys()) if not _is_explained(cached, stored, key, last)]
+    words = _newer_records(cached, stored)
+    strange = [
+        key for key in sorted(cached.allocations.keys() | stored.allocations.keys()) if not _is_explained(cached, stored, key, words)
+    ]
     if not strange and _keeps_answers(cached, stored):
         return CheckedLedger(ledger=stored)
+    last = {key: records[-1] for key, records in words.items()}
     return CheckedLedger(ledger=_mended(cached, stored, frozenset(strange), last), discrepancy=Discrepancy.UNEXPLAINED)
 
 
@@ -98,31 +101,36 @@ def _numbers(ledger: Ledger, stored: Ledger, *, is_next: bool) -> Discrepancy | 
     return Discrepancy.JUMPED if is_next and stored.epoch == ledger.epoch and ahead > 1 else None
 
 
-def _newest_records(ledger: Ledger, stored: Ledger) -> dict[str, tuple[str, OperationRecord]]:
-    """Give for each owner the newest record that names it and that is not known yet, with its operation id."""
+def _newer_records(ledger: Ledger, stored: Ledger) -> dict[str, list[tuple[str, OperationRecord]]]:
+    """Give for each owner the records that name it and that are not known yet, oldest first, each with its operation id."""
     newer = sorted((record.number, op_id) for op_id, record in stored.operations.items() if op_id not in ledger.operations)
-    words: dict[str, tuple[str, OperationRecord]] = {}
+    words: dict[str, list[tuple[str, OperationRecord]]] = {}
     for _, op_id in newer:
         record = stored.operations[op_id]
         if not isinstance(record.outcome, Refusal):
             for key in (record.owner_key, *(owner.key for owner in record.displaced)):
-                words[key] = (op_id, record)
+                words.setdefault(key, []).append((op_id, record))
     return words
 
 
-def _is_explained(ledger: Ledger, stored: Ledger, key: str, last: Mapping[str, tuple[str, OperationRecord]]) -> bool:
-    """Say whether what an owner holds is as it was, or as the newest record about it says."""
+def _is_explained(ledger: Ledger, stored: Ledger, key: str, words: Mapping[str, list[tuple[str, OperationRecord]]]) -> bool:
+    """Say whether what an owner holds is as it was, or as the newest record about it says.
+
+    Between the two ledgers the owner may have been given something by one operation and have lost a part of it by the next: the newest record speaks of the loss alone.
+    """
     before, after = ledger.allocations.get(key), stored.allocations.get(key)
     if before == after:
         return True
-    if key not in last:
-        # So far ahead, the record may have been dropped to keep the ledger small.
-        return stored.sequence - ledger.sequence > _RECORDS_SURE
-    record = last[key][1]
+    # So far ahead, records may have been dropped to keep the ledger small.
+    may_be_dropped = stored.sequence - ledger.sequence > _RECORDS_SURE
+    if key not in words:
+        return may_be_dropped
+    was_given = may_be_dropped or any(record.owner_key == key and record.verb != "release" for _, record in words[key])
+    record = words[key][-1][1]
     if record.owner_key != key:
-        return after is None or before is not None
+        return after is None or before is not None or was_given
     if record.verb == "release":
-        return after is None or _is_only_unprepared(before, after)
+        return after is None or _is_only_unprepared(before, after) or (was_given and not after.is_prepared)
     return after is not None
 
 
