@@ -70,11 +70,13 @@ class NatsServer:
         environment: Mapping[str, str] = MappingProxyType({}),
         parent: Path | None = None,
         store_limit: str = "",
+        start_limit_s: float = _START_LIMIT_S,
     ) -> None:
         """Prepare a server; `environment` comes on top of our own: `config` may name its variables, as passwords do.
 
         Shapes: parent — where its folder is made; None: the system's temporary folder. store_limit — how much all streams together may reserve, as in
         `64GB`; empty: the server's own choice, three quarters of what the disk has left.
+        Units: start_limit_s — seconds that a start may take.
         """
         self.binary = binary or find_nats_server()
         self.port = port or free_port()
@@ -82,6 +84,7 @@ class NatsServer:
         self.store = self.folder / "store"
         self.log = self.folder / "nats.log"
         self._config = config
+        self._start_limit_s = start_limit_s
         self._store_limit = f", max_file_store: {store_limit}" if store_limit else ""
         self._environment = {**os.environ, **environment}
         self._process: asyncio.subprocess.Process | None = None
@@ -114,13 +117,13 @@ class NatsServer:
                 str(self.binary), "-c", str(file), stdout=log, stderr=log, env=self._environment
             )
         try:
-            async with asyncio.timeout(_START_LIMIT_S):
+            async with asyncio.timeout(self._start_limit_s):
                 while not await self._is_answering():
                     if self._process.returncode is not None:
                         raise RuntimeError(f"nats-server ended with status {self._process.returncode}:\n{self.read_log()}")
                     await asyncio.sleep(0.01)
         except TimeoutError as err:
-            raise RuntimeError(f"nats-server did not answer within {_START_LIMIT_S:g} s:\n{self.read_log()}") from err
+            raise RuntimeError(f"nats-server did not answer within {self._start_limit_s:g} s:\n{self.read_log()}") from err
 
     async def stop(self) -> None:
         """End the process in order; the store stays."""

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from topobus.contracts.catalogue import ADOPT, COMMIT, LEDGER, PLACE, RELEASE
-from topobus.contracts.messages import CommitRequest
+from topobus.contracts.messages import CommitRequest, PlaceRequest, ReleaseRequest
 from topobus.contracts.nouns import Ask
 from topobus.domain.errors import InvariantError, PeerUnavailable
 from topobus.domain.ledger import Holders
 from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner, OwnerKind
+from topobus.domain.request import ContainerRequest, Owner, OwnerKind, PodRequest
 from topobus.runtime.bus import Bus
 from topobus.runtime.config import NatsSettings
 from topobus.runtime.failures import NobodyThere
@@ -46,8 +46,10 @@ _SETTLED_S = _ASK_S + 2.5
 _PAUSE_S = 0.02
 # The ledger keeps 256 answers: who asks again after so many others came may be answered anew.
 _REPEATABLE = 120
-# However loaded the machine is, and whatever fault is on: this only ends a run that goes on no more.
-_STUCK_S = 120.0
+# While no fault is on: this only ends a run that goes on no more, however loaded the machine is.
+_STUCK_S = 180.0
+# Before the first operation a machine that has much else to do may take its time.
+_SET_UP_S = 60.0
 _NOBODY = Owner(kind=OwnerKind.POD, name="nobody", uid="uid-nobody")
 
 
@@ -88,12 +90,12 @@ class BulkResult:
 async def run_bulk(options: BulkOptions, folder: Path) -> BulkResult:
     """Run until all operations are done, the time is over or a violation was found."""
     async with AsyncExitStack() as stack:
-        server = await stack.enter_async_context(NatsServer(binary=options.nats_server, parent=folder))
+        server = await stack.enter_async_context(NatsServer(binary=options.nats_server, parent=folder, start_limit_s=_SET_UP_S))
         proxy = await stack.enter_async_context(NatsProxy(server.port, options.seed))
-        settings = NatsSettings(url=proxy.url, timeout_s=_ASK_S)
-        bus = await stack.enter_async_context(Bus.session(settings, name="topobus-cli"))
-        await bus.provision()
-        await publish_small_node(bus)
+        async with Bus.session(NatsSettings(url=proxy.url, timeout_s=_SET_UP_S), name="topobus-cli") as patient:
+            await patient.provision()
+            await publish_small_node(patient)
+        bus = await stack.enter_async_context(Bus.session(NatsSettings(url=proxy.url, timeout_s=_ASK_S), name="topobus-cli"))
         environment = {**SETTINGS, "TOPOBUS_ALL__NATS__URL": proxy.url}
         topology = ServiceProcess("topology", environment, folder, program=options.program)
         twin = ServiceProcess("topology", environment, folder, label="topology-twin", program=options.program)
@@ -113,10 +115,19 @@ class _Troublemaker:
         self.topology = topology
         self.twin = twin
         self.done: Counter[str] = Counter()
+        self.ended_at = time.monotonic()
+        """When the last fault was over; a fault that is on ends now."""
 
     async def do(self, planned: Planned) -> None:
         """Do one fault, and return when it is over; what was hit may be on its way back still."""
         self.done[planned.name] += 1
+        self.ended_at = float("inf")
+        try:
+            await self._do(planned)
+        finally:
+            self.ended_at = time.monotonic()
+
+    async def _do(self, planned: Planned) -> None:
         match planned.fault:
             case Fault.KILL_SERVICE:
                 await self.topology.kill()
@@ -215,7 +226,9 @@ class _BulkRun:
 
     async def _settle(self) -> None:
         """Come to rest: an answer now means that whatever is older has been followed, or never will be."""
-        await asyncio.sleep(_SETTLED_S if self._histories.has_unknown else 0)
+        if self._histories.has_unknown:
+            await asyncio.sleep(_SETTLED_S)
+            await self._write_over()
         op_id = f"{self._options.seed}-rest-{next(self._numbers)}"
         await self._perform(Draft(op_id=op_id, verb=Verb.COMMIT, owner=_NOBODY, request=CommitRequest(op_id=op_id, owner=_NOBODY)))
         await self._perform(Draft(op_id=op_id, verb=Verb.READ, owner=_NOBODY))
@@ -224,6 +237,14 @@ class _BulkRun:
         self._result.checked_s += time.monotonic() - began
         self._result.widest = self._histories.widest
         self._result.violation = self._result.violation or self._histories.violation
+
+    async def _write_over(self) -> None:
+        """Write the ledger twice: a write of a killed process that a slow server has not taken yet has lost its compare-and-set by then."""
+        op_id = f"{self._options.seed}-over-{next(self._numbers)}"
+        pod = PodRequest(owner=_NOBODY, containers=(ContainerRequest(name="main"),))
+        await self._asked(Draft(op_id=op_id, verb=Verb.PLACE, owner=_NOBODY, request=PlaceRequest(op_id=op_id, pod=pod)))
+        op_id += "-end"
+        await self._asked(Draft(op_id=op_id, verb=Verb.RELEASE, owner=_NOBODY, request=ReleaseRequest(op_id=op_id, owner=_NOBODY)))
 
     async def _perform(self, draft: Draft) -> None:
         operation = Operation(next(self._numbers), draft)
@@ -241,24 +262,22 @@ class _BulkRun:
 
     async def _asked(self, draft: Draft) -> Any:
         """Ask until there is an answer; None when there will be none that is sure to be the first one's."""
-        done_before = self._result.operations
+        done_before, began = self._result.operations, time.monotonic()
         is_sent = False
-        try:
-            async with asyncio.timeout(_STUCK_S):
-                while True:
-                    try:
-                        if draft.request is None:
-                            return await self._read()
-                        return await self._bus.ask(_ASKS[draft.verb], draft.request, timeout_s=_ASK_S, node=NODE)
-                    except PeerUnavailable as err:
-                        # When the server says that nobody listens, nothing was done.
-                        is_sent = is_sent or not isinstance(err.__cause__, NobodyThere)
-                    if is_sent and draft.request is not None and not self._may_repeat(draft, done_before):
-                        return None
-                    await asyncio.sleep(_PAUSE_S)
-        except TimeoutError:
-            self._result.violation = Violation(f"operation {draft.op_id} ({draft.verb}) had no answer for {_STUCK_S:g} s")
-            return None
+        # A fault is no reason to call the system stuck: the time counts from its end.
+        while time.monotonic() - max(began, self._trouble.ended_at) < _STUCK_S:
+            try:
+                if draft.request is None:
+                    return await self._read()
+                return await self._bus.ask(_ASKS[draft.verb], draft.request, timeout_s=_ASK_S, node=NODE)
+            except PeerUnavailable as err:
+                # When the server says that nobody listens, nothing was done.
+                is_sent = is_sent or not isinstance(err.__cause__, NobodyThere)
+            if is_sent and draft.request is not None and not self._may_repeat(draft, done_before):
+                return None
+            await asyncio.sleep(_PAUSE_S)
+        self._result.violation = Violation(f"operation {draft.op_id} ({draft.verb}) had no answer for {_STUCK_S:g} s")
+        return None
 
     def _may_repeat(self, draft: Draft, done_before: int) -> bool:
         """Say whether the ledger still keeps the first answer; of kubelet's own allocations, which kubelet never asks for again, it keeps the newest few only."""

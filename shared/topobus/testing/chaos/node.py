@@ -231,7 +231,7 @@ async def chaos_node(folder: Path, seed: int, shape: Shape) -> AsyncIterator[Cha
         if shape.is_leaf:
             server, hub_server, link = leaf_servers(NODE, folder, shape.nats_server)
         else:
-            server = NatsServer(binary=shape.nats_server, parent=folder, store_limit="64GB")
+            server = NatsServer(binary=shape.nats_server, parent=folder, store_limit="64GB", start_limit_s=_READY_S)
             # Beside the services' logs, which are kept when something was violated.
             server.log = folder / "nats.log"
         server.store.mkdir()
