@@ -70,7 +70,8 @@ class BusOptions(OutputOptions):
         nats = settings.nats if self.nats is None else msgspec.structs.replace(settings.nats, url=self.nats)
         login = None if nats.user or nats.credentials_file else find_login(nats.url)
         if login is not None:
-            nats = msgspec.structs.replace(nats, user=login.user, password_file=login.password_file)
+            ca_file = nats.tls_ca_file or login.tls_ca_file
+            nats = msgspec.structs.replace(nats, user=login.user, password_file=login.password_file, tls_ca_file=ca_file)
         return msgspec.structs.replace(settings, nats=nats)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import nats.errors
 from nats.aio.client import Client
@@ -40,7 +41,15 @@ class GatedClient(Client):
         if self._tls_because and not self.is_encrypted:
             server = self._current_server.uri if self._current_server is not None else None
             raise NotEncrypted(f"{server.hostname}:{server.port}" if server is not None else "?", self._tls_because)
+        self._keep_quiet_at_the_end()
         return super()._connect_command()
+
+    def _keep_quiet_at_the_end(self) -> None:
+        """Let asyncio know that this connection is encrypted: nats-py's upgrade does not, and each end of it would be a line in the log."""
+        transport = self._transport
+        if self.is_encrypted and isinstance(transport, TcpTransport) and transport._io_writer is not None:
+            stream: Any = transport._io_writer.transport
+            stream.get_protocol()._over_ssl = True
 
     @property
     def is_encrypted(self) -> bool:

@@ -23,6 +23,7 @@ IMAGE_VARIABLE = "TOPOBUS_NATS_IMAGE"
 _DEFAULT_IMAGE = "nats:2"
 # Debian puts servers where a user's PATH does not look.
 _SYSTEM_PLACES = (Path("/usr/sbin/nats-server"), Path("/usr/local/bin/nats-server"), Path("/usr/local/sbin/nats-server"))
+_TLS_IN_IMAGE = "/nats-tls"
 _INSTALL_TIMEOUT_S = 300.0
 _DOCKER_TIMEOUT_S = 20.0
 
@@ -34,16 +35,22 @@ class NatsProgram:
     program: Path
     image: str = ""
 
-    def command(self, *, port: int, store: Path, monitor_port: int = 0, config: str = "") -> tuple[str, ...]:
-        """Build the command of a server with JetStream that listens on loopback alone; 0: no monitoring.
+    def command(
+        self, *, port: int, store: Path, monitor_port: int = 0, config: str = "", address: str = "127.0.0.1", tls: Path | None = None
+    ) -> tuple[str, ...]:
+        """Build the command of a server with JetStream; 0: no monitoring.
 
-        `config` is a file's name in the store; it says where the store is (`store_path`), for a server that is told so twice does not start.
+        Shapes: config — a file's name in the store; it says where the store is (`store_path`), for a server that is told so twice does not start. address — where it
+                listens. tls — folder of its certificate; the configuration names it by `tls_path`, and says where a program's own monitoring listens.
         """
         storing = ("-js",) if config else ("-js", "-sd", self.store_path(store))
         if not self.image:
-            more = (("-m", str(monitor_port)) if monitor_port else ()) + (("-c", str(store / config)) if config else ())
-            return (str(self.program), "-a", "127.0.0.1", "-p", str(port), *storing, *more)
-        published: tuple[str, ...] = ("-p", f"127.0.0.1:{port}:4222", "-v", f"{store}:/data")
+            # By the command line it would listen wherever clients are listened to.
+            more = (("-m", str(monitor_port)) if monitor_port and tls is None else ()) + (("-c", str(store / config)) if config else ())
+            return (str(self.program), "-a", address, "-p", str(port), *storing, *more)
+        published: tuple[str, ...] = ("-p", f"{f'[{address}]' if ':' in address else address}:{port}:4222", "-v", f"{store}:/data")
+        if tls is not None:
+            published += ("-v", f"{tls}:{_TLS_IN_IMAGE}:ro")
         more = ("-c", f"/data/{config}") if config else ()
         if monitor_port:
             published += ("-p", f"127.0.0.1:{monitor_port}:8222")
@@ -53,6 +60,10 @@ class NatsProgram:
     def store_path(self, store: Path) -> str:
         """Give the store's path as the server sees it."""
         return "/data" if self.image else str(store)
+
+    def tls_path(self, tls: Path) -> str:
+        """Give the path of the certificate's folder as the server sees it."""
+        return _TLS_IN_IMAGE if self.image else str(tls)
 
     def cleanup(self, *, port: int) -> tuple[str, ...]:
         """Build the command that removes what a killed run left; empty when nothing can be left."""

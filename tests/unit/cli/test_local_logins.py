@@ -46,6 +46,25 @@ def test_login_is_not_found_when_another_server_is_meant(url: str) -> None:
         assert find_login(url) is None
 
 
+@pytest.mark.parametrize(
+    ("url", "is_found"),
+    [
+        ("tls://10.0.0.1:4222", True),
+        ("tls://gpu1.example.org:4222", True),
+        ("tls://[fd00::1]:4222", True),
+        ("nats://127.0.0.1:4222", True),
+        ("tls://10.0.0.2:4222", False),
+        ("tls://gpu1.example.org:4223", False),
+    ],
+    ids=["address", "name", "ipv6", "loopback", "another-address", "another-port"],
+)
+def test_login_is_found_by_a_name_when_the_server_is_reached_by_it(url: str, is_found: bool) -> None:
+    """A server that other machines reach, too, is the same by each name of its certificate, and no other one is."""
+    login = LocalLogin(user="cli", password_file="/p", tls_ca_file="/ca.crt", hosts=("10.0.0.1", "gpu1.example.org", "fd00::1"))
+    with announced_login(4222, login):
+        assert find_login(url) == (login if is_found else None)
+
+
 def test_login_is_not_found_when_its_process_was_killed(parent: Path) -> None:
     """What a killed run left is not believed: somebody else may have the port now. The next run on that port is."""
     code = (

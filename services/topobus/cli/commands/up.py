@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import signal
 import socket
 from pathlib import Path
@@ -19,6 +20,7 @@ from topobus.cli.options import OUTPUT_DEFAULTS, OutputOptions
 from topobus.cli.render.output import Output
 from topobus.cli.render.program_status import log_text, status_line, status_table
 from topobus.cli.system.local_logins import is_local
+from topobus.cli.system.nats_listening import Listening
 from topobus.cli.system.state_folder import state_folder
 from topobus.cli.system.supervision import ProgramState, ProgramStatus
 from topobus.cli.system.system import (
@@ -48,6 +50,21 @@ def up(
         bool,
         Parameter(name="--open", negative="", help="NATS without users: every user of this machine may do everything. On loopback only."),
     ] = False,
+    listen: Annotated[
+        str | None,
+        Parameter(
+            name="--listen",
+            help="Let other machines reach NATS at this address of this machine (0.0.0.0: all), by TLS and with users. Default: loopback only.",
+        ),
+    ] = None,
+    names: Annotated[
+        list[str] | None,
+        Parameter(
+            name="--name",
+            negative="",
+            help="With --listen: a host name or address by which others reach this machine, for its certificate.",
+        ),
+    ] = None,
     options: OutputOptions = OUTPUT_DEFAULTS,
 ) -> int:
     """Start NATS and the eight services and keep them running; Ctrl-C stops everything."""
@@ -59,6 +76,7 @@ def up(
         raise InputError(f"--root {root} has no folder sys in it", next_step="give the folder that holds sys and proc")
     if is_open and nats is not None:
         _refuse_open(nats)
+    listening = _listening(listen, names or [], nats, is_open=is_open)
     name = node or (socket.gethostname().lower() if real else DEMO_NODE)
     with state_folder(directory) as state:
         if root is None and not real:
@@ -67,7 +85,33 @@ def up(
                 build(profile or "dgx", hardware)
         else:
             hardware = (root or Path("/")).absolute()
-        return asyncio.run(_up(state, hardware, name, nats, options.output(), is_open=is_open))
+        return asyncio.run(_up(state, hardware, name, nats, options.output(), listening, is_open=is_open))
+
+
+def _listening(listen: str | None, names: list[str], nats: str | None, *, is_open: bool) -> Listening:
+    """Read where NATS shall listen."""
+    if listen is None:
+        if names:
+            raise UsageError("--name is for a server that others reach", next_step="give --listen ADDRESS, too")
+        return Listening()
+    if nats is not None:
+        raise UsageError(
+            "--listen is for a server that this command starts, and --nats names another one", next_step="leave one of both out"
+        )
+    try:
+        listening = Listening(address=str(ipaddress.ip_address(listen.strip("[]"))), names=tuple(names))
+    except ValueError as err:
+        raise UsageError(
+            f"--listen: got {listen!r}, wanted an address of this machine", next_step="give 0.0.0.0 for all, and host names by --name"
+        ) from err
+    if is_open and listening.has_tls:
+        raise UsageError(
+            f"--open leaves the users out, on this machine's loopback interface only, and --listen {listen} lets other machines in",
+            next_step="leave one of both out: whoever reaches a NATS without users may do everything",
+        )
+    if names and not listening.has_tls:
+        raise UsageError(f"--listen {listen} lets nobody else in, so its server has no certificate", next_step="leave --name out")
+    return listening
 
 
 def _refuse_open(nats: str) -> None:
@@ -79,14 +123,16 @@ def _refuse_open(nats: str) -> None:
         )
 
 
-async def _up(state: Path, hardware: Path, node: str, nats: str | None, output: Output, *, is_open: bool) -> int:
+async def _up(state: Path, hardware: Path, node: str, nats: str | None, output: Output, listening: Listening, *, is_open: bool) -> int:
     me = asyncio.current_task()
     assert me is not None
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, me.cancel)
     output.show(Text(f"node {node}, hardware {hardware}, state {state}", "faint"))
     try:
-        async with start_system(state, hardware_root=hardware, node=node, nats_url=nats, is_open=is_open, say=output.note) as system:
+        async with start_system(
+            state, hardware_root=hardware, node=node, nats_url=nats, is_open=is_open, listening=listening, say=output.note
+        ) as system:
             await _follow(system, output)
     except asyncio.CancelledError:
         # Ctrl-C and SIGTERM are how this command ends; by now everything is stopped.
@@ -129,6 +175,7 @@ async def _follow(system: System, output: Output) -> None:
                         "node": system.node,
                         "nats": read_url(system.nats_url)[1],
                         "subscriber": subscriber,
+                        "elsewhere": {"nats": system.url_elsewhere, "tls_ca_file": system.tls_ca_file} if system.url_elsewhere else None,
                     }
                 )
             output.show(_hint(system, statuses))
@@ -149,7 +196,21 @@ def _hint(system: System, statuses: tuple[ProgramStatus, ...]) -> Text:
         text.append(f"export TOPOBUS_ALL__NATS__URL={read_url(system.nats_url)[1]}; ", "title")
     text.append("topobus machine", "title")
     text.append("   Ctrl-C stops everything", "faint")
-    if system.has_users:
+    if system.url_elsewhere:
+        text.append(_hint_elsewhere(system), "faint")
+    elif system.has_users:
         server = system.nats_url.replace("nats://", f"nats://user:$(cat {system.password_file('user')})@")
         text.append(f"\nA subscriber of your own, as NATS' user `user`: NATS_URL={server}", "faint")
     return text
+
+
+def _hint_elsewhere(system: System) -> str:
+    """Say what another machine needs to connect."""
+    ca_file = Path(system.tls_ca_file).name if system.tls_ca_file else ""
+    files = [name for name in (system.tls_ca_file, str(system.password_file("cli"))) if name]
+    trust = f" TOPOBUS_CLI__NATS__TLS_CA_FILE={ca_file}" if ca_file else ""
+    return (
+        f"\nFrom another machine: copy {' and '.join(files)} there, then"
+        f"\nexport TOPOBUS_ALL__NATS__URL={system.url_elsewhere}{trust} TOPOBUS_CLI__NATS__USER=cli TOPOBUS_CLI__NATS__PASSWORD_FILE=password"
+        f"\nOther users (a subscriber is `user`): {system.layout.nats_users}/USER/password"
+    )

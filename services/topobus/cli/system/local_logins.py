@@ -32,6 +32,10 @@ class LocalLogin(Struct, frozen=True, kw_only=True):
 
     user: str
     password_file: str
+    tls_ca_file: str = ""
+    """Whom to trust; empty: the server has no TLS, or a certificate that the system trusts."""
+    hosts: tuple[str, ...] = ()
+    """Names and addresses of this server besides those of loopback."""
 
 
 class _Note(Struct, frozen=True, kw_only=True):
@@ -73,7 +77,7 @@ def find_login(url: str) -> LocalLogin | None:
         port = parts.port or _DEFAULT_PORT
     except ValueError:
         return None
-    if "," in url or parts.username is not None or not _is_loopback(parts.hostname or ""):
+    if "," in url or parts.username is not None:
         return None
     folder = _folder()
     try:
@@ -82,7 +86,10 @@ def find_login(url: str) -> LocalLogin | None:
     except OSError:
         return None
     note = _read(folder / _name(port))
-    return note.login if note is not None and note.started == _started(note.pid) else None
+    if note is None or note.started != _started(note.pid):
+        return None
+    host = parts.hostname or ""
+    return note.login if _is_loopback(host) or host in note.login.hosts else None
 
 
 def is_local(url: str) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import ssl
 from pathlib import Path
 
 import msgspec
@@ -80,12 +81,17 @@ def has_room(folder: Path) -> bool:
     return disk.f_bavail * disk.f_frsize >= _ROOM_BYTES
 
 
-async def probe_jetstream(host: str, port: int, monitor_port: int, *, user: str = "", password: str = "") -> bool:
-    """Say whether a NATS server on this machine stores messages: it answers, JetStream is on, and no stream of it stands still."""
-    return await _answers_for_jetstream(host, port, user, password) and await probe_http(monitor_port, "/healthz")
+async def probe_jetstream(
+    host: str, port: int, monitor_port: int, *, user: str = "", password: str = "", ca_file: str | None = None
+) -> bool:
+    """Say whether a NATS server on this machine stores messages: it answers, JetStream is on, and no stream of it stands still.
+
+    Shapes: ca_file — whom to trust, for a server with TLS; empty: whom the system trusts; None: the server has no TLS.
+    """
+    return await _answers_for_jetstream(host, port, user, password, ca_file) and await probe_http(monitor_port, "/healthz")
 
 
-async def _answers_for_jetstream(host: str, port: int, user: str, password: str) -> bool:
+async def _answers_for_jetstream(host: str, port: int, user: str, password: str, ca_file: str | None) -> bool:
     login = {"user": user, "pass": password} if user else {}
     hello = {"verbose": False, "headers": True, "no_responders": True, "name": "topobus-up", **login}
     asking = b"CONNECT %s\r\nSUB %s 1\r\nPUB %s %s 0\r\n\r\n" % (
@@ -98,6 +104,11 @@ async def _answers_for_jetstream(host: str, port: int, user: str, password: str)
         async with asyncio.timeout(_PROBE_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(host, port)
             try:
+                if ca_file is not None:
+                    # The server's greeting comes in clear; nothing of ours goes out before.
+                    await reader.readline()
+                    context = await asyncio.to_thread(ssl.create_default_context, cafile=ca_file or None)
+                    await writer.start_tls(context, server_hostname=host)
                 writer.write(asking)
                 while line := await reader.readline():
                     if line.startswith((b"MSG ", b"HMSG ")):

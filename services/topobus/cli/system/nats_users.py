@@ -23,12 +23,13 @@ __all__ = ["NatsUsers"]
 class NatsUsers:
     """The users of one server; none when `folder` is None."""
 
-    def __init__(self, folder: Path | None, store: Path, size: StoreSize, seen_as: str) -> None:
-        """Make the passwords that are missing, and write the server's configuration; `seen_as` is the store's path for the server."""
+    def __init__(self, folder: Path | None, store: Path, size: StoreSize, seen_as: str, more: str = "") -> None:
+        """Make the passwords that are missing, and write the server's configuration; `seen_as` is the store's path for the server, `more` other lines."""
         self._folder = folder
         self._store = store
         self._size = size
         self._seen_as = seen_as
+        self._more = more
         self._passwords = make_passwords(folder, PRINCIPALS) if folder is not None else {}
         self.config = self._write()
         """Name of the configuration's file in the store."""
@@ -64,4 +65,4 @@ class NatsUsers:
 
     def _write(self) -> str:
         users = accounts_configuration(self._passwords) if self._passwords else render_open_api()
-        return write_config(self._store, self._size, users, seen_as=self._seen_as)
+        return write_config(self._store, self._size, self._more + users, seen_as=self._seen_as)

@@ -21,6 +21,7 @@ from typing import Literal
 
 from topobus.cli.system.account_store import bring_store
 from topobus.cli.system.local_logins import LocalLogin, announced_login
+from topobus.cli.system.nats_listening import Listening, NatsCertificate, free_to_listen
 from topobus.cli.system.nats_store import (
     StoreSize,
     has_room,
@@ -97,6 +98,16 @@ class Layout:
         """Passwords of NATS' users, each in a folder of its own."""
         return self.state / "nats-users"
 
+    @property
+    def nats_tls(self) -> Path:
+        """Certificate of a NATS server that is reached from other machines, as of `topobus keys certify`."""
+        return self.state / "nats-tls"
+
+    @property
+    def authority(self) -> Path:
+        """The authority that signs this certificate."""
+        return self.state / "authority"
+
 
 @dataclass(kw_only=True)
 class System:
@@ -109,12 +120,17 @@ class System:
     http_ports: Mapping[str, int] = field(default_factory=dict)
     has_users: bool = False
     """Whether this NATS wants a login: one that we started ourselves, and not open."""
+    tls_ca_file: str = ""
+    """Whom to trust; empty: no TLS, or whom the system trusts."""
+    url_elsewhere: str = ""
+    """Where other machines connect; empty: they cannot."""
 
     def settings_of(self, principal: str) -> NatsSettings:
         """Give the settings of a connection as one of NATS' users."""
         if not self.has_users:
             return NatsSettings(url=self.nats_url)
-        return NatsSettings(url=self.nats_url, user=principal, password_file=str(self.password_file(principal)), zone=_zone(principal))
+        password = str(self.password_file(principal))
+        return NatsSettings(url=self.nats_url, user=principal, password_file=password, zone=_zone(principal), tls_ca_file=self.tls_ca_file)
 
     def password_file(self, principal: str) -> Path:
         """Name the file of a user's password."""
@@ -133,13 +149,14 @@ async def start_system(
     node: str,
     nats_url: str | None = None,
     is_open: bool = False,
+    listening: Listening | None = None,
     environment: Mapping[str, str] | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> AsyncIterator[System]:
     """Start NATS (unless one is given) and all services; stop everything at the end, whatever ends it.
 
     Shapes: environment — settings of services as their variables, on top of what this process's environment says. is_open — start NATS without users: whoever reaches
-            this machine's loopback interface may do everything. A server that is given is used as the environment says.
+            this machine's loopback interface may do everything. listening — where NATS listens; None: on loopback. A server that is given is used as the environment says.
     """
     layout = Layout(state=state)
     for folder in (layout.logs, layout.nats, layout.kubelet, layout.cdi, layout.gateway):
@@ -149,18 +166,19 @@ async def start_system(
     async with Supervisor(layout.logs) as supervisor:
         # What somebody says of a server of ours by the environment wins; of theirs we know nothing.
         store: dict[str, str] = {}
+        certificate = await asyncio.to_thread(NatsCertificate, listening or Listening(), layout.nats_tls, layout.authority)
         if nats_url is None:
             size = size_store(layout.nats)
             store = {"TOPOBUS_ALL__NATS__STORE_MIB": str(size.store_mib)} if size.store_mib else {}
             if size.store_mib:
                 say(f"the disk is small: NATS' store may take {size.store_mib} MiB")
-            nats_url = await start_nats(supervisor, layout, size, say, is_open=is_open)
+            nats_url = await start_nats(supervisor, layout, size, say, is_open=is_open, certificate=certificate)
         ports = {name: free_port() for name in SERVICES}
         environments = {
             name: {
                 **store,
                 **_environment(layout, name, node=node, hardware_root=hardware_root, nats_url=nats_url, port=ports[name]),
-                **(_login(layout, name) if has_users else {}),
+                **(_login(layout, name, certificate.authority_file) if has_users else {}),
                 **(environment or {}),
             }
             for name in SERVICES
@@ -182,10 +200,21 @@ async def start_system(
                     probe=partial(probe_http, ports[name]),
                 )
             )
-        system = System(layout=layout, node=node, nats_url=nats_url, supervisor=supervisor, http_ports=ports, has_users=has_users)
+        system = System(
+            layout=layout,
+            node=node,
+            nats_url=nats_url,
+            supervisor=supervisor,
+            http_ports=ports,
+            has_users=has_users,
+            tls_ca_file=certificate.authority_file,
+            url_elsewhere=certificate.url_elsewhere(_port_of(nats_url)),
+        )
         with ExitStack() as announced:
             if has_users:
-                login = LocalLogin(user="cli", password_file=str(system.password_file("cli")))
+                login = LocalLogin(
+                    user="cli", password_file=str(system.password_file("cli")), tls_ca_file=system.tls_ca_file, hosts=certificate.hosts
+                )
                 if not announced.enter_context(announced_login(_port_of(nats_url), login)):
                     say(
                         f"commands find no login by themselves: set TOPOBUS_CLI__NATS__USER=cli TOPOBUS_CLI__NATS__PASSWORD_FILE={login.password_file}"
@@ -203,22 +232,37 @@ def _is_free(port: int) -> bool:
     return True
 
 
-async def start_nats(supervisor: Supervisor, layout: Layout, size: StoreSize, say: Callable[[str], None], *, is_open: bool) -> str:
+async def start_nats(
+    supervisor: Supervisor,
+    layout: Layout,
+    size: StoreSize,
+    say: Callable[[str], None],
+    *,
+    is_open: bool,
+    certificate: NatsCertificate | None = None,
+) -> str:
     """Start a NATS server with its store in the state folder, and keep it storing; gives its URL when it is ready.
 
-    Shapes: is_open — without users. With them their passwords are made at the first start.
+    Shapes: is_open — without users. With them their passwords are made at the first start. certificate — says where the server listens; None: on loopback, without TLS.
     """
+    certificate = certificate or NatsCertificate(Listening(), layout.nats_tls, layout.authority)
     server = await asyncio.to_thread(provide_nats_server, say)
     account = DEFAULT_ACCOUNT if is_open else STREAMS_ACCOUNT
     if await asyncio.to_thread(bring_store, layout.nats, account):
         say(f"NATS' store {layout.nats} was of another form of users: its streams are now those of account {account}")
-    users = await asyncio.to_thread(NatsUsers, None if is_open else layout.nats_users, layout.nats, size, server.store_path(layout.nats))
-    port = _DEFAULT_NATS_PORT if _is_free(_DEFAULT_NATS_PORT) else free_port()
+    usual = _DEFAULT_NATS_PORT
+    port = usual if _is_free(usual) and free_to_listen(certificate.address, usual) else free_port()
     monitor_port = free_port()
+    tls = certificate.folder
+    more = certificate.configuration(server.tls_path(tls), 0 if server.image else monitor_port) if tls is not None else ""
+    users = await asyncio.to_thread(
+        NatsUsers, None if is_open else layout.nats_users, layout.nats, size, server.store_path(layout.nats), more
+    )
 
     async def probe() -> bool:
         user, password = users.login
-        return await probe_jetstream("127.0.0.1", port, monitor_port, user=user, password=password)
+        ca_file = certificate.authority_file if tls is not None else None
+        return await probe_jetstream(certificate.host_here, port, monitor_port, user=user, password=password, ca_file=ca_file)
 
     async def is_stuck() -> bool:
         return has_room(layout.nats) and not await probe()
@@ -233,7 +277,9 @@ async def start_nats(supervisor: Supervisor, layout: Layout, size: StoreSize, sa
     supervisor.start(
         Program(
             name="nats",
-            command=server.command(port=port, store=layout.nats, monitor_port=monitor_port, config=users.config),
+            command=server.command(
+                port=port, store=layout.nats, monitor_port=monitor_port, config=users.config, address=certificate.address, tls=tls
+            ),
             environment=os.environ,
             probe=probe,
             is_stuck=is_stuck,
@@ -242,7 +288,8 @@ async def start_nats(supervisor: Supervisor, layout: Layout, size: StoreSize, sa
     )
     await supervisor.until_ready(["nats"], timeout_s=_NATS_READY_S)
     supervisor.attend(users.follow(reload, say))
-    return f"nats://127.0.0.1:{port}"
+    supervisor.attend(certificate.follow(reload, say))
+    return certificate.url_here(port)
 
 
 async def _make_streams(environment: Mapping[str, str]) -> tuple[int, int, int]:
@@ -294,13 +341,14 @@ def _environment(layout: Layout, service: str, *, node: str, hardware_root: Path
     }
 
 
-def _login(layout: Layout, service: str) -> dict[str, str]:
+def _login(layout: Layout, service: str, ca_file: str) -> dict[str, str]:
     """Settings by which a service is its own user. They win over the caller's environment: that may know another server's users, and this one knows only ours."""
     own = f"TOPOBUS_{service.upper()}__NATS"
     return {
         f"{own}__USER": service,
         f"{own}__PASSWORD_FILE": str(password_file(layout.nats_users, service)),
         f"{own}__CREDENTIALS_FILE": "",
+        f"{own}__TLS_CA_FILE": ca_file,
         f"{own}__ZONE": _zone(service),
     }
 
