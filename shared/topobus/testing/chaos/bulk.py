@@ -50,6 +50,9 @@ _REPEATABLE = 120
 _STUCK_S = 180.0
 # Before the first operation a machine that has much else to do may take its time.
 _SET_UP_S = 60.0
+# While two topology services run, both take in each request, and the slower one may still decide it after the other one has told its answer. It finds that answer among
+# the 256 that the ledger keeps, as it does on a node that decides some operations a second; so each worker pauses, however fast the one and slow the other is.
+_TWIN_PAUSE_S = 0.2
 _NOBODY = Owner(kind=OwnerKind.POD, name="nobody", uid="uid-nobody")
 
 
@@ -115,6 +118,7 @@ class _Troublemaker:
         self.topology = topology
         self.twin = twin
         self.done: Counter[str] = Counter()
+        self.has_twin = False
         self.ended_at = time.monotonic()
         """When the last fault was over; a fault that is on ends now."""
 
@@ -137,9 +141,11 @@ class _Troublemaker:
                 await asyncio.sleep(planned.lasts_s)
                 self.topology.thaw()
             case Fault.TWIN:
+                self.has_twin = True
                 await self.twin.start()
                 await asyncio.sleep(2 + planned.lasts_s)
                 await self.twin.stop()
+                self.has_twin = False
             case Fault.KILL_SERVER:
                 await self.server.kill()
                 await self.server.start()
@@ -223,6 +229,8 @@ class _BulkRun:
             if self._is_over:
                 return
             await self._perform(draft)
+            if self._trouble.has_twin:
+                await asyncio.sleep(_TWIN_PAUSE_S)
 
     async def _settle(self) -> None:
         """Come to rest: an answer now means that whatever is older has been followed, or never will be."""
