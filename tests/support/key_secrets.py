@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import base64
+import os
+import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from topobus.cli.secrets.cluster_secrets import ClusterSecrets
+import nats
+
+from support.kustomize import built, container_of, named, pod_of
+from topobus.cli.secrets.namespace_objects import NamespaceObjects
+from topobus.cli.secrets.secret_objects import AUTHORITY_MAP, SERVER_SECRET, TLS_SECRET, user_secret
+from topobus.contracts.catalogue import DEVICE_SERVICES
 from topobus.kubernetes.access import Access, AccessSettings
 from topobus.kubernetes.answers import Plain, Rejected
 from topobus.kubernetes.client import KubernetesClient
+from topobus.runtime.config import NatsSettings
+from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
 
-__all__ = ["NAMESPACE", "Killed", "MortalClient", "mortal_client", "mounted", "secret_data", "secrets_of"]
+__all__ = ["NAMESPACE", "Killed", "MortalClient", "PodFiles", "mortal_client", "objects_of", "secret_data", "trusted_authorities"]
 
 NAMESPACE = "topobus"
 
@@ -61,10 +70,10 @@ async def mortal_client(server: ApiServerSimulator, folder: Path, *, user: str =
 
 
 @asynccontextmanager
-async def secrets_of(server: ApiServerSimulator, folder: Path, *, user: str = "") -> AsyncIterator[ClusterSecrets]:
-    """Give the Secrets as one run of the Job has them."""
+async def objects_of(server: ApiServerSimulator, folder: Path, *, user: str = "") -> AsyncIterator[NamespaceObjects]:
+    """Give the namespace's objects as one run of the Job has them."""
     async with mortal_client(server, folder, user=user) as client:
-        yield ClusterSecrets(client, NAMESPACE)
+        yield NamespaceObjects(client, NAMESPACE)
 
 
 def secret_data(server: ApiServerSimulator) -> dict[str, dict[str, str]]:
@@ -91,3 +100,69 @@ def mounted(data: Mapping[str, Any], folder: Path) -> Path:
         if not (folder / key).is_symlink():
             (folder / key).symlink_to(f"..data/{key}")
     return folder
+
+
+def trusted_authorities(server: ApiServerSimulator) -> str:
+    """Read what clients trust."""
+    trusted: str = named(server.objects("ConfigMap"), "ConfigMap", AUTHORITY_MAP)["data"]["ca.crt"]
+    return trusted
+
+
+class PodFiles:
+    """Secrets and the ConfigMap as files of pods: each user's folder, the server's, and whom clients trust."""
+
+    def __init__(self, server: ApiServerSimulator, folder: Path) -> None:
+        self._server = server
+        self._folder = folder
+
+    def sync(self) -> None:
+        """Do what kubelet does: lay all into the pods as it is now."""
+        for name, data in secret_data(self._server).items():
+            mounted(data, self._folder / name)
+        mounted({"ca.crt": trusted_authorities(self._server)}, self._folder / AUTHORITY_MAP)
+
+    @property
+    def trusted(self) -> Path:
+        """The authorities that clients trust."""
+        return self._folder / AUTHORITY_MAP / "ca.crt"
+
+    def server_of_this_machine(self, binary: Path) -> tuple[NatsServer, dict[str, str]]:
+        """Give a server with the manifest's configuration, a port and a store of its own, and the environment of the container `reload` beside it."""
+        nats_server = NatsServer(binary=binary, config="include nats/nats.conf")
+        here = nats_server.folder
+        (here / "nats-users").symlink_to(self._folder / SERVER_SECRET)
+        (here / "nats-tls").symlink_to(self._folder / TLS_SECRET)
+        (here / "nats").mkdir()
+        manifests = built("kubernetes")
+        text: str = named(manifests, "ConfigMap", "nats")["data"]["nats.conf"]
+        text = text[: text.index("jetstream {")] + text[text.index("include ") :]
+        lines = [line for line in text.splitlines() if not line.startswith(("listen:", "http:"))]
+        (here / "nats" / "nats.conf").write_text(self._moved("\n".join(lines), here) + "\n", encoding="utf-8")
+        reload = container_of(pod_of(manifests, "StatefulSet", "nats"), "reload")
+        variables = {it["name"]: self._moved(it["value"], here) for it in reload["env"]}
+        return nats_server, {**os.environ, **variables, "PERIOD_S": "0.1"}
+
+    def password(self, principal: str) -> str:
+        """Read a user's password as its pod has it."""
+        return (self._folder / user_secret(principal) / "password").read_text(encoding="utf-8").strip()
+
+    def settings(self, url: str, principal: str) -> NatsSettings:
+        """Give the settings of a user's pod."""
+        file = self._folder / user_secret(principal) / "password"
+        zone = "vendor" if principal in DEVICE_SERVICES or principal == "user" else "core"
+        return NatsSettings(url=url, user=principal, password_file=str(file), zone=zone, tls_ca_file=str(self.trusted), timeout_s=60.0)
+
+    async def connect(self, url: str, principal: str, *, password: str) -> None:
+        """Connect with any password, and go.
+
+        Errors: raises the client's own for a refusal.
+        """
+        context = ssl.create_default_context(cafile=str(self.trusted))
+        client = await nats.connect(url, user=principal, password=password, tls=context, allow_reconnect=False, connect_timeout=60)
+        await client.close()
+
+    def _moved(self, text: str, folder: Path) -> str:
+        """Give a text whose paths are those of a pod for a server in a folder."""
+        for path in ("/etc/nats-users/", "/etc/nats-tls/", "/tmp/"):
+            text = text.replace(path, f"{folder}/{path.removeprefix('/etc/').removeprefix('/tmp/')}")
+        return text

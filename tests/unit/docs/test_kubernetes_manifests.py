@@ -106,7 +106,7 @@ def test_container_settings_are_taken_by_the_service(service: str) -> None:
     """What the manifest sets are keys that the service has, with values that it takes."""
     settings = _settings(service)
 
-    assert settings.nats.url == "nats://nats.topobus.svc:4222"
+    assert settings.nats.url == "tls://nats.topobus.svc:4222"
     assert settings.node == "worker-1" or service == "controller"
 
 

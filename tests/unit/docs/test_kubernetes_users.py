@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib
+from urllib.parse import urlsplit
 
 import pytest
 
 from support.kustomize import DEPLOY, Manifest, built, container_of, environment_of, named, pod_of
-from topobus.cli.secrets.secret_objects import SERVER_SECRET, user_secret
+from topobus.cli.secrets.cluster_certificates import server_names
+from topobus.cli.secrets.secret_objects import AUTHORITY_MAP, AUTHORITY_SECRET, SERVER_SECRET, TLS_SECRET, user_secret
 from topobus.contracts.catalogue import DEVICE_SERVICES
 from topobus.contracts.nats_accounts import Shape, accounts
 from topobus.contracts.nats_permissions import PRINCIPALS
+from topobus.contracts.nats_tls import server_tls
 from topobus.runtime.config import NatsSettings, ServiceSettings, load_settings
 
 _WORKLOADS = ("DaemonSet", "Deployment")
@@ -68,7 +71,10 @@ def test_each_service_mounts_its_own_password_alone(overlay: str) -> None:
 
         named_here = [source["secret"]["name"] for path in sources for source in sources[path] if "secret" in source]
         assert named_here == [user_secret(service)]
-        assert {"secret": {"name": user_secret(service), "items": [{"key": "password", "path": file}]}} in sources[folder]
+        assert sources[folder] == [
+            {"secret": {"name": user_secret(service), "items": [{"key": "password", "path": file}]}},
+            {"configMap": {"name": AUTHORITY_MAP, "items": [{"key": "ca.crt", "path": settings.tls_ca_file.removeprefix(f"{folder}/")}]}},
+        ]
         assert {it["name"] for it in pod["volumes"] if it["name"].endswith("-nats")} <= mounted
         # Files of a Secret belong to root, and to the pod's group where it has one.
         assert volume["projected"]["defaultMode"] == (0o440 if "fsGroup" in pod["securityContext"] else 0o400)
@@ -94,21 +100,63 @@ def test_nobody_but_the_server_mounts_the_servers_secret() -> None:
     assert folders == {"nats": "/etc/nats-users", "reload": "/etc/nats-users"}
     assert "include ../nats-users/users.conf" in settings
     assert others == []
-    assert "/etc/nats-users/users.conf" in variables["FILES"].split()
+    assert variables["FILES"].split() == ["/etc/nats-users/users.conf", "/etc/nats-tls/tls.crt", "/etc/nats-tls/tls.key"]
     assert f'pid_file: "{variables["PID_FILE"]}"' in settings
     # A signal reaches a process of one's own user without any capability, where the pod's processes see each other.
     assert pod["shareProcessNamespace"] is True
     assert {container["securityContext"].get("runAsUser") for container in pod["containers"]} == {None}
 
 
-def test_rights_of_the_job_name_the_secrets_that_it_makes() -> None:
-    """One for each user and the server's; it may read and write no other one of the namespace."""
-    (role,) = [it for it in built("kubernetes") if it["kind"] == "Role"]
-    secrets = {(verb, name) for rule in role["rules"] if "secrets" in rule["resources"] for name in rule.get("resourceNames", ("*",)) for verb in rule["verbs"]}  # fmt: skip
+@pytest.mark.parametrize("overlay", _OVERLAYS)
+def test_server_is_reached_by_a_name_of_its_certificate(overlay: str) -> None:
+    """Each service goes by TLS to a name that the Job has certified; the server has certificate and key where its settings say, and no authority's key is in any pod but the Job's."""
+    manifests = built(overlay)
+    names = server_names("topobus")
+    pod = pod_of(manifests, "StatefulSet", "nats")
+    (volume,) = [it for it in pod["volumes"] if it["name"] == "tls"]
+    nats = container_of(pod, "nats")
+    settings = named(manifests, "ConfigMap", "nats")["data"]["nats.conf"]
+    for service, (_, container) in _services(manifests).items():
+        url = urlsplit(_nats(manifests, service, container).url)
 
-    assert {name for verb, name in secrets if verb == "get"} >= {SERVER_SECRET, *map(user_secret, PRINCIPALS)}
-    assert {name for verb, name in secrets if verb == "patch"} == {SERVER_SECRET}
-    assert {verb for verb, name in secrets if name == "*"} == {"create"}
+        assert (url.scheme, url.hostname in names) == ("tls", True)
+    assert volume["secret"]["secretName"] == TLS_SECRET
+    assert [item["path"] for item in volume["secret"]["items"]] == ["tls.crt", "tls.key"]
+    assert {"name": "tls", "mountPath": "/etc/nats-tls", "readOnly": True} in nats["volumeMounts"]
+    assert server_tls("/etc/nats-tls") in settings.splitlines()
+    assert not [it["kind"] for it in manifests if it["kind"] != "Role" and AUTHORITY_SECRET in str(it)]
+    # For kubectl port-forward, and for each server of a hub by its own name.
+    assert {"localhost", "127.0.0.1", "*.nats.topobus.svc"} <= {*names}
+
+
+def test_rights_of_the_job_name_the_objects_that_it_makes() -> None:
+    """It may read and write no other one of the namespace; what it may write anew is derived, or expires."""
+    (role,) = [it for it in built("kubernetes") if it["kind"] == "Role"]
+    granted = {
+        (verb, resource, name)
+        for rule in role["rules"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+        for name in rule.get("resourceNames", ("*",))
+    }
+    secrets = {SERVER_SECRET, TLS_SECRET, AUTHORITY_SECRET, *map(user_secret, PRINCIPALS)}
+
+    assert granted == {
+        *(("create", resource, "*") for resource in ("secrets", "configmaps")),
+        *(("get", "secrets", name) for name in secrets),
+        *(("patch", "secrets", name) for name in (SERVER_SECRET, TLS_SECRET)),
+        *((verb, "configmaps", AUTHORITY_MAP) for verb in ("get", "patch")),
+    }
+
+
+def test_job_of_the_week_is_the_job_of_the_first_apply() -> None:
+    """A certificate is made anew by the same pod, with the same rights, as it was made."""
+    manifests = built("kubernetes")
+    (job,), (weekly,) = ([it["spec"] for it in manifests if it["kind"] == kind] for kind in ("Job", "CronJob"))
+
+    assert weekly["jobTemplate"]["spec"]["template"] == job["template"]
+    assert weekly["jobTemplate"]["spec"]["backoffLimit"] == job["backoffLimit"]
+    assert weekly["concurrencyPolicy"] == "Forbid"
 
 
 @pytest.mark.parametrize("overlay", ["kubernetes", "kubernetes-open", "kubernetes-try-out", "kubernetes-leaf", "kubernetes-replicated-hub"])

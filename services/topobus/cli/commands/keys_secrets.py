@@ -1,10 +1,11 @@
-"""`topobus keys secrets`: the passwords of NATS' users as Secrets of a cluster. deploy/kubernetes runs `make` in a Job."""
+"""`topobus keys secrets`: the passwords of NATS' users, and the server's certificate, as Secrets of a cluster. deploy/kubernetes runs `make` in a Job."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +16,9 @@ from topobus.cli.config import CliSettings
 from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.kubeconfigs import find_kubeconfig
 from topobus.cli.options import OUTPUT_DEFAULTS, OutputOptions
-from topobus.cli.secrets.cluster_secrets import ClusterSecrets
+from topobus.cli.secrets.cluster_certificates import make_certificate, server_names
+from topobus.cli.secrets.cluster_secrets import make_users, rotate_users, user_password
+from topobus.cli.secrets.namespace_objects import NamespaceObjects
 from topobus.contracts.nats_permissions import PRINCIPALS
 from topobus.kubernetes.access import AccessSettings
 from topobus.kubernetes.client import KubernetesClient
@@ -23,12 +26,20 @@ from topobus.runtime.logging import setup_logging
 
 __all__ = ["secrets_app"]
 
-secrets_app = App(name="secrets", help="Passwords of NATS' users as Secrets of a Kubernetes cluster.")
+secrets_app = App(name="secrets", help="Passwords of NATS' users, and the server's certificate, as Secrets of a Kubernetes cluster.")
 
 # kubelet looks at mounted Secrets once a minute (syncFrequency); where it does not watch them its copy may be a minute old besides (configMapAndSecretChangeDetectionStrategy).
 _SERVER_AFTER_S = 120.0
 
 Namespace = Annotated[str, Parameter(help="Where Topobus runs: topobus, in deploy/kubernetes.")]
+Names = Annotated[
+    list[str] | None,
+    Parameter(
+        name="--name",
+        negative="",
+        help="A further name or address of the server, beside those that it has in a cluster; as often as needed.",
+    ),
+]
 Kubeconfig = Annotated[
     Path | None,
     Parameter(name="--kubeconfig", help="Default: $KUBECONFIG, ~/.kube/config, else the pod's service account."),
@@ -36,13 +47,35 @@ Kubeconfig = Annotated[
 
 
 @secrets_app.command(name="make")
-def make(namespace: Namespace, *, kubeconfig: Kubeconfig = None, options: OutputOptions = OUTPUT_DEFAULTS) -> int:
-    """Make the Secrets that are missing, and the server's from them; those that are there stay."""
+def make(
+    namespace: Namespace,
+    *,
+    names: Names = None,
+    has_tls: Annotated[bool, Parameter(name="--tls", help="Whether the server gets a certificate, too.")] = True,
+    kubeconfig: Kubeconfig = None,
+    options: OutputOptions = OUTPUT_DEFAULTS,
+) -> int:
+    """Make the Secrets that are missing, and the server's from them; those that are there stay. A certificate of ours is made anew when a third of its life is left."""
 
     async def work() -> list[str]:
-        async with _opened(kubeconfig, namespace) as secrets:
-            await secrets.make()
-            return secrets.written
+        async with _opened(kubeconfig, namespace) as objects:
+            await make_users(objects)
+            if has_tls:
+                await make_certificate(objects, (*server_names(namespace), *(names or ())), now=datetime.now(UTC))
+            return objects.written
+
+    _tell(options, namespace, asyncio.run(work()))
+    return ExitCode.OK
+
+
+@secrets_app.command(name="renew")
+def renew(namespace: Namespace, *, names: Names = None, kubeconfig: Kubeconfig = None, options: OutputOptions = OUTPUT_DEFAULTS) -> int:
+    """Make the server's certificate anew, by the same authority: clients need not know."""
+
+    async def work() -> list[str]:
+        async with _opened(kubeconfig, namespace) as objects:
+            await make_certificate(objects, (*server_names(namespace), *(names or ())), now=datetime.now(UTC), is_renewal=True)
+            return objects.written
 
     _tell(options, namespace, asyncio.run(work()))
     return ExitCode.OK
@@ -65,9 +98,9 @@ def rotate(
         raise UsageError(f"--server-after: got {server_after_s:g}, wanted 0 to 3600 seconds")
 
     async def work() -> list[str]:
-        async with _opened(kubeconfig, namespace) as secrets:
-            await secrets.rotate(changed, server_after_s=server_after_s)
-            return secrets.written
+        async with _opened(kubeconfig, namespace) as objects:
+            await rotate_users(objects, changed, server_after_s=server_after_s)
+            return objects.written
 
     _tell(options, namespace, asyncio.run(work()))
     return ExitCode.OK
@@ -85,8 +118,8 @@ def show(
     principal = _known_user(user)
 
     async def work() -> str:
-        async with _opened(kubeconfig, namespace) as secrets:
-            return await secrets.password(principal)
+        async with _opened(kubeconfig, namespace) as objects:
+            return await user_password(objects, principal)
 
     password = asyncio.run(work())
     output = options.output()
@@ -98,7 +131,7 @@ def show(
 
 
 @asynccontextmanager
-async def _opened(kubeconfig: Path | None, namespace: str) -> AsyncIterator[ClusterSecrets]:
+async def _opened(kubeconfig: Path | None, namespace: str) -> AsyncIterator[NamespaceObjects]:
     setup_logging(CliSettings().log, service="cli")
     client = KubernetesClient.open(
         AccessSettings(
@@ -109,7 +142,7 @@ async def _opened(kubeconfig: Path | None, namespace: str) -> AsyncIterator[Clus
         )
     )
     try:
-        yield ClusterSecrets(client, namespace)
+        yield NamespaceObjects(client, namespace)
     finally:
         await client.close()
 

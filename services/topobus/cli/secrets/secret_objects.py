@@ -1,4 +1,4 @@
-"""The Secrets that hold NATS' users in a cluster: their names, how they are written, and what is read of them. Pure.
+"""The Secrets that hold NATS' users and certificates in a cluster: their names, how they are written, and what is read of them. Pure.
 
 Flows in: passwords, objects as the API server gives them. Flows out: objects to write, passwords. A Secret for each principal, so that each pod mounts its own alone, and one
 for the server, which is derived from the others.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from topobus.contracts.nats_permissions import PRINCIPALS
 from topobus.contracts.server_users import accounts_configuration, is_password
@@ -16,18 +16,28 @@ from topobus.domain.errors import ConfigError
 from topobus.kubernetes.answers import Plain
 
 __all__ = [
+    "AUTHORITY_MAP",
+    "AUTHORITY_SECRET",
     "SERVER_SECRET",
+    "TLS_SECRET",
     "decoded",
     "is_ours",
     "object_made",
     "password_of",
     "password_secret",
     "server_secret",
+    "texts_of",
     "user_secret",
 ]
 
 SERVER_SECRET = "topobus-nats-server"
 """The server's users with their passwords and rights, as a file that its configuration includes."""
+TLS_SECRET = "topobus-nats-tls"
+"""The server's certificate, its key and the authorities to trust, as cert-manager has them: `tls.crt`, `tls.key`, `ca.crt`."""
+AUTHORITY_SECRET = "topobus-nats-authority"
+"""The authority with its key; no pod but that of the Job has it."""
+AUTHORITY_MAP = "topobus-nats-ca"
+"""A ConfigMap, for the clients: `ca.crt`."""
 _PASSWORD = "password"
 _USERS_FILE = "users.conf"
 _OWNER_LABEL, _OWNER = "app.kubernetes.io/managed-by", "topobus-keys"
@@ -67,6 +77,15 @@ def is_ours(api_object: Plain) -> bool:
     return bool((api_object["metadata"].get("labels") or {}).get(_OWNER_LABEL) == _OWNER)
 
 
+def texts_of(secret: Plain | None, keys: Sequence[str]) -> dict[str, str]:
+    """Read those texts of a Secret that it has; nothing of one that is not there.
+
+    Errors: raises ConfigError for what is no text.
+    """
+    data = (secret or {}).get("data") or {}
+    return {key: text for key in keys if secret is not None and key in data and (text := decoded(secret, key))}
+
+
 def decoded(secret: Plain, key: str) -> str:
     """Read one text of a Secret.
 
@@ -102,4 +121,4 @@ def _remedy(name: str) -> str:
     return f"delete the Secret {name}: the next run makes another one"
 
 
-assert SERVER_SECRET not in {user_secret(principal) for principal in PRINCIPALS}
+assert not {SERVER_SECRET, TLS_SECRET, AUTHORITY_SECRET} & {user_secret(principal) for principal in PRINCIPALS}
