@@ -68,15 +68,29 @@ def test_vendor_speaks_for_its_class_alone_when_it_writes(device_class: str) -> 
 def test_hub_maps_what_a_node_says_and_nothing_else_when_it_comes_from_a_leaf() -> None:
     """Each state and event of a node has one subject at the hub; the stand-alone objects have none; a leaf's user says its own node's alone."""
     described = _named(accounts(Shape.HUB, nodes=["node1.example"]))
-    said = {crossing.local: crossing.subject for crossing in described["NODES"].imports}
+    said = {crossing.local: crossing.subject for crossing in described["NODES-node1_example"].imports}
 
     assert len([subject for subject in said.values() if "$JS" not in subject]) == len(
         [noun for noun in (*STATES, *EVENTS) if "node" in noun.parts]
     )
     assert not any("objects" in subject for subject in said.values())
-    (user,) = described["NODES"].users
+    (user,) = described["NODES-node1_example"].users
     assert (user.name, user.variable) == ("leaf-node1_example", "TOPOBUS_LEAF_NODE1_dot_EXAMPLE_PASSWORD")
     assert user.rights["publish"] == ["_R_.>", "topobus.v1.up.node1_example.>"]
+    assert not any("*" in subject.split(".")[3] for subject in said)
+
+
+def test_node_is_alone_in_its_account_when_the_hub_names_it() -> None:
+    """In a common account it could name another node's subjects as the reply of what it says, and hear what is answered to others."""
+    described = _named(accounts(Shape.HUB, nodes=["n1", "n2"]))
+
+    assert [(name, [user.name for user in account.users]) for name, account in described.items() if name.startswith("NODES")] == [
+        ("NODES-n1", ["leaf-n1"]),
+        ("NODES-n2", ["leaf-n2"]),
+    ]
+    assert not any(
+        "n2" in f"{crossing.subject} {crossing.local}" for crossing in (*described["NODES-n1"].imports, *described["NODES-n1"].exports)
+    )
 
 
 @pytest.mark.parametrize("shape", list(Shape))

@@ -7,7 +7,6 @@ alone leave it.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -15,24 +14,20 @@ from pathlib import Path
 import pytest
 from docpages.samples import sample
 from nats.aio.msg import Msg
-from prometheus_client import CollectorRegistry
 
 from integration.values import health
 from support.account_attacks import Attack, Victim, attacks, eavesdropping, is_granted
-from support.account_nats import LIMIT_S, AccountNats, StreamImage, account_nats, parts_of, subject_of
+from support.account_nats import LIMIT_S, AccountNats, StreamImage, account_nats, subject_of
+from support.attacked_services import Answering, answering, say_up, until_answered, without_granted
 from support.secured_nats import Attacker
-from topobus.contracts.catalogue import ASKS, HEALTH, LEDGER, RELEASE
+from topobus.contracts.catalogue import HEALTH, LEDGER, RELEASE
 from topobus.contracts.codec import encode
-from topobus.contracts.inboxes import answerer_of, is_imported_reply
+from topobus.contracts.inboxes import is_imported_reply
 from topobus.contracts.nats_accounts import Account, Shape, User, accounts
 from topobus.contracts.nats_permissions import PRINCIPALS, rights
-from topobus.contracts.nouns import Ask
 from topobus.contracts.streams import bucket_stream
-from topobus.contracts.up_subjects import up_mappings, up_nouns, up_subject
-from topobus.domain.silence import Answered
+from topobus.contracts.up_subjects import up_mappings
 from topobus.runtime.bus import Bus
-from topobus.runtime.readiness import Readiness
-from topobus.runtime.reply_inbox import new_token
 
 pytestmark = pytest.mark.integration
 
@@ -41,96 +36,20 @@ VICTIM = Victim()
 ATTACKERS = ("gpu-n2", "user")
 
 
-class Answering:
-    """All asks of the victim's node, answered under their own principals: what was handled, and what was dropped."""
-
-    def __init__(self) -> None:
-        self.handled: list[str] = []
-        self.registries: list[CollectorRegistry] = []
-        self.readiness: list[Readiness] = []
-
-    async def answer(self, bus: Bus, ask: Ask[object, object], parts: dict[str, str]) -> None:
-        """Answer one ask with a sample, and note it."""
-
-        async def handle(_request: object) -> object:
-            self.handled.append(ask.name)
-            return sample(ask.reply)
-
-        await bus.answer(ask, handle, **parts)
-
-    def dropped(self) -> float:
-        """Count messages that came to an ask's subject and were no request."""
-        return sum(
-            registry.get_sample_value("topobus_bus_strays_total", {"noun": ask.name, "why": why}) or 0.0
-            for registry in self.registries
-            for ask in ASKS
-            for why in ("subject", "reply")
-        )
-
-    def unready(self) -> list[str]:
-        """Say what any of them misses."""
-        return [f"{name}: {why}" for readiness in self.readiness if not readiness.is_ready for name, why in readiness.report().items()]
-
-
-@asynccontextmanager
-async def answering(nats: AccountNats, name_of: str) -> AsyncIterator[Answering]:
-    """Answer all asks of the victim's node; `name_of` gives a user's name from a principal's."""
-    answers = Answering()
-    async with AsyncExitStack() as stack:
-        buses: dict[str, Bus] = {}
-        for ask in ASKS:
-            for device_class in VICTIM.classes if "device_class" in ask.parts else ("",):
-                principal = answerer_of(ask, device_class)
-                if principal not in buses:
-                    registry, readiness = CollectorRegistry(), Readiness()
-                    name = principal if principal == "controller" else name_of.format(principal)
-                    buses[principal] = await stack.enter_async_context(nats.bus(name, registry=registry, readiness=readiness))
-                    answers.registries.append(registry)
-                    answers.readiness.append(readiness)
-                parts = {"node": VICTIM.node, "device_class": device_class}
-                await answers.answer(buses[principal], ask, {part: parts[part] for part in ask.parts})
-        yield answers
-
-
 @asynccontextmanager
 async def attacked(nats: AccountNats, name_of: str) -> AsyncIterator[tuple[Answering, dict[str, StreamImage]]]:
     """All streams with something in each, and all services of the victim's node."""
     async with nats.bus("controller") as controller:
         await controller.provision()
     await nats.fill(name_of, VICTIM.node, VICTIM.classes[-1])
-    async with answering(nats, name_of) as answers:
+    async with answering(nats, name_of, VICTIM) as answers:
         yield answers, await nats.image()
-
-
-def _foreign(images: dict[str, StreamImage], granted: Iterable[str]) -> dict[str, StreamImage]:
-    """Leave out what the attacker may write."""
-    patterns = tuple(granted)
-    return {
-        stream: StreamImage(
-            image.config, image.consumers, tuple(message[1:] for message in image.messages if not is_granted(patterns, message[1]))
-        )
-        for stream, image in images.items()
-    }
 
 
 async def _carry_out(attacker: Attacker, planned: Iterable[Attack]) -> None:
     for attack in planned:
         await attacker.client.publish(attack.subject, attack.data, headers=attack.headers, reply=attack.reply)
     await attacker.barrier()
-
-
-async def _until_answered(nats: AccountNats, name_of: str) -> None:
-    """Exchange a sign of life with each service of the victim's node: what came before has been looked at then."""
-    async with AsyncExitStack() as stack:
-        askers: dict[str, Bus] = {}
-        for ask in ASKS:
-            asker = "cli" if "cli" in ask.readers else name_of.format(ask.readers[0])
-            if asker not in askers:
-                askers[asker] = await stack.enter_async_context(nats.bus(asker))
-            for device_class in VICTIM.classes if "device_class" in ask.parts else ("",):
-                parts = {"node": VICTIM.node, "device_class": device_class}
-                sign = await askers[asker].is_answered(ask, timeout_s=LIMIT_S, **{part: parts[part] for part in ask.parts})
-                assert isinstance(sign, Answered), ask.name
 
 
 @pytest.mark.parametrize("name", ATTACKERS)
@@ -148,22 +67,11 @@ async def test_nothing_changes_when_a_credential_attacks_across_accounts(nats_bi
         await attacker.barrier()
         denied = len(attacker.denials)
         await _carry_out(attacker, attacks(granted, VICTIM))
-        await _until_answered(nats, "{}-n1")
+        await until_answered(nats, "{}-n1", VICTIM)
 
-        assert _foreign(await nats.image(), granted) == _foreign(before, granted)
+        assert without_granted(await nats.image(), granted) == without_granted(before, granted)
         assert (answers.handled, answers.dropped(), answers.unready()) == ([], 0, [])
         assert denied == len(eavesdropping(VICTIM))
-
-
-async def _say_up(client: Attacker, node: str) -> None:
-    """Say each state and event of a node to the hub, as its relay does, with the store's acknowledgement."""
-    for noun in up_nouns():
-        parts = parts_of(noun, node, VICTIM.classes[-1])
-        # As through the leaf's link: answers come to the relay's inboxes.
-        inbox = await client.client.subscribe(f"_INBOX.relay.nats.{new_token()}")
-        await client.client.publish(up_subject(noun, **parts), encode(sample(noun.message)), reply=inbox.subject)
-        assert json.loads((await inbox.next_msg(LIMIT_S)).data)["stream"], noun.name
-        await inbox.unsubscribe()
 
 
 async def test_nothing_changes_when_a_nodes_leaf_attacks_the_hub(nats_binary: Path) -> None:
@@ -175,7 +83,7 @@ async def test_nothing_changes_when_a_nodes_leaf_attacks_the_hub(nats_binary: Pa
         controller = await stack.enter_async_context(nats.bus("controller"))
         await controller.provision()
         victim, attacker = [await stack.enter_async_context(nats.client(f"leaf-{node}")) for node in ("n1", "n2")]
-        await _say_up(victim, "n1")
+        await say_up(victim, VICTIM)
 
         async def answer(message: Msg) -> None:
             if not is_imported_reply(message.reply):
@@ -191,9 +99,9 @@ async def test_nothing_changes_when_a_nodes_leaf_attacks_the_hub(nats_binary: Pa
         for attack in attacks(nats.users["leaf-n2"].rights["publish"], VICTIM):
             await attacker.client.publish(attack.subject, attack.data, headers=attack.headers, reply=attack.reply)
         # Its own word is heard, and the server has seen all that was sent before.
-        await _say_up(attacker, "n2")
+        await say_up(attacker, Victim(node="n2"))
 
-        assert _foreign(await nats.image(), own) == _foreign(before, own)
+        assert without_granted(await nats.image(), own) == without_granted(before, own)
         assert asked == []
         # An ask of the hub, by the way that is there.
         assert await controller.ask(RELEASE, sample(RELEASE.request), node="n1", timeout_s=LIMIT_S) == sample(RELEASE.reply)
@@ -229,8 +137,8 @@ async def test_ledger_is_overwritten_when_all_share_an_account(nats_binary: Path
         granted = nats.users[name].rights["publish"]
         planned = list(attacks(granted, VICTIM))
         await _carry_out(attacker, [attack for attack in planned if attack.kind not in ("reply", "consumer")])
-        await _until_answered(nats, "{}-n1")
-        assert _foreign(await nats.image(), granted) == _foreign(before, granted)
+        await until_answered(nats, "{}-n1", VICTIM)
+        assert without_granted(await nats.image(), granted) == without_granted(before, granted)
         untouched = _ledgers(before)
         await _carry_out(attacker, [attack for attack in planned if attack.kind == "reply"])
         await _until(nats, lambda images: _ledgers(images)[-1:] != untouched[-1:])

@@ -103,7 +103,7 @@ async def test_node_and_hub_work_together_when_all_have_users(nats_binary: Path)
         await until_equal(hub, leaf)
         (newest,) = await hub.last(HEALTH, limit=1, node=NODE, device_class="nic", device=nic.name)
         assert newest.value.health.state is HealthState.UNHEALTHY
-        assert [peer["account"] for peer in shape.linked()] == ["NODES"]
+        assert [peer["account"] for peer in shape.linked()] == [f"NODES-{NODE}"]
 
 
 async def test_leaf_is_let_in_with_a_nodes_user_alone(nats_binary: Path) -> None:

@@ -32,6 +32,7 @@ __all__ = [
     "User",
     "accounts",
     "crossings",
+    "node_account",
     "readable_streams",
     "stored_subject",
     "vendor_account",
@@ -139,25 +140,38 @@ def vendor_account(device_class: str, node: str = "") -> str:
     return f"V_{device_class.upper()}-{to_token(node)}" if node else f"V_{device_class.upper()}"
 
 
+def node_account(node: str = "") -> str:
+    """Name the account at a hub of a node's server: of one node, or of all when no node is given.
+
+    >>> node_account("node1.example"), node_account()
+    ('NODES-node1_example', 'NODES')
+    """
+    return f"{_NODES}-{to_token(node)}" if node else _NODES
+
+
 def accounts(shape: Shape, *, nodes: Sequence[str] = ()) -> tuple[Account, ...]:
     """Describe all accounts of a server, sorted by name.
 
     Shapes: nodes — central: none, and each kind of process is a user that speaks for any node, or the nodes whose processes are users of their own
             (`gpu-n1`), their device services in accounts of their own (`V_GPU-n1`);
             leaf: the node's own name, or none for a file that fits every node; hub: the nodes whose leaves may connect, each as its own user
-            (`leaf-n1`), or none for a single user that may speak for any node.
+            (`leaf-n1`) in an account of its own (`NODES-n1`), or none for a single user that may speak for any node.
     Errors: raises ValueError for a leaf with several nodes, ContractError for a name that no subject can hold.
     """
     if shape is Shape.LEAF and len(nodes) > 1:
         raise ValueError(f"a leaf server has one node, got {list(nodes)}")
     users = dict(_users(shape, nodes))
-    crossed = crossings(shape, nodes=nodes)
+    exports: dict[str, list[Crossing]] = {}
+    imports: dict[str, list[Crossing]] = {}
+    for crossing in crossings(shape, nodes=nodes):
+        exports.setdefault(crossing.owner, []).append(crossing)
+        imports.setdefault(crossing.importer, []).append(crossing)
     return tuple(
         Account(
             name=name,
             users=users.get(name, ()),
-            exports=tuple(crossing for crossing in crossed if crossing.owner == name),
-            imports=tuple(crossing for crossing in crossed if crossing.importer == name),
+            exports=tuple(exports.get(name, ())),
+            imports=tuple(imports.get(name, ())),
             has_jetstream=name == _owner(shape),
             is_system=name == _SYSTEM,
         )
@@ -173,10 +187,8 @@ def crossings(shape: Shape, *, nodes: Sequence[str] = ()) -> tuple[Crossing, ...
     crossed: set[Crossing] = set()
     owner = _owner(shape)
     if shape is Shape.HUB:
-        crossed.update(
-            Crossing(owner=_CORE, kind=CrossingKind.SERVICE, subject=subject, importer=_NODES, local=up) for up, subject in up_mappings()
-        )
-        crossed.update(Crossing(owner=_NODES, kind=CrossingKind.SERVICE, subject=subject, importer=_CORE) for subject in _asks_of_nodes())
+        for node in nodes or ("",):
+            crossed.update(_crossings_of_node(node))
     else:
         for device_class in DEVICE_SERVICES:
             for node in nodes or ("",):
@@ -229,7 +241,8 @@ def _owner(shape: Shape) -> str:
 def _users(shape: Shape, nodes: Sequence[str]) -> Iterator[tuple[str, tuple[User, ...]]]:
     if shape is Shape.HUB:
         yield _CORE, tuple(_user(name, "", rights(name)) for name in _CLUSTER_PROCESSES)
-        yield _NODES, tuple(_leaf_user(node) for node in nodes or ("",))
+        for node in nodes or ("",):
+            yield node_account(node), (_leaf_user(node),)
     else:
         # A leaf's users need no node in their names: there is one only.
         named = nodes if shape is Shape.CENTRAL else ()
@@ -265,9 +278,27 @@ def _leaf_user(node: str) -> User:
     where = to_token(node) if node else "*"
     publish = [f"{IMPORTED_REPLIES}>", f"{PREFIX}.up.{where}.>"]
     # Acknowledgements of what it says up come back to the inboxes of its relay.
-    subscribe = [f"{IMPORTED_REPLIES}>", "_INBOX.relay.>", *_asks_of_nodes(where)]
+    subscribe = ["_INBOX.relay.>", *_asks_of_nodes(where)]
     granted = {"publish": sorted(publish), "subscribe": sorted(subscribe)}
     return User(name=f"{_LEAF}-{where}" if node else _LEAF, principal=_LEAF, node=node, rights=granted)
+
+
+def _crossings_of_node(node: str) -> Iterator[Crossing]:
+    """Give what a node's server says to the hub, and what it is asked there.
+
+    Each node is alone in its account: in a common one it could name another one's subjects as the reply of what it says, and hear what is answered to others.
+    """
+    where = to_token(node) if node else "*"
+    for up, subject in up_mappings():
+        yield Crossing(
+            owner=_CORE,
+            kind=CrossingKind.SERVICE,
+            subject=subject.replace("*", where, 1),
+            importer=node_account(node),
+            local=up.replace("*", where, 1),
+        )
+    for subject in _asks_of_nodes(where):
+        yield Crossing(owner=node_account(node), kind=CrossingKind.SERVICE, subject=subject, importer=_CORE)
 
 
 def _crossings_of(granted: Rights, owner: str, importer: str) -> Iterator[Crossing]:

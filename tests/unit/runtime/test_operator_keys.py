@@ -128,7 +128,9 @@ def test_node_is_revoked_when_it_is_described_no_more(tmp_path: Path) -> None:
 
     _files(tmp_path, now=NOW + 1, shape=Shape.HUB, nodes=("n1",)).make()
 
-    assert _revoked(tmp_path, "NODES") == {gone: NOW + 1}
+    # Its user is revoked, and the server is told of its account no more.
+    assert json.loads((tmp_path / "accounts" / "NODES-n2" / "revoked.json").read_text()) == {gone: NOW + 1}
+    assert (tmp_path / "accounts" / "NODES-n2" / "jwt").read_text().strip() not in (tmp_path / "server.conf").read_text()
     assert not credentials_file(tmp_path, "leaf-n2").exists()
 
 
