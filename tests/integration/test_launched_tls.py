@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from support.gateway_rig import WatchedReadiness
 from topobus.cli.application import run
@@ -111,12 +112,16 @@ async def test_certificate_is_shown_to_new_clients_when_it_was_renewed_while_all
     async with Supervisor(tmp_path / "logs") as supervisor, asyncio.timeout(2 * _LIMIT_S):
         system = await _launch(supervisor, layout)
         before, pid = await _offered_end(system), supervisor.status("nats").pid
-        async with Bus.session(system.settings_of("cli"), name="topobus-cli") as bus:
+        registry = CollectorRegistry()
+        bus = await Bus.connect(system.settings_of("cli"), name="topobus-cli", registry=registry)
+        try:
             assert await asyncio.to_thread(run, ["keys", "certify", str(layout.nats_tls), "--renew"]) == 0
             while await _offered_end(system) == before:  # noqa: ASYNC110 - another process changes it
                 await asyncio.sleep(_LOOK_EVERY_S)
             await bus._connection.barrier()
-            assert bus._connection.generation == 1
+            assert not registry.get_sample_value("topobus_bus_losses_total", {"reason": "closed"})
+        finally:
+            await bus.close()
         assert supervisor.status("nats").pid == pid
 
 

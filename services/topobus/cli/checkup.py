@@ -21,6 +21,7 @@ __all__ = [
     "Finding",
     "Level",
     "check_access",
+    "check_certificate",
     "check_clock",
     "check_node",
     "check_rejected",
@@ -36,6 +37,9 @@ _OLDEST_SERVER = (2, 9, 0)
 
 # Below, an answer's way through a busy machine looks the same; above the second, requests with short deadlines are refused as stale.
 _CLOCK_AGREES_S, _CLOCK_SERVES_S = 1.0, 2.0
+
+# Time enough for somebody who looks once a week; services warn from then on, too (`topobus.runtime.server_certificates`).
+_CERTIFICATE_DAYS = 30
 
 # Last part of a field's path to the feature gate without which a server drops it.
 _FEATURES = {
@@ -101,6 +105,15 @@ def check_access(*, user: str, wants_login: bool, is_encrypted: bool, is_local: 
         step = "give the server a certificate, and name its authority in nats.tls_ca_file: docs/how-to/secure-nats.md"
         return Finding(level=Level.WARN, what=what, found=f"{text}; passwords cross the wire in clear text", next_step=step)
     return Finding(level=Level.OK, what=what, found=f"{text}{'; TLS' if is_encrypted else ''}")
+
+
+def check_certificate(*, issuer: str, until: str, days: int) -> Finding:
+    """Judge until when the server's certificate is good: `until` for people, `days` from now."""
+    what, text = "nats certificate", f"signed by {issuer}, good until {until} ({days} days)"
+    if days < _CERTIFICATE_DAYS:
+        step = "make it anew, at the server: topobus keys certify FOLDER --renew, and send nats-server a SIGHUP: docs/how-to/secure-nats.md"
+        return Finding(level=Level.WARN, what=what, found=text, next_step=step)
+    return Finding(level=Level.OK, what=what, found=text)
 
 
 def check_streams(differences: Mapping[str, str]) -> list[Finding]:

@@ -101,6 +101,12 @@ async def open_bus(options: BusOptions) -> AsyncIterator[Bus]:
                 next_step="name the user and the file of the password: TOPOBUS_CLI__NATS__USER, TOPOBUS_CLI__NATS__PASSWORD_FILE. Commands of the user who "
                 "runs `topobus up` need neither; its file is nats-users/cli/password in the state folder",
             ) from err
+        if "certificate" in why:
+            raise PeerUnavailable(
+                f"the NATS server at {shown} (from {options.source()}) is not trusted: {why}",
+                next_step="name the file of the authority that signed it (TOPOBUS_CLI__NATS__TLS_CA_FILE), and the server as its certificate does; "
+                "`topobus keys show FOLDER` at the server says for whom and until when it is good",
+            ) from err
         raise PeerUnavailable(
             f"no NATS server answers at {shown} (from {options.source()}) within {settings.connect_timeout_s:g} s{why and f': {why}'}",
             next_step="start the system with `topobus up`, or name its server with --nats URL or TOPOBUS_ALL__NATS__URL",

@@ -17,6 +17,7 @@ from topobus.domain.silence import Answered, Silent
 from topobus.runtime import provision
 from topobus.runtime.asks import Asks, Held
 from topobus.runtime.backoff import full_jitter
+from topobus.runtime.certificate_facts import CertificateFacts
 from topobus.runtime.clock import Clock, SystemClock
 from topobus.runtime.config import NatsSettings
 from topobus.runtime.connection import Connection
@@ -124,6 +125,11 @@ class Bus:
     def wants_login(self) -> bool:
         """Say whether the server has users; false when not connected."""
         return self._connection.wants_login
+
+    @property
+    def certificate(self) -> CertificateFacts | None:
+        """What the server's certificate says; None: no TLS."""
+        return self._connection.certificates.newest
 
     @property
     def is_encrypted(self) -> bool:

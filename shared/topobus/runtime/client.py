@@ -52,6 +52,15 @@ class GatedClient(Client):
             stream.get_protocol()._over_ssl = True
 
     @property
+    def peer_certificate(self) -> bytes | None:
+        """The server's certificate (DER), as it was verified when this client connected; None: no TLS."""
+        transport = self._transport
+        writer = transport._io_writer if isinstance(transport, TcpTransport) else None
+        encrypted = writer.get_extra_info("ssl_object") if writer is not None else None
+        shown: bytes | None = encrypted.getpeercert(binary_form=True) if encrypted is not None else None
+        return shown
+
+    @property
     def is_encrypted(self) -> bool:
         """Say whether what is sent now is encrypted."""
         transport = self._transport

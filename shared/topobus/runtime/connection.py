@@ -33,6 +33,7 @@ from topobus.runtime.nats_errors import NatsErrors, error_text
 from topobus.runtime.quiet import QuietLog
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.reply_inbox import Expectation, ReplyInbox, is_nobody, new_token
+from topobus.runtime.server_certificates import ServerCertificates
 from topobus.runtime.shared_heartbeats import SharedHeartbeats
 from topobus.runtime.subscriptions import PENDING_BYTES, PENDING_MESSAGES, Callback, Lasting, Subscriptions
 
@@ -81,6 +82,7 @@ class Connection:
         self._up: asyncio.Event = asyncio.Event()
         self._mailbox = ReplyInbox(name)
         self._nats_errors = NatsErrors(metrics, readiness, clock)
+        self.certificates = ServerCertificates(settings, metrics, clock)
         self._canary = Canary(self._mailbox)
         self._subscriptions = Subscriptions(self._canary.note_heard)
         self._listeners: list[Callable[[], None]] = []
@@ -119,6 +121,7 @@ class Connection:
                 self._supervisor.cancel()
                 await asyncio.wait({self._supervisor}, timeout=_CANCEL_AGAIN_S)
             self._supervisor = None
+        await self.certificates.close()
         self._drop("closed")
         if ending := self._closing | self._subscriptions.draining:
             await asyncio.wait(ending, timeout=1.0)
@@ -271,7 +274,7 @@ class Connection:
             except (OSError, TimeoutError, nats.errors.Error, PeerUnavailable, ConfigError) as err:
                 if isinstance(err, ConfigError) and self.generation == 0:
                     raise
-                error = self._nats_errors.last or error_text(err)
+                error = await self.certificates.explain(self._nats_errors.last or error_text(err))
                 # The first try and then every tenth: a wait of hours must show, and must not fill the disk.
                 (get_logger().info if attempt % 10 == 0 else get_logger().debug)("bus.waiting", url=self._url, error=error, attempt=attempt)
                 self.readiness.set("bus", is_ready=False, why=f"waiting for NATS at {self._url}: {error}")
@@ -295,6 +298,7 @@ class Connection:
             lost.set()
 
         async def on_error(err: Exception) -> None:
+            self.certificates.note_error(err, client)
             self._nats_errors.note(err, is_current=client is self._client)
 
         settings = self.settings
@@ -319,6 +323,7 @@ class Connection:
             raise
         self.generation += 1
         self._nats_errors.clear_denials()
+        self.certificates.take(client)
         self.metrics.connects.inc()
         self.metrics.is_connected.set(1)
         self._up.set()

@@ -20,6 +20,9 @@ class BusMetrics:
         self.is_connected = Gauge("topobus_bus_connected", "1 while the canary comes back", registry=registry)
         self.connects = Counter("topobus_bus_connects_total", "Clients made, the first one included", registry=registry)
         self.losses = Counter("topobus_bus_losses_total", "Clients given up", ["reason"], registry=registry)
+        self.certificate_expires_s = Gauge(
+            "topobus_bus_certificate_expires_seconds", "When the server's certificate ends, since 1970; 0: no TLS", registry=registry
+        )
         self.errors = Counter("topobus_bus_errors_total", "Errors that the client reported aside", ["kind"], registry=registry)
         self.echo_s = Histogram("topobus_bus_echo_seconds", "Round trip of the canary", registry=registry, buckets=_BUCKETS)
         self.asks_s = Histogram("topobus_bus_ask_seconds", "Asks that we made", ["noun", "outcome"], registry=registry, buckets=_BUCKETS)

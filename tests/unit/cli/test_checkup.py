@@ -13,6 +13,7 @@ from topobus.cli.checkup import (
     Finding,
     Level,
     check_access,
+    check_certificate,
     check_clock,
     check_node,
     check_rejected,
@@ -212,3 +213,13 @@ def test_check_access_says_whether_the_bus_is_open(wants_login: bool, is_encrypt
     assert (finding.level, finding.what) == (level, "nats users")
     assert says in finding.found
     assert (level is Level.OK) or finding.next_step
+
+
+@pytest.mark.parametrize(("days", "level"), [(364, Level.OK), (30, Level.OK), (29, Level.WARN), (0, Level.WARN)])
+def test_check_certificate_warns_a_month_before_its_end(days: int, level: Level) -> None:
+    """Until when it is good is always said; from 30 days before with the command that makes it anew."""
+    finding = check_certificate(issuer="Topobus authority 1a", until="2027-11-23 14:34 UTC", days=days)
+
+    assert (finding.level, finding.what) == (level, "nats certificate")
+    assert f"signed by Topobus authority 1a, good until 2027-11-23 14:34 UTC ({days} days)" in finding.found
+    assert ("topobus keys certify" in finding.next_step) is (level is Level.WARN)

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import stat
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ from topobus.cli.checkup import (
     Finding,
     Level,
     check_access,
+    check_certificate,
     check_clock,
     check_node,
     check_rejected,
@@ -39,6 +41,7 @@ from topobus.domain.errors import PeerUnavailable, TopobusError
 from topobus.domain.request import Owner, OwnerKind, PodRequest
 from topobus.domain.silence import Answered
 from topobus.runtime.bus import Bus
+from topobus.runtime.certificate_facts import day
 from topobus.runtime.endpoint import read_url
 from topobus.sysfs.boot import read_boot_id
 from topobus.sysfs.tree import Tree
@@ -95,6 +98,9 @@ async def _check_bus(node: str | None, options: BusOptions, *, looks_at_sockets:
                 is_local=is_local(nats.url),
             )
             findings = [check_server(read_url(nats.url)[1], bus.server_version), access]
+            if (shown := bus.certificate) is not None:
+                days = (shown.not_after - datetime.now(UTC)).days
+                findings.append(check_certificate(issuer=shown.issuer, until=day(shown.not_after), days=days))
             try:
                 differences = await bus.inspect()
                 findings += check_streams(differences)
