@@ -15,8 +15,10 @@ from typing import Any, Protocol
 
 from topobus.contracts.nats_accounts import Account, Crossing, User
 
-__all__ = ["Signer", "account_token", "operator_configuration", "operator_token", "user_token"]
+__all__ = ["CONTROL_LINE_BYTES", "Signer", "account_token", "operator_configuration", "operator_token", "user_token"]
 
+CONTROL_LINE_BYTES = 16_384
+"""What a server must take as one line; the gateway's token has 9 KiB for the longest name of a node."""
 _HEADER = {"typ": "JWT", "alg": "ed25519-nkey"}
 _VERSION = 2
 _NO_LIMIT = -1
@@ -91,6 +93,8 @@ def user_token(user: User, public: str, account: Signer, *, issued_at: int, expi
         "type": "user",
         "version": _VERSION,
     }
+    if user.connection_types:
+        claims["allowed_connection_types"] = list(user.connection_types)
     if user.may_respond:
         claims["resp"] = {"max": 1, "ttl": _RESPONSE_LIMIT_NS}
     return _token(account, public, user.name, issued_at, claims, expires_at=expires_at)
@@ -103,6 +107,8 @@ def operator_configuration(operator: str, system_account: str, tokens: Mapping[s
     """
     lines = [
         "# Made by `topobus keys operator`. Include it in a server's configuration, without `accounts`, `authorization` or `permissions.conf`.",
+        "# A user's token comes in one line, with all its rights: more than the 4096 bytes that a server takes unless told otherwise.",
+        f"max_control_line: {CONTROL_LINE_BYTES}",
         f"operator: {operator}",
         f"system_account: {system_account}",
         "resolver: MEMORY",

@@ -106,10 +106,13 @@ class Answerer:
             tell_twin(self._ask, twin)
             await self._reply(message, b"", {TWIN: self._connection.instance})
         elif self._places_taken < self._concurrency:
+            self._connection.retirement.owe(message)
             self._start(message, arrived)
         else:
+            self._connection.retirement.owe(message)
             for refused, _ in self._waiting.put(self._asker_of(message), _weight_of(message), (message, arrived)):
                 await self._reply_busy(refused, self._run_times.pause_s(len(self._waiting), self._concurrency))
+                self._connection.retirement.settle(refused)
 
     def _distrust(self, message: Msg, *, is_twin_question: bool) -> str | None:
         """Say what shows that a message is no request of somebody who may ask; None when nothing does.
@@ -154,7 +157,11 @@ class Answerer:
         self._places_taken += 1
         task = asyncio.create_task(self._serve(message, arrived), name=f"answer-{self._ask.name}")
         self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        task.add_done_callback(lambda task: self._finished(task, message))
+
+    def _finished(self, task: asyncio.Task[None], message: Msg) -> None:
+        self._running.discard(task)
+        self._connection.retirement.settle(message)
 
     def _free_place(self) -> None:
         """Give a place to the next request that waits for one."""
@@ -267,7 +274,7 @@ class Answerer:
             headers = {**headers, PROOF: prove(self.key, self._awaited_at(message), self._ask.name, data, headers)}
         try:
             # Our own headers only: nats-py's respond() would send the asker's back.
-            await self._connection.publish(message.reply, data, headers=injected(headers) or None)
+            await self._connection.answer(message, data, headers=injected(headers) or None)
         except ContractError as err:
             get_logger().error("ask.answer-too-large", noun=self._ask.name, error=str(err))
             if data:

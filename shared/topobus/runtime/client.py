@@ -8,7 +8,7 @@ later one, and at every server that a greeting named. A client is connected once
 from __future__ import annotations
 
 import asyncio
-import ssl
+import base64
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -17,8 +17,10 @@ from nats.aio.client import Client
 from nats.aio.transport import TcpTransport
 
 from topobus.runtime.config import NatsSettings
+from topobus.runtime.login import Login
+from topobus.runtime.signing import KeyPair
 
-__all__ = ["GatedClient", "NotEncrypted", "connect_client"]
+__all__ = ["GatedClient", "NotEncrypted", "connect_client", "signed"]
 
 _CONNECT_TIMEOUT_S = 2
 
@@ -77,14 +79,13 @@ async def connect_client(
     settings: NatsSettings,
     *,
     name: str,
-    password: str | None,
-    tls: ssl.SSLContext | None,
+    login: Login,
     on_closed: Callable[[], Awaitable[None]],
     on_error: Callable[[Exception], Awaitable[None]],
 ) -> None:
     """Connect a new client to one of the servers, with nats-py's own reconnecting switched off.
 
-    Shapes: password, tls — as `topobus.runtime.endpoint.read_files` gives them; on_closed — called once when the client is lost; on_error — called with each error
+    Shapes: login — as `topobus.runtime.login.read_login` gives it, so that token and seed are of one file; on_closed — called once when the client is lost; on_error — called with each error
             that the client or the server tells later.
     Errors: raises OSError, TimeoutError or nats.errors.Error when no server takes us.
     Cost: up to 2 s a server, 6 s in all.
@@ -103,9 +104,21 @@ async def connect_client(
             max_outstanding_pings=2,
             pending_size=0,
             user=settings.user or None,
-            password=password,
-            user_credentials=settings.credentials_file or None,
-            tls=tls,
+            password=login.password,
+            **signed(login),
+            tls=login.tls,
             closed_cb=on_closed,
             error_cb=on_error,
         )
+
+
+def signed(login: Login) -> dict[str, Any]:
+    """Give nats-py what logs in by credentials. Its own way reads the file twice, and may take the token of one and the seed of the next; and it needs one more package."""
+    credentials = login.credentials
+    if credentials is None:
+        return {}
+    key = KeyPair.read(credentials.seed)
+    return {
+        "user_jwt_cb": lambda: bytearray(credentials.token.encode()),
+        "signature_cb": lambda nonce: base64.b64encode(key.sign(nonce.encode())),
+    }

@@ -4,6 +4,8 @@ nats-py's own reconnecting leaves clients that claim to be connected and receive
 that replay requests whose callers gave up. So it is switched off. When anything goes wrong, the client is thrown away, everything that waited on it fails at once,
 and a new client is made, with full jitter, for as long as the process runs. A canary decides whether a client is alive: every 3 s a message to ourselves must come
 back, unless other messages and answers came meanwhile. Subscriptions made here move to the new client; other users are informed through `on_change`.
+
+When the files of the login (password, credentials) hold another one, a new client is made with it beside the one that lives, and takes over when it hears: nothing is lost.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
-from contextlib import suppress
 
 import nats.errors
 from nats.aio.client import Client
@@ -22,28 +23,28 @@ from topobus.contracts.nats_permissions import LEAF_PRINCIPALS
 from topobus.domain.errors import ConfigError, ContractError, PeerUnavailable
 from topobus.runtime.backoff import full_jitter
 from topobus.runtime.canary import Canary
-from topobus.runtime.client import GatedClient, connect_client
+from topobus.runtime.client import GatedClient
 from topobus.runtime.clock import Clock
 from topobus.runtime.config import NatsSettings
-from topobus.runtime.endpoint import read_files, read_url, why_tls
+from topobus.runtime.dialing import Dialer
+from topobus.runtime.endpoint import read_url
 from topobus.runtime.failures import NobodyThere
 from topobus.runtime.logging import get_logger
+from topobus.runtime.login import Login, LoginFiles
 from topobus.runtime.metrics import BusMetrics
 from topobus.runtime.nats_errors import NatsErrors, error_text
 from topobus.runtime.quiet import QuietLog
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.reply_inbox import Expectation, ReplyInbox, is_nobody, new_token
+from topobus.runtime.retirement import Retirement
 from topobus.runtime.server_certificates import ServerCertificates
 from topobus.runtime.shared_heartbeats import SharedHeartbeats
-from topobus.runtime.subscriptions import PENDING_BYTES, PENDING_MESSAGES, Callback, Lasting, Subscriptions
+from topobus.runtime.subscriptions import Callback, Lasting, Subscriptions
 
 __all__ = ["Connection", "Headers"]
 
 Headers = dict[str, str]
 
-_CANARY_TIMEOUT_S = 1.5
-# The first message to ourselves on a new client: the server may still be busy with all who came back at the same time.
-_FIRST_CANARY_TIMEOUT_S = 2.0
 _CANCEL_AGAIN_S = 0.5
 # The server's max_payload counts headers too, nats-py's own check does not, and the server then closes the connection.
 _HEADER_OVERHEAD = 16
@@ -66,7 +67,6 @@ class Connection:
         new_client: Callable[[str], Client] | None = None,
     ) -> None:
         """Prepare a connection; `new_client` makes each client from why it must use TLS (empty: it need not), in place of nats-py's."""
-        self._new_client = new_client
         self.settings = settings
         self.name = name
         self.clock = clock
@@ -87,7 +87,10 @@ class Connection:
         self._subscriptions = Subscriptions(self._canary.note_heard)
         self._listeners: list[Callable[[], None]] = []
         self._supervisor: asyncio.Task[None] | None = None
-        self._closing: set[asyncio.Task[None]] = set()
+        self._dialer = Dialer(self, self._servers, self._mailbox, self._subscriptions, self._canary, new_client or GatedClient)
+        self._files = LoginFiles(settings, name, clock, metrics, readiness)
+        self.retirement = Retirement()
+        """Of clients that others have taken over from."""
         self.heartbeats = SharedHeartbeats()
         """Of all feeds that read over this connection."""
         self.has_missed_stream = asyncio.Event()
@@ -116,14 +119,12 @@ class Connection:
     async def close(self) -> None:
         """Stop the supervision and the client; what still waits fails with ConnectionLost."""
         if self._supervisor is not None:
-            # Again while it goes on: nats-py connects under `asyncio.wait_for`, which before Python 3.12 drops a cancellation that meets the connection's own end (bpo-37658).
-            while not self._supervisor.done():
-                self._supervisor.cancel()
-                await asyncio.wait({self._supervisor}, timeout=_CANCEL_AGAIN_S)
+            await _end(self._supervisor)
             self._supervisor = None
         await self.certificates.close()
         self._drop("closed")
-        if ending := self._closing | self._subscriptions.draining:
+        await self.retirement.close()
+        if ending := self._dialer.closing | self._subscriptions.draining:
             await asyncio.wait(ending, timeout=1.0)
         if self.generation:
             # One that never came up leaves behind why.
@@ -191,7 +192,13 @@ class Connection:
 
         Errors: PeerUnavailable when not connected, ContractError when the message is too large for the server.
         """
-        client = self._client
+        await self._send(self._client, subject, payload, headers, reply)
+
+    async def answer(self, request: Msg, payload: bytes = b"", *, headers: Headers | None = None) -> None:
+        """Send an answer, by the client that the request came by while that one lives. Errors: as `publish`."""
+        await self._send(self.retirement.answering(request, self._client), request.reply, payload, headers, "")
+
+    async def _send(self, client: Client | None, subject: str, payload: bytes, headers: Headers | None, reply: str) -> None:
         if client is None or not client.is_connected:
             raise PeerUnavailable(f"cannot send to {subject}: not connected to NATS at {self._url}", subject=subject)
         size = len(payload) + sum(len(key) + len(value.encode()) + 4 for key, value in (headers or {}).items())
@@ -241,7 +248,7 @@ class Connection:
         client = self._client
         if client is None:
             raise PeerUnavailable("not connected to NATS")
-        await self._echo(client, timeout_s)
+        await self._dialer.echo(client, timeout_s)
 
     async def subscribe(self, subject: str, callback: Callback, *, queue: str = "") -> Lasting:
         """Listen at a subject for as long as the connection lives, on whatever client."""
@@ -267,22 +274,58 @@ class Connection:
     # supervision
 
     async def _supervise(self) -> None:
+        async with self._files.watched():
+            attempt = 0
+            while True:
+                try:
+                    await self._connect()
+                except (OSError, TimeoutError, nats.errors.Error, PeerUnavailable, ConfigError) as err:
+                    if isinstance(err, ConfigError) and self.generation == 0:
+                        raise
+                    error = self._files.why_expired or await self.certificates.explain(self._nats_errors.last or error_text(err))
+                    # The first try and then every tenth: a wait of hours must show, and must not fill the disk.
+                    tell = get_logger().info if attempt % 10 == 0 else get_logger().debug
+                    tell("bus.waiting", url=self._url, error=error, attempt=attempt)
+                    self.readiness.set("bus", is_ready=False, why=f"waiting for NATS at {self._url}: {error}")
+                else:
+                    attempt = 0
+                    await self._stay()
+                await self._files.pause(full_jitter(attempt, most_s=5.0))
+                attempt += 1
+
+    async def _stay(self) -> None:
+        """Return when a client is lost and no other has taken over from it."""
+        while (client := self._client) is not None:
+            loss = asyncio.create_task(self._wait_for_loss(client), name="bus-loss")
+            change = asyncio.create_task(self._change_over(), name="bus-change-over")
+            try:
+                await asyncio.wait({loss, change}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                await _end(loss, change)
+            for task in (task for task in (loss, change) if not task.cancelled()):
+                task.result()
+
+    async def _change_over(self) -> None:
+        """Return when a client with a newer login has taken over."""
         attempt = 0
         while True:
+            login = await self._files.next()
             try:
-                client = await self._connect()
-            except (OSError, TimeoutError, nats.errors.Error, PeerUnavailable, ConfigError) as err:
-                if isinstance(err, ConfigError) and self.generation == 0:
-                    raise
-                error = await self.certificates.explain(self._nats_errors.last or error_text(err))
-                # The first try and then every tenth: a wait of hours must show, and must not fill the disk.
-                (get_logger().info if attempt % 10 == 0 else get_logger().debug)("bus.waiting", url=self._url, error=error, attempt=attempt)
-                self.readiness.set("bus", is_ready=False, why=f"waiting for NATS at {self._url}: {error}")
-            else:
-                attempt = 0
-                await self._wait_for_loss(client)
-            await asyncio.sleep(full_jitter(attempt, most_s=5.0))
-            attempt += 1
+                client, lost, fresh = await self._dialer.dial(login, self._note_error, is_beside=True)
+            except (OSError, TimeoutError, nats.errors.Error, PeerUnavailable) as err:
+                # The server may be told of it later.
+                (get_logger().warning if attempt == 0 else get_logger().debug)("bus.login-refused", url=self._url, error=error_text(err))
+                self.metrics.changeovers.labels("refused").inc()
+                await self._files.pause(full_jitter(attempt, most_s=5.0))
+                attempt += 1
+                continue
+            former = self._client
+            live = self._subscriptions.hand_over(client, fresh)
+            self.metrics.changeovers.labels("changed").inc()
+            self._come_up(client, lost, login)
+            if former is not None:
+                self.retirement.retire(former, live)
+            return
 
     def _on_supervisor_done(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (err := task.exception()) is not None and not self.crash.done():
@@ -290,37 +333,18 @@ class Connection:
             # Somebody may look, or nobody (a connect that fails raises it as well).
             self.crash.exception()
 
-    async def _connect(self) -> Client:
-        client = (self._new_client or GatedClient)(why_tls(self.settings))
-        self._lost = lost = asyncio.Event()
+    async def _connect(self) -> None:
+        login = await self._files.read()
+        if self.generation == 0:
+            self._files.use(login)  # Said while we wait, should it have expired already.
+        client, lost, fresh = await self._dialer.dial(login, self._note_error)
+        self._subscriptions.hand_over(client, fresh)
+        self._come_up(client, lost, login)
 
-        async def on_closed() -> None:
-            lost.set()
-
-        async def on_error(err: Exception) -> None:
-            self.certificates.note_error(err, client)
-            self._nats_errors.note(err, is_current=client is self._client)
-
-        settings = self.settings
-        password, tls = await asyncio.to_thread(read_files, settings)
-        try:
-            await connect_client(
-                client, self._servers, settings, name=self.instance, password=password, tls=tls, on_closed=on_closed, on_error=on_error
-            )
-            self._client = client
-            self._mailbox.renew()
-            await client.subscribe(
-                self._mailbox.pattern,
-                cb=self._on_answer,
-                pending_msgs_limit=PENDING_MESSAGES,
-                pending_bytes_limit=8 * PENDING_BYTES,
-            )
-            await self._subscriptions.attach_all(client)
-            await self._echo(client, _FIRST_CANARY_TIMEOUT_S)
-        except BaseException:
-            self._client = client
-            self._drop("connect")
-            raise
+    def _come_up(self, client: Client, lost: asyncio.Event, login: Login) -> None:
+        """Let a client be the present one, and tell everybody."""
+        self._client, self._lost = client, lost
+        self._files.use(login)
         self.generation += 1
         self._nats_errors.clear_denials()
         self.certificates.take(client)
@@ -330,35 +354,25 @@ class Connection:
         self.readiness.set("bus", is_ready=True)
         get_logger().info("bus.connected", url=self._url, server=".".join(map(str, self.server_version)), generation=self.generation)
         self._notify_listeners()
-        return client
 
     async def _wait_for_loss(self, client: Client) -> None:
         """Return when the client is lost."""
         lost = self._lost
         reason = "closed"
         while not (lost.is_set() or client.is_closed):
-            if await self._canary.wait_for_silence(lost) and not await self._is_alive(client):
+            if await self._canary.wait_for_silence(lost) and not await self._dialer.is_alive(client):
                 reason = "closed" if lost.is_set() else "canary"
                 break
-        get_logger().warning("bus.lost", url=self._url, reason=reason, error=str(client.last_error or ""))
-        self.readiness.set("bus", is_ready=False, why=f"lost NATS at {self._url}")
+        if client is not self._client:
+            return  # Another one took over just now.
+        expired = self._files.why_expired
+        get_logger().warning("bus.lost", url=self._url, reason=reason, error=expired or str(client.last_error or ""))
+        self.readiness.set("bus", is_ready=False, why=f"lost NATS at {self._url}{f': {expired}' if expired else ''}")
         self._drop(reason)
 
-    async def _on_answer(self, message: Msg) -> None:
-        await self._mailbox.on_message(message)
-        self._canary.put_off()
-
-    async def _is_alive(self, client: Client) -> bool:
-        # Twice: when our own process stood still, the first timeout comes due before the echo that lies in the socket has been read.
-        for _ in range(2):
-            try:
-                await self._echo(client, _CANARY_TIMEOUT_S)
-            except TimeoutError:
-                continue
-            except PeerUnavailable:
-                return False
-            return True
-        return False
+    def _note_error(self, client: Client, err: Exception) -> None:
+        self.certificates.note_error(err, client)
+        self._nats_errors.note(err, is_current=client is self._client)
 
     def _drop(self, reason: str) -> None:
         """Give a client up: fail what waits on it, and close it aside, since closing may hang with the server."""
@@ -369,30 +383,18 @@ class Connection:
         self._subscriptions.detach_all()
         self._mailbox.fail_all()
         if client is not None:
-            self.metrics.losses.labels(reason).inc()
-            task = asyncio.create_task(_close_quietly(client))
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            self._dialer.close_aside(client, reason)
         if was_up:
             self._notify_listeners()
-
-    async def _echo(self, client: Client, timeout_s: float) -> None:
-        started = self.clock.monotonic()
-        with self._mailbox.expect(self.name) as expected:
-            try:
-                await client.publish(expected.subject, b"")
-            except nats.errors.Error as err:
-                raise PeerUnavailable(f"cannot reach NATS: {error_text(err)}") from err
-            async with asyncio.timeout(timeout_s):
-                await expected.answer
-        self.metrics.echo_s.observe(self.clock.monotonic() - started)
 
     def _notify_listeners(self) -> None:
         for listener in list(self._listeners):
             listener()
 
 
-async def _close_quietly(client: Client) -> None:
-    with suppress(nats.errors.Error, OSError, TimeoutError, AssertionError):
-        async with asyncio.timeout(1.0):
-            await client.close()
+async def _end(*tasks: asyncio.Task[None]) -> None:
+    """Cancel tasks until they have ended: nats-py connects under `asyncio.wait_for`, which before Python 3.12 drops a cancellation (bpo-37658)."""
+    while running := {task for task in tasks if not task.done()}:
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running, timeout=_CANCEL_AGAIN_S)

@@ -23,6 +23,15 @@ class BusMetrics:
         self.certificate_expires_s = Gauge(
             "topobus_bus_certificate_expires_seconds", "When the server's certificate ends, since 1970; 0: no TLS", registry=registry
         )
+        self.changeovers = Counter(
+            "topobus_bus_changeovers_total",
+            "Clients made beside one that lives, for another password or other credentials",
+            ["outcome"],
+            registry=registry,
+        )
+        self.credentials_expire = Gauge(
+            "topobus_bus_credentials_expire_seconds", "When the credentials in use end, since 1970; 0: never", registry=registry
+        )
         self.errors = Counter("topobus_bus_errors_total", "Errors that the client reported aside", ["kind"], registry=registry)
         self.echo_s = Histogram("topobus_bus_echo_seconds", "Round trip of the canary", registry=registry, buckets=_BUCKETS)
         self.asks_s = Histogram("topobus_bus_ask_seconds", "Asks that we made", ["noun", "outcome"], registry=registry, buckets=_BUCKETS)

@@ -20,10 +20,10 @@ from topobus.domain.errors import ConfigError, ContractError, HardwareError, Inv
 from topobus.runtime.bus import Bus
 from topobus.runtime.clock import Clock, SystemClock
 from topobus.runtime.config import LogSettings, ServiceSettings, load_settings, origin_of
-from topobus.runtime.endpoint import read_files
 from topobus.runtime.heartbeat import Heartbeats
 from topobus.runtime.http import Endpoint
 from topobus.runtime.logging import get_logger, setup_logging
+from topobus.runtime.login import read_login
 from topobus.runtime.probe import ask_ready
 from topobus.runtime.readiness import Readiness
 
@@ -78,7 +78,7 @@ def run(
         if check is not None and not arguments.probe:
             check(settings)
         if arguments.check_config:
-            read_files(settings.nats)
+            read_login(settings.nats)
             print(f"{name}: the settings are good")  # noqa: T201 - the answer of a command
             return EX_OK
         if arguments.probe:

@@ -10,7 +10,7 @@ from nacl.signing import VerifyKey
 
 from topobus.contracts.nats_accounts import Account, Shape, accounts
 from topobus.contracts.nats_keys import KeyKind, parse_credentials, parse_seed, read_claims, render_credentials, seed_text
-from topobus.contracts.nats_tokens import account_token, operator_configuration, operator_token, user_token
+from topobus.contracts.nats_tokens import CONTROL_LINE_BYTES, account_token, operator_configuration, operator_token, user_token
 from topobus.domain.errors import ContractError
 from topobus.runtime.signing import KeyPair
 
@@ -106,6 +106,31 @@ def test_user_has_the_rights_of_the_configuration_form() -> None:
     assert (claims["nats"]["pub"], claims["nats"]["sub"]) == ({"allow": user.rights["publish"]}, {"allow": user.rights["subscribe"]})
     assert claims["nats"]["resp"] == {"max": 1, "ttl": 300_000_000_000}
     assert (claims["nats"]["type"], claims["nats"]["version"]) == ("user", 2)
+    assert claims["nats"]["allowed_connection_types"] == ["STANDARD", "WEBSOCKET"]
+
+
+def test_nodes_server_alone_may_come_as_one() -> None:
+    """Its token says nothing of how it connects; every other one does."""
+    described = accounts(Shape.HUB, nodes=["n1"])
+    keys = _keys(described)
+    kinds = {
+        user.name: read_claims(user_token(user, keys["OBS"].public, keys[account.name], issued_at=ISSUED_AT, expires_at=None))["nats"]
+        for account in described
+        for user in account.users
+    }
+
+    assert {name for name, claims in kinds.items() if "allowed_connection_types" not in claims} == {"leaf-n1"}
+
+
+@pytest.mark.parametrize("shape", Shape)
+def test_token_fits_the_line_that_the_server_takes(shape: Shape) -> None:
+    """Also of the node with the longest name, and with a third of the line left for what a later release may do."""
+    described = accounts(shape, nodes=["n" * 253])
+    public = KeyPair(KeyKind.USER, b"u" * 32).public
+    users = [(user, _keys(described)[account.name]) for account in described for user in account.users]
+    longest = max(len(user_token(user, public, key, issued_at=ISSUED_AT, expires_at=ISSUED_AT)) for user, key in users)
+
+    assert longest < CONTROL_LINE_BYTES * 2 / 3
 
 
 def test_configuration_holds_no_secret() -> None:

@@ -28,8 +28,9 @@ class Watched(Connection):
         super().__init__(NatsSettings(), "gpu", SystemClock(), BusMetrics(CollectorRegistry()), Readiness())
         self.asked_at: list[float] = []
         self.is_dead = False
+        self._dialer.is_alive = self._note_asked
 
-    async def _is_alive(self, client: Any) -> bool:
+    async def _note_asked(self, client: Any) -> bool:
         now = asyncio.get_running_loop().time()
         self.asked_at.append(now)
         if not self.is_dead:

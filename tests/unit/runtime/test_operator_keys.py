@@ -122,16 +122,15 @@ def test_user_stays_out_when_it_was_revoked_until_it_is_rotated(tmp_path: Path) 
 
 
 def test_node_is_revoked_when_it_is_described_no_more(tmp_path: Path) -> None:
-    """A node that left the hub's list cannot come back with what it has."""
-    _files(tmp_path, shape=Shape.HUB, nodes=("n1", "n2")).make()
-    gone = _public(tmp_path, "leaf-n2")
+    """A node that left the list cannot come back with what it has, and an account of its own is no account any more."""
+    _files(tmp_path, nodes=("n1", "n2")).make()
+    gone = _public(tmp_path, "discovery-n2")
 
-    _files(tmp_path, now=NOW + 1, shape=Shape.HUB, nodes=("n1",)).make()
+    _files(tmp_path, now=NOW + 1, nodes=("n1",)).make()
 
-    # Its user is revoked, and the server is told of its account no more.
-    assert json.loads((tmp_path / "accounts" / "NODES-n2" / "revoked.json").read_text()) == {gone: NOW + 1}
-    assert (tmp_path / "accounts" / "NODES-n2" / "jwt").read_text().strip() not in (tmp_path / "server.conf").read_text()
-    assert not credentials_file(tmp_path, "leaf-n2").exists()
+    assert _revoked(tmp_path, "NODE")[gone] == NOW + 1
+    assert not credentials_file(tmp_path, "discovery-n2").exists()
+    assert "V_GPU-n2" not in (tmp_path / SERVER_FILE).read_text()
 
 
 @pytest.mark.parametrize("file", ["operator/seed", "accounts/NODE/seed", "users/gpu/user.creds"])
