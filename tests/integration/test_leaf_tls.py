@@ -5,23 +5,27 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from support.leaf_pair import NODE, LeafPair, ShapedServer, leaf_pair
+from support.leaf_pair import NODE, LeafPair, ShapedServer, leaf_pair, version_of
+from topobus.cli.application import run
 from topobus.contracts.catalogue import MACHINE
 from topobus.contracts.codec import encode
+from topobus.contracts.nats_shapes import render_hub
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.machine import Machine
 from topobus.runtime.bus import Bus
 from topobus.runtime.certificates import add_authority, certify, drop_old_authorities
 from topobus.runtime.config import NatsSettings
 from topobus.runtime.uplink import Acknowledged, NotWritten
+from topobus.simulation.nats_server import free_port
 
 pytestmark = pytest.mark.integration
 
@@ -31,6 +35,7 @@ _ANSWER_S = 2.0
 # What a hub says, by its version, of a leaf that it has let in.
 _LINKED = ("JetStream using domains", "JetStream Not Extended")
 _LOOK_EVERY_S = 0.05
+_DEPLOYED = Path(__file__).resolve().parents[2] / "deploy" / "nats"
 
 
 @pytest.fixture
@@ -140,6 +145,60 @@ async def test_leaf_sends_nothing_when_the_hub_has_no_tls(nats_binary: Path, fol
         log = pair.hub.read_log()
 
     assert not any(text in log for text in _LINKED)
+
+
+async def test_members_of_a_hub_join_by_tls_when_each_shows_the_other_a_certificate(nats_binary: Path, folders: tuple[Path, Path]) -> None:
+    """Three servers make one cluster over encrypted routes, with certificates that serve as those of clients, too."""
+    if version_of(nats_binary) < (2, 10):
+        pytest.skip("a hub of three is 2.10 or later")
+    tls, _ = folders
+    ports: dict[str, int] = {}
+    while len(set(ports.values())) < 3:
+        ports = {name: free_port() for name in ("m0", "m1", "m2")}
+    text = render_hub(version_of(nats_binary), members=tuple(ports), tls=str(tls)).replace('"0.0.0.0:7422"', '"127.0.0.1:-1"')
+    for name, port in ports.items():
+        text = text.replace(f"nats://{name}:6222", f"nats://127.0.0.1:{port}")
+    async with AsyncExitStack() as stack:
+        members = [
+            await stack.enter_async_context(
+                ShapedServer(
+                    binary=nats_binary,
+                    text=text.replace('"0.0.0.0:6222"', f'"127.0.0.1:{port}"'),
+                    environment={"TOPOBUS_HUB_NAME": name},
+                )
+            )
+            for name, port in ports.items()
+        ]
+        for member in members:
+            await _log_has(member, "JetStream cluster new metadata leader", "Self is new JetStream cluster metadata leader")
+        # A listener in clear would not answer a handshake.
+        trusting = ssl.create_default_context(cafile=tls / "ca.crt")
+        _, writer = await asyncio.open_connection("127.0.0.1", ports["m0"], ssl=trusting)
+        writer.transport.abort()
+
+
+@pytest.mark.parametrize(("shape", "oldest"), [("leaf", (2, 10)), ("leaf", (2, 14)), ("hub", (2, 10)), ("hub", (2, 12)), ("hub", (2, 14))])
+async def test_rendered_file_is_taken_when_users_and_certificate_are_made_as_the_manual_says(
+    nats_binary: Path, tmp_path: Path, folders: tuple[Path, Path], shape: str, oldest: tuple[int, int]
+) -> None:
+    """The files of deploy/nats with TLS are a configuration of the servers that they are for."""
+    if version_of(nats_binary) < oldest:
+        pytest.skip(f"this server is older than {oldest}")
+    assert (
+        await asyncio.to_thread(
+            run, ["keys", "make", str(tmp_path / "users"), "--shape", shape, "--node", "n1", "--server-file", str(tmp_path / "users.conf")]
+        )
+        == 0
+    )
+    text = (_DEPLOYED / f"{shape}-tls-{oldest[0]}.{oldest[1]}.conf").read_text().replace("/etc/topobus/nats-tls", str(folders[0]))
+    (tmp_path / "nats.conf").write_text(text)
+    names = {"TOPOBUS_LEAF_DOMAIN": "node-n1", "TOPOBUS_LEAF_HUB_URL": "tls://leaf-n1:p@hub:7422", "TOPOBUS_HUB_NAME": "hub"}
+    checked = await asyncio.create_subprocess_exec(
+        nats_binary, "-t", "-c", str(tmp_path / "nats.conf"), env=names, stderr=asyncio.subprocess.PIPE
+    )
+    _, said = await checked.communicate()
+
+    assert checked.returncode == 0, said.decode()
 
 
 async def test_link_comes_back_when_certificate_and_authority_change_while_both_run(nats_binary: Path, folders: tuple[Path, Path]) -> None:

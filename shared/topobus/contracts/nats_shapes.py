@@ -35,7 +35,8 @@ def render_leaf(version: tuple[int, int] = OLDEST_LEAF, *, is_in_pod: bool = Fal
             (
                 _HEADER,
                 f"# A node's own server (leaf), for nats-server {version[0]}.{version[1]} and later, {_with(users)}. The server's environment says which node it is:",
-                f"# TOPOBUS_LEAF_DOMAIN (node-<the node's name, each dot as _>), TOPOBUS_LEAF_HUB_URL ({_LOGIN_URL if users else 'nats://hub:7422'}).",
+                f"# TOPOBUS_LEAF_DOMAIN (node-<the node's name, each dot as _>), TOPOBUS_LEAF_HUB_URL ({_hub_url(users, tls)}).",
+                *((f"# {tls}/ca.crt: the authorities that may have signed the hub's certificate.",) if tls else ()),
                 "server_name: $TOPOBUS_LEAF_DOMAIN",
                 *(_POD_LINES if is_in_pod else ("# Nobody elsewhere connects: who asks from the hub comes by the link.", *_OWN_LINES)),
                 *common_lines(version),
@@ -73,6 +74,7 @@ def render_hub(
                 _HEADER,
                 f"# The hub of servers on nodes (leaves), for nats-server {version[0]}.{version[1]} and later, {_with(users)}"
                 f"{'' if users else ': for a network that nobody else reaches'}.",
+                *((f"# {tls}: tls.crt, tls.key and ca.crt, as `topobus keys certify` makes them.",) if tls else ()),
                 "server_name: $TOPOBUS_HUB_NAME",
                 *(_POD_LINES if is_in_pod else ('listen: "0.0.0.0:4222"', 'http: "127.0.0.1:8222"')),
                 *common_lines(version),
@@ -158,6 +160,11 @@ def _jetstream_lines(domain: str, *, store: str) -> tuple[str, ...]:
         "  sync_interval: always",
         "}",
     )
+
+
+def _hub_url(users: str, tls: str) -> str:
+    url = _LOGIN_URL if users else "nats://hub:7422"
+    return url.replace("nats://", "tls://") if tls else url
 
 
 def _cluster_lines(members: tuple[str, ...], tls: str) -> tuple[str, ...]:

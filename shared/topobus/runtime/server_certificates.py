@@ -64,7 +64,7 @@ def why_refused(err: ssl.SSLCertVerificationError, facts: CertificateFacts, *, h
     if err.verify_code in (_OTHER_NAME, _OTHER_ADDRESS):
         return f"{server} is for {', '.join(facts.names) or 'nobody'}, and not for {host}"
     trusted = f"{ca_file} (nats.tls_ca_file)" if ca_file else "this system's own authorities"
-    return f"{server} is signed by {facts.issuer or 'nobody'!r}; {trusted} did not do: {err.verify_message}"
+    return f"{server} is signed by {facts.issuer or 'nobody'!r}, not trusted by {trusted}: {err.verify_message}"
 
 
 class ServerCertificates:
