@@ -1,6 +1,6 @@
 """Says every event of one stream of the node's own server to the hub, in the stream's order, each after the acknowledgement of the one before.
 
-Flows in: stored events, as bytes. Flows out: the same events at the hub, with their ids, and how far they are (`HubLink.note`). Nothing is passed over but what no subject can
+Flows in: stored events, as bytes. Flows out: the same events at the hub, with their ids and an ending that nobody else knows, and how far they are (`HubLink.note`). Nothing is passed over but what no subject can
 hold and what the hub's stream refuses for good; both are logged and counted.
 """
 
@@ -16,8 +16,9 @@ from topobus.relay.hub_link import HubLink
 from topobus.runtime.backoff import full_jitter
 from topobus.runtime.failures import AmbiguousWrite
 from topobus.runtime.logging import get_logger
+from topobus.runtime.reply_inbox import new_token
 from topobus.runtime.service import Runtime
-from topobus.runtime.uplink import Delivery, HubRefused, Mark, Uplink
+from topobus.runtime.uplink import Acknowledged, Delivery, HubRefused, Mark, Uplink, event_parts
 
 __all__ = ["EventFollower"]
 
@@ -71,7 +72,7 @@ class EventFollower:
         while True:
             await self._link.joined.wait()
             try:
-                acknowledged = await self._uplink.store_event(self._event, delivery)
+                acknowledged = await self._store(delivery)
             except ContractError as err:
                 self._pass_over(delivery, err.message)
                 return
@@ -95,6 +96,23 @@ class EventFollower:
                 self._link.said.labels(self._event.name, "duplicate" if acknowledged.is_duplicate else "written").inc()
                 self._advance(delivery, acknowledged.sequence)
                 return
+
+    async def _store(self, delivery: Delivery) -> Acknowledged:
+        """Store an event, also where somebody else has used its id: the hub calls it a repetition then, and has nothing so new under the event's own subject."""
+        ending = self._link.note.id_ending
+        acknowledged = await self._uplink.store_event(self._event, delivery, id_ending=ending)
+        if not acknowledged.is_duplicate:
+            return acknowledged
+        newest = await self._uplink.sequence_at_hub(self._event, **event_parts(self._event, delivery.subject))
+        if newest >= acknowledged.sequence:
+            return acknowledged
+        get_logger().warning(
+            "event.id-taken",
+            subject=delivery.subject,
+            sequence=acknowledged.sequence,
+            next_step="see who else writes to this stream at the hub",
+        )
+        return await self._uplink.store_event(self._event, delivery, id_ending=f"{ending}.{new_token()}")
 
     def _pass_over(self, delivery: Delivery, why: str) -> None:
         self._link.said.labels(self._event.name, "refused").inc()

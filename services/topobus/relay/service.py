@@ -13,6 +13,8 @@ from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
 
+from msgspec.structs import replace
+
 from topobus.contracts.catalogue import RELAY
 from topobus.contracts.nats_shapes import OLDEST_LEAF
 from topobus.contracts.nouns import Event, State
@@ -26,6 +28,7 @@ from topobus.relay.hub_link import HubLink
 from topobus.runtime.backoff import full_jitter
 from topobus.runtime.failures import AmbiguousWrite
 from topobus.runtime.logging import get_logger
+from topobus.runtime.reply_inbox import new_token
 from topobus.runtime.service import Runtime
 from topobus.runtime.uplink import Delivery, Mark, Uplink, event_parts, state_change
 
@@ -104,6 +107,7 @@ class _Relay:
         self._look_due_at = 0.0
         self._waiting_events = 0
         self._rotation = 0
+        self._noted_ending = ""
 
     async def run(self) -> None:
         """Say what there is to say, look now and then whether the hub still has it, and find the hub again after each loss."""
@@ -150,6 +154,7 @@ class _Relay:
         """Find out what the hub has; events are said again from where its note tells, when that is another one than ours."""
         is_other = await self._copies.read_note()
         self._copies.doubt()
+        await self._settle_ending()
         for name in tuple(self._link.note.events):
             if not await self._is_kept(name):
                 self._link.change_note(partial(without_position, event=name))
@@ -164,6 +169,14 @@ class _Relay:
                 for name, event in self._events.items()
             ]
         self._link.join()
+
+    async def _settle_ending(self) -> None:
+        """Make the ending of our events' ids, and note it before the first event is said with it: who says them after us must say them with the same one."""
+        if not self._link.note.id_ending:
+            self._link.change_note(lambda note: replace(note, id_ending=new_token()))
+        if self._link.note.id_ending != self._noted_ending:
+            await self._copies.write_note()
+            self._noted_ending = self._link.note.id_ending
 
     async def _look(self) -> None:
         if not await self._copies.look():

@@ -28,3 +28,5 @@ class NodeRelay(Struct, frozen=True, kw_only=True):
     """By the event's noun."""
     keys: tuple[str, ...] = ()
     """`<noun>/<key>` of what a node may have several of; sorted. The hub has no others of this node."""
+    id_ending: str = ""
+    """With what the ids of this node's events (`Nats-Msg-Id`) end at the hub: random, and known to nobody else, for who could guess an id would use it before. Empty: none yet."""

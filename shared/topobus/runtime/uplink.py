@@ -133,12 +133,14 @@ class Uplink:
                 return NotWritten()
             raise _refused(err, state) from err
 
-    async def store_event(self, event: Event[Any], delivery: Delivery) -> Acknowledged:
-        """Store one of the node's events at the hub, with its own id: within two minutes once, however often it is said.
+    async def store_event(self, event: Event[Any], delivery: Delivery, *, id_ending: str) -> Acknowledged:
+        """Store one of the node's events at the hub, with its own id and an ending: within two minutes once, however often it is said with that.
 
         Errors: ContractError for a subject that is none of this event's.
         """
         headers = {key: value for key, value in delivery.headers.items() if not key.startswith(_SERVERS_HEADERS) or key == _MESSAGE_ID}
+        if id_ending and _MESSAGE_ID in headers:
+            headers[_MESSAGE_ID] = f"{headers[_MESSAGE_ID]}.{id_ending}"
         try:
             return await self._request(
                 up_subject(event, **event_parts(event, delivery.subject)), delivery.data, {**headers, _EXPECTED_STREAM: event.stream}
