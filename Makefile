@@ -72,7 +72,7 @@ versions: setup ## the bus and the demo on the nats-servers of newer Debian rele
 	@tools/test-nats-versions
 
 CHAOS ?=
-chaos: setup ## proof by faults, for minutes: a million operations are `make chaos CHAOS="--operations 1000000"`; the seed is printed
+chaos: setup ## proof by faults, for minutes; a million operations: `make chaos CHAOS="--steps 0 --operations 1000000"`, a hub: `--leaf`; the seed is printed
 	@$(BIN)/python -m topobus.testing.chaos $(CHAOS)
 
 chaos-short: setup ## the same in at most a minute and a half, with the seed of CI
