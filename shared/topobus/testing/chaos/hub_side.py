@@ -115,14 +115,14 @@ def compare_events(name: str, stored: Sequence[str], copied: Sequence[str], *, m
     >>> compare_events("health", ["a", "b"], ["b", "a", "a"], may_repeat=False)
     ['the hub has 1 events health more than once, first a', 'the hub has the events health in another order']
     """
-    has, known = set(copied), set(stored)
-    if missing := [event_id for event_id in stored if event_id not in has]:
+    copied_ids, stored_ids = set(copied), set(stored)
+    if missing := [event_id for event_id in stored if event_id not in copied_ids]:
         return [f"the hub does not have {len(missing)} of {len(stored)} events {name}, first {missing[0]}"]
     if may_repeat:
         return []
     twice = repeated(copied)
     said = [f"the hub has {len(twice)} events {name} more than once, first {twice[0]}"] if twice else []
-    order = list(dict.fromkeys(event_id for event_id in copied if event_id in known))
+    order = list(dict.fromkeys(event_id for event_id in copied if event_id in stored_ids))
     return said if order == list(stored) else [*said, f"the hub has the events {name} in another order"]
 
 

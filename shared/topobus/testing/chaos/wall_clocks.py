@@ -22,8 +22,8 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 def find_libfaketime() -> Path | None:
     """Find the library where packages put it; None: it is not installed."""
-    found = (path for folder in _FOLDERS for path in (folder / _LIBRARY, *sorted(folder.glob(f"*-linux-gnu*/{_LIBRARY}"))))
-    return next((path for path in found if path.exists()), None)
+    paths = (path for folder in _FOLDERS for path in (folder / _LIBRARY, *sorted(folder.glob(f"*-linux-gnu*/{_LIBRARY}"))))
+    return next((path for path in paths if path.exists()), None)
 
 
 class MovedClock(SystemClock):
