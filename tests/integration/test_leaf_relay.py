@@ -226,7 +226,7 @@ async def test_older_value_is_refused_when_it_arrives_after_a_newer(joined: Join
         stale = (await revisions(joined.hub))[f"ledger/{NODE}"]
         await joined.leaf.put(LEDGER, Ledger(node=NODE, sequence=2), node=NODE)
         await until_equal(joined.hub, joined.leaf)
-        outcome = await running.bus.uplink().write(LEDGER, encode(Ledger(node=NODE, sequence=1)), stale, node=NODE)
+        outcome = await running.bus.uplink().write(LEDGER, encode(Ledger(node=NODE, sequence=1)), stale, written_by="", node=NODE)
 
         assert isinstance(outcome, NotWritten)
         assert await states(joined.hub) == await states(joined.leaf)

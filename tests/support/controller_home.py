@@ -116,9 +116,11 @@ def condition(api_object: ApiObject | None) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def controller(url: str, *, mortal: Callable[[Bus], Bus] = lambda bus: bus) -> AsyncIterator[Readiness]:
-    """Run one replica; gives its readiness. `mortal` puts something between it and the bus."""
-    readiness = Readiness()
+async def controller(
+    url: str, *, mortal: Callable[[Bus], Bus] = lambda bus: bus, readiness: Readiness | None = None
+) -> AsyncIterator[Readiness]:
+    """Run one replica; gives its readiness, or takes one. `mortal` puts something between it and the bus."""
+    readiness = readiness or Readiness()
     async with Bus.session(NatsSettings(url=url), name="controller") as real:
         bus = mortal(real)
         runtime = Runtime(

@@ -94,9 +94,11 @@ class WatchedTopology(Bus):
         async with asyncio.timeout(60), self._has_heard:
             await self._has_heard.wait_for(lambda: self._heard.get(state.name, 0) >= revision)
 
-    async def watch(self, state: State[M], **parts: str) -> AsyncGenerator[Change[M], None]:
+    async def watch(
+        self, state: State[M], on_rejected: Callable[[str, str], None] | None = None, /, **parts: str
+    ) -> AsyncGenerator[Change[M], None]:
         """Watch, and note what the service has taken in: it asks for the next change when it has."""
-        async with aclosing(super().watch(state, **parts)) as changes:
+        async with aclosing(super().watch(state, on_rejected, **parts)) as changes:
             async for change in changes:
                 yield change
                 async with self._has_heard:

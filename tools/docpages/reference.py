@@ -85,6 +85,9 @@ def _lines() -> Iterable[str]:
     yield from _descriptions(EVENTS)
     yield "## Asks: a request with one answer"
     yield ""
+    yield "Whatever is sent says its sender's release (`Topobus-Release`) and, where it is stored or asked, the moment of sending (`Topobus-Sent-Ms`, milliseconds"
+    yield "since 1970). The release is the sender's word, shown to people, and nothing is decided by it."
+    yield ""
     yield "The asker says in headers how long it waits (`Topobus-Deadline-Ms`, `Topobus-Sent-Ms`) and carries W3C `traceparent`. An answer with the"
     yield "header `Topobus-Error` (`contract`, `unavailable`, `busy`, `hardware`, `config`, `stale`, `internal`) is no answer; `Topobus-Error-Message` says why,"
     yield "percent-encoded. Requests are served that come to the very subject, with a reply subject"

@@ -11,6 +11,8 @@ from msgspec import Struct
 from topobus.contracts.catalogue import DEVICE_SERVICES
 from topobus.contracts.messages import RuntimeConnection
 from topobus.contracts.nouns import State, from_token
+from topobus.contracts.origin import Origin
+from topobus.contracts.releases import release_remark
 from topobus.domain.device import Inventory
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine
@@ -23,11 +25,14 @@ __all__ = [
     "check_access",
     "check_certificate",
     "check_clock",
+    "check_clock_here",
     "check_node",
     "check_rejected",
+    "check_releases",
     "check_runtime",
     "check_server",
     "check_slice_fields",
+    "check_stored_clock",
     "check_streams",
 ]
 
@@ -40,6 +45,8 @@ _CLOCK_AGREES_S, _CLOCK_SERVES_S = 1.0, 2.0
 
 # Time enough for somebody who looks once a week; services warn from then on, too (`topobus.runtime.server_certificates`).
 _CERTIFICATE_DAYS = 30
+
+_SAME_TIME = "set both clocks by the same time service (chrony, ntp)"
 
 # Last part of a field's path to the feature gate without which a server drops it.
 _FEATURES = {
@@ -179,13 +186,47 @@ def check_slice_fields(node: str, dropped: Sequence[str]) -> Finding | None:
     return Finding(level=Level.WARN, what=f"{node}: slices", found=text, next_step=step)
 
 
-def check_clock(node: str, ahead_s: float) -> Finding | None:
-    """Judge a node's clock against ours; None when they agree within a second. Requests are refused as stale by a node more than two seconds ahead."""
+def check_clock(node: str, ahead_s: float, here_s: float | None) -> list[Finding]:
+    """Judge a node's clock; nothing when it agrees within a second. Requests are refused as stale by a node more than two seconds ahead.
+
+    Shapes: ahead_s — than this machine's; here_s — this machine's than the NATS server's, None when the server (before 2.10) does not say its time.
+    """
+    than = "this machine's" if here_s is None else "the NATS server's"
+    return _clock_findings(f"{node}: clock", f"clock of {node}", ahead_s + (here_s or 0.0), than)
+
+
+def check_clock_here(ahead_s: float | None) -> list[Finding]:
+    """Judge this machine's clock against the NATS server's; nothing when they agree, or when the server (before 2.10) does not say its time."""
+    return _clock_findings("clock", "clock of this machine", ahead_s or 0.0, "the NATS server's")
+
+
+def check_stored_clock(node: str, origins: Sequence[Origin]) -> list[Finding]:
+    """Judge the clock of a node that does not answer by what it wrote last; nothing when it agreed, or nothing says a time."""
+    newest = max((origin for origin in origins if origin.ahead_s is not None), key=lambda origin: origin.time_ns, default=None)
+    if newest is None or not newest.clock_remark:
+        return []
+    return [Finding(level=Level.WARN, what=f"{node}: clock", found=newest.clock_remark, next_step=_SAME_TIME)]
+
+
+def check_releases(node: str, releases: Mapping[str, str], own: str) -> list[Finding]:
+    """Name who runs another release than we do; those of one release in one line.
+
+    Shapes: node — empty for what runs beside the nodes; releases — what each process says; empty: it says nothing.
+    """
+    by_release: dict[str, list[str]] = {}
+    for service, release in sorted(releases.items()):
+        by_release.setdefault(release, []).append(service)
+    remarks = [release_remark(", ".join(services), release, own) for release, services in sorted(by_release.items())]
+    what = f"{node}: releases" if node else "releases"
+    step = "upgrade all to one release, the controller first and the node plane soon after"
+    return [Finding(level=Level.WARN, what=what, found=remark, next_step=step) for remark in remarks if remark]
+
+
+def _clock_findings(what: str, whose: str, ahead_s: float, than: str) -> list[Finding]:
     if abs(ahead_s) < _CLOCK_AGREES_S:
-        return None
-    text = f"clock of {node} is {abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} this machine's"
-    step = "set both clocks by the same time service (chrony, ntp)"
-    return Finding(level=Level.FAIL if ahead_s > _CLOCK_SERVES_S else Level.WARN, what=f"{node}: clock", found=text, next_step=step)
+        return []
+    text = f"{whose} is {abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} {than}"
+    return [Finding(level=Level.FAIL if ahead_s > _CLOCK_SERVES_S else Level.WARN, what=what, found=text, next_step=_SAME_TIME)]
 
 
 def check_node(

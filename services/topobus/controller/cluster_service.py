@@ -85,7 +85,7 @@ class ClusterController:
         }
         compiler = CelCompiler()
         self._metrics = ClusterMetrics(runtime.registry)
-        self._copies = BusCopies(runtime, self._state, ObjectBoundary("node-state", metrics.set_aside), self._changed.set)
+        self._copies = BusCopies(runtime, self._state, ObjectBoundary("node-state", metrics.set_aside), self._changed.set, metrics.remarked)
         writer = ObjectWriter(ApiServerStore(api, self._state, self._metrics))
         self._releases = LedgerReleases(runtime.bus, settings.ask_timeout_s, self._changed.set)
         ledgers = NodeLedgers(runtime.bus, self._state, settings.ask_timeout_s, self._releases)

@@ -30,6 +30,11 @@ class ControllerMetrics:
         )
         self.waiting = Gauge("topobus_controller_claims_waiting", "Claims that are not allocated.", registry=registry)
         self.malformed = Counter("topobus_controller_objects_malformed_total", "Stored objects that nobody can read.", registry=registry)
+        self.remarked = Gauge(
+            "topobus_controller_nodes_remarked",
+            "Nodes of another release, with a wrong clock, or of which a value cannot be read: /readyz names them.",
+            registry=registry,
+        )
         self.set_aside = Counter(
             "topobus_controller_objects_set_aside_total",
             "Objects and nodes whose work failed and that wait until they change, by loop.",

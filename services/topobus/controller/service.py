@@ -58,7 +58,7 @@ class _Controller:
         self._metrics = metrics
         compiler = CelCompiler()
         self._releases = LedgerReleases(runtime.bus, settings.ask_timeout_s, self._wake)
-        self._copies = BusCopies(runtime, self._state, ObjectBoundary("intake", metrics.set_aside), self._wake)
+        self._copies = BusCopies(runtime, self._state, ObjectBoundary("intake", metrics.set_aside), self._wake, metrics.remarked)
         self._classes = ClassReconciler(runtime, self._state, compiler, self._boundary("classes"))
         finder = Allocator(settings, runtime, self._state, compiler, metrics)
         self._consumers = ClaimUsers(self._state, self._boundary("consumers"))

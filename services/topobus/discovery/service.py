@@ -165,6 +165,9 @@ class _Publisher:
         # A store that was lost must not send generations back while we remember the last one.
         stored = entry.value if entry else None
         new = machine_to_publish(stored if stored is not None else self._last, machine)
+        if new is None and entry is not None and self._last is None and entry.origin.release != bus.release:
+            # The same machine, and the word of who says it now; only at the start, so that two of different releases never write in turn.
+            new = stored
         if new is None and entry is None:
             assert self._last is not None
             new = self._last

@@ -15,13 +15,13 @@ from topobus.contracts.codec import decode, encode
 from topobus.contracts.nouns import State
 from topobus.contracts.relay_messages import NodeRelay
 from topobus.domain.errors import ContractError
-from topobus.relay.core.copies import NOTHING_THERE, Copy, Step, digest_of, next_step
+from topobus.relay.core.copies import Copy, Step, digest_of, next_step
 from topobus.relay.core.positions import with_key, without_key
 from topobus.relay.hub_link import HubLink
 from topobus.runtime.failures import AmbiguousWrite
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
-from topobus.runtime.uplink import Acknowledged, HubRefused, Uplink
+from topobus.runtime.uplink import Acknowledged, HubEntry, HubRefused, Uplink
 
 __all__ = ["HubCopies", "Key"]
 
@@ -46,6 +46,7 @@ class HubCopies:
         self._runtime = runtime
         self._forget_after_s = forget_after_s
         self._kept: dict[Key, bytes | None] = {}
+        self._written_by: dict[Key, str] = {}
         self._whole_since: dict[str, float] = {}
         """By state: since when all that the node's server has is known."""
         self._copies: dict[Key, Copy] = {}
@@ -59,15 +60,17 @@ class HubCopies:
 
     # what the node's server has
 
-    def keep(self, state: State[Any], key: str, data: bytes | None) -> None:
-        """Take a value of the node's server; None: it was deleted there."""
+    def keep(self, state: State[Any], key: str, data: bytes | None, written_by: str) -> None:
+        """Take a value of the node's server, and the release that wrote it; None: it was deleted there."""
         self._kept[Key(state.name, key)] = data
+        self._written_by[Key(state.name, key)] = written_by
         self._link.wake.set()
 
     def reset(self, state: State[Any]) -> None:
         """Forget all values of a state: the node's store is another one."""
         self._whole_since.pop(state.name, None)
         self._kept = {key: data for key, data in self._kept.items() if key.noun != state.name}
+        self._written_by = {key: release for key, release in self._written_by.items() if key.noun != state.name}
 
     def note_whole(self, state: State[Any]) -> None:
         """Note that all present values of a state have been taken."""
@@ -83,7 +86,7 @@ class HubCopies:
     def is_note_written(self) -> bool:
         """Say whether the hub has the present note."""
         copy = self._copies.get(self._note_key)
-        return copy is not None and copy.digest == digest_of(encode(self._link.note))
+        return copy is not None and copy.digest == self._digest(self._note_key, encode(self._link.note))
 
     # what the hub has
 
@@ -93,9 +96,7 @@ class HubCopies:
         if copy is not None and await self._uplink.sequence_at_hub(RELAY, node=self._node) == copy.sequence:
             return False
         entry = await self._uplink.value_at_hub(RELAY, node=self._node)
-        self._copies[self._note_key] = Copy(
-            sequence=entry.sequence, digest=digest_of(entry.data if entry.is_there else None), is_certain=False
-        )
+        self._copies[self._note_key] = Copy(sequence=entry.sequence, digest=_digest_of_entry(entry), is_certain=False)
         if entry.is_there and entry.data == encode(self._link.note):
             return False
         note = NodeRelay(node=self._node)
@@ -129,7 +130,7 @@ class HubCopies:
             copy = self._copies.get(self._note_key)
             if copy is None:
                 raise AmbiguousWrite("what the hub has noted of this node is not known")
-            if copy.digest == digest_of(data):
+            if copy.digest == self._digest(self._note_key, data):
                 return
             await self._write(self._note_key, data, copy.sequence)
 
@@ -146,6 +147,13 @@ class HubCopies:
 
     # one key
 
+    def _release_of(self, key: Key) -> str:
+        """Name the release that wrote a value here; the note is our own."""
+        return self._runtime.bus.release if key == self._note_key else self._written_by.get(key, "")
+
+    def _digest(self, key: Key, data: bytes | None) -> str:
+        return digest_of(data, self._release_of(key))
+
     def _wanted(self) -> list[Key]:
         """Give the keys to look at: what the node's server has or deleted, and what the hub may have besides."""
         listed = [Key(*text.split("/", 1)) for text in self._link.note.keys]
@@ -157,7 +165,7 @@ class HubCopies:
         return key.noun in self._states and since is not None and self._runtime.clock.monotonic() - since >= self._forget_after_s
 
     def _is_open(self, key: Key) -> bool:
-        digest = digest_of(self._kept.get(key))
+        digest = self._digest(key, self._kept.get(key))
         return self._refused.get(key) != digest and next_step(digest, self._copies.get(key)) is not Step.NOTHING
 
     def _is_listed(self, key: Key) -> bool:
@@ -172,13 +180,12 @@ class HubCopies:
         state, parts = self._place(key)
         while self._is_open(key):
             data = self._kept.get(key)
-            digest = digest_of(data)
+            digest = self._digest(key, data)
             copy = self._copies.get(key)
             step = next_step(digest, copy)
             if step is Step.READ or copy is None:
                 entry = await self._uplink.value_at_hub(state, **parts)
-                there = digest_of(entry.data if entry.is_there else None)
-                self._copies[key] = Copy(sequence=entry.sequence, digest=there, is_certain=False)
+                self._copies[key] = Copy(sequence=entry.sequence, digest=_digest_of_entry(entry), is_certain=False)
             elif step is Step.COMPARE:
                 if await self._uplink.sequence_at_hub(state, **parts) == copy.sequence:
                     self._copies[key] = Copy(sequence=copy.sequence, digest=copy.digest, is_certain=True)
@@ -195,7 +202,7 @@ class HubCopies:
                     self._refused[key] = digest
                     self._link.said.labels(state.name, "refused").inc()
                     get_logger().error("state.refused", key=str(key), error=err.message, next_step=err.next_step)
-        if self._is_listed(key) and digest_of(self._kept.get(key)) == NOTHING_THERE and str(key) in self._link.note.keys:
+        if self._is_listed(key) and self._kept.get(key) is None and str(key) in self._link.note.keys:
             self._link.change_note(lambda note: without_key(note, str(key)))
 
     async def _write(self, key: Key, data: bytes | None, expected: int) -> None:
@@ -203,12 +210,12 @@ class HubCopies:
         # Until it is answered nobody knows what the hub has.
         self._copies.pop(key, None)
         try:
-            outcome = await self._uplink.write(state, data, expected, **parts)
+            outcome = await self._uplink.write(state, data, expected, written_by=self._release_of(key), **parts)
         except HubRefused:
             self._copies[key] = Copy(sequence=expected, digest="refused", is_certain=False)
             raise
         if isinstance(outcome, Acknowledged):
-            self._copies[key] = Copy(sequence=outcome.sequence, digest=digest_of(data), is_certain=True)
+            self._copies[key] = Copy(sequence=outcome.sequence, digest=self._digest(key, data), is_certain=True)
             self._newest = key
             self._link.said.labels(state.name, "written").inc()
             return
@@ -216,3 +223,7 @@ class HubCopies:
         if key == self._note_key:
             # An earlier write of ours arrived after all, or the hub is another one.
             raise AmbiguousWrite("the hub has another note of this node than it acknowledged")
+
+
+def _digest_of_entry(entry: HubEntry) -> str:
+    return digest_of(entry.data if entry.is_there else None, entry.written_by)

@@ -30,7 +30,7 @@ from topobus.runtime.failures import AmbiguousWrite
 from topobus.runtime.logging import get_logger
 from topobus.runtime.reply_inbox import new_token
 from topobus.runtime.service import Runtime
-from topobus.runtime.uplink import Delivery, Mark, Uplink, event_parts, state_change
+from topobus.runtime.uplink import Delivery, Mark, Uplink, event_parts, state_change, written_by
 
 __all__ = ["serve", "serve_node"]
 
@@ -80,7 +80,7 @@ async def _keep(state: State[Any], copies: HubCopies, uplink: Uplink, node: str)
                 except ContractError as err:
                     get_logger().warning("state.passed-over", subject=item.subject[:200], error=err.message)
                     continue
-                copies.keep(state, state.key(**parts), data)
+                copies.keep(state, state.key(**parts), data, written_by(item))
 
 
 class _Relay:

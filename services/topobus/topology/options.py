@@ -29,7 +29,8 @@ async def publish_options(bus: Bus, node_alignment: NodeAlignment) -> None:
         async for change in changes:
             match change.kind:
                 case ChangeKind.PUT:
-                    alignment = change.value
+                    # What another release wrote is written again, so that nobody takes it for the one that runs.
+                    alignment = change.value if change.origin.release == bus.release else None
                 case ChangeKind.RESET:
                     alignment = None
                 case ChangeKind.DELETE | ChangeKind.SNAPSHOT_END:

@@ -73,8 +73,8 @@ class InventoryStore:
         """Read what stands in the bucket; when that is garbage, the newest older revision that is none."""
         try:
             entry = await self._bus.get(INVENTORY, node=self._node, device_class=self._class)
-            # What is compared with before the next publishing: garbage is always written over.
-            self._stored = entry.value if entry is not None else None
+            # What is compared with before the next publishing: garbage is always written over, and what another release said is said by ours.
+            self._stored = entry.value if entry is not None and entry.origin.release == self._bus.release else None
             return entry
         except ContractError as err:
             older = await self._bus.history(INVENTORY, node=self._node, device_class=self._class)

@@ -40,6 +40,8 @@ class Answered(Struct, frozen=True, kw_only=True):
     """The instance that answered, as it names itself."""
     clock_ahead_s: float = 0.0
     """By how many seconds its clock is ahead of ours, within the time that the answer took; 0 when it did not say."""
+    release: str = ""
+    """The release that it says it is; empty when it does not say."""
 
 
 class Silent(Struct, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ from nats.aio.msg import Msg
 from topobus.contracts.codec import decode, encode
 from topobus.contracts.inboxes import answerer_of, askers_of, is_imported_reply, is_inbox_of
 from topobus.contracts.nouns import Ask
+from topobus.contracts.releases import RELEASE
 from topobus.domain.errors import ContractError, InvariantError, PeerUnavailable, TopobusError
 from topobus.runtime.ask_headers import (
     ANSWER_AT,
@@ -100,7 +101,9 @@ class Answerer:
                 reply=message.reply[:200],
                 next_step="whoever asks must connect under its own name, and with a right to this subject; see docs/how-to/secure-nats.md",
             )
-        elif PING in headers:
+            return
+        self._connection.asker_releases.note(self._asker_of(message)[0], headers.get(RELEASE, ""))
+        if PING in headers:
             await self._reply(message, b"", {PING: self._connection.instance, CLOCK: str(now_ms(self._connection.clock))})
         elif twin is not None:
             tell_twin(self._ask, twin)
@@ -272,6 +275,8 @@ class Answerer:
     async def _reply(self, message: Msg, data: bytes, headers: Headers) -> None:
         if self.key is not None:
             headers = {**headers, PROOF: prove(self.key, self._awaited_at(message), self._ask.name, data, headers)}
+        # Not proven: an answer of an older release would lack it, and nothing is decided by it.
+        headers = {**headers, RELEASE: self._connection.release}
         try:
             # Our own headers only: nats-py's respond() would send the asker's back.
             await self._connection.answer(message, data, headers=injected(headers) or None)

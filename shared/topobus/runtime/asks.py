@@ -18,6 +18,7 @@ from nats.aio.msg import Msg
 from topobus.contracts.codec import decode, encode
 from topobus.contracts.inboxes import answerer_of, askers_of
 from topobus.contracts.nouns import Ask
+from topobus.contracts.releases import RELEASE, shown_release
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.silence import Answered, Silent, SilentBecause
 from topobus.runtime.answerer import Answerer, tell_twin
@@ -92,7 +93,9 @@ class Asks:
         self._check_asker(ask)
         subject = ask.subject(**parts)
         limit_s = ask.timeout_s if timeout_s is None else timeout_s
-        headers = injected({DEADLINE: str(max(1, round(limit_s * 1000))), SENT: str(now_ms(self._connection.clock))})
+        headers = injected(
+            {DEADLINE: str(max(1, round(limit_s * 1000))), SENT: str(now_ms(self._connection.clock)), RELEASE: self._connection.release}
+        )
         started = self._connection.clock.monotonic()
         outcome = "failed"
         expectations: list[Expectation] = []
@@ -137,7 +140,7 @@ class Asks:
         """Ask for a sign of life, which the peer's loop over the subscription gives: no handler is run."""
         self._check_asker(ask)
         started = self._connection.clock.monotonic()
-        question = {PING: self._connection.instance}
+        question = {PING: self._connection.instance, RELEASE: self._connection.release}
 
         def expect(expected: Expectation) -> None:
             self._expect(ask, parts, expected)
@@ -159,7 +162,11 @@ class Asks:
             return Silent(because=SilentBecause.NO_BUS)
         # An error is a sign of life, too.
         headers = answer.headers or {}
-        return Answered(instance=headers.get(PING, ""), clock_ahead_s=self._clock_ahead_s(headers, started) or 0.0)
+        return Answered(
+            instance=headers.get(PING, ""),
+            clock_ahead_s=self._clock_ahead_s(headers, started) or 0.0,
+            release=shown_release(headers.get(RELEASE, "")),
+        )
 
     async def answer(
         self,

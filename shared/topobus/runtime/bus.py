@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from topobus.contracts.nats_accounts import readable_streams
 from topobus.contracts.nouns import Ask, Event, State
+from topobus.contracts.streams import stream_names
 from topobus.domain.errors import ConfigError, PeerUnavailable
 from topobus.domain.silence import Answered, Silent
 from topobus.runtime import provision
@@ -36,6 +37,8 @@ __all__ = ["AmbiguousWrite", "Bus", "Change", "ChangeKind", "Conflict", "Entry",
 _MIB = 1024 * 1024
 # How often the provisioner looks whether all streams are there, and how long anybody rests after having made some: a deleted one is back within seconds.
 _STREAM_LOOK_S = 5.0
+# So many such looks lie between two comparisons of clocks: a minute.
+_CLOCK_LOOKS = 12
 _STREAM_PAUSE_S = 1.0
 
 M = TypeVar("M")
@@ -70,13 +73,14 @@ class Bus:
         clock: Clock | None = None,
         registry: CollectorRegistry | None = None,
         readiness: Readiness | None = None,
+        release: str | None = None,
     ) -> Self:
-        """Connect to NATS, however long it takes; logs bus.waiting meanwhile.
+        """Connect to NATS, however long it takes; logs bus.waiting meanwhile. `release`: what is said to peers, in place of this package's.
 
         Errors: ConfigError when a credentials file cannot be read.
         """
         connection = Connection(
-            settings, name, clock or SystemClock(), BusMetrics(registry or CollectorRegistry()), readiness or Readiness()
+            settings, name, clock or SystemClock(), BusMetrics(registry or CollectorRegistry()), readiness or Readiness(), release=release
         )
         await connection.open()
         return cls(connection)
@@ -120,6 +124,16 @@ class Bus:
     def server_version(self) -> tuple[int, int, int]:
         """The server's version; zeros when not connected."""
         return self._connection.server_version
+
+    @property
+    def release(self) -> str:
+        """The release that this process says it is."""
+        return self._connection.release
+
+    @property
+    def clock_ahead_s(self) -> float | None:
+        """By how many seconds this machine's clock is ahead of the server's; None when that is not known yet."""
+        return self._connection.server_clock.ahead_s
 
     @property
     def wants_login(self) -> bool:
@@ -190,11 +204,16 @@ class Bus:
         jetstream = JetStream(self._connection)
         missed = self._connection.has_missed_stream
         looks = self._connection.name == self._connection.settings.provisioner
+        count = 0
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_STREAM_LOOK_S if looks else None):
                     await missed.wait()
+            count += 1
             try:
+                if looks and count % _CLOCK_LOOKS == 0:
+                    # The server says its time with it, and who watches by patterns alone asks nothing of the kind.
+                    await jetstream.stream_info(stream_names()[0])
                 if missed.is_set() or await provision.find_missing(jetstream):
                     get_logger().info("bus.streams-missed")
                     await self._provision_quietly()
@@ -273,15 +292,18 @@ class Bus:
         """
         return await self._states.history(state, parts, has_deleted=has_deleted)
 
-    def watch(self, state: State[M], **parts: str) -> AsyncGenerator[Change[M], None]:
+    def watch(
+        self, state: State[M], on_rejected: Callable[[str, str], None] | None = None, /, **parts: str
+    ) -> AsyncGenerator[Change[M], None]:
         """Tell the present entries, SNAPSHOT_END, then every change; heals by itself; RESET when history was lost.
 
-        Shapes: after a RESET the present entries come again, and a SNAPSHOT_END. A value that no contract accepts is logged, and the reader keeps the last good one.
+        Shapes: after a RESET the present entries come again, and a SNAPSHOT_END. A value that no contract accepts is logged, said to `on_rejected` by key and reason, and the
+                reader keeps the last good one.
                 With all parts of the key given: of changes that come close together the newest is told, for only that one is read.
         Errors: raises nothing while NATS is away or the bucket is gone: it waits.
         Cost:   one consumer at the server; none for one key, which is read when the server says that it was written, and looked at every 30 s besides.
         """
-        return self._states.watch(state, parts)
+        return self._states.watch(state, parts, on_rejected)
 
     # events
 

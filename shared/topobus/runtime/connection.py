@@ -21,12 +21,14 @@ from nats.aio.msg import Msg
 from topobus.contracts.inboxes import SERVER, inbox_branch
 from topobus.contracts.nats_permissions import LEAF_PRINCIPALS
 from topobus.domain.errors import ConfigError, ContractError, PeerUnavailable
+from topobus.runtime.asker_releases import OWN_RELEASE, AskerReleases
 from topobus.runtime.backoff import full_jitter
 from topobus.runtime.canary import Canary
 from topobus.runtime.client import GatedClient
 from topobus.runtime.clock import Clock
 from topobus.runtime.config import NatsSettings
 from topobus.runtime.dialing import Dialer
+from topobus.runtime.ended_tasks import end_tasks
 from topobus.runtime.endpoint import read_url
 from topobus.runtime.failures import NobodyThere
 from topobus.runtime.logging import get_logger
@@ -38,6 +40,7 @@ from topobus.runtime.readiness import Readiness
 from topobus.runtime.reply_inbox import Expectation, ReplyInbox, is_nobody, new_token
 from topobus.runtime.retirement import Retirement
 from topobus.runtime.server_certificates import ServerCertificates
+from topobus.runtime.server_clock import ServerClock
 from topobus.runtime.shared_heartbeats import SharedHeartbeats
 from topobus.runtime.subscriptions import Callback, Lasting, Subscriptions
 
@@ -45,7 +48,6 @@ __all__ = ["Connection", "Headers"]
 
 Headers = dict[str, str]
 
-_CANCEL_AGAIN_S = 0.5
 # The server's max_payload counts headers too, nats-py's own check does not, and the server then closes the connection.
 _HEADER_OVERHEAD = 16
 
@@ -65,8 +67,9 @@ class Connection:
         readiness: Readiness,
         *,
         new_client: Callable[[str], Client] | None = None,
+        release: str | None = None,
     ) -> None:
-        """Prepare a connection; `new_client` makes each client from why it must use TLS (empty: it need not), in place of nats-py's."""
+        """Prepare a connection; `new_client` makes each client from why it must use TLS (empty: it need not), in place of nats-py's; `release` is said to peers."""
         self.settings = settings
         self.name = name
         self.clock = clock
@@ -75,6 +78,9 @@ class Connection:
         self._servers, self._url = read_url(settings.url)
         self.instance = f"{name}-{secrets.token_hex(4)}"
         self.generation = 0
+        self.release = release or OWN_RELEASE
+        self.server_clock = ServerClock(readiness)
+        self.asker_releases = AskerReleases(readiness, self.release)
         self.quiet = QuietLog(clock)
         """For lines that anybody on the bus can cause."""
         self._client: Client | None = None
@@ -119,7 +125,7 @@ class Connection:
     async def close(self) -> None:
         """Stop the supervision and the client; what still waits fails with ConnectionLost."""
         if self._supervisor is not None:
-            await _end(self._supervisor)
+            await end_tasks(self._supervisor)
             self._supervisor = None
         await self.certificates.close()
         self._drop("closed")
@@ -301,7 +307,7 @@ class Connection:
             try:
                 await asyncio.wait({loss, change}, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                await _end(loss, change)
+                await end_tasks(loss, change)
             for task in (task for task in (loss, change) if not task.cancelled()):
                 task.result()
 
@@ -390,11 +396,3 @@ class Connection:
     def _notify_listeners(self) -> None:
         for listener in list(self._listeners):
             listener()
-
-
-async def _end(*tasks: asyncio.Task[None]) -> None:
-    """Cancel tasks until they have ended: nats-py connects under `asyncio.wait_for`, which before Python 3.12 drops a cancellation (bpo-37658)."""
-    while running := {task for task in tasks if not task.done()}:
-        for task in running:
-            task.cancel()
-        await asyncio.wait(running, timeout=_CANCEL_AGAIN_S)

@@ -16,7 +16,9 @@ import msgspec
 from msgspec import Struct
 
 from topobus.contracts.nats_accounts import IMPORTED_API
+from topobus.contracts.releases import RELEASE
 from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.runtime.ask_headers import SENT, now_ms
 from topobus.runtime.backoff import full_jitter
 from topobus.runtime.connection import Connection, Headers
 from topobus.runtime.failures import AmbiguousWrite, ConnectionLost, JetStreamError, NobodyThere
@@ -25,6 +27,8 @@ __all__ = ["API", "JetStream", "Stored", "StoredMessage", "StreamInfo"]
 
 API = "$JS.API"
 """Where JetStream listens for requests about streams and consumers, in the account that has them."""
+# Since this release a server says its time with what it tells of a stream; before, a write of ours has to be read again.
+_SAYS_ITS_TIME = (2, 10, 0)
 # A write that may be repeated is, after so long: twice within the default timeout.
 _REPEAT_AFTER_S = 2.0
 
@@ -104,12 +108,16 @@ class JetStream:
 
     async def stream_info(self, stream: str) -> StreamInfo | None:
         """Describe a stream; None when there is none."""
+        asked_ms = now_ms(self.connection.clock)
         try:
             raw = await self.call(f"STREAM.INFO.{stream}")
         except JetStreamError as err:
             if err.err_code == JetStreamError.STREAM_NOT_FOUND:
                 return None
             raise
+        if isinstance(raw.get("ts"), str):
+            # Servers since 2.10 say when they answered.
+            self.connection.server_clock.note(asked_ms, now_ms(self.connection.clock), _parse_time(raw["ts"]) / 1_000_000)
         state = raw["state"]
         return StreamInfo(
             config=raw["config"],
@@ -165,12 +173,14 @@ class JetStream:
                 return None
             raise
         message = raw["message"]
+        time_ns = _parse_time(message["time"])
+        self.connection.server_clock.note_stored(stream, message["seq"], time_ns / 1_000_000)
         return StoredMessage(
             subject=message["subject"],
             sequence=message["seq"],
             data=base64.b64decode(message.get("data") or ""),
             headers=_parse_headers(base64.b64decode(message.get("hdrs") or "")),
-            time_ns=_parse_time(message["time"]),
+            time_ns=time_ns,
         )
 
     async def store(self, subject: str, payload: bytes, *, stream: str, headers: Headers, is_repeatable: bool = False) -> Stored:
@@ -186,11 +196,17 @@ class JetStream:
         while True:
             left_s = deadline - self.connection.clock.monotonic()
             failure: Exception
+            asked_ms = now_ms(self.connection.clock)
             try:
                 answer = await self.connection.request(
-                    subject, payload, headers={"Nats-Expected-Stream": stream, **headers}, timeout_s=_try_s(left_s, is_repeatable)
+                    subject,
+                    payload,
+                    headers={"Nats-Expected-Stream": stream, **headers, RELEASE: self.connection.release, SENT: str(asked_ms)},
+                    timeout_s=_try_s(left_s, is_repeatable),
                 )
                 acknowledged = _checked(answer.data, subject)
+                if self.connection.server_version < _SAYS_ITS_TIME:
+                    self.connection.server_clock.note_write(stream, int(acknowledged["seq"]), asked_ms, now_ms(self.connection.clock))
                 return Stored(sequence=int(acknowledged["seq"]), is_duplicate=acknowledged.get("duplicate") is True)
             except JetStreamError as err:
                 if not err.is_temporary:

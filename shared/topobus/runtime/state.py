@@ -11,6 +11,8 @@ from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
 from topobus.contracts.nouns import State
+from topobus.contracts.origin import NO_ORIGIN, Origin
+from topobus.contracts.releases import Standing, standing
 from topobus.contracts.stored import from_stored, is_packed, to_stored
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.runtime.connection import Connection, Headers
@@ -20,6 +22,7 @@ from topobus.runtime.jetstream import JetStream
 from topobus.runtime.key_feed import KeyFeed
 from topobus.runtime.provision import bucket_stream, bucket_subject
 from topobus.runtime.read_timeout import ReadTimeout
+from topobus.runtime.stored_origin import read_origin
 
 __all__ = ["Change", "ChangeKind", "Conflict", "Entry", "States", "Written"]
 
@@ -41,6 +44,7 @@ class Entry(Generic[M]):
     parts: dict[str, str]
     revision: int
     value: M
+    origin: Origin = NO_ORIGIN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +81,7 @@ class Change(Generic[M]):
     parts: dict[str, str]
     revision: int
     value: M | None
+    origin: Origin = NO_ORIGIN
 
 
 class States:
@@ -92,14 +97,14 @@ class States:
         stored = await self._newest(state, key)
         if stored is None or _OPERATION in stored[1]:
             return None
-        revision, _, data = stored
+        revision, headers, data, time_ns = stored
         try:
             value = await _read_value(state, data, where=f"{state.bucket}/{key}")
             state.check_place(value, parts)
         except ContractError as err:
             # The writer of this key needs the revision to write over it.
             raise ContractError(err.message, next_step=err.next_step, **{**err.facts, "revision": revision}) from err
-        return Entry(parts=state.parse_key(key), revision=revision, value=value)
+        return Entry(parts=state.parse_key(key), revision=revision, value=value, origin=read_origin(headers, time_ns))
 
     async def fingerprint(self, state: State[Any], parts: dict[str, str]) -> str:
         """Give the revision of a key and a digest of its bytes, unread; empty when absent or deleted."""
@@ -163,7 +168,7 @@ class States:
                     continue
                 key = state.key(**change.parts)
                 if change.kind is ChangeKind.PUT and change.value is not None:
-                    entries[key] = Entry(parts=change.parts, revision=change.revision, value=change.value)
+                    entries[key] = Entry(parts=change.parts, revision=change.revision, value=change.value, origin=change.origin)
                 else:
                     entries.pop(key, None)
         return tuple(entries[key] for key in sorted(entries))
@@ -218,9 +223,10 @@ class States:
                     try:
                         change = await self._read(state, item, key, keys, is_whole=is_whole)
                     except ContractError as err:
-                        self._note_rejected(state, item, key, err)
+                        origin = read_origin(item.headers, item.time_ns)
+                        self._note_rejected(state, item, key, err, origin)
                         if on_rejected is not None:
-                            on_rejected(key, err.message)
+                            on_rejected(key, f"{err.message}{self._written_by(origin)}")
                         continue
                     if change is not None:
                         yield change
@@ -245,19 +251,24 @@ class States:
         value = await _read_value(state, item.data, where=f"{state.bucket}/{key}")
         state.check_place(value, parts)
         keys.add(key)
-        return Change(kind=ChangeKind.PUT, parts=parts, revision=item.sequence, value=value)
+        return Change(kind=ChangeKind.PUT, parts=parts, revision=item.sequence, value=value, origin=read_origin(item.headers, item.time_ns))
 
-    def _note_rejected(self, state: State[Any], item: Delivery, key: str, err: ContractError) -> None:
+    def _written_by(self, origin: Origin) -> str:
+        """Say which release wrote what nobody can read here; empty where that explains nothing."""
+        is_other = standing(origin.release, self._connection.release) not in (Standing.SAME, Standing.UNSAID)
+        return f"; release {origin.release} wrote it, this is {self._connection.release}" if is_other else ""
+
+    def _note_rejected(self, state: State[Any], item: Delivery, key: str, err: ContractError, origin: Origin) -> None:
         self._connection.metrics.rejects.labels(state.name).inc()
-        fields = {**err.facts, "bucket": state.bucket, "key": key, "revision": item.sequence, "error": str(err)}
+        fields = {**err.facts, "bucket": state.bucket, "key": key, "revision": item.sequence, "error": str(err), "release": origin.release}
         self._connection.quiet.warning("state.rejected", f"{state.bucket}/{key}", **fields)
 
-    async def _newest(self, state: State[Any], key: str) -> tuple[int, Headers, bytes] | None:
+    async def _newest(self, state: State[Any], key: str) -> tuple[int, Headers, bytes, int] | None:
         try:
             stored = await self._jetstream.last_message(bucket_stream(state), bucket_subject(state, key))
         except JetStreamError as err:
             raise PeerUnavailable(f"cannot read {state.bucket}/{key}: {err}") from err
-        return None if stored is None else (stored.sequence, stored.headers, stored.data)
+        return None if stored is None else (stored.sequence, stored.headers, stored.data, stored.time_ns)
 
     async def _store(self, state: State[Any], key: str, data: bytes, headers: Headers) -> int:
         outcome = "failed"

@@ -15,14 +15,28 @@ from msgspec import Struct
 from nats.aio.msg import Msg
 
 from topobus.contracts.nouns import Event, State, from_token
+from topobus.contracts.releases import RELEASE
 from topobus.contracts.up_subjects import up_stored_subject, up_subject
 from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.runtime.ask_headers import SENT, now_ms
 from topobus.runtime.connection import Connection
 from topobus.runtime.failures import AmbiguousWrite, ConnectionLost, JetStreamError, NobodyThere
 from topobus.runtime.feed import Delivery, Feed, From, Mark
 from topobus.runtime.provision import bucket_stream, bucket_subject
 
-__all__ = ["Acknowledged", "CutOff", "Delivery", "HubEntry", "HubRefused", "Mark", "NotWritten", "Uplink", "event_parts", "state_change"]
+__all__ = [
+    "Acknowledged",
+    "CutOff",
+    "Delivery",
+    "HubEntry",
+    "HubRefused",
+    "Mark",
+    "NotWritten",
+    "Uplink",
+    "event_parts",
+    "state_change",
+    "written_by",
+]
 
 _OPERATION = "KV-Operation"
 _EXPECTED = "Nats-Expected-Last-Subject-Sequence"
@@ -71,6 +85,8 @@ class HubEntry(Struct, frozen=True, kw_only=True):
     data: bytes = b""
     is_there: bool = False
     """False for a key that was deleted or never written."""
+    written_by: str = ""
+    """The release of who wrote it at the node; empty when it did not say."""
 
 
 class Uplink:
@@ -121,11 +137,22 @@ class Uplink:
         if status or "Nats-Sequence" not in headers:
             raise HubRefused(f"the hub cannot be read: {status or answer.data[:200]!r}")
         is_there = _OPERATION not in headers and "Nats-Marker-Reason" not in headers
-        return HubEntry(sequence=int(headers["Nats-Sequence"]), data=answer.data if is_there else b"", is_there=is_there)
+        return HubEntry(
+            sequence=int(headers["Nats-Sequence"]),
+            data=answer.data if is_there else b"",
+            is_there=is_there,
+            written_by=headers.get(RELEASE, ""),
+        )
 
-    async def write(self, state: State[Any], data: bytes | None, expected: int, **parts: str) -> Acknowledged | NotWritten:
-        """Write a key of the hub's copy that is at the expected sequence; None: delete it."""
+    async def write(
+        self, state: State[Any], data: bytes | None, expected: int, /, *, written_by: str, **parts: str
+    ) -> Acknowledged | NotWritten:
+        """Write a key of the hub's copy that is at the expected sequence; None: delete it.
+
+        Shapes: written_by — the release of who wrote the value here, empty when it did not say.
+        """
         headers = {_EXPECTED: str(expected), _EXPECTED_STREAM: _stream(state), **({_OPERATION: "DEL"} if data is None else {})}
+        headers |= {RELEASE: written_by} if written_by else {}
         try:
             return await self._request(up_subject(state, **parts), data or b"", headers)
         except JetStreamError as err:
@@ -149,7 +176,8 @@ class Uplink:
             raise _refused(err, event) from err
 
     async def _request(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> Acknowledged:
-        answer = await self._send(subject, payload, headers)
+        # The moment of this very message: after a cut what it carries is as old as the cut was long, and its writer's clock is right all the same.
+        answer = await self._send(subject, payload, {**headers, SENT: str(now_ms(self._connection.clock))})
         try:
             raw = msgspec.json.decode(answer.data, type=dict[str, Any])
         except msgspec.MsgspecError as err:
@@ -190,6 +218,11 @@ def event_parts(event: Event[Any], subject: str) -> dict[str, str]:
     if len(parts) != len(event.parts) or event.subject(**parts) != subject:
         raise ContractError(f"not a subject of {event.name}: {subject[:200]!r}")
     return parts
+
+
+def written_by(delivery: Delivery) -> str:
+    """Give the release of who wrote a stored message; empty when it does not say."""
+    return delivery.headers.get(RELEASE, "")
 
 
 def _stream(noun: State[Any] | Event[Any]) -> str:

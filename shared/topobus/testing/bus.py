@@ -50,8 +50,9 @@ class MemoryBus:
         clock: Clock | None = None,
         settings: NatsSettings | None = None,
         fates: Fates | None = None,
+        release: str | None = None,
     ) -> AsyncIterator[Bus]:
-        """Connect for the length of a block; `fates` decide what becomes of its operations."""
+        """Connect for the length of a block, as a `release` where one is named; `fates` decide what becomes of its operations."""
         connection = Connection(
             msgspec.structs.replace(settings or NatsSettings(), url=server.url),
             name,
@@ -59,6 +60,7 @@ class MemoryBus:
             BusMetrics(CollectorRegistry()),
             Readiness(),
             new_client=cast("Callable[[str], Client]", server.new_client),
+            release=release,
         )
         await connection.open()
         bus = Bus(connection)

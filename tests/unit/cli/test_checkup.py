@@ -17,14 +17,17 @@ from topobus.cli.checkup import (
     check_clock,
     check_node,
     check_rejected,
+    check_releases,
     check_runtime,
     check_server,
     check_slice_fields,
+    check_stored_clock,
     check_streams,
 )
 from topobus.cli.commands.doctor import check_folders
 from topobus.contracts.catalogue import INVENTORY as STORED_INVENTORY
 from topobus.contracts.messages import RuntimeConnection
+from topobus.contracts.origin import Origin
 from topobus.domain.device import Device, Inventory
 from topobus.domain.health import DeviceHealth, HealthState
 from topobus.domain.idset import CpuSet
@@ -167,20 +170,47 @@ def test_check_folders_warns_when_there_is_no_kubelet(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ahead_s", "level", "text"),
+    ("ahead_s", "here_s", "level", "text"),
     [
-        (7.24, Level.FAIL, "clock of n1 is 7.2 s ahead of this machine's"),
-        (-3600.0, Level.WARN, "clock of n1 is 3600.0 s behind this machine's"),
+        (7.24, None, Level.FAIL, "clock of n1 is 7.2 s ahead of this machine's"),
+        (-3600.0, 0.1, Level.WARN, "clock of n1 is 3599.9 s behind the NATS server's"),
+        (0.0, 9.0, Level.FAIL, "clock of n1 is 9.0 s ahead of the NATS server's"),
     ],
-    ids=["ahead", "behind"],
+    ids=["ahead", "behind", "as-wrong-as-ours"],
 )
-def test_clock_is_a_finding_when_it_differs(ahead_s: float, level: Level, text: str) -> None:
-    """A node that is ahead refuses requests as stale, which fails; one behind is a warning; half a second is nothing."""
-    finding = check_clock("n1", ahead_s)
+def test_clock_is_a_finding_when_it_differs(ahead_s: float, here_s: float | None, level: Level, text: str) -> None:
+    """A node that is ahead refuses requests as stale, which fails; one behind is a warning; half a second is nothing, and so is a node that only our own clock makes wrong."""
+    (finding,) = check_clock("n1", ahead_s, here_s)
 
-    assert finding is not None
     assert (finding.level, finding.found) == (level, text)
-    assert check_clock("n1", 0.5) is None
+    assert check_clock("n1", 0.5, None) == check_clock("n1", -60.0, 60.0) == []
+
+
+def test_clock_of_a_silent_node_is_judged_by_what_it_wrote_last() -> None:
+    """The newest write counts, so that a clock that was set since is none; what says no time says nothing."""
+    wrong = Origin(ahead_s=-90.0, stored_at="2026-01-01T00:00:00Z", time_ns=2)
+    right, unsaid = Origin(ahead_s=0.1, time_ns=3), Origin(time_ns=4)
+
+    (finding,) = check_stored_clock("n1", [wrong, unsaid, Origin(ahead_s=0.0, time_ns=1)])
+
+    assert (finding.level, finding.what) == (Level.WARN, "n1: clock")
+    assert "90.0 s behind the NATS server's at 2026-01-01T00:00:00Z" in finding.found
+    assert check_stored_clock("n1", [wrong, unsaid, right]) == check_stored_clock("n1", []) == []
+
+
+def test_releases_are_findings_by_name_when_they_differ() -> None:
+    """Older, newer, unsaid and unreadable releases are told apart, services of one release in one line; our own is nothing."""
+    said = {"gpu": "0.2.0", "nic": "0.2.7", "cpu": "0.1.0", "fpga": "1.0", "topology": "", "relay": "none\x07"}
+
+    findings = check_releases("n1", said, "0.2.1")
+
+    assert [finding.found.partition(":")[0].partition(",")[0] for finding in findings] == [
+        "topology does not say a release",
+        "cpu runs release 0.1.0",
+        "fpga runs release 1.0",
+        "relay says release 'none?'",
+    ]
+    assert {(finding.what, finding.level) for finding in findings} == {("n1: releases", Level.WARN)}
 
 
 def test_check_slice_fields_warns_with_the_feature_when_a_server_keeps_no_counters() -> None:

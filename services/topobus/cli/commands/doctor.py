@@ -21,25 +21,28 @@ from topobus.cli.checkup import (
     check_access,
     check_certificate,
     check_clock,
+    check_clock_here,
     check_node,
     check_rejected,
+    check_releases,
     check_runtime,
     check_server,
     check_slice_fields,
+    check_stored_clock,
     check_streams,
 )
 from topobus.cli.exits import ExitCode
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus
 from topobus.cli.system.local_logins import is_local
-from topobus.cli.system.responding_services import why_silent
+from topobus.cli.system.responding_services import sign_of_life, silence_text
 from topobus.cli.system.system import Layout
-from topobus.contracts.catalogue import DEVICE_SERVICES, HINTS, INVENTORY, LEDGER, MACHINE, PLAN, PODS, PREFER
+from topobus.contracts.catalogue import ALIGNMENT, DEVICE_SERVICES, HINTS, INVENTORY, LEDGER, MACHINE, PLAN, PODS, PREFER, RELAY
 from topobus.contracts.messages import NodeFolders, PodsRequest
 from topobus.contracts.nouns import CLUSTER, State
 from topobus.contracts.plan_messages import PlanRequest
 from topobus.domain.errors import PeerUnavailable, TopobusError
 from topobus.domain.request import Owner, OwnerKind, PodRequest
-from topobus.domain.silence import Answered
+from topobus.domain.silence import Answered, Silent
 from topobus.runtime.bus import Bus
 from topobus.runtime.certificate_facts import day
 from topobus.runtime.endpoint import read_url
@@ -127,13 +130,18 @@ async def _check_services(bus: Bus, node: str | None, *, looks_at_sockets: bool)
     def note(state: State[Any]) -> Callable[[str, str], None]:
         return lambda key, why: rejected.append((state, key, why))
 
-    machines = {entry.parts["node"]: entry.value for entry in await bus.list(MACHINE, on_rejected=note(MACHINE))}
-    inventories = [entry.value for entry in await bus.list(INVENTORY, on_rejected=note(INVENTORY))]
-    ledgers = {entry.parts["node"]: entry.value for entry in await bus.list(LEDGER, on_rejected=note(LEDGER))}
+    machine_entries = {entry.parts["node"]: entry for entry in await bus.list(MACHINE, on_rejected=note(MACHINE))}
+    machines = {node_name: entry.value for node_name, entry in machine_entries.items()}
+    inventory_entries = await bus.list(INVENTORY, on_rejected=note(INVENTORY))
+    inventories = [entry.value for entry in inventory_entries]
+    ledger_entries = {entry.parts["node"]: entry for entry in await bus.list(LEDGER, on_rejected=note(LEDGER))}
+    ledgers = {node_name: entry.value for node_name, entry in ledger_entries.items()}
+    relays = {entry.parts["node"]: entry for entry in await bus.list(RELAY, on_rejected=note(RELAY))}
+    await bus.list(ALIGNMENT, on_rejected=note(ALIGNMENT))
     nodes = sorted({*machines, *ledgers, *(inventory.node for inventory in inventories)})
     if node is not None:
         nodes = [one_of("node", node, nodes)]
-    findings = check_rejected(rejected)
+    findings = [*check_clock_here(bus.clock_ahead_s), *check_rejected(rejected)]
     if not nodes:
         findings.append(
             Finding(
@@ -145,26 +153,37 @@ async def _check_services(bus: Bus, node: str | None, *, looks_at_sockets: bool)
         )
     for node_name in nodes:
         own = [inventory for inventory in inventories if inventory.node == node_name]
-        silent = await _silent_services(bus, node_name, sorted({*DEVICE_SERVICES, *(inventory.device_class for inventory in own)}))
+        signs = await _signs_of_life(bus, node_name, sorted({*DEVICE_SERVICES, *(inventory.device_class for inventory in own)}))
+        silent = {service: text for service, sign in signs.items() if (text := silence_text(sign))}
         findings += check_node(node_name, machines.get(node_name), own, ledgers.get(node_name), silent)
-        sign = await bus.is_answered(PREFER, timeout_s=_ALIVE_S, node=node_name) if "topology" not in silent else None
-        clock = check_clock(node_name, sign.clock_ahead_s) if isinstance(sign, Answered) else None
-        findings += [clock] if clock is not None else []
+        releases = {service: sign.release for service, sign in signs.items() if isinstance(sign, Answered)}
+        # These answer nothing: what they wrote says their release, where they are new enough to say it.
+        written = {"discovery": machine_entries.get(node_name), "relay": relays.get(node_name)}
+        releases |= {service: entry.origin.release for service, entry in written.items() if entry is not None and entry.origin.release}
+        findings += check_releases(node_name, releases, bus.release)
+        topology = signs["topology"]
+        if isinstance(topology, Answered):
+            findings += check_clock(node_name, topology.clock_ahead_s, bus.clock_ahead_s)
+        else:
+            entries = (machine_entries.get(node_name), ledger_entries.get(node_name), relays.get(node_name), *inventory_entries)
+            findings += check_stored_clock(
+                node_name, [entry.origin for entry in entries if entry is not None and entry.parts["node"] == node_name]
+            )
         if looks_at_sockets:
             findings += await _check_gateway(bus, node_name)
-    return [*findings, await _check_controller(bus)]
+    return [*findings, *await _check_controller(bus)]
 
 
-async def _silent_services(bus: Bus, node: str, classes: list[str]) -> Mapping[str, str]:
-    """Look which services of a node are there; give those that do not answer, with why."""
+async def _signs_of_life(bus: Bus, node: str, classes: list[str]) -> Mapping[str, Answered | Silent]:
+    """Look which services of a node are there."""
     services = [*classes, "topology"]
     answers = await asyncio.gather(
-        *(why_silent(bus, HINTS, node=node, device_class=device_class) for device_class in classes), why_silent(bus, PREFER, node=node)
+        *(sign_of_life(bus, HINTS, node=node, device_class=device_class) for device_class in classes), sign_of_life(bus, PREFER, node=node)
     )
-    return {service: answer for service, answer in zip(services, answers, strict=True) if answer}
+    return dict(zip(services, answers, strict=True))
 
 
-async def _check_controller(bus: Bus) -> Finding:
+async def _check_controller(bus: Bus) -> list[Finding]:
     # A dry run on a node that cannot exist: nobody is asked further and nothing is written.
     nobody = PodRequest(owner=Owner(kind=OwnerKind.POD, namespace="topobus", name="doctor", uid="doctor"), containers=())
     try:
@@ -173,11 +192,13 @@ async def _check_controller(bus: Bus) -> Finding:
         )
     except PeerUnavailable as err:
         step = "start topobus-controller; pods can still be placed with --node"
-        return Finding(level=Level.FAIL, what="controller", found=err.message, next_step=step)
+        return [Finding(level=Level.FAIL, what="controller", found=err.message, next_step=step)]
     except TopobusError:
         # Whoever complains is alive.
         pass
-    return Finding(level=Level.OK, what="controller", found="answers")
+    sign = await sign_of_life(bus, PLAN, node=CLUSTER)
+    releases = check_releases("", {"controller": sign.release}, bus.release) if isinstance(sign, Answered) else []
+    return [Finding(level=Level.OK, what="controller", found="answers"), *releases]
 
 
 async def _check_gateway(bus: Bus, node: str) -> list[Finding]:

@@ -14,10 +14,10 @@ from msgspec import structs
 from topobus.contracts.catalogue import HINTS
 from topobus.contracts.nouns import Ask
 from topobus.domain.device import Inventory
-from topobus.domain.silence import SERVICE_SILENT, Answered, SilentBecause, unheard
+from topobus.domain.silence import SERVICE_SILENT, Answered, Silent, SilentBecause, unheard
 from topobus.runtime.bus import Bus
 
-__all__ = ["as_of_now", "why_silent"]
+__all__ = ["as_of_now", "sign_of_life", "silence_text", "why_silent"]
 
 # A person waits for this once, for all services together; one that is well answers within milliseconds.
 _PATIENCE_S = 1.0
@@ -34,7 +34,16 @@ async def as_of_now(bus: Bus, inventories: Iterable[Inventory]) -> list[Inventor
 
 async def why_silent(bus: Bus, ask: Ask[Any, Any], **parts: str) -> str:
     """Say why a service is silent; empty when it answers."""
-    answer = await bus.is_answered(ask, timeout_s=_PATIENCE_S, **parts)
+    return silence_text(await sign_of_life(bus, ask, **parts))
+
+
+async def sign_of_life(bus: Bus, ask: Ask[Any, Any], **parts: str) -> Answered | Silent:
+    """Ask for a service's sign of life, as long as a person waits for it."""
+    return await bus.is_answered(ask, timeout_s=_PATIENCE_S, **parts)
+
+
+def silence_text(answer: Answered | Silent) -> str:
+    """Say why there was no answer; empty when there was one."""
     if isinstance(answer, Answered):
         return ""
     return {

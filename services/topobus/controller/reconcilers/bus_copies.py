@@ -1,19 +1,23 @@
 """Keeps the copies of what nodes publish on the bus, for both homes of the controller.
 
 Flows in: changes of the bus's buckets. Flows out: the updated state; readiness parts for copies that are not complete yet; a wake-up after each
-change. A value that cannot be parsed is logged, counted and treated as absent, and affects no other key. The bus has already compared each value with
+change. A value that cannot be parsed is logged, counted and treated as absent, and affects no other key; nodes of another release or with a wrong clock are named. The bus has already compared each value with
 its key.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from contextlib import aclosing
 from functools import partial
 from typing import TypeVar
 
+from prometheus_client import Gauge
+
 from topobus.contracts import catalogue
+from topobus.contracts.nouns import State
+from topobus.controller.reconcilers.node_remarks import NodeRemarks
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.state.node_state import NodeState
 from topobus.domain.device import Inventory
@@ -33,11 +37,12 @@ _NODE_PARTS = ("machines", "inventories", "ledgers", "alignments")
 class BusCopies:
     """Follows the bus into `state`."""
 
-    def __init__(self, runtime: Runtime, state: NodeState, boundary: ObjectBoundary, changed: Callable[[], None]) -> None:
+    def __init__(self, runtime: Runtime, state: NodeState, boundary: ObjectBoundary, changed: Callable[[], None], remarked: Gauge) -> None:
         self._runtime = runtime
         self._state = state
         self._boundary = boundary
         self._changed = changed
+        self._remarks = NodeRemarks(runtime.readiness, runtime.bus.release, remarked)
         self._missing: set[str] = set(_NODE_PARTS)
         for part in sorted(self._missing):
             runtime.readiness.set(part, is_ready=False, why="no snapshot yet")
@@ -49,16 +54,21 @@ class BusCopies:
 
     def start(self, group: asyncio.TaskGroup) -> None:
         """Follow what nodes say, for ever."""
-        bus = self._runtime.bus
-        group.create_task(self._follow("machines", bus.watch(catalogue.MACHINE), self._on_machine))
-        group.create_task(self._follow("inventories", bus.watch(catalogue.INVENTORY), self._on_inventory))
-        group.create_task(self._follow("ledgers", bus.watch(catalogue.LEDGER), self._on_ledger))
-        group.create_task(self._follow("alignments", bus.watch(catalogue.ALIGNMENT), self._on_alignment))
+        group.create_task(self._follow("machines", catalogue.MACHINE, self._on_machine))
+        group.create_task(self._follow("inventories", catalogue.INVENTORY, self._on_inventory))
+        group.create_task(self._follow("ledgers", catalogue.LEDGER, self._on_ledger))
+        group.create_task(self._follow("alignments", catalogue.ALIGNMENT, self._on_alignment))
 
-    async def _follow(self, part: str, changes: AsyncGenerator[Change[M], None], apply: Callable[[Change[M]], None]) -> None:
+    async def _follow(self, part: str, state: State[M], apply: Callable[[Change[M]], None]) -> None:
         """Keep one copy up to date, for ever."""
-        async with aclosing(changes) as items:
+        async with aclosing(self._runtime.bus.watch(state, partial(self._remarks.note_rejected, state))) as items:
             async for change in items:
+                if change.kind is ChangeKind.PUT:
+                    self._remarks.note(state, change.parts, change.origin)
+                elif change.kind is ChangeKind.DELETE:
+                    self._remarks.drop(state, change.parts)
+                elif change.kind is ChangeKind.RESET:
+                    self._remarks.clear(state)
                 if change.kind is ChangeKind.SNAPSHOT_END:
                     self._missing.discard(part)
                     self._runtime.readiness.set(part, is_ready=True)

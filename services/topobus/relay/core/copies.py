@@ -38,9 +38,9 @@ class Step(Enum):
     """Write the node's value over the known sequence."""
 
 
-def digest_of(data: bytes | None) -> str:
-    """Tell values apart; None is a key that is not there."""
-    return NOTHING_THERE if data is None else hashlib.sha256(data).hexdigest()
+def digest_of(data: bytes | None, release: str = "") -> str:
+    """Tell values apart, and which release wrote them; None is a key that is not there."""
+    return NOTHING_THERE if data is None else hashlib.sha256(release.encode() + b"\0" + data).hexdigest()
 
 
 def next_step(kept: str, copy: Copy | None) -> Step:

@@ -234,9 +234,9 @@ class MemoryNats:
             raise Refused(404, 10059, "stream not found")
         return self.streams[name]
 
-    @staticmethod
-    def _info(stream: MemoryStream) -> dict[str, Any]:
+    def _info(self, stream: MemoryStream) -> dict[str, Any]:
         return {
+            "ts": _rfc3339(self._now_ns()),
             "config": stream.config,
             "created": _rfc3339(stream.created_ns),
             "state": {

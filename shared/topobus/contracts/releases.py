@@ -1,0 +1,76 @@
+"""Compares the release that somebody says it runs with our own.
+
+Flows in: what writers and peers say of themselves in the header `Topobus-Release`. Flows out: how it stands to ours, and a sentence for people. Messages of one major version can
+be read by all its releases: unknown fields are ignored, new ones have defaults. So another release is named, and refused nothing; what cannot be read is refused by its contract.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+
+__all__ = ["RELEASE", "Standing", "release_remark", "shown_release", "standing"]
+
+RELEASE = "Topobus-Release"
+"""The header in which each write, request and answer says the release of who sent it. A header and no field: it is readable where the message is not."""
+
+_RELEASE = re.compile(r"(\d{1,9})\.(\d{1,9})(\.\S*)?")
+# As much of a stranger's word as a line of a log or a table carries.
+_SHOWN = 40
+
+
+class Standing(StrEnum):
+    """How a release stands to ours. The third number and what follows it change no message."""
+
+    SAME = "same"
+    OLDER = "older"
+    NEWER = "newer"
+    UNSAID = "unsaid"
+    """The first releases did not say theirs."""
+    UNREADABLE = "unreadable"
+
+
+def standing(theirs: str, ours: str) -> Standing:
+    """Compare two releases by their first two numbers.
+
+    >>> [str(standing(theirs, "1.10.3")) for theirs in ("1.10.0rc1", "1.9.7", "2.0", "", "new; rm -rf /")]
+    ['same', 'older', 'newer', 'unsaid', 'unreadable']
+    """
+    if not theirs:
+        return Standing.UNSAID
+    found_release, own = _RELEASE.fullmatch(theirs), _RELEASE.fullmatch(ours)
+    if found_release is None or own is None:
+        return Standing.UNREADABLE
+    numbers, own_numbers = ((int(match[1]), int(match[2])) for match in (found_release, own))
+    if numbers == own_numbers:
+        return Standing.SAME
+    return Standing.OLDER if numbers < own_numbers else Standing.NEWER
+
+
+def shown_release(release: str) -> str:
+    r"""Give what somebody says of its release as a person may read it: printable, and not without end.
+
+    >>> shown_release("0.2.1"), shown_release("a\x1b[31m" + "b" * 99)
+    ('0.2.1', 'a?[31mbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb')
+    """
+    return "".join(character if character.isprintable() else "?" for character in release[:_SHOWN])
+
+
+def release_remark(who: str, theirs: str, ours: str) -> str:
+    """Say that somebody runs another release, and what to do; empty when the two are the same. `who`: one name, or several with commas.
+
+    >>> release_remark("gpu", "0.1.0", "0.2.0")
+    'gpu runs release 0.1.0, older than 0.2.0 here: upgrade it'
+    """
+    run, does, says, it = ("run", "do", "say", "them") if ", " in who else ("runs", "does", "says", "it")
+    match standing(theirs, ours):
+        case Standing.SAME:
+            return ""
+        case Standing.OLDER:
+            return f"{who} {run} release {shown_release(theirs)}, older than {ours} here: upgrade {it}"
+        case Standing.NEWER:
+            return f"{who} {run} release {shown_release(theirs)}, newer than {ours} here: what is new in that is not understood here; upgrade this one"
+        case Standing.UNSAID:
+            return f"{who} {does} not say a release, as the first ones did not: upgrade {it}"
+        case Standing.UNREADABLE:
+            return f"{who} {says} release {shown_release(theirs)!r}, which is none: see what runs there"

@@ -1,0 +1,47 @@
+"""Tells the operator of this process that its peers run another release, by what they say when they ask.
+
+Flows in: askers and their releases, which are their own word. Flows out: one log line for each change, and a remark of readiness. Nothing is refused for it: askers are
+those of the catalogue, so the remark is bounded, and a stranger's word costs a line.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+from topobus.contracts.inboxes import connection_name
+from topobus.contracts.releases import Standing, release_remark, standing
+from topobus.runtime.logging import get_logger
+from topobus.runtime.readiness import Readiness
+
+__all__ = ["OWN_RELEASE", "AskerReleases"]
+
+OWN_RELEASE = importlib.metadata.version("topobus")
+"""Read once, at the import: it is a file."""
+
+# A command on somebody's laptop is no part of the installation; `topobus doctor` tells its user what differs.
+_PEOPLE = connection_name("cli")
+
+
+class AskerReleases:
+    """Whose release differs from ours."""
+
+    def __init__(self, readiness: Readiness, own: str) -> None:
+        self._readiness = readiness
+        self._own = own
+        self._said: dict[str, str] = {}
+        self._remarks: dict[str, str] = {}
+
+    def note(self, asker: str, release: str) -> None:
+        """Take in what an asker said; one that says nothing says nothing new."""
+        if not release or asker == _PEOPLE or self._said.get(asker) == release:
+            return
+        self._said[asker] = release
+        remark = release_remark(asker, release, self._own)
+        if remark == self._remarks.get(asker, ""):
+            return
+        self._remarks[asker] = remark
+        if remark:
+            newer = standing(release, self._own) is Standing.NEWER
+            step = "upgrade this process" if newer else f"upgrade {asker}, or see what connects under this name"
+            get_logger().warning("release.differs", asker=asker, why=remark, own=self._own, next_step=step)
+        self._readiness.set("releases", is_ready=True, why="; ".join(text for _, text in sorted(self._remarks.items()) if text))
