@@ -7,19 +7,25 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import nats.errors
 import pytest
 from docpages.samples import sample
+from nats.aio.client import Client
 from prometheus_client import CollectorRegistry
 
 from support.account_nats import LIMIT_S, AccountNats
 from support.gateway_rig import WatchedReadiness
-from topobus.contracts.catalogue import DEVICE_SERVICES, PREPARE
-from topobus.contracts.messages import PrepareRequest
+from topobus.cli.application import run
+from topobus.contracts.catalogue import ADOPT, DEVICE_SERVICES, PREPARE
 from topobus.contracts.nats_accounts import Account, Shape, accounts
 from topobus.contracts.nats_keys import parse_credentials
+from topobus.contracts.nouns import Ask
 from topobus.runtime.bus import Bus
+from topobus.runtime.config import NatsSettings
 from topobus.runtime.operator_keys import SERVER_FILE, OperatorFolder, credentials_file
+from topobus.runtime.user_keys import split_login
 from topobus.simulation.nats_server import NatsServer
 
 pytestmark = pytest.mark.integration
@@ -56,29 +62,32 @@ async def _operated(binary: Path, folder: Path) -> AsyncIterator[Operated]:
 
 
 class Asking:
-    """A gateway that asks a device service all the time; a question that fails is noted."""
+    """A gateway that asks another service all the time: a question that fails ends the test."""
 
-    def __init__(self, gateway: Bus, gpu: Bus) -> None:
+    def __init__(self, gateway: Bus, answerer: Bus, ask: Ask[Any, Any] = PREPARE) -> None:
         self._gateway = gateway
-        self._gpu = gpu
+        self._answerer = answerer
+        self._ask = ask
+        known_parts = {"node": "n1", "device_class": "gpu"}
+        self._parts = {part: known_parts[part] for part in ask.parts}
         self.answered = 0
         self.handled: list[str] = []
 
     async def answer(self) -> None:
-        """Answer as the gpu service does, by the right that comes with each request."""
+        """Answer; a device service by the right that comes with each request."""
 
-        async def handle(request: PrepareRequest) -> object:
+        async def handle(request: object) -> object:
             self.handled.append(type(request).__name__)
-            return sample(PREPARE.reply)
+            return sample(self._ask.reply)
 
-        await self._gpu.answer(PREPARE, handle, node="n1", device_class="gpu")  # type: ignore[arg-type]  # any answer of the right kind
+        await self._answerer.answer(self._ask, handle, **self._parts)
 
     async def ask_until(self, is_enough: Callable[[], bool]) -> None:
         """Ask one after the other; the first that is refused or lost ends the test."""
-        request = sample(PREPARE.request)
+        request = sample(self._ask.request)
         async with asyncio.timeout(LIMIT_S):
             while not is_enough():
-                await self._gateway.ask(PREPARE, request, node="n1", device_class="gpu", timeout_s=LIMIT_S)
+                await self._gateway.ask(self._ask, request, timeout_s=LIMIT_S, **self._parts)
                 self.answered += 1
 
 
@@ -160,3 +169,82 @@ async def test_user_is_out_when_it_was_revoked(nats_binary: Path, tmp_path: Path
 
             await readiness.until(lambda parts: parts["bus"] == "ready", timeout_s=LIMIT_S)
         assert _generation(gateway) == 1
+
+
+async def _until_generation(bus: Bus, generation: int) -> None:
+    """Wait until a bus has changed its client so often."""
+    changed = asyncio.Event()
+    forget = bus._connection.on_change(changed.set)
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            while _generation(bus) < generation:
+                changed.clear()
+                await changed.wait()
+    finally:
+        forget()
+
+
+@pytest.mark.parametrize(("form", "ask", "answerer"), [("--one-account", PREPARE, "gpu"), ("--accounts", ADOPT, "topology")])
+async def test_no_ask_fails_when_passwords_are_changed_with_an_overlap(
+    nats_binary: Path, tmp_path: Path, form: str, ask: Ask[Any, Any], answerer: str
+) -> None:
+    """Asker and answerer take new passwords twice, and those of before count no more, while questions go on: each one is answered, and handled once.
+
+    Between accounts one that is on its way when the server reads its users again may stay without an answer: the server forgets then who may answer what.
+    """
+    folder, server_file = tmp_path / "users", tmp_path / "users.conf"
+
+    async def keys(*words: str) -> None:
+        assert await asyncio.to_thread(run, ["keys", words[0], str(folder), *words[1:], "--server-file", str(server_file)]) == 0
+
+    def settings(name: str) -> NatsSettings:
+        return NatsSettings(url=server.url, user=name, password_file=str(folder / name / "password"))
+
+    await keys("make", form)
+    async with (
+        NatsServer(binary=nats_binary, config=server_file.read_text()) as server,
+        Bus.session(settings("gateway"), name="gateway") as gateway,
+        Bus.session(settings(answerer), name=answerer) as other,
+    ):
+        asking, is_over = Asking(gateway, other, ask), asyncio.Event()
+        await asking.answer()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(asking.ask_until(is_over.is_set))
+            for generation in (2, 3):
+                before = split_login(answerer, (folder / answerer / "password").read_text().strip())
+                await keys("rotate", "gateway", answerer, "--overlap")
+                server.reload(server_file.read_text())
+                await _until_generation(gateway, generation)
+                await _until_generation(other, generation)
+                await asyncio.wait_for(_settled(gateway, other), LIMIT_S)
+                await keys("forget")
+                server.reload(server_file.read_text())
+                await _until_refused(server.url, *before)
+            is_over.set()
+
+        assert len(asking.handled) == asking.answered > 0
+        assert (_generation(gateway), _generation(other)) == (3, 3)
+
+
+async def _settled(*buses: Bus) -> None:
+    """Wait until no client of before lingers: whoever forgets a password sooner cuts it off."""
+    for bus in buses:
+        while retiring := set(bus._connection.retirement._retiring.values()):
+            await asyncio.wait(retiring)
+
+
+async def _until_refused(url: str, user: str, password: str) -> None:
+    """Log in until the server, which was told to read its users again, does not take this any more."""
+
+    async def ignore(_: Exception) -> None:
+        return
+
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            client = Client()
+            try:
+                await client.connect(url, user=user, password=password, allow_reconnect=False, error_cb=ignore)
+            except (nats.errors.Error, OSError):
+                # The server says why, and hangs up: which of both is seen first is chance.
+                return
+            await client.close()

@@ -9,15 +9,30 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from msgspec.structs import replace
+
 from topobus.contracts.nats_accounts import Shape, accounts
 from topobus.contracts.nats_accounts_config import render_accounts, render_passwords
 from topobus.contracts.nats_permissions import PRINCIPALS, render_permissions
 
-__all__ = ["accounts_configuration", "has_accounts_in", "is_password", "server_configuration"]
+__all__ = ["accounts_configuration", "has_accounts_in", "is_password", "logins_of", "server_configuration"]
 
 # The server reads a password as a value of its configuration: one that begins with a digit may be taken for a number. No quote, no `$`, no colon or `@`, so
 # that it stands as it is in a URL, too.
 _PASSWORD = re.compile(r"[A-Za-z][A-Za-z0-9]{15,127}")
+
+
+# No name of a user ends like this: in a node's name a dot is followed by a letter or a digit, and a token writes it as one `_`.
+_SECOND = "__2"
+
+
+def logins_of(user: str) -> tuple[str, str]:
+    """Give the two names by which a user may log in: while its password is changed both count, each with a password of its own.
+
+    >>> logins_of("gpu")
+    ('gpu', 'gpu__2')
+    """
+    return user, f"{user}{_SECOND}"
 
 
 def is_password(text: str) -> bool:
@@ -32,30 +47,37 @@ def is_password(text: str) -> bool:
 def server_configuration(passwords: Mapping[str, str]) -> str:
     """Give the users of a server that all share one account, with their passwords and rights.
 
-    Shapes: passwords — one for each of `PRINCIPALS`, as `is_password` wants them; the server itself looks them up as variables, which stand before the users.
+    Shapes: passwords — one for each of `PRINCIPALS`, or for one or both of its `logins_of`, as `is_password` wants them; the server itself looks them up as variables,
+            which stand before the users.
     Errors: raises ValueError for a principal without a password, and for a password that the server might read as something else.
     """
-    variables = {f"TOPOBUS_{principal.upper()}_PASSWORD": _checked(principal, passwords) for principal in PRINCIPALS}
-    return render_passwords(variables) + render_permissions()
+    logins = {principal: _logins(principal, passwords) for principal in PRINCIPALS}
+    variables = {f"TOPOBUS_{login.upper()}_PASSWORD": passwords[login] for known in logins.values() for login in known}
+    return render_passwords(variables) + render_permissions(logins=logins)
 
 
 def accounts_configuration(passwords: Mapping[str, str], shape: Shape = Shape.CENTRAL, *, nodes: Sequence[str] = ()) -> str:
     """Give the users of a server in accounts of their own (docs/adr/0029), with their passwords.
 
     The streams of this form are not seen in the other: a store has to be moved with it (docs/adr/0035).
-    Shapes: passwords — one for each user of the shape, by its name, as `is_password` wants them. nodes — as for `accounts`.
+    Shapes: passwords — one for each user of the shape, by its name or by one or both of its `logins_of`, as `is_password` wants them. nodes — as for `accounts`.
     Errors: raises ValueError as `server_configuration` does.
     """
-    described = accounts(shape, nodes=nodes)
-    variables = {user.variable: _checked(user.name, passwords) for account in described for user in account.users}
+    described = [
+        replace(account, users=tuple(replace(user, name=login) for user in account.users for login in _logins(user.name, passwords)))
+        for account in accounts(shape, nodes=nodes)
+    ]
+    variables = {user.variable: passwords[user.name] for account in described for user in account.users}
     return render_passwords(variables) + render_accounts(described)
 
 
-def _checked(name: str, passwords: Mapping[str, str]) -> str:
-    password = passwords.get(name, "")
-    if not is_password(password):
-        raise ValueError(f"password of {name}: got {len(password)} characters, wanted 16 to 128 letters and digits, a letter first")
-    return password
+def _logins(user: str, passwords: Mapping[str, str]) -> tuple[str, ...]:
+    """Give the names by which a user may log in now."""
+    logins = tuple(login for login in logins_of(user) if login in passwords) or (user,)
+    for login in logins:
+        if not is_password(password := passwords.get(login, "")):
+            raise ValueError(f"password of {login}: got {len(password)} characters, wanted 16 to 128 letters and digits, a letter first")
+    return logins
 
 
 def has_accounts_in(configuration: str) -> bool:

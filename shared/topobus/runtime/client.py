@@ -103,7 +103,7 @@ async def connect_client(
             ping_interval=30,
             max_outstanding_pings=2,
             pending_size=0,
-            user=settings.user or None,
+            user=login.user or None,
             password=login.password,
             **signed(login),
             tls=login.tls,

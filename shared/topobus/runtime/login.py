@@ -27,6 +27,7 @@ from topobus.runtime.logging import get_logger
 from topobus.runtime.metrics import BusMetrics
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.signing import need_signing
+from topobus.runtime.user_keys import split_login
 
 __all__ = ["Login", "LoginFiles", "expiry_text", "login_files", "read_login"]
 
@@ -38,6 +39,8 @@ _DUE_AT, _DUE_SPREAD = 0.8, 0.1
 class Login(Struct, frozen=True, kw_only=True):
     """What stood in the files at one moment."""
 
+    user: str
+    """Empty: none. The second name of the settings' user, where that stands before the password."""
     password: str | None
     credentials: Credentials | None
     tls: ssl.SSLContext | None
@@ -71,7 +74,8 @@ def read_login(settings: NatsSettings) -> Login:
         digest.update(hashlib.sha256(content).digest())
     password, tls = read_files(settings)
     credentials = _read_credentials(settings.credentials_file) if settings.credentials_file else None
-    return Login(password=password, credentials=credentials, tls=tls, digest=digest.digest())
+    user, password = split_login(settings.user, password) if password is not None else (settings.user, None)
+    return Login(user=user, password=password, credentials=credentials, tls=tls, digest=digest.digest())
 
 
 def _read_credentials(file: str) -> Credentials:

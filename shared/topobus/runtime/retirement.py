@@ -47,9 +47,9 @@ class Retirement:
                 self._settled.set()
 
     def answering(self, request: Msg, present: Client | None) -> Client | None:
-        """Give the client that a request is answered by: the one that it came by while that lives, else the present one."""
+        """Give the client that a request is answered by: the one that it came by while that lives, older or newer than the present one, else the present one."""
         client = request._client
-        return client if client in self._retiring and client.is_connected else present
+        return client if client.is_connected else present
 
     def retire(self, client: Client, live: Sequence[Subscription]) -> None:
         """Let a client end in its own time; `live`: what it listens to, and others take over."""

@@ -16,24 +16,29 @@ import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from topobus.contracts.server_users import is_password
+from topobus.contracts.server_users import is_password, logins_of
 from topobus.domain.errors import ConfigError
 from topobus.runtime.own_folder import objection_to_folder
 
 __all__ = [
     "PASSWORD_FILE",
     "UNREADY",
+    "change_password",
+    "forget_previous",
     "locked",
     "make_folder",
     "make_passwords",
     "new_password",
     "password_file",
+    "read_logins",
     "read_password",
     "remove_unready",
+    "split_login",
     "write_whole",
 ]
 
 PASSWORD_FILE = "password"
+_PREVIOUS = "previous"
 UNREADY = ".unready-"
 """How the name of a file or folder begins that is not finished."""
 # 128 random bits, as many as a key of AES-128 has.
@@ -52,13 +57,13 @@ def password_file(folder: Path, principal: str) -> Path:
 
 
 def make_passwords(folder: Path, principals: Sequence[str], *, is_for_group: bool = False) -> dict[str, str]:
-    """Make the passwords that are missing; give all of them, by principal.
+    """Make the passwords that are missing; give all that count, by login (`server_users.logins_of`): the principal's name, unless its password was changed with an overlap.
 
     Shapes: is_for_group — let the group of this process read them, for services that run as another user of that group.
     Errors: raises ConfigError for a folder that cannot be made or belongs to somebody else, and as `read_password` does.
     """
     make_folder(folder, is_for_group, is_shared=True)
-    passwords = {}
+    passwords: dict[str, str] = {}
     for principal in principals:
         make_folder(folder / principal, is_for_group)
         with locked(folder / principal):
@@ -66,15 +71,78 @@ def make_passwords(folder: Path, principals: Sequence[str], *, is_for_group: boo
             file = password_file(folder, principal)
             if not os.path.lexists(file):
                 write_whole(file, f"{new_password()}\n", is_for_group=is_for_group)
-            passwords[principal] = read_password(file)
+            passwords |= read_logins(folder, principal)
     return passwords
 
 
+def read_logins(folder: Path, principal: str) -> dict[str, str]:
+    """Read the passwords of a principal that count, by login: the one that it takes, and while it changes the one of before.
+
+    Errors: as `read_password`.
+    """
+    previous = folder / principal / _PREVIOUS
+    files = (previous, password_file(folder, principal)) if os.path.lexists(previous) else (password_file(folder, principal),)
+    return dict(_read_login(file, principal) for file in files)
+
+
+def change_password(folder: Path, principal: str, *, is_overlapping: bool, is_for_group: bool = False) -> None:
+    """Give a principal another password; `is_overlapping`: the one of before counts, too, until `forget_previous`.
+
+    The server knows one password for each name, so the newer one goes with the principal's other name, which stands before it in the file: `gpu__2:p…`.
+    Errors: as `read_password`, and ConfigError when a file cannot be written.
+    """
+    file = password_file(folder, principal)
+    login = principal
+    if is_overlapping:
+        (present, password), others = _read_login(file, principal), logins_of(principal)
+        login = others[0] if present == others[1] else others[1]
+        write_whole(folder / principal / _PREVIOUS, _login_text(principal, present, password), is_for_group=is_for_group)
+    write_whole(file, _login_text(principal, login, new_password()), is_for_group=is_for_group)
+    if not is_overlapping:
+        forget_previous(folder, principal)
+
+
+def forget_previous(folder: Path, principal: str) -> bool:
+    """Let the password of before count no more; True when there was one."""
+    previous = folder / principal / _PREVIOUS
+    had_one = os.path.lexists(previous)
+    previous.unlink(missing_ok=True)
+    return had_one
+
+
+def split_login(user: str, text: str) -> tuple[str, str]:
+    """Tell who logs in, and with which password: a user's second name may stand before it in its file.
+
+    >>> split_login("gpu", "gpu__2:secret"), split_login("gpu", "se:cret")
+    (('gpu__2', 'secret'), ('gpu', 'se:cret'))
+    """
+    login, separator, password = text.partition(":")
+    return (login, password) if separator and user and login == logins_of(user)[1] else (user, text)
+
+
+def _login_text(principal: str, login: str, password: str) -> str:
+    return f"{password}\n" if login == principal else f"{login}:{password}\n"
+
+
+def _read_login(file: Path, principal: str) -> tuple[str, str]:
+    login, password = split_login(principal, _read_secret(file))
+    if not is_password(password):
+        raise ConfigError(
+            f"password: {file} holds {len(password)} characters, wanted 16 to 128 letters and digits, a letter first",
+            next_step=f"remove {file}: the next start makes another one",
+        )
+    return login, password
+
+
 def read_password(file: Path) -> str:
-    """Read one password.
+    """Read one password, as it stands in its file's folder of the name of its user.
 
     Errors: raises ConfigError for a file that cannot be read, that others may read or change, or that holds no password of ours.
     """
+    return _read_login(file, file.parent.name)[1]
+
+
+def _read_secret(file: Path) -> str:
     try:
         handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(handle, encoding="utf-8") as opened:
@@ -88,11 +156,6 @@ def read_password(file: Path) -> str:
         raise ConfigError(
             f"password: {file} has mode {stat.S_IMODE(mode):o}: others may read or change it, wanted 600 (or 640)",
             next_step=f"chmod 600 {file}; if somebody may have read it, remove it: the next start makes another one",
-        )
-    if not is_password(text):
-        raise ConfigError(
-            f"password: {file} holds {len(text)} characters, wanted 16 to 128 letters and digits, a letter first",
-            next_step=f"remove {file}: the next start makes another one",
         )
     return text
 

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from topobus.cli.application import run
+from topobus.contracts.nats_permissions import PRINCIPALS
+from topobus.contracts.server_users import accounts_configuration, server_configuration
 from topobus.domain.errors import ConfigError
-from topobus.runtime.user_keys import make_passwords, password_file
+from topobus.runtime.user_keys import change_password, forget_previous, make_passwords, password_file, read_logins, split_login
 
 _PRINCIPALS = ("gpu", "cli", "user")
 _KILLED = 9
@@ -130,3 +133,46 @@ def test_password_is_refused_when_a_link_stands_in_its_place(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match="cannot read"):
         make_passwords(tmp_path / "users", ("cli",))
     assert (tmp_path / "other").read_text() == "p0123456789abcdef"
+
+
+def test_both_passwords_count_when_one_is_changed_with_an_overlap_until_the_older_is_forgotten(tmp_path: Path) -> None:
+    """The newer one goes with the other name of its user, by turns; the server's users are those of both."""
+    before = make_passwords(tmp_path, PRINCIPALS)
+    change_password(tmp_path, "gpu", is_overlapping=True)
+    both = make_passwords(tmp_path, PRINCIPALS)
+    assert both.items() >= before.items()
+    assert set(both) - set(before) == {"gpu__2"}
+    assert server_configuration(both).count("{ user: gpu") == 2
+    assert accounts_configuration(both).count("{ user: gpu") == 2
+
+    assert forget_previous(tmp_path, "gpu")
+    after = make_passwords(tmp_path, PRINCIPALS)
+    assert "gpu" not in after
+    assert "user: gpu," not in server_configuration(after)
+    change_password(tmp_path, "gpu", is_overlapping=True)
+
+    assert set(read_logins(tmp_path, "gpu")) == {"gpu", "gpu__2"}
+    assert split_login("gpu", password_file(tmp_path, "gpu").read_text().strip())[0] == "gpu"
+
+
+def test_older_password_counts_no_more_when_one_is_changed_at_once(tmp_path: Path) -> None:
+    """Without an overlap nothing of before is left, also of one that had begun."""
+    make_passwords(tmp_path, _PRINCIPALS)
+    change_password(tmp_path, "gpu", is_overlapping=True)
+
+    change_password(tmp_path, "gpu", is_overlapping=False)
+
+    assert set(read_logins(tmp_path, "gpu")) == {"gpu"}
+    assert not forget_previous(tmp_path, "gpu")
+
+
+@pytest.mark.parametrize("user", ["user", "leaf-n1"])
+def test_command_refuses_an_overlap_when_a_users_clients_are_not_ours(
+    tmp_path: Path, user: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A subscriber, and a node's server, log in with what stands in the file as it is."""
+    server_file = str(tmp_path / "users.conf")
+    assert run(["keys", "make", str(tmp_path / "users"), "--shape", "hub", "--node", "n1", "--server-file", server_file]) == 0
+
+    assert run(["keys", "rotate", str(tmp_path / "users"), user, "--overlap", "--server-file", server_file]) == 2
+    assert "without --overlap" in capsys.readouterr().err

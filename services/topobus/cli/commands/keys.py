@@ -25,7 +25,15 @@ from topobus.runtime.certificates import (
     certify,
     drop_old_authorities,
 )
-from topobus.runtime.user_keys import PASSWORD_FILE, make_passwords, new_password, password_file, read_password, write_whole
+from topobus.runtime.user_keys import (
+    PASSWORD_FILE,
+    change_password,
+    forget_previous,
+    make_passwords,
+    password_file,
+    read_password,
+    write_whole,
+)
 
 __all__ = ["keys_app"]
 
@@ -95,7 +103,7 @@ def make(
     passwords = make_passwords(folder, user_names(form), is_for_group=is_for_group)
     if server_file is not None:
         write_users(server_file, form, passwords)
-    _tell(options, folder, server_file, sorted(passwords))
+    _tell(options, folder, server_file, sorted(user_names(form)))
     return ExitCode.OK
 
 
@@ -105,19 +113,52 @@ def rotate(
     users: Annotated[list[str] | None, Parameter(help="Whose passwords. Default: everybody's.")] = None,
     *,
     server_file: ServerFile = None,
+    is_overlapping: Annotated[
+        bool,
+        Parameter(
+            name="--overlap",
+            negative="",
+            help="Let those of before count, too, until `topobus keys forget`: services change over by themselves, and nothing that they ask fails. "
+            "Not for `user` and nodes' servers.",
+        ),
+    ] = False,
     is_for_group: ForGroup = False,
     options: OutputOptions = OUTPUT_DEFAULTS,
 ) -> int:
     """Make passwords anew. The server ends these users' connections when it reads its file again, and they come back with what stands in theirs."""
     form = changed_form(server_file)
     names = user_names(form)
-    changed = [_known_user(user, names) for user in users or names]
-    passwords = make_passwords(folder, names, is_for_group=is_for_group)
+    changed = [_known_user(user, names) for user in users or names if users or not is_overlapping or _is_ours(user)]
+    others = [user for user in changed if not _is_ours(user)]
+    if is_overlapping and others:
+        raise UsageError(f"{others[0]!r} takes no second name: its clients are not ours", next_step="rotate it without --overlap")
+    make_passwords(folder, names, is_for_group=is_for_group)
     for user in changed:
-        passwords[user] = new_password()
-        write_whole(password_file(folder, user), f"{passwords[user]}\n", is_for_group=is_for_group)
+        change_password(folder, user, is_overlapping=is_overlapping, is_for_group=is_for_group)
+    return _write_and_tell(options, folder, server_file, form, changed, is_for_group=is_for_group)
+
+
+@keys_app.command(name="forget")
+def forget(
+    folder: Folder, *, server_file: ServerFile = None, is_for_group: ForGroup = False, options: OutputOptions = OUTPUT_DEFAULTS
+) -> int:
+    """Let passwords from before a `rotate --overlap` count no more. Whoever still uses one is cut off when the server reads its file again."""
+    form = changed_form(server_file)
+    changed = [user for user in user_names(form) if forget_previous(folder, user)]
+    return _write_and_tell(options, folder, server_file, form, changed, is_for_group=is_for_group)
+
+
+def _is_ours(user: str) -> bool:
+    """Say whether a user's clients are Topobus' own, which know of second names."""
+    return user != "user" and user.partition("-")[0] != "leaf"
+
+
+def _write_and_tell(
+    options: OutputOptions, folder: Path, server_file: Path | None, form: UsersForm, changed: list[str], *, is_for_group: bool
+) -> int:
+    """Tell the server's file, whoever listens, and the caller what has changed."""
     if server_file is not None:
-        write_users(server_file, form, passwords)
+        write_users(server_file, form, make_passwords(folder, user_names(form), is_for_group=is_for_group))
     if os.access(folder, os.W_OK):
         # A `topobus up` listens in this folder, and not in each user's own. Where each user has a volume the folder itself cannot be written.
         write_whole(folder / _CHANGED, f"{', '.join(changed)}\n", is_for_group=is_for_group)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from topobus.cli.system.nats_store import StoreSize, write_config
 from topobus.contracts.nats_permissions import PRINCIPALS, render_open_api
-from topobus.contracts.server_users import accounts_configuration
+from topobus.contracts.server_users import accounts_configuration, logins_of
 from topobus.domain.errors import ConfigError
 from topobus.runtime.folder_events import FolderEvents
-from topobus.runtime.user_keys import make_passwords, password_file, read_password
+from topobus.runtime.user_keys import make_passwords, read_logins
 
 __all__ = ["NatsUsers"]
 
@@ -37,7 +37,7 @@ class NatsUsers:
     @property
     def login(self) -> tuple[str, str]:
         """User and password with which the server is probed; empty without users."""
-        return ("cli", self._passwords["cli"]) if self._passwords else ("", "")
+        return next(((login, self._passwords[login]) for login in logins_of("cli") if login in self._passwords), ("", ""))
 
     async def follow(self, reload: Callable[[], None], say: Callable[[str], None]) -> None:
         """Write the configuration anew whenever passwords have changed, and call `reload`; for ever."""
@@ -56,7 +56,7 @@ class NatsUsers:
 
     def _take_over(self, folder: Path) -> bool:
         """Read the passwords, and write the configuration when they are others; only read, for what is made here would be heard as the next change."""
-        passwords = {principal: read_password(password_file(folder, principal)) for principal in PRINCIPALS}
+        passwords = {login: password for principal in PRINCIPALS for login, password in read_logins(folder, principal).items()}
         if passwords == self._passwords:
             return False
         self._passwords = passwords
