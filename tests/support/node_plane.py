@@ -163,6 +163,10 @@ class NodePlane:
         """Forget every holding, as a node does whose store was lost while topology was down."""
         await self.topology.lose_ledger()
 
+    async def begin_from(self, older: Ledger) -> None:
+        """Have topology know no more than an older ledger says."""
+        await self.topology.begin_from(older)
+
     async def store(self, value: ApiObject) -> None:
         """Write a claim as the controller would."""
         await store(self.bus, value)

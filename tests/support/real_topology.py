@@ -167,6 +167,13 @@ class WatchedTopology(Bus):
         await self.delete(catalogue.LEDGER, node=self._node)
         await self.start()
 
+    async def begin_from(self, older: Ledger) -> None:
+        """Begin from an older ledger, as a node does whose store was put back from a copy while its topology service was down."""
+        await self.stop()
+        await self.delete(catalogue.LEDGER, node=self._node)
+        await self.put(catalogue.LEDGER, older, node=self._node)
+        await self.start()
+
     async def set_prepared(self, owner: Owner, *, is_prepared: bool) -> None:
         """Do what the gateway does: say that the owner's devices are prepared for a container, or not any more."""
         op_id = f"prepared-{is_prepared}-{self.ledger.sequence}"

@@ -81,6 +81,8 @@ class NodeState:
         self.changed = Broadcast()
         self.ledger_changed = Broadcast()
         """Also when nobody holds anything else than before: a decision, or a pod's name, is another one."""
+        self.ledger_went_back = Broadcast()
+        """The ledger that is shown is an older one than before."""
         self.awaited: frozenset[str] = frozenset()
         """Keys of owners that hold what a claim of a pod of this node waits for; set by `wait_for`."""
         self.awaited_changed = Broadcast()
@@ -255,6 +257,7 @@ class NodeState:
         if self._ledger is not None and ledger.sequence < self._ledger.sequence:
             # The store was lost and the service began anew: no later ledger will confirm what was adopted before. Kept, it would hide that nobody holds it now.
             self._handed_out.clear()
+            self.ledger_went_back.announce()
         self._ledger = ledger
         self.ledger_changed.announce()
         self._drop_confirmed(ledger)

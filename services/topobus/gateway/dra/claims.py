@@ -48,6 +48,8 @@ T = TypeVar("T")
 _PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
 # Before the end of a claim's time: what the service works at is said rather than that the time is over.
 _ANSWER_S = 1.0
+# Between two tries to let go of what nobody knows; topology may be starting.
+_UNDO_AGAIN_S = 5.0
 
 
 class ClaimPreparer:
@@ -113,10 +115,20 @@ class ClaimPreparer:
         await self._checkpoint.finish()
 
     async def undo_unknown(self) -> None:
-        """Let go of claims that the ledger calls prepared and the checkpoint does not know: who moved the file away said that nothing uses them.
+        """Let go of claims that the ledger calls prepared and the checkpoint does not know, at the start and whenever an older ledger is shown; for ever.
 
-        What fails here is tried again when the gateway starts the next time; the devices stay held until then.
+        Who moved the checkpoint away said that nothing uses them. A ledger that was put back from an older copy has claims that were undone since.
         """
+        while True:
+            ticket = self._state.ledger_went_back.ticket()
+            if await self._undo_unknown():
+                await ticket.wait()
+            else:
+                await asyncio.sleep(_UNDO_AGAIN_S)
+
+    async def _undo_unknown(self) -> bool:
+        """Look once; False: something could not be undone, and its devices stay held until it is."""
+        is_done = True
         ledger = self._state.ledger
         for allocation in ledger.allocations.values() if ledger is not None else ():
             owner = allocation.owner
@@ -127,9 +139,11 @@ class ClaimPreparer:
                 try:
                     await self._ledger.let_go(uuid.uuid4().hex, claim)
                 except (ClaimFailed, TopobusError) as err:
+                    is_done = False
                     get_logger().warning("claim.undo-failed", claim_uid=owner.uid, error=str(err))
                 else:
                     get_logger().warning("claim.undone-unknown", claim_uid=owner.uid, claim=f"{owner.namespace}/{owner.name}")
+        return is_done
 
     async def prepare(self, device_class: str, claim: ClaimKey) -> tuple[PreparedDevice, ...] | str:
         """Prepare a claim's devices of one class; the text is the claim's error."""

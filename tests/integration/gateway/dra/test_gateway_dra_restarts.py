@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.dra_claims import DRIVER, HOLDER, UID, cdi_file, prepare
+from support.dra_claims import DRIVER, HOLDER, TRAINING, UID, cdi_file, prepare
 from support.gateway_rig import Rig
 from topobus.devicekit.cdi import parse
 from topobus.domain.errors import ConfigError
@@ -79,6 +79,21 @@ async def test_gateway_lets_go_of_what_it_does_not_know_when_its_checkpoint_was_
             released = await rig.plane.asks.wait_for("released")
 
     assert (released.owner, released.is_undone) == (HOLDER, True)
+    assert rig.plane.ledger.allocations == {}
+
+
+async def test_gateway_lets_go_of_what_was_undone_when_topology_begins_from_an_older_ledger(rig: Rig) -> None:
+    """A copy of the ledger has a claim as prepared that was undone and is gone since: the running gateway says so, and its devices are free."""
+    async with rig.kubelet, rig.gateway():
+        await prepare(rig)
+        older = rig.plane.ledger
+        await rig.plane.drop("training")
+        await rig.kubelet.unprepare_claims([TRAINING])
+        await rig.plane.asks.wait_for("released")
+        await rig.plane.begin_from(older)
+        await rig.plane.asks.wait_for("released", count=2)
+
+    assert older.allocations[HOLDER.key].is_prepared
     assert rig.plane.ledger.allocations == {}
 
 
