@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from nats.aio.msg import Msg
 
 from support.leaf_pair import NODE, LeafPair, ShapedServer, leaf_pair, version_of
 from topobus.cli.application import run
@@ -73,6 +74,21 @@ async def _write(leaf: Bus, generation: int, expected: int) -> int:
             return await leaf.uplink().sequence_at_hub(MACHINE, node=NODE)
         assert isinstance(answer, Acknowledged)
         return answer.sequence
+
+
+async def _until_heard(listener: Bus, speaker: Bus, subject: str) -> None:
+    """Wait until what somebody says at another member of the cluster arrives."""
+    heard = asyncio.Event()
+
+    async def hear(_: Msg) -> None:
+        heard.set()
+
+    await listener._connection.subscribe(subject, hear)
+    async with asyncio.timeout(_LIMIT_S):
+        while not heard.is_set():
+            # Nothing tells when the other member knows of the subscription.
+            await speaker._connection.publish(subject)
+            await asyncio.sleep(_LOOK_EVERY_S)
 
 
 async def _log_has(server: ShapedServer, *wanted: str, times: int = 1) -> None:
@@ -169,8 +185,14 @@ async def test_members_of_a_hub_join_by_tls_when_each_shows_the_other_a_certific
             )
             for name, port in ports.items()
         ]
-        for member in members:
-            await _log_has(member, "JetStream cluster new metadata leader", "Self is new JetStream cluster metadata leader")
+        first, *others = [
+            await stack.enter_async_context(
+                Bus.session(NatsSettings(url=member.url.replace("nats://", "tls://"), tls_ca_file=str(tls / "ca.crt")), name="topobus-cli")
+            )
+            for member in members
+        ]
+        for number, other in enumerate(others):
+            await _until_heard(first, other, f"topobus.test.{number}")
         # A listener in clear would not answer a handshake.
         trusting = ssl.create_default_context(cafile=tls / "ca.crt")
         _, writer = await asyncio.open_connection("127.0.0.1", ports["m0"], ssl=trusting)
