@@ -64,7 +64,7 @@ async def _write(leaf: Bus, generation: int, expected: int) -> int:
     while True:
         try:
             async with asyncio.timeout(_ANSWER_S):
-                answer = await leaf.uplink().write(MACHINE, data, expected, node=NODE)
+                answer = await leaf.uplink().write(MACHINE, data, expected, written_by="", node=NODE)
         except (PeerUnavailable, TimeoutError):
             # Nothing tells the leaf's clients when its link is up, and an answer may be lost with it: a relay says it again, too.
             await asyncio.sleep(_LOOK_EVERY_S)
