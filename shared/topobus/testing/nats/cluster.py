@@ -6,6 +6,7 @@ import asyncio
 import json
 import shutil
 import urllib.request
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Self
@@ -28,7 +29,9 @@ class NatsCluster:
     made. Such a group is thrown away and founded anew, as its operator would have to.
     """
 
-    def __init__(self, *, binary: Path | None = None, size: int = 3) -> None:
+    def __init__(self, *, binary: Path | None = None, size: int = 3, make: Callable[[int, str], NatsServer] | None = None) -> None:
+        """Prepare the servers; `make` gives each from its client port and from configuration of ours that it must have, in place of a plain one."""
+        make = make or (lambda port, config: NatsServer(binary=binary, port=port, config=config))
         ports: list[int] = []
         while len(ports) < 3 * size:
             # Nobody listens at any of them yet, so the same one may come twice.
@@ -36,13 +39,10 @@ class NatsCluster:
         clients, routes, self._monitors = ports[:size], ports[size : 2 * size], ports[2 * size :]
         others = ", ".join(f'"nats://127.0.0.1:{port}"' for port in routes)
         self.servers = [
-            NatsServer(
-                binary=binary,
-                port=client,
-                config=(
-                    f'server_name: "n{number}"\nhttp: "127.0.0.1:{monitor}"\n'
-                    f'cluster {{ name: "topobus-test", listen: "127.0.0.1:{port}", pool_size: -1, routes: [ {others} ] }}'
-                ),
+            make(
+                client,
+                f'server_name: "n{number}"\nhttp: "127.0.0.1:{monitor}"\n'
+                f'cluster {{ name: "topobus-test", listen: "127.0.0.1:{port}", pool_size: -1, routes: [ {others} ] }}',
             )
             for number, (client, port, monitor) in enumerate(zip(clients, routes, self._monitors, strict=True))
         ]
@@ -60,20 +60,27 @@ class NatsCluster:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             await asyncio.gather(*(stack.enter_async_context(server) for server in self.servers))
-            for _ in range(_FOUNDINGS):
-                if await self._is_whole():
-                    break
-                await asyncio.gather(*(server.kill() for server in self.servers))
-                for server in self.servers:
-                    await asyncio.to_thread(shutil.rmtree, server.store, ignore_errors=True)
-                await asyncio.gather(*(server.start() for server in self.servers))
-            else:
-                raise RuntimeError(f"{len(self.servers)} nats-servers founded no group of {len(self.servers)} in {_FOUNDINGS} tries")
+            if not await self._is_whole():
+                await self.found_anew()
             self._stack = stack.pop_all()
         return self
 
     async def __aexit__(self, *error: object) -> None:
         await self._stack.__aexit__(*error)  # type: ignore[arg-type]  # the three that were given to us
+
+    async def found_anew(self) -> None:
+        """Kill all servers, and start them with empty stores, until they are one group of all.
+
+        Errors: raises RuntimeError when they are not after several tries.
+        """
+        for _ in range(_FOUNDINGS):
+            await asyncio.gather(*(server.kill() for server in self.servers))
+            for server in self.servers:
+                await asyncio.to_thread(shutil.rmtree, server.store, ignore_errors=True)
+            await asyncio.gather(*(server.start() for server in self.servers))
+            if await self._is_whole():
+                return
+        raise RuntimeError(f"{len(self.servers)} nats-servers founded no group of {len(self.servers)} in {_FOUNDINGS} tries")
 
     async def _is_whole(self) -> bool:
         """Wait until JetStream has a leader; False when its group has another size than we have servers.
