@@ -19,7 +19,8 @@ OWN_RELEASE = importlib.metadata.version("topobus")
 """Read once, at the import: it is a file."""
 
 # A command on somebody's laptop is no part of the installation; `topobus doctor` tells its user what differs.
-_PEOPLE = connection_name("cli")
+# Who asks from another account need not say who it is.
+_UNREMARKED = (connection_name("cli"), "")
 
 
 class AskerReleases:
@@ -33,7 +34,7 @@ class AskerReleases:
 
     def note(self, asker: str, release: str) -> None:
         """Take in what an asker said; one that says nothing says nothing new."""
-        if not release or asker == _PEOPLE or self._said.get(asker) == release:
+        if not release or asker in _UNREMARKED or self._said.get(asker) == release:
             return
         self._said[asker] = release
         remark = release_remark(asker, release, self._own)

@@ -61,10 +61,12 @@ def test_write_is_compared_once_with_the_time_at_which_it_was_stored() -> None:
 
 
 def test_askers_of_other_releases_are_remarked_until_they_say_ours() -> None:
-    """Each asker has one remark, the newest; who says nothing changes nothing."""
+    """Each service that asks has one remark, the newest; who says nothing, a person's command and who has no name change nothing."""
     readiness = Readiness()
     askers = AskerReleases(readiness, "0.2.0")
     askers.note("gateway", "0.2.9")
+    askers.note("topobus-cli", "0.1.0")
+    askers.note("", "0.1.0")
     quiet = readiness.report()
     askers.note("controller", "0.3.0")
     askers.note("controller", "")
