@@ -1,28 +1,33 @@
 #!/bin/sh
-# Starts NATS in compose: start.sh CONFIGURATION STORE. Before that it brings what is stored to the account that the configuration has: a server keeps streams below
-# jetstream/<account>, and one without accounts calls its only one $G. A rename moves all of them or none. Where both have streams nobody here knows which ledger is the
-# present one: then NATS is not started, and this says so each time that compose tries again.
+# Starts NATS in compose and in Kubernetes: start.sh CONFIGURATION STORE [ACCOUNT]. Before that it brings what is stored to the account that the configuration has: a server
+# keeps streams below jetstream/<account>, and one without accounts calls its only one $G. With accounts the streams are in ACCOUNT: NODE unless given, CORE for a hub. A rename
+# moves all of them or none. Where both have streams nobody here knows which ledger is the present one: then NATS is not started, and this says so at each try.
 set -eu
 configuration=$1
 home=$2/jetstream
 cd "$(dirname "$configuration")"
 # shellcheck disable=SC2046  # names of files, without spaces
 if cat "$configuration" $(sed -n 's/^ *include *//p' "$configuration") | grep -q '^accounts {'; then
-  wanted=NODE other='$G'
+  wanted=${3:-NODE}
 else
-  wanted='$G' other=NODE
+  wanted='$G'
 fi
 has_streams() { [ -n "$(ls -A "$home/$1/streams" 2> /dev/null)" ]; }
-if has_streams "$other"; then
-  if has_streams "$wanted"; then
-    echo "NATS' store $home has streams of two accounts, $wanted and $other: two ledgers. Move away the one that is not to be used, and keep it until all is well." >&2
+other=
+for account in '$G' NODE CORE; do
+  if [ "$account" = "$wanted" ] || ! has_streams "$account"; then continue; fi
+  if [ -n "$other" ] || has_streams "$wanted"; then
+    echo "NATS' store $home has streams of two accounts, ${other:-$wanted} and $account: two ledgers. Move away the one that is not to be used, and keep it until all is well." >&2
     echo "next: docker compose run --rm --no-deps --entrypoint /bin/sh nats -c 'mv \"$home/<account>\" \"$2/<account>-before\"'" >&2
     exit 78
   fi
+  other=$account
+done
+if [ -n "$other" ]; then
   if [ -d "$home/$wanted/streams" ]; then rmdir "$home/$wanted/streams"; fi
   if [ -d "$home/$wanted" ]; then rmdir "$home/$wanted"; fi
   mv "$home/$other" "$home/$wanted"
   sync
   echo "NATS' store $home: the streams of account $other are now those of account $wanted"
 fi
-exec nats-server -c "$configuration"
+exec nats-server -c "$configuration" ${PID_FILE:+-P "$PID_FILE"}

@@ -53,12 +53,11 @@ def _is_complete(data: dict[str, dict[str, str]]) -> bool:
 
 
 async def test_secrets_are_completed_when_the_job_was_killed_at_any_step(server: ApiServerSimulator, tmp_path: Path) -> None:
-    """Killed before and after each of its requests, it leaves what the next run completes; no password that was there changes."""
+    """Each run goes on from what the one before left, and is killed one step later: before a request, or after it is done. No password that was there changes."""
     kills = 0
+    left: dict[str, dict[str, str]] = {}
     async with mortal_client(server, tmp_path, user=_JOB) as client:
         for step in range(1000):
-            for secret in server.objects("Secret"):
-                server.remove("Secret", secret["metadata"]["name"], namespace=NAMESPACE)
             client.die_in(step)
             try:
                 await make_users(NamespaceObjects(client, NAMESPACE))
@@ -66,17 +65,14 @@ async def test_secrets_are_completed_when_the_job_was_killed_at_any_step(server:
                 kills += 1
             else:
                 break
-            left = secret_data(server)
-            client.die_in(-1)
-            await make_users(NamespaceObjects(client, NAMESPACE))
-            completed = secret_data(server)
+            present = secret_data(server)
+            assert present.items() >= left.items()
+            left = present
 
-            assert {name: completed.get(name) for name in left if name != SERVER_SECRET} == {
-                name: data for name, data in left.items() if name != SERVER_SECRET
-            }
-            assert _is_complete(completed)
-    # Two at each request: a read and a write for each user and the server, and a look at all of them.
-    assert kills == 2 * (3 * len(PRINCIPALS) + 2)
+    assert _is_complete(secret_data(server))
+    assert secret_data(server) == left
+    # Two at the write of each user, two at the last look at each, and the same for the server.
+    assert kills == 2 * (2 * len(PRINCIPALS) + 2)
 
 
 async def test_nothing_is_written_when_all_is_there(server: ApiServerSimulator, tmp_path: Path) -> None:
@@ -138,10 +134,10 @@ async def test_servers_file_has_the_newest_passwords_when_it_is_derived_at_the_s
     """While passwords change, runs of the Job derive the server's file; none writes an older state over a newer one."""
     async with objects_of(server, tmp_path) as objects:
         await make_users(objects)
-        for _ in range(5):
+        for _ in range(2):
             async with objects_of(server, tmp_path) as other:
                 await asyncio.gather(
-                    rotate_users(objects, PRINCIPALS, server_after_s=0.0),
+                    rotate_users(objects, ["gpu", "nic", "cli"], server_after_s=0.0),
                     make_users(other),
                     rotate_users(other, ["gpu"], server_after_s=0.0),
                 )

@@ -86,8 +86,10 @@ def secret_data(server: ApiServerSimulator) -> dict[str, dict[str, str]]:
 
 
 def mounted(data: Mapping[str, Any], folder: Path) -> Path:
-    """Lay a Secret's texts into a folder as kubelet does: a link is turned, so that all change at once."""
+    """Lay a Secret's texts into a folder as kubelet does: a link is turned, so that all change at once, and nothing is done when they are the same."""
     folder.mkdir(parents=True, exist_ok=True)
+    if {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir() if file.is_file()} == dict(data):
+        return folder
     version = folder / f"..{len(list(folder.iterdir()))}"
     version.mkdir()
     for key, text in data.items():
@@ -137,20 +139,39 @@ class PodFiles:
         text: str = named(manifests, "ConfigMap", "nats")["data"]["nats.conf"]
         text = text[: text.index("jetstream {")] + text[text.index("include ") :]
         lines = [line for line in text.splitlines() if not line.startswith(("listen:", "http:"))]
+        # As start.sh tells the server where to write its PID.
+        lines.append('pid_file: "/tmp/nats.pid"')
         (here / "nats" / "nats.conf").write_text(self._moved("\n".join(lines), here) + "\n", encoding="utf-8")
         reload = container_of(pod_of(manifests, "StatefulSet", "nats"), "reload")
         variables = {it["name"]: self._moved(it["value"], here) for it in reload["env"]}
         return nats_server, {**os.environ, **variables, "PERIOD_S": "0.1"}
 
+    def folder_of(self, name: str) -> Path:
+        """Name the folder of a Secret or the ConfigMap."""
+        return self._folder / name
+
+    @property
+    def tls(self) -> Path:
+        """A folder with what is mounted at /etc/nats-tls, by server or client."""
+        return self._folder / TLS_SECRET
+
     def password(self, principal: str) -> str:
         """Read a user's password as its pod has it."""
         return (self._folder / user_secret(principal) / "password").read_text(encoding="utf-8").strip()
 
-    def settings(self, url: str, principal: str) -> NatsSettings:
-        """Give the settings of a user's pod."""
+    def settings(self, url: str, principal: str, *, is_leaf: bool = False) -> NatsSettings:
+        """Give the settings of a user's pod; on a node with a server of its own nothing is encrypted, and topology makes the streams."""
         file = self._folder / user_secret(principal) / "password"
         zone = "vendor" if principal in DEVICE_SERVICES or principal == "user" else "core"
-        return NatsSettings(url=url, user=principal, password_file=str(file), zone=zone, tls_ca_file=str(self.trusted), timeout_s=60.0)
+        return NatsSettings(
+            url=url,
+            user=principal,
+            password_file=str(file),
+            zone=zone,
+            tls_ca_file="" if is_leaf else str(self.trusted),
+            provisioner="topology" if is_leaf else "controller",
+            timeout_s=60.0,
+        )
 
     async def connect(self, url: str, principal: str, *, password: str) -> None:
         """Connect with any password, and go.

@@ -95,11 +95,11 @@ class _Started:
         """Give the accounts that have streams, each with whose they were."""
         return {file.parts[-4]: file.read_text() for file in self.store.glob("jetstream/*/streams/*/meta.inf")}
 
-    def run(self, configuration: str) -> subprocess.CompletedProcess[str]:
-        """Start the server as compose does."""
-        command = [*_NATS["entrypoint"][:-1], self._etc / Path(_NATS["entrypoint"][-1]).name, self._etc / configuration, self.store]
+    def run(self, configuration: str, *more: str, pid_file: str = "") -> subprocess.CompletedProcess[str]:
+        """Start the server as compose does, or with what Kubernetes adds to it."""
+        command = [*_NATS["entrypoint"][:-1], self._etc / Path(_NATS["entrypoint"][-1]).name, self._etc / configuration, self.store, *more]
         assert _NATS["command"][1] == "/data"
-        environment = {"PATH": f"{self._etc.parents[1] / 'bin'}:/bin:/usr/bin"}
+        environment = {"PATH": f"{self._etc.parents[1] / 'bin'}:/bin:/usr/bin", **({"PID_FILE": pid_file} if pid_file else {})}
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -124,6 +124,39 @@ def test_streams_are_brought_to_the_account_that_the_server_will_have(
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.splitlines()[-1] == f"started with -c {tmp_path / 'etc' / 'nats' / configuration}"
         assert started.accounts() == {after: before}
+
+
+@pytest.mark.parametrize(
+    ("before", "configuration", "after"),
+    [("$G", "with-users.conf", "CORE"), ("NODE", "with-users.conf", "CORE"), ("CORE", "nats-server.conf", "$G")],
+    ids=["open-to-hub", "central-to-hub", "hub-to-open"],
+)
+def test_streams_are_brought_to_the_hubs_account_when_the_server_becomes_one(
+    tmp_path: Path, before: str, configuration: str, after: str
+) -> None:
+    """In Kubernetes the account of a hub is named, and the server writes its PID where its neighbour reads it."""
+    started = _Started(tmp_path)
+    started.users.write_text(accounts_configuration(dict.fromkeys(PRINCIPALS, "p0123456789abcdef")))
+    started.make_stream(before)
+    done = started.run(configuration, "CORE", pid_file="/tmp/nats.pid")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1].endswith(f"/{configuration} -P /tmp/nats.pid")
+    assert started.accounts() == {after: before}
+
+
+def test_nothing_is_moved_when_two_other_accounts_have_streams(tmp_path: Path) -> None:
+    """Neither of two ledgers becomes the hub's by itself."""
+    started = _Started(tmp_path)
+    started.users.write_text(accounts_configuration(dict.fromkeys(PRINCIPALS, "p0123456789abcdef")))
+    started.make_stream("$G")
+    started.make_stream("NODE")
+
+    done = started.run("with-users.conf", "CORE")
+
+    assert (done.returncode, done.stdout) == (78, "")
+    assert "streams of two accounts, $G and NODE" in done.stderr
+    assert started.accounts() == {"$G": "$G", "NODE": "NODE"}
 
 
 def test_server_is_not_started_when_two_accounts_have_streams(tmp_path: Path) -> None:

@@ -9,21 +9,29 @@ import pytest
 
 from support.kustomize import DEPLOY, Manifest, built, container_of, environment_of, named, pod_of
 from topobus.cli.secrets.cluster_certificates import server_names
-from topobus.cli.secrets.secret_objects import AUTHORITY_MAP, AUTHORITY_SECRET, SERVER_SECRET, TLS_SECRET, user_secret
-from topobus.contracts.catalogue import DEVICE_SERVICES
+from topobus.cli.secrets.secret_objects import (
+    AUTHORITY_MAP,
+    AUTHORITY_SECRET,
+    LEAVES_SECRET,
+    SERVER_SECRET,
+    TLS_SECRET,
+    server_secret_names,
+    user_secret,
+    users_of,
+)
 from topobus.contracts.nats_accounts import Shape, accounts
-from topobus.contracts.nats_permissions import PRINCIPALS
 from topobus.contracts.nats_tls import server_tls
 from topobus.runtime.config import NatsSettings, ServiceSettings, load_settings
 
 _WORKLOADS = ("DaemonSet", "Deployment")
+_LEAVES = ("kubernetes-leaf", "kubernetes-replicated-hub")
 _OVERLAYS = ("kubernetes", "kubernetes-exclusive-cpus", "kubernetes-nic-hand-over", "kubernetes-nic-virtual-functions")
 
 
 def _services(manifests: list[Manifest]) -> dict[str, tuple[Manifest, Manifest]]:
     """Give pod and container of each service."""
     pods = [manifest["spec"]["template"]["spec"] for manifest in manifests if manifest["kind"] in _WORKLOADS]
-    return {container["name"]: (pod, container) for pod in pods for container in pod["containers"]}
+    return {container["name"]: (pod, container) for pod in pods for container in pod["containers"] if container["name"] != "nats"}
 
 
 def _nats(manifests: list[Manifest], service: str, container: Manifest) -> NatsSettings:
@@ -41,23 +49,27 @@ def _secrets(pod: Manifest, container: Manifest) -> dict[str, list[Manifest]]:
     return {path: volume["projected"]["sources"] for path, volume in mounted.items() if "projected" in volume}
 
 
-@pytest.mark.parametrize("overlay", _OVERLAYS)
+@pytest.mark.parametrize("overlay", [*_OVERLAYS, *_LEAVES])
 def test_each_service_is_its_own_user_in_its_own_account(overlay: str) -> None:
-    """The user is one of the server's, whose account is where the service thinks that it is; all but subscribers and the command line are there."""
+    """The user is one of its server's, whose account is where the service thinks that it is; all but subscribers and the command line are there."""
     manifests = built(overlay)
-    owner = {user.name: account for account in accounts(Shape.CENTRAL) for user in account.users}
+    has_leaves = overlay in _LEAVES
     services = _services(manifests)
     for service, (_, container) in services.items():
+        shape = Shape.CENTRAL if not has_leaves else Shape.HUB if service == "controller" else Shape.LEAF
+        (account,) = [account for account in accounts(shape) if service in {user.name for user in account.users}]
         settings = _nats(manifests, service, container)
 
         assert settings.user == service
-        assert settings.zone == ("core" if owner[service].has_jetstream else "vendor")
-        assert settings.provisioner == "controller"
-    assert {*services, "cli", "user"} == set(PRINCIPALS)
-    assert {name for name, account in owner.items() if not account.has_jetstream} == {*DEVICE_SERVICES, "user"}
+        assert settings.zone == ("core" if account.has_jetstream else "vendor")
+        assert settings.provisioner == ("topology" if shape is Shape.LEAF else "controller")
+        # Within a node nothing leaves the machine.
+        assert settings.url.startswith("nats://" if shape is Shape.LEAF else "tls://nats.topobus.svc:")
+        assert bool(settings.tls_ca_file) is (shape is not Shape.LEAF)
+    assert {*services, "cli", "user", *(("leaf",) if has_leaves else ())} == {*users_of(has_leaves=has_leaves)}
 
 
-@pytest.mark.parametrize("overlay", _OVERLAYS)
+@pytest.mark.parametrize("overlay", [*_OVERLAYS, *_LEAVES])
 def test_each_service_mounts_its_own_password_alone(overlay: str) -> None:
     """Where its settings look, readable by its own user or group; no other volume of the container has a Secret of NATS, and no pod one that nobody mounts."""
     manifests = built(overlay)
@@ -71,10 +83,9 @@ def test_each_service_mounts_its_own_password_alone(overlay: str) -> None:
 
         named_here = [source["secret"]["name"] for path in sources for source in sources[path] if "secret" in source]
         assert named_here == [user_secret(service)]
-        assert sources[folder] == [
-            {"secret": {"name": user_secret(service), "items": [{"key": "password", "path": file}]}},
-            {"configMap": {"name": AUTHORITY_MAP, "items": [{"key": "ca.crt", "path": settings.tls_ca_file.removeprefix(f"{folder}/")}]}},
-        ]
+        assert sources[folder][0] == {"secret": {"name": user_secret(service), "items": [{"key": "password", "path": file}]}}
+        trusted = {"name": AUTHORITY_MAP, "items": [{"key": "ca.crt", "path": settings.tls_ca_file.removeprefix(f"{folder}/")}]}
+        assert not settings.tls_ca_file or sources[folder][1:] == [{"configMap": trusted}]
         assert {it["name"] for it in pod["volumes"] if it["name"].endswith("-nats")} <= mounted
         # Files of a Secret belong to root, and to the pod's group where it has one.
         assert volume["projected"]["defaultMode"] == (0o440 if "fsGroup" in pod["securityContext"] else 0o400)
@@ -101,7 +112,7 @@ def test_nobody_but_the_server_mounts_the_servers_secret() -> None:
     assert "include ../nats-users/users.conf" in settings
     assert others == []
     assert variables["FILES"].split() == ["/etc/nats-users/users.conf", "/etc/nats-tls/tls.crt", "/etc/nats-tls/tls.key"]
-    assert f'pid_file: "{variables["PID_FILE"]}"' in settings
+    assert {"name": "PID_FILE", "value": variables["PID_FILE"]} in container_of(pod, "nats")["env"]
     # A signal reaches a process of one's own user without any capability, where the pod's processes see each other.
     assert pod["shareProcessNamespace"] is True
     assert {container["securityContext"].get("runAsUser") for container in pod["containers"]} == {None}
@@ -129,9 +140,13 @@ def test_server_is_reached_by_a_name_of_its_certificate(overlay: str) -> None:
     assert {"localhost", "127.0.0.1", "*.nats.topobus.svc"} <= {*names}
 
 
-def test_rights_of_the_job_name_the_objects_that_it_makes() -> None:
-    """It may read and write no other one of the namespace; what it may write anew is derived, or expires."""
-    (role,) = [it for it in built("kubernetes") if it["kind"] == "Role"]
+@pytest.mark.parametrize("overlay", ["kubernetes", "kubernetes-nic-hand-over", *_LEAVES])
+def test_rights_of_the_job_name_the_objects_that_it_makes(overlay: str) -> None:
+    """It may read and write no other one of the namespace; what it may write anew is derived, or expires. It makes the users of the shape that it is in."""
+    manifests = built(overlay)
+    has_leaves = overlay in _LEAVES
+    (role,) = [it for it in manifests if it["kind"] == "Role"]
+    (job,) = [it["spec"]["template"]["spec"] for it in manifests if it["kind"] == "Job"]
     granted = {
         (verb, resource, name)
         for rule in role["rules"]
@@ -139,19 +154,22 @@ def test_rights_of_the_job_name_the_objects_that_it_makes() -> None:
         for verb in rule["verbs"]
         for name in rule.get("resourceNames", ("*",))
     }
-    secrets = {SERVER_SECRET, TLS_SECRET, AUTHORITY_SECRET, *map(user_secret, PRINCIPALS)}
+    servers = server_secret_names(has_leaves=has_leaves)
+    secrets = {*servers, TLS_SECRET, AUTHORITY_SECRET, *map(user_secret, users_of(has_leaves=has_leaves))}
 
     assert granted == {
         *(("create", resource, "*") for resource in ("secrets", "configmaps")),
         *(("get", "secrets", name) for name in secrets),
-        *(("patch", "secrets", name) for name in (SERVER_SECRET, TLS_SECRET)),
+        *(("patch", "secrets", name) for name in (*servers, TLS_SECRET)),
         *((verb, "configmaps", AUTHORITY_MAP) for verb in ("get", "patch")),
     }
+    assert container_of(job, "keys")["args"] == ["keys", "secrets", "make", "topobus", *(("--leaves",) if has_leaves else ())]
 
 
-def test_job_of_the_week_is_the_job_of_the_first_apply() -> None:
+@pytest.mark.parametrize("overlay", ["kubernetes", *_LEAVES])
+def test_job_of_the_week_is_the_job_of_the_first_apply(overlay: str) -> None:
     """A certificate is made anew by the same pod, with the same rights, as it was made."""
-    manifests = built("kubernetes")
+    manifests = built(overlay)
     (job,), (weekly,) = ([it["spec"] for it in manifests if it["kind"] == kind] for kind in ("Job", "CronJob"))
 
     assert weekly["jobTemplate"]["spec"]["template"] == job["template"]
@@ -169,7 +187,45 @@ def test_server_is_started_by_the_script_that_finds_its_store(overlay: str) -> N
     mounts = {mount["mountPath"]: volumes.get(mount["name"], {}).get("configMap") for mount in nats["volumeMounts"]}
     scripts = named(manifests, "ConfigMap", "nats-scripts")["data"]
 
-    assert nats["command"] == ["sh", "/etc/nats-scripts/start.sh", "/etc/nats/nats.conf", "/data"]
+    assert nats["command"] == [
+        "sh",
+        "/etc/nats-scripts/start.sh",
+        "/etc/nats/nats.conf",
+        "/data",
+        *(("CORE",) if overlay in _LEAVES else ()),
+    ]
     assert mounts["/etc/nats-scripts"] == {"name": "nats-scripts"}
     assert "nats.conf" in named(manifests, "ConfigMap", mounts["/etc/nats"]["name"])["data"]
     assert scripts["start.sh"] == (DEPLOY / "nats" / "start.sh").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("overlay", _LEAVES)
+def test_nodes_server_has_its_own_users_and_checks_the_hub(overlay: str) -> None:
+    """Its users are those of a leaf, which no other container of the pod has; it comes to the hub as user `leaf`, by TLS, and trusts what the clients trust."""
+    manifests = built(overlay)
+    pod = pod_of(manifests, "DaemonSet", "topobus-node")
+    nats = container_of(pod, "nats")
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    mounts = {mount["mountPath"]: volumes[mount["name"]] for mount in nats["volumeMounts"]}
+    variables = {it["name"]: it for it in nats["env"]}
+    url = urlsplit(variables["TOPOBUS_LEAF_HUB_URL"]["value"])
+    hub = pod_of(manifests, "StatefulSet", "nats")
+    (certificate,) = [it["secret"] for it in hub["volumes"] if it["name"] == "tls"]
+    settings = {name: named(manifests, "ConfigMap", name)["data"]["nats.conf"] for name in ("nats-leaf", _hub_settings(hub))}
+
+    assert mounts["/etc/nats-users"]["secret"] == {"secretName": LEAVES_SECRET, "defaultMode": 0o400}
+    assert [it["name"] for it in pod["containers"] if "nats-users" in {mount["name"] for mount in it.get("volumeMounts", ())}] == ["nats"]
+    assert mounts["/etc/nats-tls"]["configMap"] == {"name": AUTHORITY_MAP, "items": [{"key": "ca.crt", "path": "ca.crt"}]}
+    assert (url.scheme, url.username, url.password, url.port) == ("tls", "leaf", "$(TOPOBUS_LEAF_PASSWORD)", 7422)
+    assert url.hostname in server_names("topobus")
+    assert variables["TOPOBUS_LEAF_PASSWORD"]["valueFrom"]["secretKeyRef"] == {"name": user_secret("leaf"), "key": "password"}
+    # Kubernetes fills in a variable that stands before.
+    assert list(variables).index("TOPOBUS_LEAF_PASSWORD") < list(variables).index("TOPOBUS_LEAF_HUB_URL")
+    assert all("include ../nats-users/users.conf" in text.splitlines() for text in settings.values())
+    assert [item["key"] for item in certificate["items"]] == ["tls.crt", "tls.key", *(("ca.crt",) if overlay == _LEAVES[1] else ())]
+    assert ("ca_file" in settings[_hub_settings(hub)]) is (overlay == _LEAVES[1])
+
+
+def _hub_settings(pod: Manifest) -> str:
+    (name,) = [volume["configMap"]["name"] for volume in pod["volumes"] if volume["name"] == "settings"]
+    return str(name)

@@ -12,6 +12,8 @@ from topobus.contracts.nats_shapes import render_hub, render_leaf
 from topobus.relay.config import RelaySettings
 from topobus.runtime.config import ServiceSettings, load_settings
 
+# Where the Secrets are mounted.
+_IN_POD = {"tls": "/etc/nats-tls", "users": "../nats-users/users.conf"}
 _OVERLAYS = ("kubernetes-leaf", "kubernetes-replicated-hub")
 
 
@@ -77,8 +79,8 @@ def test_servers_have_the_rendered_settings_when_nodes_have_servers() -> None:
     hub = container_of(hub_pod, "nats")
     set_here = {variable["name"] for variable in (*leaf["env"], *hub["env"])} | {"TOPOBUS_LEAF_DOMAIN"}
 
-    assert named(manifests, "ConfigMap", "nats-leaf")["data"]["nats.conf"] == render_leaf((2, 10), is_in_pod=True)
-    assert named(manifests, "ConfigMap", "nats-hub")["data"]["nats.conf"] == render_hub((2, 10), is_in_pod=True)
+    assert named(manifests, "ConfigMap", "nats-leaf")["data"]["nats.conf"] == render_leaf((2, 10), is_in_pod=True, **_IN_POD)
+    assert named(manifests, "ConfigMap", "nats-hub")["data"]["nats.conf"] == render_hub((2, 10), is_in_pod=True, **_IN_POD)
     assert {"name": "settings", "configMap": {"name": "nats-hub"}} in hub_pod["volumes"]
     assert leaf["image"].startswith("nats:2.10")
     assert hub["image"].startswith("nats:2.10")

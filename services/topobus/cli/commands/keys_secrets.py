@@ -19,7 +19,7 @@ from topobus.cli.options import OUTPUT_DEFAULTS, OutputOptions
 from topobus.cli.secrets.cluster_certificates import make_certificate, server_names
 from topobus.cli.secrets.cluster_secrets import make_users, rotate_users, user_password
 from topobus.cli.secrets.namespace_objects import NamespaceObjects
-from topobus.contracts.nats_permissions import PRINCIPALS
+from topobus.cli.secrets.secret_objects import users_of
 from topobus.kubernetes.access import AccessSettings
 from topobus.kubernetes.client import KubernetesClient
 from topobus.runtime.logging import setup_logging
@@ -51,6 +51,14 @@ def make(
     namespace: Namespace,
     *,
     names: Names = None,
+    has_leaves: Annotated[
+        bool,
+        Parameter(
+            name="--leaves",
+            negative="",
+            help="Nodes have servers of their own (deploy/kubernetes-leaf): users of the hub and of the nodes.",
+        ),
+    ] = False,
     has_tls: Annotated[bool, Parameter(name="--tls", help="Whether the server gets a certificate, too.")] = True,
     kubeconfig: Kubeconfig = None,
     options: OutputOptions = OUTPUT_DEFAULTS,
@@ -59,7 +67,7 @@ def make(
 
     async def work() -> list[str]:
         async with _opened(kubeconfig, namespace) as objects:
-            await make_users(objects)
+            await make_users(objects, has_leaves=has_leaves)
             if has_tls:
                 await make_certificate(objects, (*server_names(namespace), *(names or ())), now=datetime.now(UTC))
             return objects.written
@@ -93,7 +101,7 @@ def rotate(
     options: OutputOptions = OUTPUT_DEFAULTS,
 ) -> int:
     """Make passwords anew: first those of the users, then the server's file of them."""
-    changed = [_known_user(user) for user in users or PRINCIPALS]
+    changed = [_known_user(user) for user in users or ()]
     if not 0 <= server_after_s <= 3600:
         raise UsageError(f"--server-after: got {server_after_s:g}, wanted 0 to 3600 seconds")
 
@@ -148,8 +156,9 @@ async def _opened(kubeconfig: Path | None, namespace: str) -> AsyncIterator[Name
 
 
 def _known_user(user: str) -> str:
-    if user not in PRINCIPALS:
-        raise UsageError(f"unknown user {user!r}", next_step=f"known are {', '.join(PRINCIPALS)}")
+    known_users = users_of(has_leaves=True)
+    if user not in known_users:
+        raise UsageError(f"unknown user {user!r}", next_step=f"known are {', '.join(known_users)}")
     return user
 
 

@@ -11,8 +11,16 @@ import asyncio
 from collections.abc import Iterable
 
 from topobus.cli.secrets.namespace_objects import NamespaceObjects
-from topobus.cli.secrets.secret_objects import SERVER_SECRET, is_ours, password_of, password_secret, server_secret, user_secret
-from topobus.contracts.nats_permissions import PRINCIPALS
+from topobus.cli.secrets.secret_objects import (
+    LEAVES_SECRET,
+    is_ours,
+    password_of,
+    password_secret,
+    server_secret_names,
+    server_secrets,
+    user_secret,
+    users_of,
+)
 from topobus.domain.errors import ConfigError
 from topobus.kubernetes.answers import Plain
 from topobus.runtime.user_keys import new_password
@@ -20,24 +28,29 @@ from topobus.runtime.user_keys import new_password
 __all__ = ["make_users", "rotate_users", "user_password"]
 
 
-async def make_users(objects: NamespaceObjects) -> None:
-    """Make what is missing, and the server's as the others are now.
+async def make_users(objects: NamespaceObjects, *, has_leaves: bool = False) -> None:
+    """Make what is missing, and the servers' as the others are now.
 
+    Shapes: has_leaves — nodes have servers of their own, and the one in the middle is their hub.
     Errors: raises ConfigError for a Secret that cannot be used and for a right that is missing, PeerUnavailable when the API server does not answer.
     """
-    await _passwords(objects)
-    await _settle_server(objects)
+    await _passwords(objects, has_leaves)
+    await _settle_servers(objects, has_leaves)
 
 
 async def rotate_users(objects: NamespaceObjects, principals: Iterable[str], *, server_after_s: float) -> None:
-    """Make passwords anew, and after a while the server's file.
+    """Make passwords anew (of all users, when none is named), and after a while the servers' files.
 
     Units: server_after_s — by then the nodes have brought the new passwords to the pods. The server ends the connections of these users when it reads its file; a pod
            that had the old password then would be refused until it has the new one.
     Errors: as `make_users`, and ConfigError before anything is changed for a Secret that somebody else made. Interrupted in between, `make_users` writes the server's file.
     """
-    wanted = tuple(principals)
-    await _passwords(objects)
+    has_leaves = await objects.read("Secret", LEAVES_SECRET) is not None
+    everybody = users_of(has_leaves=has_leaves)
+    wanted = tuple(principals) or everybody
+    if unknown := sorted({*wanted} - {*everybody}):
+        raise ConfigError(f"namespace {objects.namespace} has no user {', '.join(unknown)}", next_step=f"known are {', '.join(everybody)}")
+    await _passwords(objects, has_leaves)
     for principal in wanted:
         await _own(objects, principal)
     for principal in wanted:
@@ -45,7 +58,7 @@ async def rotate_users(objects: NamespaceObjects, principals: Iterable[str], *, 
             # Somebody else changed it at the same moment: the last one counts.
             continue
     await asyncio.sleep(server_after_s)
-    await _settle_server(objects)
+    await _settle_servers(objects, has_leaves)
 
 
 async def user_password(objects: NamespaceObjects, principal: str) -> str:
@@ -73,21 +86,29 @@ async def _own(objects: NamespaceObjects, principal: str) -> Plain | None:
     return present
 
 
-async def _passwords(objects: NamespaceObjects) -> dict[str, str]:
-    """Give the password of each principal; a missing one is made."""
+async def _passwords(objects: NamespaceObjects, has_leaves: bool) -> dict[str, str]:
+    """Give the password of each user; a missing one is made."""
     passwords = {}
-    for principal in PRINCIPALS:
-        passwords[principal] = password_of(await objects.made(password_secret(principal, new_password())))
+    for user in users_of(has_leaves=has_leaves):
+        passwords[user] = password_of(await objects.made(password_secret(user, new_password())))
     return passwords
 
 
-async def _settle_server(objects: NamespaceObjects) -> None:
-    """Bring the server's users in line with the passwords."""
-    while True:
-        present = await objects.read("Secret", SERVER_SECRET)
-        wanted = server_secret(await _passwords(objects))
+async def _settle_servers(objects: NamespaceObjects, has_leaves: bool) -> None:
+    """Bring the servers' users in line with the passwords."""
+    while not await _settled(objects, has_leaves):
+        # Somebody else wrote at the same moment: look again.
+        continue
+
+
+async def _settled(objects: NamespaceObjects, has_leaves: bool) -> bool:
+    """Write the servers' users once; False when one was another by then."""
+    before = {name: await objects.read("Secret", name) for name in server_secret_names(has_leaves=has_leaves)}
+    for wanted in server_secrets(await _passwords(objects, has_leaves), has_leaves=has_leaves):
+        present = before[wanted["metadata"]["name"]]
         if present is not None and (not is_ours(present) or present.get("data") == wanted["data"]):
             # Somebody else's is theirs to keep right.
-            return
-        if await objects.replace(present, wanted):
-            return
+            continue
+        if not await objects.replace(present, wanted):
+            return False
+    return True

@@ -10,7 +10,7 @@ import base64
 import binascii
 from collections.abc import Mapping, Sequence
 
-from topobus.contracts.nats_permissions import PRINCIPALS
+from topobus.contracts.nats_accounts import Shape, accounts
 from topobus.contracts.server_users import accounts_configuration, is_password
 from topobus.domain.errors import ConfigError
 from topobus.kubernetes.answers import Plain
@@ -18,6 +18,7 @@ from topobus.kubernetes.answers import Plain
 __all__ = [
     "AUTHORITY_MAP",
     "AUTHORITY_SECRET",
+    "LEAVES_SECRET",
     "SERVER_SECRET",
     "TLS_SECRET",
     "decoded",
@@ -25,13 +26,17 @@ __all__ = [
     "object_made",
     "password_of",
     "password_secret",
-    "server_secret",
+    "server_secret_names",
+    "server_secrets",
     "texts_of",
     "user_secret",
+    "users_of",
 ]
 
 SERVER_SECRET = "topobus-nats-server"
-"""The server's users with their passwords and rights, as a file that its configuration includes."""
+"""The users of the server, or of the hub, with their passwords and rights, as a file that its configuration includes."""
+LEAVES_SECRET = "topobus-nats-leaves"
+"""The same for the servers of the nodes, where nodes have servers of their own."""
 TLS_SECRET = "topobus-nats-tls"
 """The server's certificate, its key and the authorities to trust, as cert-manager has them: `tls.crt`, `tls.key`, `ca.crt`."""
 AUTHORITY_SECRET = "topobus-nats-authority"
@@ -63,13 +68,33 @@ def object_made(kind: str, name: str, data: Mapping[str, str], *, secret_type: s
 
 
 def password_secret(principal: str, password: str) -> Plain:
-    """Give the Secret of a principal; `username` stands there for programs that read both."""
-    return object_made("Secret", user_secret(principal), {_PASSWORD: f"{password}\n", "username": principal})
+    """Give the Secret of a principal; `username` stands there for programs that read both. No line ends: a container may have it as a variable."""
+    return object_made("Secret", user_secret(principal), {_PASSWORD: password, "username": principal})
 
 
-def server_secret(passwords: Mapping[str, str]) -> Plain:
-    """Give the Secret of the server; `passwords` has one for each principal."""
-    return object_made("Secret", SERVER_SECRET, {_USERS_FILE: accounts_configuration(passwords)})
+def users_of(*, has_leaves: bool) -> tuple[str, ...]:
+    """Name all users, sorted: of one server for everything, or of a hub and the servers of nodes. A node's server is user `leaf` at the hub, whichever node it is.
+
+    >>> sorted({*users_of(has_leaves=True)} - {*users_of(has_leaves=False)})
+    ['leaf', 'relay']
+    """
+    return tuple(sorted({user.name for shape in _shapes(has_leaves).values() for account in accounts(shape) for user in account.users}))
+
+
+def server_secret_names(*, has_leaves: bool) -> tuple[str, ...]:
+    """Name the Secrets of the servers."""
+    return tuple(_shapes(has_leaves))
+
+
+def server_secrets(passwords: Mapping[str, str], *, has_leaves: bool) -> tuple[Plain, ...]:
+    """Give the Secrets of the servers; `passwords` has one for each user."""
+    return tuple(
+        object_made("Secret", name, {_USERS_FILE: accounts_configuration(passwords, shape)}) for name, shape in _shapes(has_leaves).items()
+    )
+
+
+def _shapes(has_leaves: bool) -> dict[str, Shape]:
+    return {SERVER_SECRET: Shape.HUB, LEAVES_SECRET: Shape.LEAF} if has_leaves else {SERVER_SECRET: Shape.CENTRAL}
 
 
 def is_ours(api_object: Plain) -> bool:
@@ -121,4 +146,4 @@ def _remedy(name: str) -> str:
     return f"delete the Secret {name}: the next run makes another one"
 
 
-assert not {SERVER_SECRET, TLS_SECRET, AUTHORITY_SECRET} & {user_secret(principal) for principal in PRINCIPALS}
+assert not {SERVER_SECRET, LEAVES_SECRET, TLS_SECRET, AUTHORITY_SECRET} & {user_secret(name) for name in users_of(has_leaves=True)}
