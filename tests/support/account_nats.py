@@ -128,7 +128,9 @@ class AccountNats:
                 attacker.denials.append(str(err).lower())
 
         branch = inbox_branch(connection_name(principal), connection_name(principal))
-        login = signed(read_login(self.settings(name))) if self._operator is not None else {"user": name, "password": name}
+        login: dict[str, Any] = signed(read_login(self.settings(name))) if self._operator is not None else {"user": name, "password": name}
+        # The server sets an account's store up when its first user comes, which takes seconds on a machine that is busy.
+        login |= {"connect_timeout": LIMIT_S}
         await client.connect(self.server.url, **login, inbox_prefix=branch.encode(), error_cb=note, allow_reconnect=False)
         try:
             yield attacker

@@ -26,6 +26,7 @@ __all__ = [
     "check_certificate",
     "check_clock",
     "check_clock_here",
+    "check_credentials",
     "check_node",
     "check_rejected",
     "check_releases",
@@ -42,6 +43,9 @@ _OLDEST_SERVER = (2, 9, 0)
 
 # Below, an answer's way through a busy machine looks the same; above the second, requests with short deadlines are refused as stale.
 _CLOCK_AGREES_S, _CLOCK_SERVES_S = 1.0, 2.0
+
+# From where on services warn, too (`topobus.runtime.login`).
+_CREDENTIALS_LEFT = 0.2
 
 # Time enough for somebody who looks once a week; services warn from then on, too (`topobus.runtime.server_certificates`).
 _CERTIFICATE_DAYS = 30
@@ -119,6 +123,15 @@ def check_certificate(*, issuer: str, until: str, days: int) -> Finding:
     what, text = "nats certificate", f"signed by {issuer}, good until {until} ({days} days)"
     if days < _CERTIFICATE_DAYS:
         step = "make it anew, at the server: topobus keys certify FOLDER --renew, and send nats-server a SIGHUP: docs/how-to/secure-nats.md"
+        return Finding(level=Level.WARN, what=what, found=text, next_step=step)
+    return Finding(level=Level.OK, what=what, found=text)
+
+
+def check_credentials(*, until: str, life_left: float) -> Finding:
+    """Judge until when our own credentials count: `until` for people, `life_left` as a part of their whole life."""
+    what, text = "nats credentials", f"those of this login expire on {until}"
+    if life_left < _CREDENTIALS_LEFT:
+        step = "make newer ones: topobus keys operator rotate FOLDER USER --valid 30d; services take them over by themselves"
         return Finding(level=Level.WARN, what=what, found=text, next_step=step)
     return Finding(level=Level.OK, what=what, found=text)
 

@@ -39,6 +39,7 @@ class Credentials(Struct, frozen=True, kw_only=True):
     seed: str
     expires_at: float | None
     """Unix time at which no server takes it any more; None: never. As the token says: only a server looks at who signed it."""
+    issued_at: float = 0.0
 
 
 def public_text(kind: KeyKind, raw: bytes) -> str:
@@ -95,10 +96,11 @@ def parse_credentials(text: str) -> Credentials:
     """
     token, seed = _block(text, "USER JWT"), _block(text, "NKEY SEED")
     parse_seed(seed)
-    expires_at = read_claims(token).get("exp")
-    if expires_at is not None and not isinstance(expires_at, int | float):
-        raise ContractError("the JWT says no number for exp", next_step="have it made anew")
-    return Credentials(token=token, seed=seed, expires_at=float(expires_at) if expires_at else None)
+    claims = read_claims(token)
+    moments = [claims.get(name) or 0 for name in ("exp", "iat")]
+    if not all(isinstance(moment, int | float) for moment in moments):
+        raise ContractError("the JWT says no number for exp or iat", next_step="have it made anew")
+    return Credentials(token=token, seed=seed, expires_at=float(moments[0]) if moments[0] else None, issued_at=float(moments[1]))
 
 
 def read_claims(token: str) -> dict[str, Any]:

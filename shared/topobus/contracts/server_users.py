@@ -52,7 +52,7 @@ def server_configuration(passwords: Mapping[str, str]) -> str:
     Errors: raises ValueError for a principal without a password, and for a password that the server might read as something else.
     """
     logins = {principal: _logins(principal, passwords) for principal in PRINCIPALS}
-    variables = {f"TOPOBUS_{login.upper()}_PASSWORD": passwords[login] for known in logins.values() for login in known}
+    variables = {f"TOPOBUS_{login.upper()}_PASSWORD": passwords[login] for names in logins.values() for login in names}
     return render_passwords(variables) + render_permissions(logins=logins)
 
 

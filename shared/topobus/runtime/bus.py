@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar
 from prometheus_client import CollectorRegistry
 
 from topobus.contracts.nats_accounts import readable_streams
+from topobus.contracts.nats_keys import Credentials
 from topobus.contracts.nouns import Ask, Event, State
 from topobus.contracts.streams import stream_names
 from topobus.domain.errors import ConfigError, PeerUnavailable
@@ -144,6 +145,12 @@ class Bus:
     def certificate(self) -> CertificateFacts | None:
         """What the server's certificate says; None: no TLS."""
         return self._connection.certificates.newest
+
+    @property
+    def credentials(self) -> Credentials | None:
+        """The credentials that we came with; None: others, or not connected yet."""
+        login = self._connection.files.login
+        return login.credentials if login is not None else None
 
     @property
     def is_encrypted(self) -> bool:

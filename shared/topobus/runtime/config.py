@@ -35,9 +35,9 @@ class NatsSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     user: str = ""
     """User name; empty: none."""
     password_file: str = ""
-    """A file that holds the password; a file, so that no password stands in a process list or an environment dump."""
+    """A file that holds the password; a file, so that no password stands in a process list or an environment dump. Another password there is taken over while we run."""
     credentials_file: str = ""
-    """A NATS .creds file (JWT and seed); empty: none. It is read again at each connect."""
+    """A NATS .creds file (JWT and seed); empty: none. It needs the extra `creds` (PyNaCl). Newer credentials there are taken over while we run, before those in use expire."""
     zone: Literal["", "core", "vendor"] = ""
     """Where the server keeps accounts apart (docs/how-to/secure-nats.md): `core` is the account with the streams, `vendor` that of a device service, which reads
     what the server lets through and makes no consumers. Empty: one account for all."""

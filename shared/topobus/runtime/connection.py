@@ -94,7 +94,7 @@ class Connection:
         self._listeners: list[Callable[[], None]] = []
         self._supervisor: asyncio.Task[None] | None = None
         self._dialer = Dialer(self, self._servers, self._mailbox, self._subscriptions, self._canary, new_client or GatedClient)
-        self._files = LoginFiles(settings, name, clock, metrics, readiness)
+        self.files = LoginFiles(settings, name, clock, metrics, readiness)
         self.retirement = Retirement()
         """Of clients that others have taken over from."""
         self.heartbeats = SharedHeartbeats()
@@ -280,7 +280,7 @@ class Connection:
     # supervision
 
     async def _supervise(self) -> None:
-        async with self._files.watched():
+        async with self.files.watched():
             attempt = 0
             while True:
                 try:
@@ -288,7 +288,7 @@ class Connection:
                 except (OSError, TimeoutError, nats.errors.Error, PeerUnavailable, ConfigError) as err:
                     if isinstance(err, ConfigError) and self.generation == 0:
                         raise
-                    error = self._files.why_expired or await self.certificates.explain(self._nats_errors.last or error_text(err))
+                    error = self.files.why_expired or await self.certificates.explain(self._nats_errors.last or error_text(err))
                     # The first try and then every tenth: a wait of hours must show, and must not fill the disk.
                     tell = get_logger().info if attempt % 10 == 0 else get_logger().debug
                     tell("bus.waiting", url=self._url, error=error, attempt=attempt)
@@ -296,7 +296,7 @@ class Connection:
                 else:
                     attempt = 0
                     await self._stay()
-                await self._files.pause(full_jitter(attempt, most_s=5.0))
+                await self.files.pause(full_jitter(attempt, most_s=5.0))
                 attempt += 1
 
     async def _stay(self) -> None:
@@ -315,14 +315,14 @@ class Connection:
         """Return when a client with a newer login has taken over."""
         attempt = 0
         while True:
-            login = await self._files.next()
+            login = await self.files.next()
             try:
                 client, lost, fresh = await self._dialer.dial(login, self._note_error, is_beside=True)
             except (OSError, TimeoutError, nats.errors.Error, PeerUnavailable) as err:
                 # The server may be told of it later.
                 (get_logger().warning if attempt == 0 else get_logger().debug)("bus.login-refused", url=self._url, error=error_text(err))
                 self.metrics.changeovers.labels("refused").inc()
-                await self._files.pause(full_jitter(attempt, most_s=5.0))
+                await self.files.pause(full_jitter(attempt, most_s=5.0))
                 attempt += 1
                 continue
             former = self._client
@@ -340,9 +340,9 @@ class Connection:
             self.crash.exception()
 
     async def _connect(self) -> None:
-        login = await self._files.read()
+        login = await self.files.read()
         if self.generation == 0:
-            self._files.use(login)  # Said while we wait, should it have expired already.
+            self.files.use(login)  # Said while we wait, should it have expired already.
         client, lost, fresh = await self._dialer.dial(login, self._note_error)
         self._subscriptions.hand_over(client, fresh)
         self._come_up(client, lost, login)
@@ -350,7 +350,7 @@ class Connection:
     def _come_up(self, client: Client, lost: asyncio.Event, login: Login) -> None:
         """Let a client be the present one, and tell everybody."""
         self._client, self._lost = client, lost
-        self._files.use(login)
+        self.files.use(login)
         self.generation += 1
         self._nats_errors.clear_denials()
         self.certificates.take(client)
@@ -371,7 +371,7 @@ class Connection:
                 break
         if client is not self._client:
             return  # Another one took over just now.
-        expired = self._files.why_expired
+        expired = self.files.why_expired
         get_logger().warning("bus.lost", url=self._url, reason=reason, error=expired or str(client.last_error or ""))
         self.readiness.set("bus", is_ready=False, why=f"lost NATS at {self._url}{f': {expired}' if expired else ''}")
         self._drop(reason)

@@ -125,9 +125,9 @@ class OperatorFolder:
 
             tokens[keys[account.name].public] = self._token(folder / _TOKEN, sign)
         system = next(keys[account.name].public for account in self._described if account.is_system)
-        known = self._token(self.folder / "operator" / _TOKEN, lambda issued_at: operator_token(operator, system, issued_at=issued_at))
+        signed = self._token(self.folder / "operator" / _TOKEN, lambda issued_at: operator_token(operator, system, issued_at=issued_at))
         names = {key.public: name for name, key in keys.items()}
-        self._write(self.folder / SERVER_FILE, operator_configuration(known, system, tokens, names))
+        self._write(self.folder / SERVER_FILE, operator_configuration(signed, system, tokens, names))
         return issued
 
     def _keep_or_make(self, name: str, valid_s: int | None) -> IssuedUser:

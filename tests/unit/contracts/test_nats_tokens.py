@@ -138,11 +138,11 @@ def test_configuration_holds_no_secret() -> None:
     described = accounts(Shape.CENTRAL)
     keys = _keys(described)
     tokens = {keys[each.name].public: account_token(each, _operator(), keys, issued_at=ISSUED_AT, revoked={}) for each in described}
-    known = operator_token(_operator(), keys["SYS"].public, issued_at=ISSUED_AT)
+    signed = operator_token(_operator(), keys["SYS"].public, issued_at=ISSUED_AT)
 
-    text = operator_configuration(known, keys["SYS"].public, tokens, {key.public: name for name, key in keys.items()})
+    text = operator_configuration(signed, keys["SYS"].public, tokens, {key.public: name for name, key in keys.items()})
 
-    assert read_claims(known)["nats"] == {"system_account": keys["SYS"].public, "type": "operator", "version": 2}
+    assert read_claims(signed)["nats"] == {"system_account": keys["SYS"].public, "type": "operator", "version": 2}
     assert f"system_account: {keys['SYS'].public}\n" in text
     assert not [key.seed for key in (*keys.values(), _operator()) if key.seed in text]
 
