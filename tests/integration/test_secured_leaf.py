@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from contextlib import AsyncExitStack
@@ -14,15 +15,16 @@ import pytest
 from support.account_nats import LIMIT_S, AccountNats
 from support.alignment_nodes import container, pod
 from support.asking import ask_patiently
-from support.leaf_pair import version_of
-from support.relays import until_equal
+from support.leaf_pair import leaf_pair, version_of
+from support.relays import relay, until_equal
 from support.running import NODE, all_services, service, system_settings, until_all_ready
 from support.secured_leaves import foreign_leaf, secured_leaves
-from topobus.contracts.catalogue import HEALTH, HINTS, INVENTORY, PLACE, PLAN, PREPARE
+from topobus.contracts.catalogue import HEALTH, HINTS, INVENTORY, MACHINE, PLACE, PLAN, PREPARE
 from topobus.contracts.codec import decode
 from topobus.contracts.messages import HealthEvent, PlaceRequest, Prepared, PrepareRequest
 from topobus.contracts.plan_messages import PlanRequest
 from topobus.domain.health import HealthState
+from topobus.domain.machine import Machine
 from topobus.domain.outcome import Placement
 from topobus.domain.silence import Answered
 from topobus.simulation.machines import build
@@ -119,3 +121,22 @@ async def test_leaf_is_let_in_with_a_nodes_user_alone(nats_binary: Path) -> None
                 while "Leafnode Error" not in leaf.read_log():  # noqa: ASYNC110 - nothing tells when a server writes a line
                     await asyncio.sleep(0.05)
             assert shape.linked() == []
+
+
+async def test_doctor_warns_when_a_hub_has_no_users(nats_binary: Path) -> None:
+    """Of a hub that nodes say their states to without a login, and of no other server."""
+    async with asyncio.timeout(LIMIT_S), leaf_pair(nats_binary) as pair, pair.buses() as (hub, leaf):
+        await leaf.put(MACHINE, Machine(node=NODE, numa_nodes=(), cpus=()), node=NODE)
+        async with relay(pair):
+            await until_equal(hub, leaf)
+        findings = {}
+        for name, url in (("hub", pair.hub.url), ("leaf", pair.leaf.url)):
+            program = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "topobus.cli.main", "doctor", "--json", "--nats", url), stdout=asyncio.subprocess.PIPE
+            )
+            printed, _ = await program.communicate()
+            findings[name] = {finding["what"]: finding for finding in json.loads(printed)["findings"]}
+
+    assert findings["hub"]["hub"]["level"] == "warn"
+    assert "hub of 1 nodes with servers of their own, and no users" in findings["hub"]["hub"]["found"]
+    assert "hub" not in findings["leaf"]

@@ -27,6 +27,7 @@ __all__ = [
     "check_clock",
     "check_clock_here",
     "check_credentials",
+    "check_hub",
     "check_node",
     "check_rejected",
     "check_releases",
@@ -39,6 +40,8 @@ __all__ = [
 
 # Before 2.9 there is no direct get and no per-subject newest message in consumers, on which watches and followers stand.
 _OLDEST_SERVER = (2, 9, 0)
+# From here on a hub without accounts keeps from each leaf what the others listen to (isolate_leafnode_interest).
+_ISOLATES_LEAVES = (2, 12, 0)
 
 
 # Below, an answer's way through a busy machine looks the same; above the second, requests with short deadlines are refused as stale.
@@ -134,6 +137,28 @@ def check_credentials(*, until: str, life_left: float) -> Finding:
         step = "make newer ones: topobus keys operator rotate FOLDER USER --valid 30d; services take them over by themselves"
         return Finding(level=Level.WARN, what=what, found=text, next_step=step)
     return Finding(level=Level.OK, what=what, found=text)
+
+
+def check_hub(nodes: Sequence[str], *, wants_login: bool, version: tuple[int, int, int]) -> Finding | None:
+    """Judge what nodes can do to each other at a hub; None for a server that is none.
+
+    Shapes: nodes — those whose relays have noted here how far they are.
+    """
+    if not nodes:
+        return None
+    text = f"hub of {len(nodes)} nodes with servers of their own"
+    if wants_login:
+        return Finding(level=Level.OK, what="hub", found=f"{text}, which come as its users")
+    told = (
+        "" if version >= _ISOLATES_LEAVES else f"; nats-server {version[0]}.{version[1]} also tells each of them what all others listen to"
+    )
+    step = "give each node a user and an account of its own (topobus keys make --shape hub --node …): docs/how-to/choose-a-nats-shape.md"
+    return Finding(
+        level=Level.WARN,
+        what="hub",
+        found=f"{text}, and no users: each of them may write what stands here of the others{told}",
+        next_step=step,
+    )
 
 
 def check_streams(differences: Mapping[str, str]) -> list[Finding]:

@@ -16,6 +16,7 @@ from topobus.cli.checkup import (
     check_certificate,
     check_clock,
     check_credentials,
+    check_hub,
     check_node,
     check_rejected,
     check_releases,
@@ -263,3 +264,24 @@ def test_check_credentials_warns_when_a_fifth_of_their_life_is_left(life_left: f
 
     assert (finding.level, finding.what, finding.found) == (level, "nats credentials", "those of this login expire on 2026-12-23 14:36 UTC")
     assert ("topobus keys operator rotate" in finding.next_step) is (level is Level.WARN)
+
+
+@pytest.mark.parametrize(
+    ("wants_login", "version", "level", "says"),
+    [
+        pytest.param(True, (2, 10, 27), Level.OK, "hub of 2 nodes with servers of their own, which come as its users", id="users"),
+        pytest.param(False, (2, 15, 1), Level.WARN, "no users: each of them may write what stands here of the others", id="open"),
+        pytest.param(
+            False, (2, 10, 27), Level.WARN, "nats-server 2.10 also tells each of them what all others listen to", id="open-and-old"
+        ),
+    ],
+)
+def test_check_hub_says_what_nodes_can_do_to_each_other(wants_login: bool, version: tuple[int, int, int], level: Level, says: str) -> None:
+    """A hub without users is said to be one, on loopback, too: it is the nodes that reach it."""
+    finding = check_hub(["n1", "n2"], wants_login=wants_login, version=version)
+
+    assert finding is not None
+    assert finding.level is level
+    assert says in finding.found
+    assert ("also tells" in finding.found) is (version < (2, 12) and not wants_login)
+    assert check_hub([], wants_login=False, version=version) is None

@@ -23,6 +23,7 @@ from topobus.cli.checkup import (
     check_clock,
     check_clock_here,
     check_credentials,
+    check_hub,
     check_node,
     check_rejected,
     check_releases,
@@ -114,6 +115,9 @@ async def _check_bus(node: str | None, options: BusOptions, *, looks_at_sockets:
                 findings += check_streams(differences)
                 if MISSING in differences.values():
                     return findings
+                relayed = sorted(entry.parts["node"] for entry in await bus.list(RELAY))
+                hub = check_hub(relayed, wants_login=bus.wants_login, version=bus.server_version)
+                findings += [hub] if hub is not None else []
                 return findings + await _check_services(bus, node, looks_at_sockets=looks_at_sockets)
             except PeerUnavailable as err:
                 return [
