@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from msgspec import structs
 
 from topobus.contracts.catalogue import LEDGER
 from topobus.domain.ledger import Allocation, Holding, Ledger
@@ -170,6 +171,27 @@ async def test_observer_says_so_when_the_ledger_does_not_have_what_was_acknowled
     assert before == (1, 7)
     assert kept == []
     assert observer.violations == ["a was told at epoch 1, sequence 7 that it has gpu-0: gone at epoch 1, sequence 8"]
+
+
+async def test_observer_forgives_a_placed_pod_alone_when_topology_began_from_an_older_ledger(bus: Bus, tmp_path: Path) -> None:
+    """Nobody but the ledger knew of a placed pod; a claim that is prepared must come back."""
+    claim = Owner(kind=OwnerKind.CLAIM, name="c", uid="c")
+    prepared = Allocation(owner=claim, holdings=(Holding(devices={"gpu": ("gpu-1",)}),))
+    newest = ledger(7, a="gpu-0")
+    await bus.put(LEDGER, structs.replace(newest, allocations={**newest.allocations, claim.key: prepared}), node=NODE)
+    observer = NodeObserver(bus, NODE, tmp_path)
+    await observer.grant(grant("a", "gpu-0"))
+    await observer.grant(Grant("c", OwnerKind.CLAIM, claim.key, frozenset({"gpu-1"})))
+    observer.ledger_is_lost()
+    await bus.put(LEDGER, ledger(3), node=NODE)
+    lost = await observer.until_recovered(0.01)
+    first_said = list(observer.violations)
+    await bus.put(LEDGER, structs.replace(ledger(4), allocations={claim.key: prepared}), node=NODE)
+
+    assert lost == 1
+    assert first_said == ["0.01 s after topology began from an older ledger, it does not have c: gpu-1"]
+    assert {each.name for each in observer.grants} == {"c"}
+    assert await observer.until_recovered(LIMIT_S) == 0
 
 
 async def test_observer_takes_no_owner_for_gone_when_the_store_shows_an_earlier_time(bus: Bus, tmp_path: Path) -> None:

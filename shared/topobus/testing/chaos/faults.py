@@ -33,6 +33,8 @@ class Fault(StrEnum):
     ROLL_BACK = "roll-back"
     """The server's store is put back from an older copy."""
     EMPTY_STORE = "empty-store"
+    LOSE_LEDGER = "lose-ledger"
+    """The ledger's bucket is put back from an older copy while topology is down, too: nobody remembers what came since but kubelet and the gateway."""
     FILL_DISK = "fill-disk"
     RESTART_KUBELET = "restart-kubelet"
     CUT = "cut"
@@ -92,6 +94,7 @@ NODE_FAULTS = (
     Fault.FREEZE_SERVER,
     Fault.ROLL_BACK,
     Fault.EMPTY_STORE,
+    Fault.LOSE_LEDGER,
     Fault.FILL_DISK,
     Fault.RESTART_KUBELET,
     Fault.CUT,

@@ -113,8 +113,13 @@ class Lives:
         """Names of claims that have not been asked to go."""
         self.store_losses = 0
         """How often the store was emptied or put back to an earlier time."""
+        self.ended: list[Callable[[str], Awaitable[None]]] = []
+        """Of each placed pod and claim that has come to its end, in that order: what ends it again, under an operation id that begins so."""
         self._rest = asyncio.Event()
         self._rest.set()
+        self._begins = asyncio.Event()
+        self._begins.set()
+        self._waiting = 0
 
     def hold_all(self) -> None:
         """From now on who has something keeps it until `release_all`."""
@@ -124,8 +129,37 @@ class Lives:
         """Whoever holds something may give it back."""
         self._rest.set()
 
+    async def stand_still(self, workers: int) -> None:
+        """Let nobody begin and nobody give back, until `go_on`; returns when each of so many workers waits."""
+        self._begins.clear()
+        self._rest.clear()
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                while self._waiting < workers:  # noqa: ASYNC110 - each of them waits for an event of its own
+                    await asyncio.sleep(_PAUSE_S)
+        except TimeoutError as err:
+            raise Stuck(f"{workers - self._waiting} of {workers} do not come to rest") from err
+
+    def go_on(self) -> None:
+        """Let all go on."""
+        self._begins.set()
+        self._rest.set()
+
+    async def release_place(self, owner: Owner, op_id: str) -> None:
+        """Ask for the end of a placed pod's holding."""
+        release = ReleaseRequest(op_id=op_id, owner=owner)
+        await self._until(f"{owner.name}: release", lambda: self._bus.ask(RELEASE, release, timeout_s=_ASK_S, node=self._node))
+
+    async def _wait(self, event: asyncio.Event) -> None:
+        self._waiting += 1
+        try:
+            await event.wait()
+        finally:
+            self._waiting -= 1
+
     async def lead(self, plan: Plan) -> None:
         """Lead one life to its end."""
+        await self._wait(self._begins)
         lead = {Door.PLACE: self._place, Door.PLUGIN: self._by_plugin, Door.CLAIM: self._by_claim}[plan.door]
         try:
             async with asyncio.timeout(_PATIENCE_S * 2):
@@ -137,7 +171,7 @@ class Lives:
     async def _hold(self, plan: Plan, grant: Grant) -> None:
         await self._observer.grant(grant)
         await asyncio.sleep(plan.holds_s)
-        await self._rest.wait()
+        await self._wait(self._rest)
         self._observer.give_back(grant)
 
     async def _place(self, plan: Plan) -> Life:
@@ -153,8 +187,8 @@ class Lives:
             names = {name for each in reply.result.containers for names in each.devices.values() for name in names}
             names |= {cpu_name(cpu) for each in reply.result.containers for cpu in each.cpus}
             await self._hold(plan, Grant(plan.name, OwnerKind.POD, owner.key, frozenset(names)))
-        release = ReleaseRequest(op_id=f"release-{plan.name}", owner=owner)
-        await self._until(f"{plan.name}: release", lambda: self._bus.ask(RELEASE, release, timeout_s=_ASK_S, node=self._node))
+        await self.release_place(owner, f"release-{plan.name}")
+        self.ended.append(lambda again: self.release_place(owner, f"{again}-{plan.name}"))
         return outcome
 
     async def _by_plugin(self, plan: Plan) -> Life:
@@ -202,8 +236,24 @@ class Lives:
         if pod is not None:
             await self._remove(plan, pod)
         self.live_claims.discard(plan.name)
-        await self._end_claim(claim, Owner(kind=OwnerKind.CLAIM, name=plan.name, uid=uid), losses_before)
+        owner = Owner(kind=OwnerKind.CLAIM, name=plan.name, uid=uid)
+        await self._end_claim(claim, owner, losses_before)
+        self.ended.append(lambda _again: self._end_again(claim, owner))
         return outcome
+
+    async def _end_again(self, claim: ApiObject, owner: Owner) -> None:
+        """Restore and delete a claim that an older ledger holds again, until it does no more; who deletes at once may be faster than the controller has seen it."""
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                while owner.key in (await self._observer.read()).allocations:
+                    await self.apply(claim, owner.uid)
+                    await asyncio.sleep(1.0)
+                    await self.delete(claim)
+                    await asyncio.sleep(_PAUSE_S)
+        except TimeoutError as err:
+            raise Stuck(
+                f"{owner.key}, which an older ledger holds again, is not released {_PATIENCE_S:g} s after it was restored and deleted"
+            ) from err
 
     async def _end_claim(self, claim: ApiObject, owner: Owner, losses_before: int) -> None:
         """Delete a claim, and see that its devices are let go of.

@@ -15,8 +15,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from topobus.contracts.catalogue import LEDGER
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.idset import NodeSet
+from topobus.runtime.provision import bucket_stream
 from topobus.simulation.kubelet.simulator import KubeletSimulator, KubeletTimings
 from topobus.simulation.machines import build
 from topobus.simulation.nats_server import NatsServer
@@ -168,6 +170,35 @@ class ChaosNode:
             await asyncio.to_thread(self._replace_store, copy)
             await self.server.start()
         await observer.until_written_back(before, _WRITTEN_BACK_S)
+
+    async def copy_ledger(self) -> Path:
+        """Copy the ledger's bucket as a crash would leave it: nothing is written meanwhile."""
+        async with asyncio.timeout(_READY_S):
+            await self.services["topology"].until_ready()
+        copy = self.folder / "older-ledger"
+        self.server.pause()
+        try:
+            await asyncio.to_thread(shutil.copytree, self._ledger_store(), copy)
+        finally:
+            self.server.resume()
+        return copy
+
+    async def put_ledger_back(self, copy: Path) -> None:
+        """Put the older bucket in the place of the present one while neither the server nor topology runs, and start both."""
+        self.done["lose-ledger"] += 1
+        if self.hub is not None:
+            self.hub.losses += 1
+        await self.services["topology"].kill()
+        async with self._at_server:
+            await self.server.kill()
+            store = self._ledger_store()
+            await asyncio.to_thread(shutil.rmtree, store)
+            await asyncio.to_thread(shutil.move, copy, store)
+            await self.server.start()
+        await self.services["topology"].start()
+
+    def _ledger_store(self) -> Path:
+        return next(self.server.store.rglob(bucket_stream(LEDGER)))
 
     def _replace_store(self, copy: Path) -> None:
         for old in self.server.store.iterdir():

@@ -155,11 +155,31 @@ class _NodeRun:
             options.tell(
                 f"step {number} of {len(planned)}: {_said(each)}; {self._observer.granted} grants, {self._observer.revisions} revisions"
             )
-            await self._node.do(each, self._observer)
+            if each.fault is Fault.LOSE_LEDGER:
+                await self._lose_ledger(each, number)
+            else:
+                await self._node.do(each, self._observer)
             if each.fault in (Fault.ROLL_BACK, Fault.EMPTY_STORE):
                 self._lives.store_losses += 1
                 await self._restore_objects()
             result.steps += 1
+
+    async def _lose_ledger(self, planned: Planned, number: int) -> None:
+        """Have topology begin from an older ledger, and see that it learns again what kubelet and the gateway know.
+
+        Until it has, it may give a device that it does not know to be held to somebody who asks for any: so nobody asks meanwhile. What has ended
+        since the copy is held again, and who ended it does so again: the ledger takes nothing from an owner that it knows because somebody else has the device.
+        """
+        copy = await self._node.copy_ledger()
+        ended = len(self._lives.ended)
+        await asyncio.sleep(planned.lasts_s)
+        await self._lives.stand_still(self._options.workers)
+        self._observer.ledger_is_lost()
+        await self._node.put_ledger_back(copy)
+        for end_again in self._lives.ended[ended:]:
+            await end_again(f"again-{number}")
+        self._lives.outcomes["placed pod lost with the ledger"] += await self._observer.until_recovered(self._options.well_s)
+        self._lives.go_on()
 
     async def _restore_objects(self) -> None:
         """Do what users do whose stand-alone objects came back from an earlier time: classes are applied, and claims that nobody wants any more deleted, again."""

@@ -99,6 +99,36 @@ class NodeObserver:
             grant.told_at = grant.told_at or (ledger.epoch, ledger.sequence)
             self._check_kept(grant, ledger)
 
+    def ledger_is_lost(self) -> None:
+        """Topology is about to begin from an older ledger: from what it shows nothing follows until `until_recovered`."""
+        self.is_store_put_back = True
+        for grant in self.grants:
+            grant.told_at = None
+
+    async def until_recovered(self, limit_s: float) -> int:
+        """Wait until a ledger that begins from an older copy has all again that somebody beside it knows; gives how many placed pods it has lost for good.
+
+        What kubelet lists and what the gateway has prepared is known to them. Of a pod that `place` placed since the copy only the ledger knew.
+        """
+        recoverable = [grant for grant in self.grants if grant.kind is not OwnerKind.POD]
+        try:
+            async with asyncio.timeout(limit_s):
+                ledger = await self.read()
+                while any(grant.devices - _held(ledger, grant) for grant in recoverable):
+                    await asyncio.sleep(_LOOK_S)
+                    ledger = await self.read()
+        except TimeoutError:
+            lacking = sorted(
+                f"{grant.name}: {' '.join(sorted(missing))}" for grant in recoverable if (missing := grant.devices - _held(ledger, grant))
+            )
+            self._tell(f"{limit_s:g} s after topology began from an older ledger, it does not have {'; '.join(lacking)}")
+        lost = [grant for grant in self.grants if grant.kind is OwnerKind.POD and grant.devices - _held(ledger, grant)]
+        self.grants.difference_update(lost)
+        self.is_store_put_back = False
+        for grant in self.grants:
+            grant.told_at = (ledger.epoch, ledger.sequence)
+        return len(lost)
+
     async def is_gone(self, key: str) -> bool:
         """Say whether an owner holds nothing any more. While the store shows an earlier time nobody knows: what the service writes back may have the owner."""
         was_put_back = self.is_store_put_back
