@@ -64,7 +64,7 @@ class OperatorFolder:
 
         Errors: raises ConfigError without PyNaCl.
         """
-        need_signing("an operator's keys")
+        need_signing("topobus keys operator")
         self.folder = folder
         self._described = described
         self._homes = {user.name: account for account in described for user in account.users}
