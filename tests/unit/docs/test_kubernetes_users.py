@@ -20,6 +20,7 @@ from topobus.cli.secrets.secret_objects import (
     users_of,
 )
 from topobus.contracts.nats_accounts import Shape, accounts
+from topobus.contracts.nats_permissions import render_server
 from topobus.contracts.nats_tls import server_tls
 from topobus.runtime.config import NatsSettings, ServiceSettings, load_settings
 
@@ -197,6 +198,19 @@ def test_server_is_started_by_the_script_that_finds_its_store(overlay: str) -> N
     assert mounts["/etc/nats-scripts"] == {"name": "nats-scripts"}
     assert "nats.conf" in named(manifests, "ConfigMap", mounts["/etc/nats"]["name"])["data"]
     assert scripts["start.sh"] == (DEPLOY / "nats" / "start.sh").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("overlay", ["kubernetes", "kubernetes-open", "kubernetes-try-out"])
+def test_central_server_has_the_settings_that_are_shipped_for_its_version(overlay: str) -> None:
+    """But for who connects it is deploy/nats/nats-server-2.10.conf: an acknowledged write is on the disk, a client that vanished is known as gone."""
+    manifests = built(overlay)
+    text = named(manifests, "ConfigMap", "nats")["data"]["nats.conf"]
+    wanted = [
+        line.strip() for line in render_server((2, 10)).splitlines() if not line.strip().startswith(("#", "listen:", "http:", "mappings"))
+    ]
+
+    assert {*wanted} <= {line.strip() for line in text.splitlines()}
+    assert container_of(pod_of(manifests, "StatefulSet", "nats"), "nats")["image"].startswith("nats:2.10")
 
 
 @pytest.mark.parametrize("overlay", _LEAVES)
