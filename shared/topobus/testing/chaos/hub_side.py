@@ -33,7 +33,8 @@ LEAF_SETTINGS = {"TOPOBUS_ALL__NATS__PROVISIONER": "topology", "TOPOBUS_RELAY__C
 
 _STATES: tuple[State[Any], ...] = (MACHINE, INVENTORY, LEDGER, ALIGNMENT)
 _EVENTS: tuple[Event[Any], ...] = (HEALTH, DECISION, DISAGREEMENT)
-_MESSAGE_ID = "Nats-Msg-Id"
+# The id under which the hub stores an event has an ending of the relay's; this one crosses as it is.
+_EVENT_ID = "ce-id"
 _READ_S = 10.0
 
 
@@ -147,7 +148,7 @@ async def _event_ids(bus: Bus, event: Event[Any], node: str) -> list[str]:
             if item is Mark.CAUGHT_UP:
                 break
             if isinstance(item, Delivery):
-                ids.append(item.headers.get(_MESSAGE_ID, f"sequence {item.sequence}"))
+                ids.append(item.headers.get(_EVENT_ID, f"sequence {item.sequence}"))
             else:
                 ids.clear()
     return ids
