@@ -149,14 +149,14 @@ def check_hub(nodes: Sequence[str], *, wants_login: bool, version: tuple[int, in
     text = f"hub of {len(nodes)} nodes with servers of their own"
     if wants_login:
         return Finding(level=Level.OK, what="hub", found=f"{text}, which come as its users")
-    told = (
+    isolation = (
         "" if version >= _ISOLATES_LEAVES else f"; nats-server {version[0]}.{version[1]} also tells each of them what all others listen to"
     )
     step = "give each node a user and an account of its own (topobus keys make --shape hub --node …): docs/how-to/choose-a-nats-shape.md"
     return Finding(
         level=Level.WARN,
         what="hub",
-        found=f"{text}, and no users: each of them may write what stands here of the others{told}",
+        found=f"{text}, and no users: each of them may write what stands here of the others{isolation}",
         next_step=step,
     )
 

@@ -26,19 +26,19 @@ class Standing(StrEnum):
     OLDER = "older"
     NEWER = "newer"
     UNSAID = "unsaid"
-    """The first releases did not say theirs."""
+    """The first releases did not say it."""
     UNREADABLE = "unreadable"
 
 
-def standing(theirs: str, ours: str) -> Standing:
+def standing(release: str, own_release: str) -> Standing:
     """Compare two releases by their first two numbers.
 
-    >>> [str(standing(theirs, "1.10.3")) for theirs in ("1.10.0rc1", "1.9.7", "2.0", "", "new; rm -rf /")]
+    >>> [str(standing(release, "1.10.3")) for release in ("1.10.0rc1", "1.9.7", "2.0", "", "new; rm -rf /")]
     ['same', 'older', 'newer', 'unsaid', 'unreadable']
     """
-    if not theirs:
+    if not release:
         return Standing.UNSAID
-    found_release, own = _RELEASE.fullmatch(theirs), _RELEASE.fullmatch(ours)
+    found_release, own = _RELEASE.fullmatch(release), _RELEASE.fullmatch(own_release)
     if found_release is None or own is None:
         return Standing.UNREADABLE
     numbers, own_numbers = ((int(match[1]), int(match[2])) for match in (found_release, own))
@@ -56,21 +56,21 @@ def shown_release(release: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in release[:_SHOWN])
 
 
-def release_remark(who: str, theirs: str, ours: str) -> str:
+def release_remark(who: str, release: str, own_release: str) -> str:
     """Say that somebody runs another release, and what to do; empty when the two are the same. `who`: one name, or several with commas.
 
     >>> release_remark("gpu", "0.1.0", "0.2.0")
     'gpu runs release 0.1.0, older than 0.2.0 here: upgrade it'
     """
     run, does, says, it = ("run", "do", "say", "them") if ", " in who else ("runs", "does", "says", "it")
-    match standing(theirs, ours):
+    match standing(release, own_release):
         case Standing.SAME:
             return ""
         case Standing.OLDER:
-            return f"{who} {run} release {shown_release(theirs)}, older than {ours} here: upgrade {it}"
+            return f"{who} {run} release {shown_release(release)}, older than {own_release} here: upgrade {it}"
         case Standing.NEWER:
-            return f"{who} {run} release {shown_release(theirs)}, newer than {ours} here: what is new in that is not understood here; upgrade this one"
+            return f"{who} {run} release {shown_release(release)}, newer than {own_release} here: what is new in that is not understood here; upgrade this one"
         case Standing.UNSAID:
             return f"{who} {does} not say a release, as the first ones did not: upgrade {it}"
         case Standing.UNREADABLE:
-            return f"{who} {says} release {shown_release(theirs)!r}, which is none: see what runs there"
+            return f"{who} {says} release {shown_release(release)!r}, which is none: see what runs there"

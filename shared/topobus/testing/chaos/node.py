@@ -259,8 +259,9 @@ async def chaos_node(folder: Path, seed: int, shape: Shape) -> AsyncIterator[Cha
     clocks = WallClocks(folder, shape.libfaketime)
     async with AsyncExitStack() as stack:
         server: NatsServer
-        if shape.is_leaf:
-            server, hub_server, link = leaf_servers(NODE, folder, shape.nats_server)
+        behind = leaf_servers(NODE, folder, shape.nats_server) if shape.is_leaf else None
+        if behind is not None:
+            server = behind[0]
         else:
             server = NatsServer(binary=shape.nats_server, parent=folder, store_limit="64GB", start_limit_s=_READY_S)
             # Beside the services' logs, which are kept when something was violated.
@@ -270,7 +271,7 @@ async def chaos_node(folder: Path, seed: int, shape: Shape) -> AsyncIterator[Cha
         if has_small_disk:
             stack.callback(subprocess.run, ["umount", "-l", str(server.store)], check=False)
         await stack.enter_async_context(server)
-        hub = await stack.enter_async_context(hub_side(NODE, server, hub_server, link)) if shape.is_leaf else None
+        hub = await stack.enter_async_context(hub_side(NODE, *behind)) if behind is not None else None
         proxy = await stack.enter_async_context(NatsProxy(server.port, seed))
         timings = KubeletTimings(pod_retry_s=1.0, reconcile_s=5.0, dra_s=20.0)
         kubelet = await stack.enter_async_context(KubeletSimulator(folder / "k", numa_nodes=NodeSet(0, 1), timings=timings))

@@ -111,9 +111,9 @@ class NodeObserver:
         What kubelet lists and what the gateway has prepared is known to them. Of a pod that `place` placed since the copy only the ledger knew.
         """
         recoverable = [grant for grant in self.grants if grant.kind is not OwnerKind.POD]
+        ledger = await self.read()
         try:
             async with asyncio.timeout(limit_s):
-                ledger = await self.read()
                 while any(grant.devices - _held(ledger, grant) for grant in recoverable):
                     await asyncio.sleep(_LOOK_S)
                     ledger = await self.read()
