@@ -60,8 +60,8 @@ async def test_ledger_goes_along_when_a_node_gets_a_server_of_its_own_and_gives_
             async with topology(pair.leaf.url, TOPOBUS_ALL__NATS__PROVISIONER="topology"):
                 again = await ask_place(leaf, "op-1", TRAINER)
                 assert again.result == placed.result, "the answer that it was given before, with the same devices"
-                await until_equal(hub, leaf)
-            await until_equal(hub, leaf)
+                await until_equal(hub, leaf, was_central=True)
+            await until_equal(hub, leaf, was_central=True)
             await until(lambda: running.remark == "ready")
 
         async with Bus.session(NatsSettings(url=pair.hub.url), name="topobus-cli") as central, topology(pair.hub.url):

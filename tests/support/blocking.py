@@ -45,6 +45,7 @@ _ALLOWED = {
     ("nats/aio/client.py", "sig_cb"): "nats-py reads its credentials itself, when it connects",
     ("linecache.py", "updatecache"): "the lines of a traceback for the log, read once a file",
     ("runtime/proof.py", "read_keys"): "at start: nobody is served yet",
+    ("cli/system/local_logins.py", "find_login"): "a command reads its login before it connects, and serves nobody",
     ("gateway/node_lock.py", "open_node_lock"): "at start: nobody is served yet",
     ("gateway/node_lock.py", "try_begin"): "the lock is asked for without waiting; a name of 20 bytes is written, at start",
     ("gateway/node_lock.py", "begin"): "who has the queue's lock for itself has it for one system call",

@@ -49,7 +49,9 @@ async def leaf_pair(binary: Path | None = None, *, node: str = NODE, hub_tls: st
     while len(ports) < 2:
         ports = list(dict.fromkeys((*ports, free_port())))
     hub_port, link_port = ports
-    hub_text = render_hub(version, tls=hub_tls).replace('"0.0.0.0:7422"', f'"127.0.0.1:{hub_port}"')
+    # Else the hub tells the leaf its own address, and the leaf goes past a link that is cut.
+    listen = f'"127.0.0.1:{hub_port}"\n  no_advertise: true'
+    hub_text = render_hub(version, tls=hub_tls).replace('"0.0.0.0:7422"', listen)
     leaf_text = render_leaf(max(version, (2, 10)), tls=leaf_tls)
     if version < (2, 10):
         # Such a server is no leaf of an installation; what crosses is the same.

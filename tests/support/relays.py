@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 
 from prometheus_client import CollectorRegistry
@@ -93,20 +93,35 @@ async def events(bus: Bus) -> dict[str, list[bytes]]:
     return {event.name: [encode(received.value) for received in await bus.last(event, limit=10_000, node=NODE)] for event in _EVENTS}
 
 
-async def until_equal(hub: Bus, leaf: Bus) -> None:
-    """Wait until the hub has the node's states, and each of its events once, in their order."""
-    got: object = None
-    wanted: object = None
+async def until_equal(hub: Bus, leaf: Bus, *, was_central: bool = False) -> None:
+    """Wait until the hub has the node's states, and each of its events once, in their order.
+
+    Shapes: was_central — the hub may have an event of the node's from before, when it was the node's server, and once more from the relay: both have one `ce-id`.
+    """
+    got: tuple[dict[str, bytes], dict[str, list[bytes]]] = ({}, {})
+    wanted = got
     try:
         async with asyncio.timeout(LIMIT_S):
             while True:
                 with suppress(PeerUnavailable):
                     wanted, got = (await states(leaf), await events(leaf)), (await states(hub), await events(hub))
+                    if was_central:
+                        got = (got[0], {name: list(dict.fromkeys(values)) for name, values in got[1].items()})
                     if got == wanted:
                         return
                 await asyncio.sleep(_PAUSE_S)
     except TimeoutError as err:
-        raise AssertionError(f"the hub has {got}, the node has {wanted}") from err
+        raise AssertionError(f"the hub differs: {_differences(got[0], wanted[0])} {_differences(got[1], wanted[1])}") from err
+
+
+def _differences(got: Mapping[str, object], wanted: Mapping[str, object]) -> dict[str, str]:
+    """Give what differs with the first 200 characters of where it does."""
+    return {
+        name: f"hub: {got_text[max(start - 60, 0) : start + 140]!r}, node: {wanted_text[max(start - 60, 0) : start + 140]!r}"
+        for name in sorted({*got, *wanted})
+        if (got_text := str(got.get(name))) != (wanted_text := str(wanted.get(name)))
+        for start in [next((place for place, pair in enumerate(zip(got_text, wanted_text, strict=False)) if pair[0] != pair[1]), 0)]
+    }
 
 
 def sickness(generation: int, device: str = "gpu-0") -> HealthEvent:

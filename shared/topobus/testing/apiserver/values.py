@@ -109,6 +109,8 @@ RESOURCES: tuple[Resource, ...] = (
     _of("apps", "deployments", "Deployment", short_names=("deploy",), is_namespaced=True, has_status=True),
     _of("apps", "daemonsets", "DaemonSet", short_names=("ds",), is_namespaced=True, has_status=True),
     _of("apps", "statefulsets", "StatefulSet", short_names=("sts",), is_namespaced=True, has_status=True),
+    _of("batch", "jobs", "Job", is_namespaced=True, has_status=True),
+    _of("batch", "cronjobs", "CronJob", short_names=("cj",), is_namespaced=True, has_status=True),
     _of("coordination.k8s.io", "leases", "Lease", is_namespaced=True),
     _of("networking.k8s.io", "networkpolicies", "NetworkPolicy", short_names=("netpol",), is_namespaced=True),
     _of("policy", "poddisruptionbudgets", "PodDisruptionBudget", short_names=("pdb",), is_namespaced=True, has_status=True),
