@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 
 from support.gateway_rig import WatchedReadiness
-from support.key_secrets import NAMESPACE, Killed, PodFiles, mortal_client, objects_of, secret_data, trusted_authorities
+from support.key_secrets import NAMESPACE, Killed, PodFiles, mortal_client, objects_of, secret_data, server_with_rights, trusted_authorities
 from support.kustomize import built, named
 from support.tls_front import Authority
 from topobus.cli.secrets.cluster_certificates import make_certificate, server_names
@@ -34,7 +34,6 @@ pytestmark = pytest.mark.integration
 
 _LIMIT_S = 60.0
 _JOB = "system:serviceaccount:topobus:topobus-keys"
-_ROLES = ("Role", "RoleBinding")
 _NAMES = server_names(NAMESPACE)
 _REFUSED = r"(?i)authorization violation"
 
@@ -42,11 +41,7 @@ _REFUSED = r"(?i)authorization violation"
 @pytest_asyncio.fixture
 async def server() -> AsyncIterator[ApiServerSimulator]:
     """An API server with the rights of deploy/kubernetes, and nothing else."""
-    simulator = ApiServerSimulator(token="admin")
-    for manifest in built("kubernetes"):
-        if manifest["kind"] in _ROLES:
-            simulator.put(manifest)
-    async with simulator:
+    async with server_with_rights() as simulator:
         yield simulator
 
 

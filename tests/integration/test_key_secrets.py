@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from support.key_secrets import NAMESPACE, Killed, mortal_client, objects_of, secret_data
+from support.key_secrets import NAMESPACE, Killed, mortal_client, objects_of, secret_data, server_with_rights
 from support.kustomize import built, container_of, named
 from topobus.cli.application import run
 from topobus.cli.secrets.cluster_secrets import make_users, rotate_users
@@ -25,17 +25,12 @@ pytestmark = pytest.mark.integration
 
 _LIMIT_S = 60.0
 _JOB = "system:serviceaccount:topobus:topobus-keys"
-_ROLES = ("Role", "RoleBinding")
 
 
 @pytest_asyncio.fixture
 async def server() -> AsyncIterator[ApiServerSimulator]:
     """An API server with the rights of deploy/kubernetes, and nothing else."""
-    simulator = ApiServerSimulator(token="admin")
-    for manifest in built("kubernetes"):
-        if manifest["kind"] in _ROLES:
-            simulator.put(manifest)
-    async with simulator:
+    async with server_with_rights() as simulator:
         yield simulator
 
 

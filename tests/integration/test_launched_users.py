@@ -12,6 +12,7 @@ import pytest
 
 from integration.values import health
 from support.gateway_rig import WatchedReadiness
+from support.launched_layout import launched_layout
 from topobus.cli.application import run
 from topobus.cli.system.nats_store import probe_jetstream, size_store
 from topobus.cli.system.supervision import Supervisor
@@ -34,12 +35,7 @@ _EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "health_subscriber
 @pytest.fixture
 def layout(tmp_path: Path, nats_binary: Path, monkeypatch: pytest.MonkeyPatch) -> Layout:
     """A state folder, and the server of this run as the one that is launched, at a port that no other test tries at the same moment."""
-    monkeypatch.setenv("TOPOBUS_NATS_SERVER", str(nats_binary))
-    monkeypatch.setattr("topobus.cli.system.system._is_free", lambda _: False)
-    monkeypatch.setattr("topobus.cli.system.system._NATS_READY_S", _LIMIT_S)
-    layout = Layout(state=tmp_path / "state")
-    layout.nats.mkdir(parents=True)
-    return layout
+    return launched_layout(tmp_path, nats_binary, monkeypatch)
 
 
 async def _launch(supervisor: Supervisor, layout: Layout, *, is_open: bool) -> System:

@@ -23,9 +23,30 @@ from topobus.runtime.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
 
-__all__ = ["NAMESPACE", "Killed", "MortalClient", "PodFiles", "mortal_client", "objects_of", "secret_data", "trusted_authorities"]
+__all__ = [
+    "NAMESPACE",
+    "Killed",
+    "MortalClient",
+    "PodFiles",
+    "mortal_client",
+    "objects_of",
+    "secret_data",
+    "server_with_rights",
+    "trusted_authorities",
+]
 
 NAMESPACE = "topobus"
+
+
+@asynccontextmanager
+async def server_with_rights() -> AsyncIterator[ApiServerSimulator]:
+    """Run an API server that has the roles of deploy/kubernetes, and nothing else."""
+    simulator = ApiServerSimulator(token="admin")
+    for manifest in built("kubernetes"):
+        if manifest["kind"] in ("Role", "RoleBinding"):
+            simulator.put(manifest)
+    async with simulator:
+        yield simulator
 
 
 class Killed(BaseException):
