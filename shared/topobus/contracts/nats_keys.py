@@ -55,7 +55,7 @@ def seed_text(kind: KeyKind, raw: bytes) -> str:
     """Write a seed: the secret from which a key pair is made.
 
     >>> seed_text(KeyKind.USER, bytes(32))
-    'SUAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAEQ'
+    'SUAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAEQ'
     """
     return _checked(bytes([_SEED | kind >> 5, (kind & 31) << 3]) + raw)
 
