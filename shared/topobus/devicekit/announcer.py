@@ -65,12 +65,18 @@ class HealthAnnouncer:
         Errors: raises PeerUnavailable.
         Cost:   one request.
         """
+        # As they stood before the question: what is published while it is answered may lie beyond the answer.
+        stands_at = dict(self._stands_at)
         span = await self._bus.span(HEALTH)
         is_other = self._created not in ("", span.created)
         if is_other:
             self.clear_cache()
         self._created = span.created
-        self._lost = {name for name, sequence in self._stands_at.items() if not span.oldest <= sequence <= span.newest}
+        self._lost = {
+            name
+            for name, sequence in stands_at.items()
+            if self._stands_at.get(name) == sequence and not span.oldest <= sequence <= span.newest
+        }
         if self._lost:
             get_logger().info("health.lost", device_class=self._class, devices=len(self._lost), oldest=span.oldest)
         return is_other or bool(self._lost)
