@@ -99,6 +99,8 @@ async def test_system_comes_back_when_nats_lost_its_store(server: NatsServer, cl
     async with all_services(server.url, short_folder) as running:
         await until_all_ready(running)
         first = await place(client, "op-1", pod("a", container(cpus=4, gpu=6)))
+        # What was never published begins at 1, then, too.
+        assert set(map(tuple, (await health_events(client)).values())) == {(1,)}
         await server.stop()
         shutil.rmtree(server.store)
         await server.start()

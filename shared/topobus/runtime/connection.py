@@ -99,6 +99,7 @@ class Connection:
         """Of clients that others have taken over from."""
         self.heartbeats = SharedHeartbeats()
         """Of all feeds that read over this connection."""
+        self.settled_streams: dict[str, int] = {}  # `topobus.runtime.jetstream` keeps it: the generation in which each was seen to be made.
         self.has_missed_stream = asyncio.Event()
         """Set when the server said that a stream of the catalogue is gone; cleared by who looks after the streams."""
         self.crash: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -336,6 +337,7 @@ class Connection:
     def _on_supervisor_done(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (err := task.exception()) is not None and not self.crash.done():
             self.crash.set_exception(err)
+            get_logger().error("bus.supervision-ended", url=self._url, error=repr(err))
             # Somebody may look, or nobody (a connect that fails raises it as well).
             self.crash.exception()
 

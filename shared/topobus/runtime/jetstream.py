@@ -29,6 +29,10 @@ API = "$JS.API"
 """Where JetStream listens for requests about streams and consumers, in the account that has them."""
 # Since this release a server says its time with what it tells of a stream; before, a write of ours has to be read again.
 _SAYS_ITS_TIME = (2, 10, 0)
+# Before this release a server that is asked for a message of a stream which another connection makes at that moment ends with a panic (jsMsgGetRequest has no store yet; seen on 2.9.10).
+_READS_WHAT_IS_BEING_MADE = (2, 10, 0)
+# From a stream's first description to its store: some milliseconds, more on a slow disk.
+_IS_BEING_MADE_S = 0.25
 # A write that may be repeated is, after so long: twice within the default timeout.
 _REPEAT_AFTER_S = 2.0
 
@@ -93,6 +97,7 @@ class JetStream:
             return _checked(answer.data, subject)
         except JetStreamError as err:
             if err.err_code == JetStreamError.STREAM_NOT_FOUND:
+                self.connection.settled_streams[verb.rpartition(".")[2]] = 0
                 self.connection.has_missed_stream.set()
             raise
 
@@ -165,7 +170,19 @@ class JetStream:
         message = await self.next_message(stream, subject, 1)
         return message.sequence if message is not None else 0
 
+    async def _settle(self, stream: str) -> None:
+        """Wait until a stream that may just be made anew has its store: after a reconnect, and after it was missed. A server since 2.10 needs no wait."""
+        connection = self.connection
+        generation = connection.generation
+        if connection.server_version >= _READS_WHAT_IS_BEING_MADE or connection.settled_streams.get(stream, 1) == generation:
+            return
+        if await self.stream_info(stream) is None:
+            raise JetStreamError(404, JetStreamError.STREAM_NOT_FOUND, "stream not found")
+        await connection.clock.sleep(_IS_BEING_MADE_S)
+        connection.settled_streams[stream] = generation
+
     async def _message(self, stream: str, query: dict[str, Any]) -> StoredMessage | None:
+        await self._settle(stream)
         try:
             raw = await self.call(f"STREAM.MSG.GET.{stream}", query)
         except JetStreamError as err:
