@@ -119,3 +119,20 @@ async def test_a_turn_goes_to_the_next_when_who_had_it_was_cancelled() -> None:
 
     assert await third
     assert lane.waiting == 0
+
+
+async def test_a_newcomer_has_its_place_when_who_loses_it_was_just_cancelled() -> None:
+    """A cancelled request stands in the queue until its task runs again; who takes its place in between gets no error of it."""
+    lane = HeavyLane(1, 2)
+    assert await lane.enter(OTHER, 1)
+    greedy = [asyncio.create_task(lane.enter(GREEDY, 1)) for _ in range(2)]
+    await asyncio.sleep(0)
+    # The newcomer runs before the cancelled one: tasks run in the order in which they were woken.
+    modest = asyncio.create_task(lane.enter(("gpu", "node"), 1))
+    greedy[1].cancel()
+    ended = await asyncio.gather(greedy[1], return_exceptions=True)
+    lane.leave()
+    lane.leave()
+
+    assert isinstance(ended[0], asyncio.CancelledError)
+    assert (await greedy[0], await modest) == (True, True)
