@@ -115,9 +115,6 @@ async def _check_bus(node: str | None, options: BusOptions, *, looks_at_sockets:
                 findings += check_streams(differences)
                 if MISSING in differences.values():
                     return findings
-                relayed = sorted(entry.parts["node"] for entry in await bus.list(RELAY))
-                hub = check_hub(relayed, wants_login=bus.wants_login, version=bus.server_version)
-                findings += [hub] if hub is not None else []
                 return findings + await _check_services(bus, node, looks_at_sockets=looks_at_sockets)
             except PeerUnavailable as err:
                 return [
@@ -150,7 +147,8 @@ async def _check_services(bus: Bus, node: str | None, *, looks_at_sockets: bool)
     nodes = sorted({*machines, *ledgers, *(inventory.node for inventory in inventories)})
     if node is not None:
         nodes = [one_of("node", node, nodes)]
-    findings = [*check_clock_here(bus.clock_ahead_s), *check_rejected(rejected)]
+    hub = check_hub(sorted(relays), wants_login=bus.wants_login, version=bus.server_version)
+    findings = [*([hub] if hub is not None else []), *check_clock_here(bus.clock_ahead_s), *check_rejected(rejected)]
     if not nodes:
         findings.append(
             Finding(
