@@ -1,6 +1,6 @@
 """Tells the operator of this process that its peers run another release, by what they say when they ask.
 
-Flows in: askers and their releases, which are their own word. Flows out: one log line for each change, and a remark of readiness. Nothing is refused for it: askers are
+Flows in: askers and their releases, which are their own word. Flows out: a log line for each change, one asker's at most each ten seconds, and a remark of readiness. Nothing is refused for it: askers are
 those of the catalogue, so the remark is bounded, and a stranger's word costs a line.
 """
 
@@ -10,7 +10,7 @@ import importlib.metadata
 
 from topobus.contracts.inboxes import connection_name
 from topobus.contracts.releases import Standing, release_remark, standing
-from topobus.runtime.logging import get_logger
+from topobus.runtime.quiet import QuietLog
 from topobus.runtime.readiness import Readiness
 
 __all__ = ["OWN_RELEASE", "AskerReleases"]
@@ -26,7 +26,8 @@ _UNREMARKED = (connection_name("cli"), "")
 class AskerReleases:
     """Whose release differs from ours."""
 
-    def __init__(self, readiness: Readiness, own: str) -> None:
+    def __init__(self, readiness: Readiness, own: str, quiet: QuietLog) -> None:
+        self._quiet = quiet
         self._readiness = readiness
         self._own = own
         self._said: dict[str, str] = {}
@@ -44,5 +45,6 @@ class AskerReleases:
         if remark:
             newer = standing(release, self._own) is Standing.NEWER
             step = "upgrade this process" if newer else f"upgrade {asker}, or see what connects under this name"
-            get_logger().warning("release.differs", asker=asker, why=remark, own=self._own, next_step=step)
+            # Two instances of one principal, an older and a newer one, ask in turn while they are replaced.
+            self._quiet.warning("release.differs", asker, asker=asker, why=remark, own=self._own, next_step=step)
         self._readiness.set("releases", is_ready=True, why="; ".join(text for _, text in sorted(self._remarks.items()) if text))

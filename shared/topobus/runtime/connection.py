@@ -80,9 +80,9 @@ class Connection:
         self.generation = 0
         self.release = release or OWN_RELEASE
         self.server_clock = ServerClock(readiness)
-        self.asker_releases = AskerReleases(readiness, self.release)
         self.quiet = QuietLog(clock)
         """For lines that anybody on the bus can cause."""
+        self.asker_releases = AskerReleases(readiness, self.release, self.quiet)
         self._client: Client | None = None
         self._lost: asyncio.Event = asyncio.Event()
         self._up: asyncio.Event = asyncio.Event()

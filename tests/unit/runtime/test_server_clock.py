@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from structlog.testing import capture_logs
 
 from topobus.runtime.asker_releases import AskerReleases
+from topobus.runtime.quiet import QuietLog
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.server_clock import ServerClock
+from topobus.testing.clock import ManualClock
 
 
 @pytest.mark.parametrize(
@@ -63,7 +66,7 @@ def test_write_is_compared_once_with_the_time_at_which_it_was_stored() -> None:
 def test_askers_of_other_releases_are_remarked_until_they_say_ours() -> None:
     """Each service that asks has one remark, the newest; who says nothing, a person's command and who has no name change nothing."""
     readiness = Readiness()
-    askers = AskerReleases(readiness, "0.2.0")
+    askers = AskerReleases(readiness, "0.2.0", QuietLog(ManualClock()))
     askers.note("gateway", "0.2.9")
     askers.note("topobus-cli", "0.1.0")
     askers.note("", "0.1.0")
@@ -76,3 +79,20 @@ def test_askers_of_other_releases_are_remarked_until_they_say_ours() -> None:
     assert quiet == {}
     assert "controller runs release 0.3.0, newer than 0.2.0 here" in remarked
     assert readiness.report() == {"releases": "ready"}
+
+
+def test_two_releases_of_one_asker_cost_a_line_each_ten_seconds() -> None:
+    """While an older instance is replaced both ask in turn: the remark follows each, the log does not."""
+    readiness, clock = Readiness(), ManualClock()
+    askers = AskerReleases(readiness, "0.2.0", QuietLog(clock))
+    with capture_logs() as lines:
+        for release in ("0.1.0", "0.2.0") * 20:
+            askers.note("gateway", release)
+        clock.advance(10.0)
+        askers.note("gateway", "0.1.0")
+
+    assert [(line["event"], line["asker"], line["count"]) for line in lines] == [
+        ("release.differs", "gateway", 1),
+        ("release.differs", "gateway", 20),
+    ]
+    assert "gateway runs release 0.1.0" in readiness.report()["releases"]
