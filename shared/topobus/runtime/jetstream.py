@@ -97,7 +97,7 @@ class JetStream:
             return _checked(answer.data, subject)
         except JetStreamError as err:
             if err.err_code == JetStreamError.STREAM_NOT_FOUND:
-                self.connection.settled_streams[verb.rpartition(".")[2]] = 0
+                self.connection.settled_streams[_stream_of(verb)] = 0
                 self.connection.has_missed_stream.set()
             raise
 
@@ -253,6 +253,16 @@ class JetStream:
 def _try_s(left_s: float, is_repeatable: bool) -> float:
     """Give how long one try may take: all that is left, unless there may be another."""
     return max(min(left_s, _REPEAT_AFTER_S) if is_repeatable else left_s, 0.05)
+
+
+def _stream_of(verb: str) -> str:
+    """Give the stream that a verb names; empty: none.
+
+    >>> [_stream_of(verb) for verb in ("STREAM.INFO.EVENTS", "STREAM.MSG.GET.EVENTS", "CONSUMER.CREATE.EVENTS.reader-1", "STREAM.NAMES")]
+    ['EVENTS', 'EVENTS', 'EVENTS', '']
+    """
+    parts = verb.split(".")
+    return "".join(parts[3:4] if parts[1] == "MSG" else parts[2:3])
 
 
 def _checked(data: bytes, subject: str) -> dict[str, Any]:
