@@ -53,14 +53,11 @@ def read_secret(path: str, key: str) -> str:
 
 
 def read_files(settings: NatsSettings) -> tuple[str | None, ssl.SSLContext | None]:
-    """Read every file that a connection needs: gives the password, and whom to trust. Anew for each connection: a mounted secret is replaced while we run.
+    """Read what a connection needs besides credentials: gives the password, and whom to trust. Anew for each connection: a mounted secret is replaced while we run.
 
     Errors: raises ConfigError that names the key.
     """
     password = read_secret(settings.password_file, "nats.password_file") if settings.password_file else None
-    if settings.credentials_file:
-        # nats-py would retry an unreadable file for ever as if the network were down.
-        read_secret(settings.credentials_file, "nats.credentials_file")
     return password, tls_context(settings)
 
 

@@ -59,11 +59,8 @@ def login_files(settings: NatsSettings) -> tuple[str, ...]:
     return tuple(sorted({str(getattr(settings, name)) for name in names if getattr(settings, name)}))
 
 
-def read_login(settings: NatsSettings) -> Login:
-    """Read all files.
-
-    Errors: raises ConfigError that names the key, and what is missing to use it.
-    """
+def _digest_of(settings: NatsSettings) -> bytes:
+    """Tell what stands in all files from anything else that may stand there."""
     digest = hashlib.sha256()
     for file in login_files(settings):
         try:
@@ -72,10 +69,19 @@ def read_login(settings: NatsSettings) -> Login:
             # Who reads it says which setting names it.
             content = b""
         digest.update(hashlib.sha256(content).digest())
+    return digest.digest()
+
+
+def read_login(settings: NatsSettings) -> Login:
+    """Read all files.
+
+    Errors: raises ConfigError that names the key, and what is missing to use it.
+    """
+    digest = _digest_of(settings)
     password, tls = read_files(settings)
     credentials = _read_credentials(settings.credentials_file) if settings.credentials_file else None
     user, password = split_login(settings.user, password) if password is not None else (settings.user, None)
-    return Login(user=user, password=password, credentials=credentials, tls=tls, digest=digest.digest())
+    return Login(user=user, password=password, credentials=credentials, tls=tls, digest=digest)
 
 
 def _read_credentials(file: str) -> Credentials:
@@ -150,12 +156,20 @@ class LoginFiles:
         if not self._files:
             await asyncio.get_running_loop().create_future()
         while True:
-            newest = await self._read_quietly()
+            newest = await self._read_quietly() if await self._is_changed() else None
             if newest is not None and self._is_other(newest):
                 return newest
             self._look_at_expiry()
             now_s = self._clock.now().timestamp()
             await self.pause(max(0.0, min(_LOOK_EVERY_S, self._due_at - now_s)) if not self.is_due else _LOOK_EVERY_S)
+
+    async def _is_changed(self) -> bool:
+        """Say whether the files hold something else than the login in use. Their bytes tell; to read them as a login means to load all authorities, 25 ms for a system's own bundle."""
+        self._changed.clear()
+        is_changed = self.login is None or await asyncio.to_thread(_digest_of, self._settings) != self.login.digest
+        if not is_changed:
+            self._refused = b""
+        return is_changed
 
     def _is_other(self, newest: Login) -> bool:
         if self.login is None or newest.digest == self.login.digest:
