@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +10,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 from rich.text import Text
 
+from topobus.cli.commands.key_users import known_user, show_password
 from topobus.cli.commands.keys_operator import operator_app
 from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.options import OUTPUT_DEFAULTS, OutputOptions
@@ -128,7 +128,7 @@ def rotate(
     """Make passwords anew. The server ends these users' connections when it reads its file again, and they come back with what stands in theirs."""
     form = changed_form(server_file)
     names = user_names(form)
-    changed = [_known_user(user, names) for user in users or names if users or not is_overlapping or _is_ours(user)]
+    changed = [known_user(user, names) for user in users or names if users or not is_overlapping or _is_ours(user)]
     others = [user for user in changed if not _is_ours(user)]
     if is_overlapping and others:
         raise UsageError(f"{others[0]!r} takes no second name: its clients are not ours", next_step="rotate it without --overlap")
@@ -245,19 +245,8 @@ def show(
             )
         _show_certificates(options, folder)
         return ExitCode.OK
-    password = read_password(password_file(folder, _known_user(user, _users_in(folder))))
-    output = options.output()
-    if output.is_json:
-        output.document({"password": password, "user": user})
-    else:
-        output.show(Text(password))
+    show_password(options, user, read_password(password_file(folder, known_user(user, _users_in(folder)))))
     return ExitCode.OK
-
-
-def _known_user(user: str, names: Sequence[str]) -> str:
-    if user not in names:
-        raise UsageError(f"unknown user {user!r}", next_step=f"known are {', '.join(names)}")
-    return user
 
 
 def _users_in(folder: Path) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from cyclopts import App, Parameter
 from msgspec import Struct
 from rich.text import Text
 
+from topobus.cli.commands.key_users import known_user
 from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.options import OUTPUT_DEFAULTS, OutputOptions
 from topobus.contracts.nats_accounts import Shape, accounts
@@ -82,7 +83,7 @@ def rotate(
     """Give users new keys and credentials. Services change over by themselves; those of before count until they expire or are revoked."""
     valid_s = _seconds(valid)
     files = _open(folder, _installed(folder, is_needed=True), is_for_group)
-    return _tell(options, folder, files.rotate(_known(files, users), valid_s=valid_s))
+    return _tell(options, folder, files.rotate(_users(files, users), valid_s=valid_s))
 
 
 @operator_app.command(name="revoke")
@@ -98,7 +99,7 @@ def revoke(
 ) -> int:
     """Let what was issued to users count for nothing from the server's next SIGHUP on. Only `rotate` makes them another."""
     files = _open(folder, _installed(folder, is_needed=True), is_for_group)
-    return _tell(options, folder, files.revoke(_known(files, users), is_older_only=is_older_only))
+    return _tell(options, folder, files.revoke(_users(files, users), is_older_only=is_older_only))
 
 
 def _open(folder: Path, installation: _Installation, is_for_group: bool) -> OperatorFolder:
@@ -123,11 +124,8 @@ def _installed(folder: Path, *, is_needed: bool = False) -> _Installation:
         ) from err
 
 
-def _known(files: OperatorFolder, users: Sequence[str] | None) -> Sequence[str]:
-    for user in users or ():
-        if user not in files.names:
-            raise UsageError(f"unknown user {user!r}", next_step=f"known are {', '.join(files.names)}")
-    return users or files.names
+def _users(files: OperatorFolder, users: Sequence[str] | None) -> Sequence[str]:
+    return [known_user(user, files.names) for user in users or files.names]
 
 
 def _seconds(text: str | None) -> int | None:

@@ -12,6 +12,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 from rich.text import Text
 
+from topobus.cli.commands.key_users import known_user, show_password
 from topobus.cli.config import CliSettings
 from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.kubeconfigs import find_kubeconfig
@@ -101,7 +102,7 @@ def rotate(
     options: OutputOptions = OUTPUT_DEFAULTS,
 ) -> int:
     """Make passwords anew: first those of the users, then the server's file of them."""
-    changed = [_known_user(user) for user in users or ()]
+    changed = [known_user(user, users_of(has_leaves=True)) for user in users or ()]
     if not 0 <= server_after_s <= 3600:
         raise UsageError(f"--server-after: got {server_after_s:g}, wanted 0 to 3600 seconds")
 
@@ -123,18 +124,13 @@ def show(
     options: OutputOptions = OUTPUT_DEFAULTS,
 ) -> int:
     """Print the password of a user, for a file or a URL."""
-    principal = _known_user(user)
+    principal = known_user(user, users_of(has_leaves=True))
 
     async def work() -> str:
         async with _opened(kubeconfig, namespace) as objects:
             return await user_password(objects, principal)
 
-    password = asyncio.run(work())
-    output = options.output()
-    if output.is_json:
-        output.document({"password": password, "user": principal})
-    else:
-        output.show(Text(password))
+    show_password(options, principal, asyncio.run(work()))
     return ExitCode.OK
 
 
@@ -153,13 +149,6 @@ async def _opened(kubeconfig: Path | None, namespace: str) -> AsyncIterator[Name
         yield NamespaceObjects(client, namespace)
     finally:
         await client.close()
-
-
-def _known_user(user: str) -> str:
-    known_users = users_of(has_leaves=True)
-    if user not in known_users:
-        raise UsageError(f"unknown user {user!r}", next_step=f"known are {', '.join(known_users)}")
-    return user
 
 
 def _tell(options: OutputOptions, namespace: str, written: list[str]) -> None:
