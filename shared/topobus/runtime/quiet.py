@@ -23,13 +23,25 @@ class QuietLog:
 
     def warning(self, event: str, key: str, /, **facts: object) -> None:
         """Log a warning, unless one of the same event and key was written a moment ago; `count` is how many this line stands for."""
+        count = self._count(event, key)
+        if count:
+            get_logger().warning(event, **facts, count=count)
+
+    def info(self, event: str, key: str, /, **facts: object) -> None:
+        """As `warning`, for what needs nobody's hand."""
+        count = self._count(event, key)
+        if count:
+            get_logger().info(event, **facts, count=count)
+
+    def _count(self, event: str, key: str) -> int:
+        """Give how many lines the one stands for that is due; 0: none is due."""
         now = self._clock.monotonic()
         kind = (event, key)
         written_at, left_out = self._written.pop(kind, (None, 0))
         if written_at is not None and now - written_at < _EVERY_S:
             self._written[kind] = (written_at, left_out + 1)
-            return
+            return 0
         self._written[kind] = (now, 0)
         if len(self._written) > _MAX_KEYS:
             self._written.popitem(last=False)
-        get_logger().warning(event, **{**facts, "count": left_out + 1})
+        return left_out + 1

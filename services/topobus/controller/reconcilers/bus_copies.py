@@ -25,6 +25,7 @@ from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine
 from topobus.domain.view import NodeAlignment
 from topobus.runtime.bus import Change, ChangeKind
+from topobus.runtime.quiet import QuietLog
 from topobus.runtime.service import Runtime
 
 __all__ = ["BusCopies"]
@@ -42,7 +43,7 @@ class BusCopies:
         self._state = state
         self._boundary = boundary
         self._changed = changed
-        self._remarks = NodeRemarks(runtime.readiness, runtime.bus.release, remarked)
+        self._remarks = NodeRemarks(runtime.readiness, runtime.bus.release, remarked, QuietLog(runtime.clock))
         self._missing: set[str] = set(_NODE_PARTS)
         for part in sorted(self._missing):
             runtime.readiness.set(part, is_ready=False, why="no snapshot yet")

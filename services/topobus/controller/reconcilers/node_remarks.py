@@ -1,6 +1,6 @@
 """Names the nodes that speak another release, whose clock is wrong, or of which something stored cannot be read.
 
-Flows in: who wrote what the nodes publish, and what nobody can read. Flows out: one log line for each change, a remark of readiness, a metric. Nothing is decided by it: such a
+Flows in: who wrote what the nodes publish, and what nobody can read. Flows out: a log line for each change, one of a node and topic at most each ten seconds, a remark of readiness, a metric. Nothing is decided by it: such a
 node is served as far as it can be understood, and the others never notice.
 """
 
@@ -14,7 +14,7 @@ from topobus.contracts.catalogue import ALIGNMENT, INVENTORY, MACHINE
 from topobus.contracts.nouns import State, from_token
 from topobus.contracts.origin import Origin
 from topobus.contracts.releases import Standing, release_remark, standing
-from topobus.runtime.logging import get_logger
+from topobus.runtime.quiet import QuietLog
 from topobus.runtime.readiness import Readiness
 
 __all__ = ["NodeRemarks"]
@@ -30,7 +30,8 @@ _MOST_NODES = 4096
 class NodeRemarks:
     """What is to be said of nodes, by node and topic."""
 
-    def __init__(self, readiness: Readiness, own_release: str, nodes: Gauge) -> None:
+    def __init__(self, readiness: Readiness, own_release: str, nodes: Gauge, quiet: QuietLog) -> None:
+        self._quiet = quiet
         self._readiness = readiness
         self._own = own_release
         self._gauge = nodes
@@ -86,9 +87,9 @@ class NodeRemarks:
                 del self._remarks[node]
         if text and not is_logged:
             step = "upgrade the older side, node plane first" if topic != _CLOCK else "run one time service (chrony, ntp) on all machines"
-            get_logger().warning("node.differs", node=node, what=topic, why=text, own_release=self._own, next_step=step)
+            self._quiet.warning("node.differs", f"{node} {topic}", node=node, what=topic, why=text, own_release=self._own, next_step=step)
         elif not text:
-            get_logger().info("node.agrees", node=node, what=topic)
+            self._quiet.info("node.agrees", f"{node} {topic}", node=node, what=topic)
         self._report()
 
     def _report(self) -> None:
