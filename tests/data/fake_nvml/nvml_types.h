@@ -1,0 +1,41 @@
+/* The structures of nvml.h that the library of a profile exchanges with its caller, and their layout for the test that compares it with pynvml's. */
+#ifndef FAKE_NVML_TYPES_H
+#define FAKE_NVML_TYPES_H
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+typedef int nvmlReturn_t;
+typedef struct handle *nvmlDevice_t;
+typedef struct event_set *nvmlEventSet_t;
+typedef struct { unsigned long long total, free, used; } nvmlMemory_t;
+typedef struct { unsigned int version; unsigned long long total, reserved, free, used; } nvmlMemory_v2_t;
+typedef struct { char busIdLegacy[16]; unsigned int domain, bus, device, pciDeviceId, pciSubSystemId; char busId[32]; } nvmlPciInfo_t;
+typedef struct { unsigned int pid; unsigned long long usedGpuMemory; unsigned int gpuInstanceId, computeInstanceId; } nvmlProcessInfo_t;
+typedef struct { nvmlDevice_t device; unsigned long long eventType, eventData; unsigned int gpuInstanceId, computeInstanceId; } nvmlEventData_t;
+typedef union { double dVal; unsigned int uiVal; unsigned long ulVal; unsigned long long ullVal; long long sllVal; int siVal; unsigned short usVal; } nvmlValue_t;
+typedef struct { uint32_t fieldId, scopeId; int64_t timestamp, latencyUsec; int valueType; nvmlReturn_t nvmlReturn; nvmlValue_t value; } nvmlFieldValue_t;
+typedef struct { unsigned int version; unsigned char clusterUuid[16]; nvmlReturn_t status; uint32_t cliqueId, state, healthMask; } nvmlGpuFabricInfo_v2_t;
+
+/* What the layout test reads: a structure's size and its members' places. */
+static size_t layout_of(const char *question) {
+#define SIZE(type) if (!strcmp(question, #type)) return sizeof(type)
+#define PLACE(type, member) if (!strcmp(question, #type "." #member)) return offsetof(type, member)
+  SIZE(nvmlMemory_t); PLACE(nvmlMemory_t, total); PLACE(nvmlMemory_t, free); PLACE(nvmlMemory_t, used);
+  SIZE(nvmlMemory_v2_t); PLACE(nvmlMemory_v2_t, version); PLACE(nvmlMemory_v2_t, total); PLACE(nvmlMemory_v2_t, reserved);
+  PLACE(nvmlMemory_v2_t, free); PLACE(nvmlMemory_v2_t, used);
+  SIZE(nvmlPciInfo_t); PLACE(nvmlPciInfo_t, busIdLegacy); PLACE(nvmlPciInfo_t, domain); PLACE(nvmlPciInfo_t, bus); PLACE(nvmlPciInfo_t, device);
+  PLACE(nvmlPciInfo_t, pciDeviceId); PLACE(nvmlPciInfo_t, pciSubSystemId); PLACE(nvmlPciInfo_t, busId);
+  SIZE(nvmlProcessInfo_t); PLACE(nvmlProcessInfo_t, pid); PLACE(nvmlProcessInfo_t, usedGpuMemory); PLACE(nvmlProcessInfo_t, gpuInstanceId);
+  PLACE(nvmlProcessInfo_t, computeInstanceId);
+  SIZE(nvmlEventData_t); PLACE(nvmlEventData_t, device); PLACE(nvmlEventData_t, eventType); PLACE(nvmlEventData_t, eventData);
+  PLACE(nvmlEventData_t, gpuInstanceId); PLACE(nvmlEventData_t, computeInstanceId);
+  SIZE(nvmlFieldValue_t); PLACE(nvmlFieldValue_t, fieldId); PLACE(nvmlFieldValue_t, scopeId); PLACE(nvmlFieldValue_t, timestamp);
+  PLACE(nvmlFieldValue_t, latencyUsec); PLACE(nvmlFieldValue_t, valueType); PLACE(nvmlFieldValue_t, nvmlReturn); PLACE(nvmlFieldValue_t, value);
+  SIZE(nvmlGpuFabricInfo_v2_t); PLACE(nvmlGpuFabricInfo_v2_t, version); PLACE(nvmlGpuFabricInfo_v2_t, clusterUuid);
+  PLACE(nvmlGpuFabricInfo_v2_t, status); PLACE(nvmlGpuFabricInfo_v2_t, cliqueId); PLACE(nvmlGpuFabricInfo_v2_t, state);
+  PLACE(nvmlGpuFabricInfo_v2_t, healthMask);
+  return (size_t)-1;
+}
+
+#endif
