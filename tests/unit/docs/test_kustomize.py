@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,3 +44,25 @@ def test_open_overlay_is_the_plain_one_without_users() -> None:
         mounted = {mount["name"] for container in pod["containers"] for mount in container.get("volumeMounts", ())}
         claimed = {"data"} if any(container["name"] == "nats" for container in pod["containers"]) else set()
         assert mounted == {volume["name"] for volume in pod.get("volumes", ())} | claimed
+
+
+def _texts() -> list[Path]:
+    """List what users read: pages, manifests, and the sources with their messages."""
+    root = DEPLOY.parent
+    patterns = ("docs/**/*.md", "README.md", "deploy/**/*.yaml", "deploy/images/Dockerfile", "services/**/*.py", "shared/**/*.py")
+    return [path for pattern in patterns for path in sorted(root.glob(pattern))]
+
+
+def test_installation_that_a_text_names_is_one_that_is_shipped() -> None:
+    """Each folder behind `kubectl … -k` is a kustomization, and nobody is sent to a chart, of which there is none."""
+    named_folders: dict[str, str] = {}
+    charts: list[str] = []
+    for path in _texts():
+        text = path.read_text(encoding="utf-8")
+        named_folders |= {folder: str(path) for folder in re.findall(r"kubectl (?:apply|delete) -k\s+(deploy/[\w-]+)", text)}
+        if path.suffix != ".md" and re.search(r"\bhelm\b|\bchart\b", text, re.IGNORECASE):
+            charts.append(str(path))
+
+    assert {folder: named_in for folder, named_in in named_folders.items() if Path(folder).name not in OVERLAYS} == {}
+    assert {"deploy/kubernetes", "deploy/kubernetes-leaf"} <= set(named_folders)
+    assert charts == []

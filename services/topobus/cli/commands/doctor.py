@@ -155,7 +155,7 @@ async def _check_services(bus: Bus, node: str | None, *, looks_at_sockets: bool)
                 level=Level.FAIL,
                 what="nodes",
                 found="no node reports anything",
-                next_step="start the node's services: `topobus up`, or the Helm chart",
+                next_step="start the node's services: `topobus up`, or `kubectl apply -k deploy/kubernetes`",
             )
         )
     for node_name in nodes:
