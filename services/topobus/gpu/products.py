@@ -15,10 +15,12 @@ _GIB = 1 << 30
 
 
 class Product(Struct, frozen=True, kw_only=True):
-    """An entry of the table; an empty name or 0 bytes where the table has no entry."""
+    """An entry of the table; an empty name or 0 where the table has no entry."""
 
     name: str = ""
     memory_bytes: int = 0
+    compute_dies: int = 0
+    """Accelerator complex dies: as many partitions has an AMD card in CPX."""
 
 
 class ProductTable:
@@ -31,4 +33,4 @@ class ProductTable:
     def product(self, function: PciDevice) -> Product:
         """Look a function up by vendor and device id."""
         row = self._rows.get(f"{function.vendor:04x}", {}).get(f"{function.device:04x}", {})
-        return Product(name=row.get("name", ""), memory_bytes=row.get("memory_gib", 0) * _GIB)
+        return Product(name=row.get("name", ""), memory_bytes=row.get("memory_gib", 0) * _GIB, compute_dies=row.get("compute_dies", 0))

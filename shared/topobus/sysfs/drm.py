@@ -10,7 +10,7 @@ from msgspec import Struct
 from topobus.domain.pci import PciAddress
 from topobus.sysfs.tree import Tree
 
-__all__ = ["DrmNodes", "function_drm_nodes"]
+__all__ = ["DrmNodes", "folder_drm_nodes", "function_drm_nodes"]
 
 
 class DrmNodes(Struct, frozen=True, kw_only=True):
@@ -31,7 +31,12 @@ def function_drm_nodes(tree: Tree, address: PciAddress) -> DrmNodes:
     Shapes: result — names like `card0` and `renderD128`, empty where there is none; of several (no such driver is known) the first by name.
     Errors: raises HardwareError when the folder exists and cannot be read.
     """
-    names = tree.names(f"sys/bus/pci/devices/{address}/drm")
+    return folder_drm_nodes(tree, f"sys/bus/pci/devices/{address}")
+
+
+def folder_drm_nodes(tree: Tree, folder: str) -> DrmNodes:
+    """Find the DRM card and render node of the device with this folder, as `function_drm_nodes` does."""
+    names = tree.names(f"{folder}/drm")
     return DrmNodes(
         # Connectors stand there too (card0-DP-1).
         card=next((name for name in names if name.startswith("card") and name[4:].isdecimal()), ""),

@@ -1,18 +1,17 @@
 """AMD GPUs from sysfs: the amdgpu kernel driver, and KFD's topology where computing is set up.
 
 Flows in: PCI functions with AMD's vendor id, amdgpu's attributes, KFD's nodes. Flows out: devices with memory, unique id and XGMI peers; health; the
-kfd, card and render nodes that ROCm opens.
-Source: Documentation/gpu/amdgpu; KFD topology in drivers/gpu/drm/amd/amdkfd/kfd_topology.c (properties, io_links).
+kfd, card and render nodes that ROCm opens. A card that is cut into partitions (CPX …) is one device for each partition, and never a whole one beside them
+(`topobus.gpu.amd_cards`); each has its own render node and its share of the card's memory.
+Source: Documentation/gpu/amdgpu; KFD topology in drivers/gpu/drm/amd/amdkfd/kfd_topology.c (properties, mem_banks, io_links).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from msgspec import Struct
-
 from topobus.devicekit.driver import PrepareContext
-from topobus.devicekit.edits_text import is_offered, unreadable
+from topobus.devicekit.edits_text import is_offered, own_variable, unreadable, unusable
 from topobus.devicekit.pci import (
     PciHealth,
     observe_kernel_driver,
@@ -26,10 +25,12 @@ from topobus.domain.edits import ContainerEdits
 from topobus.domain.errors import HardwareError
 from topobus.domain.health import Dimension, Observation
 from topobus.domain.machine import Machine, PciDevice
-from topobus.domain.outcome import Refusal
+from topobus.domain.outcome import Reason, Refusal
 from topobus.domain.pci import PciAddress
+from topobus.gpu.amd_cards import AmdCard, AmdPartition, partition_drm_nodes, read_amd_cards
 from topobus.gpu.drm_edits import drm_edits
 from topobus.gpu.products import ProductTable
+from topobus.sysfs.kfd import KfdLink, KfdNode, read_kfd_links
 from topobus.sysfs.nodes import device_node
 from topobus.sysfs.tree import Tree
 
@@ -38,22 +39,13 @@ __all__ = ["AmdDriver"]
 _VENDOR = 0x1002
 # VGA, 3D and other display controllers (MI200 is the last), and processing accelerators (MI300).
 _CLASSES = (0x0300, 0x0302, 0x0380, 0x1200)
-_KFD_NODES = "sys/class/kfd/kfd/topology/nodes"
-# HSA_IOLINKTYPE_XGMI (include/uapi/linux/kfd_sysfs.h).
-_XGMI = 11
-
-
-class _KfdNode(Struct, frozen=True, kw_only=True):
-    """One GPU in KFD's topology."""
-
-    number: str
-    address: PciAddress
-    gfx_version: int = 0
-    simd_count: int = 0
+_PARTITION = "partition"
+# The kernel gives partitions whole pages.
+_PAGE_BYTES = 4096
 
 
 class AmdDriver:
-    """Finds and watches AMD GPUs."""
+    """Finds and watches AMD GPUs. Keeps the PCIe error counters, and the XGMI links of the KFD nodes that it read last."""
 
     name = "amd-gpu"
     device_class = "gpu"
@@ -61,80 +53,172 @@ class AmdDriver:
     def __init__(self) -> None:
         self._products = ProductTable()
         self._pci_health = PciHealth()
+        self._links: tuple[tuple[KfdNode, ...], dict[int, tuple[KfdLink, ...]]] = ((), {})
+        """The nodes, and the links of each by its number: 64 partitions have 4,000 of them, which change with the nodes alone."""
         self.warnings: tuple[str, ...] = ()
         """What the last `discover` left out, and why; the inventory shows it."""
 
     def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
-        """List the GPUs, by address."""
+        """List the GPUs and the partitions of those that are cut, by address."""
+        functions = select_functions(tree, machine, vendors=(_VENDOR,), base_classes=_CLASSES)
+        cards = read_amd_cards(tree, [function.address for function in functions])
         left_out: list[str] = []
-        functions = [
-            function
-            for function in select_functions(tree, machine, vendors=(_VENDOR,), base_classes=_CLASSES)
-            if is_offered(tree, function.address, left_out)
-        ]
+        offered: list[tuple[PciDevice, AmdCard]] = []
+        for function in functions:
+            if is_offered(tree, function.address, left_out):
+                card = cards[function.address]
+                offered.append((function, card))
+                left_out += _why_not_whole(card)
+        names = {node.number: name for _, card in offered for node, name in _nodes_by_name(self.device_class, card)}
+        links = self._read_links(tree, cards, names)
         self.warnings = tuple(left_out)
-        nodes = {kfd_node.address: kfd_node for kfd_node in _kfd_nodes(tree)}
-        return tuple(self._device(tree, function, nodes) for function in functions)
+        return tuple(device for function, card in offered for device in self._devices(tree, function, card, links))
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
-        """Look at the PCI function and at whether its driver is bound."""
-        return {device.name: self._observe_one(tree, device.pci) for device in devices if device.pci is not None}
+        """Look at the PCI function and at whether its driver is bound; the partitions of a card share what is wrong with it."""
+        # Once a function: its error counters tell a rise only once.
+        seen = {
+            address: self._observe_one(tree, address) for address in sorted({device.pci for device in devices if device.pci is not None})
+        }
+        return {device.name: seen[device.pci] for device in devices if device.pci is not None}
 
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
-        """Give each GPU's card and render node, and the one kfd node."""
-        edits = drm_edits(tree, devices)
-        if isinstance(edits, Refusal):
-            return edits
+        """Give each GPU's card and render node, a partition its own, and the one kfd node."""
+        parts = [device for device in devices if device.attributes.get("type") == _PARTITION]
+        whole = [device for device in devices if device not in parts]
+        edits: dict[str, ContainerEdits] = {}
+        for chosen in (drm_edits(tree, whole) if whole else {}, self._partition_edits(tree, parts), _still_whole(tree, whole)):
+            if isinstance(chosen, Refusal):
+                return chosen
+            edits.update(chosen)
         common = ContainerEdits(device_nodes=(device_node("kfd"),)) if tree.exists("dev/kfd") else ContainerEdits()
         return {**edits, "": common}
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
         """Undo nothing: preparing changes nothing on the GPU."""
 
-    def _device(self, tree: Tree, function: PciDevice, nodes: Mapping[PciAddress, _KfdNode]) -> Device:
+    def _partition_edits(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, ContainerEdits] | Refusal:
+        refusal = unusable(tree, devices)
+        if refusal is not None:
+            return refusal
+        cards = read_amd_cards(tree, sorted({device.pci for device in devices if device.pci is not None}))
+        now = {
+            _partition_name(self.device_class, card, partition): (card, partition)
+            for card in cards.values()
+            for partition in card.partitions
+        }
+        missing = tuple(sorted(device.name for device in devices if device.name not in now))
+        if missing:
+            text = (
+                f"the card's partitions are others by now, it has no {', '.join(missing)}; ask again when the inventory tells what it has"
+            )
+            return Refusal(reasons=(Reason(code="device-not-offered", message=text, facts={"devices": missing}),))
+        edits: dict[str, ContainerEdits] = {}
+        for device in devices:
+            card, partition = now[device.name]
+            nodes = partition_drm_nodes(tree, card, partition)
+            edits[device.name] = ContainerEdits(
+                env={own_variable(device): f"{card.address}/{partition.index}"}, device_nodes=tuple(map(device_node, nodes))
+            )
+        return edits
+
+    def _devices(self, tree: Tree, function: PciDevice, card: AmdCard, links: Mapping[str, tuple[Link, ...]]) -> list[Device]:
+        """Give a whole GPU, or its partitions; nothing for a card that is neither."""
+        if card.fault:
+            return []
         product = self._products.product(function)
-        attributes: dict[str, AttributeValue] = {"type": "gpu"}
-        node = nodes.get(function.address)
-        if node is not None and node.gfx_version:
-            attributes["gfxTarget"] = _gfx_name(node.gfx_version)
         memory_bytes, model, unique = product.memory_bytes, product.name, ""
-        links: tuple[Link, ...] = ()
         try:
             folder = pci_folder(function.address)
             memory_bytes = tree.read_int(f"{folder}/mem_info_vram_total") or memory_bytes
             model = tree.read(f"{folder}/product_name") or model
             unique = tree.read(f"{folder}/unique_id") or ""
-            links = self._links(tree, node, nodes)
         except HardwareError:
             # Still a GPU, described by what could be read; `observe` tells of what cannot.
             pass
+        model = model or f"AMD device {function.device:04x}"
+        uuid = f"GPU-{unique}" if unique else ""
+        if card.partitions:
+            return [
+                self._partition(
+                    function, card, part, links, model=model, share_bytes=_share(memory_bytes, card, product.compute_dies), card_uuid=uuid
+                )
+                for part in card.partitions
+            ]
+        device = pci_device(
+            function,
+            device_class=self.device_class,
+            driver=self.name,
+            vendor="amd",
+            model=model,
+            uuid=uuid,
+            parent="" if function.physfn is None else pci_device_name(self.device_class, function.physfn),
+            links=links.get(pci_device_name(self.device_class, function.address), ()),
+            attributes={"type": "gpu", **_target(card.node)},
+            capacity={"memory": memory_bytes} if memory_bytes else {},
+        )
+        return [device]
+
+    def _partition(
+        self,
+        function: PciDevice,
+        card: AmdCard,
+        partition: AmdPartition,
+        links: Mapping[str, tuple[Link, ...]],
+        *,
+        model: str,
+        share_bytes: int,
+        card_uuid: str,
+    ) -> Device:
+        name = _partition_name(self.device_class, card, partition)
+        whole = pci_device_name(self.device_class, function.address)
+        attributes: dict[str, AttributeValue] = {"type": _PARTITION, **_target(partition.node), "partitionIndex": partition.index}
+        if card.mode:
+            attributes["partitionMode"] = card.mode
+        if card.memory_mode:
+            attributes["memoryMode"] = card.memory_mode[:64]
+        if card_uuid:
+            attributes["parentUuid"] = card_uuid[:64]
+        if partition.node.simd_per_cu:
+            attributes["computeUnits"] = partition.node.simd_count // partition.node.simd_per_cu
+        # Newer kernels give each partition an id of its own; one that all share names none of them.
+        ids = [other.node.unique_id for other in card.partitions]
+        unique = partition.node.unique_id if ids.count(partition.node.unique_id) == 1 else 0
+        memory_bytes = partition.node.memory_bytes or share_bytes
         return pci_device(
             function,
             device_class=self.device_class,
             driver=self.name,
             vendor="amd",
-            model=model or f"AMD device {function.device:04x}",
-            uuid=f"GPU-{unique}" if unique else "",
-            parent="" if function.physfn is None else pci_device_name(self.device_class, function.physfn),
-            links=links,
+            model=model,
+            name=name,
+            uuid=f"GPU-{unique:016x}" if unique else "",
+            parent=whole,
+            partition_of=whole,
+            links=links.get(name, ()),
             attributes=attributes,
             capacity={"memory": memory_bytes} if memory_bytes else {},
         )
 
-    def _links(self, tree: Tree, node: _KfdNode | None, nodes: Mapping[PciAddress, _KfdNode]) -> tuple[Link, ...]:
-        if node is None:
-            return ()
-        by_number = {kfd_node.number: kfd_node.address for kfd_node in nodes.values()}
-        folder = f"{_KFD_NODES}/{node.number}/io_links"
-        links: dict[str, Link] = {}
-        for name in tree.names(folder):
-            facts = _properties(tree, f"{folder}/{name}/properties")
-            peer = by_number.get(str(facts.get("node_to", "")))
-            if facts.get("type") == _XGMI and peer is not None:
-                device = pci_device_name(self.device_class, peer)
-                # KFD tells megabytes a second.
-                links[device] = Link(peer=device, kind=LinkClass.FABRIC, bandwidth_gbps=facts.get("max_bandwidth", 0) * 8 / 1000)
-        return tuple(links[name] for name in sorted(links))
+    def _read_links(self, tree: Tree, cards: Mapping[PciAddress, AmdCard], names: Mapping[int, str]) -> dict[str, tuple[Link, ...]]:
+        """Read the XGMI peers of each device. Between partitions of two cards KFD tells no bandwidth: every pair has that link, so it is left out."""
+        nodes = tuple(node for card in cards.values() for node, _ in _nodes_by_name(self.device_class, card))
+        parts = {part.node.number for card in cards.values() for part in card.partitions}
+        if self._links[0] != nodes or not parts:
+            try:
+                self._links = (nodes, {node.number: read_kfd_links(tree, node.number) for node in nodes})
+            except HardwareError:
+                self._links = ((), {})
+        links: dict[str, tuple[Link, ...]] = {}
+        for number, kfd_links in self._links[1].items():
+            peers = {
+                names[link.to]: Link(peer=names[link.to], kind=LinkClass.FABRIC, bandwidth_gbps=link.bandwidth_gbps)
+                for link in kfd_links
+                if link.to in names and (link.bandwidth_gbps or number not in parts)
+            }
+            if number in names:
+                links[names[number]] = tuple(peers[name] for name in sorted(peers))
+        return links
 
     def _observe_one(self, tree: Tree, address: PciAddress) -> list[Observation]:
         folder = pci_folder(address)
@@ -151,33 +235,45 @@ class AmdDriver:
         return seen + observe_kernel_driver(tree, address)
 
 
-def _kfd_nodes(tree: Tree) -> list[_KfdNode]:
-    kfd_nodes: list[_KfdNode] = []
-    try:
-        for number in tree.names(_KFD_NODES):
-            facts = _properties(tree, f"{_KFD_NODES}/{number}/properties")
-            # CPUs stand there too, without SIMDs.
-            if facts.get("vendor_id") != _VENDOR or not facts.get("simd_count"):
-                continue
-            location = facts.get("location_id", 0)
-            kfd_nodes.append(
-                _KfdNode(
-                    number=number,
-                    address=PciAddress(facts.get("domain", 0), location >> 8 & 0xFF, location >> 3 & 0x1F, location & 0x7),
-                    gfx_version=facts.get("gfx_target_version", 0),
-                    simd_count=facts.get("simd_count", 0),
-                )
-            )
-    except (HardwareError, ValueError):
-        # Without KFD's word the GPUs lack links and target names, no more.
-        return []
-    return kfd_nodes
+def _share(card_bytes: int, card: AmdCard, compute_dies: int) -> int:
+    """Divide a card's memory where KFD tells no banks: each partition has the same, in whichever memory mode, also where KFD lists fewer than there are."""
+    parts = max(len(card.partitions), compute_dies if card.mode == "CPX" else 0)
+    return card_bytes // parts // _PAGE_BYTES * _PAGE_BYTES
 
 
-def _properties(tree: Tree, path: str) -> dict[str, int]:
-    """Read KFD's `name number` lines; a line that is none is left out."""
-    words = (line.split() for line in (tree.read(path) or "").splitlines())
-    return {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdecimal()}
+def _why_not_whole(card: AmdCard) -> list[str]:
+    """Tell of a card that is not offered as one GPU; nothing for a whole one."""
+    if card.fault:
+        return [f"{card.address} is not offered: {card.fault}"]
+    if card.partitions:
+        mode = f"in mode {card.mode}" if card.mode else "cut"
+        return [f"{card.address} is not offered as a whole: it is {mode}, and its {len(card.partitions)} partitions are offered instead"]
+    return []
+
+
+def _still_whole(tree: Tree, devices: Sequence[Device]) -> Mapping[str, ContainerEdits] | Refusal:
+    """Refuse a GPU that was cut since the last look: its own render node is that of the first partition by now."""
+    cards = read_amd_cards(tree, sorted({device.pci for device in devices if device.pci is not None}))
+    cut = {device.name: why for device in devices if device.pci is not None for why in _why_not_whole(cards[device.pci])}
+    if not cut:
+        return {}
+    return Refusal(reasons=(Reason(code="device-not-offered", message="; ".join(cut.values()), facts={"devices": tuple(sorted(cut))}),))
+
+
+def _nodes_by_name(device_class: str, card: AmdCard) -> list[tuple[KfdNode, str]]:
+    """Give a card's KFD nodes with the names of their devices."""
+    if card.partitions:
+        return [(part.node, _partition_name(device_class, card, part)) for part in card.partitions]
+    return [(card.node, pci_device_name(device_class, card.address))] if card.node is not None else []
+
+
+def _partition_name(device_class: str, card: AmdCard, partition: AmdPartition) -> str:
+    """Name a partition after its card and mode: what was cut otherwise is another device."""
+    return f"{pci_device_name(device_class, card.address)}-{card.mode.lower() or 'xcp'}-{partition.index}"
+
+
+def _target(node: KfdNode | None) -> dict[str, AttributeValue]:
+    return {"gfxTarget": _gfx_name(node.gfx_version)} if node is not None and node.gfx_version else {}
 
 
 def _gfx_name(version: int) -> str:
