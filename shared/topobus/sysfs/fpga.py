@@ -36,6 +36,8 @@ class DflPort(Struct, frozen=True, kw_only=True):
     name: str
     """`dfl-port.0`, also its character device."""
     path: str
+    number: int = 0
+    """Which port of its FPGA it is, by the hardware; where the kernel does not tell, its place among them."""
     afu_id: str = ""
     """UUID of the loaded function, 32 hexadecimal digits; all ones when the function does not answer."""
     errors: ErrorRegister | None = None
@@ -61,12 +63,25 @@ class DflCard(Struct, frozen=True, kw_only=True):
     """`dfl-fme.0`, also its character device; empty on a virtual function, which has ports alone."""
     bitstream_id: str = ""
     interface_ids: tuple[str, ...] = ()
-    """Compatibility ids of the reconfigurable regions: a bitstream fits when it names one."""
+    """Compatibility ids of the reconfigurable regions, in their order: a bitstream fits when it names one."""
     ports: tuple[DflPort, ...] = ()
+    """By number; those that went to virtual functions are not there."""
+    port_count: int = 0
+    """How many ports it has, with those that went to virtual functions."""
     errors: tuple[ErrorRegister, ...] = ()
     """All registers of the management engine, zero ones too."""
     alarms: tuple[ErrorRegister, ...] = ()
     """Temperature and power alarms (`temp1_crit_alarm`), one while it lasts, else zero."""
+
+    def interface_id(self, port: DflPort) -> str:
+        """Give the compatibility id of the region behind a port; empty where there is none.
+
+        The engine makes one region for each port that the hardware has, in their order (dfl-fme-pr.c), so they pair off; regions of another number say nothing of a port,
+        unless all have one id.
+        """
+        if len(self.interface_ids) == len(self.ports):
+            return self.interface_ids[self.ports.index(port)]
+        return self.interface_ids[0] if len(set(self.interface_ids)) == 1 else ""
 
 
 def dfl_regions(tree: Tree) -> tuple[str, ...]:
@@ -87,8 +102,9 @@ def read_dfl_card(tree: Tree, region: str) -> DflCard:
         raise HardwareError(f"{_REGIONS}/{region} under {tree.root} is gone", path=f"{_REGIONS}/{region}")
     parts = [name for name in tree.names(path) if _is_part(name)]
     engine = next((name for name in parts if name.startswith("dfl-fme.")), "")
-    ports = tuple(_read_port(tree, f"{path}/{name}", name) for name in parts if name.startswith("dfl-port."))
-    return _read_card(tree, region, path, engine, ports)
+    names = [name for name in parts if name.startswith("dfl-port.")]
+    ports = sorted((_read_port(tree, f"{path}/{name}", name, place) for place, name in enumerate(names)), key=lambda port: port.number)
+    return _read_card(tree, region, path, engine, tuple(ports))
 
 
 def _is_part(name: str) -> bool:
@@ -106,16 +122,19 @@ def _read_card(tree: Tree, region: str, path: str, engine: str, ports: tuple[Dfl
         bitstream_id=(tree.read(f"{engine_path}/bitstream_id") or "") if engine else "",
         interface_ids=_interface_ids(tree, engine_path) if engine else (),
         ports=ports,
+        port_count=max((tree.read_int(f"{engine_path}/ports_num", 0) or 0) if engine else 0, len(ports)),
         errors=_registers(tree, f"{engine_path}/errors", _ENGINE_REGISTERS) if engine else (),
         alarms=_alarms(tree, engine_path) if engine else (),
     )
 
 
-def _read_port(tree: Tree, path: str, name: str) -> DflPort:
+def _read_port(tree: Tree, path: str, name: str, place: int) -> DflPort:
     registers = _registers(tree, f"{path}/errors", ("errors",))
+    number = tree.read_int(f"{path}/id", 0)
     return DflPort(
         name=name,
         path=path,
+        number=place if number is None else number,
         afu_id=(tree.read(f"{path}/afu_id") or "").lower(),
         errors=registers[0] if registers else None,
         power_state=tree.read_int(f"{path}/power_state", 0),
@@ -144,8 +163,7 @@ def _alarms(tree: Tree, engine_path: str) -> tuple[ErrorRegister, ...]:
 
 def _interface_ids(tree: Tree, engine_path: str) -> tuple[str, ...]:
     inner = [f"{engine_path}/{name}/fpga_region" for name in tree.names(engine_path) if name.startswith("dfl-fme-region.")]
-    ids = (tree.read(f"{folder}/{name}/compat_id") for folder in inner for name in tree.names(folder))
-    return tuple(sorted({identifier for identifier in ids if identifier}))
+    return tuple(tree.read(f"{folder}/{name}/compat_id") or "" for folder in inner for name in tree.names(folder))
 
 
 def _pci_of(path: str) -> PciAddress | None:

@@ -174,3 +174,92 @@ def test_discover_leaves_the_card_out_when_its_ports_are_virtual_functions(node:
     assert node.driver.warnings == (f"{ADDRESS} is not offered: it has 2 virtual functions on, which are offered instead",)
     assert isinstance(refusal, Refusal)
     assert [reason.code for reason in refusal.reasons] == ["device-not-offered"]
+
+
+PORTS = {
+    f"{ENGINE}/ports_num": "2",
+    f"{ENGINE}/dfl-fme-region.10/fpga_region/region2/compat_id": "1111ab6d6c925a68aabca7d84c545738",
+    f"{PORT}/id": "0",
+    f"{REGION}/dfl-port.5/id": "1",
+    f"{REGION}/dfl-port.5/afu_id": "00001f5784570612c000c9660d824272",
+    f"{REGION}/dfl-port.5/errors/errors": "0x0",
+}
+
+
+@pytest.fixture
+def double(node: Node) -> Node:
+    """A card with two ports, each with a region of its own."""
+    for file, text in PORTS.items():
+        node.write(file, text)
+    return node
+
+
+def test_discover_gives_each_port_when_a_card_has_several(double: Node) -> None:
+    """Each port is a device with its own function and its own region's interface id, and names the card as its parent, which is not offered."""
+    devices = double.discover()
+
+    assert [(device.name, device.attributes["interfaceId"], device.attributes["afuId"]) for device in devices] == [
+        ("fpga-0000-5e-00-0-port-0", "9926ab6d6c925a68aabca7d84c545738", "9aeffe5f84570612c000c9660d824272"),
+        ("fpga-0000-5e-00-0-port-1", "1111ab6d6c925a68aabca7d84c545738", "00001f5784570612c000c9660d824272"),
+    ]
+    assert {(device.parent, device.partition_of, str(device.pci)) for device in devices} == {
+        ("fpga-0000-5e-00-0", "fpga-0000-5e-00-0", "0000:5e:00.0")
+    }
+
+
+def test_prepare_gives_each_port_its_own_node_when_a_card_has_several(double: Node) -> None:
+    """A claim for one port gets that port, and neither the other nor the engine."""
+    devices = double.discover()
+
+    edits = double.driver.prepare(double.tree, devices, CONTEXT)
+
+    assert not isinstance(edits, Refusal)
+    assert {name: [each.path for each in edit.device_nodes] for name, edit in edits.items()} == {
+        "fpga-0000-5e-00-0-port-0": ["/dev/dfl-port.0"],
+        "fpga-0000-5e-00-0-port-1": ["/dev/dfl-port.5"],
+    }
+
+
+def test_prepare_refuses_a_port_when_it_went_to_a_virtual_function(double: Node) -> None:
+    """A port that was released is gone from the card; the one that stays keeps its name and is given."""
+    devices = double.discover()
+    for file in (double.root / f"{REGION}/dfl-port.5/errors", double.root / f"{REGION}/dfl-port.5"):
+        for path in [path for path in file.iterdir() if path.is_file()]:
+            path.unlink()
+        file.rmdir()
+
+    refusal = double.driver.prepare(Tree(HardwareSettings(root=str(double.root))), devices, CONTEXT)
+
+    assert [device.name for device in double.discover()] == ["fpga-0000-5e-00-0-port-0"]
+    assert isinstance(refusal, Refusal)
+    assert [(reason.code, reason.facts["devices"]) for reason in refusal.reasons] == [("device-not-offered", ("fpga-0000-5e-00-0-port-1",))]
+
+
+def test_observe_blames_one_port_when_its_function_fails(double: Node) -> None:
+    """The neighbour computes on; what the engine says is told of both, and a risen error counter as well."""
+    counter = f"sys/bus/pci/devices/{ADDRESS}/aer_dev_fatal"
+    double.write(counter, "TOTAL_ERR_FATAL 0")
+    devices = double.discover()
+    double.driver.observe(double.tree, devices)
+    double.write(f"{REGION}/dfl-port.5/errors/errors", "0x4")
+    double.write(f"{ENGINE}/errors/nonfatal_errors", "0x1")
+    double.write(counter, "TOTAL_ERR_FATAL 1")
+
+    seen = double.driver.observe(double.tree, devices)
+
+    assert {name: [observation.reason for observation in observations] for name, observations in seen.items()} == {
+        "fpga-0000-5e-00-0-port-0": ["aer-fatal", "engine-error"],
+        "fpga-0000-5e-00-0-port-1": ["aer-fatal", "engine-error", "port-error"],
+    }
+
+
+def test_discover_leaves_a_card_out_when_it_has_an_engine_alone(node: Node) -> None:
+    """Without a port nothing is left for a container: the engine is management, and nobody's."""
+    (node.root / f"{PORT}/errors/errors").unlink()
+    (node.root / f"{PORT}/errors").rmdir()
+    for name in ("afu_id", "power_state"):
+        (node.root / PORT / name).unlink()
+    (node.root / PORT).rmdir()
+
+    assert node.discover() == ()
+    assert node.driver.warnings == ("0000:5e:00.0 is not offered: it has no port, and its management engine is for nobody's container",)

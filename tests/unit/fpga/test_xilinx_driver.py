@@ -55,7 +55,7 @@ class Slot:
         for function in functions:
             (root / folder(function)).mkdir(parents=True)
             if function.driver:
-                (root / "sys/bus/pci/drivers" / function.driver).mkdir(parents=True)
+                (root / "sys/bus/pci/drivers" / function.driver).mkdir(parents=True, exist_ok=True)
                 (root / folder(function) / "driver").symlink_to(f"../../drivers/{function.driver}")
         for name, text in (FILES if files is None else files).items():
             self.write(name, text)
@@ -222,3 +222,81 @@ def test_discover_leaves_the_card_out_when_its_user_function_is_passed_through(t
 
     assert slot.discover() == ()
     assert slot.driver.warnings == (f"{USER.address} is not offered: kernel driver vfio-pci holds it for passthrough",)
+
+
+SECOND = msgspec.structs.replace(USER, address=PciAddress.parse("0000:3b:00.2"))
+
+
+@pytest.fixture
+def double(tmp_path: Path) -> Slot:
+    """A card with two user functions and one management function that has a render node, too."""
+    files = {
+        f"{folder(SECOND)}/user_pf": "",
+        f"{folder(SECOND)}/rom.u.15106/VBNV": "xilinx_other_shell",
+        f"{folder(SECOND)}/drm/renderD130/dev": "226:130",
+        f"{folder(MANAGEMENT)}/drm/renderD140/dev": "226:140",
+    }
+    return Slot(tmp_path, (MANAGEMENT, USER, SECOND), FILES | files)
+
+
+def test_discover_gives_each_user_function_when_a_card_has_several(double: Slot) -> None:
+    """Each is a device of its own, with its shell, and names the card as its parent; the card's serial number is no id of theirs."""
+    devices = double.discover()
+
+    assert [(device.name, str(device.pci), device.attributes["shell"]) for device in devices] == [
+        (f"{NAME}-user-1", "0000:3b:00.1", "xilinx_u55c_gen3x16_xdma_base_3"),
+        (f"{NAME}-user-2", "0000:3b:00.2", "xilinx_other_shell"),
+    ]
+    assert {(device.parent, device.partition_of, device.uuid, device.attributes["serial"]) for device in devices} == {
+        (NAME, NAME, "", "XFL1ABCD")
+    }
+
+
+def test_prepare_gives_each_user_function_its_own_node_when_a_card_has_several(double: Slot) -> None:
+    """No container gets the neighbour's node, nor the management function's."""
+    devices = double.discover()
+
+    edits = double.driver.prepare(double.tree, devices, CONTEXT)
+
+    assert not isinstance(edits, Refusal)
+    assert {name: [node.path for node in edit.device_nodes] for name, edit in edits.items()} == {
+        f"{NAME}-user-1": ["/dev/dri/renderD129"],
+        f"{NAME}-user-2": ["/dev/dri/renderD130"],
+    }
+
+
+def test_prepare_gives_no_node_when_the_management_function_is_all_that_is_left(double: Slot) -> None:
+    """A card whose user functions are gone is listed as sick; whoever is given it all the same gets no node of the management function."""
+    double.remove(USER)
+    double.remove(SECOND)
+    devices = double.discover()
+
+    edits = double.driver.prepare(double.tree, devices, CONTEXT)
+
+    assert not isinstance(edits, Refusal)
+    assert [(str(device.pci), edits[device.name].device_nodes) for device in devices] == [("0000:3b:00.0", ())]
+
+
+def test_discover_keeps_a_user_functions_name_when_its_neighbour_leaves(double: Slot) -> None:
+    """One function's absence renames nobody, and is no fault of the other."""
+    double.discover()
+    double.remove(USER)
+
+    (left,) = double.discover()
+
+    assert left.name == f"{NAME}-user-2"
+    assert double.driver.observe(double.tree, (left,)) == {left.name: []}
+
+
+def test_observe_blames_one_user_function_when_its_firewall_trips(double: Slot) -> None:
+    """The neighbour computes on; what the management function says is told of both."""
+    devices = double.discover()
+    double.write(f"{folder(SECOND)}/dev_offline", "1")
+    double.write(f"{folder(MANAGEMENT)}/ready", "0x0")
+
+    seen = double.driver.observe(double.tree, devices)
+
+    assert {name: [observation.reason for observation in observations] for name, observations in seen.items()} == {
+        f"{NAME}-user-1": ["shell-not-ready"],
+        f"{NAME}-user-2": ["device-offline", "shell-not-ready"],
+    }

@@ -1,7 +1,8 @@
-"""Intel FPGAs of the kernel's Device Feature List: one device for each card, whatever its ports have loaded.
+"""Intel FPGAs of the kernel's Device Feature List: one device for each port, through which one function (AFU) is reached.
 
-Flows in: the regions of the DFL class and the machine's PCI functions. Flows out: cards with their loaded functions, errors of the management engine
-and the ports, device nodes. A card on the processor's own bus has no PCI address and possibly no NUMA node; it is named by its region, which is
+Flows in: the regions of the DFL class and the machine's PCI functions. Flows out: ports with their loaded functions, errors of the management engine
+and the ports, device nodes. The port of a card that has no other is named after the card; of a card with several, each has its own function, its own region's
+interface id and its own node, names the card as its parent, and shares what is wrong with it. A card on the processor's own bus has no PCI address and possibly no NUMA node; it is named by its region, which is
 stable as long as no card is added before it.
 Source: Documentation/fpga/dfl.rst and the ABI pages of dfl-fme and dfl-port; the all-ones id of a crashed function: Intel's FPGA plugin.
 """
@@ -25,7 +26,8 @@ from topobus.domain.health import Dimension, HealthState, Observation, RecoveryA
 from topobus.domain.idset import NodeSet
 from topobus.domain.machine import Machine
 from topobus.domain.names import to_dns_label
-from topobus.domain.outcome import Refusal
+from topobus.domain.outcome import Reason, Refusal
+from topobus.domain.pci import PciAddress
 from topobus.sysfs.fpga import DflCard, DflPort, ErrorRegister, dfl_regions, read_dfl_card
 from topobus.sysfs.nodes import device_node
 from topobus.sysfs.tree import Tree
@@ -67,7 +69,7 @@ class IntelDflDriver:
         """What the last `discover` left out, and why; the inventory shows it."""
 
     def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
-        """List the cards, by region."""
+        """List the ports, by region and number."""
         devices: list[Device] = []
         left_out: list[str] = []
         for region in dfl_regions(tree):
@@ -78,54 +80,74 @@ class IntelDflDriver:
                 left_out.append(f"{region} is left out: {err.message}")
                 continue
             if card.pci is None or is_offered(tree, card.pci, left_out):
-                devices.append(self._device(card, machine))
+                devices += [self._device(card, port, machine) for port in card.ports]
+                if not card.ports:
+                    left_out.append(
+                        f"{card.pci or region} is not offered: it has no port, and its management engine is for nobody's container"
+                    )
         self.warnings = tuple(left_out)
         return tuple(devices)
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
-        """Look at bus, engine and ports of each card; one that cannot be read leaves the others alone."""
+        """Look at bus, engine and port of each device; a card that cannot be read leaves the others alone."""
         tree = tree.for_scan()
-        return {device.name: self._observe_one(tree, device) for device in devices}
+        # Once a function: its error counters tell a rise only once.
+        addresses = sorted({device.pci for device in devices if device.pci is not None})
+        on_bus = {address: self._observe_function(tree, address) for address in addresses}
+        return {device.name: self._observe_one(tree, device, on_bus[device.pci] if device.pci is not None else []) for device in devices}
 
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
-        """Give the nodes of the ports; the kit adds `TOPOBUS_FPGA_DEVICES`.
+        """Give each port's node; the kit adds `TOPOBUS_FPGA_DEVICES`.
 
         Never the management engine's: through it a container could re-flash the card, load another region or inject errors for whoever comes next.
         """
         refusal = unusable(tree, devices)
         if refusal is not None:
             return refusal
-        edits = {}
+        edits: dict[str, ContainerEdits] = {}
         for device in devices:
             card = read_dfl_card(tree, str(device.attributes["region"]))
+            port = _port_of(card, device)
+            if port is None:
+                text = f"{device.name}: the card has no port {device.attributes.get('port')} any more (it went to a virtual function)"
+                return Refusal(reasons=(Reason(code="device-not-offered", message=text, facts={"devices": (device.name,)}),))
             where = str(device.pci) if device.pci is not None else card.region
             edits[device.name] = ContainerEdits(
-                env={own_variable(device): where}, device_nodes=tuple(device_node(port.name) for port in card.ports)
+                env={own_variable(device): f"{where}/{port.number}" if device.partition_of else where},
+                device_nodes=(device_node(port.name),),
             )
         return edits
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
         """Undo nothing: preparing changes nothing on the card; its function stays until the next user loads another."""
 
-    def _device(self, card: DflCard, machine: Machine) -> Device:
-        facts: dict[str, AttributeValue] = {"region": card.region, "ports": len(card.ports), "hasEngine": bool(card.engine)}
+    def _device(self, card: DflCard, port: DflPort, machine: Machine) -> Device:
+        facts: dict[str, AttributeValue] = {
+            "region": card.region,
+            "port": port.number,
+            "ports": card.port_count,
+            "hasEngine": bool(card.engine),
+        }
         if card.bitstream_id:
             facts["bitstreamId"] = card.bitstream_id[:64]
-        # Ids of 32 digits: a card with several regions or functions is told by its first, and by how many there are.
-        if card.interface_ids:
-            facts["interfaceId"] = card.interface_ids[0][:64]
-        loaded = [port.afu_id for port in card.ports if port.afu_id and not port.has_crashed]
-        if loaded:
-            facts["afuId"] = loaded[0][:64]
+        if interface_id := card.interface_id(port):
+            facts["interfaceId"] = interface_id[:64]
+        if port.afu_id and not port.has_crashed:
+            facts["afuId"] = port.afu_id[:64]
+        whole = to_dns_label(f"{self.device_class}-{card.pci or card.region}")
+        parent = whole if card.port_count > 1 else ""
+        name = f"{whole}-port-{port.number}" if parent else whole
         function = next((device for device in machine.pci_devices if card.pci is not None and device.address == card.pci), None)
         if function is None:
             return Device(
-                name=to_dns_label(f"{self.device_class}-{card.pci or card.region}"),
+                name=name,
                 device_class=self.device_class,
                 driver=self.name,
                 vendor="Intel",
                 numa_nodes=None if card.numa_node is None else NodeSet(card.numa_node),
                 pci=card.pci,
+                parent=parent,
+                partition_of=parent,
                 attributes={"vendor": "Intel", **facts},
             )
         return pci_device(
@@ -134,23 +156,39 @@ class IntelDflDriver:
             driver=self.name,
             vendor="Intel",
             model=_MODELS.get(function.device, ""),
+            name=name,
+            parent=parent,
+            partition_of=parent,
             attributes=facts,
         )
 
-    def _observe_one(self, tree: Tree, device: Device) -> list[Observation]:
+    def _observe_function(self, tree: Tree, address: PciAddress) -> list[Observation]:
         try:
-            seen = self._pci_health.observe(tree, device.pci) if device.pci is not None else []
-            if any(observation.dimension is Dimension.PRESENCE for observation in seen):
-                return seen
+            return self._pci_health.observe(tree, address)
+        except HardwareError as err:
+            return [unreadable(err)]
+
+    def _observe_one(self, tree: Tree, device: Device, on_bus: list[Observation]) -> list[Observation]:
+        if any(observation.dimension is Dimension.PRESENCE or observation.state is HealthState.UNKNOWN for observation in on_bus):
+            return on_bus
+        try:
             card = read_dfl_card(tree, str(device.attributes["region"]))
         except HardwareError as err:
             return [unreadable(err)]
+        port = _port_of(card, device)
         observations = [
             *(_engine_error(error) for error in card.errors if error.value),
             *(_alarm(alarm) for alarm in card.alarms if alarm.value),
-            *(observation for port in card.ports for observation in _port(port)),
+            *(_port(port) if port is not None else ()),
         ]
-        return [*seen, *observations]
+        return [*on_bus, *observations]
+
+
+def _port_of(card: DflCard, device: Device) -> DflPort | None:
+    """Find a device's port; None for one that is gone, or whose card has another number of ports now: then its name means another thing."""
+    if bool(device.partition_of) != (card.port_count > 1):
+        return None
+    return next((port for port in card.ports if port.number == device.attributes.get("port")), None)
 
 
 def _engine_error(register: ErrorRegister) -> Observation:

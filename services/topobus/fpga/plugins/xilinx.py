@@ -1,4 +1,4 @@
-"""Xilinx (AMD) FPGA cards: the functions of one slot are one card, named by the slot's function 0.
+"""Xilinx (AMD) FPGA cards: the functions of one slot are one card, named by the slot's function 0; each user function of a card that has several is a device.
 
 An Alveo has a management function (driver xclmgmt: loads shells, resets) and a user function (driver xocl: runs kernels). The driver's marker file or
 name distinguishes them, else the device id. In a virtual machine the user function may be the only one. A card that has its management function but
@@ -74,11 +74,13 @@ _DRIVERS = {"xocl": "user", "xuser": "user", "xclmgmt": "management", "xmgmt": "
 
 @dataclass(frozen=True)
 class _Card:
-    """The functions of one slot, in order; `user` and `management` are None when the slot has no such function."""
+    """The functions of one slot, in order, as one of its user functions sees it; `user` and `management` are None when the slot has no such function."""
 
     functions: tuple[PciDevice, ...]
     user: PciDevice | None
     management: PciDevice | None
+    users: int
+    """How many user functions the slot has."""
 
     @property
     def main(self) -> PciDevice:
@@ -86,7 +88,7 @@ class _Card:
 
 
 class XilinxDriver:
-    """Finds and watches Xilinx cards. Keeps the PCIe error counters and which slots had a management function, and nothing else."""
+    """Finds and watches Xilinx cards. Keeps the PCIe error counters, and which slots had a management function or several user functions."""
 
     name = "xilinx"
     device_class = "fpga"
@@ -94,17 +96,18 @@ class XilinxDriver:
     def __init__(self) -> None:
         self._pci_health = PciHealth()
         self._management: dict[str, PciAddress] = {}
+        self._several: set[str] = set()
         self.warnings: tuple[str, ...] = ()
         """What the last `discover` left out, and why; the inventory shows it."""
 
     def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
-        """List the cards, by slot."""
+        """List the cards, by slot, and the user functions of those that have several."""
         functions = select_functions(tree, machine, vendors=(_XILINX, *_MAKERS), accept=_is_ours)
         slots: dict[tuple[int, int, int], list[PciDevice]] = {}
         for function in functions:
             slots.setdefault(function.address.key[:3], []).append(function)
         left_out: list[str] = []
-        cards = [_card(tree, tuple(slots[slot])) for slot in sorted(slots)]
+        cards = [card for slot in sorted(slots) for card in _cards(tree, tuple(slots[slot]))]
         devices = tuple(self._device(tree, card) for card in cards if is_offered(tree, card.main.address, left_out))
         self.warnings = tuple(left_out)
         return devices
@@ -112,7 +115,11 @@ class XilinxDriver:
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """Look at both functions of each card: presence, PCIe errors, shell, firewall; one that cannot be read leaves the others alone."""
         tree = tree.for_scan()
-        return {device.name: self._observe_one(tree, device) for device in devices if device.pci is not None}
+        # Once a function: several devices may share a management function, and its error counters tell a rise only once.
+        mains = {device.pci for device in devices}
+        addresses = sorted({address for device in devices for address in _functions_of(device)})
+        seen = {address: self._observe_function(tree, address, is_main=address in mains) for address in addresses}
+        return {device.name: self._observe_one(device, seen) for device in devices if device.pci is not None}
 
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
         """Give the render node of the user function, where the driver made one.
@@ -126,25 +133,35 @@ class XilinxDriver:
         """Undo nothing: preparing changes nothing on the card; its program stays until the next user loads another."""
 
     def _edits(self, tree: Tree, device: Device) -> ContainerEdits:
-        addresses = _functions_of(device)
-        nodes = [f"dri/{name}" for address in addresses for name in tree.names(f"{pci_folder(address)}/drm") if name.startswith("renderD")]
+        # Of the user function alone, also where the management function has nodes of its own.
+        is_user = device.pci is not None and device.attributes.get("managementPciBusID") != str(device.pci)
+        names = tree.names(f"{pci_folder(device.pci)}/drm") if device.pci is not None and is_user else ()
+        nodes = [f"dri/{name}" for name in names if name.startswith("renderD")]
         return ContainerEdits(env={own_variable(device): str(device.pci)}, device_nodes=tuple(device_node(node) for node in nodes))
 
     def _device(self, tree: Tree, card: _Card) -> Device:
         # Function 0 names the slot even when it is missing: the name must not move to the function that is left.
-        name = pci_device_name(self.device_class, PciAddress(*card.main.address.key[:3], 0))
+        whole = pci_device_name(self.device_class, PciAddress(*card.main.address.key[:3], 0))
+        if card.users > 1:
+            self._several.add(whole)
+        # Also when one of them has gone since: the name of the other must not change.
+        parent = whole if whole in self._several and card.user is not None else ""
         if card.management is not None:
-            self._management[name] = card.management.address
-        facts: dict[str, AttributeValue] = {}
-        if name in self._management:
+            self._management[whole] = card.management.address
+        facts: dict[str, AttributeValue] = {"function": card.main.address.function} if parent else {}
+        if whole in self._management:
             # Also when it has gone since, so that `observe` goes on missing it.
-            facts["managementPciBusID"] = str(self._management[name])
+            facts["managementPciBusID"] = str(self._management[whole])
         try:
-            shell = next((text for function in card.functions if (text := _rom(tree, function.address, "VBNV"))), "")
+            # Its own first: the user functions of one card may have shells of their own.
+            functions = sorted(card.functions, key=lambda function: function != card.main)
+            shell = next((text for function in functions if (text := _rom(tree, function.address, "VBNV"))), "")
             stamp = _rom(tree, card.main.address, "timestamp")
             serial = next((text for function in card.functions if (text := _serial(tree, function.address))), "")
             if shell:
                 facts["shell"] = shell[:64]
+            if serial and parent:
+                facts["serial"] = serial[:64]
             if stamp:
                 facts["shellTimestamp"] = stamp[:64]
         except HardwareError:
@@ -156,27 +173,27 @@ class XilinxDriver:
             driver=self.name,
             vendor=_MAKERS.get(card.main.vendor, "Xilinx"),
             model=_model(card),
-            uuid=serial,
-            name=name,
+            uuid="" if parent else serial,
+            name=f"{whole}-user-{card.main.address.function}" if parent else whole,
+            parent=parent,
+            partition_of=parent,
             attributes=facts,
         )
 
-    def _observe_one(self, tree: Tree, device: Device) -> list[Observation]:
-        seen: list[Observation] = []
-        for address in _functions_of(device):
-            try:
-                observations = self._pci_health.observe(tree, address)
-                if not any(observation.dimension is Dimension.PRESENCE for observation in observations):
-                    if address == device.pci:
-                        observations += observe_kernel_driver(tree, address)
-                    observations += [
-                        observation
-                        for observation in (_offline(tree, address), _not_ready(tree, address), _firewall(tree, address))
-                        if observation is not None
-                    ]
-                seen += observations
-            except HardwareError as err:
-                seen.append(unreadable(err))
+    def _observe_function(self, tree: Tree, address: PciAddress, *, is_main: bool) -> list[Observation]:
+        try:
+            observations = self._pci_health.observe(tree, address)
+            if not any(observation.dimension is Dimension.PRESENCE for observation in observations):
+                if is_main:
+                    observations += observe_kernel_driver(tree, address)
+                signs = (_offline(tree, address), _not_ready(tree, address), _firewall(tree, address))
+                observations += [observation for observation in signs if observation is not None]
+        except HardwareError as err:
+            return [unreadable(err)]
+        return observations
+
+    def _observe_one(self, device: Device, by_function: Mapping[PciAddress, list[Observation]]) -> list[Observation]:
+        seen = [observation for address in _functions_of(device) for observation in by_function[address]]
         if device.attributes.get("managementPciBusID") == str(device.pci) and not seen:
             seen.append(_without_user(device))
         return seen
@@ -191,11 +208,12 @@ def _is_ours(function: PciDevice) -> bool:
     return (function.vendor, function.device) in _OTHERS
 
 
-def _card(tree: Tree, functions: tuple[PciDevice, ...]) -> _Card:
+def _cards(tree: Tree, functions: tuple[PciDevice, ...]) -> list[_Card]:
+    """Make one card of a slot, or one for each of its user functions."""
     roles = {function.address: _role(tree, function) for function in functions}
-    user = next((function for function in functions if roles[function.address] == "user"), None)
+    users: list[PciDevice | None] = [function for function in functions if roles[function.address] == "user"]
     management = next((function for function in functions if roles[function.address] == "management"), None)
-    return _Card(functions=functions, user=user, management=management)
+    return [_Card(functions=functions, user=user, management=management, users=len(users)) for user in users or [None]]
 
 
 def _role(tree: Tree, function: PciDevice) -> str:
