@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Protocol, runtime_checkable
+
+from topobus.devicekit.driver import DeviceDriver
 from topobus.devicekit.host import serve_devices
 from topobus.devicekit.pool_assignment import check_pools
 from topobus.devicekit.registry import load_drivers
-from topobus.gpu.config import GpuSettings
+from topobus.gpu.config import GpuSettings, LeftoverSettings
 from topobus.runtime.service import Runtime
 
 __all__ = ["check", "serve"]
+
+
+@runtime_checkable
+class _CheckedDriver(DeviceDriver, Protocol):
+    """A driver that the operator tells how it looks at what an owner left."""
+
+    def configure(self, leftovers: LeftoverSettings) -> None: ...
 
 
 def check(settings: GpuSettings) -> None:
@@ -22,4 +32,8 @@ def check(settings: GpuSettings) -> None:
 
 async def serve(settings: GpuSettings, runtime: Runtime) -> None:
     """Serve this node's GPUs until cancelled."""
-    await serve_devices(settings, runtime, "gpu")
+    registry = load_drivers("gpu", settings.drivers)
+    for driver in registry.drivers:
+        if isinstance(driver, _CheckedDriver):
+            driver.configure(settings.leftovers)
+    await serve_devices(settings, runtime, "gpu", registry=registry)

@@ -40,6 +40,8 @@ class _Job:
     """Told to everybody: it takes longer than an answer of `unprepare` waits."""
     why: str = ""
     """Why the last try failed; empty: none has."""
+    evidence: Mapping[str, str] = field(default_factory=dict)
+    """What the driver says of it besides."""
     tried: asyncio.Event = field(default_factory=asyncio.Event)
     """Set as soon as the first try has ended."""
 
@@ -108,7 +110,7 @@ class DeviceCleaner:
     def observations(self) -> dict[str, Observation]:
         """Tell which devices are being cleaned, and which are dirty."""
         return {
-            name: dirty(job.owner, job.why) if job.why else cleaning(job.owner)
+            name: dirty(job.owner, job.why, job.evidence) if job.why else cleaning(job.owner)
             for name, job in sorted(self._jobs.items())
             if job.is_visible or job.why
         }
@@ -127,7 +129,7 @@ class DeviceCleaner:
     async def _clean(self, name: str, job: _Job) -> None:
         tries = 0
         while True:
-            why = await self._try(name, job)
+            why, job.evidence = await self._try(name, job)
             if not why:
                 del self._jobs[name]
                 get_logger().info("device.cleaned", device=name, owner=job.owner.key, tries=tries + 1)
@@ -145,14 +147,16 @@ class DeviceCleaner:
             await self._clock.sleep(self._settings.retry_s * 2 ** min(tries, _MOST_DOUBLINGS))
             tries += 1
 
-    async def _try(self, name: str, job: _Job) -> str:
-        """Clean once; why not, or nothing."""
+    async def _try(self, name: str, job: _Job) -> tuple[str, Mapping[str, str]]:
+        """Clean once; why not, or nothing, and what the driver says of it besides."""
         device = self._find(name)
         if device is None or job.isolated is None:
-            return "its driver is not loaded"
+            return "its driver is not loaded", {}
         clean = partial(journaled_verbs.clean, self._journal, job.isolated.driver, self._tree, device)
         try:
             refusal = await job.isolated.call("clean", clean)
         except (DriverFailed, DriverHung) as err:
-            return err.message
-        return "; ".join(reason.message for reason in refusal.reasons) if refusal is not None else ""
+            return err.message, {}
+        reasons = refusal.reasons if refusal is not None else ()
+        evidence = {key: str(value) for reason in reasons for key, value in reason.facts.items()}
+        return "; ".join(reason.message for reason in reasons), evidence

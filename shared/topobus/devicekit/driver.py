@@ -40,6 +40,8 @@ class PrepareContext(Struct, frozen=True, kw_only=True):
 
     attached: frozenset[str] = frozenset()
     """Those of the devices that this owner has in a sandbox already: kubelet asks again for pods that run, and what left the host then is not gone."""
+    free: frozenset[str] = frozenset()
+    """Those of the devices that nobody had when this owner came, as far as the journal knows: what is there now was there before."""
     cpus: Mapping[str, CpuSet] = MappingProxyType({})
     """Which CPUs the owner has of devices that are groups of CPUs; class `cpu` alone has some."""
 

@@ -27,6 +27,7 @@ __all__ = [
     "Json",
     "LongWork",
     "Step",
+    "is_cleaning",
 ]
 
 
@@ -79,5 +80,10 @@ class CleaningDriver(DeviceDriver, Protocol):
     """A driver that cleans a device after its last owner and before the next one."""
 
     def clean(self, tree: Tree, device: Device, record: DeviceRecord) -> Refusal | None:
-        """Clean; None is clean. A refusal keeps the device Unhealthy (`dirty`); it is asked again later."""
+        """Clean; None is clean. A refusal keeps the device Unhealthy (`dirty`), and its facts become the evidence; it is asked again later."""
         ...
+
+
+def is_cleaning(driver: DeviceDriver) -> bool:
+    """Say whether a driver cleans: it has the method, and has no `cleans` that is false (what an operator may switch off)."""
+    return isinstance(driver, CleaningDriver) and bool(getattr(driver, "cleans", True))

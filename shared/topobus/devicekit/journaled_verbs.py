@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from topobus.devicekit.device_record import RecordState
 from topobus.devicekit.driver import DeviceDriver, LongWork, PrepareContext
-from topobus.devicekit.hands import AttachingDriver, CleaningDriver
+from topobus.devicekit.hands import AttachingDriver, CleaningDriver, is_cleaning
 from topobus.devicekit.journal import Journal
 from topobus.devicekit.journal_values import DeviceEntry, OwnerEntry
 from topobus.domain.device import Device
@@ -51,7 +51,8 @@ def prepare(
     """
     owner = context.owner
     entries = {device.name: journal.owner_entry(device.name, owner) or OwnerEntry(owner=owner) for device in devices}
-    context = _with_records(journal, devices, context)
+    free = frozenset(device.name for device in devices if not _has_owner(journal, device))
+    context = msgspec.structs.replace(_with_records(journal, devices, context), free=free)
 
     def close(answer: Edits | Refusal) -> Edits | Refusal:
         if isinstance(answer, Refusal):
@@ -94,7 +95,7 @@ def unprepare(journal: Journal, driver: DeviceDriver, tree: Tree, devices: Seque
     """Undo `prepare` and let the owner go; a device that its last owner leaves is to be cleaned from then on, if its driver cleans."""
     _unprepare_steps(journal, driver, tree, devices, context)
     for device in devices:
-        journal.change(device, lambda entry: _left(entry, context.owner, is_cleaned=isinstance(driver, CleaningDriver)))
+        journal.change(device, lambda entry: _left(entry, context.owner, is_cleaned=is_cleaning(driver)))
 
 
 def undo_prepare(journal: Journal, driver: DeviceDriver, tree: Tree, device: Device, owner: Owner) -> None:
@@ -142,7 +143,7 @@ def detach(journal: Journal, driver: AttachingDriver, tree: Tree, device: Device
 
 def clean(journal: Journal, driver: DeviceDriver, tree: Tree, device: Device) -> Refusal | None:
     """Clean a device after its last owner; one whose driver does not clean (any more) is clean."""
-    if isinstance(driver, CleaningDriver):
+    if isinstance(driver, CleaningDriver) and is_cleaning(driver):
         record = journal.clean_record(device)
         refusal = driver.clean(tree, device, record)
         if refusal is not None:
@@ -162,6 +163,11 @@ def _unprepare_steps(journal: Journal, driver: DeviceDriver, tree: Tree, devices
     context = _with_records(journal, devices, context)
     driver.unprepare(tree, devices, context)
     _check_empty(driver, "unprepare", {name: [step.name for step in record.steps] for name, record in context.records.items()})
+
+
+def _has_owner(journal: Journal, device: Device) -> bool:
+    entry = journal.entries.get(device.name)
+    return entry is not None and entry.owners != ()
 
 
 def _left(entry: DeviceEntry, owner: Owner, *, is_cleaned: bool) -> DeviceEntry:

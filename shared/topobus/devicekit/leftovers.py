@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from topobus.devicekit.inventory_merge import DriverView
 from topobus.domain.health import Dimension, HealthState, Observation, RecoveryAction
@@ -24,14 +25,14 @@ def cleaning(owner: Owner) -> Observation:
     )
 
 
-def dirty(owner: Owner | None, why: str) -> Observation:
-    """Say that what an owner left could not be removed."""
+def dirty(owner: Owner | None, why: str, evidence: Mapping[str, str] = MappingProxyType({})) -> Observation:
+    """Say that what an owner left could not be removed; `evidence` is what the driver says of it."""
     return Observation(
         dimension=Dimension.DRIVER,
         state=HealthState.UNHEALTHY,
         reason="dirty",
         message=f"{owner or 'somebody'} left it dirty, it is tried again: {why}",
-        evidence={"owner": owner.key if owner else ""},
+        evidence={**evidence, "owner": owner.key if owner else ""},
         action=RecoveryAction.WAIT,
     )
 

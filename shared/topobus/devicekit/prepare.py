@@ -17,7 +17,7 @@ from topobus.contracts.sandbox_messages import Accepted
 from topobus.devicekit import journaled_verbs
 from topobus.devicekit.device_hands import DeviceHands, driver_reason
 from topobus.devicekit.driver import PrepareContext
-from topobus.devicekit.hands import AdjustingDriver, AttachingDriver, CheckingDriver, CleaningDriver
+from topobus.devicekit.hands import AdjustingDriver, AttachingDriver, CheckingDriver, is_cleaning
 from topobus.devicekit.isolation import DriverFailed, DriverHung, IsolatedDriver
 from topobus.devicekit.sharing import refuse_sharing
 from topobus.domain.device import Device
@@ -193,7 +193,7 @@ class Preparer:
             to_attach = [name for name in names if name in wanted and name not in looked_at]
             # kubelet tells nobody when a container has given its devices back, so nobody can be cleaned after there.
             used = [] if context.owner.kind is OwnerKind.DEVICE_PLUGIN else [name for name in names if name not in looked_at]
-            kept = [name for name in used if isinstance(driver, CleaningDriver) or name in to_attach]
+            kept = [name for name in used if is_cleaning(driver) or name in to_attach]
             if stands is not None:
                 return stands, to_attach
             return journaled_verbs.prepare(hands.journal, driver, hands.tree, devices, context, kept), to_attach

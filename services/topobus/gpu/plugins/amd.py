@@ -9,6 +9,7 @@ Source: Documentation/gpu/amdgpu; KFD topology in drivers/gpu/drm/amd/amdkfd/kfd
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from topobus.devicekit.driver import PrepareContext
 from topobus.devicekit.edits_text import is_offered, own_variable, unreadable, unusable
@@ -29,6 +30,9 @@ from topobus.domain.outcome import Reason, Refusal
 from topobus.domain.pci import PciAddress
 from topobus.gpu.amd_cards import AmdCard, AmdPartition, partition_drm_nodes, read_amd_cards
 from topobus.gpu.drm_edits import drm_edits
+from topobus.gpu.kfd_processes import kfd_processes
+from topobus.gpu.leftovers import ChecksLeftovers, GpuUse, Leftovers
+from topobus.gpu.processes import process_of
 from topobus.gpu.products import ProductTable
 from topobus.sysfs.kfd import KfdLink, KfdNode, read_kfd_links
 from topobus.sysfs.nodes import device_node
@@ -44,7 +48,7 @@ _PARTITION = "partition"
 _PAGE_BYTES = 4096
 
 
-class AmdDriver:
+class AmdDriver(ChecksLeftovers):
     """Finds and watches AMD GPUs. Keeps the PCIe error counters, and the XGMI links of the KFD nodes that it read last."""
 
     name = "amd-gpu"
@@ -53,6 +57,7 @@ class AmdDriver:
     def __init__(self) -> None:
         self._products = ProductTable()
         self._pci_health = PciHealth()
+        self.leftovers = Leftovers()
         self._links: tuple[tuple[KfdNode, ...], dict[int, tuple[KfdLink, ...]]] = ((), {})
         """The nodes, and the links of each by its number: 64 partitions have 4,000 of them, which change with the nodes alone."""
         self.warnings: tuple[str, ...] = ()
@@ -91,11 +96,24 @@ class AmdDriver:
             if isinstance(chosen, Refusal):
                 return chosen
             edits.update(chosen)
+        self.leftovers.before(context, devices, partial(self.use, tree))
         common = ContainerEdits(device_nodes=(device_node("kfd"),)) if tree.exists("dev/kfd") else ContainerEdits()
         return {**edits, "": common}
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
         """Undo nothing: preparing changes nothing on the GPU."""
+
+    def use(self, tree: Tree, device: Device) -> GpuUse:
+        """See what uses a GPU or a partition by KFD's processes; amdgpu tells the memory of a whole card alone."""
+        if device.pci is None:
+            return GpuUse(blind=f"{device.name} has no PCI address")
+        card = read_amd_cards(tree, [device.pci])[device.pci]
+        try:
+            pids = kfd_processes(tree, {node.number for node, name in _nodes_by_name(self.device_class, card) if name == device.name})
+            used_bytes = None if card.partitions else tree.read_int(f"{pci_folder(device.pci)}/mem_info_vram_used")
+        except HardwareError as err:
+            return GpuUse(blind=err.message)
+        return GpuUse(processes=tuple(process_of(tree, pid, used) for pid, used in pids.items()), used_bytes=used_bytes)
 
     def _partition_edits(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, ContainerEdits] | Refusal:
         refusal = unusable(tree, devices)

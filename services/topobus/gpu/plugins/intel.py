@@ -8,6 +8,7 @@ Source: Documentation/gpu/i915, Documentation/gpu/xe; Documentation/ABI/testing/
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from topobus.devicekit.driver import PrepareContext
 from topobus.devicekit.edits_text import is_offered, unreadable
@@ -27,6 +28,8 @@ from topobus.domain.machine import Machine, PciDevice
 from topobus.domain.outcome import Refusal
 from topobus.domain.pci import PciAddress
 from topobus.gpu.drm_edits import drm_edits
+from topobus.gpu.leftovers import ChecksLeftovers, GpuUse, Leftovers
+from topobus.gpu.processes import holders_of
 from topobus.gpu.products import ProductTable
 from topobus.sysfs.drm import function_drm_nodes
 from topobus.sysfs.tree import Tree
@@ -38,7 +41,7 @@ _VENDOR = 0x8086
 _CLASSES = (0x0300, 0x0302, 0x0380)
 
 
-class IntelDriver:
+class IntelDriver(ChecksLeftovers):
     """Finds and watches Intel GPUs."""
 
     name = "intel-gpu"
@@ -47,6 +50,7 @@ class IntelDriver:
     def __init__(self) -> None:
         self._products = ProductTable()
         self._pci_health = PciHealth()
+        self.leftovers = Leftovers()
         self.warnings: tuple[str, ...] = ()
         """What the last `discover` left out, and why; the inventory shows it."""
 
@@ -67,10 +71,19 @@ class IntelDriver:
 
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
         """Give each GPU's card and render node."""
+        self.leftovers.before(context, devices, partial(self.use, tree))
         return drm_edits(tree, devices)
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
         """Undo nothing: preparing changes nothing on the GPU."""
+
+    def use(self, tree: Tree, device: Device) -> GpuUse:
+        """See who has the card's or the render node open; the driver gives the memory back with the last of them."""
+        if device.pci is None:
+            return GpuUse(blind=f"{device.name} has no PCI address")
+        nodes = [path.rpartition("/")[2] for path in function_drm_nodes(tree, device.pci).paths]
+        holders = holders_of(tree, nodes)
+        return GpuUse(processes=holders.processes, unseen=holders.unseen)
 
     def _device(self, tree: Tree, function: PciDevice) -> Device:
         product = self._products.product(function)

@@ -13,6 +13,7 @@ An NVML session that became invalid (the driver was replaced) makes the GPUs Unk
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from topobus.devicekit.driver import PrepareContext
 from topobus.devicekit.edits_text import (
@@ -37,9 +38,11 @@ from topobus.domain.health import Dimension, HealthState, Observation
 from topobus.domain.machine import Machine, PciDevice
 from topobus.domain.outcome import Refusal
 from topobus.domain.pci import PciAddress
+from topobus.gpu.leftovers import ChecksLeftovers, GpuUse, Leftovers
 from topobus.gpu.plugins.nvidia_sharing import STRATEGIES, sharing_edits
 from topobus.gpu.plugins.nvml import Nvml, NvmlGpu, load_nvml
 from topobus.gpu.plugins.nvml_library import NvmlUnavailable
+from topobus.gpu.processes import holders_of, process_of
 from topobus.gpu.products import ProductTable
 from topobus.sysfs.drm import function_drm_nodes
 from topobus.sysfs.nodes import device_node
@@ -56,7 +59,7 @@ _SHARED_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"
 _ALWAYS_SHARED = ("nvidiactl", "nvidia-uvm")
 
 
-class NvidiaDriver:
+class NvidiaDriver(ChecksLeftovers):
     """Finds and watches NVIDIA GPUs. Keeps the NVML session, error counters, and nothing of a container's."""
 
     name = "nvidia"
@@ -68,6 +71,7 @@ class NvidiaDriver:
         self._products = ProductTable()
         self._pci_health = PciHealth()
         self._nvml = nvml
+        self.leftovers = Leftovers()
 
     def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
         """List the GPUs, by address."""
@@ -99,6 +103,7 @@ class NvidiaDriver:
         """Give each GPU's nodes, the driver's shared nodes, and the variable that NVIDIA's container runtime reads."""
         if (refusal := unusable(tree, devices)) is not None:
             return refusal
+        self.leftovers.before(context, devices, partial(self.use, tree))
         sharing = sharing_of(devices, context)
         shares = sharing if isinstance(sharing, Refusal) else sharing_edits(tree, sharing, len(devices))
         if isinstance(shares, Refusal):
@@ -130,6 +135,19 @@ class NvidiaDriver:
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
         """Undo nothing: preparing changes nothing on the GPU."""
+
+    def use(self, tree: Tree, device: Device) -> GpuUse:
+        """See what uses a GPU: by NVML where it answers, else by who has its node open, without the memory."""
+        if device.pci is None:
+            return GpuUse(blind=f"{device.name} has no PCI address")
+        if self._nvml is not None:
+            seen = self._nvml.use(device.pci)
+            if isinstance(seen, str):
+                return GpuUse(blind=seen)
+            return GpuUse(processes=tuple(process_of(tree, pid, used) for pid, used in seen.processes.items()), used_bytes=seen.used_bytes)
+        minor = _information_if_readable(tree, device.pci).get("Device Minor", "")
+        holders = holders_of(tree, [f"nvidia{minor}"] if minor else ())
+        return GpuUse(processes=holders.processes, unseen=holders.unseen)
 
     def _device(self, tree: Tree, function: PciDevice, nvml_gpus: Mapping[PciAddress, NvmlGpu], version: str) -> Device:
         facts = _information_if_readable(tree, function.address)

@@ -10,6 +10,7 @@ Source: NVML API reference; nvidia-ml-py (module `pynvml`), whose functions rais
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -23,6 +24,7 @@ from topobus.domain.pci import PciAddress
 from topobus.gpu.plugins.nvml_facts import gpu_facts
 from topobus.gpu.plugins.nvml_library import NvmlUnavailable, open_library, reopen_library
 from topobus.gpu.plugins.nvml_signs import field_of, memory_sign, nvml_observation, recovery_sign, thermal_sign
+from topobus.gpu.plugins.nvml_use import NvmlUse, read_use
 from topobus.gpu.plugins.nvml_xids import XidTable
 from topobus.sysfs.tree import Tree
 
@@ -76,6 +78,8 @@ class Nvml:
         self._watched: set[PciAddress] = set()
         self._most_links: dict[PciAddress, int] = {}
         self._is_stale = False
+        # A GPU is cleaned in a thread of its own, and a session that is reopened takes the library away under whoever is in it.
+        self._turn = threading.RLock()
         self._pause_looks = _FIRST_PAUSE_LOOKS
         self._looks_to_wait = 0
         self.warnings: list[str] = []
@@ -83,6 +87,26 @@ class Nvml:
 
     def describe(self, addresses: Sequence[PciAddress]) -> dict[PciAddress, NvmlGpu]:
         """Ask for identity, memory and links of these GPUs; one that NVML has never known is left out, one that it does not tell of now is as it was told last."""
+        with self._turn:
+            return self._describe(addresses)
+
+    def observe(self, addresses: Sequence[PciAddress]) -> dict[PciAddress, list[Observation]]:
+        """Look at the health of these GPUs."""
+        with self._turn:
+            return self._observe(addresses)
+
+    def use(self, address: PciAddress) -> NvmlUse | str:
+        """Ask which processes use a GPU, and how much of its memory; or say why NVML does not tell."""
+        with self._turn:
+            handle, trouble = self._sign_of_life(address)
+            if handle is None:
+                return trouble.message if trouble is not None else f"NVML does not know {address}"
+            try:
+                return read_use(self._nvml, handle)
+            except self._nvml.NVMLError as err:
+                return f"NVML does not tell what uses {address}: {err}"
+
+    def _describe(self, addresses: Sequence[PciAddress]) -> dict[PciAddress, NvmlGpu]:
         self.warnings = []
         described: dict[PciAddress, NvmlGpu] = {}
         for address in addresses:
@@ -110,8 +134,7 @@ class Nvml:
         self._lost &= set(addresses)
         return described
 
-    def observe(self, addresses: Sequence[PciAddress]) -> dict[PciAddress, list[Observation]]:
-        """Look at the health of these GPUs."""
+    def _observe(self, addresses: Sequence[PciAddress]) -> dict[PciAddress, list[Observation]]:
         if self._is_stale:
             self._renew()
         seen: dict[PciAddress, list[Observation]] = {address: [] for address in addresses}
