@@ -98,6 +98,7 @@ class NodePlane:
         self.asks = AskRecord()
         self.topology = WatchedTopology(bus, NODE, asks=self.asks)
         self.prepare_refusal: Refusal | None = None
+        self.unprepare_refusal: Refusal | None = None
         self.prepare_by: Callable[[PrepareRequest], Awaitable[PrepareReply]] | None = None
         """Prepares in place of the rule: a real device service's part."""
         self.to_attach: frozenset[str] = frozenset()
@@ -200,7 +201,7 @@ class NodePlane:
         await self.asks.note("unprepare", request)
         kept = sorted(name for uid, name in self.attached if uid == request.owner.uid and name in request.devices)
         assert not kept, f"undone while in a sandbox: {kept}"
-        return UnprepareReply()
+        return UnprepareReply(refusal=self.unprepare_refusal)
 
     async def _attach(self, request: AttachRequest) -> AttachReply:
         await self.asks.note("attach", request)

@@ -19,6 +19,7 @@ from topobus.domain.request import Owner
 from topobus.domain.silence import unheard
 from topobus.gateway.core.device_ids import IdProfile, with_kubelet_ids
 from topobus.gateway.core.lists import HealthEntry, ListEntry, health_list, holders_of, plugin_lists
+from topobus.gateway.key_locks import KeyLocks
 from topobus.runtime.bus import Bus, ChangeKind
 from topobus.runtime.logging import get_logger
 
@@ -83,6 +84,8 @@ class NodeState:
         """Also when nobody holds anything else than before: a decision, or a pod's name, is another one."""
         self.ledger_went_back = Broadcast()
         """The ledger that is shown is an older one than before."""
+        self.hand_overs = KeyLocks()
+        """By class: kubelet is given devices, or they are taken back and cleaned; never both at once."""
         self.awaited: frozenset[str] = frozenset()
         """Keys of owners that hold what a claim of a pod of this node waits for; set by `wait_for`."""
         self.awaited_changed = Broadcast()

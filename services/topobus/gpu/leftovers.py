@@ -71,10 +71,13 @@ class Leftovers:
         self._has_told_unseen = False
 
     def before(self, context: PrepareContext, devices: Sequence[Device], look: Callable[[Device], GpuUse]) -> None:
-        """Remember what those GPUs look like that nobody has yet. kubelet waits for Allocate, so what was seen last is enough there."""
-        is_urgent = context.owner.kind is OwnerKind.DEVICE_PLUGIN
-        for device in devices if self.settings.check else ():
-            if device.name in context.free and not (is_urgent and device.name in self._idle):
+        """Remember what those GPUs look like that nobody has yet.
+
+        kubelet's Allocate waits for nothing, and is repeated before each start of a container, so there what was found at the last cleaning is enough.
+        """
+        is_known = self.settings.check and context.owner.kind is not OwnerKind.DEVICE_PLUGIN
+        for device in devices if is_known else ():
+            if device.name in context.free:
                 self.note_idle(device.name, look(device))
 
     def note_idle(self, device: str, use: GpuUse) -> None:
@@ -139,13 +142,12 @@ class Leftovers:
         if use.used_bytes is None:
             return ""
         idle = self._idle.get(device)
-        known = idle.used_bytes if idle is not None else None
-        most = self.settings.idle_memory_mib * _MIB if known is None else known + self.settings.memory_slack_mib * _MIB
+        before_bytes = idle.used_bytes if idle is not None else None
+        most = self.settings.idle_memory_mib * _MIB if before_bytes is None else before_bytes + self.settings.memory_slack_mib * _MIB
         if use.used_bytes <= most:
             return ""
-        before = (
-            f"{known // _MIB} MiB were before" if known is not None else f"leftovers.idle_memory_mib is {self.settings.idle_memory_mib}"
-        )
+        limit = f"leftovers.idle_memory_mib is {self.settings.idle_memory_mib}"
+        before = f"{before_bytes // _MIB} MiB were before" if before_bytes is not None else limit
         return f"{use.used_bytes // _MIB} MiB of its memory are in use by no process that is seen, {before}"
 
 

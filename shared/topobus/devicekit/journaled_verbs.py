@@ -21,7 +21,7 @@ from topobus.domain.device import Device
 from topobus.domain.edits import ContainerEdits
 from topobus.domain.errors import HardwareError
 from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner
+from topobus.domain.request import Owner, OwnerKind
 from topobus.domain.sandbox import AttachedInterface, Sandbox
 from topobus.runtime.logging import get_logger
 from topobus.sysfs.tree import Tree
@@ -171,8 +171,8 @@ def _has_owner(journal: Journal, device: Device) -> bool:
 
 
 def _left(entry: DeviceEntry, owner: Owner, *, is_cleaned: bool) -> DeviceEntry:
-    """Take an owner out; one who was never in leaves nothing behind."""
-    if entry.of(owner) is None:
+    """Take an owner out; one who was never in leaves nothing behind. Of kubelet's allocations none is in, for Allocate writes nothing, and whoever undoes one knows of it."""
+    if entry.of(owner) is None and owner.kind is not OwnerKind.DEVICE_PLUGIN:
         return entry
     owners = tuple(other for other in entry.owners if other.owner.key != owner.key)
     to_clean = owner if is_cleaned and not owners else entry.to_clean

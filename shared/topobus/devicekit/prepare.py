@@ -191,7 +191,7 @@ class Preparer:
         def prepare() -> tuple[journaled_verbs.Edits | Refusal | journaled_verbs.JournaledWork, Sequence[str]]:
             wanted = driver.to_attach(devices, context) if isinstance(driver, AttachingDriver) else ()
             to_attach = [name for name in names if name in wanted and name not in looked_at]
-            # kubelet tells nobody when a container has given its devices back, so nobody can be cleaned after there.
+            # Allocate is a call that kubelet waits for: the journal hears of such an owner when the gateway sees that its pod has gone.
             used = [] if context.owner.kind is OwnerKind.DEVICE_PLUGIN else [name for name in names if name not in looked_at]
             kept = [name for name in used if is_cleaning(driver) or name in to_attach]
             if stands is not None:

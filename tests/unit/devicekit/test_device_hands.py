@@ -21,6 +21,7 @@ from topobus.domain.edits import ContainerEdits
 from topobus.domain.errors import HardwareError
 from topobus.domain.health import HealthState
 from topobus.domain.outcome import Refusal
+from topobus.domain.request import Owner, OwnerKind
 from topobus.domain.sandbox import AttachedInterface, Sandbox
 from topobus.sysfs.tree import Tree
 from topobus.testing.drivers.folder_driver import CARDS, FolderDriver
@@ -175,6 +176,24 @@ async def test_looking_at_a_card_neither_attaches_nor_cleans_it_when_somebody_el
     assert isinstance(looked.result, Prepared)
     assert looked.result.to_attach == ()
     assert bench.inside(sandbox) == ["net1"]
+
+
+async def test_card_of_an_allocation_of_kubelets_is_cleaned_when_the_gateway_undoes_it(bench: HandsBench) -> None:
+    """Allocate writes no journal, for kubelet waits for it; whoever undoes it has the card cleaned all the same, unless a claim has it by then."""
+    allocation = Owner(kind=OwnerKind.DEVICE_PLUGIN, name="topobus.dev/nic", uid="u3")
+    async with bench.life():
+        await bench.prepare("card-0", owner=allocation)
+        unwritten = bench.journal_of("card-0")
+        (bench.root / CARDS / "card-0" / "dirt").write_text("left", encoding="utf-8")
+        await bench.unprepare("card-0", owner=allocation)
+        cleaned = bench.card("card-0")
+        await bench.prepare("card-0")
+        (bench.root / CARDS / "card-0" / "dirt").write_text("in use", encoding="utf-8")
+        await bench.unprepare("card-0", owner=allocation)
+
+    assert unwritten is None
+    assert "dirt" not in cleaned
+    assert bench.card("card-0")["dirt"] == "in use"
 
 
 class _HangingDriver(FolderDriver):

@@ -208,7 +208,8 @@ class DevicePlugin(rpc.DevicePluginServicer):
                 raise CallRefused(grpc.StatusCode.INVALID_ARGUMENT, f"{self.resource}: the call names device {name} {count} times")
         for names in containers:
             self._check(names)
-        return pb.AllocateResponse(container_responses=[_response(await self._allocate_container(names)) for names in containers])
+        async with self._state.hand_overs.of(self.device_class):
+            return pb.AllocateResponse(container_responses=[_response(await self._allocate_container(names)) for names in containers])
 
     def _names(self, wire_ids: Iterable[str]) -> list[str]:
         """Give our names of the devices that kubelet names."""

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from contextlib import AsyncExitStack
 
 from topobus.contracts.messages import Disagreement
-from topobus.domain.errors import TopobusError
+from topobus.domain.errors import PeerUnavailable, TopobusError
 from topobus.domain.idset import CpuSet
 from topobus.domain.ledger import Allocation
 from topobus.domain.outcome import Refusal
@@ -84,7 +85,7 @@ class Reconciler:
             for allocation in idle:
                 mark = self._mark(allocation)
                 if mark in idle_before and self._is_believed(mark):
-                    await self._release(allocation)
+                    await self._release(allocation, mark)
             idle_before = frozenset(map(self._mark, idle))
             self._used = {
                 mark for mark in map(self._mark, self._state.ledger.allocations.values()) if mark in self._used or mark not in idle_before
@@ -127,7 +128,7 @@ class Reconciler:
         self._note_listed(listing)
         for mark in sorted(gone.keys() & gone_before):
             if self._is_believed(mark):
-                await self._release(gone[mark])
+                await self._release(gone[mark], mark)
         return frozenset(gone)
 
     def _detect_kubelet_restart(self) -> None:
@@ -221,11 +222,45 @@ class Reconciler:
         self._doubted = disagreements
         await self._asks.disagreements.publish(self._disagreed, disagreements)
 
-    async def _release(self, allocation: Allocation) -> None:
-        try:
-            # Kubelet may allocate the same devices in this very moment, and the same devices have the same owner: only what we looked at is meant.
-            await self._asks.release(f"reconcile-{uuid.uuid4().hex}", allocation.owner, only=allocation.decision_id)
-        except TopobusError as err:
-            get_logger().warning("release.failed", owner=allocation.owner.key, error=str(err))
-        else:
-            get_logger().info("allocation.released", owner=allocation.owner.key, why="kubelet lists no pod that has it")
+    async def _release(self, allocation: Allocation, mark: _Mark) -> None:
+        """Have the devices cleaned, and let them go: in this order, so that a crash in between leaves them held, and the next look does it again."""
+        async with AsyncExitStack() as turns:
+            for device_class in sorted({name for holding in allocation.holdings for name in holding.devices}):
+                await turns.enter_async_context(self._state.hand_overs.of(device_class))
+            # Kubelet may have allocated the same devices meanwhile, and the same devices have the same owner: only what we looked at is meant.
+            if self._mark(allocation) != mark:
+                return
+            try:
+                refusal = await self._undo(allocation)
+                if refusal is not None:
+                    why = "; ".join(reason.message for reason in refusal.reasons)
+                    get_logger().warning("release.refused", owner=allocation.owner.key, error=why)
+                    return
+                await self._asks.release(f"reconcile-{uuid.uuid4().hex}", allocation.owner, only=allocation.decision_id)
+            except TopobusError as err:
+                get_logger().warning("release.failed", owner=allocation.owner.key, error=str(err))
+            else:
+                get_logger().info("allocation.released", owner=allocation.owner.key, why="kubelet lists no pod that has it")
+
+    async def _undo(self, allocation: Allocation) -> Refusal | None:
+        """Tell device services which of their devices nobody has any more; a device of which others have a share stays as it is."""
+        ledger = self._state.ledger
+        if allocation.owner.kind is not OwnerKind.DEVICE_PLUGIN or ledger is None:
+            return None
+        others = [other for key, other in ledger.allocations.items() if key != allocation.owner.key]
+        for device_class in sorted(
+            self._state.inventories().keys() & {name for holding in allocation.holdings for name in holding.devices}
+        ):
+            names = _devices(allocation, device_class) - set().union(*(_devices(other, device_class) for other in others))
+            if names and self._state.silent_since(device_class):
+                raise PeerUnavailable(f"the {device_class} service has not answered since {self._state.silent_since(device_class)}")
+            if names:
+                op_id = f"reconcile-{uuid.uuid4().hex}"
+                refusal = await self._asks.unprepare(op_id, allocation.owner, device_class, sorted(names))
+                if refusal is not None:
+                    return refusal
+        return None
+
+
+def _devices(allocation: Allocation, device_class: str) -> set[str]:
+    return {name for holding in allocation.holdings for name in holding.devices.get(device_class, ())}

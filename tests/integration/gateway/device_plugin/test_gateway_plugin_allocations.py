@@ -188,6 +188,42 @@ async def test_gateway_releases_an_allocation_when_kubelet_lists_its_pod_no_more
     assert [allocation.holdings[0].devices["gpu"] for allocation in rig.plane.ledger.allocations.values()] == [kept]
 
 
+async def test_gateway_has_devices_cleaned_before_it_lets_them_go(rig: Rig) -> None:
+    """Kubelet calls nobody when a pod has gone: its devices are undone at their service while the ledger still holds them, and only then free."""
+    await rig.plane.show("gpu", *GPUS)
+    gone = pod("gone", gpu=1)
+    async with rig.kubelet, rig.gateway():
+        await rig.kubelet.wait_for_resource(GPU, allocatable=3)
+        had = (await admitted(rig, gone)).container("main").devices[GPU]
+        gate = rig.plane.asks.hold("unprepare")
+        await rig.kubelet.remove(gone)
+        undone = await rig.plane.asks.wait_for("unprepare")
+        released_before = rig.plane.asks.requests("release")
+        gate.set()
+        released = await rig.plane.asks.wait_for("released")
+
+    assert (undone.owner, undone.devices) == (released.owner, had)
+    assert released_before == []
+
+
+async def test_gateway_keeps_devices_held_when_their_service_cannot_undo_them(rig: Rig) -> None:
+    """They stay with their last owner until the service can; then they are let go."""
+    await rig.plane.show("gpu", *GPUS)
+    rig.plane.unprepare_refusal = no("driver-failed", "the card does not answer")
+    gone = pod("gone", gpu=1)
+    async with rig.kubelet, rig.gateway():
+        await rig.kubelet.wait_for_resource(GPU, allocatable=3)
+        await admitted(rig, gone)
+        await rig.kubelet.remove(gone)
+        await rig.plane.asks.wait_for("unprepare", count=2)
+        released_before = rig.plane.asks.requests("release")
+        rig.plane.unprepare_refusal = None
+        await rig.plane.asks.wait_for("released")
+
+    assert released_before == []
+    assert rig.plane.ledger.allocations == {}
+
+
 async def test_gateway_believes_a_fresh_kubelet_only_what_it_has_listed_since(rig: Rig) -> None:
     """A kubelet that has just started lists no pods: nothing is released by that; what it listed before it missed it, is."""
     await rig.plane.show("gpu", *GPUS)
