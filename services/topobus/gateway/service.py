@@ -36,12 +36,7 @@ from topobus.gateway.foreign.foreign_plugins import ForeignPlugins
 from topobus.gateway.kubelet.allocation_record import AllocationRecord
 from topobus.gateway.kubelet.pod_resources import PodResourcesReader
 from topobus.gateway.kubelet.registration import KUBELET_SOCKET, PluginRegistrar, socket_pattern
-from topobus.gateway.kubelet.sockets import (
-    CallMetrics,
-    FolderWatch,
-    identity,
-    remove_stale,
-)
+from topobus.gateway.kubelet.sockets import CallMetrics, FolderWatch, identity, remove_stale
 from topobus.gateway.node_lock import NodeLock, open_node_lock
 from topobus.gateway.node_state import NodeState, Offer
 from topobus.gateway.reconcile.pod_usage import PodLook, folders_of
@@ -304,12 +299,15 @@ class _Gateway:
         """Serve each class and pool as a device plugin from its first device on; none is ever closed again while we run."""
         while True:
             ticket = self._state.changed.ticket()
-            for offer in self._state.offers():
-                if offer.resource not in self._plugins and self._settings.offers_plugin(offer.device_class, offer.pool):
+            for offer in self._plugin_offers():
+                if offer.resource not in self._plugins:
                     self._plugins[offer.resource] = self._make_plugin(offer, record)
                     self._resources[offer.resource] = offer.device_class
                     lists.create_task(self._plugins[offer.resource].run())
             await ticket.wait()
+
+    def _plugin_offers(self) -> list[Offer]:
+        return [offer for offer in self._state.offers() if self._settings.offers_plugin(offer.device_class, offer.pool)]
 
     async def _open_drivers(self, group: asyncio.TaskGroup) -> None:
         """Serve each class as a DRA driver from its first device on (or its first claim still to be undone), also while we stand by."""
@@ -376,12 +374,16 @@ class _Gateway:
         )
 
     async def _report_registration(self) -> None:
-        """Keep the readiness part `registration`, where and while there is a kubelet."""
+        """Keep the readiness part `registration`, where and while there is a kubelet. What is not served yet is missing, too."""
         kubelet = self._plugin_watch.folder / KUBELET_SOCKET
         said: tuple[bool, str] | None = None
         while True:
             here = identity(kubelet) is not None
-            missing = [f"{plugin.resource}: {plugin.status}" for plugin in self._plugins.values() if plugin.status != "registered"]
+            statuses = dict.fromkeys(
+                (offer.resource for offer in self._plugin_offers()) if self._checkpoint is not None else (), "not served yet"
+            )
+            statuses |= {plugin.resource: plugin.status for plugin in self._plugins.values()}
+            missing = [f"{resource}: {status}" for resource, status in statuses.items() if status != "registered"]
             # A kubelet without DRA is an ordinary one, so a driver counts only where its class is offered in no other way. Who stands by waits for all of them
             # at first: once it is ready, the one that kubelet has is ended.
             is_patient = self._checkpoint is None and asyncio.get_running_loop().time() < self._stands_by_until
@@ -390,11 +392,9 @@ class _Gateway:
                 for name, driver in self._drivers.items()
                 if driver.status != "registered" and (is_patient or not self._settings.offers_plugin(name))
             ]
-            news = (not missing, "; ".join(missing) or self._remark()) if here else (True, "no kubelet here")
+            remark = "device plugins are registered when it is our turn" if self._checkpoint is None else ""
+            news = (not missing, "; ".join(missing) or remark) if here else (True, "no kubelet here")
             if news != said and (here or said is not None or is_patient):
                 said = news
                 self._readiness.set("registration", *news)
             await self._plugin_watch.next()
-
-    def _remark(self) -> str:
-        return "device plugins are registered when it is our turn" if self._checkpoint is None else ""

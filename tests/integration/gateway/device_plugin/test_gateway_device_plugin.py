@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -12,11 +13,14 @@ import pytest
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import device
 from support.plugin_pods import GPU, GPUS, admitted, own_sockets, pod, rejected
+from topobus.contracts.catalogue import PODS
+from topobus.contracts.nouns import Ask
 from topobus.domain.health import HealthState
 from topobus.domain.idset import NodeSet
 from topobus.domain.request import Owner, OwnerKind
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
+from topobus.runtime.bus import Bus
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.clock import ManualClock
 from topobus.testing.kubelet import Capacity
@@ -43,6 +47,26 @@ async def test_gateway_registers_a_class_with_its_list_when_kubelet_is_there(rig
         "gpu-3": NodeSet(0),
     }
     assert resources == {GPU}
+
+
+async def test_gateway_is_not_ready_before_it_serves_what_it_has(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever takes long at its start: a roll-over that waits for `registration` never ends the old gateway before the new one is registered."""
+    answer, is_free = Bus.answer, asyncio.Event()
+
+    async def slow_answer(bus: Bus, ask: Ask[Any, Any], *args: Any, **options: Any) -> None:
+        if ask is PODS:
+            await is_free.wait()
+        await answer(bus, ask, *args, **options)
+
+    monkeypatch.setattr(Bus, "answer", slow_answer)
+    await rig.plane.show("gpu", *GPUS)
+    async with rig.kubelet, rig.gateway():
+        early = await rig.readiness.until(lambda report: "registration" in report)
+        is_free.set()
+        await rig.kubelet.wait_for_resource(GPU, allocatable=3)
+        await rig.readiness.until(lambda report: report.get("registration") == "ready")
+
+    assert early["registration"] == f"{GPU}: not served yet"
 
 
 async def test_gateway_is_ready_and_registers_later_when_kubelet_comes_late(rig: Rig) -> None:
