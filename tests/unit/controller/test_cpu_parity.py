@@ -23,6 +23,8 @@ from topobus.kubernetes.api.shape import read_as
 from topobus.kubernetes.api.slices import slice_order
 
 
+# Half a minute of work: the limit for a hang alone is too near on a machine with other work.
+@pytest.mark.timeout(900)
 async def test_picks_are_the_static_policys_on_random_sequences() -> None:
     """Whatever was allocated and released before, each claim gets the policy's CPUs, or is refused where the policy refuses; with all sets of options."""
     compared = await compare(150)
