@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from topobus.devicekit.pci import pci_folder, why_not_offered
+from topobus.devicekit.left_out import LeftOut
+from topobus.devicekit.pci import function_role, pci_folder, why_not_offered
 from topobus.domain.device import Device
 from topobus.domain.errors import HardwareError
 from topobus.domain.health import Dimension, HealthState, Observation
@@ -45,15 +46,17 @@ def gone(tree: Tree, devices: Sequence[Device]) -> Refusal | None:
 
 
 def is_offered(tree: Tree, address: PciAddress, left_out: list[str]) -> bool:
-    """Say whether a function can be offered as what it is; when not, add the sentence for the inventory's warnings to `left_out`.
+    """Say whether a function can be offered as what it is; when not, add the sentence for the inventory's warnings to `left_out`, and to a LeftOut what it is for.
 
     A function that cannot be read is offered: `observe` says what is wrong with it.
     """
     try:
-        why = why_not_offered(tree, address)
+        role, why = function_role(tree, address)
     except HardwareError:
         return True
-    if why:
+    if why and isinstance(left_out, LeftOut):
+        left_out.keep(address, role, why)
+    elif why:
         left_out.append(f"{address} is not offered: {why}")
     return not why
 

@@ -206,6 +206,7 @@ class _DeviceHost:
                 *merged.warnings,
             ),
             counter_sets=merged.counter_sets,
+            kept=merged.kept,
             resource=self._resource,
         )
 

@@ -17,7 +17,7 @@ import msgspec
 
 from topobus.devicekit.health import HealthSettings, next_health, silence
 from topobus.domain.counters import CounterSet
-from topobus.domain.device import Device
+from topobus.domain.device import Device, KeptFunction
 from topobus.domain.health import Condition, Dimension, HealthState, Observation, RecoveryAction
 from topobus.domain.machine import Machine
 from topobus.domain.names import is_dns_label
@@ -43,6 +43,8 @@ class DriverView:
     observations: Mapping[str, Sequence[Observation]] = field(default_factory=dict)
     silence: Observation | None = None
     warnings: tuple[str, ...] = ()
+    kept: tuple[KeptFunction, ...] = ()
+    """Functions that it knows and does not offer, with what they are for."""
     away: Mapping[str, Device] = field(default_factory=dict)
     """Devices that sat in a sandbox when the driver looked, as they were before; taken in the driver's own thread, in which they also leave and return."""
     off_bus: frozenset[PciAddress] = frozenset()
@@ -58,6 +60,8 @@ class MergedInventory:
     counter_sets: tuple[CounterSet, ...] = ()
     """What the devices use, by name."""
     warnings: tuple[str, ...] = ()
+    kept: tuple[KeptFunction, ...] = ()
+    """Functions that are for something else than their class, by address; of two drivers that name one the one that sorts first is believed."""
 
 
 def advance_inventory(
@@ -126,8 +130,18 @@ def advance_inventory(
         else:
             listed.append(device)
     used = {use.counter_set for device in listed for use in device.consumes}
-    kept = tuple(counter_set for counter_set in counter_sets if counter_set.name in used)
-    return MergedInventory(devices=tuple(listed), removed=tuple(removed), counter_sets=kept, warnings=tuple(warnings))
+    return MergedInventory(
+        devices=tuple(listed),
+        removed=tuple(removed),
+        counter_sets=tuple(counter_set for counter_set in counter_sets if counter_set.name in used),
+        warnings=tuple(warnings),
+        kept=_kept(views),
+    )
+
+
+def _kept(views: Mapping[str, DriverView]) -> tuple[KeptFunction, ...]:
+    functions = {function.pci: function for driver in sorted(views, reverse=True) for function in views[driver].kept}
+    return tuple(functions[address] for address in sorted(functions))
 
 
 def _count(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from topobus.domain.device import AttributeValue, Device, Link
+from topobus.domain.device import AttributeValue, Device, DeviceRole, Link
 from topobus.domain.health import Dimension, HealthState, Observation, RecoveryAction
 from topobus.domain.idset import NodeSet
 from topobus.domain.machine import Machine, PciDevice
@@ -19,6 +19,8 @@ from topobus.sysfs.tree import Tree
 __all__ = [
     "PCI_DEVICES",
     "PciHealth",
+    "function_role",
+    "is_vfio",
     "observe_kernel_driver",
     "pci_device",
     "pci_device_name",
@@ -92,6 +94,7 @@ def pci_device(
     name: str = "",
     parent: str = "",
     partition_of: str = "",
+    role: DeviceRole = DeviceRole.COMPUTE,
     links: tuple[Link, ...] = (),
     attributes: dict[str, AttributeValue] | None = None,
     capacity: dict[str, int] | None = None,
@@ -127,6 +130,7 @@ def pci_device(
         pcie_switch=function.switch,
         parent=parent,
         partition_of=partition_of,
+        role=role,
         links=links,
         attributes={**common, **(attributes or {})},
         capacity=capacity or {},
@@ -134,8 +138,8 @@ def pci_device(
     )
 
 
-def why_not_offered(tree: Tree, address: PciAddress) -> str:
-    """Say why a function cannot be given to a container as what it is; empty when it can.
+def function_role(tree: Tree, address: PciAddress) -> tuple[DeviceRole, str]:
+    """Say what a PCI function is for now, by what all functions tell, and why, where that is not what its class is for.
 
     A function that a passthrough driver holds belongs to a virtual machine. A physical function with virtual functions on is shared through them; given
     whole beside them it would be handed out twice.
@@ -146,13 +150,29 @@ def why_not_offered(tree: Tree, address: PciAddress) -> str:
     """
     folder = pci_folder(address)
     kernel_driver = tree.link_name(f"{folder}/driver")
-    kind = kernel_driver.replace("_", "-")
-    if kind.endswith(_VFIO_ENDING) or kind in _PASSTHROUGH_DRIVERS:
-        return f"kernel driver {kernel_driver} holds it for passthrough"
+    if is_vfio(kernel_driver) or kernel_driver.replace("_", "-") in _PASSTHROUGH_DRIVERS:
+        return DeviceRole.PASSTHROUGH, f"kernel driver {kernel_driver} holds it for passthrough"
     virtual_functions = tree.read_int(f"{folder}/sriov_numvfs") or 0
     if virtual_functions:
-        return f"it has {virtual_functions} virtual functions on, which are offered instead"
-    return ""
+        return DeviceRole.PARTITION_PARENT, f"it has {virtual_functions} virtual functions on, which are offered instead"
+    return DeviceRole.COMPUTE, ""
+
+
+def is_vfio(kernel_driver: str) -> bool:
+    """Say whether a kernel driver is vfio-pci or a maker's variant of it.
+
+    >>> is_vfio("mlx5_vfio_pci"), is_vfio("pci-stub")
+    (True, False)
+    """
+    return kernel_driver.replace("_", "-").endswith(_VFIO_ENDING)
+
+
+def why_not_offered(tree: Tree, address: PciAddress) -> str:
+    """Say why a function cannot be given to a container as what its class is for; empty when it can.
+
+    Errors: raises HardwareError for a file that exists and cannot be read.
+    """
+    return function_role(tree, address)[1]
 
 
 def observe_kernel_driver(tree: Tree, address: PciAddress) -> list[Observation]:

@@ -15,7 +15,7 @@ from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.names import Generation
 from topobus.domain.pci import PciAddress
 
-__all__ = ["AttributeValue", "Device", "Inventory", "Link", "LinkClass", "class_of_driver", "driver_name"]
+__all__ = ["AttributeValue", "Device", "DeviceRole", "Inventory", "KeptFunction", "Link", "LinkClass", "class_of_driver", "driver_name"]
 
 _DRIVER_DOMAIN = ".topobus.dev"
 
@@ -36,6 +36,19 @@ class LinkClass(StrEnum):
     SOCKET = "socket"
     SYSTEM = "system"
     """Across sockets; an unknown pair counts as this, the worst."""
+
+
+class DeviceRole(StrEnum):
+    """What a piece of hardware is for, as it is set up now."""
+
+    COMPUTE = "compute"
+    """What its class is for, by a container: computing, a network, a function of an FPGA."""
+    PASSTHROUGH = "passthrough"
+    """A passthrough driver (vfio-pci) holds it, for a virtual machine or a program that drives it itself."""
+    PARTITION_PARENT = "partition-parent"
+    """It is cut into parts, which are offered instead: MIG, CPX, virtual functions."""
+    MANAGEMENT = "management"
+    """The node's own: who has it changes the card, or the node, for everybody."""
 
 
 class Link(Struct, frozen=True, kw_only=True):
@@ -89,9 +102,20 @@ class Device(Struct, frozen=True, kw_only=True):
     partition_of: str = ""
     """Name of the device that it is cut out of: the two are never held at once. Without `consumes` any number of its parts can be held together."""
     near_cpus: CpuSet = CpuSet()
+    role: DeviceRole = DeviceRole.COMPUTE
+    """What it is for. It is prepared as that alone: when the hardware is set up for something else meanwhile, a claim is refused."""
     pool: str = ""
     """The pool that its device service puts it into, by the operator's selectors; empty: the class's own resource offers it."""
     health: DeviceHealth = HEALTHY
+
+
+class KeptFunction(Struct, frozen=True, kw_only=True):
+    """A PCI function of a class that is not offered, since it is for something else."""
+
+    pci: PciAddress
+    role: DeviceRole
+    why: str = ""
+    """For people: `kernel driver vfio-pci holds it for passthrough`."""
 
 
 class Inventory(Struct, frozen=True, kw_only=True):
@@ -112,6 +136,8 @@ class Inventory(Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
     counter_sets: tuple[CounterSet, ...] = ()
     """What the devices' `consumes` refers to, sorted by name."""
+    kept: tuple[KeptFunction, ...] = ()
+    """Functions that no device stands for, by address: what they are for instead."""
     resource: str = ""
     """The resource name under which kubelet and pods know the class, when it is not ours: `nvidia.com/gpu` of somebody else's device plugin."""
 

@@ -25,6 +25,7 @@ _TEXTS: dict[str, Callable[[Device], str]] = {
     "parent": lambda device: device.parent,
     "pci": lambda device: str(device.pci) if device.pci is not None else "",
     "pcie_root": lambda device: device.pcie_root,
+    "role": lambda device: str(device.role),
     "uuid": lambda device: device.uuid,
     "vendor": lambda device: device.vendor,
 }
@@ -42,7 +43,7 @@ class Condition(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
     """One thing that must be true of a device. What a device does not have is never true of it."""
 
     field: str
-    """`driver`, `model`, `name`, `numa_node`, `parent`, `pci`, `pcie_root`, `socket`, `uuid`, `vendor`, or `attributes.NAME`, `capacity.NAME`."""
+    """`driver`, `model`, `name`, `numa_node`, `parent`, `pci`, `pcie_root`, `role`, `socket`, `uuid`, `vendor`, or `attributes.NAME`, `capacity.NAME`."""
     equals: bool | int | str | None = None
     """Exactly this value."""
     one_of: tuple[bool | int | str, ...] = ()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import io
 
 import pytest
+from msgspec import structs
 from rich.console import Console
 
 from topobus.cli.render.machine_drawing import draw_machine
 from topobus.cli.render.output import THEME
-from topobus.domain.device import Device, Inventory
+from topobus.domain.device import Device, DeviceRole, Inventory, KeptFunction
 from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.ledger import Allocation, Holding, Ledger
@@ -176,3 +177,22 @@ def test_draw_machine_says_the_scale_when_cores_do_not_fit() -> None:
 
     assert any("cores a sign)" in line for line in lines)
     assert any("a···" in line for line in lines)
+
+
+def test_drawing_tells_what_a_function_is_for_when_it_is_not_offered() -> None:
+    """A GPU of a virtual machine stands where it sits, with what it is for; a NIC for passthrough says so beside its model."""
+    function = PciDevice(address=PciAddress(0, 0x18, 0, 0), vendor=1, device=1, numa_node=0, root="pci0000:15")
+    kept = KeptFunction(pci=function.address, role=DeviceRole.PASSTHROUGH, why="kernel driver vfio-pci holds it for passthrough")
+    nic = Device(
+        name="nic-0", device_class="nic", model="ConnectX-7", role=DeviceRole.PASSTHROUGH, numa_nodes=NodeSet(0), pcie_root="pci0000:15"
+    )
+    machine = structs.replace(machine_of(1, 4), pci_devices=(function,))
+
+    lines = drawn(
+        machine,
+        Inventory(node="n1", device_class="gpu", generation=1, kept=(kept,)),
+        Inventory(node="n1", device_class="nic", generation=1, devices=(nic,)),
+    )
+
+    assert any("gpu 18:00.0 passthrough: kernel driver vfio-pci holds it" in line for line in lines)
+    assert any("nic-0 passthrough ConnectX-7" in line for line in lines)

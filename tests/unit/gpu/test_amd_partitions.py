@@ -91,7 +91,7 @@ def test_discover_describes_a_partition_when_its_card_is_cut(cpx: KfdMachine) ->
     # The capture's partitions share one unique id, which names none of them.
     assert partition.uuid == ""
     assert len(driver.warnings) == 8
-    assert driver.warnings[0] == ("0000:05:00.0 is not offered as a whole: it is in mode CPX, and its 8 partitions are offered instead")
+    assert driver.warnings[0] == ("0000:05:00.0 is not offered: it is in mode CPX, and its 8 partitions are offered instead")
 
 
 def test_discover_takes_memory_from_the_banks_when_kfd_has_them(tmp_path: Path) -> None:

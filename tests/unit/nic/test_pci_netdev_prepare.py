@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from topobus.devicekit.driver import PrepareContext
-from topobus.domain.device import Device
+from topobus.domain.device import Device, DeviceRole
 from topobus.domain.outcome import Refusal
 from topobus.domain.pci import PciAddress
 from topobus.domain.request import Owner, OwnerKind
@@ -66,11 +67,18 @@ def test_prepare_gives_the_iommu_group_when_the_card_is_bound_to_vfio(tmp_path: 
         folder.mkdir(parents=True, exist_ok=True)
         (folder / name).symlink_to(os.path.relpath(tmp_path / target, folder))
 
-    edits = PciNetdevDriver().prepare(Tree(HardwareSettings(root=str(tmp_path))), NICS[:1], CONTEXT)
+    card = structs.replace(NICS[0], role=DeviceRole.PASSTHROUGH)
+    driver, tree = PciNetdevDriver(), Tree(HardwareSettings(root=str(tmp_path)))
+
+    edits = driver.prepare(tree, [card], CONTEXT)
+    refusal = driver.prepare(tree, NICS[:1], CONTEXT)
 
     assert not isinstance(edits, Refusal)
-    assert [node.path for node in edits[NICS[0].name].device_nodes] == ["/dev/vfio/41"]
+    assert [node.path for node in edits[card.name].device_nodes] == ["/dev/vfio/41"]
     assert [node.path for node in edits[""].device_nodes] == ["/dev/vfio/vfio"]
+    # Who was given it as an interface wanted no group.
+    assert isinstance(refusal, Refusal)
+    assert [reason.code for reason in refusal.reasons] == ["device-not-offered"]
 
 
 def test_prepare_refuses_when_a_card_is_no_longer_there(tmp_path: Path, tree: Tree) -> None:

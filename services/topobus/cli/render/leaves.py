@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from topobus.domain.device import Device, Inventory
+from topobus.domain.device import Device, DeviceRole, Inventory
 from topobus.domain.health import HealthState
 from topobus.domain.machine import Machine, PciDevice
 
@@ -51,10 +51,13 @@ class Leaf:
 
 
 def leaves_of(machine: Machine, inventories: Iterable[Inventory]) -> tuple[Leaf, ...]:
-    """List what to draw, ordered by root complex, switch, class and name; CPUs are drawn elsewhere."""
+    """List what to draw, ordered by root complex, switch, class and name; CPUs are drawn elsewhere.
+
+    Functions that are not offered, since they are for something else, are drawn with that; the devices of a class that nobody offers are not.
+    """
     known_inventories = [inventory for inventory in inventories if inventory.device_class != "cpu"]
     leaves = (
-        [leaf for inventory in known_inventories for leaf in _device_leaves(inventory)]
+        [leaf for inventory in known_inventories for leaf in (*_device_leaves(inventory), *_kept_leaves(machine, inventory))]
         if known_inventories
         else [leaf for leaf in map(_function_leaf, machine.pci_devices) if leaf is not None]
     )
@@ -84,6 +87,8 @@ def _device_leaves(inventory: Inventory) -> Iterable[Leaf]:
 def _device_leaf(device: Device, parts: int) -> Leaf:
     worst = device.health.worst
     text = worst.reason if worst is not None else device.model or device.vendor
+    if device.role is not DeviceRole.COMPUTE:
+        text = f"{device.role} {text}"
     return Leaf(
         device_class=device.device_class,
         name=device.name,
@@ -94,6 +99,21 @@ def _device_leaf(device: Device, parts: int) -> Leaf:
         health=device.health.state,
         parts=parts,
     )
+
+
+def _kept_leaves(machine: Machine, inventory: Inventory) -> Iterable[Leaf]:
+    functions = {function.address: function for function in machine.pci_devices}
+    for kept in inventory.kept:
+        function = functions.get(kept.pci)
+        if function is not None:
+            yield Leaf(
+                device_class=inventory.device_class,
+                name=f"{inventory.device_class} {short_address(str(kept.pci))}",
+                text=f"{kept.role}: {kept.why}",
+                numa_node=function.numa_node,
+                root=function.root,
+                switch=str(function.switch or ""),
+            )
 
 
 def _function_leaf(function: PciDevice) -> Leaf | None:

@@ -253,6 +253,7 @@ def _find_devices(tree: Tree, machine: Machine) -> _Node:
                 has_custom_hints=own is not None,
                 drivers=tuple(sorted(views)),
                 counter_sets=merged.counter_sets,
+                kept=merged.kept,
                 warnings=merged.warnings,
             )
         )

@@ -18,8 +18,9 @@ from topobus.devicekit.edits_text import (
     unreadable,
     unusable,
 )
+from topobus.devicekit.left_out import LeftOut
 from topobus.devicekit.pci import PciHealth, pci_device
-from topobus.domain.device import AttributeValue, Device
+from topobus.domain.device import AttributeValue, Device, DeviceRole, KeptFunction
 from topobus.domain.edits import ContainerEdits
 from topobus.domain.errors import HardwareError
 from topobus.domain.health import Dimension, HealthState, Observation, RecoveryAction
@@ -67,11 +68,13 @@ class IntelDflDriver:
         self._pci_health = PciHealth()
         self.warnings: tuple[str, ...] = ()
         """What the last `discover` left out, and why; the inventory shows it."""
+        self.kept: tuple[KeptFunction, ...] = ()
+        """What it left out since it is for something else."""
 
     def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
         """List the ports, by region and number."""
         devices: list[Device] = []
-        left_out: list[str] = []
+        left_out = LeftOut()
         for region in dfl_regions(tree):
             try:
                 card = read_dfl_card(tree, region)
@@ -81,11 +84,9 @@ class IntelDflDriver:
                 continue
             if card.pci is None or is_offered(tree, card.pci, left_out):
                 devices += [self._device(card, port, machine) for port in card.ports]
-                if not card.ports:
-                    left_out.append(
-                        f"{card.pci or region} is not offered: it has no port, and its management engine is for nobody's container"
-                    )
-        self.warnings = tuple(left_out)
+                if not card.ports and card.pci is not None:
+                    left_out.keep(card.pci, DeviceRole.MANAGEMENT, "it has no port, and its management engine is for nobody's container")
+        self.warnings, self.kept = tuple(left_out), left_out.kept
         return tuple(devices)
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:

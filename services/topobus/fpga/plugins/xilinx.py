@@ -20,8 +20,9 @@ from topobus.devicekit.edits_text import (
     unreadable,
     unusable,
 )
+from topobus.devicekit.left_out import LeftOut
 from topobus.devicekit.pci import PciHealth, observe_kernel_driver, pci_device, pci_device_name, pci_folder, select_functions
-from topobus.domain.device import AttributeValue, Device
+from topobus.domain.device import AttributeValue, Device, DeviceRole, KeptFunction
 from topobus.domain.edits import ContainerEdits
 from topobus.domain.errors import HardwareError
 from topobus.domain.health import Dimension, HealthState, Observation, RecoveryAction
@@ -99,6 +100,8 @@ class XilinxDriver:
         self._several: set[str] = set()
         self.warnings: tuple[str, ...] = ()
         """What the last `discover` left out, and why; the inventory shows it."""
+        self.kept: tuple[KeptFunction, ...] = ()
+        """What it left out since it is for something else."""
 
     def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
         """List the cards, by slot, and the user functions of those that have several."""
@@ -106,10 +109,13 @@ class XilinxDriver:
         slots: dict[tuple[int, int, int], list[PciDevice]] = {}
         for function in functions:
             slots.setdefault(function.address.key[:3], []).append(function)
-        left_out: list[str] = []
+        left_out = LeftOut()
         cards = [card for slot in sorted(slots) for card in _cards(tree, tuple(slots[slot]))]
         devices = tuple(self._device(tree, card) for card in cards if is_offered(tree, card.main.address, left_out))
-        self.warnings = tuple(left_out)
+        for card in cards:
+            if card.user is not None and card.management is not None:
+                left_out.keep(card.management.address, DeviceRole.MANAGEMENT, "it loads shells and resets the card", is_told=False)
+        self.warnings, self.kept = tuple(left_out), left_out.kept
         return devices
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:

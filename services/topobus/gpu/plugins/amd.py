@@ -13,6 +13,7 @@ from functools import partial
 
 from topobus.devicekit.driver import PrepareContext
 from topobus.devicekit.edits_text import is_offered, own_variable, unreadable, unusable
+from topobus.devicekit.left_out import LeftOut
 from topobus.devicekit.pci import (
     PciHealth,
     observe_kernel_driver,
@@ -21,7 +22,7 @@ from topobus.devicekit.pci import (
     pci_folder,
     select_functions,
 )
-from topobus.domain.device import AttributeValue, Device, Link, LinkClass
+from topobus.domain.device import AttributeValue, Device, DeviceRole, KeptFunction, Link, LinkClass
 from topobus.domain.edits import ContainerEdits
 from topobus.domain.errors import HardwareError
 from topobus.domain.health import Dimension, Observation
@@ -62,21 +63,24 @@ class AmdDriver(ChecksLeftovers):
         """The nodes, and the links of each by its number: 64 partitions have 4,000 of them, which change with the nodes alone."""
         self.warnings: tuple[str, ...] = ()
         """What the last `discover` left out, and why; the inventory shows it."""
+        self.kept: tuple[KeptFunction, ...] = ()
+        """What it left out since it is for something else."""
 
     def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
         """List the GPUs and the partitions of those that are cut, by address."""
         functions = select_functions(tree, machine, vendors=(_VENDOR,), base_classes=_CLASSES)
         cards = read_amd_cards(tree, [function.address for function in functions])
-        left_out: list[str] = []
+        left_out = LeftOut()
         offered: list[tuple[PciDevice, AmdCard]] = []
         for function in functions:
             if is_offered(tree, function.address, left_out):
                 card = cards[function.address]
                 offered.append((function, card))
-                left_out += _why_not_whole(card)
+                for why in _why_not_whole(card):
+                    left_out.keep(card.address, DeviceRole.PARTITION_PARENT, why)
         names = {node.number: name for _, card in offered for node, name in _nodes_by_name(self.device_class, card)}
         links = self._read_links(tree, cards, names)
-        self.warnings = tuple(left_out)
+        self.warnings, self.kept = tuple(left_out), left_out.kept
         return tuple(device for function, card in offered for device in self._devices(tree, function, card, links))
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
@@ -262,17 +266,19 @@ def _share(card_bytes: int, card: AmdCard, compute_dies: int) -> int:
 def _why_not_whole(card: AmdCard) -> list[str]:
     """Tell of a card that is not offered as one GPU; nothing for a whole one."""
     if card.fault:
-        return [f"{card.address} is not offered: {card.fault}"]
+        return [card.fault]
     if card.partitions:
         mode = f"in mode {card.mode}" if card.mode else "cut"
-        return [f"{card.address} is not offered as a whole: it is {mode}, and its {len(card.partitions)} partitions are offered instead"]
+        return [f"it is {mode}, and its {len(card.partitions)} partitions are offered instead"]
     return []
 
 
 def _still_whole(tree: Tree, devices: Sequence[Device]) -> Mapping[str, ContainerEdits] | Refusal:
     """Refuse a GPU that was cut since the last look: its own render node is that of the first partition by now."""
     cards = read_amd_cards(tree, sorted({device.pci for device in devices if device.pci is not None}))
-    cut = {device.name: why for device in devices if device.pci is not None for why in _why_not_whole(cards[device.pci])}
+    cut = {
+        device.name: f"{device.name}: {why}" for device in devices if device.pci is not None for why in _why_not_whole(cards[device.pci])
+    }
     if not cut:
         return {}
     return Refusal(reasons=(Reason(code="device-not-offered", message="; ".join(cut.values()), facts={"devices": tuple(sorted(cut))}),))

@@ -12,6 +12,7 @@ from functools import partial
 
 from topobus.devicekit.driver import PrepareContext
 from topobus.devicekit.edits_text import is_offered, unreadable
+from topobus.devicekit.left_out import LeftOut
 from topobus.devicekit.pci import (
     PciHealth,
     observe_kernel_driver,
@@ -20,7 +21,7 @@ from topobus.devicekit.pci import (
     pci_folder,
     select_functions,
 )
-from topobus.domain.device import AttributeValue, Device
+from topobus.domain.device import AttributeValue, Device, KeptFunction
 from topobus.domain.edits import ContainerEdits
 from topobus.domain.errors import HardwareError
 from topobus.domain.health import Dimension, Observation
@@ -53,16 +54,18 @@ class IntelDriver(ChecksLeftovers):
         self.leftovers = Leftovers()
         self.warnings: tuple[str, ...] = ()
         """What the last `discover` left out, and why; the inventory shows it."""
+        self.kept: tuple[KeptFunction, ...] = ()
+        """What it left out since it is for something else."""
 
     def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
         """List the GPUs, by address."""
-        left_out: list[str] = []
+        left_out = LeftOut()
         functions = [
             function
             for function in select_functions(tree, machine, vendors=(_VENDOR,), base_classes=_CLASSES)
             if is_offered(tree, function.address, left_out)
         ]
-        self.warnings = tuple(left_out)
+        self.warnings, self.kept = tuple(left_out), left_out.kept
         return tuple(self._device(tree, function) for function in functions)
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:

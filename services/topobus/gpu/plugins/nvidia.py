@@ -22,6 +22,7 @@ from topobus.devicekit.edits_text import (
     unreadable,
     unusable,
 )
+from topobus.devicekit.left_out import LeftOut
 from topobus.devicekit.pci import (
     PciHealth,
     observe_kernel_driver,
@@ -31,12 +32,12 @@ from topobus.devicekit.pci import (
     select_functions,
 )
 from topobus.devicekit.sharing import sharing_of
-from topobus.domain.device import AttributeValue, Device, Link, LinkClass
+from topobus.domain.device import AttributeValue, Device, DeviceRole, KeptFunction, Link, LinkClass
 from topobus.domain.edits import ContainerEdits
 from topobus.domain.errors import HardwareError
 from topobus.domain.health import Dimension, HealthState, Observation
 from topobus.domain.machine import Machine, PciDevice
-from topobus.domain.outcome import Refusal
+from topobus.domain.outcome import Reason, Refusal
 from topobus.domain.pci import PciAddress
 from topobus.gpu.leftovers import ChecksLeftovers, GpuUse, Leftovers
 from topobus.gpu.plugins.nvidia_sharing import STRATEGIES, sharing_edits
@@ -68,6 +69,7 @@ class NvidiaDriver(ChecksLeftovers):
 
     def __init__(self, nvml: Nvml | None = None) -> None:
         self.warnings: tuple[str, ...] = ()
+        self.kept: tuple[KeptFunction, ...] = ()
         self._products = ProductTable()
         self._pci_health = PciHealth()
         self._nvml = nvml
@@ -75,7 +77,7 @@ class NvidiaDriver(ChecksLeftovers):
 
     def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
         """List the GPUs, by address."""
-        warnings: list[str] = []
+        warnings = LeftOut()
         functions = [
             function
             for function in select_functions(tree, machine, vendors=(_VENDOR,), base_classes=_CLASSES)
@@ -86,10 +88,11 @@ class NvidiaDriver(ChecksLeftovers):
         devices: list[Device] = []
         for function in functions:
             if _is_partitioned(tree, function.address, nvml_gpus.get(function.address)):
-                warnings.append(f"{function.address} is not offered: MIG mode is on, and CUDA finds no device on the whole GPU")
+                why = "MIG mode is on, and CUDA finds no device on the whole GPU"
+                warnings.keep(function.address, DeviceRole.PARTITION_PARENT, why)
             else:
                 devices.append(self._device(tree, function, nvml_gpus, version))
-        self.warnings = tuple(warnings)
+        self.warnings, self.kept = tuple(warnings), warnings.kept
         return tuple(devices)
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
@@ -101,7 +104,7 @@ class NvidiaDriver(ChecksLeftovers):
 
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
         """Give each GPU's nodes, the driver's shared nodes, and the variable that NVIDIA's container runtime reads."""
-        if (refusal := unusable(tree, devices)) is not None:
+        if (refusal := unusable(tree, devices) or _refuse_cut(tree, devices)) is not None:
             return refusal
         self.leftovers.before(context, devices, partial(self.use, tree))
         sharing = sharing_of(devices, context)
@@ -234,6 +237,13 @@ def _is_partitioned(tree: Tree, address: PciAddress, gpu: NvmlGpu | None) -> boo
     minor = _information_if_readable(tree, address).get("Device Minor", "")
     # Source: NVIDIA, "MIG User Guide", device nodes and capabilities: gpu<minor>/mig/gi<instance>.
     return any(name.startswith("gi") for name in tree.names(f"{_PROC}/capabilities/gpu{minor}/mig")) if minor else False
+
+
+def _refuse_cut(tree: Tree, devices: Sequence[Device]) -> Refusal | None:
+    """Refuse GPUs that were cut into MIG instances since the last look; by the kernel module's word, for NVML takes long to ask."""
+    cut = tuple(sorted(device.name for device in devices if device.pci is not None and _is_partitioned(tree, device.pci, None)))
+    text = f"in MIG mode by now, which CUDA cannot use as a whole: {', '.join(cut)}"
+    return Refusal(reasons=(Reason(code="device-not-offered", message=text, facts={"devices": cut}),)) if cut else None
 
 
 def _visible(uuids: Sequence[str], count: int) -> str:

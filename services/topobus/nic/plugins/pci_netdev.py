@@ -1,11 +1,13 @@
 """Network cards on PCI: any function with a network class, an interface or an RDMA device; physical and virtual functions.
 
 Flows in: the machine's PCI functions, their interfaces and RDMA ports from the tree. Flows out: devices, link health, the RDMA device nodes for a container, and, by
-`interface_hands`, the interface in a pod's network namespace. A function that is bound to vfio-pci has no interface, and gives its nodes alone.
+`interface_hands`, the interface in a pod's network namespace. A function that is bound to vfio-pci has no interface: its role is
+passthrough, and it gives its nodes alone.
 
 These functions are not offered, and the inventory's warnings name them:
 - a card that carries the machine's default route, directly or below a bond, bridge or VLAN: the node would lose its network;
-- a physical function with virtual functions enabled: it is shared through them, each of which is offered instead and names it as its parent.
+- a physical function with virtual functions enabled: it is shared through them, each of which is offered instead and names it as its parent;
+- a function that pci-stub or the like holds, for nobody or for a program without VFIO.
 
 Health: what every PCI function tells (topobus.devicekit.pci) and the link (link_health). An interface that is not visible (moved into a pod's network
 namespace) or switched off is no fault: allocated and idle cards look like that. A virtual function is as healthy as its physical one's link.
@@ -19,13 +21,23 @@ from collections.abc import Mapping, Sequence
 
 from topobus.devicekit.driver import PrepareContext
 from topobus.devicekit.edits_text import gone, own_variable, unreadable
-from topobus.devicekit.pci import PciHealth, observe_kernel_driver, pci_device, pci_device_name, pci_folder, select_functions
-from topobus.domain.device import AttributeValue, Device
+from topobus.devicekit.left_out import LeftOut
+from topobus.devicekit.pci import (
+    PciHealth,
+    function_role,
+    is_vfio,
+    observe_kernel_driver,
+    pci_device,
+    pci_device_name,
+    pci_folder,
+    select_functions,
+)
+from topobus.domain.device import AttributeValue, Device, DeviceRole, KeptFunction
 from topobus.domain.edits import ContainerEdits
 from topobus.domain.errors import HardwareError
 from topobus.domain.health import Dimension, Observation
 from topobus.domain.machine import Machine, PciDevice
-from topobus.domain.outcome import Refusal
+from topobus.domain.outcome import Reason, Refusal
 from topobus.domain.pci import PciAddress
 from topobus.nic.netlink.vf_settings import VfPlace
 from topobus.nic.plugins.attaching import AttachesInterfaces
@@ -58,15 +70,17 @@ class PciNetdevDriver(AttachesInterfaces):
         self._best_speeds = BestSpeeds()
         self.warnings: tuple[str, ...] = ()
         """What the last `discover` left out, and why; the inventory shows it."""
+        self.kept: tuple[KeptFunction, ...] = ()
+        """What it left out since it is for something else."""
 
     def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
         """List the network functions that may be handed out, by address."""
         tree = tree.for_scan()
         routed = default_route_interfaces(tree)
         functions = select_functions(tree, machine, accept=lambda device: _is_network(tree, device))
-        left_out: list[str] = []
+        left_out = LeftOut()
         devices = [self._discover_one(tree, function, routed, left_out) for function in functions]
-        self.warnings = tuple(left_out)
+        self.warnings, self.kept = tuple(left_out), left_out.kept
         return tuple(device for device in devices if device is not None)
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
@@ -82,6 +96,7 @@ class PciNetdevDriver(AttachesInterfaces):
         shared_nodes: set[str] = set()
         functions = sorted(((device, device.pci) for device in devices if device.pci is not None), key=lambda pair: pair[1])
         refusal = gone(tree, devices)
+        refusal = refusal or _refuse_other_roles(tree, devices)
         if refusal is not None:
             return refusal
         for device, address in functions:
@@ -89,7 +104,7 @@ class PciNetdevDriver(AttachesInterfaces):
             if names:
                 rdma.extend(names)
                 shared_nodes.add(_RDMA_CM)
-            if (group := _vfio_group(tree, address)) is not None:
+            if device.role is DeviceRole.PASSTHROUGH and (group := _vfio_group(tree, address)) is not None:
                 nodes.append(f"vfio/{group}")
                 shared_nodes.add("vfio/vfio")
             interfaces.extend(
@@ -141,11 +156,13 @@ class PciNetdevDriver(AttachesInterfaces):
             return ()
         return tuple(rdma_device.name for rdma_device in function_rdma_devices(tree, device.pci))
 
-    def _discover_one(self, tree: Tree, function: PciDevice, routed: frozenset[str], left_out: list[str]) -> Device | None:
+    def _discover_one(self, tree: Tree, function: PciDevice, routed: frozenset[str], left_out: LeftOut) -> Device | None:
         try:
             interfaces = function_interfaces(tree, function.address)
             sriov = read_sriov(tree, function.address)
             rdma = function_rdma_devices(tree, function.address)
+            role, why = function_role(tree, function.address)
+            group = _vfio_group(tree, function.address) if role is DeviceRole.PASSTHROUGH else None
         except HardwareError:
             # Still a device: `observe` tells which file is unreadable, and its neighbours are not touched.
             return self._device(function, {})
@@ -154,10 +171,10 @@ class PciNetdevDriver(AttachesInterfaces):
             left_out.append(f"{function.address} is not offered as a whole: pods share its interface {', '.join(shared)}")
             return None
         if any(interface.name in routed for interface in interfaces):
-            left_out.append(f"{function.address} is not offered: the default route of this node goes over it")
+            left_out.keep(function.address, DeviceRole.MANAGEMENT, "the default route of this node goes over it")
             return None
-        if sriov is not None and sriov.enabled:
-            left_out.append(f"{function.address} is not offered: it has {sriov.enabled} virtual functions on, which are offered instead")
+        if role is DeviceRole.PARTITION_PARENT or (role is DeviceRole.PASSTHROUGH and not group):
+            left_out.keep(function.address, role, why)
             return None
         facts: dict[str, AttributeValue] = {"rdma": bool(rdma), "sriovVf": function.physfn is not None}
         if sriov is not None:
@@ -168,9 +185,9 @@ class PciNetdevDriver(AttachesInterfaces):
             layers = {port.link_layer for rdma_device in rdma for port in rdma_device.ports if port.link_layer}
             if len(layers) == 1:
                 facts["linkLayer"] = layers.pop()
-        return self._device(function, facts)
+        return self._device(function, facts, role)
 
-    def _device(self, function: PciDevice, facts: dict[str, AttributeValue]) -> Device:
+    def _device(self, function: PciDevice, facts: dict[str, AttributeValue], role: DeviceRole = DeviceRole.COMPUTE) -> Device:
         return pci_device(
             function,
             device_class=self.device_class,
@@ -178,6 +195,7 @@ class PciNetdevDriver(AttachesInterfaces):
             vendor=vendor_name(function.vendor),
             model=model_name(function.vendor, function.device),
             parent="" if function.physfn is None else pci_device_name(self.device_class, function.physfn),
+            role=role,
             attributes=facts,
         )
 
@@ -201,6 +219,20 @@ class PciNetdevDriver(AttachesInterfaces):
             parent,
         )
         return [*seen, *(observation for observation in link if observation is not None)]
+
+
+def _refuse_other_roles(tree: Tree, devices: Sequence[Device]) -> Refusal | None:
+    """Refuse functions that are for something else by now than when they were offered: who wants an interface gets no VFIO group, and the other way round."""
+    changed: dict[str, str] = {}
+    for device in devices:
+        if device.pci is not None:
+            role, why = function_role(tree, device.pci)
+            if role is not device.role or (role is DeviceRole.PASSTHROUGH and _vfio_group(tree, device.pci) is None):
+                changed[device.name] = why or f"it was offered for {device.role}, and is for {role} now"
+    if not changed:
+        return None
+    text = "; ".join(f"{name}: {why}" for name, why in sorted(changed.items()))
+    return Refusal(reasons=(Reason(code="device-not-offered", message=text, facts={"devices": tuple(sorted(changed))}),))
 
 
 def _observe_parent(tree: Tree, address: PciAddress) -> Observation | None:
@@ -241,8 +273,7 @@ def _interface_facts(interfaces: Sequence[NetInterface]) -> dict[str, AttributeV
 
 
 def _vfio_group(tree: Tree, address: PciAddress) -> str | None:
-    """Name the IOMMU group of a function that is bound to vfio-pci, read anew each time: the number changes over reboots."""
+    """Name the IOMMU group of a function that vfio-pci or a maker's variant of it holds, read anew each time: the number changes over reboots."""
     folder = pci_folder(address)
-    driver = tree.real(f"{folder}/driver")
-    group = tree.real(f"{folder}/iommu_group")
-    return group.rpartition("/")[2] if driver and group and driver.endswith("/vfio-pci") else None
+    group = tree.link_name(f"{folder}/iommu_group")
+    return group or None if is_vfio(tree.link_name(f"{folder}/driver")) else None

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from topobus.domain.counters import CapacityPolicy, CounterSet, CounterUse
-from topobus.domain.device import AttributeValue, Device
+from topobus.domain.device import AttributeValue, Device, DeviceRole
 from topobus.domain.health import HealthState
 from topobus.domain.quantity import Quantity, QuantityForm
 from topobus.kubernetes.api.limit_rules import MAX_COUNTER_SETS
@@ -170,6 +170,8 @@ def _own_attributes(device: Device) -> dict[str, Attribute]:
         "uuid": device.uuid,
         "parent": device.parent,
         "pcieSwitch": str(device.pcie_switch) if device.pcie_switch is not None else "",
+        # Said of the exception alone: most devices are for what their class is for.
+        "role": str(device.role) if device.role is not DeviceRole.COMPUTE else "",
     }
     numbers = {"cpu": device.cpu, "core": device.core, "socket": device.socket, "l3": device.l3}
     fields: dict[str, AttributeValue] = {name: text for name, text in texts.items() if text}

@@ -1,0 +1,27 @@
+"""What a driver finds and does not offer: a sentence for the inventory's warnings, and what the function is for instead."""
+
+from __future__ import annotations
+
+from topobus.domain.device import DeviceRole, KeptFunction
+from topobus.domain.pci import PciAddress
+
+__all__ = ["LeftOut"]
+
+
+class LeftOut(list[str]):
+    """The sentences, in the order of discovery, with the functions that they are about."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._functions: dict[PciAddress, KeptFunction] = {}
+
+    @property
+    def kept(self) -> tuple[KeptFunction, ...]:
+        """The functions, by address."""
+        return tuple(self._functions[address] for address in sorted(self._functions))
+
+    def keep(self, address: PciAddress, role: DeviceRole, why: str, *, is_told: bool = True) -> None:
+        """Note a function that is for something else; `is_told` False: what everybody expects is no warning."""
+        self._functions[address] = KeptFunction(pci=address, role=role, why=why)
+        if is_told:
+            self.append(f"{address} is not offered: {why}")
