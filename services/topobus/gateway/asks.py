@@ -32,7 +32,7 @@ from topobus.domain.sandbox import ContainerName, Sandbox
 from topobus.gateway.config import DeadlineSettings
 from topobus.gateway.core.edit_limits import EditRights, host_paths, refuse_forbidden
 from topobus.gateway.core.preference import fall_back, is_legal, plugin_choices
-from topobus.gateway.links import real_paths, with_real_folders
+from topobus.gateway.links import real_paths, with_own_hook, with_real_folders
 from topobus.gateway.reconcile.ledger_drift import LedgerDrift
 from topobus.runtime.bus import Bus, Held
 from topobus.runtime.logging import get_logger
@@ -219,7 +219,7 @@ class NodeAsks:
 
     async def refuse_forbidden(self, device_class: str, prepared: Prepared) -> Refusal | None:
         """Look at an answer of `prepare`, whoever gave it: this is the last place before kubelet and a container runtime do it. None is all allowed."""
-        rights = self._rights(device_class)
+        rights = with_own_hook(device_class, self._rights(device_class))
         paths = host_paths(prepared)
         leads_to: dict[str, str] = {}
         if paths:

@@ -345,7 +345,7 @@ def _check_rights(device_class: str, rights: EditRights) -> None:
     key = f"edits.{device_class}"
     if not is_dns_label(device_class):
         raise ConfigError(f"gateway: edits: got {device_class!r}, wanted a class such as gpu or widget-acme", key="edits")
-    for name in ("device_nodes", "mounts", "writable_mounts"):
+    for name in ("device_nodes", "mounts", "libraries", "writable_mounts"):
         for path in getattr(rights, name):
             # A prefix of nodes may end where a folder's name does.
             plain = path.removesuffix("/") if name == "device_nodes" else path

@@ -7,13 +7,15 @@ can write.
 from __future__ import annotations
 
 import os.path
+import sys
 from collections.abc import Iterable
 
 import msgspec
 
 from topobus.gateway.core.edit_limits import EditRights
+from topobus.sysfs.driver_files import HOOK_PROGRAM
 
-__all__ = ["real_paths", "with_real_folders"]
+__all__ = ["real_paths", "with_own_hook", "with_real_folders"]
 
 
 def real_paths(paths: Iterable[str]) -> dict[str, str]:
@@ -27,11 +29,20 @@ def with_real_folders(rights: EditRights) -> EditRights:
         rights,
         device_nodes=_with_real(rights.device_nodes),
         mounts=_with_real(rights.mounts),
+        libraries=_with_real(rights.libraries),
         writable_mounts=_with_real(rights.writable_mounts),
     )
 
 
+def with_own_hook(device_class: str, rights: EditRights) -> EditRights:
+    """Allow class gpu the hook of this installation, which on a host is the one that its gpu service names."""
+    program = f"{os.path.dirname(sys.executable)}/{HOOK_PROGRAM}"  # noqa: PTH120 - a text, as rights have it
+    return msgspec.structs.replace(rights, hooks=(*rights.hooks, program)) if device_class == "gpu" else rights
+
+
 def _with_real(prefixes: tuple[str, ...]) -> tuple[str, ...]:
     # The last part stays as it is: it may be the beginning of a name, and a link there is what must not be followed.
-    real = (f"{os.path.realpath(folder).rstrip('/')}/{name}" for folder, name in map(os.path.split, prefixes))
+    parts = [os.path.split(prefix) for prefix in prefixes]
+    leads_to = {folder: os.path.realpath(folder).rstrip("/") for folder in {folder for folder, _ in parts}}
+    real = (f"{leads_to[folder]}/{name}" for folder, name in parts)
     return tuple(dict.fromkeys((*prefixes, *real)))

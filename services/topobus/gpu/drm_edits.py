@@ -1,4 +1,7 @@
-"""Container edits for a GPU that the kernel's DRM serves: its card and render node, and the variable that names it."""
+"""Container edits for a GPU that the kernel's DRM serves: its card and render node with their groups, and the variable that names it.
+
+The names below /dev/dri/by-path, by which media libraries find the GPU of an address, are nodes of their own in the container: CDI knows no links.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +9,42 @@ from collections.abc import Sequence
 
 from topobus.devicekit.edits_text import own_variable, unusable
 from topobus.domain.device import Device
-from topobus.domain.edits import ContainerEdits
+from topobus.domain.edits import ContainerEdits, DeviceNode
 from topobus.domain.outcome import Refusal
-from topobus.sysfs.drm import function_drm_nodes
-from topobus.sysfs.nodes import device_node
+from topobus.domain.pci import PciAddress
+from topobus.domain.request import Owner, OwnerKind
+from topobus.sysfs.drm import DrmNodes, function_drm_nodes
+from topobus.sysfs.nodes import device_node, node_groups
 from topobus.sysfs.tree import Tree
 
-__all__ = ["drm_edits"]
+__all__ = ["by_path_nodes", "drm_edits", "groups_of"]
 
 
-def drm_edits(tree: Tree, devices: Sequence[Device]) -> dict[str, ContainerEdits] | Refusal:
+def drm_edits(tree: Tree, devices: Sequence[Device], owner: Owner) -> dict[str, ContainerEdits] | Refusal:
     """Make each GPU's edits, by device name; refused when one of the cards has left the bus or cannot be used any more."""
     if (refusal := unusable(tree, devices)) is not None:
         return refusal
     edits: dict[str, ContainerEdits] = {}
     for address, device in sorted(((device.pci, device) for device in devices if device.pci is not None), key=lambda pair: pair[0]):
-        nodes = function_drm_nodes(tree, address).paths
+        drm = function_drm_nodes(tree, address)
         edits[device.name] = ContainerEdits(
-            env={own_variable(device): str(address)}, device_nodes=tuple(device_node(node) for node in nodes)
+            env={own_variable(device): str(address)},
+            device_nodes=(*(device_node(node) for node in drm.paths), *by_path_nodes(tree, address, drm)),
+            additional_gids=groups_of(tree, drm.paths, owner),
         )
     return edits
+
+
+def groups_of(tree: Tree, names: Sequence[str], owner: Owner) -> tuple[int, ...]:
+    """Give the groups (video, render) that a container's processes need to open nodes; none by a device plugin, whose API has no words for groups."""
+    return node_groups(tree, names) if owner.kind is OwnerKind.CLAIM else ()
+
+
+def by_path_nodes(tree: Tree, address: PciAddress, drm: DrmNodes) -> tuple[DeviceNode, ...]:
+    """Give a GPU's names by its address, where the host has them (udev makes them)."""
+    names = ((f"pci-{address}-card", drm.card), (f"pci-{address}-render", drm.render))
+    return tuple(
+        DeviceNode(path=f"/dev/dri/by-path/{name}", host_path=f"/dev/dri/{node}")
+        for name, node in names
+        if node and tree.is_link(f"dev/dri/by-path/{name}")
+    )

@@ -235,6 +235,16 @@ SECTIONS: tuple[ReasonSection, ...] = (
             ReasonGroup(("sharing-unsupported",), "the devices' driver does not know the strategy", ("driver", "strategy")),
             ReasonGroup(("time-slice-unsupported",), "a time slice other than the default, which nobody here sets", ("interval",)),
             ReasonGroup(("mps-not-running",), "MPS is asked for, and no control daemon runs on the node"),
+            ReasonGroup(
+                ("driver-files-incomplete",),
+                "the files of the loaded NVIDIA driver are not all on the host, and `hardware.driver_files.bring` is `always`",
+                ("root", "wanted", "got"),
+            ),
+            ReasonGroup(
+                ("loader-hook-missing",), "`hardware.driver_files.loader` is `hook`, and the program is not where it is looked for"
+            ),
+            ReasonGroup(("access-malformed",), "the configuration `Access` of a claim for GPUs cannot be read"),
+            ReasonGroup(("access-unavailable",), "a claim asks for a device node that the host does not have", ("missing",)),
             ReasonGroup(("prepare-incomplete",), "a device service prepared less than it was asked for", ("devices",)),
         ),
     ),

@@ -6,9 +6,17 @@ elsewhere (a service in a container reads it below another root).
 
 from __future__ import annotations
 
-from topobus.domain.edits import DeviceNode
+import stat
+from collections.abc import Iterable
 
-__all__ = ["device_node"]
+from topobus.domain.edits import DeviceNode
+from topobus.sysfs.tree import Tree
+
+__all__ = ["device_node", "node_groups"]
+
+# What everybody may do needs no group: read and write.
+_EVERYBODY = stat.S_IROTH | stat.S_IWOTH
+_GROUP = stat.S_IRGRP | stat.S_IWGRP
 
 
 def device_node(name: str, *, permissions: str = "rw") -> DeviceNode:
@@ -18,3 +26,19 @@ def device_node(name: str, *, permissions: str = "rw") -> DeviceNode:
     '/dev/infiniband/uverbs0'
     """
     return DeviceNode(path=f"/dev/{name}", permissions=permissions)
+
+
+def node_groups(tree: Tree, names: Iterable[str]) -> tuple[int, ...]:
+    """Find the groups that may open nodes which not everybody may (0660, root:render); never root's.
+
+    Shapes: names — relative to dev; what is absent or no device node is left out. Order: sorted.
+    """
+    groups: set[int] = set()
+    for name in names:
+        try:
+            status = tree.path(f"dev/{name}").stat()
+        except OSError:
+            continue
+        if stat.S_ISCHR(status.st_mode) and status.st_mode & _EVERYBODY != _EVERYBODY and status.st_mode & _GROUP:
+            groups.add(status.st_gid)
+    return tuple(sorted(groups - {0}))

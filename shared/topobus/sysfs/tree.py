@@ -16,6 +16,7 @@ from msgspec import Meta, Struct
 
 from topobus.domain.errors import HardwareError
 from topobus.sysfs.answers import OpenFiles, StampedAnswers
+from topobus.sysfs.driver_files import DriverFilesSettings
 from topobus.sysfs.filesystem import is_kernels
 
 __all__ = ["HardwareSettings", "Tree", "natural_key"]
@@ -41,6 +42,8 @@ class HardwareSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     nodes lie in a folder of its own (`machines build --device-nodes`) names that one, so that containers start on a machine without the hardware."""
     library_path: str = ""
     """A folder searched first for vendor libraries (NVML); empty: the system's own search."""
+    driver_files: DriverFilesSettings = DriverFilesSettings()
+    """The user-space files of a driver that containers need of the host; class gpu alone reads it."""
     rescan_s: Annotated[float, Meta(gt=0)] = 5.0
     """Seconds between two looks at the tree, besides the kernel's own events. 5 s: what can change is read in milliseconds; see `full_rescan_s` of discovery."""
     honours_cpuset: bool = True

@@ -18,6 +18,7 @@ from msgspec import Struct, structs
 from topobus.contracts.messages import Prepared
 from topobus.domain.edits import ContainerEdits, DeviceNode, Mount
 from topobus.domain.outcome import Reason, Refusal
+from topobus.gateway.core.driver_file_rights import DRIVER_FILES, DRIVER_HOOKS, DRIVER_LIBRARIES, DRIVER_VARIABLES, LIBRARY_NAME
 from topobus.gateway.core.guarded_names import (
     FORBIDDEN,
     FORBIDDEN_PREFIXES,
@@ -53,10 +54,12 @@ class EditRights(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Allow permission `m`: the container may make the node again, under another name."""
     mounts: tuple[str, ...] = ()
     """Folders or files of the host that may be mounted read-only, with what is below them."""
+    libraries: tuple[str, ...] = ()
+    """Folders of the host below which single libraries (`lib*.so`, with or without a version) may be mounted read-only."""
     writable_mounts: tuple[str, ...] = ()
     """Those that may be mounted for writing, too."""
     variables: tuple[str, ...] = ()
-    """Names of variables that would be refused otherwise, such as `LD_PRELOAD`: a program obeys them before it does anything of its own."""
+    """Names of variables that would be refused otherwise, such as `LD_PRELOAD`: a program obeys them before it does anything of its own. `NAME=VALUE` allows this value alone."""
     annotations: tuple[str, ...] = ()
     """Prefixes of annotations. Those that a runtime obeys (`cdi.k8s.io/`) are covered only by a prefix that names them."""
     cpus: bool = False
@@ -98,8 +101,17 @@ NVIDIA_HOOKS = tuple(
 NO_RIGHTS = EditRights()
 SHIPPED_RIGHTS: Mapping[str, EditRights] = MappingProxyType(
     {
-        # NVIDIA's, AMD's and Intel's nodes. An MPS client needs the daemon's pipes and its files in shared memory (CUDA MPS guide).
-        "gpu": EditRights(device_nodes=("/dev/nvidia", "/dev/dri/", "/dev/kfd"), writable_mounts=("/dev/shm", "/tmp/nvidia-mps")),
+        # NVIDIA's, AMD's and Intel's nodes and their groups; the files of NVIDIA's driver, and the program by which a container's loader finds them.
+        # An MPS client needs the daemon's pipes and its files in shared memory (CUDA MPS guide).
+        "gpu": EditRights(
+            device_nodes=("/dev/nvidia", "/dev/dri/", "/dev/kfd", "/dev/gdrdrv"),
+            mounts=DRIVER_FILES,
+            libraries=DRIVER_LIBRARIES,
+            writable_mounts=("/dev/shm", "/tmp/nvidia-mps"),
+            variables=DRIVER_VARIABLES,
+            hooks=DRIVER_HOOKS,
+            gids=True,
+        ),
         "nic": EditRights(device_nodes=("/dev/infiniband/", "/dev/vfio/")),
         # Ports and render nodes; not the management nodes (dfl-fme, xclmgmt), by which a card is programmed anew.
         "fpga": EditRights(device_nodes=("/dev/dfl-port.", "/dev/dri/renderD")),
@@ -163,6 +175,7 @@ def _joined(first: EditRights, second: EditRights) -> EditRights:
         device_nodes=(*first.device_nodes, *second.device_nodes),
         may_mknod=first.may_mknod or second.may_mknod,
         mounts=(*first.mounts, *second.mounts),
+        libraries=(*first.libraries, *second.libraries),
         writable_mounts=(*first.writable_mounts, *second.writable_mounts),
         variables=(*first.variables, *second.variables),
         annotations=(*first.annotations, *second.annotations),
@@ -239,7 +252,9 @@ def _variable_breaches(name: str, value: str, rights: EditRights) -> Iterator[tu
     shown = f"variable {_shown(name)}"
     if not _VARIABLE.fullmatch(name):
         yield shown, "a name of letters, digits and '_' that does not begin with a digit"
-    elif name not in rights.variables and (name.upper() in FORBIDDEN or name.upper().startswith(FORBIDDEN_PREFIXES)):
+    elif not {name, f"{name}={value}"} & set(rights.variables) and (
+        name.upper() in FORBIDDEN or name.upper().startswith(FORBIDDEN_PREFIXES)
+    ):
         yield shown, "none that a loader, a shell or an interpreter obeys"
     if _has_control(value):
         yield f"{shown} with value {_shown(value)}", "a value without control characters"
@@ -286,8 +301,8 @@ def _mount_breaches(mount: Mount, rights: EditRights, leads_to: Mapping[str, str
     for where in dict.fromkeys((host, leads_to.get(host, host))):
         if any(_is_below(where, folder) for folder in rights.writable_mounts):
             continue
-        if not any(_is_below(where, folder) for folder in rights.mounts):
-            yield _with_target(shown, host, where), f"a mount of {_listed((*rights.mounts, *rights.writable_mounts))}"
+        if not any(_is_below(where, folder) for folder in rights.mounts) and not _is_library(where, rights):
+            yield _with_target(shown, host, where), f"a mount of {_listed_mounts(rights)}"
         elif "ro" not in mount.options or "rw" in mount.options:
             yield f"{shown} for writing", "option ro"
 
@@ -313,6 +328,11 @@ def _is_covered(text: str, prefixes: Iterable[str], protected: re.Pattern[str]) 
     """Say whether a prefix covers a text; what is protected is covered only by a prefix that names something protected itself."""
     is_protected = protected.match(text) is not None
     return any(text.startswith(prefix) and (not is_protected or protected.match(prefix) is not None) for prefix in prefixes)
+
+
+def _is_library(path: str, rights: EditRights) -> bool:
+    folder, _, name = path.rpartition("/")
+    return LIBRARY_NAME.fullmatch(name) is not None and any(_is_below(folder, allowed) for allowed in rights.libraries)
 
 
 def _is_below(path: str, folder: str) -> bool:
@@ -343,6 +363,12 @@ def _with_target(shown: str, host: str, where: str) -> str:
 def _shown(text: str) -> str:
     """Show a text that may be anything, so that it can stand in a line."""
     return ascii(text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}...")
+
+
+def _listed_mounts(rights: EditRights) -> str:
+    if rights.libraries:
+        return f"a file of the GPU's driver (docs/how-to/cuda-without-a-toolkit.md), {_listed(rights.writable_mounts)}, or what setting edits names"
+    return _listed((*rights.mounts, *rights.writable_mounts))
 
 
 def _listed(prefixes: Iterable[str]) -> str:

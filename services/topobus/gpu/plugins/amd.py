@@ -29,8 +29,9 @@ from topobus.domain.health import Dimension, Observation
 from topobus.domain.machine import Machine, PciDevice
 from topobus.domain.outcome import Reason, Refusal
 from topobus.domain.pci import PciAddress
+from topobus.domain.request import Owner
 from topobus.gpu.amd_cards import AmdCard, AmdPartition, partition_drm_nodes, read_amd_cards
-from topobus.gpu.drm_edits import drm_edits
+from topobus.gpu.drm_edits import drm_edits, groups_of
 from topobus.gpu.kfd_processes import kfd_processes
 from topobus.gpu.leftovers import ChecksLeftovers, GpuUse, Leftovers
 from topobus.gpu.processes import process_of
@@ -96,13 +97,18 @@ class AmdDriver(ChecksLeftovers):
         parts = [device for device in devices if device.attributes.get("type") == _PARTITION]
         whole = [device for device in devices if device not in parts]
         edits: dict[str, ContainerEdits] = {}
-        for chosen in (drm_edits(tree, whole) if whole else {}, self._partition_edits(tree, parts), _still_whole(tree, whole)):
+        for chosen in (
+            drm_edits(tree, whole, context.owner) if whole else {},
+            self._partition_edits(tree, parts, context.owner),
+            _still_whole(tree, whole),
+        ):
             if isinstance(chosen, Refusal):
                 return chosen
             edits.update(chosen)
         self.leftovers.before(context, devices, partial(self.use, tree))
-        common = ContainerEdits(device_nodes=(device_node("kfd"),)) if tree.exists("dev/kfd") else ContainerEdits()
-        return {**edits, "": common}
+        if not tree.exists("dev/kfd"):
+            return {**edits, "": ContainerEdits()}
+        return {**edits, "": ContainerEdits(device_nodes=(device_node("kfd"),), additional_gids=groups_of(tree, ["kfd"], context.owner))}
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
         """Undo nothing: preparing changes nothing on the GPU."""
@@ -119,7 +125,7 @@ class AmdDriver(ChecksLeftovers):
             return GpuUse(blind=err.message)
         return GpuUse(processes=tuple(process_of(tree, pid, used) for pid, used in pids.items()), used_bytes=used_bytes)
 
-    def _partition_edits(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, ContainerEdits] | Refusal:
+    def _partition_edits(self, tree: Tree, devices: Sequence[Device], owner: Owner) -> Mapping[str, ContainerEdits] | Refusal:
         refusal = unusable(tree, devices)
         if refusal is not None:
             return refusal
@@ -140,7 +146,9 @@ class AmdDriver(ChecksLeftovers):
             card, partition = now[device.name]
             nodes = partition_drm_nodes(tree, card, partition)
             edits[device.name] = ContainerEdits(
-                env={own_variable(device): f"{card.address}/{partition.index}"}, device_nodes=tuple(map(device_node, nodes))
+                env={own_variable(device): f"{card.address}/{partition.index}"},
+                device_nodes=tuple(map(device_node, nodes)),
+                additional_gids=groups_of(tree, nodes, owner),
             )
         return edits
 

@@ -75,7 +75,7 @@ class IntelDriver(ChecksLeftovers):
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
         """Give each GPU's card and render node."""
         self.leftovers.before(context, devices, partial(self.use, tree))
-        return drm_edits(tree, devices)
+        return drm_edits(tree, devices, context.owner)
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
         """Undo nothing: preparing changes nothing on the GPU."""

@@ -1,8 +1,8 @@
 """NVIDIA GPUs: by PCI id and class from sysfs, by the kernel module's /proc files, and by NVML where it loads.
 
 Flows in: PCI functions, proc/driver/nvidia/gpus/*/information, NVML (on the live machine, or when a library folder is set). Flows out: devices with
-UUID, model, memory and NVLink peers; health; device nodes and `NVIDIA_VISIBLE_DEVICES`. Without NVML the driver works with the data of sysfs, /proc
-and the product table; `warnings` names what is missing.
+UUID, model, memory and NVLink peers; health; device nodes, the driver's user-space files and `NVIDIA_VISIBLE_DEVICES`. Without NVML the driver works with the data of sysfs,
+/proc and the product table; `warnings` names what is missing.
 
 These GPUs are not offered, and the inventory's warnings name them:
 - a GPU that a passthrough driver (vfio-pci) holds, and a physical function with virtual functions enabled;
@@ -39,6 +39,9 @@ from topobus.domain.health import Dimension, HealthState, Observation
 from topobus.domain.machine import Machine, PciDevice
 from topobus.domain.outcome import Reason, Refusal
 from topobus.domain.pci import PciAddress
+from topobus.gpu.driver_root.access import access_nodes, read_access
+from topobus.gpu.driver_root.bring import DriverFileSource
+from topobus.gpu.drm_edits import by_path_nodes, groups_of
 from topobus.gpu.leftovers import ChecksLeftovers, GpuUse, Leftovers
 from topobus.gpu.plugins.nvidia_sharing import STRATEGIES, sharing_edits
 from topobus.gpu.plugins.nvml import Nvml, NvmlGpu, load_nvml
@@ -74,6 +77,7 @@ class NvidiaDriver(ChecksLeftovers):
         self._pci_health = PciHealth()
         self._nvml = nvml
         self.leftovers = Leftovers()
+        self._driver_files = DriverFileSource()
 
     def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
         """List the GPUs, by address."""
@@ -92,6 +96,8 @@ class NvidiaDriver(ChecksLeftovers):
                 warnings.keep(function.address, DeviceRole.PARTITION_PARENT, why)
             else:
                 devices.append(self._device(tree, function, nvml_gpus, version))
+        if devices:
+            warnings.extend(self._driver_files.warnings(tree, version))
         self.warnings, self.kept = tuple(warnings), warnings.kept
         return tuple(devices)
 
@@ -103,7 +109,7 @@ class NvidiaDriver(ChecksLeftovers):
         return {name: (*self._observe_one(tree, address), *by_nvml.get(address, ())) for name, address in addresses.items()}
 
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
-        """Give each GPU's nodes, the driver's shared nodes, and the variable that NVIDIA's container runtime reads."""
+        """Give each GPU's nodes, the driver's shared nodes and files, and the variable that NVIDIA's container runtime reads."""
         if (refusal := unusable(tree, devices) or _refuse_cut(tree, devices)) is not None:
             return refusal
         self.leftovers.before(context, devices, partial(self.use, tree))
@@ -111,6 +117,15 @@ class NvidiaDriver(ChecksLeftovers):
         shares = sharing if isinstance(sharing, Refusal) else sharing_edits(tree, sharing, len(devices))
         if isinstance(shares, Refusal):
             return shares
+        access = read_access([context.config_of(device.name) for device in devices])
+        if isinstance(access, Refusal):
+            return access
+        more_nodes = access_nodes(tree, access)
+        if isinstance(more_nodes, Refusal):
+            return more_nodes
+        files = self._driver_files.edits(tree, _driver_version(tree), context.owner, has_storage=access.gpu_direct_storage)
+        if isinstance(files, Refusal):
+            return files
         edits: dict[str, ContainerEdits] = {}
         uuids: list[str] = []
         is_cuda = False
@@ -121,19 +136,30 @@ class NvidiaDriver(ChecksLeftovers):
             if "Device Minor" in facts:
                 nodes.append(f"nvidia{facts['Device Minor']}")
                 is_cuda = True
-            nodes.extend(function_drm_nodes(tree, address).paths)
+            drm = function_drm_nodes(tree, address)
+            nodes.extend(drm.paths)
             uuids.extend([device.uuid] if device.uuid else [])
+            nodes = [node for node in nodes if _is_there(tree, node)]
             edits[device.name] = ContainerEdits(
                 env={own_variable(device): str(address)},
-                device_nodes=tuple(device_node(node) for node in nodes if _is_there(tree, node)),
+                device_nodes=(*(device_node(node) for node in nodes), *by_path_nodes(tree, address, drm)),
+                additional_gids=groups_of(tree, nodes, context.owner),
             )
         shared = [
             shared_node
             for shared_node in _SHARED_NODES
             if is_cuda and (tree.exists(f"dev/{shared_node}") or (not tree.is_live and shared_node in _ALWAYS_SHARED))
         ]
-        env = {"NVIDIA_VISIBLE_DEVICES": _visible(uuids, len(devices))}
-        common = ContainerEdits(env={**env, **shares.env}, device_nodes=tuple(device_node(name) for name in shared), mounts=shares.mounts)
+        env = {"NVIDIA_VISIBLE_DEVICES": _visible(uuids, len(devices)) if files is None else "void"}
+        files = files or ContainerEdits()
+        shared += more_nodes
+        common = ContainerEdits(
+            env={**env, **files.env, **shares.env},
+            device_nodes=tuple(device_node(name) for name in shared),
+            mounts=(*files.mounts, *shares.mounts),
+            hooks=files.hooks,
+            additional_gids=groups_of(tree, shared, context.owner),
+        )
         return {**edits, "": common}
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
@@ -249,9 +275,8 @@ def _refuse_cut(tree: Tree, devices: Sequence[Device]) -> Refusal | None:
 def _visible(uuids: Sequence[str], count: int) -> str:
     """Say which GPUs NVIDIA's container runtime is to add by itself: those asked for here, or none when one of them has no UUID that is known.
 
-    Never left out, for images of CUDA say "all" and the runtime then obeys that. Not always "void", as in NVIDIA's own CDI files, for those bring the
-    driver's libraries themselves; with ours they come from this runtime. The gateway asks for each request of a claim by itself, so no container gets a
-    sibling's.
+    Never left out, for images of CUDA say "all" and the runtime then obeys that. Only where this runtime brings the driver's libraries; where we do it is "void",
+    as in NVIDIA's own CDI files. The gateway asks for each request of a claim by itself, so no container gets a sibling's.
     """
     return ",".join(uuids) if uuids and len(uuids) == count else "void"
 

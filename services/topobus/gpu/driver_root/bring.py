@@ -1,0 +1,110 @@
+"""Decides whether a container gets the driver's files from us, and by which way its loader finds them; keeps what was found until a folder changes.
+
+Flows in: the tree's settings, the version of the loaded module, whose container it is. Flows out: edits, a Refusal, or None: NVIDIA's container runtime is to bring the files.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from topobus.domain.edits import ContainerEdits
+from topobus.domain.outcome import Reason, Refusal
+from topobus.domain.request import Owner, OwnerKind
+from topobus.gpu.driver_root.driver_files import SEARCHED_ROOTS, DriverFiles, find_driver_files, find_sockets
+from topobus.gpu.driver_root.file_edits import Way, file_edits
+from topobus.gpu.driver_root.host_files import HostFiles
+from topobus.gpu.driver_root.selection import LIBRARY_FOLDERS
+from topobus.sysfs.driver_files import HOOK_PROGRAM
+from topobus.sysfs.tree import Tree
+
+__all__ = ["DriverFileSource"]
+
+# Marks of Docker's and Podman's containers: what such a process sees is not the host's.
+_CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
+
+
+class DriverFileSource:
+    """Finds the files of the loaded driver, again only when a folder of libraries has changed."""
+
+    def __init__(self) -> None:
+        """Begin with nothing found."""
+        self._key: object = None
+        self._answer: DriverFiles | Refusal | None = None
+
+    def find(self, tree: Tree, version: str) -> DriverFiles | Refusal | None:
+        """Find the files of a version; None where they are none of ours to bring, or no module is loaded."""
+        if not version or not _is_asked(tree):
+            return None
+        settings = tree.settings.driver_files
+        roots = (settings.root,) if settings.root else SEARCHED_ROOTS
+        stamps = [HostFiles(settings.host_root, root).stamp(folder) for root in roots for folder in LIBRARY_FOLDERS]
+        key = (version, settings, tuple(stamps))
+        if key != self._key:
+            self._key, self._answer = key, find_driver_files(settings, version)
+        return self._answer
+
+    def warnings(self, tree: Tree, version: str) -> tuple[str, ...]:
+        """Say for the inventory what is wrong with the files."""
+        answer = self.find(tree, version)
+        if not isinstance(answer, Refusal):
+            return ()
+        then = (
+            "claims are refused"
+            if tree.settings.driver_files.bring == "always"
+            else "containers get them only where NVIDIA's container runtime brings them"
+        )
+        return tuple(f"{reason.message}; until then {then}" for reason in answer.reasons)
+
+    def edits(self, tree: Tree, version: str, owner: Owner, *, has_storage: bool) -> ContainerEdits | Refusal | None:
+        """Make the edits of a container; None: NVIDIA's container runtime brings the files."""
+        settings = tree.settings.driver_files
+        answer = self.find(tree, version)
+        if answer is None and settings.bring == "always":
+            return _refuse("driver-files-incomplete", "no NVIDIA kernel module is loaded: /proc/driver/nvidia/version names no version")
+        if answer is None or isinstance(answer, Refusal):
+            return answer if settings.bring == "always" else None
+        way = _way(tree, owner)
+        if isinstance(way, Refusal):
+            return way
+        sockets = find_sockets(settings.host_root, answer.root)
+        return file_edits(answer, sockets=sockets, way=way, hook=_hook_program(tree), has_storage=has_storage)
+
+
+def _is_asked(tree: Tree) -> bool:
+    settings = tree.settings.driver_files
+    if settings.bring != "auto" or settings.root:
+        return settings.bring != "never"
+    sees_host = settings.host_root != "/" or (tree.is_live and not any(Path(mark).exists() for mark in _CONTAINER_MARKS))
+    return sees_host and not tree.is_recorded
+
+
+def _way(tree: Tree, owner: Owner) -> Way | Refusal:
+    """Choose the loader's way for a container."""
+    settings = tree.settings.driver_files
+    if settings.loader in ("variable", "image"):
+        return settings.loader
+    if owner.kind is not OwnerKind.CLAIM:
+        # kubelet's device plugin API has no words for a hook.
+        return "variable"
+    if _hook_program(tree):
+        return "hook"
+    if settings.loader == "hook":
+        return _refuse(
+            "loader-hook-missing",
+            f"hardware.driver_files.loader is hook, and {HOOK_PROGRAM} is not beside {sys.executable}: name its path on the host in hardware.driver_files.hook",
+        )
+    return "variable"
+
+
+def _hook_program(tree: Tree) -> str:
+    """Find the program's path on the host; empty when it is not known."""
+    settings = tree.settings.driver_files
+    if settings.hook:
+        return settings.hook
+    own = Path(sys.executable).parent / HOOK_PROGRAM
+    return str(own) if tree.is_live and settings.host_root == "/" and own.exists() else ""
+
+
+def _refuse(code: str, message: str) -> Refusal:
+    return Refusal(reasons=(Reason(code=code, message=message),))

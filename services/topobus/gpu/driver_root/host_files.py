@@ -1,0 +1,101 @@
+"""Looks into a driver root of the host: names of folders, and where a path really leads, as the container runtime will find it.
+
+Flows in: paths relative to the driver root. Flows out: paths of the host with every link resolved. A link inside a driver root that is a whole system (a driver container) is meant from that root;
+one of a plain folder (NixOS, `/usr/local/nvidia`) from the host's root. Which it is, is seen by what exists.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+from topobus.gpu.driver_root.elf import Elf, read_elf
+
+__all__ = ["HostFiles"]
+
+_MAX_LINKS = 40
+
+
+class HostFiles:
+    """One driver root. Methods raise nothing for what is absent; what cannot be read counts as absent."""
+
+    def __init__(self, host_root: str, root: str) -> None:
+        """Take where this process sees the host's root folder, and the driver root's path on the host."""
+        self._host = host_root.rstrip("/")
+        self.root = f"/{root.strip('/')}"
+
+    def names(self, folder: str) -> tuple[str, ...]:
+        """List a folder of the root, sorted; empty when it is none."""
+        real = self.real(folder)
+        try:
+            return tuple(sorted(os.listdir(self._seen(real)))) if real else ()  # noqa: PTH208 - names only
+        except OSError:
+            return ()
+
+    def real(self, path: str) -> str:
+        """Find where a path of the root leads; its path on the host, empty when it leads nowhere."""
+        done: list[str] = []
+        todo = list(reversed([*self.root.split("/"), *path.split("/")]))
+        links = 0
+        while todo:
+            part = todo.pop()
+            if part in ("", "."):
+                continue
+            if part == "..":
+                done = done[:-1]
+                continue
+            here = "/".join(("", *done, part))
+            try:
+                target = os.readlink(self._seen(here))
+            except OSError:
+                done.append(part)
+                continue
+            links += 1
+            if links > _MAX_LINKS:
+                return ""
+            if target.startswith("/"):
+                done = []
+                inside = f"{self.root.rstrip('/')}{target}"
+                target = inside if os.path.lexists(self._seen(inside)) else target
+            todo += reversed(target.split("/"))
+        text = "/".join(("", *done))
+        return text if os.path.exists(self._seen(text)) else ""  # noqa: PTH110 - a text, as everywhere here
+
+    def host_path(self, path: str) -> str:
+        """Give an absolute path of the host when it is there, else nothing."""
+        return HostFiles(self._host, "/").real(path)
+
+    def is_file(self, real: str) -> bool:
+        """Say whether a path of the host is a regular file."""
+        return self._has(real, stat.S_ISREG)
+
+    def is_socket(self, real: str) -> bool:
+        """Say whether a path of the host is a socket."""
+        return self._has(real, stat.S_ISSOCK)
+
+    def elf(self, real: str) -> Elf | None:
+        """Read a library's facts; None when it is none."""
+        try:
+            with Path(self._seen(real)).open("rb") as file:
+                return read_elf(lambda offset, size: os.pread(file.fileno(), size, offset))
+        except OSError:
+            return None
+
+    def stamp(self, folder: str) -> tuple[str, int]:
+        """Give what changes when a file of a folder comes, goes or is replaced."""
+        real = self.real(folder)
+        try:
+            return real, Path(self._seen(real)).stat().st_mtime_ns if real else 0
+        except OSError:
+            return real, 0
+
+    def _has(self, real: str, is_kind: Callable[[int], bool]) -> bool:
+        try:
+            return bool(real) and is_kind(Path(self._seen(real)).stat().st_mode)
+        except OSError:
+            return False
+
+    def _seen(self, path: str) -> str:
+        return f"{self._host}{path}" or "/"
