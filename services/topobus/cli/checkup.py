@@ -319,7 +319,7 @@ def _inventory_finding(
     if machine is not None and inventory.machine_generation < machine.generation:
         # No finding: a machine that changed without changing a device of this class is no news, so the inventory is not written again.
         text += f", unchanged since machine generation {inventory.machine_generation}"
-    sick = [device.name for device in inventory.devices if not device.health.is_allocatable]
+    sick = [device.name for device in inventory.devices if not device.is_allocatable]
     if sick:
         return Finding(level=Level.WARN, what=what, found=f"{text}, not well: {', '.join(sick[:6])}", next_step="`topobus health` says why")
     if inventory.warnings:

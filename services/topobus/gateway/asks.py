@@ -186,8 +186,12 @@ class NodeAsks:
         tolerated: Sequence[str] = (),
         answers: list[Held[PrepareReply]] | None = None,
         cpus: Mapping[str, CpuSet] = MappingProxyType({}),
+        *,
+        is_again: bool = False,
     ) -> Prepared | Refusal:
         """Have devices made ready, each with its configuration; `looked_at` are those of admin access, `cpus` what was chosen of groups.
+
+        `is_again`: the owner has them already, and they are made ready once more.
 
         Refused, too, when the answer has anything that devices of this class may not bring into a container, and when two answers came that say different
         things. Who takes the answer itself into `answers` looks for the latter by `contradicted`, when all is done that must be done before kubelet hears of it.
@@ -202,6 +206,7 @@ class NodeAsks:
             looked_at=tuple(sorted(looked_at)),
             tolerated=tuple(sorted(tolerated)),
             cpus={name: chosen for name, chosen in cpus.items() if name in names},
+            is_again=is_again,
         )
         answer = await self._bus.ask_held(PREPARE, request, timeout_s=self._deadlines.prepare_s, node=self._node, device_class=device_class)
         if isinstance(answer.reply.result, Refusal):

@@ -360,7 +360,7 @@ class AskHandlers:
         device_class = class_of_resource(view, resource)
         held = view.held_devices.get(device_class, {})
         offered = resource_split(view.devices.get(device_class, ()), tuple(view.devices)).get(resource, ())
-        available = tuple(device.name for device in offered if device.health.is_allocatable and device.name not in held)
+        available = tuple(device.name for device in offered if device.is_allocatable and device.name not in held)
         try:
             reply = await self._bus.ask(
                 HINTS,

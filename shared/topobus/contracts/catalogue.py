@@ -6,7 +6,7 @@ The reference page, the AsyncAPI document and the NATS permissions are generated
 
 from __future__ import annotations
 
-from topobus.contracts import adjust_messages, plan_messages, relay_messages, sandbox_messages
+from topobus.contracts import adjust_messages, operation_messages, plan_messages, relay_messages, sandbox_messages
 from topobus.contracts import messages as m
 from topobus.contracts.nouns import Ask, Event, Noun, State
 from topobus.domain.device import Inventory
@@ -31,7 +31,10 @@ __all__ = [
     "INVENTORY",
     "LEDGER",
     "MACHINE",
+    "MAINTENANCE",
     "OBJECT",
+    "OPERATE",
+    "PERFORM",
     "PLACE",
     "PLAN",
     "PODS",
@@ -111,6 +114,18 @@ RELAY = State(
     description="How far the hub's copies of one node's events are; written only where nodes have servers of their own.",
     history=4,
     max_value_bytes=64 * 1024,
+    max_bucket_bytes=32 * 1024 * 1024,
+    is_rewritten=True,
+)
+MAINTENANCE = State(
+    name="maintenance",
+    parts=("node", "device_class"),
+    bucket="topobus_maintenances",
+    message=operation_messages.ClassMaintenance,
+    writer=DEVICE_SERVICES,
+    readers=(_RELAY, "cli"),
+    description="Which devices of one class on one node an operator keeps back, who and why, and what was done to single devices lately.",
+    max_value_bytes=256 * 1024,
     max_bucket_bytes=32 * 1024 * 1024,
     is_rewritten=True,
 )
@@ -289,6 +304,29 @@ PLAN = Ask(
     readers=("cli",),
     description="Find a node for a pod and place it there; the node in the subject is always `_`.",
 )
+OPERATE = Ask(
+    name="operate",
+    parts=("node",),
+    request=operation_messages.OperateRequest,
+    reply=operation_messages.OperateReply,
+    timeout_s=15.0,
+    # It has the ledger, so it knows who holds the device, and it writes the decision.
+    writer=("topology",),
+    readers=("cli",),
+    description="Do what an operator wants with one device: keep it back, give it back, forgive its faults, reset it.",
+)
+PERFORM = Ask(
+    name="perform",
+    parts=("node", "device_class"),
+    request=operation_messages.PerformRequest,
+    reply=operation_messages.PerformReply,
+    # A reset has a driver's time limit, and waits for its turn on the device before.
+    timeout_s=12.0,
+    # Devices of somebody else's device plugins are that plugin's to operate.
+    writer=DEVICE_SERVICES,
+    readers=("topology",),
+    description="Perform on one device what an operator wants and topology has decided.",
+)
 PODS = Ask(
     name="pods",
     parts=("node",),
@@ -301,15 +339,23 @@ PODS = Ask(
 )
 
 STATES: tuple[
-    State[Machine] | State[Inventory] | State[Ledger] | State[NodeAlignment] | State[relay_messages.NodeRelay] | State[m.ApiObject], ...
+    State[Machine]
+    | State[Inventory]
+    | State[Ledger]
+    | State[NodeAlignment]
+    | State[relay_messages.NodeRelay]
+    | State[operation_messages.ClassMaintenance]
+    | State[m.ApiObject],
+    ...,
 ] = (
     MACHINE,
     INVENTORY,
     LEDGER,
     ALIGNMENT,
     RELAY,
+    MAINTENANCE,
     OBJECT,
 )
 EVENTS: tuple[Event[m.HealthEvent] | Event[m.DecisionEvent] | Event[m.DisagreementEvent], ...] = (HEALTH, DECISION, DISAGREEMENT)
-ASKS = (PLACE, PREFER, ADOPT, COMMIT, RELEASE, HINTS, PREPARE, UNPREPARE, ATTACH, DETACH, ADJUST, PLAN, PODS)
+ASKS = (PLACE, PREFER, ADOPT, COMMIT, RELEASE, HINTS, PREPARE, UNPREPARE, ATTACH, DETACH, ADJUST, PLAN, PODS, OPERATE, PERFORM)
 ALL: tuple[Noun, ...] = (*STATES, *EVENTS, *ASKS)

@@ -14,6 +14,7 @@ from topobus.domain.edits import ContainerEdits
 from topobus.domain.health import DeviceHealth, HealthState
 from topobus.domain.hint import Hint
 from topobus.domain.idset import CpuSet, NodeSet
+from topobus.domain.maintenance import DeviceOperation
 from topobus.domain.names import Generation
 from topobus.domain.outcome import MemoryBlock, Placement, Refusal
 from topobus.domain.request import Owner, PodRequest
@@ -86,7 +87,7 @@ class DecisionEvent(Struct, frozen=True, kw_only=True):
 
     id: str
     verb: str
-    """`place`, `adopt`, `release`, `allocate`, `schedule`, `evict` or `quarantine`."""
+    """`place`, `adopt`, `release`, `allocate`, `schedule`, `evict`, `quarantine`, or what an operator does with a device: `maintain`, `exclude`, `return`, `forgive`, `reset`."""
     node: str
     op_id: str
     time: str
@@ -101,6 +102,10 @@ class DecisionEvent(Struct, frozen=True, kw_only=True):
     is_dry_run: bool = False
     user: Owner | None = None
     """The pod that used what a `release` let go, where the owner does not say it (an allocation of kubelet's)."""
+    operation: DeviceOperation | None = None
+    """What an operator wants of one device, for the verbs of `topobus device`."""
+    health: DeviceHealth | None = None
+    """That device's health when it was decided, with all evidence."""
 
 
 class PlaceRequest(Struct, frozen=True, kw_only=True):
@@ -336,6 +341,8 @@ class PrepareRequest(Struct, frozen=True, kw_only=True):
     """Those of `devices` that the owner takes also when they are sick: its allocation tolerates their taint."""
     cpus: dict[str, CpuSet] = {}
     """Which CPUs the owner has of those of `devices` that are groups of CPUs."""
+    is_again: bool = False
+    """True: the owner has had them prepared before, and uses them: they are its own also when an operator keeps them back."""
 
 
 class Prepared(Struct, frozen=True, kw_only=True, tag="prepared", tag_field="outcome"):

@@ -59,7 +59,7 @@ PLACEMENT_SECTIONS: tuple[ReasonSection, ...] = (
                 ("resource", "since"),
             ),
             ReasonGroup(
-                ("device-held", "device-unhealthy", "cpu-reserved"),
+                ("device-held", "device-unhealthy", "device-kept-back", "cpu-reserved"),
                 "a device asked for by name cannot be had",
                 ("device", "owner", "state"),
             ),

@@ -170,6 +170,11 @@ SECTIONS: tuple[ReasonSection, ...] = (
             ),
             ReasonGroup(("device-busy",), "another request works on the device for longer than a request waits", ("device",)),
             ReasonGroup(
+                ("device-kept-back",),
+                "an operator keeps the device back (`topobus device maintain` or `exclude`); the message says who and why",
+                ("device",),
+            ),
+            ReasonGroup(
                 ("journal-unreadable",),
                 "what was done to the device before cannot be read, so nobody gets it; other devices go on",
                 ("device",),
@@ -246,6 +251,20 @@ SECTIONS: tuple[ReasonSection, ...] = (
             ReasonGroup(("access-malformed",), "the configuration `Access` of a claim for GPUs cannot be read"),
             ReasonGroup(("access-unavailable",), "a claim asks for a device node that the host does not have", ("missing",)),
             ReasonGroup(("prepare-incomplete",), "a device service prepared less than it was asked for", ("devices",)),
+        ),
+    ),
+    ReasonSection(
+        title="Work on single devices",
+        before="By topology and the device services, to an operator (`topobus device`); [operate a device](../how-to/operate-a-device.md).",
+        groups=(
+            ReasonGroup(
+                ("device-held",),
+                "the device, or a part of it that a reset would take along, is held or prepared; names the holders",
+                ("device", "owners"),
+            ),
+            ReasonGroup(("not-ours",), "the class is served by somebody else's device plugin", ("resource",)),
+            ReasonGroup(("reset-unsupported",), "neither the device's driver nor the kernel can reset it", ("device", "driver")),
+            ReasonGroup(("reset-failed",), "the kernel refused to reset the PCI function", ("device", "error")),
         ),
     ),
     ReasonSection(

@@ -15,6 +15,7 @@ from itertools import groupby
 
 from topobus.devicekit import journaled_verbs
 from topobus.devicekit.cleaning import DeviceCleaner
+from topobus.devicekit.device_reset import forget_interrupted
 from topobus.devicekit.hands import AttachingDriver
 from topobus.devicekit.isolation import DriverFailed, DriverHung, IsolatedDriver
 from topobus.devicekit.journal import Journal, JournalTaken
@@ -66,9 +67,9 @@ class DeviceHands:
         """By device: why what was half done could not be undone at the last try."""
         self._has_leftovers = asyncio.Event()
         self._on_change: Callable[[], None] = lambda: None
-        self._publish: Callable[[], Awaitable[None]] = partial(asyncio.sleep, 0)
+        self._publish: Callable[[], Awaitable[object]] = partial(asyncio.sleep, 0)
 
-    def on_change(self, tell: Callable[[], None], publish: Callable[[], Awaitable[None]]) -> None:
+    def on_change(self, tell: Callable[[], None], publish: Callable[[], Awaitable[object]]) -> None:
         """Have somebody told when `observations` says something else; `publish` returns when everybody can see it, or could for a while."""
         self._on_change, self._publish = tell, publish
         self.cleaner.on_change(tell)
@@ -119,6 +120,7 @@ class DeviceHands:
                 if is_waited_for:
                     readiness.set("journal", is_ready=True)
             break
+        await asyncio.to_thread(forget_interrupted, self.journal)
         for name, why in sorted(self.journal.unreadable.items()):
             get_logger().error(
                 "journal.misread", device=name, why=why, next_step="mend the file, or remove it when the device is as it should be"

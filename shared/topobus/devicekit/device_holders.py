@@ -7,13 +7,14 @@ claim, while a device's health, of which the owners are notified, seldom changes
 from __future__ import annotations
 
 from topobus.contracts.catalogue import LEDGER
+from topobus.domain.device_users import owners_of_devices
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.ledger import Holders
 from topobus.domain.request import Owner
 from topobus.runtime.bus import Bus
 from topobus.runtime.logging import get_logger
 
-__all__ = ["DeviceHolders", "owners_of_devices"]
+__all__ = ["DeviceHolders"]
 
 
 class DeviceHolders:
@@ -43,17 +44,3 @@ class DeviceHolders:
     def owners(self, device: str) -> tuple[Owner, ...]:
         """Who holds a device; empty as well while nobody knows."""
         return (self._owners or {}).get(device, ())
-
-
-def owners_of_devices(ledger: Holders | None, device_class: str) -> dict[str, tuple[Owner, ...]]:
-    """Turn a ledger into device name -> who holds it. CPUs stand as ids in the ledger and are devices named `cpu-<id>`."""
-    held: dict[str, tuple[Owner, ...]] = {}
-    for _, allocation in sorted((ledger.allocations if ledger else {}).items()):
-        for holding in allocation.holdings:
-            names = holding.devices.get(device_class, ())
-            if device_class == "cpu":
-                names = (*names, *(f"cpu-{cpu}" for cpu in holding.cpus))
-            for name in names:
-                owners = held.get(name, ())
-                held[name] = owners if allocation.shown in owners else (*owners, allocation.shown)
-    return held

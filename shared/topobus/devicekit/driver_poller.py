@@ -130,6 +130,11 @@ class DriverPoller:
         """End the present `watch`."""
         self._isolated.interrupt()
 
+    def look_anew(self) -> None:
+        """Have the next poll look for devices again, and begin soon."""
+        self._due_at_s = 0.0
+        self._isolated.interrupt()
+
     def pause_s(self) -> float:
         """Compute the seconds until the next poll; with no device there is nothing to observe, so the pause lasts until the next rescan."""
         now_s = self._clock.monotonic()

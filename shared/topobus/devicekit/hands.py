@@ -26,6 +26,7 @@ __all__ = [
     "DeviceRecord",
     "Json",
     "LongWork",
+    "ResettingDriver",
     "Step",
     "is_cleaning",
 ]
@@ -81,6 +82,15 @@ class CleaningDriver(DeviceDriver, Protocol):
 
     def clean(self, tree: Tree, device: Device, record: DeviceRecord) -> Refusal | None:
         """Clean; None is clean. A refusal keeps the device Unhealthy (`dirty`), and its facts become the evidence; it is asked again later."""
+        ...
+
+
+@runtime_checkable
+class ResettingDriver(DeviceDriver, Protocol):
+    """A driver that resets its devices in a way of its own; for all others the kernel resets the PCI function, where it can."""
+
+    def reset(self, tree: Tree, device: Device) -> Refusal | None:
+        """Reset a device that nobody holds, when an operator asks for it; None is done. The host looks at the device anew afterwards."""
         ...
 
 

@@ -13,11 +13,13 @@ import asyncio
 import msgspec
 from prometheus_client import Counter
 
-from topobus.contracts.catalogue import ADJUST, ATTACH, DETACH, HINTS, PREPARE, UNPREPARE
+from topobus.contracts.catalogue import ADJUST, ATTACH, DETACH, HINTS, PERFORM, PREPARE, UNPREPARE
 from topobus.contracts.messages import HintsReply, HintsRequest
 from topobus.devicekit.adjust import Adjuster
 from topobus.devicekit.attach import Attacher
 from topobus.devicekit.device_hands import DeviceHands
+from topobus.devicekit.device_holders import DeviceHolders
+from topobus.devicekit.device_operator import DeviceOperator
 from topobus.devicekit.driver_poller import DriverPoller
 from topobus.devicekit.health import clear_sticky_faults
 from topobus.devicekit.hints import hinting_driver, hints_of
@@ -26,6 +28,7 @@ from topobus.devicekit.inventory_store import InventoryStore
 from topobus.devicekit.isolation import DriverFailed, DriverHung, IsolatedDriver
 from topobus.devicekit.journal import Journal, journal_folder
 from topobus.devicekit.leftovers import with_leftovers
+from topobus.devicekit.maintenance_store import MaintenanceStore
 from topobus.devicekit.node_machine import NodeMachine
 from topobus.devicekit.pool_assignment import check_pools
 from topobus.devicekit.prepare import Preparer
@@ -104,6 +107,16 @@ class _DeviceHost:
             store=self._store,
             views=self._views,
             make_inventory=self._inventory,
+            maintenance=lambda: self._maintenance.value.devices,
+        )
+        self._maintenance = MaintenanceStore(runtime, device_class)
+        self._operator = DeviceOperator(
+            device_class,
+            self._hands,
+            self._maintenance,
+            self._publisher,
+            DeviceHolders(runtime.bus, node=runtime.node, device_class=device_class),
+            lambda driver: self._pollers[driver].look_anew(),
         )
         self._hands.on_change(self._publisher.note_poll, self._publisher.publish)
 
@@ -117,6 +130,8 @@ class _DeviceHost:
         self._log.info("drivers.loaded", device_class=self._class, drivers=sorted(self._drivers), root=str(self._tree.root))
         self._runtime.readiness.set("machine", is_ready=False, why="waiting for discovery to publish the machine")
         self._runtime.readiness.set("inventory", is_ready=False, why="no inventory published yet")
+        if self._class in PERFORM.writer:
+            await self._maintenance.load()
         await self._load_inventory()
         await self._hands.load(self._runtime.readiness)
         try:
@@ -132,6 +147,8 @@ class _DeviceHost:
             await self._bus.answer(DETACH, self._attacher.detach, node=self._node, device_class=self._class)
         if self._class in ADJUST.writer:
             await self._bus.answer(ADJUST, self._adjuster.adjust, node=self._node, device_class=self._class)
+        if self._class in PERFORM.writer:
+            await self._bus.answer(PERFORM, self._operator.perform, node=self._node, device_class=self._class)
         await self._bus.answer(HINTS, self._hints, node=self._node, device_class=self._class)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._hands.run())
@@ -140,6 +157,7 @@ class _DeviceHost:
                 group.create_task(self._poll_driver(name))
             group.create_task(self._publisher.run(self._interrupt_watches))
             group.create_task(self._publisher.confirm())
+            group.create_task(self._maintenance.run(self._settings.hardware.rescan_s))
 
     async def _load_inventory(self) -> None:
         """Load the inventory of the earlier run, so that its devices stay listed."""

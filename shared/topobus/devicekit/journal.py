@@ -152,6 +152,14 @@ class Journal:
         state, owner = (entry.clean, entry.to_clean) if entry is not None else (RecordState(), None)
         return DeviceRecord(msgspec.structs.replace(state, owner=owner), partial(self._keep_clean, device))
 
+    def reset_record(self, device: Device) -> DeviceRecord:
+        """Give the record into which a reset writes; it has no owner."""
+        entry = self.entries.get(device.name)
+        return DeviceRecord(entry.reset if entry is not None else RecordState(), partial(self._keep_reset, device))
+
+    def _keep_reset(self, device: Device, state: RecordState) -> None:
+        self.change(device, lambda entry: msgspec.structs.replace(entry, reset=state))
+
     def _keep_prepare(self, device: Device, owner: Owner, state: RecordState) -> None:
         # A whole one that gets a further step is half done until it is whole again.
         self.change_owner(

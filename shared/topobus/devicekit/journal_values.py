@@ -58,6 +58,8 @@ class DeviceEntry(Struct, frozen=True, kw_only=True):
     to_clean: Owner | None = None
     """Who left the device last; set until it is clean."""
     clean: RecordState = RecordState()
+    reset: RecordState = RecordState()
+    """With a step while an operator's reset is under way; nobody has the device then."""
 
     def of(self, owner: Owner) -> OwnerEntry | None:
         """Find an owner's entry."""
@@ -87,4 +89,4 @@ class DeviceEntry(Struct, frozen=True, kw_only=True):
     @property
     def is_empty(self) -> bool:
         """Say whether there is nothing to keep."""
-        return not self.owners and self.to_clean is None and not self.clean.steps
+        return not self.owners and self.to_clean is None and not self.clean.steps and not self.reset.steps

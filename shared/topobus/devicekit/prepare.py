@@ -112,6 +112,8 @@ class Preparer:
                 worst = device.health.worst
                 why = f"{worst.reason} ({worst.message})" if worst else "unhealthy"
                 return _refuse("device-unhealthy", f"device {name} is unhealthy: {why}", device=name, reason=worst.reason if worst else "")
+            if device.maintenance is not None and not request.is_again and name not in request.looked_at:
+                return _refuse("device-kept-back", f"device {name} is {device.why_not}", device=name)
             if device.driver not in self._hands.drivers:
                 return _refuse("driver-not-loaded", f"device {name} belongs to driver {device.driver!r}, which is not loaded", device=name)
         return None

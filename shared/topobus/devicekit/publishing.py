@@ -16,14 +16,16 @@ from topobus.devicekit.announcer import HealthAnnouncer
 from topobus.devicekit.device_holders import DeviceHolders
 from topobus.devicekit.inventory_merge import DriverView, MergedInventory, advance_inventory
 from topobus.devicekit.inventory_store import InventoryStore
+from topobus.devicekit.maintenance import forgiven, sticky_signs, with_forgiveness, with_maintenance
 from topobus.devicekit.node_machine import NodeMachine
 from topobus.devicekit.pool_assignment import odd_pools, with_pools
 from topobus.devicekit.settings import DeviceServiceSettings
 from topobus.domain.counters import CounterSet
 from topobus.domain.device import Device, Inventory
 from topobus.domain.errors import PeerUnavailable
-from topobus.domain.health import HealthState
+from topobus.domain.health import HealthState, Observation
 from topobus.domain.machine import Machine
+from topobus.domain.maintenance import Maintenance
 from topobus.domain.timestamps import rfc3339
 from topobus.runtime.clock import until_tick
 from topobus.runtime.logging import get_logger
@@ -50,8 +52,12 @@ class DevicePublisher:
         store: InventoryStore,
         views: Callable[[], dict[str, DriverView]],
         make_inventory: Callable[[MergedInventory, Machine], Inventory],
+        maintenance: Callable[[], Mapping[str, Maintenance]] = dict,
     ) -> None:
-        """Keep the collaborators; `views` gives each driver's last answer, `make_inventory` adds the service's own fields to a merged inventory."""
+        """Keep the collaborators; `views` gives each driver's last answer, `make_inventory` adds the service's own fields to a merged inventory.
+
+        `maintenance` gives what an operator's word keeps back, by device.
+        """
         self._settings = settings
         self._runtime = runtime
         self._class = device_class
@@ -60,6 +66,11 @@ class DevicePublisher:
         self._store = store
         self._views = views
         self._make_inventory = make_inventory
+        self._maintenance = maintenance
+        self._to_forgive: set[str] = set()
+        """Devices whose sticky faults the next step lifts."""
+        self._forgiven: dict[str, tuple[Observation, ...]] = {}
+        """By device: evidence that was forgiven, as long as it is seen."""
         self._holders = DeviceHolders(runtime.bus, node=runtime.node, device_class=device_class)
         self._announcer = HealthAnnouncer(runtime.bus, node=runtime.node, device_class=device_class)
         self.devices: tuple[Device, ...] = ()
@@ -69,7 +80,7 @@ class DevicePublisher:
         self._published: tuple[Device, ...] | None = None
         """What everybody has been told, or is being told; None when that may not be so."""
         self._has_news = asyncio.Event()
-        self._waiting: list[asyncio.Future[None]] = []
+        self._waiting: list[asyncio.Future[bool]] = []
         """Who waits for the end of the next step."""
         self._settled: tuple[Machine, Mapping[str, DriverView]] | None = None
         """What the last step was made of, when it changed nothing and time alone changes nothing either; None while a step runs."""
@@ -82,15 +93,17 @@ class DevicePublisher:
             beat.turn()
             self._has_news.clear()
             waiting, self._waiting = self._waiting, []
+            is_done = True
             try:
                 await self._step()
             except* PeerUnavailable as errors:
+                is_done = False
                 # What was not published is still news at the next look.
                 self._published = None
                 self._log.warning("publishing.delayed", why="; ".join(str(exception) for exception in errors.exceptions))
             for waiter in waiting:
                 if not waiter.done():
-                    waiter.set_result(None)
+                    waiter.set_result(is_done)
             if not self.is_settled():
                 # Then each look is followed by a step, so the looks must come back here.
                 interrupt()
@@ -102,16 +115,21 @@ class DevicePublisher:
         if not self.is_settled():
             self._has_news.set()
 
-    async def publish(self) -> None:
-        """Have a step made, and return at its end, or when it takes too long: whoever waits has more to do than to tell."""
-        waiter = asyncio.get_running_loop().create_future()
+    def forgive(self, device: str) -> None:
+        """Have the next step lift a device's sticky faults."""
+        self._to_forgive.add(device)
+
+    async def publish(self) -> bool:
+        """Have a step made, and return at its end, or when it takes too long: whoever waits has more to do than to tell. True: everybody can see it."""
+        waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
         self._has_news.set()
         try:
             async with self._runtime.clock.timeout(_PUBLISH_S):
-                await waiter
+                return await waiter
         except TimeoutError:
             self._log.warning("publishing.delayed", why=f"a step takes longer than {_PUBLISH_S:g} s")
+            return False
 
     def republish(self) -> None:
         """Publish everything again: the store lost its history, possibly with what was published. What is still stored is not repeated."""
@@ -159,6 +177,12 @@ class DevicePublisher:
         if machine is None:
             return
         views, before, self._settled = self._views(), (self.devices, self.counter_sets), None
+        signs = {name: sticky_signs(views, name) for name in self._to_forgive}
+        seen = {name: tuple(sign for sign in kept if sign in sticky_signs(views, name)) for name, kept in self._forgiven.items()}
+        self._forgiven = {name: kept for name, kept in {**seen, **signs}.items() if kept}
+        if self._to_forgive:
+            # Here and not at once: a step that is under way would write over it.
+            self.devices, self._to_forgive = forgiven(self.devices, self._to_forgive), set()
         now = self._runtime.clock.now()
         merged = await self._advance(machine, views, now, held=None)
         if merged.devices != self._published or any(device.health.state is not HealthState.HEALTHY for device in merged.devices):
@@ -198,7 +222,7 @@ class DevicePublisher:
         merged = await asyncio.to_thread(
             advance_inventory,
             self.devices,
-            views,
+            with_forgiveness(views, self._forgiven),
             counter_sets=self.counter_sets,
             device_class=self._class,
             machine=machine,
@@ -207,7 +231,7 @@ class DevicePublisher:
             settings=self._settings.health,
         )
         pools = self._settings.pools
-        devices = with_pools(merged.devices, pools)
+        devices = with_maintenance(with_pools(merged.devices, pools), self._maintenance())
         return replace(merged, devices=devices, warnings=(*merged.warnings, *odd_pools(devices, pools)))
 
     async def _announce(self, device: Device, generation: int, time: str, *, is_removed: bool = False) -> None:

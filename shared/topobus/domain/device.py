@@ -12,6 +12,7 @@ from msgspec import Struct
 from topobus.domain.counters import CapacityPolicy, CounterSet, CounterUse
 from topobus.domain.health import HEALTHY, DeviceHealth
 from topobus.domain.idset import CpuSet, NodeSet
+from topobus.domain.maintenance import DeviceVerb, Maintenance
 from topobus.domain.names import Generation
 from topobus.domain.pci import PciAddress
 
@@ -107,6 +108,33 @@ class Device(Struct, frozen=True, kw_only=True):
     pool: str = ""
     """The pool that its device service puts it into, by the operator's selectors; empty: the class's own resource offers it."""
     health: DeviceHealth = HEALTHY
+    maintenance: Maintenance | None = None
+    """The operator's word that nobody new gets it; None: there is none."""
+
+    @property
+    def is_allocatable(self) -> bool:
+        """Say whether somebody new may get it: it is well enough, and no operator keeps it back."""
+        return self.maintenance is None and self.health.is_allocatable
+
+    @property
+    def is_excluded(self) -> bool:
+        """Say whether it is for nobody new as if it were not there."""
+        return self.maintenance is not None and self.maintenance.verb is DeviceVerb.EXCLUDE
+
+    @property
+    def why_not(self) -> str:
+        """Say why nobody new gets it, in a few words; empty when somebody may.
+
+        >>> Device(name="gpu-0", device_class="gpu").why_not
+        ''
+        """
+        if self.maintenance is not None:
+            state = "excluded" if self.is_excluded else "under maintenance"
+            return f"{state} by {self.maintenance.who}: {self.maintenance.why}"
+        if self.health.is_allocatable:
+            return ""
+        worst = self.health.worst
+        return f"{self.health.state}" + (f": {worst.reason}" if worst is not None else "")
 
 
 class KeptFunction(Struct, frozen=True, kw_only=True):

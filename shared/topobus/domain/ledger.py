@@ -9,7 +9,9 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from topobus.domain.health import DeviceHealth
 from topobus.domain.idset import CpuSet
+from topobus.domain.maintenance import DeviceOperation
 from topobus.domain.names import Generation
 from topobus.domain.outcome import MemoryBlock, Placement, Refusal
 from topobus.domain.request import Owner, PodRequest
@@ -70,13 +72,17 @@ class PendingDecision(Struct, frozen=True, kw_only=True, omit_defaults=True):
     view: NodeView | None = None
     user: Owner | None = None
     """The pod that used what is let go, where the owner does not say it."""
+    operation: DeviceOperation | None = None
+    """What an operator wants of one device."""
+    health: DeviceHealth | None = None
+    """That device's health at the time."""
 
 
 class OperationRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The stored answer of one operation, given again when the operation is asked again."""
 
     verb: str
-    """`place`, `adopt`, `commit` or `release`."""
+    """`place`, `adopt`, `commit` or `release`, or what an operator does with a device."""
     owner_key: str
     decision_id: str = ""
     outcome: Placement | Refusal | None = None

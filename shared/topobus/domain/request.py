@@ -82,6 +82,8 @@ class OwnerKind(StrEnum):
     """An Allocate call of kubelet's, which names no pod; `name` is the resource, `uid` is made of the device ids."""
     CONTAINER = "container"
     """A container to which kubelet's own CPU manager or memory manager gave something; `name` is the pod, `uid` the container: kubelet tells no uid."""
+    OPERATOR = "operator"
+    """Who works on a device (`topobus device`), in decisions alone: nobody holds anything as one. `name` is who it is, `uid` the device with its class."""
 
 
 class Owner(Struct, frozen=True, kw_only=True):
@@ -100,6 +102,8 @@ class Owner(Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         if self.kind is OwnerKind.CONTAINER:
             return f"container {self.uid or '(all)'} of pod {self.namespace}/{self.name}"
+        if self.kind is OwnerKind.OPERATOR:
+            return f"operator {self.name}"
         return f"{self.kind} {self.namespace}/{self.name}"
 
 

@@ -301,9 +301,16 @@ def _gives_way(old: Owner, new: Owner) -> bool:
 
 
 def record_refusal(
-    ledger: Ledger, *, op_id: str, verb: str, owner: Owner, decision_id: str, refusal: Refusal, pending: PendingDecision | None = None
+    ledger: Ledger,
+    *,
+    op_id: str,
+    verb: str,
+    owner: Owner,
+    decision_id: str,
+    refusal: Refusal | None,
+    pending: PendingDecision | None = None,
 ) -> Step:
-    """Store a refusal, so that asking again gives the same answer."""
+    """Store a refusal, so that asking again gives the same answer; None: a decision by which nobody holds anything (an operator's, about a device)."""
     operation_record = recorded_operation(ledger, op_id)
     if operation_record is not None:
         return _repeat(ledger, operation_record)

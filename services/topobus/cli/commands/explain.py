@@ -154,7 +154,7 @@ def _view_table(view: NodeView) -> Table:
     grid.add_row("NUMA nodes", str(view.numa_nodes))
     for device_class, devices in sorted(view.devices.items()):
         held = view.held_devices.get(device_class, {})
-        sick = sum(1 for device in devices if not device.health.is_allocatable)
+        sick = sum(1 for device in devices if not device.is_allocatable)
         grid.add_row(device_class, f"{len(devices)} devices, {len(held)} held, {sick} not well")
     held_cpus = sum(len(cpus) for cpus in view.held_cpus.values())
     grid.add_row(

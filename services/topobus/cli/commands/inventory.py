@@ -80,8 +80,8 @@ def summary_table(inventories: Sequence[Inventory], ledgers: dict[str, Ledger]) 
     for class_inventory in inventories:
         holders = holders_of(ledgers.get(class_inventory.node))
         held = {device.name for device in class_inventory.devices if _is_held(device, holders)}
-        sick = [device for device in class_inventory.devices if not device.health.is_allocatable]
-        free = [device for device in class_inventory.devices if device.name not in held and device.health.is_allocatable]
+        sick = [device for device in class_inventory.devices if not device.is_allocatable]
+        free = [device for device in class_inventory.devices if device.name not in held and device.is_allocatable]
         table.add_row(
             class_inventory.node,
             Text(class_text(class_inventory), "name"),
@@ -140,7 +140,7 @@ def _cpu_table(inventory: Inventory, holders: Holders) -> Table:
     for node, devices in by_node.items():
         cpus = CpuSet.of(cpu for device in devices for cpu in cpus_of(device))
         held = CpuSet.of(cpu for cpu in cpus if cpu in holders.by_cpu)
-        free = CpuSet.of(cpu for device in devices if device.health.is_allocatable for cpu in cpus_of(device)) - held
+        free = CpuSet.of(cpu for device in devices if device.is_allocatable for cpu in cpus_of(device)) - held
         table.add_row(node, str(cpus), str(sum(map(_cores, _distinct(devices)))), str(held) or "-", f"{len(free)}")
     return table
 

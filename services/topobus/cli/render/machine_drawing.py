@@ -139,7 +139,7 @@ def _sick_cpus(inventories: Iterable[Inventory]) -> frozenset[int]:
         for inventory in inventories
         if inventory.device_class == "cpu"
         for device in inventory.devices
-        if device.cpu is not None and not device.health.is_allocatable
+        if device.cpu is not None and not device.is_allocatable
     )
 
 

@@ -207,7 +207,7 @@ class Simulation:
                 free = [
                     device.name
                     for device in inventory.devices
-                    if device.health.is_allocatable and (inventory.device_class, device.name) not in held
+                    if device.is_allocatable and (inventory.device_class, device.name) not in held
                 ]
                 hints = driver.hints(self.machine, inventory.devices, count, free) if driver is not None else None
                 asked[f"{inventory.device_class}/{count}"] = (

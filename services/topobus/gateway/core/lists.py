@@ -109,7 +109,7 @@ def plugin_lists(
     Shapes: own — the class's own resource; holders — device to owner; previous — resource to what was listed before; classes — all of this node's.
     A device stands in one list, as not healthy when it is held in another way (a claim, a placed pod, another resource), so that kubelet does not
     choose it; held by kubelet's own allocation of this resource it keeps its real health. kubelet knows neither shares nor counters, so devices that are a claim's
-    to ask for are not listed, unless they are held. It stands in the list of a resource through which it is held,
+    to ask for are not listed, unless they are held; nor is what an operator excludes. It stands in the list of a resource through which it is held,
     too, whichever pool it is in by now, and a held one that left the inventory stays where it was, not healthy.
     """
     lists: dict[str, dict[str, ListEntry]] = {own: {}, **{resource: {} for resource in previous}}
@@ -119,7 +119,7 @@ def plugin_lists(
         list_entries.update(
             (device.name, _entry(device, is_withheld=device.name in withheld))
             for device in devices
-            if is_dns_label(device.name) and (device.name in holders or device.name not in withheld)
+            if is_dns_label(device.name) and (device.name in holders or not (device.name in withheld or device.is_excluded))
         )
     for name, holder in holders.items():
         home = next((resource for resource, entries in lists.items() if name in entries), None)
@@ -179,9 +179,8 @@ def _resource(own: str, device_class: str, pool: str) -> str:
 def _entry(device: Device, *, is_withheld: bool) -> ListEntry:
     nodes = device.numa_nodes.ids if device.numa_nodes else None
     reason = ""
-    if not device.health.is_allocatable:
-        worst = device.health.worst
-        reason = f"it is {device.health.state}" + (f": {worst.reason}" if worst else "")
+    if not device.is_allocatable:
+        reason = f"it is {device.why_not}"
     elif is_withheld:
         reason = "it is shared, or excludes other devices: it is given by claims only"
     return ListEntry(id=device.name, is_healthy=not reason, nodes=nodes, reason=reason)

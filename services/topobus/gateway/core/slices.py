@@ -35,6 +35,7 @@ from topobus.kubernetes.api.slices import (
     COUNTER_SETS_PER_SLICE,
     DEVICES_PER_SLICE,
     HEALTH_TAINT,
+    MAINTENANCE_TAINT,
     in_seconds,
     slice_device,
     slice_order,
@@ -109,7 +110,8 @@ def pool_devices(
 ) -> tuple[SliceDevice, ...]:
     """Show an inventory's devices; one that a pod holds outside of DRA is tainted, and so is what does not fit beside it; while their service is silent (`silence`) so are all.
 
-    Evidence of a fault outlives the voice that told it: an unhealthy device keeps its own taint. `shown` is what `slice_device` gives for the inventory's
+    Evidence of a fault outlives the voice that told it: an unhealthy device keeps its own taint, and so does an operator's word. What an operator excludes is
+    shown as long as somebody holds it. `shown` is what `slice_device` gives for the inventory's
     devices, for who knows it already: it is the dear part, and holders change far more often.
     """
     sick = {device.name for device in inventory.devices if device.health.state is HealthState.UNHEALTHY} if silence is not None else set()
@@ -117,8 +119,13 @@ def pool_devices(
     occupied = {name: holder for name, holder in holders.items() if holder.kind is not OwnerKind.CLAIM}
     # The scheduler counts what claims hold; what others hold takes from the same counters, and it does not know.
     blocked = Partitions(inventory.devices, inventory.counter_sets).blocked(occupied) if inventory.counter_sets else {}
+    excluded = {device.name for device in inventory.devices if device.is_excluded and device.name not in holders}
     for device in map(slice_device, slice_order(inventory.devices)) if shown is None else shown:
-        taints = device.taints if silence is None or device.name in sick else (silence,)
+        if device.name in excluded:
+            continue
+        taints = device.taints
+        if silence is not None and device.name not in sick:
+            taints = (silence, *(taint for taint in taints if taint.key == MAINTENANCE_TAINT))
         shortage = blocked.get(device.name)
         holder = occupied.get(device.name) or (occupied[shortage.devices[0]] if shortage is not None and shortage.devices else None)
         if holder is not None:

@@ -167,6 +167,8 @@ def obstacle_of(
             is_sick = device.health.state is HealthState.UNHEALTHY
             if is_sick and (device_class, name) not in claim.tolerated:
                 return f"{name} is {device.health.state}"
+            if device.maintenance is not None:
+                return f"{name} is {device.why_not}"
     return ""
 
 

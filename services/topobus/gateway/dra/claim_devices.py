@@ -44,19 +44,23 @@ class ClaimDevices:
         self._undone: set[str] = set()
         """Keys of entries whose devices are undone and that are still in the checkpoint."""
 
-    async def prepare(self, op_id: str, claim: ClaimKey, device_class: str, claim_allocation: ClaimAllocation) -> DeviceAnswers:
-        """Have all devices of a claim's class made ready.
+    async def prepare(
+        self, op_id: str, claim: ClaimKey, device_class: str, claim_allocation: ClaimAllocation, *, is_again: bool = False
+    ) -> DeviceAnswers:
+        """Have all devices of a claim's class made ready; `is_again`: it had them before a reboot.
 
         Errors: raises ClaimFailed when the service refuses or leaves a device out, PeerUnavailable when it is away.
         """
         held: list[Held[PrepareReply]] = []
         async with self._alone_with(device_class, claim_allocation.names):
-            prepared = await self._ask(op_id, claim, device_class, claim_allocation, claim_allocation.names, held)
+            prepared = await self._ask(op_id, claim, device_class, claim_allocation, claim_allocation.names, held, is_again=is_again)
             by_request: dict[str, Prepared] = {}
             if len(claim_allocation.requests) > 1:
                 # Containers that name one request get what its devices have in common, which only their driver knows.
                 for request, names in claim_allocation.requests.items():
-                    by_request[request] = await self._ask(f"{op_id}-of-{request}", claim, device_class, claim_allocation, names, held)
+                    by_request[request] = await self._ask(
+                        f"{op_id}-of-{request}", claim, device_class, claim_allocation, names, held, is_again=is_again
+                    )
         return DeviceAnswers(prepared=prepared, by_request=by_request, held=held)
 
     async def _ask(
@@ -67,12 +71,23 @@ class ClaimDevices:
         claim_allocation: ClaimAllocation,
         names: tuple[str, ...],
         held: list[Held[PrepareReply]],
+        *,
+        is_again: bool,
     ) -> Prepared:
         """Have some of the claim's devices made ready together; the answer joins `held`."""
         looked_at = sorted({allocated.device for allocated in claim_allocation.devices if allocated.is_shared} & set(names))
         tolerated = sorted({*claim_allocation.tolerated} & set(names))
         prepared = await self._asks.prepare(
-            op_id, claim.owner, device_class, names, claim_allocation.config, looked_at, tolerated, held, claim_allocation.cpus
+            op_id,
+            claim.owner,
+            device_class,
+            names,
+            claim_allocation.config,
+            looked_at,
+            tolerated,
+            held,
+            claim_allocation.cpus,
+            is_again=is_again,
         )
         if isinstance(prepared, Refusal):
             raise refused(prepared)

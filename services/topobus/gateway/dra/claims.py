@@ -287,7 +287,7 @@ class ClaimPreparer:
         allocation = msgspec.structs.replace(allocation, cpus=entry.cpus)
         # After a reboot the devices are made ready once more, by another operation.
         op_id = f"{entry.attempt}-prepare" + (f"-{self._boot_id[:8]}" if entry.is_running else "")
-        answers = await self._devices.prepare(op_id, claim, device_class, allocation)
+        answers = await self._devices.prepare(op_id, claim, device_class, allocation, is_again=entry.is_running)
         spec = cdi_spec(claim.uid, device_class, answers.prepared, answers.by_request)
         to_attach = _own_of(allocation, "attach", answers.prepared.to_attach)
         to_adjust = _own_of(allocation, "adjust", answers.prepared.to_adjust)

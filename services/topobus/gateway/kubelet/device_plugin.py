@@ -251,9 +251,9 @@ class DevicePlugin(rpc.DevicePluginServicer):
         # Not recorded: what they say is in the devices' ids, which kubelet names at each start.
         return structs.replace(edits, env=edits.env | await self._pci_devices.tell(names, prepared))
 
-    async def _prepare(self, op_id: str, owner: Owner, names: list[str]) -> Prepared:
+    async def _prepare(self, op_id: str, owner: Owner, names: list[str], *, is_again: bool = False) -> Prepared:
         """Have the devices made ready."""
-        prepared = await self._asks.prepare(op_id, owner, self.device_class, names)
+        prepared = await self._asks.prepare(op_id, owner, self.device_class, names, is_again=is_again)
         if isinstance(prepared, Refusal):
             refuse(prepared, f"{self.resource}: cannot prepare {', '.join(names)}")
         return prepared
@@ -289,7 +289,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
         given = self._record.of(owner.key)
         try:
             self._check_is_heard()
-            edits = self._joined(await self._prepare(f"start-{uuid.uuid4().hex}", owner, names), names)
+            edits = self._joined(await self._prepare(f"start-{uuid.uuid4().hex}", owner, names, is_again=True), names)
         except PeerUnavailable as err:
             if given is not None and not self._record.is_of_this_boot(owner.key):
                 raise

@@ -42,6 +42,8 @@ def event_of(node: str, op_id: str, record: OperationRecord) -> DecisionEvent | 
         outcome=record.outcome,
         ledger_sequence=pending.ledger_sequence,
         user=pending.user,
+        operation=pending.operation,
+        health=pending.health,
     )
 
 

@@ -34,6 +34,7 @@ __all__ = [
     "COUNTER_SETS_PER_SLICE",
     "DEVICES_PER_SLICE",
     "HEALTH_TAINT",
+    "MAINTENANCE_TAINT",
     "SICK_TAINT",
     "STANDARD_DOMAIN",
     "fault_of_shares",
@@ -45,6 +46,8 @@ __all__ = [
 
 STANDARD_DOMAIN = "resource.kubernetes.io"
 HEALTH_TAINT = "topobus.dev/health"
+MAINTENANCE_TAINT = "topobus.dev/maintenance"
+"""On a device that an operator keeps back; its value is `maintain` or `exclude`."""
 SICK_TAINT = Taint(key=HEALTH_TAINT, value=str(HealthState.UNHEALTHY), effect="NoExecute")
 """What a device has of which there is evidence that it is sick."""
 # 128 devices fit into a slice, 64 when one has a taint or a list; sickness comes and goes, so slices are always cut for the worse case: a fault then
@@ -224,7 +227,19 @@ def _consumption(uses: Iterable[CounterUse]) -> tuple[CounterConsumption, ...]:
 
 
 def _taints(device: Device) -> tuple[Taint, ...]:
-    """Taint what may not be handed out: evidence of a fault also evicts, mere silence does not."""
+    """Taint what may not be handed out: evidence of a fault also evicts, mere silence does not; an operator says which of the two."""
+    return (*_taints_of_health(device), *_taints_of_maintenance(device))
+
+
+def _taints_of_maintenance(device: Device) -> tuple[Taint, ...]:
+    maintenance = device.maintenance
+    if maintenance is None:
+        return ()
+    effect = "NoExecute" if maintenance.is_draining else "NoSchedule"
+    return (Taint(key=MAINTENANCE_TAINT, value=str(maintenance.verb), effect=effect, time_added=in_seconds(maintenance.since) or None),)
+
+
+def _taints_of_health(device: Device) -> tuple[Taint, ...]:
     if device.health.is_allocatable:
         return ()
     effect = SICK_TAINT.effect if device.health.state is HealthState.UNHEALTHY else "NoSchedule"

@@ -62,7 +62,9 @@ def share_faults(view: NodeView, request: PodRequest) -> list[Reason]:
                 )
             elif name in devices and not devices[name].allows_multiple:
                 reasons.append(Reason(code="not-shared", message=f"{name} is given whole only: its driver does not share it", facts=facts))
-            elif name in devices and not devices[name].health.is_allocatable:
+            elif name in devices and devices[name].maintenance is not None:
+                reasons.append(Reason(code="device-kept-back", message=f"{name} is {devices[name].why_not}", facts=facts))
+            elif name in devices and not devices[name].is_allocatable:
                 state = devices[name].health.state.value
                 reasons.append(Reason(code="device-unhealthy", message=f"{name} is {state}", facts={**facts, "state": state}))
     return reasons

@@ -130,7 +130,9 @@ def _name_faults(available: NodeAvailability, demand: ContainerDemand, device_de
             continue
         elif name in held:
             yield demand.unmet("device-held", f"{name} is held by {held[name]}", device_demand.device_class, device=name, owner=held[name])
-        elif not device.health.is_allocatable:
+        elif device.maintenance is not None:
+            yield demand.unmet("device-kept-back", f"{name} is {device.why_not}", device_demand.device_class, device=name)
+        elif not device.is_allocatable:
             state, worst = device.health.state.value, device.health.worst
             why = f": {worst.reason}" if worst is not None else ""
             yield demand.unmet("device-unhealthy", f"{name} is {state}{why}", device_demand.device_class, device=name, state=state)
@@ -148,10 +150,13 @@ def _too_few(available: NodeAvailability, demand: ContainerDemand, device_demand
     held = len(
         available.view.held_devices.get(device_demand.device_class, {}).keys() & available.devices[device_demand.device_class].keys()
     )
-    sick = sum(not device.health.is_allocatable for device in available.devices[device_demand.device_class].values())
+    others = available.devices[device_demand.device_class].values()
+    kept_back = sum(device.maintenance is not None for device in others)
+    sick = sum(not device.is_allocatable for device in others) - kept_back
+    also = f", {kept_back} kept back by an operator" if kept_back else ""
     return demand.unmet(
         "not-enough-devices",
-        f"wants {device_demand.count} {device_demand.device_class}; of {exists} on this node {free} can be had ({held} held, {sick} not healthy)",
+        f"wants {device_demand.count} {device_demand.device_class}; of {exists} on this node {free} can be had ({held} held, {sick} not healthy{also})",
         device_demand.device_class,
         wanted=device_demand.count,
         free=free,

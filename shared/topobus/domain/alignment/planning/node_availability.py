@@ -50,9 +50,7 @@ class NodeAvailability:
         self.devices = {name: {device.name: device for device in devices} for name, devices in view.devices.items()}
         self.free = {
             name: {
-                device.name
-                for device in devices.values()
-                if device.health.is_allocatable and device.name not in view.held_devices.get(name, {})
+                device.name for device in devices.values() if device.is_allocatable and device.name not in view.held_devices.get(name, {})
             }
             for name, devices in self.devices.items()
         }

@@ -119,12 +119,12 @@ def _sick_cpus(devices: Sequence[Device]) -> CpuSet:
     """List CPUs that nobody gets; one that is only not listed by itself any more, but in a group, is none of these."""
     grouped = CpuSet()
     for device in devices:
-        if is_cpu_group(device) and device.health.is_allocatable:
+        if is_cpu_group(device) and device.is_allocatable:
             grouped |= device.near_cpus
     return CpuSet.of(
         device.cpu
         for device in devices
-        if device.cpu is not None and not device.health.is_allocatable and not (device.cpu in grouped and _is_only_gone(device))
+        if device.cpu is not None and not device.is_allocatable and not (device.cpu in grouped and _is_only_gone(device))
     )
 
 

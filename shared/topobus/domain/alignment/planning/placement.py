@@ -218,7 +218,7 @@ def prefer(
     devices = node.devices.get(device_class, {})
     spoken_for = _spoken_for(view, device_class)
     # kubelet knows neither pods placed without it nor what went sick a moment ago: such devices come after all others.
-    free = [devices[name] for name in pool if name in devices and devices[name].health.is_allocatable and name not in spoken_for]
+    free = [devices[name] for name in pool if name in devices and devices[name].is_allocatable and name not in spoken_for]
     fit = [device for device in free if device.name not in withheld]
     kept = [devices[name] for name in musts if name in devices]
     strangers = len(musts) - len(kept)

@@ -1,0 +1,62 @@
+"""What an operator wants of one device, and what stands of it: maintenance, exclusion, their end, forgiveness, a reset.
+
+A device under maintenance is as healthy as it was: nobody new gets it, and whoever has it keeps it. That is the operator's will and no evidence, so it is no part of
+the device's health.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+__all__ = ["DeviceOperation", "DeviceVerb", "Maintenance"]
+
+
+class DeviceVerb(StrEnum):
+    """What an operator does with a device."""
+
+    MAINTAIN = "maintain"
+    """Nobody new gets it; whoever has it keeps it, unless it is drained."""
+    EXCLUDE = "exclude"
+    """As if it were not there, for everybody new."""
+    RETURN = "return"
+    """The end of both."""
+    FORGIVE = "forgive"
+    """Its sticky faults heal from now on as others do."""
+    RESET = "reset"
+    """Its driver resets it, while nobody holds it."""
+
+    @property
+    def is_lasting(self) -> bool:
+        """Say whether it stands until it is taken back."""
+        return self in (DeviceVerb.MAINTAIN, DeviceVerb.EXCLUDE)
+
+
+class Maintenance(Struct, frozen=True, kw_only=True):
+    """Why nobody new gets a device, by an operator's word; it stands until the device is returned."""
+
+    verb: DeviceVerb
+    """`maintain` or `exclude`."""
+    why: str
+    """The operator's reason, for people."""
+    who: str
+    """Who says so, as the operator's program told it: a name for people, no proof."""
+    since: str = ""
+    """RFC 3339, UTC."""
+    is_draining: bool = False
+    """True: whoever has it by a claim shall leave it, too."""
+    op_id: str = ""
+    """The operation that set it."""
+
+
+class DeviceOperation(Struct, frozen=True, kw_only=True):
+    """One thing that an operator wants of one device."""
+
+    device_class: str
+    device: str
+    verb: DeviceVerb
+    why: str = ""
+    who: str = ""
+    is_draining: bool = False
+    """For `maintain` and `exclude`: those who have it by a claim shall leave it."""
