@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from topobus.contracts.catalogue import ADOPT, COMMIT, HINTS, PLACE, PREFER, RELEASE
+from topobus.contracts.catalogue import ADOPT, COMMIT, HINTS, OPERATE, PLACE, PREFER, RELEASE
 from topobus.domain.idset import CpuSet
 from topobus.domain.view import NodeAlignment
 from topobus.runtime.liveness import ServiceLiveness
@@ -14,6 +14,7 @@ from topobus.runtime.service import Runtime
 from topobus.topology.announcer import Announcer
 from topobus.topology.ask_handlers import AskHandlers
 from topobus.topology.config import TopologySettings
+from topobus.topology.device_operations import DeviceOperations
 from topobus.topology.ledger_store import LedgerStore
 from topobus.topology.metrics import TopologyMetrics
 from topobus.topology.node_inputs import NodeInputs
@@ -26,7 +27,7 @@ _PLANS_AT_A_TIME = 8
 
 
 async def serve(settings: TopologySettings, runtime: Runtime) -> None:
-    """Answer place, prefer, adopt, commit and release for this node until cancelled."""
+    """Answer place, prefer, adopt, commit, release and operate for this node until cancelled."""
     bus, node = runtime.bus, runtime.node
     bus.use_answer_keys(demanded=read_keys(settings.answers.key_dir))
     metrics = TopologyMetrics(runtime.registry)
@@ -53,6 +54,7 @@ async def serve(settings: TopologySettings, runtime: Runtime) -> None:
         metrics=metrics,
         hint_timeout_s=settings.hints.timeout_s,
     )
+    operations = DeviceOperations(bus, node=node, inputs=inputs, store=store, announcer=announcer, clock=runtime.clock)
     reservations = Reservations(store=store, announcer=announcer, clock=runtime.clock, expire_s=settings.reservations.expire_s)
 
     def note_silence() -> None:
@@ -87,3 +89,4 @@ async def serve(settings: TopologySettings, runtime: Runtime) -> None:
         await bus.answer(ADOPT, answers.adopt, node=node)
         await bus.answer(COMMIT, answers.commit, node=node)
         await bus.answer(RELEASE, answers.release, node=node)
+        await bus.answer(OPERATE, operations.operate, node=node)

@@ -1,0 +1,128 @@
+"""Answers `operate`: decides what an operator wants with one device, has the device service perform it, and says both in decision events.
+
+The decision is in the ledger, with who and why, before anything is performed: so its event goes out exactly once, whatever dies meanwhile. Asked again with the same id
+it is performed again, which the device service does once. What the service then refuses, and every reset that it has done, is a second decision, `<op_id>:outcome`.
+"""
+
+from __future__ import annotations
+
+from topobus.contracts.catalogue import PERFORM
+from topobus.contracts.operation_messages import Operated, OperateReply, OperateRequest, PerformRequest
+from topobus.domain import transitions
+from topobus.domain.device import Inventory
+from topobus.domain.errors import ContractError
+from topobus.domain.ledger import Ledger, OperationRecord, PendingDecision
+from topobus.domain.maintenance import DeviceOperation, DeviceVerb
+from topobus.domain.outcome import Reason, Refusal
+from topobus.domain.request import Owner, OwnerKind
+from topobus.domain.timestamps import rfc3339
+from topobus.domain.transitions import Step
+from topobus.runtime.bus import Bus
+from topobus.runtime.clock import Clock
+from topobus.runtime.logging import get_logger
+from topobus.topology.announcer import Announcer
+from topobus.topology.core.decisions import decision_id
+from topobus.topology.core.limits import complaint_of_devices, complaint_of_operation
+from topobus.topology.core.operation_faults import complaint_of_operation_text, fault_of_operation
+from topobus.topology.ledger_store import LedgerStore
+from topobus.topology.node_inputs import NodeInputs
+
+__all__ = ["DeviceOperations", "operator_of"]
+
+
+def operator_of(operation: DeviceOperation) -> Owner:
+    """Give the name under which an operation stands in the ledger and in its event: who wants it, of which device.
+
+    >>> operator_of(DeviceOperation(device_class="gpu", device="gpu-0", verb=DeviceVerb.RESET, who="ada")).key
+    'operator//ada/gpu:gpu-0'
+    """
+    return Owner(kind=OwnerKind.OPERATOR, namespace="", name=operation.who, uid=f"{operation.device_class}:{operation.device}")
+
+
+class DeviceOperations:
+    """Handler of `operate`."""
+
+    def __init__(self, bus: Bus, *, node: str, inputs: NodeInputs, store: LedgerStore, announcer: Announcer, clock: Clock) -> None:
+        self._bus = bus
+        self._node = node
+        self._inputs = inputs
+        self._store = store
+        self._announcer = announcer
+        self._clock = clock
+
+    async def operate(self, asked: OperateRequest) -> OperateReply:
+        """Do what an operator wants, or say why not.
+
+        Errors: raises ContractError for a request out of bounds, PeerUnavailable when the device service is not there: then it is decided, and asking again with the
+        same id performs it.
+        """
+        operation, owner = asked.operation, operator_of(asked.operation)
+        complaint = (
+            complaint_of_operation_text(operation)
+            or complaint_of_devices({operation.device_class: (operation.device,)})
+            or complaint_of_operation(asked.op_id, owner)
+        )
+        if complaint:
+            raise ContractError(complaint)
+        inventory = self._inputs.inventories.get(operation.device_class)
+        record = await self._record(asked.op_id, operation, inventory)
+        if (record.verb, record.owner_key) != (str(operation.verb), owner.key):
+            text = f"operation {asked.op_id} was a {record.verb} for {record.owner_key}: choose another op_id"
+            return self._reply(record, _refuse("operation-reused", text, op_id=asked.op_id))
+        if isinstance(record.outcome, Refusal):
+            return self._reply(record, record.outcome)
+        request = PerformRequest(op_id=asked.op_id, operation=operation, time=rfc3339(self._clock.now()))
+        reply = await self._bus.ask(PERFORM, request, node=self._node, device_class=operation.device_class)
+        if isinstance(reply.result, Refusal) or operation.verb is DeviceVerb.RESET:
+            outcome = reply.result if isinstance(reply.result, Refusal) else None
+            await self._record(f"{asked.op_id}:outcome", operation, inventory, outcome=outcome)
+        return self._reply(record, reply.result)
+
+    async def _record(
+        self, op_id: str, operation: DeviceOperation, inventory: Inventory | None, *, outcome: Refusal | None = None
+    ) -> OperationRecord:
+        """Write a decision down, unless it is known already; without an outcome what stands in the way is it."""
+        owner, is_first = operator_of(operation), not op_id.endswith(":outcome")
+        device = inventory.device(operation.device) if inventory is not None else None
+
+        async def decide(ledger: Ledger) -> Step:
+            known = transitions.recorded_operation(ledger, op_id)
+            if known is not None:
+                return Step(ledger=ledger, record=known, is_repeat=True)
+            return transitions.record_refusal(
+                ledger,
+                op_id=op_id,
+                verb=str(operation.verb),
+                owner=owner,
+                decision_id=decision_id(ledger, op_id),
+                refusal=fault_of_operation(operation, inventory, ledger) if is_first else outcome,
+                pending=PendingDecision(
+                    owner=owner,
+                    time=rfc3339(self._clock.now()),
+                    ledger_sequence=ledger.sequence + 1,
+                    operation=operation,
+                    health=device.health if device is not None else None,
+                ),
+            )
+
+        step = await self._store.change(decide)
+        if not step.is_repeat:
+            self._announcer.wake()
+            get_logger().info(
+                "operation.decided",
+                verb=str(operation.verb),
+                device=operation.device,
+                who=operation.who,
+                why=operation.why,
+                op_id=op_id,
+                decision_id=step.record.decision_id,
+                reasons=[reason.code for reason in step.record.outcome.reasons] if isinstance(step.record.outcome, Refusal) else [],
+            )
+        return step.record
+
+    def _reply(self, record: OperationRecord, result: Operated | Refusal) -> OperateReply:
+        return OperateReply(decision_id=record.decision_id, node=self._node, result=result)
+
+
+def _refuse(code: str, message: str, **facts: str) -> Refusal:
+    return Refusal(reasons=(Reason(code=code, message=message, facts=dict(facts)),))
