@@ -62,7 +62,11 @@ def test_vendor_speaks_for_its_class_alone_when_it_writes(device_class: str) -> 
         account = _named(accounts(shape, nodes=nodes))[vendor_account(device_class)]
         written = [crossing.subject for crossing in account.imports if crossing.kind == "service" and not crossing.local]
 
-        assert written == [f"$KV.topobus_inventories.{node}.{device_class}", f"topobus.v1.health.{node}.{device_class}.*"]
+        assert written == [
+            f"$KV.topobus_inventories.{node}.{device_class}",
+            f"$KV.topobus_maintenances.{node}.{device_class}",
+            f"topobus.v1.health.{node}.{device_class}.*",
+        ]
 
 
 def test_hub_maps_what_a_node_says_and_nothing_else_when_it_comes_from_a_leaf() -> None:

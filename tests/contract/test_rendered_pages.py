@@ -59,7 +59,7 @@ def test_rights_never_reach_everything_when_they_are_rendered(principal: str) ->
 
 
 def test_rights_are_one_nodes_and_one_classs_when_a_node_is_given() -> None:
-    """A device service of one node writes its own class's inventory there, and nobody else's."""
+    """A device service of one node writes its own class's inventory and what is kept back of it there, and nobody else's."""
     for device_service in DEVICE_SERVICES:
         written = [
             subject
@@ -69,6 +69,7 @@ def test_rights_are_one_nodes_and_one_classs_when_a_node_is_given() -> None:
 
         assert written == [
             f"$KV.topobus_inventories.n1_example_com.{device_service}",
+            f"$KV.topobus_maintenances.n1_example_com.{device_service}",
             f"topobus.v1.health.n1_example_com.{device_service}.*",
         ]
 

@@ -43,6 +43,7 @@ _COMMANDS = (
     ("migrate", "commands.migrate:migrate", "Turn classic DRA manifests into structured ones."),
     ("oci", "commands.oci:oci_app", "Print a container's OCI spec with its devices, as kubelet and a runtime would make it."),
     ("health", "commands.health:health_app", "How devices are, and how they are from now on."),
+    ("device", "commands.device:device_app", "Work on single devices: maintain, exclude, return, forgive, reset, list."),
     ("decisions", "commands.decisions:decisions", "What was decided lately."),
     ("explain", "commands.explain:explain", "Take one decision apart and replay it offline."),
     ("record", "commands.record:record_machine", "Copy this machine's hardware tree, to read, test and break it elsewhere."),

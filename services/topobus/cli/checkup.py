@@ -319,9 +319,17 @@ def _inventory_finding(
     if machine is not None and inventory.machine_generation < machine.generation:
         # No finding: a machine that changed without changing a device of this class is no news, so the inventory is not written again.
         text += f", unchanged since machine generation {inventory.machine_generation}"
-    sick = [device.name for device in inventory.devices if not device.is_allocatable]
+    kept_back = [device for device in inventory.devices if device.maintenance is not None]
+    sick = [device.name for device in inventory.devices if not device.health.is_allocatable]
     if sick:
         return Finding(level=Level.WARN, what=what, found=f"{text}, not well: {', '.join(sick[:6])}", next_step="`topobus health` says why")
+    if kept_back:
+        text += f", kept back: {', '.join(f'{device.name} ({device.why_not})' for device in kept_back[:3])}"
+        if len(kept_back) > 3:
+            text += f" and {len(kept_back) - 3} more"
+        return Finding(
+            level=Level.WARN, what=what, found=text, next_step="`topobus device list` lists all; `topobus device return NAME` ends it"
+        )
     if inventory.warnings:
         return Finding(
             level=Level.WARN, what=what, found=f"{text}; {inventory.warnings[0]}", next_step=f"see the log of topobus-{device_class}"

@@ -29,6 +29,9 @@ from topobus.topology.node_inputs import NodeInputs
 
 __all__ = ["DeviceOperations", "operator_of"]
 
+# An inventory is here in milliseconds after it was published.
+_SHOWN_S = 0.5
+
 
 def operator_of(operation: DeviceOperation) -> Owner:
     """Give the name under which an operation stands in the ledger and in its event: who wants it, of which device.
@@ -76,7 +79,17 @@ class DeviceOperations:
         if isinstance(reply.result, Refusal) or operation.verb is DeviceVerb.RESET:
             outcome = reply.result if isinstance(reply.result, Refusal) else None
             await self._record(f"{asked.op_id}:outcome", operation, inventory, outcome=outcome)
+        elif operation.verb is not DeviceVerb.FORGIVE:
+            await self._wait_shown(operation, reply.result)
         return self._reply(record, reply.result)
+
+    async def _wait_shown(self, operation: DeviceOperation, result: Operated) -> None:
+        """Answer when nothing is planned any more with what was before; not for longer than an operator waits, for it is done."""
+        try:
+            async with self._clock.timeout(_SHOWN_S):
+                await self._inputs.wait_shown(operation.device_class, operation.device, result.maintenance)
+        except TimeoutError:
+            get_logger().warning("operation.unseen", device=operation.device, waited_s=_SHOWN_S)
 
     async def _record(
         self, op_id: str, operation: DeviceOperation, inventory: Inventory | None, *, outcome: Refusal | None = None

@@ -13,6 +13,7 @@ from topobus.domain.errors import PeerUnavailable
 from topobus.domain.idset import CpuSet
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine
+from topobus.domain.maintenance import Maintenance
 from topobus.domain.strays import stray_devices, without_strays
 from topobus.domain.view import AlignmentOptions, NodeView
 from topobus.runtime.bus import Bus
@@ -41,6 +42,8 @@ class NodeInputs:
     ) -> None:
         self.machine: Machine | None = None
         self.inventories: dict[str, Inventory] = {}
+        self._changed = asyncio.Event()
+        """Set, and another one made, with each change of `inventories`."""
         self._bus = bus
         self._node = node
         self._options = options
@@ -117,6 +120,15 @@ class NodeInputs:
                     self._readiness.set("machine", is_ready=True)
                     get_logger().info("machine.heard", generation=change.value.generation, numa_nodes=str(change.value.node_set))
 
+    async def wait_shown(self, device_class: str, device: str, maintenance: Maintenance | None) -> None:
+        """Wait until plans are made with what an operator has said of a device; a device that is not there is seen like that."""
+        while True:
+            changed, inventory = self._changed, self.inventories.get(device_class)
+            listed = inventory.device(device) if inventory is not None else None
+            if listed is None or listed.maintenance == maintenance:
+                return
+            await changed.wait()
+
     async def _watch_inventories(self) -> None:
         async with aclosing(self._bus.watch(INVENTORY, node=self._node)) as changes:
             async for change in changes:
@@ -128,6 +140,8 @@ class NodeInputs:
                     self._readiness.set("inventories", is_ready=True)
                 else:
                     self.inventories, self._static = self._apply(change), None
+                    self._changed.set()
+                    self._changed = asyncio.Event()
 
     def _apply(self, change: Change[Inventory]) -> dict[str, Inventory]:
         device_class = change.parts["device_class"]

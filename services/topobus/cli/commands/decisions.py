@@ -55,7 +55,8 @@ async def _decisions(node: str | None, limit: int, is_following: bool, options: 
             for received_event in recent:
                 event = received_event.value
                 who = event.user or users.get(event.id) or event.owner
-                table.add_row(short_time(event.time), Text(event.id, "name"), f"{event.verb} {who}", _answer(event))
+                what = operation_text(event) or f"{event.verb} {who}"
+                table.add_row(short_time(event.time), Text(event.id, "name"), what, _answer(event))
             output.show(table if recent else Text("no decision yet", "faint"))
         if not is_following:
             return ExitCode.OK
@@ -75,7 +76,7 @@ async def _decisions(node: str | None, limit: int, is_following: bool, options: 
                         head = Text.assemble(
                             (f"{short_time(event.time)}  ", "faint"),
                             (event.id, "name"),
-                            f"  {event.verb} {event.user or event.owner} at {event.node}: ",
+                            f"  {operation_text(event) or f'{event.verb} {event.user or event.owner}'} at {event.node}: ",
                         )
                         output.show(head + _answer(event))
     return ExitCode.OK
@@ -90,6 +91,15 @@ async def _users(bus: Bus, events: Iterable[DecisionEvent]) -> dict[str, Owner]:
             if allocation.user is not None:
                 owners[allocation.decision_id] = allocation.user
     return owners
+
+
+def operation_text(event: DecisionEvent) -> str:
+    """Say what an operator did with a device, who and why; empty for other decisions."""
+    operation = event.operation
+    if operation is None:
+        return ""
+    why = f" ({operation.why})" if operation.why else ""
+    return f"{event.verb} {operation.device} by {operation.who}{why}"
 
 
 def _answer(event: DecisionEvent) -> Text:

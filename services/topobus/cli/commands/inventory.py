@@ -80,7 +80,7 @@ def summary_table(inventories: Sequence[Inventory], ledgers: dict[str, Ledger]) 
     for class_inventory in inventories:
         holders = holders_of(ledgers.get(class_inventory.node))
         held = {device.name for device in class_inventory.devices if _is_held(device, holders)}
-        sick = [device for device in class_inventory.devices if not device.is_allocatable]
+        sick = [device for device in class_inventory.devices if not device.health.is_allocatable]
         free = [device for device in class_inventory.devices if device.name not in held and device.is_allocatable]
         table.add_row(
             class_inventory.node,
@@ -119,6 +119,8 @@ def device_table(inventory: Inventory, holders: Holders) -> Table:
         holder = holders.by_device.get((device.device_class, device.name))
         worst = device.health.worst
         health = device.health.state.value + (f": {worst.reason}" if worst else "")
+        if device.maintenance is not None:
+            health += f", {device.why_not}"
         table.add_row(
             Text(device.name, "name"),
             device.model or device.vendor or "-",

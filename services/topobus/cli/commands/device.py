@@ -1,0 +1,275 @@
+"""`topobus device`: work on single devices: keep them back, give them back, forgive their faults, reset them; and list what is kept back."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import os
+import socket
+import uuid
+from typing import Annotated
+
+from cyclopts import App, Parameter
+from msgspec import Struct
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from topobus.cli.exits import ExitCode
+from topobus.cli.objects.device_selection import ChosenDevice, Selection, choose_devices
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus, system_text
+from topobus.cli.render.answers import short_time
+from topobus.cli.render.holders import holders_of
+from topobus.contracts.catalogue import INVENTORY, LEDGER, MAINTENANCE, OPERATE
+from topobus.contracts.operation_messages import OperateReply, OperateRequest
+from topobus.domain.errors import PeerUnavailable
+from topobus.domain.maintenance import DeviceOperation, DeviceVerb, Maintenance
+from topobus.domain.outcome import Refusal
+from topobus.runtime.bus import Bus
+
+__all__ = ["device_app"]
+
+device_app = App(name="device", help="Work on single devices, at once and without any restart.")
+
+# A node decides one after the other; more at a time would only wait there.
+_AT_A_TIME = 8
+
+Names = Annotated[str, Parameter(name="NAME", help="Devices by name. Without any: all that the selectors mean.")]
+NodeFilter = Annotated[str | None, Parameter(help="Only on this node.")]
+ClassFilter = Annotated[str | None, Parameter(name="--class", help="Only of this device class.")]
+Where = Annotated[
+    tuple[str, ...],
+    Parameter(
+        name="--where",
+        negative="",
+        help="Only where FIELD=VALUE: driver=nvidia, numa_node=1, attributes.NAME=VALUE. Several: all must be true.",
+    ),
+]
+Why = Annotated[str, Parameter(help="The reason, for whoever finds the device like that.")]
+Who = Annotated[str | None, Parameter(help="Who says so. Default: user@host.")]
+Operation = Annotated[str | None, Parameter(help="Operation id of an earlier try whose answer got lost; what it did is not done twice.")]
+Drain = Annotated[bool, Parameter(negative="", help="Pods that have the device by a claim shall leave it: its taint evicts.")]
+
+
+class DeviceAnswer(Struct, frozen=True, kw_only=True):
+    """What became of one device."""
+
+    node: str
+    device_class: str
+    device: str
+    reply: OperateReply | None = None
+    """None: nobody knows whether it was done."""
+    error: str = ""
+
+
+@device_app.command(name="maintain")
+def maintain(
+    *names: Names,
+    why: Why,
+    drain: Drain = False,
+    node: NodeFilter = None,
+    device_class: ClassFilter = None,
+    where: Where = (),
+    who: Who = None,
+    operation: Operation = None,
+    options: BusOptions = BUS_DEFAULTS,
+) -> int:
+    """Keep devices back: nobody new gets them, whoever has them keeps them. `topobus device return` ends it."""
+    selection = Selection(names=names, node=node, device_class=device_class, where=where)
+    return asyncio.run(_operate(DeviceVerb.MAINTAIN, selection, why, who, operation, options, is_draining=drain))
+
+
+@device_app.command(name="exclude")
+def exclude(
+    *names: Names,
+    why: Why,
+    drain: Drain = False,
+    node: NodeFilter = None,
+    device_class: ClassFilter = None,
+    where: Where = (),
+    who: Who = None,
+    operation: Operation = None,
+    options: BusOptions = BUS_DEFAULTS,
+) -> int:
+    """Treat devices for everybody new as if they were not there. `topobus device return` ends it."""
+    selection = Selection(names=names, node=node, device_class=device_class, where=where)
+    return asyncio.run(_operate(DeviceVerb.EXCLUDE, selection, why, who, operation, options, is_draining=drain))
+
+
+@device_app.command(name="return")
+def give_back(
+    *names: Names,
+    why: Why = "",
+    node: NodeFilter = None,
+    device_class: ClassFilter = None,
+    where: Where = (),
+    who: Who = None,
+    operation: Operation = None,
+    options: BusOptions = BUS_DEFAULTS,
+) -> int:
+    """End maintenance or exclusion: devices are offered again."""
+    selection = Selection(names=names, node=node, device_class=device_class, where=where)
+    return asyncio.run(_operate(DeviceVerb.RETURN, selection, why, who, operation, options))
+
+
+@device_app.command(name="forgive")
+def forgive(
+    *names: Names,
+    why: Why = "",
+    node: NodeFilter = None,
+    device_class: ClassFilter = None,
+    where: Where = (),
+    who: Who = None,
+    operation: Operation = None,
+    options: BusOptions = BUS_DEFAULTS,
+) -> int:
+    """Let sticky faults heal as others do. The evidence stays in the decision event."""
+    selection = Selection(names=names, node=node, device_class=device_class, where=where)
+    return asyncio.run(_operate(DeviceVerb.FORGIVE, selection, why, who, operation, options))
+
+
+@device_app.command(name="reset")
+def reset(
+    *names: Names,
+    why: Why = "",
+    node: NodeFilter = None,
+    device_class: ClassFilter = None,
+    where: Where = (),
+    who: Who = None,
+    operation: Operation = None,
+    options: BusOptions = BUS_DEFAULTS,
+) -> int:
+    """Reset devices that nobody holds: by their driver, else the PCI function by the kernel."""
+    selection = Selection(names=names, node=node, device_class=device_class, where=where)
+    return asyncio.run(_operate(DeviceVerb.RESET, selection, why, who, operation, options))
+
+
+@device_app.command(name="list")
+def list_kept_back(*, node: NodeFilter = None, device_class: ClassFilter = None, options: BusOptions = BUS_DEFAULTS) -> int:
+    """List the devices that are kept back: who, why, since when, and who has them still."""
+    return asyncio.run(_list(node, device_class, options))
+
+
+async def _operate(
+    verb: DeviceVerb,
+    selection: Selection,
+    why: str,
+    who: str | None,
+    operation: str | None,
+    options: BusOptions,
+    *,
+    is_draining: bool = False,
+) -> int:
+    output, op_id = options.output(), operation or str(uuid.uuid4())
+    async with open_bus(options) as bus:
+        output.note(system_text(options))
+        inventories = [entry.value for entry in await bus.list(INVENTORY)]
+        if not inventories:
+            raise PeerUnavailable("no device service has published an inventory", next_step="`topobus doctor` tells what is missing")
+        kept_back = [entry.value for entry in await bus.list(MAINTENANCE)] if verb is DeviceVerb.RETURN else []
+        chosen = choose_devices(selection, inventories, kept_back)
+        turns = asyncio.Semaphore(_AT_A_TIME)
+
+        async def ask(device: ChosenDevice) -> DeviceAnswer:
+            wanted = DeviceOperation(
+                device_class=device.device_class, device=device.device, verb=verb, why=why, who=who or _who(), is_draining=is_draining
+            )
+            async with turns:
+                return await _ask(bus, device, OperateRequest(op_id=_op_id(op_id, device), operation=wanted))
+
+        answers = await asyncio.gather(*map(ask, chosen))
+    if output.is_json:
+        output.document({"operation": op_id, "verb": verb, "devices": answers})
+    else:
+        output.show(_table(verb, answers))
+    unknown = [answer for answer in answers if answer.reply is None]
+    if unknown:
+        raise PeerUnavailable(
+            f"whether it was done is not known of {', '.join(answer.device for answer in unknown[:10])}: {unknown[0].error}",
+            next_step=f"ask again with --operation {op_id}: what is done is not done twice; `topobus doctor` tells who is missing",
+        )
+    return ExitCode.NO if any(_refusal(answer) is not None for answer in answers) else ExitCode.OK
+
+
+async def _ask(bus: Bus, device: ChosenDevice, request: OperateRequest) -> DeviceAnswer:
+    """Ask one node; one that does not answer must not hide what the others said."""
+    place = DeviceAnswer(node=device.node, device_class=device.device_class, device=device.device)
+    try:
+        reply = await bus.ask(OPERATE, request, node=device.node)
+    except PeerUnavailable as err:
+        return DeviceAnswer(node=place.node, device_class=place.device_class, device=place.device, error=err.message)
+    return DeviceAnswer(node=place.node, device_class=place.device_class, device=place.device, reply=reply)
+
+
+def _op_id(operation: str, device: ChosenDevice) -> str:
+    """Give each device of one command an operation of its own, the same when the command is given again."""
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{operation} {device.node} {device.device_class} {device.device}"))
+
+
+def _who() -> str:
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):
+        # A user that no list of users names.
+        name = str(os.getuid())
+    return f"{name}@{socket.gethostname()}"
+
+
+def _refusal(answer: DeviceAnswer) -> Refusal | None:
+    return answer.reply.result if answer.reply is not None and isinstance(answer.reply.result, Refusal) else None
+
+
+def _table(verb: DeviceVerb, answers: list[DeviceAnswer]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, header_style="title")
+    for title in ("device", "node", verb.value, "now"):
+        table.add_column(title, overflow="fold")
+    for answer in answers:
+        refusal, result = _refusal(answer), answer.reply.result if answer.reply is not None else None
+        if result is None:
+            table.add_row(Text(answer.device, "name"), answer.node, Text("not known", "warn"), answer.error)
+        elif refusal is not None or isinstance(result, Refusal):
+            reasons = result.reasons if isinstance(result, Refusal) else ()
+            table.add_row(
+                Text(answer.device, "name"), answer.node, Text("refused", "fail"), "; ".join(reason.message for reason in reasons)
+            )
+        else:
+            done = Text("done", "ok") if result.is_changed else Text("was so before", "faint")
+            table.add_row(Text(answer.device, "name"), answer.node, done, _state(result.health.state.value, result.maintenance))
+    return table
+
+
+def _state(health: str, maintenance: Maintenance | None) -> str:
+    return f"{health}, {_what(maintenance)}" if maintenance is not None else f"{health}, offered"
+
+
+def _what(maintenance: Maintenance) -> str:
+    words = "excluded" if maintenance.verb is DeviceVerb.EXCLUDE else "under maintenance"
+    return f"{words}, draining" if maintenance.is_draining else words
+
+
+async def _list(node: str | None, device_class: str | None, options: BusOptions) -> int:
+    output = options.output()
+    async with open_bus(options) as bus:
+        stands = [
+            entry.value
+            for entry in await bus.list(MAINTENANCE)
+            if node in (None, entry.value.node) and device_class in (None, entry.value.device_class)
+        ]
+        ledgers = {entry.parts["node"]: entry.value for entry in await bus.list(LEDGER)} if any(each.devices for each in stands) else {}
+    rows = [(each.node, each.device_class, name, maintenance) for each in stands for name, maintenance in sorted(each.devices.items())]
+    if output.is_json:
+        output.document(
+            {"devices": [{"node": place, "device_class": kind, "device": name, "maintenance": said} for place, kind, name, said in rows]}
+        )
+        return ExitCode.OK
+    if not rows:
+        output.show(Text("no device is kept back", "faint"))
+        return ExitCode.OK
+    table = Table(box=box.SIMPLE_HEAD, header_style="title")
+    for title in ("device", "node", "what", "since", "who", "why", "held by"):
+        table.add_column(title, overflow="fold")
+    for place, kind, name, said in rows:
+        holder = holders_of(ledgers.get(place)).by_device.get((kind, name))
+        table.add_row(Text(name, "name"), place, _what(said), short_time(said.since), said.who, said.why, holder.name if holder else "-")
+    output.show(table)
+    return ExitCode.OK

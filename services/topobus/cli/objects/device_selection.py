@@ -1,0 +1,143 @@
+"""Finds the devices that a command line means: by name, or all that match a class, a node and conditions. Pure.
+
+Flows in: inventories, what is kept back, and the words of the command line. Flows out: devices with their node and class, sorted; or an error that says what there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+
+from msgspec import Struct
+
+from topobus.cli.exits import NotFoundError, UsageError
+from topobus.contracts.operation_messages import ClassMaintenance
+from topobus.domain.device import Device, Inventory
+from topobus.domain.pools import Condition
+
+__all__ = ["ChosenDevice", "Selection", "choose_devices", "read_conditions"]
+
+_SHOWN = 10
+
+
+class ChosenDevice(Struct, frozen=True, kw_only=True, order=True):
+    """One device that is meant."""
+
+    node: str
+    device_class: str
+    device: str
+
+
+class Selection(Struct, frozen=True, kw_only=True):
+    """What a command line says of devices."""
+
+    names: tuple[str, ...] = ()
+    node: str | None = None
+    device_class: str | None = None
+    where: tuple[str, ...] = ()
+
+
+def read_conditions(where: Iterable[str]) -> tuple[tuple[Condition, ...], ...]:
+    """Read `FIELD=VALUE` words, of which all must hold. What looks like a number may be one or text, so each word gives alternatives.
+
+    Errors: raises UsageError.
+
+    >>> [condition.glob for condition in read_conditions(["driver=nvid*"])[0]]
+    ['nvid*']
+    """
+    return tuple(map(_read, where))
+
+
+def choose_devices(
+    selection: Selection, inventories: Sequence[Inventory], kept_back: Sequence[ClassMaintenance] = ()
+) -> tuple[ChosenDevice, ...]:
+    """Find the devices that are meant.
+
+    Shapes:  kept_back — for who may mean devices that are not there now, too.
+    Errors:  raises UsageError when nothing is said or one name could mean several devices, NotFoundError when a name or a selector means none.
+    """
+    conditions = read_conditions(selection.where)
+    known = {
+        ChosenDevice(node=inventory.node, device_class=inventory.device_class, device=device.name): device
+        for inventory in inventories
+        for device in inventory.devices
+    }
+    gone = {
+        ChosenDevice(node=maintenance.node, device_class=maintenance.device_class, device=name)
+        for maintenance in kept_back
+        for name in maintenance.devices
+    } - known.keys()
+    scope = [
+        chosen
+        for chosen in sorted({*known, *gone})
+        if selection.node in (None, chosen.node)
+        and selection.device_class in (None, chosen.device_class)
+        and _matches(known.get(chosen), conditions)
+    ]
+    if selection.names:
+        return tuple(sorted(chosen for name in dict.fromkeys(selection.names) for chosen in _named(name, selection, scope, known)))
+    if selection.device_class is None and not selection.where:
+        raise UsageError(
+            "no device is named, and no selector given",
+            next_step="name devices, or say --class CLASS or --where FIELD=VALUE, with --node NODE",
+        )
+    if not scope:
+        raise NotFoundError(f"no device {_words(selection)}", next_step="`topobus inventory CLASS` lists what there is")
+    return tuple(scope)
+
+
+def _named(name: str, selection: Selection, scope: Sequence[ChosenDevice], known: Iterable[ChosenDevice]) -> list[ChosenDevice]:
+    meant = [chosen for chosen in scope if chosen.device == name]
+    if not meant:
+        names = sorted({chosen.device for chosen in scope} or {chosen.device for chosen in known})
+        near = get_close_matches(name, names, n=3)
+        hint = f"did you mean {' or '.join(near)}?" if near else "`topobus inventory CLASS` lists what there is"
+        raise NotFoundError(f"no device {name!r}{' ' + _words(selection) if _words(selection) else ''}", next_step=hint)
+    if len(meant) > 1 and selection.node is None:
+        places = ", ".join(f"{chosen.node} ({chosen.device_class})" for chosen in meant[:_SHOWN])
+        raise UsageError(
+            f"{len(meant)} devices are named {name}: on {places}{' …' if len(meant) > _SHOWN else ''}",
+            next_step="say which one with --node NODE",
+        )
+    return meant
+
+
+def _words(selection: Selection) -> str:
+    """Say in what the search was narrowed."""
+    words = [f"of class {selection.device_class}"] if selection.device_class is not None else []
+    words += [f"on node {selection.node}"] if selection.node is not None else []
+    words += [f"with {' and '.join(selection.where)}"] if selection.where else []
+    return " ".join(words)
+
+
+def _matches(device: Device | None, conditions: tuple[tuple[Condition, ...], ...]) -> bool:
+    if not conditions:
+        return True
+    return device is not None and all(any(condition.holds(device) for condition in alternatives) for alternatives in conditions)
+
+
+def _read(word: str) -> tuple[Condition, ...]:
+    field, equals, value = word.partition("=")
+    if not equals or not field or not value:
+        raise UsageError(
+            f"--where is {word!r}, wanted FIELD=VALUE", next_step="for instance --where driver=nvidia or --where 'model=*H100*'"
+        )
+    alternatives: list[Condition] = []
+    fault = ""
+    for test in ({"glob": value}, {"equals": _number(value)}, {"equals": _BOOLEANS.get(value)}):
+        if next(iter(test.values())) is None:
+            continue
+        try:
+            alternatives.append(Condition(field=field, **test))
+        except ValueError as err:
+            fault = fault or str(err)
+    if not alternatives:
+        raise UsageError(f"--where {word}: {fault}", next_step="docs/reference/pools.md lists the fields")
+    return tuple(alternatives)
+
+
+_BOOLEANS = {"true": True, "false": False}
+
+
+def _number(value: str) -> int | None:
+    return int(value) if value.isdigit() else None

@@ -1,0 +1,86 @@
+"""`topobus device` with the real topology and a real device service: what it does stands over restarts of all of them, the NATS server included."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import sys
+from typing import Any
+
+import pytest
+
+from support.asking import ask_patiently
+from support.device_bench import NODE, DeviceBench, has_state
+from support.topology_node import topology
+from topobus.contracts.catalogue import PLACE
+from topobus.contracts.messages import PlaceRequest
+from topobus.domain.device import Inventory
+from topobus.domain.health import HealthState
+from topobus.domain.outcome import Placement, Refusal
+from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
+from topobus.simulation.nats_server import NatsServer
+from topobus.testing.drivers.toy_driver import ToyDriver
+
+pytestmark = pytest.mark.integration
+
+LIMIT_S = 60.0
+BOTH = PodRequest(
+    owner=Owner(kind=OwnerKind.POD, name="both", uid="u1"),
+    containers=(ContainerRequest(name="main", devices=(DeviceRequest(device_class="gpu", count=2),)),),
+)
+
+
+async def _topobus(url: str, *arguments: str, code: int = 0) -> Any:
+    """Run one command with --json."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "topobus.cli.main", *arguments, "--json", "--nats", url, env={**os.environ}, stdout=-1, stderr=-1
+    )
+    out, err = await asyncio.wait_for(process.communicate(), LIMIT_S)
+    assert process.returncode == code, f"{arguments}: {process.returncode}\n{out.decode()}\n{err.decode()}"
+    return json.loads(out) if out else err.decode()
+
+
+def _kept_back(inventory: Inventory) -> list[str]:
+    return [device.name for device in inventory.devices if device.maintenance is not None]
+
+
+async def test_word_stands_when_service_topology_and_server_begin_anew(own_bench: DeviceBench, own_nats_server: NatsServer) -> None:
+    """The command says it is done, nothing is placed there from then on, all restart, and it is still so until it is returned; the stream has who and why."""
+    bench, url = own_bench, own_nats_server.url
+    await bench.publish_machine()
+    async with topology(url, TOPOBUS_ALL__NODE=NODE), bench.service(ToyDriver(count=2)):
+        await bench.inventory(has_state(HealthState.HEALTHY, "toy-0"))
+        await _until_placeable(bench)
+        done = await _topobus(url, "device", "maintain", "toy-0", "--why", "fan", "--who", "ada")
+        refused = await ask_patiently(bench.bus, PLACE, PlaceRequest(op_id="place-1", pod=BOTH), node=NODE)
+        unknown = await _topobus(url, "device", "exclude", "toy-7", "--why", "fan", code=1)
+    await own_nats_server.stop()
+    await own_nats_server.start()
+    async with topology(url, TOPOBUS_ALL__NODE=NODE), bench.service(ToyDriver(count=2)):
+        inventory = await bench.inventory(lambda each: _kept_back(each) == ["toy-0"])
+        listed = await _topobus(url, "device", "list")
+        decisions = await _topobus(url, "decisions")
+        await ask_patiently(bench.bus, PLACE, PlaceRequest(op_id="dry", pod=BOTH, is_dry_run=True), node=NODE)
+        await _topobus(url, "device", "return", "--class", "gpu", "--node", NODE)
+        placed = await ask_patiently(bench.bus, PLACE, PlaceRequest(op_id="place-2", pod=BOTH), node=NODE)
+
+    assert done["devices"][0]["reply"]["result"]["maintenance"]["why"] == "fan"
+    assert isinstance(refused.result, Refusal)
+    assert "1 kept back by an operator" in " ".join(reason.message for reason in refused.result.reasons)
+    assert "did you mean toy-" in unknown
+    assert inventory.device("toy-1") is not None
+    assert [(device["device"], device["maintenance"]["who"]) for device in listed["devices"]] == [("toy-0", "ada")]
+    said = [(event["verb"], event["operation"]["who"], event["operation"]["why"]) for event in decisions["decisions"] if event["operation"]]
+    assert said == [("maintain", "ada", "fan")]
+    assert isinstance(placed.result, Placement)
+
+
+async def _until_placeable(bench: DeviceBench) -> None:
+    """Wait until topology knows both devices; it follows the inventory as the bench does, and tells nobody when it has."""
+    async with asyncio.timeout(LIMIT_S):
+        for number in itertools.count():
+            request = PlaceRequest(op_id=f"dry-{number}", pod=BOTH, is_dry_run=True)
+            if isinstance((await ask_patiently(bench.bus, PLACE, request, node=NODE)).result, Placement):
+                return
