@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
+
 from support.ask_record import AskRecord
 from support.real_topology import WatchedTopology
 from topobus.contracts.adjust_messages import Adjusted, AdjustReply, AdjustRequest
@@ -29,6 +31,7 @@ from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthStat
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Cpu, Machine, NumaNode
+from topobus.domain.maintenance import DeviceVerb, Maintenance
 from topobus.domain.outcome import Reason, Refusal
 from topobus.domain.request import Owner
 from topobus.domain.sandbox import AttachedInterface, Sandbox
@@ -46,6 +49,11 @@ def device(name: str, node: int | None = None, state: HealthState = HealthState.
         numa_nodes=None if node is None else NodeSet(node),
         health=DeviceHealth(state=state, conditions=conditions),
     )
+
+
+def kept_back(shown: Device, verb: DeviceVerb, *, is_draining: bool = False) -> Device:
+    """The same device as an operator keeps it back."""
+    return msgspec.structs.replace(shown, maintenance=Maintenance(verb=verb, why="fan", who="ada", is_draining=is_draining))
 
 
 def no(code: str, message: str) -> Refusal:

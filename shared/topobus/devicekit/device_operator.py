@@ -84,9 +84,9 @@ class DeviceOperator:
 
     async def _keep_back(self, request: PerformRequest, device: Device | None) -> Operated | Refusal:
         async with self._writing:
-            known = self._done(request)
-            if known is not None:
-                return known
+            earlier = self._done(request)
+            if earlier is not None:
+                return earlier
             before = self._store.value
             changed = maintenance.changed_by(before, request)
             name = request.operation.device
@@ -101,9 +101,9 @@ class DeviceOperator:
         return result
 
     async def _forgive(self, request: PerformRequest, device: Device) -> Operated | Refusal:
-        known = self._done(request)
-        if known is not None:
-            return known
+        earlier = self._done(request)
+        if earlier is not None:
+            return earlier
         is_sticky = any(condition.is_sticky for condition in device.health.conditions)
         if is_sticky:
             self._publisher.forgive(device.name)
@@ -154,10 +154,10 @@ class DeviceOperator:
         return unclean
 
     def _done(self, request: PerformRequest) -> Operated | Refusal | None:
-        known = maintenance.performed(self._store.value, request.op_id)
-        if known is None or known.operation == request.operation:
-            return known.result if known is not None else None
-        text = f"operation {request.op_id} was {known.operation.verb} {known.operation.device} before: choose another op_id"
+        earlier = maintenance.performed(self._store.value, request.op_id)
+        if earlier is None or earlier.operation == request.operation:
+            return earlier.result if earlier is not None else None
+        text = f"operation {request.op_id} was {earlier.operation.verb} {earlier.operation.device} before: choose another op_id"
         return _refuse("operation-reused", text, op_id=request.op_id)
 
     async def _keep(self, request: PerformRequest, result: Operated) -> Operated:

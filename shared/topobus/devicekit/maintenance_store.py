@@ -65,12 +65,12 @@ class MaintenanceStore:
         Errors: raises PeerUnavailable.
         Cost: one request, and none while nothing was ever said.
         """
-        known = self.value
-        if not known.devices and not known.operations:
+        stands = self.value
+        if not stands.devices and not stands.operations:
             return
         try:
             entry = await self._bus.get(MAINTENANCE, node=self._node, device_class=self._class)
-            if (entry is not None and entry.value == known) or known is not self.value:
+            if (entry is not None and entry.value == stands) or stands is not self.value:
                 return
             why = "it is gone" if entry is None else "somebody else wrote over it"
         except ContractError as err:
@@ -78,7 +78,7 @@ class MaintenanceStore:
         get_logger().warning(
             "maintenance.overwritten", why=why, next_step="it is written again; see who writes this bucket besides the device services"
         )
-        await self._bus.put(MAINTENANCE, known, node=self._node, device_class=self._class)
+        await self._bus.put(MAINTENANCE, stands, node=self._node, device_class=self._class)
 
     async def _read(self) -> ClassMaintenance | None:
         """Read what stands in the bucket; when that is garbage, the newest older revision that is none."""

@@ -57,7 +57,7 @@ def choose_devices(
     Errors:  raises UsageError when nothing is said or one name could mean several devices, NotFoundError when a name or a selector means none.
     """
     conditions = read_conditions(selection.where)
-    known = {
+    offered = {
         ChosenDevice(node=inventory.node, device_class=inventory.device_class, device=device.name): device
         for inventory in inventories
         for device in inventory.devices
@@ -66,16 +66,16 @@ def choose_devices(
         ChosenDevice(node=maintenance.node, device_class=maintenance.device_class, device=name)
         for maintenance in kept_back
         for name in maintenance.devices
-    } - known.keys()
+    } - offered.keys()
     scope = [
         chosen
-        for chosen in sorted({*known, *gone})
+        for chosen in sorted({*offered, *gone})
         if selection.node in (None, chosen.node)
         and selection.device_class in (None, chosen.device_class)
-        and _matches(known.get(chosen), conditions)
+        and _matches(offered.get(chosen), conditions)
     ]
     if selection.names:
-        return tuple(sorted(chosen for name in dict.fromkeys(selection.names) for chosen in _named(name, selection, scope, known)))
+        return tuple(sorted(chosen for name in dict.fromkeys(selection.names) for chosen in _named(name, selection, scope, offered)))
     if selection.device_class is None and not selection.where:
         raise UsageError(
             "no device is named, and no selector given",
@@ -86,10 +86,10 @@ def choose_devices(
     return tuple(scope)
 
 
-def _named(name: str, selection: Selection, scope: Sequence[ChosenDevice], known: Iterable[ChosenDevice]) -> list[ChosenDevice]:
+def _named(name: str, selection: Selection, scope: Sequence[ChosenDevice], offered: Iterable[ChosenDevice]) -> list[ChosenDevice]:
     meant = [chosen for chosen in scope if chosen.device == name]
     if not meant:
-        names = sorted({chosen.device for chosen in scope} or {chosen.device for chosen in known})
+        names = sorted({chosen.device for chosen in scope} or {chosen.device for chosen in offered})
         near = get_close_matches(name, names, n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else "`topobus inventory CLASS` lists what there is"
         raise NotFoundError(f"no device {name!r}{' ' + _words(selection) if _words(selection) else ''}", next_step=hint)

@@ -10,13 +10,14 @@ import pytest
 
 from support.cluster_slices import SLICES, allocated, published, shown, taints, writes
 from support.gateway_rig import SILENCE, Rig
-from support.node_plane import NODE, device
+from support.node_plane import NODE, device, kept_back
 from support.older_server import older_server
 from topobus.contracts.catalogue import PREPARE
 from topobus.contracts.messages import PrepareReply, PrepareRequest
 from topobus.domain.errors import ConfigError
 from topobus.domain.health import HealthState
 from topobus.domain.idset import NodeSet
+from topobus.domain.maintenance import DeviceVerb
 from topobus.domain.request import Owner, OwnerKind
 from topobus.gateway.config import ClusterSettings
 from topobus.runtime.bus import Bus
@@ -96,6 +97,25 @@ async def test_taints_follow_health_and_holders_when_they_change(rig: Rig, serve
         await rig.plane.show("gpu", device("gpu-0", 0), device("gpu-1", 1))
         await rig.plane.let_go(owner)
         await server.until(lambda: taints(server) == {"gpu-0": [], "gpu-1": []}, what="no taints")
+
+
+async def test_taint_and_slice_follow_the_operators_word(rig: Rig, server: ApiServerSimulator) -> None:
+    """Maintenance closes a device, draining evicts; one that is excluded is there as long as a claim has it, and comes back when it is returned."""
+    claim = Owner(kind=OwnerKind.CLAIM, name="claim", uid="u")
+    neighbour = device("gpu-1", 1)
+    async with rig.gateway():
+        await published(rig, server)
+        await rig.plane.show("gpu", kept_back(device("gpu-0", 0), DeviceVerb.MAINTAIN), neighbour)
+        await server.until(lambda: taints(server) == {"gpu-0": ["topobus.dev/maintenance:NoSchedule"], "gpu-1": []}, what="a taint")
+        await rig.plane.show("gpu", kept_back(device("gpu-0", 0), DeviceVerb.MAINTAIN, is_draining=True), neighbour)
+        await server.until(lambda: taints(server) == {"gpu-0": ["topobus.dev/maintenance:NoExecute"], "gpu-1": []}, what="one that evicts")
+        await rig.plane.hold(claim, gpu=("gpu-0",))
+        await rig.plane.show("gpu", kept_back(device("gpu-0", 0), DeviceVerb.EXCLUDE), neighbour)
+        await server.until(lambda: taints(server) == {"gpu-0": ["topobus.dev/maintenance:NoSchedule"], "gpu-1": []}, what="it is held")
+        await rig.plane.let_go(claim)
+        await server.until(lambda: taints(server) == {"gpu-1": []}, what="no excluded device")
+        await rig.plane.show("gpu", device("gpu-0", 0), neighbour)
+        await server.until(lambda: taints(server) == {"gpu-0": [], "gpu-1": []}, what="all devices")
 
 
 @pytest.mark.parametrize("effect", ["NoSchedule", "NoExecute"])

@@ -11,12 +11,13 @@ import msgspec
 import pytest
 
 from support.gateway_rig import Rig, make_rig
-from support.node_plane import device
+from support.node_plane import device, kept_back
 from support.plugin_pods import GPU, GPUS, admitted, own_sockets, pod, rejected
 from topobus.contracts.catalogue import PODS
 from topobus.contracts.nouns import Ask
 from topobus.domain.health import HealthState
 from topobus.domain.idset import NodeSet
+from topobus.domain.maintenance import DeviceVerb
 from topobus.domain.request import Owner, OwnerKind
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
@@ -145,6 +146,23 @@ async def test_gateway_updates_the_list_when_the_inventory_changes(rig: Rig) -> 
         more = await rig.kubelet.wait_for_resource(GPU, allocatable=4)
 
     assert (sick.capacity, more.capacity) == (3, 4)
+
+
+async def test_gateway_updates_the_list_when_an_operator_keeps_a_device_back(rig: Rig) -> None:
+    """Under maintenance it is listed as unhealthy, excluded it is not listed, returned it is as before."""
+    await rig.plane.show("gpu", *GPUS)
+    async with rig.kubelet, rig.gateway():
+        await rig.kubelet.wait_for_resource(GPU, allocatable=3)
+        await rig.plane.show("gpu", kept_back(device("gpu-0", 0), DeviceVerb.MAINTAIN), *GPUS[1:])
+        maintained = await rig.kubelet.wait_for_resource(GPU, allocatable=2)
+        await rig.plane.show(
+            "gpu", kept_back(device("gpu-0", 0), DeviceVerb.EXCLUDE), kept_back(device("gpu-1", 1), DeviceVerb.EXCLUDE), *GPUS[2:]
+        )
+        excluded = await rig.kubelet.wait_for_resource(GPU, allocatable=1)
+        await rig.plane.show("gpu", *GPUS)
+        returned = await rig.kubelet.wait_for_resource(GPU, allocatable=3)
+
+    assert [resource.capacity for resource in (maintained, excluded, returned)] == [3, 1, 3]
 
 
 async def test_gateway_lists_an_allocated_device_as_unhealthy_when_it_vanishes(rig: Rig) -> None:
