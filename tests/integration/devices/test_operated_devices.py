@@ -209,3 +209,46 @@ async def test_reset_is_refused_when_nobody_can_do_it(bench: DeviceBench) -> Non
         unknown = await _perform(bus, DeviceVerb.MAINTAIN, "op-2", device="toy-7")
 
     assert (_code(unsupported), _code(unknown)) == ("reset-unsupported", "device-unknown")
+
+
+async def test_other_makers_devices_are_offered_throughout_when_a_driver_is_exchanged(bench: DeviceBench) -> None:
+    """Kept back, idle, the driver fails as it is exchanged (Unknown), comes back with a sticky fault, is forgiven, heals, is returned: the neighbour is offered in each inventory."""
+    acme, other = ToyDriver("acme", count=1), ToyDriver("other", count=1)
+    shown: list[Inventory] = []
+
+    async def record() -> None:
+        # A pattern, so that no inventory is passed over.
+        async for change in bench.bus.watch(INVENTORY, node=NODE):
+            if change.value is not None:
+                shown.append(change.value)  # noqa: PERF401  (it never ends)
+
+    await bench.publish_machine()
+    async with asyncio.TaskGroup() as group:
+        recording = group.create_task(record())
+        async with _topology(bench) as bus, bench.service(acme, other, health=HealthSettings(poll_s=0.05, hold_s=0.0)):
+            first = await bench.inventory(lambda inventory: len(inventory.devices) == 2)
+            await _perform(bus, DeviceVerb.MAINTAIN, "op-1", device="acme-0")
+            acme.error = OSError("the driver is exchanged")
+            await bench.inventory(has_state(HealthState.UNKNOWN, "acme-0"))
+            acme.faults = {"acme-0": (STICKY,)}
+            acme.error = None
+            await bench.inventory(has_state(HealthState.UNHEALTHY, "acme-0"))
+            await _perform(bus, DeviceVerb.FORGIVE, "op-2", device="acme-0")
+            acme.faults = {}
+            await bench.inventory(has_state(HealthState.HEALTHY, "acme-0"))
+            await _perform(bus, DeviceVerb.RETURN, "op-3", device="acme-0")
+            last = await bench.inventory(_kept_back("acme-0", is_so=False))
+        async with asyncio.timeout(LIMIT_S):
+            while not shown or shown[-1].generation < last.generation:  # noqa: ASYNC110  (the recorder tells nobody)
+                await asyncio.sleep(0)
+        recording.cancel()
+
+    between = [inventory for inventory in shown if first.generation < inventory.generation < last.generation]
+    assert {_is_allocatable(inventory, "other-0") for inventory in between} == {True}
+    assert {_is_allocatable(inventory, "acme-0") for inventory in between} == {False}
+    assert _is_allocatable(last, "acme-0")
+
+
+def _is_allocatable(inventory: Inventory, name: str) -> bool:
+    device = inventory.device(name)
+    return device is not None and device.is_allocatable

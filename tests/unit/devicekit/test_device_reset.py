@@ -1,0 +1,108 @@
+"""A reset: by the driver, else by the kernel's file; written down before it is done, and told when a crash cut it off."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from topobus.devicekit.device_reset import forget_interrupted, reset_device
+from topobus.devicekit.journal import Journal
+from topobus.domain.device import Device
+from topobus.domain.outcome import Reason, Refusal
+from topobus.domain.pci import PciAddress
+from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.testing.drivers.toy_driver import ToyDriver
+
+GPU = Device(name="gpu-0", device_class="gpu", driver="toy", pci=PciAddress.parse("0000:18:00.0"))
+
+
+class _Resetting(ToyDriver):
+    """Notes what the journal's folder says while it resets."""
+
+    def __init__(self, folder: Path, answer: Refusal | None = None) -> None:
+        super().__init__()
+        self.folder = folder
+        self.answer = answer
+        self.seen: list[str] = []
+
+    def reset(self, tree: Tree, device: Device) -> Refusal | None:
+        """Reset."""
+        self.seen = [path.name for path in self.folder.glob("*.json") if '"op-1"' in path.read_text(encoding="utf-8")]
+        return self.answer
+
+
+@pytest.fixture
+def function(tmp_path: Path) -> Path:
+    """Make the folder of the GPU's PCI function, in a tree of its own."""
+    folder = tmp_path / "root/sys/bus/pci/devices/0000:18:00.0"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def tree(tmp_path: Path) -> Tree:
+    """Read that tree."""
+    return Tree(HardwareSettings(root=str(tmp_path / "root")))
+
+
+def test_kernel_resets_the_function_when_the_driver_has_no_way(tmp_path: Path, function: Path) -> None:
+    """One write to the function's own file, below the root that is set; nothing of it stays in the journal."""
+    (function / "reset").write_text("", encoding="ascii")
+    journal = Journal(tmp_path / "journal")
+
+    refusal = reset_device(journal, ToyDriver(), tree(tmp_path), GPU, op_id="op-1")
+
+    assert refusal is None
+    assert (function / "reset").read_text(encoding="ascii") == "1\n"
+    assert journal.entries == {}
+
+
+@pytest.mark.usefixtures("function")
+@pytest.mark.parametrize("device", [GPU, Device(name="gpu-0", device_class="gpu", driver="toy")])
+def test_reset_is_refused_when_nobody_has_a_way(tmp_path: Path, device: Device) -> None:
+    """The kernel gives no file, or there is no PCI function: refused before anything is written."""
+    journal = Journal(tmp_path / "journal")
+
+    refusal = reset_device(journal, ToyDriver(), tree(tmp_path), device, op_id="op-1")
+
+    assert refusal is not None
+    assert refusal.reasons[0].code == "reset-unsupported"
+    assert not (tmp_path / "journal").exists()
+
+
+def test_reset_is_refused_with_the_path_when_the_kernel_refuses(tmp_path: Path, function: Path) -> None:
+    """Whoever reads it sees which file could not be written, and the journal is empty again."""
+    (function / "reset").mkdir()
+    journal = Journal(tmp_path / "journal")
+
+    refusal = reset_device(journal, ToyDriver(), tree(tmp_path), GPU, op_id="op-1")
+
+    assert refusal is not None
+    assert (refusal.reasons[0].code, str(function / "reset") in refusal.reasons[0].message) == ("reset-failed", True)
+    assert journal.entries == {}
+
+
+@pytest.mark.parametrize("answer", [None, Refusal(reasons=(Reason(code="dirt", message="still busy"),))])
+def test_driver_resets_with_the_intent_on_the_disk_when_it_has_a_way(tmp_path: Path, answer: Refusal | None) -> None:
+    """The intent is there while it acts and gone afterwards, whatever the driver answers."""
+    journal = Journal(tmp_path / "journal")
+    driver = _Resetting(tmp_path / "journal", answer)
+
+    refusal = reset_device(journal, driver, tree(tmp_path), GPU, op_id="op-1")
+
+    assert refusal == answer
+    assert driver.seen == ["gpu-0.json"]
+    assert journal.entries == {}
+
+
+def test_reset_is_forgotten_and_told_when_a_crash_cut_it_off(tmp_path: Path) -> None:
+    """The next start names the device once; nothing is reset again."""
+    first = Journal(tmp_path / "journal")
+    first.reset_record(GPU).intend("reset", {"op_id": "op-1"})
+    first.close()
+    second = Journal(tmp_path / "journal")
+    second.load()
+
+    assert forget_interrupted(second) == ["gpu-0"]
+    assert forget_interrupted(second) == []
+    assert list((tmp_path / "journal").glob("*.json")) == []
