@@ -131,11 +131,12 @@ class NodeAsks:
         memory: tuple[MemoryBlock, ...] = (),
         container: str = "",
         user: Owner | None = None,
+        pods: tuple[Owner, ...] = (),
         group_cpus: Mapping[str, int] = MappingProxyType({}),
         only_cpus: CpuSet | None = None,
         but_cpus: CpuSet | None = None,
     ) -> Adopted | Refusal:
-        """Write into the ledger what has been decided elsewhere; `shared` names those devices of which the owner has a share, `user` who uses them.
+        """Write into the ledger what has been decided elsewhere; `shared` names those devices of which the owner has a share, `user` who uses them, `pods` who uses a claim.
 
         `group_cpus` says how many CPUs the owner has of groups; the answer says which. They are chosen of `only_cpus` (None: of all that may be given), and
         none is of `but_cpus`.
@@ -153,11 +154,21 @@ class NodeAsks:
             memory=memory,
             container=container,
             user=user,
+            pods=pods,
             group_cpus=dict(group_cpus),
             owned_cpus=choosable if group_cpus else None,
         )
         reply = await self._bus.ask(ADOPT, request, timeout_s=self._deadlines.adopt_s, node=self._node)
         return reply.result
+
+    async def name_pods(
+        self, op_id: str, owner: Owner, devices: Mapping[str, tuple[str, ...]], *, decision_id: str, pods: tuple[Owner, ...]
+    ) -> None:
+        """Tell the ledger which pods use a claim that it holds devices for by this decision."""
+        # An older service knows of one user alone.
+        user = pods[0] if pods else None
+        request = AdoptRequest(op_id=op_id, owner=owner, devices=dict(devices), user=user, pods=pods, decision_id=decision_id)
+        await self._bus.ask(ADOPT, request, timeout_s=self._deadlines.adopt_s, node=self._node)
 
     async def name_user(self, op_id: str, owner: Owner, devices: Mapping[str, tuple[str, ...]], *, decision_id: str, user: Owner) -> None:
         """Tell the ledger which pod uses what an owner holds by this decision."""

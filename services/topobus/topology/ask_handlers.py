@@ -31,7 +31,7 @@ from topobus.domain.idset import NodeSet
 from topobus.domain.ledger import AllocationPhase, Ledger, OperationRecord, PendingDecision
 from topobus.domain.outcome import Placement, Reason, Refusal
 from topobus.domain.pools import resource_split
-from topobus.domain.request import Owner, PodRequest
+from topobus.domain.request import Owner, OwnerKind, PodRequest
 from topobus.domain.timestamps import rfc3339
 from topobus.domain.transitions import Step
 from topobus.domain.view import NodeView
@@ -48,6 +48,7 @@ from topobus.topology.core.limits import (
     complaint_of_operation,
     complaint_of_owner,
     complaint_of_pod,
+    complaint_of_pods,
 )
 from topobus.topology.ledger_store import Decide, LedgerStore
 from topobus.topology.metrics import TopologyMetrics
@@ -147,11 +148,16 @@ class AskHandlers:
             or complaint_of_devices(asked.devices)
             or complaint_of_memory(asked.memory)
             or (complaint_of_owner(asked.user, "user") if asked.user is not None else "")
+            or complaint_of_pods(asked.pods)
         )
 
         async def decide(ledger: Ledger) -> Step:
-            if asked.user is not None and asked.decision_id:
-                return transitions.name_user(ledger, op_id=asked.op_id, owner=asked.owner, decision_id=asked.decision_id, user=asked.user)
+            if asked.decision_id and (asked.user is not None or asked.pods):
+                # A service of before knows of one user alone, so a claim's first pod stands there, too.
+                user = None if asked.owner.kind is OwnerKind.CLAIM else asked.user
+                return transitions.name_user(
+                    ledger, op_id=asked.op_id, owner=asked.owner, decision_id=asked.decision_id, user=user, pods=asked.pods
+                )
             made = decision_id(ledger, asked.op_id)
             request = request_of_devices(asked.owner, asked.devices, is_shared=asked.is_shared)
             pending = self._pending(ledger, asked.owner, request, None)
@@ -173,6 +179,7 @@ class AskHandlers:
                     memory=asked.memory,
                     container=asked.container,
                     user=asked.user,
+                    pods=asked.pods,
                     pending=pending,
                 )
             )

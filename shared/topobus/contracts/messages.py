@@ -78,6 +78,8 @@ class HealthEvent(Struct, frozen=True, kw_only=True):
     """True when the device left the inventory for good."""
     affected: tuple[Owner, ...] = ()
     """Who holds the device, from the ledger: of what kubelet's device plugin allocations hold the pod (without a uid) as soon as kubelet has told it."""
+    pods: tuple[Owner, ...] = ()
+    """The pods that use the device, by whichever door, sorted; one that kubelet alone has named has no uid."""
     time: str
     """RFC 3339, UTC."""
 
@@ -265,8 +267,10 @@ class AdoptRequest(Struct, frozen=True, kw_only=True):
     """The container that holds it, where that is known."""
     user: Owner | None = None
     """The pod that uses the devices, where the owner does not say it."""
+    pods: tuple[Owner, ...] = ()
+    """The pods that use a claim, 256 at most."""
     decision_id: str = ""
-    """Not empty: nothing is adopted; the owner's holding of this decision is given its `user`, and a later holding stays as it is."""
+    """Not empty: nothing is adopted; the owner's holding of this decision is given its `user`, or its `pods` if it is a claim's; a later one stays as it is."""
     group_cpus: dict[str, int] = {}
     """Those of `devices` that are groups of CPUs, with how many the owner has of each; which, the ledger's writer chooses."""
     owned_cpus: CpuSet | None = None

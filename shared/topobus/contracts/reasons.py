@@ -168,6 +168,11 @@ SECTIONS: tuple[ReasonSection, ...] = (
             ReasonGroup(
                 ("device-dirty",), "the last owner's traces on the device could not be removed; it is tried again", ("device", "owner")
             ),
+            ReasonGroup(
+                ("leftovers",),
+                "a GPU is not clean: processes of its last tenant are on it, or its memory is not back; it stands in the device's health",
+                ("pids", "pods", "used_bytes"),
+            ),
             ReasonGroup(("device-busy",), "another request works on the device for longer than a request waits", ("device",)),
             ReasonGroup(
                 ("device-kept-back",),

@@ -87,7 +87,14 @@ class HealthAnnouncer:
         return device.name in self._lost or last is None or last.is_removed or not is_same_to_readers(last.health, device.health)
 
     async def announce(
-        self, device: Device, *, affected: Sequence[Owner], inventory_generation: int, time: str, is_removed: bool = False
+        self,
+        device: Device,
+        *,
+        affected: Sequence[Owner],
+        pods: Sequence[Owner] = (),
+        inventory_generation: int,
+        time: str,
+        is_removed: bool = False,
     ) -> bool:
         """Publish one device's health if it changed; True when an event was published.
 
@@ -108,6 +115,7 @@ class HealthAnnouncer:
             inventory_generation=inventory_generation,
             is_removed=is_removed,
             affected=tuple(sorted(affected, key=lambda owner: owner.key)),
+            pods=tuple(sorted(set(pods), key=lambda pod: pod.key)),
             time=time,
         )
         del self._last[device.name]
@@ -139,5 +147,6 @@ class HealthAnnouncer:
             previous=str(event.previous) if event.previous else "",
             reason=worst.reason if worst else "",
             affected=[owner.key for owner in event.affected],
+            pods=[pod.key for pod in event.pods],
             generation=event.generation,
         )

@@ -7,7 +7,7 @@ claim, while a device's health, of which the owners are notified, seldom changes
 from __future__ import annotations
 
 from topobus.contracts.catalogue import LEDGER
-from topobus.domain.device_users import owners_of_devices
+from topobus.domain.device_users import owners_of_devices, pods_of_devices
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.ledger import Holders
 from topobus.domain.request import Owner
@@ -25,6 +25,7 @@ class DeviceHolders:
         self._node = node
         self._class = device_class
         self._owners: dict[str, tuple[Owner, ...]] | None = None
+        self._pods: dict[str, tuple[Owner, ...]] = {}
 
     async def read(self) -> bool:
         """Read the ledger; when it cannot be read, what was known stands. True: what is known now is what was read."""
@@ -33,7 +34,8 @@ class DeviceHolders:
         except (PeerUnavailable, ContractError) as err:
             get_logger().warning("ledger.unread", why=err.message)
             return False
-        self._owners = owners_of_devices(entry.value if entry is not None else None, self._class)
+        ledger = entry.value if entry is not None else None
+        self._owners, self._pods = owners_of_devices(ledger, self._class), pods_of_devices(ledger, self._class)
         return True
 
     @property
@@ -44,3 +46,7 @@ class DeviceHolders:
     def owners(self, device: str) -> tuple[Owner, ...]:
         """Who holds a device; empty as well while nobody knows."""
         return (self._owners or {}).get(device, ())
+
+    def pods(self, device: str) -> tuple[Owner, ...]:
+        """Which pods use a device, by whichever door."""
+        return self._pods.get(device, ())

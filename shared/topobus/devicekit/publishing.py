@@ -235,5 +235,7 @@ class DevicePublisher:
         return replace(merged, devices=devices, warnings=(*merged.warnings, *odd_pools(devices, pools)))
 
     async def _announce(self, device: Device, generation: int, time: str, *, is_removed: bool = False) -> None:
-        affected = self._holders.owners(device.name)
-        await self._announcer.announce(device, affected=affected, inventory_generation=generation, time=time, is_removed=is_removed)
+        affected, pods = self._holders.owners(device.name), self._holders.pods(device.name)
+        await self._announcer.announce(
+            device, affected=affected, pods=pods, inventory_generation=generation, time=time, is_removed=is_removed
+        )

@@ -54,6 +54,8 @@ class Allocation(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """True from the adoption of a claim until the gateway has undone it: containers may be using the devices, so only the gateway's word frees them."""
     user: Owner | None = None
     """The pod that uses it, where the owner does not say it: kubelet's Allocate names no pod, its PodResources does so afterwards. Holds nothing itself."""
+    pods: tuple[Owner, ...] = ()
+    """The pods that use a claim, sorted; one that kubelet alone has named has no uid. They hold nothing themselves."""
 
     @property
     def shown(self) -> Owner:

@@ -218,10 +218,11 @@ def adopt(
     memory: tuple[MemoryBlock, ...] = (),
     container: str = "",
     user: Owner | None = None,
+    pods: tuple[Owner, ...] = (),
     groups: Mapping[str, CpuSet] = MappingProxyType({}),
     pending: PendingDecision | None = None,
 ) -> Step | Refusal:
-    """Write down what kubelet or a claim has decided; `user` is the pod that uses it, where the owner does not say it.
+    """Write down what kubelet or a claim has decided; `user` is the pod that uses it, where the owner does not say it, `pods` those that use a claim.
 
     Among kubelet's own allocations of one resource the newer one is right: kubelet hands a device out again only when it is free for it, and the
     device-plugin API has no "deallocate". So an older DEVICE_PLUGIN owner lets go of the devices in common (of all, when nothing is left to it), but to
@@ -269,7 +270,7 @@ def adopt(
         memory=memory,
         memory_bytes=sum(memory_block.size_bytes for memory_block in memory if memory_block.kind == _MEMORY),
     )
-    left[owner.key] = Allocation(owner=owner, holdings=(wanted,), decision_id=decision_id, is_prepared=is_prepared, user=user)
+    left[owner.key] = Allocation(owner=owner, holdings=(wanted,), decision_id=decision_id, is_prepared=is_prepared, user=user, pods=pods)
     displaced = tuple(clash.owner for clash in sorted(clashes, key=lambda allocation: allocation.owner.key))
     record = structs.replace(record, displaced=displaced)
     changed = _with(ledger, op_id, record, left)
@@ -277,8 +278,10 @@ def adopt(
     return Step(ledger=changed, record=record)
 
 
-def name_user(ledger: Ledger, *, op_id: str, owner: Owner, decision_id: str, user: Owner) -> Step:
-    """Say which pod uses what an owner holds by a decision; a later holding of the owner, or none, stays as it is.
+def name_user(
+    ledger: Ledger, *, op_id: str, owner: Owner, decision_id: str, user: Owner | None = None, pods: tuple[Owner, ...] = ()
+) -> Step:
+    """Say which pod (of a claim: which pods) uses what an owner holds by a decision; a later holding of the owner, or none, stays as it is.
 
     Nothing is decided, so the holding keeps its decision and no event goes out.
     """
@@ -287,9 +290,9 @@ def name_user(ledger: Ledger, *, op_id: str, owner: Owner, decision_id: str, use
         return _repeat(ledger, operation_record)
     held = ledger.allocations.get(owner.key)
     record = OperationRecord(verb="adopt", owner_key=owner.key, decision_id=decision_id, is_announced=True)
-    if held is None or held.decision_id != decision_id or held.user == user:
+    if held is None or held.decision_id != decision_id or (held.user, held.pods) == (user, pods):
         return Step(ledger=ledger, record=record, is_repeat=True)
-    left = {**ledger.allocations, owner.key: structs.replace(held, user=user)}
+    left = {**ledger.allocations, owner.key: structs.replace(held, user=user, pods=pods)}
     return Step(ledger=_with(ledger, op_id, record, left), record=record)
 
 

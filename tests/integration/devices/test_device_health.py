@@ -12,6 +12,7 @@ from topobus.devicekit.health import HealthSettings
 from topobus.domain.health import Dimension, HealthState, Observation
 from topobus.domain.ledger import Allocation, Holding, Ledger
 from topobus.domain.pci import PciAddress
+from topobus.domain.request import Owner, OwnerKind
 from topobus.gpu.plugins.nvidia import NvidiaDriver
 from topobus.runtime.bus import Bus
 from topobus.runtime.readiness import Readiness
@@ -52,6 +53,27 @@ async def test_health_tells_the_whole_story_when_a_gpu_vanishes_and_returns(benc
     assert [condition.reason for condition in events[1].health.conditions] == ["fell-off-bus"]
     assert events[1].affected == (OWNER,)
     assert len(await bench.events(neighbour)) == 1
+
+
+async def test_health_names_the_pods_behind_a_claim_when_they_use_the_device(bench: DeviceBench, gpus: tuple[str, str]) -> None:
+    """A claim tells an operator little; the event has the pods that use it, each once, beside the claim."""
+    gpu, neighbour = gpus
+    claim = Owner(kind=OwnerKind.CLAIM, name="training", uid="u2")
+    pods = tuple(Owner(kind=OwnerKind.POD, name=name, uid=f"u-{name}") for name in ("trainer-0", "trainer-1"))
+    allocations = {
+        claim.key: Allocation(owner=claim, holdings=(Holding(devices={"gpu": (gpu, neighbour)}),), pods=pods),
+    }
+    await bench.publish_machine()
+
+    async with bench.service(NvidiaDriver()):
+        await bench.inventory(has_state(HealthState.HEALTHY, gpu))
+        await bench.bus.put(LEDGER, Ledger(node=NODE, allocations=allocations), node=NODE)
+        bench.recorded.remove_pci(bench.recorded.pci("h100")[0])
+        await bench.publish_machine()
+        gone = await bench.event(lambda health_event: health_event.device == gpu and health_event.generation == 2)
+
+    assert gone.affected == (claim,)
+    assert gone.pods == pods
 
 
 async def test_health_names_the_present_holder_when_the_ledger_changed_since_the_last_event(

@@ -8,7 +8,7 @@ from msgspec import structs
 from topobus.domain.ledger import Allocation, Holders, Holding
 from topobus.domain.request import Owner, OwnerKind
 from topobus.gateway.core.pods import PodUse
-from topobus.gateway.core.users import nameless, unnamed_users
+from topobus.gateway.core.users import nameless, pods_of_claims, unnamed_users
 
 PLUGIN = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name="topobus.dev/gpu", uid="hash")
 CLAIM = Owner(kind=OwnerKind.CLAIM, name="training", uid="u")
@@ -50,3 +50,35 @@ def test_nameless_lists_allocations_of_kubelets_alone_when_claims_hold_devices_t
 
     assert nameless(_ledger(HELD, claim)) == (HELD,)
     assert nameless(_ledger(structs.replace(HELD, user=A), claim)) == nameless(None) == ()
+
+
+RESERVED = Owner(kind=OwnerKind.POD, name="a", uid="u-a")
+
+
+def _claims(pod: str) -> PodUse:
+    return PodUse(
+        namespace="default", pod=pod, container="main", claim_namespace="default", claim="training", device_class="gpu", devices=("gpu-2",)
+    )
+
+
+@pytest.mark.parametrize(
+    ("pods", "uses", "listed_before", "wanted"),
+    [
+        ((), (_claims("a"),), (), (A,)),
+        ((RESERVED,), (_claims("a"),), (), (RESERVED,)),
+        ((RESERVED,), (), (), (RESERVED,)),
+        ((RESERVED,), (_claims("b"),), (), (RESERVED, B)),
+        ((RESERVED,), (_claims("b"),), (A,), (B,)),
+        ((RESERVED,), (), (A,), ()),
+    ],
+    ids=["new", "known with its uid", "not listed yet", "a second pod", "the first has ended", "all have ended"],
+)
+def test_pods_of_claims_follows_what_kubelet_lists(
+    pods: tuple[Owner, ...], uses: tuple[PodUse, ...], listed_before: tuple[Owner, ...], wanted: tuple[Owner, ...]
+) -> None:
+    """A pod counts from its reservation on, until kubelet has listed it once and lists it no more; kubelet's allocations are none of this."""
+    claim = Allocation(owner=CLAIM, holdings=(Holding(devices={"gpu": ("gpu-2",)}),), pods=pods)
+
+    named = pods_of_claims(_ledger(HELD, claim), uses, {CLAIM.key: frozenset(listed_before)})
+
+    assert named == {CLAIM.key: wanted}

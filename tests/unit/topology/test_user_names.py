@@ -62,3 +62,21 @@ def test_old_owner_keeps_its_pod_when_a_part_of_its_devices_is_handed_out_again(
 
     assert isinstance(step, Step)
     assert (step.ledger.allocations[PLUGIN.key].user, step.ledger.allocations[other.key].user) == (POD, None)
+
+
+def test_name_user_gives_a_claim_its_pods_when_the_holding_is_the_one_meant() -> None:
+    """All of them at once, in place of those before; a later decision keeps its own."""
+    claim = Owner(kind=OwnerKind.CLAIM, name="training", uid="u")
+    first, second = (Owner(kind=OwnerKind.POD, name=name, uid="") for name in ("a", "b"))
+    step = transitions.adopt(
+        Ledger(node="n"), op_id="adopt", owner=claim, devices={"gpu": ("gpu-0",)}, decision_id="d1", pods=(first,), is_prepared=True
+    )
+    assert isinstance(step, transitions.Step)
+
+    named = transitions.name_user(step.ledger, op_id="name", owner=claim, decision_id="d1", pods=(first, second)).ledger
+    late = transitions.name_user(named, op_id="late", owner=claim, decision_id="d0", pods=())
+
+    assert step.ledger.allocations[claim.key].pods == (first,)
+    assert named.allocations[claim.key].pods == (first, second)
+    assert named.allocations[claim.key].is_prepared
+    assert late.is_repeat

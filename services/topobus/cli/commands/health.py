@@ -163,6 +163,9 @@ def event_line(watched: WatchedEvent) -> Text:
             line.append(f"  do: {worst.action}", "warn")
     if event.affected:
         line.append(f"  affects {', '.join(map(str, event.affected))}", "fail")
+    users = [pod for pod in event.pods if pod not in event.affected]
+    if users:
+        line.append(f"  used by {', '.join(map(str, users))}", "fail")
     if watched.is_present_state:
         line.append("  (present state)", "faint")
     return line

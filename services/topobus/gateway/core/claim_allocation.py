@@ -20,8 +20,9 @@ from topobus.domain.alignment.planning.node_view import CPU_CLASS
 from topobus.domain.device import class_of_driver
 from topobus.domain.edits import ContainerEdits
 from topobus.domain.idset import CpuSet
-from topobus.domain.names import ClaimUid, is_dns_label
+from topobus.domain.names import ClaimUid, is_dns_label, is_dns_subdomain
 from topobus.domain.outcome import Reason, Refusal
+from topobus.domain.request import Owner, OwnerKind
 from topobus.gateway.core.consumed_cpus import add_cpus
 from topobus.gateway.core.naming_variables import naming
 from topobus.kubernetes.api.resource import Toleration
@@ -49,6 +50,9 @@ CDI_VENDOR = "topobus.dev"
 _LISTS = ("device_nodes", "mounts", "hooks", "additional_gids", "net_devices")
 # Written by kube-controller-manager (k8s.io/api/resource/v1, PodResourceClaimAnnotation).
 _POD_CLAIM_ANNOTATION = "resource.kubernetes.io/pod-claim-name"
+
+# As many as a claim can be reserved for (resource.k8s.io/v1, ResourceClaimReservedForMaxSize).
+_MOST_USERS = 256
 
 
 class AllocatedDevice(Struct, frozen=True, kw_only=True):
@@ -87,6 +91,8 @@ class ClaimAllocation(Struct, frozen=True, kw_only=True):
     """The name that pods know the claim by, of one that was made of a template for a pod; empty: the claim's own."""
     pods: tuple[str, ...] = ()
     """Uids of the pods that the claim is reserved for, sorted."""
+    users: tuple[Owner, ...] = ()
+    """The same pods with their names."""
     tolerated: tuple[str, ...] = ()
     """Devices of this driver that the claim takes also when they are sick: its allocation tolerates the taint that a sick device has."""
 
@@ -184,6 +190,7 @@ def allocation_of(
         generation=_generation(claim),
         pod_claim_name=_pod_claim_name(claim),
         pods=pods_of(claim),
+        users=users_of(claim, namespace),
         tolerated=tolerated,
     )
 
@@ -194,10 +201,28 @@ def pods_of(claim: ApiObject) -> tuple[str, ...]:
     >>> pods_of(ApiObject(api_version="v1", kind="ResourceClaim", metadata={}, status={"reservedFor": [{"resource": "pods", "name": "a", "uid": "u"}]}))
     ('u',)
     """
+    uids = [consumer.get("uid") for consumer in _consuming_pods(claim)]
+    return tuple(sorted({uid for uid in uids if isinstance(uid, str) and uid}))
+
+
+def users_of(claim: ApiObject, namespace: str) -> tuple[Owner, ...]:
+    """List the pods that a claim is reserved for, sorted by name; an entry whose name cannot be read is none.
+
+    >>> users_of(ApiObject(api_version="v1", kind="ResourceClaim", metadata={}, status={"reservedFor": [{"resource": "pods", "name": "a", "uid": "u"}]}), "n")[0].key
+    'pod/n/a/u'
+    """
+    users: dict[str, Owner] = {}
+    for consumer in _consuming_pods(claim):
+        name, uid = consumer.get("name"), consumer.get("uid")
+        if isinstance(name, str) and is_dns_subdomain(name):
+            users[name] = Owner(kind=OwnerKind.POD, namespace=namespace, name=name, uid=uid if isinstance(uid, str) else "")
+    return tuple(users[name] for name in sorted(users))[:_MOST_USERS]
+
+
+def _consuming_pods(claim: ApiObject) -> list[Mapping[str, Any]]:
     reserved_for = claim.status.get("reservedFor")
     consumers = [consumer for consumer in reserved_for if isinstance(consumer, Mapping)] if isinstance(reserved_for, list) else []
-    uids = [consumer.get("uid") for consumer in consumers if consumer.get("resource") == "pods" and not consumer.get("apiGroup")]
-    return tuple(sorted({uid for uid in uids if isinstance(uid, str) and uid}))
+    return [consumer for consumer in consumers if consumer.get("resource") == "pods" and not consumer.get("apiGroup")]
 
 
 def is_allocated_here(claim: ApiObject | None, uid: ClaimUid, node: str) -> bool:

@@ -1,4 +1,4 @@
-"""Finds the pod that uses a device plugin allocation: Allocate names no pod, and kubelet's PodResources lists it afterwards.
+"""Finds the pods that use a device plugin allocation or a claim: Allocate names no pod, and kubelet's PodResources lists it afterwards; a claim gets further ones.
 
 Flows in: the ledger, devices by container as kubelet lists them. Flows out: the pod of each allocation whose pod the ledger does not have yet. While two pods are
 listed for one allocation (kubelet lists an ended pod for a while) nothing is reported.
@@ -6,14 +6,16 @@ listed for one allocation (kubelet lists an ended pod for a while) nothing is re
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+
+from msgspec import structs
 
 from topobus.domain.holdings import names_of
 from topobus.domain.ledger import Allocation, Holders
 from topobus.domain.request import Owner, OwnerKind
 from topobus.gateway.core.pods import PodUse
 
-__all__ = ["nameless", "unnamed_users"]
+__all__ = ["nameless", "pod_of", "pods_of_claims", "unnamed_users", "without_uid"]
 
 
 def nameless(ledger: Holders | None) -> tuple[Allocation, ...]:
@@ -27,8 +29,7 @@ def unnamed_users(ledger: Holders, uses: Iterable[PodUse]) -> tuple[tuple[Alloca
     pods: dict[tuple[str, str], set[Owner]] = {}
     for use in uses:
         for device in use.devices if use.resource else ():
-            user = Owner(kind=OwnerKind.POD, namespace=use.namespace, name=use.pod, uid="")
-            pods.setdefault((use.resource, device), set()).add(user)
+            pods.setdefault((use.resource, device), set()).add(pod_of(use))
     unnamed: list[tuple[Allocation, Owner]] = []
     for _, allocation in sorted(ledger.allocations.items()):
         if allocation.owner.kind is not OwnerKind.DEVICE_PLUGIN:
@@ -38,3 +39,35 @@ def unnamed_users(ledger: Holders, uses: Iterable[PodUse]) -> tuple[tuple[Alloca
         if len(users) == 1 and users != {allocation.user}:
             unnamed.append((allocation, users.pop()))
     return tuple(unnamed)
+
+
+def pods_of_claims(ledger: Holders, uses: Iterable[PodUse], listed_before: Mapping[str, frozenset[Owner]]) -> dict[str, tuple[Owner, ...]]:
+    """Say which pods use each claim now, by the owner's key.
+
+    Those that kubelet lists, and those that the ledger has and kubelet has not listed yet: a claim may be reserved for a pod some time before kubelet lists it.
+    Shapes: listed_before — by the owner's key, pods that kubelet has listed once, without uids.
+    """
+    listed: dict[tuple[str, str], set[Owner]] = {}
+    for use in uses:
+        if use.claim:
+            listed.setdefault((use.claim_namespace, use.claim), set()).add(pod_of(use))
+    pods: dict[str, tuple[Owner, ...]] = {}
+    for key, allocation in sorted(ledger.allocations.items()):
+        owner = allocation.owner
+        if owner.kind is not OwnerKind.CLAIM:
+            continue
+        present = listed.get((owner.namespace, owner.name), set())
+        kept = [pod for pod in allocation.pods if without_uid(pod) in present or without_uid(pod) not in listed_before.get(key, ())]
+        unnamed = present - set(map(without_uid, kept))
+        pods[key] = tuple(sorted((*kept, *unnamed), key=lambda pod: pod.key))
+    return pods
+
+
+def without_uid(pod: Owner) -> Owner:
+    """Name a pod as kubelet does."""
+    return structs.replace(pod, uid="")
+
+
+def pod_of(use: PodUse) -> Owner:
+    """Name the pod of a container as kubelet lists it."""
+    return Owner(kind=OwnerKind.POD, namespace=use.namespace, name=use.pod, uid="")

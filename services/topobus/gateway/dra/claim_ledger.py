@@ -83,6 +83,7 @@ class ClaimLedger:
                 shared={} if is_shared else claim_allocation.by_share,
                 is_shared=is_shared,
                 is_prepared=not is_shared,
+                pods=claim_allocation.users,
                 group_cpus={} if is_shared else claim_allocation.group_cpus,
                 but_cpus=self._cpus_of_others(entry),
             )

@@ -12,10 +12,10 @@ from collections.abc import Callable
 
 from topobus.domain.errors import TopobusError
 from topobus.domain.holdings import names_of
-from topobus.domain.ledger import Allocation
+from topobus.domain.ledger import Allocation, Holders
 from topobus.domain.request import Owner
 from topobus.gateway.asks import NodeAsks
-from topobus.gateway.core.users import nameless, unnamed_users
+from topobus.gateway.core.users import nameless, pod_of, pods_of_claims, unnamed_users, without_uid
 from topobus.gateway.kubelet.pod_resources import Listing
 from topobus.gateway.node_state import NodeState
 from topobus.gateway.reconcile.pod_usage import PodLook
@@ -25,6 +25,8 @@ __all__ = ["UserNaming"]
 
 # The first look after an allocation, in seconds, and what follows, doubled: kubelet lists a pod when all its containers are admitted.
 _FIRST_LOOK_S = 0.1
+# As many as a claim can be reserved for (resource.k8s.io/v1, ResourceClaimReservedForMaxSize).
+_MOST_PODS = 256
 
 
 class UserNaming:
@@ -37,6 +39,8 @@ class UserNaming:
         self._longest_pause_s = longest_pause_s
         self.on_listing: Callable[[Listing], object] = lambda _: None
         """Told of each list that kubelet gave here, before anybody is named."""
+        self._listed: dict[str, frozenset[Owner]] = {}
+        """By claim: the pods that kubelet has listed once."""
         self._sent: dict[str, tuple[Owner, int, str, int, int]] = {}
         """By allocation: what was told, and of which ledger. A ledger that has changed since and does not say it was told of an earlier allocation."""
 
@@ -73,6 +77,25 @@ class UserNaming:
                 if not await self._is_told(allocation, user) and self._sent.get(allocation.owner.key) == message:
                     # The loop and the reconciliation name pods at the same time: the other one may have told more, or found the owner gone, meanwhile.
                     del self._sent[allocation.owner.key]
+        await self._name_pods_of_claims(ledger, listing)
+
+    async def _name_pods_of_claims(self, ledger: Holders, listing: Listing) -> None:
+        present = pods_of_claims(ledger, listing.uses, self._listed)
+        for key, pods in present.items():
+            allocation = ledger.allocations[key]
+            if not pods or pods == allocation.pods:
+                continue
+            op_id = f"name-{uuid.uuid4().hex}"
+            try:
+                await self._asks.name_pods(
+                    op_id, allocation.owner, names_of(allocation), decision_id=allocation.decision_id, pods=pods[:_MOST_PODS]
+                )
+            except TopobusError as err:
+                get_logger().warning("pods.untold", owner=key, error=str(err))
+        # Kept without uids: what kubelet has listed once and lists no more has ended.
+        named = {key: frozenset(map(without_uid, pods)) for key, pods in present.items()}
+        listed = {key: frozenset(pod for use in listing.uses if use.claim for pod in [pod_of(use)]) & pods for key, pods in named.items()}
+        self._listed = {key: self._listed.get(key, frozenset()) | pods for key, pods in listed.items()}
 
     async def _is_told(self, allocation: Allocation, user: Owner) -> bool:
         owner = allocation.owner

@@ -9,10 +9,17 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from topobus.domain.idset import NodeSet
 from topobus.domain.outcome import MemoryBlock
-from topobus.domain.request import Owner, PodRequest
+from topobus.domain.request import Owner, OwnerKind, PodRequest
 from topobus.domain.resource_names import is_resource_name
 
-__all__ = ["complaint_of_devices", "complaint_of_memory", "complaint_of_operation", "complaint_of_owner", "complaint_of_pod"]
+__all__ = [
+    "complaint_of_devices",
+    "complaint_of_memory",
+    "complaint_of_operation",
+    "complaint_of_owner",
+    "complaint_of_pod",
+    "complaint_of_pods",
+]
 
 # A DNS subdomain (RFC 1123), the longest name that Kubernetes takes for anything.
 _NAME_CHARACTERS = 253
@@ -23,6 +30,8 @@ _RESOURCE_CHARACTERS = _NAME_CHARACTERS + 1 + _LABEL_CHARACTERS
 # etcd takes 1.5 MiB an object, and a container with an image and a request has 100 bytes and more; nobody has been seen with more than tens.
 _CONTAINERS = 256
 _DEVICE_REQUESTS = 64
+# As many as a claim can be reserved for (resource.k8s.io/v1, ResourceClaimReservedForMaxSize).
+_PODS = 256
 # More CPUs than Linux can be built for on x86 (NR_CPUS): the longest list of names that can make sense.
 _DEVICES = 8192
 # One for plain memory and one for each size of huge pages; no architecture has more than five of these.
@@ -51,6 +60,16 @@ def complaint_of_owner(owner: Owner, field: str) -> str:
         if "/" in text:
             return f"{field}.{key} is {text!r}, wanted no '/' in it"
     return f"{field}.name is empty: an owner without a name cannot be told from another" if not owner.name else ""
+
+
+def complaint_of_pods(pods: Sequence[Owner]) -> str:
+    """Say what is wrong with the pods that use a claim; empty when nothing is."""
+    if len(pods) > _PODS:
+        return f"the request names {len(pods)} pods, wanted at most {_PODS}"
+    strange = next((pod for pod in pods if pod.kind is not OwnerKind.POD), None)
+    if strange is not None:
+        return f"pods names {strange.kind} {strange.name[:80]!r}, wanted pods alone"
+    return next((complaint for pod in pods if (complaint := complaint_of_owner(pod, "pods"))), "")
 
 
 def complaint_of_pod(pod: PodRequest) -> str:
