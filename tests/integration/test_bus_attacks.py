@@ -41,9 +41,9 @@ pytestmark = pytest.mark.integration
 NODE = "demo-node"
 LIMIT_S = 30.0
 TRAINER = pod("trainer", container(cpus=16, gpu=2, nic=2))
-# Where the gpu service may write: a key of the inventories' bucket.
-_OWN_KEY = "$KV.topobus_inventories.attack.gpu"
-_OWN_STREAM = "KV_topobus_inventories"
+# Where the gpu service may write: a key of its class's bucket.
+_OWN_KEY = "$KV.topobus_inventories_gpu.attack.gpu"
+_OWN_STREAM = "KV_topobus_inventories_gpu"
 
 
 def _parts(ask: Ask[Any, Any]) -> dict[str, str]:
@@ -105,12 +105,12 @@ async def nats(nats_binary: Path, tmp_path: Path) -> AsyncIterator[SecuredNats]:
 async def test_ask_is_not_served_when_the_server_delivers_a_stored_message(nats: SecuredNats, ask: Ask[Any, Any]) -> None:
     """A request stored under the attacker's own key, and a sign of life and a twin's question, reach the ask's subject and nothing happens."""
     subject = ask.subject(**_parts(ask))
-    async with answering(nats, ask) as answerer, nats.attacker("gpu") as attacker, nats.attacker("gateway") as reader:
+    async with answering(nats, ask) as answerer, nats.attacker("gpu") as attacker, nats.attacker("cli") as reader:
         inbox = f"_INBOX.{_asker_of(ask)}.{answerer_of(ask, 'gpu')}.{new_token()}"
         for headers in ({}, {"Topobus-Ping": inbox}, {"Topobus-Twin": "attacker"}):
             await attacker.ask(_OWN_KEY, encode(sample(ask.request)), headers=headers)
         # A device service may make no consumer; somebody who reads inventories by one may.
-        answer = await reader.deliver(_OWN_STREAM, "$KV.topobus_inventories.>", subject, deliver_group=ask.queue_group)
+        answer = await reader.deliver(_OWN_STREAM, "$KV.topobus_inventories_gpu.>", subject, deliver_group=ask.queue_group)
         assert b'"error"' not in answer
         await _until_seen(nats, answerer, 3)
 
@@ -137,7 +137,7 @@ async def test_ask_is_not_served_when_its_own_service_asks_for_more_than_a_twin(
     async with answering(nats, ask) as answerer, nats.attacker("gpu") as attacker:
         await attacker.send(subject, request, reply=f"_INBOX.gpu.gpu.{new_token()}")
         await attacker.send(subject, request)
-        await attacker.send(subject, request, reply="$KV.topobus_inventories.attack.gpu")
+        await attacker.send(subject, request, reply=_OWN_KEY)
         await attacker.send(subject, request, reply="_INBOX.nic.gpu.x", headers={"Topobus-Twin": "attacker"})
         await _until_seen(nats, answerer, 4)
 
@@ -156,7 +156,8 @@ async def _topology(nats: SecuredNats) -> AsyncIterator[tuple[Service, Bus]]:
             await provisioner.provision()
         await discovery.put(MACHINE, machine, node=NODE)
         for device_class, inventory in inventories.items():
-            await gateway.put(INVENTORY, inventory, node=NODE, device_class=device_class)
+            async with nats.bus(device_class) as owner:
+                await owner.put(INVENTORY, inventory, node=NODE, device_class=device_class)
         topology = await stack.enter_async_context(service("topology", nats.url, nats.environment()))
         placed = await ask_patiently(gateway, PLACE, PlaceRequest(op_id="op-1", pod=TRAINER), node=NODE)
         assert isinstance(placed.result, Placement)

@@ -101,7 +101,7 @@ async def test_compare_and_set_counts_every_step_when_the_leader_is_killed_betwe
     async with asyncio.timeout(2 * _LIMIT_S):
         for want in range(1, 11):
             await step(want)
-        leader = cluster.named(await _leader(replicated, "KV_topobus_inventories"))
+        leader = cluster.named(await _leader(replicated, "KV_topobus_inventories_gpu"))
         await leader.kill()
         for want in range(11, 21):
             await step(want)

@@ -17,7 +17,7 @@ from topobus.testing.reading import Reader
 # In memory only: there, time goes by only when nothing is to be done, so that the bound is a number.
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 
-_KEY = {"node": "n1", "device_class": "gpu"}
+_KEY = {"node": "n1", "device_class": "ssd"}
 _HINTS = INVENTORY.subject(**_KEY)
 
 
@@ -45,7 +45,7 @@ async def test_key_is_read_some_times_a_second_when_somebody_floods_the_word(bus
             await bus._connection.barrier()
         elapsed_s = asyncio.get_running_loop().time() - began
         during = reads
-        await bus.put(INVENTORY, inventory(2), **_KEY)
+        await bus.put(INVENTORY, inventory(2, device_class="ssd"), **_KEY)
         items = await reader.until(lambda items: 2 in _generations(items))
 
     # No time goes by while there is something to do.

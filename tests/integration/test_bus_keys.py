@@ -22,7 +22,7 @@ from topobus.testing.reading import Reader
 pytestmark = [pytest.mark.integration, pytest.mark.both_buses]
 
 _KEY = {"node": "n1", "device_class": "gpu"}
-_STREAM = f"KV_{INVENTORY.bucket}"
+_STREAM = f"KV_{INVENTORY.home(**_KEY).bucket}"
 _HINTS = INVENTORY.subject(**_KEY)
 
 
@@ -42,9 +42,12 @@ async def deaf(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Reade
     monkeypatch.setattr(key_feed, "_TICK_S", 0.1)
     async with Reader(bus.watch(INVENTORY, **_KEY)) as reader:
         await reader.until(lambda items: len(items) == 1)
-        (lasting,) = [each for each in bus._connection._subscriptions._lasting if each.subject == _HINTS]
-        assert lasting.live is not None
-        await lasting.live.unsubscribe()
+        # Of the class's bucket, and of the common one.
+        listening = [each for each in bus._connection._subscriptions._lasting if each.subject == _HINTS]
+        assert len(listening) == 2
+        for lasting in listening:
+            assert lasting.live is not None
+            await lasting.live.unsubscribe()
         await bus._connection.barrier()
         yield reader
 
@@ -72,7 +75,12 @@ async def test_key_watch_says_reset_when_a_lost_bucket_was_made_again_unheard(bu
 
 async def test_key_watch_believes_the_store_when_somebody_forges_the_word(bus: Bus) -> None:
     """Whoever may publish where writes are said can make us look, and no more: neither a value nor a number nor a deletion is taken from there."""
-    forged = {"Nats-Stream": _STREAM, "Nats-Subject": f"$KV.{INVENTORY.bucket}.n1.gpu", "Nats-Sequence": "999", "Nats-Last-Sequence": "998"}
+    forged = {
+        "Nats-Stream": _STREAM,
+        "Nats-Subject": f"$KV.{INVENTORY.home(**_KEY).bucket}.n1.gpu",
+        "Nats-Sequence": "999",
+        "Nats-Last-Sequence": "998",
+    }
     await _write(bus, 1)
     async with Reader(bus.watch(INVENTORY, **_KEY)) as reader:
         await reader.until(lambda items: len(items) == 2)

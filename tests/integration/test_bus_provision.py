@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from integration.values import inventory
-from topobus.contracts.catalogue import EVENTS, INVENTORY, LEDGER, PROVISIONER, STATES
+from topobus.contracts.catalogue import BUCKETS, EVENTS, INVENTORY, LEDGER, PROVISIONER
 from topobus.contracts.streams import REPUBLISH, stream_names, wanted_streams
 from topobus.domain.errors import ConfigError
 from topobus.runtime.bus import Bus
@@ -31,7 +31,7 @@ async def test_provision_makes_every_stream_and_bucket_when_the_server_is_empty(
     await bus.provision()
     names = (await bus._states._jetstream.call("STREAM.NAMES"))["streams"]
 
-    assert sorted(names) == sorted([f"KV_{state.bucket}" for state in STATES] + [event.stream for event in EVENTS])
+    assert sorted(names) == sorted([f"KV_{state.bucket}" for state in BUCKETS] + [event.stream for event in EVENTS])
 
 
 async def test_provision_succeeds_for_all_when_eight_services_start_at_once(nats_server: NatsServer) -> None:

@@ -56,7 +56,9 @@ class Place:
 
     async def publish(self, node: str, device_class: str, inventory: object) -> None:
         """Write an inventory as the attacker: any bytes, past all of our own code."""
-        await self.attacker.send(f"$KV.topobus_inventories.{node}.{device_class}", json.dumps(inventory).encode())
+        await self.attacker.send(
+            f"$KV.{catalogue.INVENTORY.home(device_class=device_class).bucket}.{node}.{device_class}", json.dumps(inventory).encode()
+        )
         assert self.attacker.denials == []
 
     async def plan(self) -> PlanReply:

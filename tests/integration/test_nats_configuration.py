@@ -116,7 +116,7 @@ async def test_services_can_work_when_permissions_are_on(guarded: SecuredNats) -
         await buses["gpu"].publish(HEALTH, health(1), event_id="1", device="gpu-0", **_KEY)
         async with Reader(buses["gateway"].follow(HEALTH)) as events:
             await events.until(lambda items: len(items) == 1)
-        assert len(await buses["topology"].list(INVENTORY)) == 1
+        assert len(await buses["topology"].list(INVENTORY, node="n1")) == 1
         await buses["topology"].compare_and_set(LEDGER, Ledger(node="n1"), 0, node="n1")
 
         async def handle(_request: object) -> object:
@@ -144,7 +144,7 @@ async def test_service_is_denied_when_it_writes_what_is_not_its_own(guarded: Sec
             await gpu.put(INVENTORY, inventory(1), node="n1", device_class="nic")
 
         assert await topology.get(LEDGER, node="n1") is None
-        assert await topology.list(INVENTORY) == ()
+        assert await topology.list(INVENTORY, node="n1") == ()
         assert "Permissions Violation" in readiness.report()["bus-permissions"].title()
 
 

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from integration.values import inventory
-from topobus.cli.system.nats_store import probe_jetstream, size_store
+from topobus.cli.system.nats_store import probe_jetstream, size_store, write_config
 from topobus.cli.system.supervision import ProgramState, Supervisor
 from topobus.cli.system.system import Layout, start_nats
 from topobus.contracts.catalogue import INVENTORY
+from topobus.contracts.streams import wanted_streams
 from topobus.domain.errors import ConfigError, PeerUnavailable
 from topobus.runtime.bus import Bus
 from topobus.runtime.config import NatsSettings
@@ -113,9 +114,12 @@ def test_store_is_sized_by_the_disk_when_the_disk_is_small(tmp_path: Path) -> No
     """A small disk gives smaller streams, the next run on it no smaller ones, and a disk that is too small is named with what is there and wanted."""
     with small_disk(tmp_path / "small", 1024) as disk:
         small = size_store(disk)
-        (disk / "topobus-up.conf").write_text(f"jetstream {{ max_file_store: {small.max_file_store} }}\n")
+        write_config(disk, small)
         ballast = fill(disk)
         again = size_store(disk)
+        # As the release before wrote it, which had fewer streams: theirs keep their bounds, and the newer ones come on top.
+        (disk / "topobus-up.conf").write_text(f"jetstream {{ max_file_store: {small.max_file_store} }}\n")
+        upgraded = size_store(disk)
         ballast.unlink()
     with (
         small_disk(tmp_path / "tiny", 64) as disk,
@@ -125,3 +129,6 @@ def test_store_is_sized_by_the_disk_when_the_disk_is_small(tmp_path: Path) -> No
 
     assert 0 < small.store_mib * 2**20 < small.max_file_store < 1024 * 2**20
     assert again == small
+    assert upgraded.max_file_store - small.max_file_store >= sum(
+        config["max_bytes"] for config in wanted_streams(1, store_bytes=upgraded.store_mib * 2**20) if "_inventories_" in config["name"]
+    )

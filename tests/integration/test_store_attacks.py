@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from integration.values import health
+from support.account_nats import account_nats
 from support.secured_nats import SecuredNats, secured_nats
 from topobus.contracts.catalogue import HEALTH, INVENTORY, LEDGER, PROVISIONER
+from topobus.contracts.nats_accounts import Shape, accounts
 from topobus.contracts.nats_permissions import PRINCIPALS
 from topobus.contracts.streams import stream_names, wanted_streams
 from topobus.domain.device import Inventory
@@ -52,27 +56,57 @@ async def _bound(controller: Bus, stream: str, max_bytes: int) -> None:
     await controller._states._jetstream.call(f"STREAM.UPDATE.{stream}", {**info.config, "max_bytes": max_bytes})
 
 
-async def test_one_class_starves_nobody_when_it_fills_the_inventories(secured: SecuredNats) -> None:
-    """A class that writes inventories of nodes that do not exist, past the bucket's bound, keeps neither ledgers nor other classes from being written."""
-    async with secured.bus(PROVISIONER) as controller, secured.bus("topology") as topology, secured.bus("nic") as nic:
-        await _bound(controller, f"KV_{INVENTORY.bucket}", 24 * 1024 * 1024)
-        async with secured.attacker("gpu") as attacker:
-            for number in range(60):
-                await attacker.ask(f"$KV.{INVENTORY.bucket}.ghost-{number}.gpu", b"x" * 500_000)
-        inventory = Inventory(node="n1", device_class="nic", generation=1)
-        await nic.put(INVENTORY, inventory, node="n1", device_class="nic")
-        await topology.compare_and_set(LEDGER, Ledger(node="n1"), 0, node="n1")
-        stored = await nic.get(INVENTORY, node="n1", device_class="nic")
-        info = await controller._states._jetstream.stream_info(f"KV_{INVENTORY.bucket}")
-        troubles = await topology.inspect()
+_SMALL = 24 * 1024 * 1024
+# Somewhat less than the largest value that a bucket takes.
+_GHOST = b"x" * 500_000
 
-    # The bucket's name, the class that floods it, and how much of it is its own: an operator knows whom to stop.
-    assert re.search(r"it is full \(24 MiB\) and drops its oldest.* of (\d+) are of device_class 'gpu'", troubles[f"KV_{INVENTORY.bucket}"])
-    assert {trouble for name, trouble in troubles.items() if name != f"KV_{INVENTORY.bucket}"} == {""}
-    assert stored is not None
-    assert stored.value == inventory
-    assert info is not None
-    assert info.size_bytes <= 24 * 1024 * 1024
+
+@asynccontextmanager
+async def _fleet(shape: str, folder: Path, binary: Path) -> AsyncIterator[tuple[Callable[[str], Any], Callable[[str], Any], str]]:
+    """Run a server as a shipped form has its users; gives buses and attackers by principal, and the ending of the names of a node's users."""
+    if shape == "permissions":
+        async with secured_nats(folder, binary=binary) as secured:
+            yield secured.bus, secured.attacker, ""
+        return
+    described = accounts(Shape.CENTRAL, nodes=["n1", "n2"] if shape == "named-nodes" else [])
+    ending = "-n1" if shape == "named-nodes" else ""
+    async with account_nats(described, binary=binary) as server:
+        yield server.bus, server.client, ending
+
+
+@pytest.mark.parametrize("shape", ["permissions", "accounts", "named-nodes"])
+async def test_one_class_starves_nobody_else_when_it_fills_its_inventories(nats_binary: Path, tmp_path: Path, shape: str) -> None:
+    """A class that writes inventories of nodes that do not exist, as often as it likes, pushes out its own alone: nobody else's goes for a moment, or has to be said again."""
+    others = {name: Inventory(node="n1", device_class=name, generation=1) for name in ("nic", "cpu", "ssd")}
+    async with _fleet(shape, tmp_path, nats_binary) as (bus, attacker, ending), bus(PROVISIONER) as controller:
+        await controller.provision()
+        for state in INVENTORY.buckets():
+            await _bound(controller, f"KV_{state.bucket}", _SMALL)
+        revisions = {}
+        for name, inventory in others.items():
+            async with bus(f"{'gateway' if name == 'ssd' else name}{ending}") as owner:
+                revisions[name] = await owner.put(INVENTORY, inventory, node="n1", device_class=name)
+        own = INVENTORY.home(device_class="gpu").bucket
+        async with attacker(f"gpu{ending}") as hostile:
+            nodes = ["n1"] if ending else [f"ghost-{number}" for number in range(20)]
+            # Twice what the bucket holds; who may speak for one node has one key, which keeps its newest values only.
+            for number in range(100):
+                await hostile.ask(f"$KV.{own}.{nodes[number % len(nodes)]}.gpu", _GHOST)
+            for bucket in (state.bucket for state in INVENTORY.buckets() if state.bucket != own):
+                await hostile.send(f"$KV.{bucket}.n1.gpu", _GHOST)
+                await hostile.send(f"$KV.{bucket}.n1.{bucket.rpartition('_')[2]}", _GHOST)
+        stored = {name: await controller.get(INVENTORY, node="n1", device_class=name) for name in others}
+        troubles = await controller.inspect()
+
+    # Each of the other buckets, and the common one, by the class's own key and by that of who owns it.
+    assert len(hostile.denials) == 2 * len(INVENTORY.classes_apart)
+    assert {name: (entry.revision, entry.value) for name, entry in stored.items()} == {
+        name: (revisions[name], inventory) for name, inventory in others.items()
+    }
+    if not ending:
+        # The bucket's name and the class that floods it: an operator knows whom to stop.
+        assert re.search(r"it is full \(24 MiB\) and drops its oldest.* of (\d+) are of device_class 'gpu'", troubles.pop(f"KV_{own}"))
+    assert set(troubles.values()) == {""}
 
 
 async def test_full_bucket_is_named_when_it_refuses(secured: SecuredNats) -> None:

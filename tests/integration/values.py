@@ -15,11 +15,11 @@ OWNER = Owner(kind=OwnerKind.POD, name="trainer", uid="u1")
 _WARNING_BYTES = 60_000
 
 
-def inventory(generation: int, *, node: str = "n1", padding_bytes: int = 0) -> Inventory:
-    """Make the inventory of a node, class gpu; `padding_bytes` makes it large, with text that is half as large compressed."""
+def inventory(generation: int, *, node: str = "n1", device_class: str = "gpu", padding_bytes: int = 0) -> Inventory:
+    """Make the inventory of a node; `padding_bytes` makes it large, with text that is half as large compressed."""
     padding = random.Random(0).randbytes(padding_bytes // 2).hex()
     warnings = tuple(padding[start : start + _WARNING_BYTES] for start in range(0, len(padding), _WARNING_BYTES))
-    return Inventory(node=node, device_class="gpu", generation=generation, warnings=warnings)
+    return Inventory(node=node, device_class=device_class, generation=generation, warnings=warnings)
 
 
 def health(generation: int, device: str = "gpu-0") -> HealthEvent:

@@ -69,7 +69,7 @@ def parts_of(noun: State[Any] | Event[Any], node: str, device_class: str) -> dic
 def subject_of(noun: State[Any] | Event[Any], node: str, device_class: str) -> str:
     """Give the subject that a stream stores it under."""
     parts = parts_of(noun, node, device_class)
-    return f"$KV.{noun.bucket}.{noun.key(**parts)}" if isinstance(noun, State) else noun.subject(**parts)
+    return f"$KV.{noun.home(**parts).bucket}.{noun.key(**parts)}" if isinstance(noun, State) else noun.subject(**parts)
 
 
 class AccountNats:

@@ -54,6 +54,8 @@ def _channel(noun: Noun) -> dict[str, Any]:
             "maxValueBytes": noun.max_value_bytes,
             "mayBeCompressed": noun.may_be_compressed,
         }
+        if noun.classes_apart:
+            made["x-nats-bucket"]["bucketsOfClasses"] = {name: noun.home(device_class=name).bucket for name in noun.classes_apart}
     elif isinstance(noun, Event):
         made["x-nats-stream"] = {
             "name": noun.stream,

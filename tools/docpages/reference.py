@@ -9,7 +9,7 @@ from docpages.describe import describe_fields, nested_structs, summary
 from docpages.samples import MESSAGES
 from msgspec import Struct
 
-from topobus.contracts.catalogue import ASKS, DEVICE_SERVICES, EVENTS, STATES
+from topobus.contracts.catalogue import ASKS, BUCKETS, DEVICE_SERVICES, EVENTS, STATES
 from topobus.contracts.nouns import CLUSTER, PREFIX, Ask, Event, Noun, State
 
 __all__ = ["render_reference"]
@@ -36,6 +36,9 @@ def _lines() -> Iterable[str]:
     yield "again what is gone, and refuses new ones elsewhere. A value is JSON; where its largest size is marked `then gzip`, one that would be larger is stored"
     yield "compressed (its first bytes are 1f 8b) and unpacks to 16 MiB at most."
     yield ""
+    yield "Each class of a service of ours has a bucket of its own for inventories, so that who fills one starves no other class; the common one has those of all other classes, at a"
+    yield "hub those of all nodes, and what a release before this one wrote. An entry that stands in both is the newer one by the server's time."
+    yield ""
     yield f"Each write of a key is said at `{PREFIX}.<noun>.<key>`, without the value and without a promise (the stream's `republish`, headers only). Who follows one"
     yield "key subscribes there and reads it with `$JS.API.STREAM.MSG.GET`; that needs no consumer."
     yield ""
@@ -47,14 +50,15 @@ def _lines() -> Iterable[str]:
                 f"`{state.bucket}`",
                 f"`{_key(state)}`",
                 _link(state.message),
-                _names(state.writer),
+                # A class with a bucket of its own is written there alone.
+                _names(tuple(writer for writer in state.writer if writer not in state.classes_apart)),
                 _names(state.readers),
                 str(state.history),
                 _size(state.max_value_bytes) + (", then gzip" if state.may_be_compressed else ""),
                 _size(state.max_bucket_bytes),
                 "oldest goes" if state.is_rewritten else "refuses",
             )
-            for state in STATES
+            for state in BUCKETS
         ),
     )
     yield from _descriptions(STATES)

@@ -191,7 +191,7 @@ def check_rejected(rejected: Sequence[tuple[State[Any], str, str]]) -> list[Find
         Finding(
             level=Level.FAIL,
             what=f"{from_token(key.partition('.')[0])}: {state.name}",
-            found=f"nobody can read {state.bucket}/{key}: {why}",
+            found=f"nobody can read {state.home_of_key(key).bucket}/{key}: {why}",
             next_step=f"see the log of {'/'.join(state.writer)} on this node and its release; if it runs, see who else writes this bucket",
         )
         for state, key, why in rejected[:_SHOWN_REJECTED]

@@ -6,6 +6,8 @@ The reference page, the AsyncAPI document and the NATS permissions are generated
 
 from __future__ import annotations
 
+from typing import Any
+
 from topobus.contracts import adjust_messages, operation_messages, plan_messages, relay_messages, sandbox_messages
 from topobus.contracts import messages as m
 from topobus.contracts.nouns import Ask, Event, Noun, State
@@ -21,6 +23,7 @@ __all__ = [
     "ALL",
     "ASKS",
     "ATTACH",
+    "BUCKETS",
     "COMMIT",
     "DECISION",
     "DETACH",
@@ -77,9 +80,12 @@ INVENTORY = State(
     writer=_CLASS_SERVERS,
     readers=("topology", "gateway", "controller", _RELAY, "cli"),
     description="All devices of one class on one node with their health.",
+    # That of other classes, and at a hub of all: there relays write, each for its own node.
     max_bucket_bytes=384 * 1024 * 1024,
     may_be_compressed=True,
     is_rewritten=True,
+    classes_apart=DEVICE_SERVICES,
+    max_class_bytes=192 * 1024 * 1024,
 )
 LEDGER = State(
     name="ledger",
@@ -356,6 +362,8 @@ STATES: tuple[
     MAINTENANCE,
     OBJECT,
 )
+BUCKETS: tuple[State[Any], ...] = tuple(bucket for state in STATES for bucket in state.buckets())
+"""Each state once for each of its buckets."""
 EVENTS: tuple[Event[m.HealthEvent] | Event[m.DecisionEvent] | Event[m.DisagreementEvent], ...] = (HEALTH, DECISION, DISAGREEMENT)
 ASKS = (PLACE, PREFER, ADOPT, COMMIT, RELEASE, HINTS, PREPARE, UNPREPARE, ATTACH, DETACH, ADJUST, PLAN, PODS, OPERATE, PERFORM)
 ALL: tuple[Noun, ...] = (*STATES, *EVENTS, *ASKS)

@@ -58,7 +58,9 @@ def rights(principal: str, *, node: str = "", may_create: bool = True, provision
         if reads in noun.readers or principal in noun.writer:
             _add_reader(noun, principal, where, publish, subscribe, is_writer=principal in noun.writer and reads not in noun.readers)
             if isinstance(noun, State | Event) and noun in _PATTERNS_READ.get(principal, ALL):
-                _add_consumers(noun, principal, publish, subscribe)
+                # A node's processes read the classes' own buckets key by key.
+                for bucket in noun.buckets() if isinstance(noun, State) and principal not in _PATTERNS_READ else (noun,):
+                    _add_consumers(bucket, principal, publish, subscribe)
     if principal != "user":
         publish.update(f"$JS.API.STREAM.INFO.{stream}" for stream in stream_names())
     if principal == "relay":
@@ -76,9 +78,11 @@ def rights(principal: str, *, node: str = "", may_create: bool = True, provision
 
 def _add_writer(noun: Noun, principal: str, where: str, publish: set[str], subscribe: set[str]) -> None:
     if isinstance(noun, State):
-        publish.add(f"$KV.{noun.bucket}.{_tokens(noun, principal, where)}")
-        # A writer reads its own value back before it compares and sets.
-        publish.add(f"$JS.API.STREAM.MSG.GET.KV_{noun.bucket}")
+        # A service whose class has a bucket of its own writes to no other: it may fill that one.
+        home = noun.home(device_class=principal)
+        publish.add(f"$KV.{home.bucket}.{_tokens(noun, principal, where)}")
+        # A writer reads its own value back before it compares and sets; what an older release of it wrote stands in the common bucket.
+        publish.update(f"$JS.API.STREAM.MSG.GET.KV_{bucket.bucket}" for bucket in (home, noun))
     elif isinstance(noun, Event):
         publish.add(f"{PREFIX}.{noun.name}.{_tokens(noun, principal, where)}")
     else:
@@ -96,9 +100,10 @@ def _add_reader(noun: Noun, principal: str, where: str, publish: set[str], subsc
         if not is_writer:
             publish.add(f"{PREFIX}.{noun.name}.{'*.' * (len(noun.parts) - 1)}*".replace(f"{noun.name}.*", f"{noun.name}.{where}", 1))
         return
-    stream = _stream(noun)
-    publish.add(f"$JS.API.STREAM.MSG.GET.{stream}")
-    publish.add(f"$JS.API.STREAM.INFO.{stream}")
+    buckets = noun.buckets() if isinstance(noun, State) and not is_writer else (noun,)
+    for stream in map(_stream, buckets):
+        publish.add(f"$JS.API.STREAM.MSG.GET.{stream}")
+        publish.add(f"$JS.API.STREAM.INFO.{stream}")
     if isinstance(noun, State):
         # Where the server says that a key was written.
         subscribe.add(f"{PREFIX}.{noun.name}.{_tokens(noun, principal, where)}")

@@ -93,6 +93,34 @@ class State(Noun, Generic[M]):
     """True when a value larger than the bucket takes is stored as gzip (ADR 0019); one that fits is always plain JSON."""
     is_rewritten: bool = False
     """True when each writer compares its keys with what it knows and writes again what is gone: then a full bucket may drop its oldest values."""
+    classes_apart: tuple[str, ...] = ()
+    """Device classes whose keys have a bucket each, so that who fills one starves no other class (ADR 0041); keys of all other classes share `bucket`."""
+    max_class_bytes: int = 0
+    """As `max_bucket_bytes`, of each bucket of one class."""
+
+    def buckets(self) -> tuple[State[M], ...]:
+        """Give the state once for each of its buckets: the common one first, then those of single classes."""
+        return (self, *(self.home(device_class=device_class) for device_class in self.classes_apart))
+
+    def home(self, **values: str) -> State[M]:
+        """Give the state with the one bucket that an entry is written to: its class's own, or the common one. Parts other than the class may be left out.
+
+        Before a release with buckets of single classes wrote to it, an entry may stand in the common one still (`topobus.runtime.bucket_feed`).
+        """
+        device_class = values.get("device_class", "")
+        if device_class not in self.classes_apart:
+            return self
+        own = {
+            "bucket": f"{self.bucket}_{device_class}",
+            "max_bucket_bytes": self.max_class_bytes,
+            "classes_apart": (),
+            "max_class_bytes": 0,
+        }
+        return State(**{**vars(self), **own})
+
+    def home_of_key(self, key: str) -> State[M]:
+        """Give what `home` gives for a key, be it well-formed or not."""
+        return self.home(**dict(zip(self.parts, key.split("."), strict=False)))
 
     def key(self, **values: str) -> str:
         """Build the key of one entry: `key(node="n1", device_class="gpu")`."""

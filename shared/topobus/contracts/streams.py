@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from topobus.contracts.catalogue import EVENTS, STATES
+from topobus.contracts.catalogue import BUCKETS, EVENTS
 from topobus.contracts.nouns import PREFIX, Event, State
 
 __all__ = [
@@ -91,7 +91,7 @@ def stream_names() -> tuple[str, ...]:
     >>> stream_names()[0], stream_names()[-1]
     ('KV_topobus_machines', 'TOPOBUS_DISAGREEMENTS')
     """
-    return (*(bucket_stream(state) for state in STATES), *(event.stream for event in EVENTS))
+    return (*(bucket_stream(state) for state in BUCKETS), *(event.stream for event in EVENTS))
 
 
 def total_bytes() -> int:
@@ -99,7 +99,7 @@ def total_bytes() -> int:
 
     Units: bytes. A server reserves as much of its disk, so a smaller `max_file_store` refuses the last streams.
     """
-    return sum(state.max_bucket_bytes for state in STATES) + sum(event.max_stream_bytes for event in EVENTS)
+    return sum(state.max_bucket_bytes for state in BUCKETS) + sum(event.max_stream_bytes for event in EVENTS)
 
 
 def wanted_streams(replicas: int, *, store_bytes: int = 0) -> tuple[dict[str, Any], ...]:
@@ -108,7 +108,7 @@ def wanted_streams(replicas: int, *, store_bytes: int = 0) -> tuple[dict[str, An
     Units: store_bytes — what all of them may take together; their bounds shrink or grow in proportion. 0: the catalogue's own.
     """
     part = store_bytes / total_bytes() if store_bytes else 1.0
-    return (*(_bucket_config(state, replicas, part) for state in STATES), *(_event_config(event, replicas, part) for event in EVENTS))
+    return (*(_bucket_config(state, replicas, part) for state in BUCKETS), *(_event_config(event, replicas, part) for event in EVENTS))
 
 
 def differences(got: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[Difference, ...]:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Container
 from typing import Any
 
-from topobus.contracts.catalogue import PROVISIONER, STATES
+from topobus.contracts.catalogue import BUCKETS, PROVISIONER
 from topobus.contracts.nouns import State, from_token
 from topobus.contracts.streams import REPUBLISH, DifferenceKind, bucket_stream, differences, stream_names, updated, wanted_streams
 from topobus.domain.errors import ConfigError, PeerUnavailable
@@ -78,7 +78,7 @@ async def inspect(jetstream: JetStream, replicas: int, *, store_bytes: int = 0) 
 
 async def _crowded(jetstream: JetStream, name: str, info: StreamInfo) -> str:
     """Say who fills a bucket that drops its oldest values to take new ones; empty when it has room, or is an event's, which drops old ones as it should."""
-    state = next((state for state in STATES if bucket_stream(state) == name and state.is_rewritten), None)
+    state = next((state for state in BUCKETS if bucket_stream(state) == name and state.is_rewritten), None)
     bound = int(info.config.get("max_bytes", -1))
     # A full stream stands a little below its bound: what is dropped for a large value leaves more room than a small one takes.
     if state is None or not 0 < bound <= info.size_bytes + int(info.config.get("max_msg_size", 0)):

@@ -15,11 +15,11 @@ from topobus.contracts.origin import NO_ORIGIN, Origin
 from topobus.contracts.releases import Standing, standing
 from topobus.contracts.stored import from_stored, is_packed, to_stored
 from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.runtime.bucket_feed import state_feed
 from topobus.runtime.connection import Connection, Headers
 from topobus.runtime.failures import JetStreamError
-from topobus.runtime.feed import Delivery, Feed, From, Mark
+from topobus.runtime.feed import Delivery, Mark
 from topobus.runtime.jetstream import JetStream
-from topobus.runtime.key_feed import KeyFeed
 from topobus.runtime.provision import bucket_stream, bucket_subject
 from topobus.runtime.read_timeout import ReadTimeout
 from topobus.runtime.stored_origin import read_origin
@@ -94,12 +94,12 @@ class States:
     async def get(self, state: State[M], parts: dict[str, str]) -> Entry[M] | None:
         """Read one key from the leader; None when absent or deleted; ContractError when its bytes fit no contract."""
         key = state.key(**parts)
-        stored = await self._newest(state, key)
+        home, stored = await self._newest_of_all(state, key)
         if stored is None or _OPERATION in stored[1]:
             return None
         revision, headers, data, time_ns = stored
         try:
-            value = await _read_value(state, data, where=f"{state.bucket}/{key}")
+            value = await _read_value(state, data, where=f"{home.bucket}/{key}")
             state.check_place(value, parts)
         except ContractError as err:
             # The writer of this key needs the revision to write over it.
@@ -108,13 +108,14 @@ class States:
 
     async def fingerprint(self, state: State[Any], parts: dict[str, str]) -> str:
         """Give the revision of a key and a digest of its bytes, unread; empty when absent or deleted."""
-        stored = await self._newest(state, state.key(**parts))
+        _, stored = await self._newest_of_all(state, state.key(**parts))
         if stored is None or _OPERATION in stored[1]:
             return ""
         return f"{stored[0]}-{hashlib.sha256(stored[2]).hexdigest()}"
 
     async def put(self, state: State[M], value: M, parts: dict[str, str]) -> int:
         """Write whatever was there before."""
+        state = state.home(**parts)
         key = state.key(**parts)
         where = f"{state.bucket}/{key}"
         # What may need to be compressed may be large: then it is made in a thread, in which this process goes on to answer others.
@@ -127,6 +128,7 @@ class States:
 
     async def compare_and_set(self, state: State[M], value: M, expected_revision: int, parts: dict[str, str]) -> Written | Conflict:
         """Write if the key is still at the revision; 0: if it does not exist."""
+        state = state.home(**parts)
         key = state.key(**parts)
         data = to_stored(state, value, where=f"{state.bucket}/{key}")
         expected = expected_revision
@@ -144,12 +146,12 @@ class States:
 
     async def delete(self, state: State[Any], parts: dict[str, str]) -> None:
         """Mark the key as deleted."""
-        await self._store(state, state.key(**parts), b"", {_OPERATION: "DEL"})
+        await self._store(state.home(**parts), state.key(**parts), b"", {_OPERATION: "DEL"})
 
     async def compare_and_delete(self, state: State[Any], expected_revision: int, parts: dict[str, str]) -> Conflict | None:
         """Mark the key as deleted if it is still at the revision."""
         try:
-            await self._store(state, state.key(**parts), b"", {_OPERATION: "DEL", _EXPECTED: str(expected_revision)})
+            await self._store(state.home(**parts), state.key(**parts), b"", {_OPERATION: "DEL", _EXPECTED: str(expected_revision)})
         except _Lost:
             return Conflict()
         return None
@@ -180,6 +182,7 @@ class States:
         who walks through a history takes two neighbours for one change.
         Shapes: has_deleted — those from before a deletion as well: evidence of what was there.
         """
+        state = state.home(**parts)
         key = state.key(**parts)
         entries: list[Entry[M]] = []
         try:
@@ -208,8 +211,7 @@ class States:
         prefix = bucket_subject(state, "")
         keys: set[str] = set()
         is_whole = False
-        feed = self._feed(state, parts)
-        async with aclosing(feed.messages()) as items:
+        async with aclosing(state_feed(self._connection, state, parts).messages()) as items:
             async for item in items:
                 if item is Mark.RESET:
                     keys.clear()
@@ -231,12 +233,6 @@ class States:
                     if change is not None:
                         yield change
 
-    def _feed(self, state: State[Any], parts: dict[str, str]) -> Feed | KeyFeed:
-        stream, subject = bucket_stream(state), bucket_subject(state, state.key_pattern(**parts))
-        if state.is_whole(parts):
-            return KeyFeed(self._connection, stream, subject, state.subject(**parts))
-        return Feed(self._connection, stream, subject, From.NEWEST_OF_EACH)
-
     async def _read(self, state: State[M], item: Delivery, key: str, keys: set[str], *, is_whole: bool) -> Change[M] | None:
         """Make a change of what was delivered; None when it is none.
 
@@ -248,7 +244,7 @@ class States:
                 return None
             keys.discard(key)
             return Change(kind=ChangeKind.DELETE, parts=parts, revision=item.sequence, value=None)
-        value = await _read_value(state, item.data, where=f"{state.bucket}/{key}")
+        value = await _read_value(state, item.data, where=f"{state.home(**parts).bucket}/{key}")
         state.check_place(value, parts)
         keys.add(key)
         return Change(kind=ChangeKind.PUT, parts=parts, revision=item.sequence, value=value, origin=read_origin(item.headers, item.time_ns))
@@ -260,8 +256,19 @@ class States:
 
     def _note_rejected(self, state: State[Any], item: Delivery, key: str, err: ContractError, origin: Origin) -> None:
         self._connection.metrics.rejects.labels(state.name).inc()
-        fields = {**err.facts, "bucket": state.bucket, "key": key, "revision": item.sequence, "error": str(err), "release": origin.release}
-        self._connection.quiet.warning("state.rejected", f"{state.bucket}/{key}", **fields)
+        bucket = state.home_of_key(key).bucket
+        fields = {**err.facts, "bucket": bucket, "key": key, "revision": item.sequence, "error": str(err), "release": origin.release}
+        self._connection.quiet.warning("state.rejected", f"{bucket}/{key}", **fields)
+
+    async def _newest_of_all(self, state: State[M], key: str) -> tuple[State[M], tuple[int, Headers, bytes, int] | None]:
+        """Read the newest of a key, and say in which bucket it stands: what an older release wrote, or a relay at a hub, is in the common one."""
+        home = state.home_of_key(key)
+        stored = await self._newest(home, key)
+        if home.bucket != state.bucket:
+            common = await self._newest(state, key)
+            if common is not None and (stored is None or stored[3] < common[3]):
+                return state, common
+        return home, stored
 
     async def _newest(self, state: State[Any], key: str) -> tuple[int, Headers, bytes, int] | None:
         try:

@@ -19,6 +19,7 @@ from topobus.contracts.releases import RELEASE
 from topobus.contracts.up_subjects import up_stored_subject, up_subject
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.runtime.ask_headers import SENT, now_ms
+from topobus.runtime.bucket_feed import BucketFeed
 from topobus.runtime.connection import Connection
 from topobus.runtime.failures import AmbiguousWrite, ConnectionLost, JetStreamError, NobodyThere
 from topobus.runtime.feed import Delivery, Feed, From, Mark
@@ -102,6 +103,8 @@ class Uplink:
 
     def values(self, state: State[Any], *, node: str) -> AsyncGenerator[Delivery | Mark, None]:
         """Give the newest value of each key of a node, CAUGHT_UP, then every later one; RESET when the store was lost."""
+        if state.classes_apart:
+            return BucketFeed(self._connection, state, {"node": node}).messages()
         pattern = bucket_subject(state, state.key_pattern(node=node))
         return Feed(self._connection, bucket_stream(state), pattern, From.NEWEST_OF_EACH).messages()
 

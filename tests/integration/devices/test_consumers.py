@@ -31,12 +31,12 @@ async def test_device_service_makes_no_consumer_when_all_that_it_has_to_read_is_
     async with bench.service(ToyDriver("acme", count=1)):
         await bench.event(lambda event: event.device == "acme-0")
         first = await bench.inventory(lambda inventory: len(inventory.devices) == 1)
-    await bench.bus._connection.publish(f"$KV.{INVENTORY.bucket}.{NODE}.gpu", b"{")
+    await bench.bus._connection.publish(f"$KV.{INVENTORY.home(device_class='gpu').bucket}.{NODE}.gpu", b"{")
     await bench.bus._connection.publish(HEALTH.subject(**_DEVICE), b"{")
     await bench.bus._connection.barrier()
     async with bench.service(ToyDriver("acme", count=1)):
         await bench.inventory(lambda inventory: inventory.generation > first.generation)
 
     read = {call.removeprefix("STREAM.MSG.GET.") for call in calls if call.startswith("STREAM.MSG.GET.")}
-    assert {"KV_topobus_machines", "KV_topobus_inventories", "TOPOBUS_HEALTH"} <= read
+    assert {"KV_topobus_machines", "KV_topobus_inventories_gpu", "KV_topobus_inventories", "TOPOBUS_HEALTH"} <= read
     assert [call for call in calls if call.startswith("CONSUMER")] == []

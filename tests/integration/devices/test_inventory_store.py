@@ -39,6 +39,8 @@ async def test_inventory_comes_back_when_the_store_is_lost(own_bench: DeviceBenc
     assert event.generation == 2
 
 
+_BUCKET = INVENTORY.home(device_class="gpu").bucket
+
 _FORGED_INVENTORIES: dict[str, Callable[[Inventory], bytes]] = {
     "an-acknowledgement": lambda _one: b'{"stream":"TOPOBUS_HEALTH","seq":7}',
     "nothing": lambda _one: b"",
@@ -56,7 +58,7 @@ async def test_inventory_is_written_again_when_somebody_writes_over_it(bench: De
     async with bench.service(ToyDriver("acme", count=1)):
         inventory = await bench.inventory(lambda each_inventory: len(each_inventory.devices) == 1)
         forged = _FORGED_INVENTORIES[forgery](inventory)
-        subject, stream = f"$KV.{INVENTORY.bucket}.{NODE}.gpu", f"KV_{INVENTORY.bucket}"
+        subject, stream = f"$KV.{_BUCKET}.{NODE}.gpu", f"KV_{_BUCKET}"
         at = (await bench.bus._states._jetstream.store(subject, forged, stream=stream, headers={})).sequence
         async with Reader(bench.bus.watch(INVENTORY, node=NODE, device_class="gpu")) as changes:
             items = await changes.until(lambda items: any(change.revision > at and change.value for change in items))
@@ -94,7 +96,7 @@ async def test_inventory_goes_on_when_the_life_before_left_a_generation_at_the_e
     assert inventory.generation < 2**40
 
 
-@pytest.mark.parametrize("stream", [f"KV_{INVENTORY.bucket}", HEALTH.stream, f"KV_{MACHINE.bucket}"])
+@pytest.mark.parametrize("stream", [f"KV_{_BUCKET}", HEALTH.stream, f"KV_{MACHINE.bucket}"])
 async def test_service_says_all_again_when_a_stream_is_deleted_under_it(bench: DeviceBench, stream: str) -> None:
     """A deleted stream is made again and holds again what this service has to say, without a restart and without a reconnect."""
     await bench.publish_machine()

@@ -115,7 +115,7 @@ def test_check_rejected_names_node_value_and_writer_when_nobody_can_read_it() ->
     many = check_rejected([(STORED_INVENTORY, f"n{number}.gpu", "garbage") for number in range(1000)])
 
     assert [(finding.level, finding.what) for finding in findings] == [(Level.FAIL, "n.1: inventory")]
-    assert "topobus_inventories/n_1.gpu: expected `str`" in findings[0].found
+    assert "topobus_inventories_gpu/n_1.gpu: expected `str`" in findings[0].found
     assert "gpu" in findings[0].next_step
     assert len(many) <= 20
     assert "984 more" in many[-1].found

@@ -15,14 +15,14 @@ from typing import Self
 
 from msgspec import Struct
 
-from topobus.contracts.catalogue import STATES
+from topobus.contracts.catalogue import BUCKETS
 from topobus.runtime.provision import bucket_subject
 
 __all__ = ["NatsProxy", "Trouble"]
 
 _WITH_PAYLOAD = (b"PUB ", b"HPUB ", b"MSG ", b"HMSG ")
 _LONGEST_LINE = 1 << 16
-_WRITES = tuple(bucket_subject(state, "").encode() for state in STATES)
+_WRITES = tuple(bucket_subject(state, "").encode() for state in BUCKETS)
 
 
 class Trouble(Struct, frozen=True, kw_only=True):
