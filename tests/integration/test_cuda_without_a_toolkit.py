@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from support.driver_roots import VERSION, driver_root, library, probe_program, require_compiler
+from support.driver_roots import VERSION, driver_root, library, musl_probe, probe_program, require_compiler
 from topobus.contracts.messages import Prepared
 from topobus.devicekit.cdi import render
 from topobus.devicekit.driver import PrepareContext
@@ -243,6 +243,22 @@ def test_files_come_without_a_cache_when_the_image_has_no_loader(make_node: Make
     assert {"libcuda.so.1", "libcuda.so", f"libcuda.so.{VERSION}", "nvidia0", "nvidiactl", "nvidia-smi"} <= set(words)
     assert "nvidia1" not in words
     assert not (bundle / "rootfs/etc/ld.so.cache").exists()
+
+
+def test_musls_loader_finds_the_library_when_the_image_is_made_of_musl(make_node: MakeNode, tmp_path: Path) -> None:
+    """An image like Alpine's: musl's own loader opens libcuda.so.1 by its path file, and glibc's cache is not made."""
+    node = make_node("hook")
+    loader, program = musl_probe()
+    bundle = _bundle(tmp_path / "bundle")
+    root = bundle / "rootfs"
+    (root / "lib").mkdir()
+    shutil.copy(loader, root / "lib/ld-musl-x86_64.so.1")
+    shutil.copy(program, root / "bin/cuda-probe")
+
+    done = _run(bundle, node, "b", "/bin/cuda-probe")
+
+    assert done.stdout.splitlines() == _probed(0b10), done.stderr
+    assert not (root / "etc/ld.so.cache").exists()
 
 
 def test_image_gets_its_own_gpu_alone_when_it_says_all(make_node: MakeNode, tmp_path: Path) -> None:

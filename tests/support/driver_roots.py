@@ -12,12 +12,23 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-__all__ = ["FIRMWARE", "LIBRARIES", "VERSION", "driver_root", "library", "listening_socket", "probe_program", "require_compiler"]
+__all__ = [
+    "FIRMWARE",
+    "LIBRARIES",
+    "VERSION",
+    "driver_root",
+    "library",
+    "listening_socket",
+    "musl_probe",
+    "probe_program",
+    "require_compiler",
+]
 
 VERSION = "580.95.05"
 FIRMWARE = ("gsp_ga10x.bin", "gsp_tu10x.bin")
 
-_DATA = Path(__file__).resolve().parents[1] / "data" / "driver_files"
+_ROOT = Path(__file__).resolve().parents[2]
+_DATA = _ROOT / "tests" / "data" / "driver_files"
 # What a driver of the 580 branch installs for computing and video: name before the version, and SONAME.
 LIBRARIES = {
     "libcuda": "libcuda.so.1",
@@ -115,3 +126,29 @@ def probe_program() -> Path:
         ["gcc", "-O1", "-o", str(target), str(_DATA / "cuda_probe.c"), "-ldl"], check=True, capture_output=True, text=True, timeout=120
     )
     return target
+
+
+@cache
+def musl_probe() -> tuple[Path, Path]:
+    """Compile the same program for musl; gives musl's loader and the program. Skips where Debian's musl cannot be had."""
+    folders: list[Path] = []
+    for package in ("musl", "musl-dev"):
+        fetch = [str(_ROOT / "tools" / "fetch-debian-package"), package, "own", str(_ROOT / ".cache" / "debian")]
+        fetched = subprocess.run(fetch, capture_output=True, text=True, timeout=300, check=False)
+        if fetched.returncode != 0:
+            pytest.skip(f"NOT TESTED: {package} cannot be had, so that no image with musl was run")
+        folders.append(Path(fetched.stdout.strip()))
+    loader, headers = folders[0] / "lib/ld-musl-x86_64.so.1", folders[1] / "usr/include/x86_64-linux-musl"
+    objects, target = folders[1] / "usr/lib/x86_64-linux-musl", _scratch() / "cuda-probe-musl"
+    command = ["gcc", "-O1", "-fno-pie", "-no-pie", "-nostdlib", "-nostdinc", "-isystem", str(headers), "-o", str(target)]
+    command += [
+        str(objects / "crt1.o"),
+        str(objects / "crti.o"),
+        str(_DATA / "cuda_probe.c"),
+        f"-L{folders[0]}/lib/x86_64-linux-musl",
+        "-lc",
+        str(objects / "crtn.o"),
+    ]
+    command += ["-Wl,-dynamic-linker,/lib/ld-musl-x86_64.so.1"]
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    return loader, target
