@@ -17,9 +17,11 @@ from topobus.contracts.messages import Prepared
 from topobus.domain.edits import ContainerEdits, Mount
 from topobus.domain.outcome import Refusal
 from topobus.gateway.core.edit_limits import NO_RIGHTS, EditRights, refuse_forbidden, rights_of
+from topobus.gpu.driver_root.bring import DriverFileSource
 from topobus.gpu.driver_root.driver_files import DriverFiles, find_driver_files, find_sockets
 from topobus.gpu.driver_root.file_edits import file_edits
 from topobus.sysfs.driver_files import DriverFilesSettings
+from topobus.sysfs.tree import HardwareSettings, Tree
 
 _DATA = Path(__file__).resolve().parents[2] / "data" / "driver_files"
 _FOLDER = "usr/lib/x86_64-linux-gnu"
@@ -247,3 +249,23 @@ def test_links_in_a_circle_lead_nowhere(tmp_path: Path) -> None:
 
     assert "/usr/bin/nvidia-debugdump" in inside
     assert not {path for path in inside if path.endswith(("nvidia-smi", *FIRMWARE))}
+
+
+def test_files_are_found_again_when_a_package_was_installed(tmp_path: Path) -> None:
+    """What was found is kept until a folder of any root changes: the host's own, too."""
+    require_compiler()
+    host = tmp_path / "host"
+    driver_root(host)
+    source = DriverFileSource()
+    tree = Tree(HardwareSettings(root=str(tmp_path / "tree"), driver_files=DriverFilesSettings(host_root=str(host), bring="always")))
+
+    before = source.find(tree, VERSION)
+    (host / _FOLDER / f"libnvidia-ml.so.{VERSION}").unlink()
+    without = source.find(tree, VERSION)
+    driver_root(host / "run/nvidia/driver")
+    in_container = source.find(tree, VERSION)
+
+    assert isinstance(before, DriverFiles)
+    assert isinstance(without, Refusal)
+    assert isinstance(in_container, DriverFiles)
+    assert (before.root, in_container.root) == ("/", "/run/nvidia/driver")

@@ -14,6 +14,7 @@ from topobus.devicekit.driver import DeviceDriver, PrepareContext
 from topobus.domain.edits import ContainerEdits
 from topobus.domain.outcome import Refusal
 from topobus.domain.request import Owner, OwnerKind
+from topobus.gpu.driver_root import bring
 from topobus.gpu.plugins.amd import AmdDriver
 from topobus.gpu.plugins.intel import IntelDriver
 from topobus.gpu.plugins.nvidia import NvidiaDriver
@@ -130,9 +131,11 @@ def test_inventory_warns_and_the_runtime_is_left_to_bring_the_files_when_they_ar
 def test_files_are_found_once_when_nothing_changes(pair: RecordedMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A look every few seconds must not read all libraries again."""
     looks: list[str] = []
-    driver, tree = NvidiaDriver(), _tree(pair, root=str(driver_root(tmp_path / "driver")))
-    from topobus.gpu.driver_root import bring
-
+    root = driver_root(tmp_path / "driver")
+    driver, tree = NvidiaDriver(), _tree(pair, root=str(root))
+    # A folder that changed just now is looked at again, for it may change without another time.
+    for folder in (root / "usr/lib", root / "usr/lib/x86_64-linux-gnu", root / "lib"):
+        os.utime(folder, (0, 0))
     real = bring.find_driver_files
     monkeypatch.setattr(bring, "find_driver_files", lambda settings, version: looks.append(version) or real(settings, version))
 

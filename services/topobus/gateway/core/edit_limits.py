@@ -301,7 +301,7 @@ def _mount_breaches(mount: Mount, rights: EditRights, leads_to: Mapping[str, str
     for where in dict.fromkeys((host, leads_to.get(host, host))):
         if any(_is_below(where, folder) for folder in rights.writable_mounts):
             continue
-        if not any(_is_below(where, folder) for folder in rights.mounts) and not _is_library(where, rights):
+        if not _is_library(where, rights) and not any(_is_below(where, folder) for folder in rights.mounts):
             yield _with_target(shown, host, where), f"a mount of {_listed_mounts(rights)}"
         elif "ro" not in mount.options or "rw" in mount.options:
             yield f"{shown} for writing", "option ro"

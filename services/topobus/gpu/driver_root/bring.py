@@ -6,6 +6,7 @@ Flows in: the tree's settings, the version of the loaded module, whose container
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 from topobus.domain.edits import ContainerEdits
@@ -22,6 +23,8 @@ __all__ = ["DriverFileSource"]
 
 # Marks of Docker's and Podman's containers: what such a process sees is not the host's.
 _CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
+# Folders that changed less than this ago may change again without another time: file systems tell times in steps, of 10 ms for most.
+_SETTLED_NS = 1_000_000_000
 
 
 class DriverFileSource:
@@ -38,10 +41,13 @@ class DriverFileSource:
             return None
         settings = tree.settings.driver_files
         roots = (settings.root,) if settings.root else SEARCHED_ROOTS
-        stamps = [HostFiles(settings.host_root, root).stamp(folder) for root in roots for folder in LIBRARY_FOLDERS]
-        key = (version, settings, tuple(stamps))
+        views = [HostFiles(settings.host_root, root) for root in roots]
+        # Most roots are absent: one look for each of them.
+        stamps = tuple(view.stamp(folder) for view in views if view.real("") for folder in LIBRARY_FOLDERS)
+        key = (version, settings, stamps)
         if key != self._key:
-            self._key, self._answer = key, find_driver_files(settings, version)
+            is_settled = all(changed_ns < time.time_ns() - _SETTLED_NS for _, changed_ns in stamps)
+            self._key, self._answer = key if is_settled else None, find_driver_files(settings, version)
         return self._answer
 
     def warnings(self, tree: Tree, version: str) -> tuple[str, ...]:

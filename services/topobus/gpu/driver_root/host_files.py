@@ -60,7 +60,7 @@ class HostFiles:
                 inside = f"{self.root.rstrip('/')}{target}"
                 target = inside if os.path.lexists(self._seen(inside)) else target
             todo += reversed(target.split("/"))
-        text = "/".join(("", *done))
+        text = f"/{'/'.join(done)}"
         return text if os.path.exists(self._seen(text)) else ""  # noqa: PTH110 - a text, as everywhere here
 
     def host_path(self, path: str) -> str:
@@ -98,4 +98,4 @@ class HostFiles:
             return False
 
     def _seen(self, path: str) -> str:
-        return f"{self._host}{path}" or "/"
+        return f"{self._host}{path}"
