@@ -208,10 +208,13 @@ def _has_place(device: Device, view: DriverView, machine: Machine) -> bool:
 
 
 def _with_absent_parts(device: Device, before: Device | None) -> Device:
-    """Give a device that sits in a sandbox the attributes that it had before, unless the driver sees all of them still (a parent of shared interfaces)."""
-    if before is None or before.attributes.keys() <= device.attributes.keys():
+    """Give a device that sits in a sandbox the attributes that it had before, also while it is still in sight, or again: it is set up for the pod then.
+
+    What the driver did not see before (it was renewed meanwhile) is added. One that several may hold stays on the host, and what it shows counts.
+    """
+    if before is None or device.allows_multiple:
         return device
-    return msgspec.structs.replace(device, attributes=before.attributes)
+    return msgspec.structs.replace(device, attributes={**device.attributes, **before.attributes})
 
 
 def _not_loaded(driver: str) -> Observation:

@@ -27,6 +27,7 @@ from topobus.domain.machine import Machine
 from topobus.domain.outcome import Refusal
 from topobus.domain.request import Owner
 from topobus.domain.sandbox import AttachedInterface, Sandbox
+from topobus.kubernetes.api.slices import slice_device
 from topobus.runtime.bus import Bus
 from topobus.runtime.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
@@ -194,6 +195,42 @@ async def test_interface_is_in_the_pod_and_comes_back_when_the_service_is_asked_
     assert (detached, unprepared) == (None, None)
     assert state_of(rig.name) == before
     assert list(service.journal.glob("*.json")) == []
+
+
+async def test_slice_is_the_same_before_during_and_after_when_a_pod_has_the_interface(service: Service, rig: NicRig) -> None:
+    """No inventory that is published meanwhile tells another slice of the device: the hand-over changes neither an attribute nor a taint, so no generation.
+
+    Other interfaces come while the pod has it and after it is back: then the service has looked anew, and published.
+    """
+    config = interface_config(interface={"name": "net1", "mtu": 1400, "mac": "02:73:00:00:00:88", "addresses": [NEAR]})
+    with network_namespace() as elsewhere, veth_pair(elsewhere) as first, veth_pair(elsewhere, peer="peer2") as second:
+        # Listed by name, so they are devices from the moment that they have these names.
+        for name in (first, second):
+            ip("link", "set", name, "name", f"{name}x")
+        service.offer(rig.name, first, second)
+        await service.start()
+        async with Reader(service.bus.watch(INVENTORY, node=NODE, device_class="nic")) as inventories:
+            await service.device()
+            await service.prepare(config)
+            attached = await service.attach(config)
+            ip("link", "set", f"{first}x", "name", first)
+            await inventories.until(lambda items: any(_has(change, f"nic-{first}") for change in items), timeout_s=LIMIT_S)
+            link = rig.link_in_pod("net1")
+            detached = await service.detach()
+            ip("link", "set", f"{second}x", "name", second)
+            changes = await inventories.until(lambda items: any(_has(change, f"nic-{second}") for change in items), timeout_s=LIMIT_S)
+
+    told = [slice_device(device) for change in changes if change.value and (device := change.value.device(rig.device.name))]
+    assert isinstance(attached, Attached)
+    assert (detached, link["address"]) == (None, "02:73:00:00:00:88")
+    assert len(told) >= 3
+    assert [each for each in told if each != told[0]] == []
+    assert {"interface", "mac", "mtu", "linkSpeed"} <= told[0].attributes.keys()
+
+
+def _has(change: Any, name: str) -> bool:
+    """Say whether an inventory lists a device."""
+    return change.value is not None and change.value.device(name) is not None
 
 
 async def test_interface_stays_listed_as_it_was_when_the_service_was_killed_while_a_pod_has_it(service: Service, rig: NicRig) -> None:

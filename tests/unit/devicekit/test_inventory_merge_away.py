@@ -75,13 +75,22 @@ def test_inventory_merge_lists_a_device_as_it_was_when_it_sits_in_a_sandbox(
     assert merged.removed == ()
 
 
-def test_inventory_merge_takes_what_the_driver_sees_when_a_device_in_a_sandbox_is_still_in_sight() -> None:
-    """The parent of shared interfaces stays on the host: what it shows now counts."""
-    seen = msgspec.structs.replace(VETH, attributes={**VETH.attributes, "mtu": 9000})
+@pytest.mark.parametrize(
+    ("allows_multiple", "mac"),
+    [
+        pytest.param(False, "02:00:00:00:00:02", id="on its way"),
+        pytest.param(True, "02:00:00:00:00:77", id="parent of shared interfaces"),
+    ],
+)
+def test_inventory_merge_decides_what_counts_when_a_device_in_a_sandbox_is_still_in_sight(*, allows_multiple: bool, mac: str) -> None:
+    """An interface on its way has the pod's address already: that of before counts, and what was not known before is added. A shared parent stays as it shows itself."""
+    seen = msgspec.structs.replace(
+        VETH, allows_multiple=allows_multiple, attributes={**VETH.attributes, "mac": "02:00:00:00:00:77", "mtu": 9000}
+    )
 
     merged = step((), DriverView(devices=(seen,), away={VETH.name: VETH}))
 
-    assert merged.devices[0].attributes == seen.attributes
+    assert merged.devices[0].attributes == {"interface": "veth0", "mac": mac, "mtu": 9000}
 
 
 def test_inventory_merge_tells_of_evidence_when_a_device_sits_in_a_sandbox() -> None:
