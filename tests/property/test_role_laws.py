@@ -19,7 +19,7 @@ from msgspec import Struct
 from support.kfd_machines import KfdMachine
 from support.laws import examples
 from support.sysfs_trees import write
-from topobus.devicekit.driver import DeviceDriver, LongWork, PrepareContext
+from topobus.devicekit.driver import DeviceDriver, LongWork, ParentingDriver, PrepareContext
 from topobus.domain.device import Device, DeviceRole, KeptFunction
 from topobus.domain.idset import CpuSet
 from topobus.domain.machine import Machine, NumaNode, PciDevice
@@ -155,6 +155,17 @@ setups = st.builds(
 )
 
 
+def offered(card: Card, setup: Setup, role: DeviceRole) -> tuple[DeviceRole, ...]:
+    """Say with which role the card is offered as a whole, if it is."""
+    is_nic = isinstance(card.driver, PciNetdevDriver)
+    if role is DeviceRole.PASSTHROUGH:
+        return (role,) if is_nic and setup.kernel_driver in VFIO else ()
+    if role is DeviceRole.PARTITION_PARENT:
+        is_given = is_nic or (isinstance(card, AmdCard) and not setup.virtual_functions)
+        return (role,) if is_given and getattr(card.driver, "offers_parents", False) else ()
+    return (role,)
+
+
 @pytest.fixture(scope="module", params=sorted(CARDS))
 def card(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Card:
     """Give a card of each maker; each history sets it up from anew."""
@@ -171,9 +182,11 @@ def role_of(card: Card, setup: Setup) -> DeviceRole:
 
 
 @settings(max_examples=examples(60), deadline=None)
-@given(history=st.lists(setups, min_size=1, max_size=8))
-def test_no_mode_is_offered_or_prepared_as_another(card: Card, history: list[Setup]) -> None:
+@given(history=st.lists(setups, min_size=1, max_size=8), offers_parents=st.booleans())
+def test_no_mode_is_offered_or_prepared_as_another(card: Card, history: list[Setup], *, offers_parents: bool) -> None:
     """A card is offered as what it is, or not at all with what it is for; a device of an earlier look is given as what it was then, or refused."""
+    if isinstance(card.driver, ParentingDriver):
+        card.driver.offers_parents = offers_parents
     ever: dict[tuple[str, DeviceRole], Device] = {}
     for setup in history:
         card.set_up(setup)
@@ -185,11 +198,11 @@ def test_no_mode_is_offered_or_prepared_as_another(card: Card, history: list[Set
 
         whole = [device.role for device in devices.values() if not device.partition_of]
         parts = [device.role for device in devices.values() if device.partition_of]
-        is_offered = role is DeviceRole.COMPUTE or (isinstance(card.driver, PciNetdevDriver) and setup.kernel_driver in VFIO)
+        wanted = offered(card, setup, role)
         has_parts = isinstance(card, AmdCard) and setup.is_cut and not setup.virtual_functions and role is DeviceRole.PARTITION_PARENT
-        assert whole == ([role] if is_offered else [])
+        assert whole == list(wanted)
         assert parts == ([DeviceRole.COMPUTE] * 4 if has_parts else [])
-        assert [(function.pci, function.role) for function in kept] == ([] if is_offered else [(ADDRESS, role)])
+        assert [(function.pci, function.role) for function in kept] == ([] if wanted else [(ADDRESS, role)])
         for (name, offered_for), device in ever.items():
             edits = card.driver.prepare(card.tree, [device], CONTEXT)
             assert not isinstance(edits, LongWork)

@@ -15,7 +15,7 @@ from topobus.devicekit.driver import DeviceDriver
 from topobus.devicekit.health import HealthSettings
 from topobus.devicekit.host import serve_devices
 from topobus.devicekit.registry import DriverRegistry, SkippedPlugin
-from topobus.devicekit.settings import DeviceServiceSettings, DriverSettings, JournalSettings
+from topobus.devicekit.settings import DeviceServiceSettings, DriverSettings, JournalSettings, PartitionSettings
 from topobus.domain.device import Inventory
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.health import HealthState
@@ -69,6 +69,7 @@ class DeviceBench:
         timeout_s: float = TIMEOUT_S,
         readiness: Readiness | None = None,
         clock: Clock | None = None,
+        partitions: PartitionSettings | None = None,
     ) -> AsyncIterator[None]:
         """Run the gpu service with these drivers on a connection of its own."""
         settings = DeviceServiceSettings(
@@ -76,6 +77,7 @@ class DeviceBench:
             hardware=self.hardware,
             journal=JournalSettings(dir=str(self.journal)),
             drivers=DriverSettings(timeout_s=timeout_s, first_wait_s=2.0),
+            partitions=partitions or PartitionSettings(),
             health=health or HealthSettings(poll_s=POLL_S, hold_s=0.2),
         )
         async with Bus.session(NatsSettings(url=self.url), name="gpu") as bus:

@@ -93,6 +93,8 @@ class KfdMachine:
     def write_node(self, number: str, facts: dict[str, int], node: dict[str, Any]) -> None:
         """Write one KFD node."""
         files: dict[str, object] = {f"{_NODES}/{number}/properties": _lines(facts)}
+        if facts["simd_count"]:
+            files[f"{_NODES}/{number}/gpu_id"] = 1000 + int(number)
         for bank, text in enumerate(node["memory"]):
             heap_type, size = text.split()
             files[f"{_NODES}/{number}/mem_banks/{bank}/properties"] = _lines({"heap_type": int(heap_type), "size_in_bytes": int(size)})

@@ -24,7 +24,7 @@ from topobus.domain.outcome import Refusal
 from topobus.domain.request import Owner
 from topobus.sysfs.tree import Tree
 
-__all__ = ["CountingDriver", "DeviceDriver", "HintingDriver", "LongWork", "PrepareContext"]
+__all__ = ["CountingDriver", "DeviceDriver", "HintingDriver", "LongWork", "ParentingDriver", "PrepareContext"]
 
 
 class PrepareContext(Struct, frozen=True, kw_only=True):
@@ -109,3 +109,12 @@ class CountingDriver(DeviceDriver, Protocol):
         A name must be unique in the class, so it says which hardware is meant: `gpu-0000-18-00-0`.
         """
         ...
+
+
+@runtime_checkable
+class ParentingDriver(DeviceDriver, Protocol):
+    """A driver that can offer a card beside the parts that it is cut into."""
+
+    offers_parents: bool
+    """Set by the service before the first `discover`, from `partitions.parents`. True: `discover` lists such a card, too, with the role `partition-parent`, and its parts name it
+    in `partition_of`, so that they are never held beside it. False, as a new driver has it: the parts alone."""

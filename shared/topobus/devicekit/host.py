@@ -20,6 +20,7 @@ from topobus.devicekit.attach import Attacher
 from topobus.devicekit.device_hands import DeviceHands
 from topobus.devicekit.device_holders import DeviceHolders
 from topobus.devicekit.device_operator import DeviceOperator
+from topobus.devicekit.driver import ParentingDriver
 from topobus.devicekit.driver_poller import DriverPoller
 from topobus.devicekit.health import clear_sticky_faults
 from topobus.devicekit.hints import hinting_driver, hints_of
@@ -73,6 +74,9 @@ class _DeviceHost:
         self._tree = Tree(settings.hardware, is_revisited=True)
         self._skipped = registry.skipped
         self._ignored = registry.ignored
+        for driver in registry.drivers:
+            if isinstance(driver, ParentingDriver):
+                driver.offers_parents = settings.partitions.parents == "counted"
         self._drivers = {
             driver.name: IsolatedDriver(driver, timeout_s=settings.drivers.timeout_s, clock=runtime.clock) for driver in registry.drivers
         }

@@ -5,7 +5,7 @@ A device service's own settings struct subclasses `DeviceServiceSettings` and ad
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
@@ -15,7 +15,7 @@ from topobus.runtime.config import ServiceSettings
 from topobus.runtime.proof import AnswerSettings
 from topobus.sysfs.tree import HardwareSettings
 
-__all__ = ["CleaningSettings", "DeviceServiceSettings", "DriverSettings", "JournalSettings"]
+__all__ = ["CleaningSettings", "DeviceServiceSettings", "DriverSettings", "JournalSettings", "PartitionSettings"]
 
 
 class DriverSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,6 +52,15 @@ class CleaningSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Seconds until the second try; each further one waits twice as long, 64 times this at most. 1 s: most of what is left ends with the last process."""
 
 
+class PartitionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What becomes of a card whose parts are devices of their own."""
+
+    parents: Literal["hidden", "counted"] = "hidden"
+    """`hidden`: only the parts are offered. `counted`: the card as well, where its plugin can give it (a NIC with virtual functions on, an AMD GPU in CPX, a DFL card with
+    several ports), and counters see to it that never both are held. Hidden by default, for devices that exclude each other are for claims alone: kubelet's device plugin
+    can count nothing, and would offer neither card nor parts."""
+
+
 class DeviceServiceSettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of every device service."""
 
@@ -65,6 +74,8 @@ class DeviceServiceSettings(ServiceSettings, frozen=True, kw_only=True, forbid_u
     """Where it is written down what was done to devices."""
     cleaning: CleaningSettings = CleaningSettings()
     """How a device is cleaned before its next owner."""
+    partitions: PartitionSettings = PartitionSettings()
+    """What becomes of a card whose parts are devices of their own."""
     answers: AnswerSettings = AnswerSettings()
     """How answers prove that they are this service's own."""
     pools: tuple[Pool, ...] = ()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Literal
+
 import pytest
 
 from support.device_bench import DeviceBench
@@ -9,11 +12,14 @@ from topobus.cel.selector import CelCompiler
 from topobus.controller.allocation.search import allocate
 from topobus.controller.allocation.values import Allocated, AllocationInput, ClaimToAllocate, DeviceId, Node, NoFit, Outcome, Usage
 from topobus.controller.state.inventory_slices import built_in_class, slices_from_inventory
-from topobus.domain.device import Inventory
+from topobus.devicekit.settings import PartitionSettings
+from topobus.domain.device import Device, Inventory
+from topobus.domain.machine import Machine
 from topobus.domain.partitions import MAX_PARTS, PARTS
 from topobus.kubernetes.api.limits import check_slice
 from topobus.kubernetes.api.resource import ClaimSpec
 from topobus.kubernetes.api.shape import read_as
+from topobus.sysfs.tree import Tree
 from topobus.testing.drivers.card_driver import CardDriver
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
@@ -74,3 +80,26 @@ async def test_counters_are_taken_up_again_when_the_service_restarts_without_its
 
     assert after.counter_sets == before.counter_sets
     assert [device.consumes for device in after.devices] == [device.consumes for device in before.devices]
+
+
+class _Parent(CardDriver):
+    """A driver that offers its card beside the parts when the service says so."""
+
+    offers_parents = False
+
+    def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
+        """Leave the whole function out, unless it is wanted."""
+        return tuple(device for device in super().discover(tree, machine) if self.offers_parents or device.name != "function-0")
+
+
+@pytest.mark.parametrize(("parents", "is_offered"), [("hidden", False), ("counted", True)])
+async def test_service_tells_its_drivers_whether_cards_are_offered_beside_their_parts(
+    bench: DeviceBench, parents: Literal["hidden", "counted"], *, is_offered: bool
+) -> None:
+    """`partitions.parents` reaches a driver before its first look."""
+    await bench.publish_machine()
+    async with bench.service(_Parent(), partitions=PartitionSettings(parents=parents)):
+        inventory = await bench.inventory(lambda it: len(it.devices) > 0)
+
+    assert (inventory.device("function-0") is not None) is is_offered
+    assert inventory.device("function-0-0") is not None

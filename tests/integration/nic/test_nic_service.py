@@ -220,12 +220,12 @@ async def test_slice_is_the_same_before_during_and_after_when_a_pod_has_the_inte
             ip("link", "set", f"{second}x", "name", second)
             changes = await inventories.until(lambda items: any(_has(change, f"nic-{second}") for change in items), timeout_s=LIMIT_S)
 
-    told = [slice_device(device) for change in changes if change.value and (device := change.value.device(rig.device.name))]
+    published = [slice_device(device) for change in changes if change.value and (device := change.value.device(rig.device.name))]
     assert isinstance(attached, Attached)
     assert (detached, link["address"]) == (None, "02:73:00:00:00:88")
-    assert len(told) >= 3
-    assert [each for each in told if each != told[0]] == []
-    assert {"interface", "mac", "mtu", "linkSpeed"} <= told[0].attributes.keys()
+    assert len(published) >= 3
+    assert [device for device in published if device != published[0]] == []
+    assert {"interface", "mac", "mtu", "linkSpeed"} <= published[0].attributes.keys()
 
 
 def _has(change: Any, name: str) -> bool:

@@ -68,6 +68,7 @@ class IntelDflDriver:
         self._pci_health = PciHealth()
         self.warnings: tuple[str, ...] = ()
         """What the last `discover` left out, and why; the inventory shows it."""
+        self.offers_parents = False
         self.kept: tuple[KeptFunction, ...] = ()
         """What it left out since it is for something else."""
 
@@ -83,6 +84,8 @@ class IntelDflDriver:
                 left_out.append(f"{region} is left out: {err.message}")
                 continue
             if card.pci is None or is_offered(tree, card.pci, left_out):
+                if self.offers_parents and card.ports and card.port_count > 1:
+                    devices.append(self._device(card, None, machine))
                 devices += [self._device(card, port, machine) for port in card.ports]
                 if not card.ports and card.pci is not None:
                     left_out.keep(card.pci, DeviceRole.MANAGEMENT, "it has no port, and its management engine is for nobody's container")
@@ -108,36 +111,39 @@ class IntelDflDriver:
         edits: dict[str, ContainerEdits] = {}
         for device in devices:
             card = read_dfl_card(tree, str(device.attributes["region"]))
-            port = _port_of(card, device)
-            if port is None:
+            ports = _ports_of(card, device)
+            if not ports:
                 text = f"{device.name}: the card has no port {device.attributes.get('port')} any more (it went to a virtual function)"
                 return Refusal(reasons=(Reason(code="device-not-offered", message=text, facts={"devices": (device.name,)}),))
             where = str(device.pci) if device.pci is not None else card.region
             edits[device.name] = ContainerEdits(
-                env={own_variable(device): f"{where}/{port.number}" if device.partition_of else where},
-                device_nodes=(device_node(port.name),),
+                env={own_variable(device): f"{where}/{ports[0].number}" if device.partition_of else where},
+                device_nodes=tuple(device_node(port.name) for port in ports),
             )
         return edits
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
         """Undo nothing: preparing changes nothing on the card; its function stays until the next user loads another."""
 
-    def _device(self, card: DflCard, port: DflPort, machine: Machine) -> Device:
+    def _device(self, card: DflCard, port: DflPort | None, machine: Machine) -> Device:
+        """Describe a port, or, without one, the card with all of its ports."""
         facts: dict[str, AttributeValue] = {
             "region": card.region,
-            "port": port.number,
             "ports": card.port_count,
             "hasEngine": bool(card.engine),
         }
         if card.bitstream_id:
             facts["bitstreamId"] = card.bitstream_id[:64]
-        if interface_id := card.interface_id(port):
-            facts["interfaceId"] = interface_id[:64]
-        if port.afu_id and not port.has_crashed:
-            facts["afuId"] = port.afu_id[:64]
+        if port is not None:
+            facts["port"] = port.number
+            if interface_id := card.interface_id(port):
+                facts["interfaceId"] = interface_id[:64]
+            if port.afu_id and not port.has_crashed:
+                facts["afuId"] = port.afu_id[:64]
         whole = to_dns_label(f"{self.device_class}-{card.pci or card.region}")
-        parent = whole if card.port_count > 1 else ""
-        name = f"{whole}-port-{port.number}" if parent else whole
+        role = DeviceRole.COMPUTE if port is not None else DeviceRole.PARTITION_PARENT
+        parent = whole if port is not None and card.port_count > 1 else ""
+        name = f"{whole}-port-{port.number}" if port is not None and parent else whole
         function = next((device for device in machine.pci_devices if card.pci is not None and device.address == card.pci), None)
         if function is None:
             return Device(
@@ -149,6 +155,7 @@ class IntelDflDriver:
                 pci=card.pci,
                 parent=parent,
                 partition_of=parent,
+                role=role,
                 attributes={"vendor": "Intel", **facts},
             )
         return pci_device(
@@ -160,6 +167,7 @@ class IntelDflDriver:
             name=name,
             parent=parent,
             partition_of=parent,
+            role=role,
             attributes=facts,
         )
 
@@ -176,20 +184,20 @@ class IntelDflDriver:
             card = read_dfl_card(tree, str(device.attributes["region"]))
         except HardwareError as err:
             return [unreadable(err)]
-        port = _port_of(card, device)
         observations = [
             *(_engine_error(error) for error in card.errors if error.value),
             *(_alarm(alarm) for alarm in card.alarms if alarm.value),
-            *(_port(port) if port is not None else ()),
+            *(observation for port in _ports_of(card, device) for observation in _port(port)),
         ]
         return [*on_bus, *observations]
 
 
-def _port_of(card: DflCard, device: Device) -> DflPort | None:
-    """Find a device's port; None for one that is gone, or whose card has another number of ports now: then its name means another thing."""
-    if bool(device.partition_of) != (card.port_count > 1):
-        return None
-    return next((port for port in card.ports if port.number == device.attributes.get("port")), None)
+def _ports_of(card: DflCard, device: Device) -> tuple[DflPort, ...]:
+    """Find a device's ports; none for one that is gone, or whose card has another number of ports now: then its name means another thing."""
+    is_parent = device.role is DeviceRole.PARTITION_PARENT
+    if (bool(device.partition_of) or is_parent) != (card.port_count > 1):
+        return ()
+    return tuple(port for port in card.ports if is_parent or port.number == device.attributes.get("port"))
 
 
 def _engine_error(register: ErrorRegister) -> Observation:

@@ -64,6 +64,7 @@ class AmdDriver(ChecksLeftovers):
         """The nodes, and the links of each by its number: 64 partitions have 4,000 of them, which change with the nodes alone."""
         self.warnings: tuple[str, ...] = ()
         """What the last `discover` left out, and why; the inventory shows it."""
+        self.offers_parents = False
         self.kept: tuple[KeptFunction, ...] = ()
         """What it left out since it is for something else."""
 
@@ -77,7 +78,8 @@ class AmdDriver(ChecksLeftovers):
             if is_offered(tree, function.address, left_out):
                 card = cards[function.address]
                 offered.append((function, card))
-                for why in _why_not_whole(card):
+                is_counted = self.offers_parents and not card.fault
+                for why in () if is_counted else _why_not_whole(card):
                     left_out.keep(card.address, DeviceRole.PARTITION_PARENT, why)
         names = {node.number: name for _, card in offered for node, name in _nodes_by_name(self.device_class, card)}
         links = self._read_links(tree, cards, names)
@@ -95,12 +97,14 @@ class AmdDriver(ChecksLeftovers):
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
         """Give each GPU's card and render node, a partition its own, and the one kfd node."""
         parts = [device for device in devices if device.attributes.get("type") == _PARTITION]
-        whole = [device for device in devices if device not in parts]
+        parents = [device for device in devices if device.role is DeviceRole.PARTITION_PARENT]
+        whole = [device for device in devices if device not in parts and device not in parents]
         edits: dict[str, ContainerEdits] = {}
         for chosen in (
             drm_edits(tree, whole, context.owner) if whole else {},
             self._partition_edits(tree, parts, context.owner),
             _still_whole(tree, whole),
+            _parent_edits(tree, parents, context.owner),
         ):
             if isinstance(chosen, Refusal):
                 return chosen
@@ -119,8 +123,10 @@ class AmdDriver(ChecksLeftovers):
             return GpuUse(blind=f"{device.name} has no PCI address")
         card = read_amd_cards(tree, [device.pci])[device.pci]
         try:
-            pids = kfd_processes(tree, {node.number for node, name in _nodes_by_name(self.device_class, card) if name == device.name})
-            used_bytes = None if card.partitions else tree.read_int(f"{pci_folder(device.pci)}/mem_info_vram_used")
+            is_card = device.role is DeviceRole.PARTITION_PARENT
+            nodes = {node.number for node, name in _nodes_by_name(self.device_class, card) if is_card or name == device.name}
+            pids = kfd_processes(tree, nodes)
+            used_bytes = None if card.partitions and not is_card else tree.read_int(f"{pci_folder(device.pci)}/mem_info_vram_used")
         except HardwareError as err:
             return GpuUse(blind=err.message)
         return GpuUse(processes=tuple(process_of(tree, pid, used) for pid, used in pids.items()), used_bytes=used_bytes)
@@ -168,13 +174,6 @@ class AmdDriver(ChecksLeftovers):
             pass
         model = model or f"AMD device {function.device:04x}"
         uuid = f"GPU-{unique}" if unique else ""
-        if card.partitions:
-            return [
-                self._partition(
-                    function, card, part, links, model=model, share_bytes=_share(memory_bytes, card, product.compute_dies), card_uuid=uuid
-                )
-                for part in card.partitions
-            ]
         device = pci_device(
             function,
             device_class=self.device_class,
@@ -183,10 +182,22 @@ class AmdDriver(ChecksLeftovers):
             model=model,
             uuid=uuid,
             parent="" if function.physfn is None else pci_device_name(self.device_class, function.physfn),
+            role=DeviceRole.PARTITION_PARENT if card.partitions else DeviceRole.COMPUTE,
             links=links.get(pci_device_name(self.device_class, function.address), ()),
-            attributes={"type": "gpu", **_target(card.node)},
+            attributes={
+                "type": "card" if card.partitions else "gpu",
+                **_target(card.node or (card.partitions[0].node if card.partitions else None)),
+            },
             capacity={"memory": memory_bytes} if memory_bytes else {},
         )
+        if card.partitions:
+            parents = [device] if self.offers_parents else []
+            return parents + [
+                self._partition(
+                    function, card, part, links, model=model, share_bytes=_share(memory_bytes, card, product.compute_dies), card_uuid=uuid
+                )
+                for part in card.partitions
+            ]
         return [device]
 
     def _partition(
@@ -290,6 +301,27 @@ def _still_whole(tree: Tree, devices: Sequence[Device]) -> Mapping[str, Containe
     if not cut:
         return {}
     return Refusal(reasons=(Reason(code="device-not-offered", message="; ".join(cut.values()), facts={"devices": tuple(sorted(cut))}),))
+
+
+def _parent_edits(tree: Tree, devices: Sequence[Device], owner: Owner) -> Mapping[str, ContainerEdits] | Refusal:
+    """Give a card in parts with the nodes of all of them; refuse one that is whole by now, or changes its mode."""
+    refusal = unusable(tree, devices)
+    if refusal is not None:
+        return refusal
+    cards = read_amd_cards(tree, sorted({device.pci for device in devices if device.pci is not None}))
+    edits: dict[str, ContainerEdits] = {}
+    for device in devices:
+        card = cards[device.pci] if device.pci is not None else None
+        if card is None or not card.partitions:
+            text = f"{device.name}: it was offered with all of its partitions, and has none now"
+            return Refusal(reasons=(Reason(code="device-not-offered", message=text, facts={"devices": (device.name,)}),))
+        nodes = tuple(node for partition in card.partitions for node in partition_drm_nodes(tree, card, partition))
+        edits[device.name] = ContainerEdits(
+            env={own_variable(device): str(card.address)},
+            device_nodes=tuple(map(device_node, nodes)),
+            additional_gids=groups_of(tree, nodes, owner),
+        )
+    return edits
 
 
 def _nodes_by_name(device_class: str, card: AmdCard) -> list[tuple[KfdNode, str]]:

@@ -6,7 +6,8 @@ passthrough, and it gives its nodes alone.
 
 These functions are not offered, and the inventory's warnings name them:
 - a card that carries the machine's default route, directly or below a bond, bridge or VLAN: the node would lose its network;
-- a physical function with virtual functions enabled: it is shared through them, each of which is offered instead and names it as its parent;
+- a physical function with virtual functions enabled: it is shared through them, each of which is offered instead and names it as its parent (with
+  `partitions.parents: counted` it is offered, too, and never held beside one of them);
 - a function that pci-stub or the like holds, for nobody or for a program without VFIO.
 
 Health: what every PCI function tells (topobus.devicekit.pci) and the link (link_health). An interface that is not visible (moved into a pod's network
@@ -70,6 +71,7 @@ class PciNetdevDriver(AttachesInterfaces):
         self._best_speeds = BestSpeeds()
         self.warnings: tuple[str, ...] = ()
         """What the last `discover` left out, and why; the inventory shows it."""
+        self.offers_parents = False
         self.kept: tuple[KeptFunction, ...] = ()
         """What it left out since it is for something else."""
 
@@ -173,7 +175,8 @@ class PciNetdevDriver(AttachesInterfaces):
         if any(interface.name in routed for interface in interfaces):
             left_out.keep(function.address, DeviceRole.MANAGEMENT, "the default route of this node goes over it")
             return None
-        if role is DeviceRole.PARTITION_PARENT or (role is DeviceRole.PASSTHROUGH and not group):
+        is_hidden = role is DeviceRole.PARTITION_PARENT and not self.offers_parents
+        if is_hidden or (role is DeviceRole.PASSTHROUGH and not group):
             left_out.keep(function.address, role, why)
             return None
         facts: dict[str, AttributeValue] = {"rdma": bool(rdma), "sriovVf": function.physfn is not None}
@@ -188,13 +191,15 @@ class PciNetdevDriver(AttachesInterfaces):
         return self._device(function, facts, role)
 
     def _device(self, function: PciDevice, facts: dict[str, AttributeValue], role: DeviceRole = DeviceRole.COMPUTE) -> Device:
+        parent = "" if function.physfn is None else pci_device_name(self.device_class, function.physfn)
         return pci_device(
             function,
             device_class=self.device_class,
             driver=self.name,
             vendor=vendor_name(function.vendor),
             model=model_name(function.vendor, function.device),
-            parent="" if function.physfn is None else pci_device_name(self.device_class, function.physfn),
+            parent=parent,
+            partition_of=parent if self.offers_parents else "",
             role=role,
             attributes=facts,
         )
