@@ -13,6 +13,7 @@ __all__ = ["OVERLAYS", "render_rights", "rights_of"]
 OVERLAYS: dict[str, dict[str, tuple[str, ...]]] = {
     "kubernetes": {},
     "kubernetes-exclusive-cpus": {"gateway": ("exclusive-cpus",)},
+    "kubernetes-gpu": {"gpu": ("nvml",)},
     "kubernetes-nic-hand-over": {"gateway": ("hand-over",), "nic": ("hand-over",)},
     "kubernetes-nic-virtual-functions": {"gateway": ("hand-over",), "nic": ("hand-over", "virtual-functions")},
 }
@@ -39,7 +40,7 @@ def _lines(services: Sequence[str]) -> Iterable[str]:
         "Declared beside the code that needs it. The manifests give this and nothing else: a test holds both against each other, and the declarations against what the code calls."
     )
     yield (
-        "All containers have a read-only root, every other capability dropped, no privilege escalation and the runtime's default seccomp profile. In `compose.yaml` no service has a"
+        "All containers have a read-only root, every other capability dropped, no privilege escalation (but for what is privileged) and the runtime's default seccomp profile. In `compose.yaml` no service has a"
     )
     yield "capability. A driver of a vendor runs inside its class's service: it has no right by default, and what an operator's overlay gives to that service."
     yield ""

@@ -1,5 +1,35 @@
-"""What the gpu service needs of the machine: to read it. No capability."""
+"""What the gpu service needs of the machine: to read it; and for NVML and for what tenants leave on GPUs, where an operator switches that on, what Linux wants for it."""
 
-from topobus.devicekit.rights import HARDWARE_RIGHTS as RIGHTS
+from __future__ import annotations
 
-__all__ = ["RIGHTS"]
+from topobus.devicekit.rights import HARDWARE_RIGHTS, Right, RightKind
+
+__all__ = ["NVML", "RIGHTS"]
+
+NVML = "nvml"
+"""NVML is used (XIDs, ECC, NVLinks), and each GPU is looked at after its last tenant (setting `leftovers`)."""
+
+
+def _of_nvml(kind: RightKind, why: str, what: str = "", *, is_writable: bool = False) -> Right:
+    return Right(kind=kind, what=what, why=why, feature=NVML, is_writable=is_writable)
+
+
+RIGHTS = (
+    *HARDWARE_RIGHTS,
+    _of_nvml(
+        RightKind.PRIVILEGED,
+        "Kubernetes has no narrower word for a container that may open /dev/nvidia*, which NVML does; as nobody it has no capability and opens what everybody may",
+    ),
+    _of_nvml(RightKind.HOST_PIDS, "NVML names processes by their numbers on the host, and what is left on a GPU is told by its pod"),
+    _of_nvml(
+        RightKind.MOUNT,
+        "what a tenant left must be known after the pod and a reboot, before the next one comes",
+        "/var/lib/topobus/gpu",
+        is_writable=True,
+    ),
+    _of_nvml(
+        RightKind.MOUNT,
+        "libnvidia-ml.so.1 of the loaded driver lies there; write your nodes' folder here when it is another one",
+        "/usr/lib/x86_64-linux-gnu",
+    ),
+)

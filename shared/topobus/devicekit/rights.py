@@ -20,8 +20,12 @@ class RightKind(StrEnum):
     """A Linux capability, by its name without CAP_."""
     HOST_NETWORK = "host network"
     """The container is in the node's network namespace."""
+    HOST_PIDS = "host PIDs"
+    """The container sees the node's processes."""
     MOUNT = "mount"
     """A folder of the host."""
+    PRIVILEGED = "privileged"
+    """The container may open every device node that its user may."""
     ROOT = "user root"
 
 

@@ -15,6 +15,7 @@ from lightkube import codecs
 
 from support.kustomize import Manifest, built, load
 from topobus.devicekit.rights import RightKind
+from topobus.gpu.config import GpuSettings
 from topobus.nic.config import NicSettings
 from topobus.runtime.config import load_settings
 
@@ -116,7 +117,8 @@ def test_manifest_gives_what_is_declared_and_nothing_else(folder: str, service: 
 
     assert _given(pod, container) == _declared(service, OVERLAYS.get(folder, {}).get(service, ()))
     assert container["securityContext"]["capabilities"]["drop"] == ["ALL"]
-    assert container["securityContext"]["allowPrivilegeEscalation"] is False
+    # Kubernetes refuses the one without the other.
+    assert container["securityContext"]["allowPrivilegeEscalation"] is container["securityContext"].get("privileged", False)
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
 
@@ -193,6 +195,28 @@ def test_hand_over_gives_the_nic_service_a_pod_of_its_own() -> None:
     assert {settings.cni.state_dir.rpartition("/")[0], f"{settings.cni.root}/opt/cni/bin", f"{settings.hardware.root}/run/netns"} <= mounts
     assert f"{settings.hardware.root}/var/run/netns" in mounts
     for manifest in load(ROOT / "deploy" / "kubernetes-nic-hand-over" / "nic.yaml"):
+        assert codecs.from_dict(manifest).to_dict() == manifest
+
+
+def test_gpu_overlay_has_nvml_loaded_and_gpus_looked_at_by_nobody() -> None:
+    """The library is looked for where the host's folder is mounted; the service runs as nobody; what makes its folder has that folder and one capability."""
+    manifests = built("kubernetes-gpu")
+    pod, container = _container(manifests, "gpu")
+    (data,) = [it["data"] for it in manifests if it["kind"] == "ConfigMap" and it["metadata"]["name"] == "topobus-node"]
+    variables = {it["name"]: it["value"] for it in container["env"] if "value" in it}
+    settings = load_settings(GpuSettings, "gpu", file=None, environ={**data, **variables, "TOPOBUS_ALL__NODE": "n"})
+    plain_variables = {it["name"]: it["value"] for it in _container(built("kubernetes"), "gpu")[1]["env"] if "value" in it}
+    plain = load_settings(GpuSettings, "gpu", file=None, environ={**data, **plain_variables, "TOPOBUS_ALL__NODE": "n"})
+    mounts = {mount["mountPath"]: mount.get("readOnly", False) for mount in container["volumeMounts"]}
+    (maker,) = pod["initContainers"]
+
+    assert (mounts[settings.hardware.library_path], mounts["/var/lib/topobus/gpu"], settings.journal.dir) == (True, False, "")
+    assert (settings.leftovers.check, plain.leftovers.check) == (True, False)
+    assert len(pod["containers"]) == 1
+    assert (pod["securityContext"]["runAsUser"], pod["securityContext"]["runAsNonRoot"]) == (65532, True)
+    assert maker["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN"]}
+    assert [mount["mountPath"] for mount in maker["volumeMounts"]] == ["/var/lib/topobus/gpu"]
+    for manifest in load(ROOT / "deploy" / "kubernetes-gpu" / "gpu.yaml"):
         assert codecs.from_dict(manifest).to_dict() == manifest
 
 
