@@ -84,6 +84,15 @@ def test_cache_of_no_known_form_is_none(data: bytes) -> None:
     parse(b"glibc-ld.so.cache1.1" + data)
 
 
+def test_cache_is_refused_when_an_entry_s_text_is_longer_than_any_path() -> None:
+    """An image's cache of many entries with one text of megabytes costs nobody the memory."""
+    good = LoaderCache((Entry(_X86, b"liba.so", b"/" + b"a" * 4000),))
+    long = LoaderCache((Entry(_X86, b"liba.so", b"/" + b"a" * 5000),))
+
+    assert parse(render(good)) == good
+    assert parse(render(long)) is None
+
+
 def test_ldconfig_reads_the_extended_cache_as_the_one_before(tmp_path: Path) -> None:
     """Glibc's own program lists all that the host's cache had, in its order, and what was added once, in place of another one of its name."""
     program = shutil.which("ldconfig", path="/usr/sbin:/sbin:/usr/bin")

@@ -30,6 +30,8 @@ _GENERATED_BY = b"topobus"
 _FLAGS = {X86_64: 0x0303, AARCH64: 0x0A03}
 # Images with all of a desktop have some thousand.
 _ENTRIES_LIMIT = 1 << 17
+# A path has at most so many (PATH_MAX, limits.h): many entries that mean one long text must not fill the memory.
+_TEXT_BYTES = 4096
 
 
 class Entry(Struct, frozen=True):
@@ -126,7 +128,7 @@ def _hwcaps(data: bytes, at: int) -> tuple[bytes, ...]:
 
 
 def _text(data: bytes, at: int) -> bytes:
-    end = data.find(b"\0", at)
+    end = data.find(b"\0", at, at + _TEXT_BYTES + 1)
     return data[at:end] if end >= 0 else b""
 
 
