@@ -213,7 +213,7 @@ def test_program_of_no_root_opens_its_gpu_by_the_nodes_group_when_nodes_are_0660
 
 
 def test_images_own_libraries_are_found_when_its_cache_was_extended(make_node: MakeNode, tmp_path: Path) -> None:
-    """An image's cache keeps what it had, in a form that ldconfig itself reads; `ldconfig` run in the container finds the driver again."""
+    """An image's cache keeps what it had, in a form that ldconfig itself reads."""
     node = make_node("hook")
     bundle = _debian(tmp_path / "bundle")
 
@@ -226,6 +226,22 @@ def test_images_own_libraries_are_found_when_its_cache_was_extended(make_node: M
     assert "libapp.so.1 (libc6,x86-64) => /srv/app/lib/libapp.so.1" in shown
     assert f"libnvidia-nvvm.so.4 (libc6,x86-64) => {_LIBRARY_FOLDER}/libnvidia-nvvm.so.4" in shown
     assert (bundle / "rootfs/etc/ld.so.conf.d/00-topobus-driver.conf").read_text() == f"{_LIBRARY_FOLDER}\n"
+
+
+def test_library_is_found_still_when_the_program_runs_ldconfig(make_node: MakeNode, tmp_path: Path) -> None:
+    """Entry points of images make the cache anew: the folder is in the image's list, too."""
+    node = make_node("hook")
+    bundle = _debian(tmp_path / "bundle")
+    # Ubuntu's /sbin/ldconfig is a script before it.
+    program = next(path for path in ("/sbin/ldconfig.real", "/sbin/ldconfig") if Path(path).exists())
+    shutil.copy(program, bundle / "rootfs/bin/ldconfig")
+    config = json.loads((bundle / "config.json").read_text())
+    config["root"]["readonly"] = False
+    (bundle / "config.json").write_text(json.dumps(config))
+
+    done = _run(bundle, node, "a", "/bin/sh", "-ec", "rm /etc/ld.so.cache; ldconfig; test -s /etc/ld.so.cache; cuda-probe")
+
+    assert done.stdout.splitlines() == _probed(0b01), done.stderr
 
 
 def test_files_come_without_a_cache_when_the_image_has_no_loader(make_node: MakeNode, tmp_path: Path) -> None:

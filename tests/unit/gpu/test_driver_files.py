@@ -269,3 +269,23 @@ def test_files_are_found_again_when_a_package_was_installed(tmp_path: Path) -> N
     assert isinstance(without, Refusal)
     assert isinstance(in_container, DriverFiles)
     assert (before.root, in_container.root) == ("/", "/run/nvidia/driver")
+
+
+@pytest.mark.parametrize(
+    ("is_recorded", "settings", "is_found"),
+    [
+        pytest.param(False, {}, True, id="in a container that has the host's folders"),
+        pytest.param(False, {"bring": "never"}, False, id="left to NVIDIA's runtime"),
+        pytest.param(True, {}, False, id="of a recorded machine"),
+        pytest.param(True, {"root": "/"}, True, id="of a recorded machine whose driver is named"),
+    ],
+)
+def test_files_are_ours_to_bring_when_the_host_is_seen(tmp_path: Path, is_recorded: bool, settings: dict[str, Any], is_found: bool) -> None:
+    """Without a setting they are looked for on a real machine alone: a recorded one must not be mixed with this machine's files."""
+    require_compiler()
+    host = tmp_path / "host"
+    driver_root(host)
+    where = {"root": str(tmp_path / "recorded")} if is_recorded else {}
+    tree = Tree(HardwareSettings(**where, driver_files=DriverFilesSettings(host_root=str(host), **settings)))
+
+    assert isinstance(DriverFileSource().find(tree, VERSION), DriverFiles) is is_found
