@@ -132,8 +132,8 @@ MAINTENANCE = State(
     readers=(_RELAY, "cli"),
     description="Which devices of one class on one node an operator keeps back, who and why, and what was done to single devices lately.",
     max_value_bytes=256 * 1024,
+    # Full it refuses, and drops nothing: what is kept back must be known to a service that starts after somebody has filled it.
     max_bucket_bytes=32 * 1024 * 1024,
-    is_rewritten=True,
 )
 OBJECT = State(
     name="object",
