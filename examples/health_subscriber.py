@@ -5,7 +5,9 @@ import base64
 import contextlib
 import json
 import os
+import pathlib
 import signal
+import ssl
 
 import nats
 
@@ -14,27 +16,32 @@ async def main() -> None:
     url, health = os.environ.get("NATS_URL", "nats://127.0.0.1:4222"), "topobus.v1.health.>"
     api = os.environ.get("NATS_API", "$JS.topobus.API")  # "$JS.API" at a server of your own that has no accounts
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # whoever reads may have enough (`| head`)
-    nc = await nats.connect(url, max_reconnect_attempts=-1, ping_interval=5, inbox_prefix="_INBOX.user")
-    news = asyncio.Event()  # says when to look; what is printed is read from the stream, by its place in it
+    ca, password, creds = (os.environ.get(name) for name in ("NATS_CA", "NATS_PASSWORD_FILE", "NATS_CREDS"))
+    options = {"max_reconnect_attempts": -1, "ping_interval": 5, "inbox_prefix": "_INBOX.user", "user_credentials": creds}
+    options |= {"tls": ssl.create_default_context(cafile=ca)} if ca else {}
+    user = {"user": "user", "password": lambda: pathlib.Path(password).read_text().strip()}  # read at each connect
+    options |= user if password else {}
+    nc, news = None, asyncio.Event()  # the latter says when to look; what is printed is read from the stream, by its place in it
 
     async def hear(_message) -> None:
         news.set()
 
     async def ask(verb: str, **query) -> dict:
+        nonlocal nc
         while True:
-            try:
-                answer = json.loads((await nc.request(f"{api}.STREAM.{verb}.TOPOBUS_HEALTH", json.dumps(query).encode(), timeout=5)).data)
-                if answer.get("error", {}).get("err_code", 10037) == 10037:  # all is well, or there is no such message
-                    return answer
-            except nats.errors.Error:  # the server is away
-                pass
+            with contextlib.suppress(nats.errors.Error):  # the server is away
+                if nc is None or nc.is_closed:  # nats-py ends for good when the server takes another password
+                    nc = await nats.connect(url, **options)
+                    await nc.subscribe(health, cb=hear)
+                reply = await nc.request(f"{api}.STREAM.{verb}.TOPOBUS_HEALTH", json.dumps(query).encode(), timeout=5)
+                if json.loads(reply.data).get("error", {}).get("err_code", 10037) == 10037:  # all is well, or there is no such message
+                    return json.loads(reply.data)
             await asyncio.sleep(1)
 
     def show(message: dict) -> int:
         print(base64.b64decode(message["data"]).decode(), flush=True)
         return message["seq"]
 
-    await nc.subscribe(health, cb=hear)
     state = (await ask("INFO", subjects_filter=health))["state"]
     place = state["last_seq"]
     newest = [(await ask("MSG.GET", last_by_subj=subject)).get("message") for subject in state.get("subjects") or ()]
@@ -43,9 +50,8 @@ async def main() -> None:
         show(message)
     while True:
         news.clear()
-        answer = await ask("MSG.GET", seq=place + 1, next_by_subj=health)
-        if "message" in answer:
-            place = show(answer["message"])
+        if message := (await ask("MSG.GET", seq=place + 1, next_by_subj=health)).get("message"):
+            place = show(message)
         else:
             with contextlib.suppress(TimeoutError):  # a look each 5 s all the same: a lost connection tells nothing
                 await asyncio.wait_for(news.wait(), timeout=5)

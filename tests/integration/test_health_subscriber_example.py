@@ -5,12 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import ssl
 import sys
 from pathlib import Path
 
+import nats
 import pytest
 
 from integration.values import health
+from support.launched_layout import launched_layout
+from topobus.cli.application import run
+from topobus.cli.system.nats_listening import Listening, NatsCertificate
+from topobus.cli.system.nats_store import size_store
+from topobus.cli.system.supervision import Supervisor
+from topobus.cli.system.system import System, start_nats
 from topobus.contracts.catalogue import HEALTH
 from topobus.contracts.nats_permissions import PRINCIPALS, render_permissions
 from topobus.domain.errors import PeerUnavailable
@@ -20,6 +28,7 @@ from topobus.simulation.nats_server import NatsServer
 
 pytestmark = pytest.mark.integration
 
+_LIMIT_S = 60.0
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "health_subscriber.py"
 
 
@@ -35,11 +44,30 @@ async def _publish(bus: Bus, device: str, generation: int) -> None:
             return
 
 
-async def _start(url: str) -> asyncio.subprocess.Process:
-    """Run the example at a server without accounts."""
-    return await asyncio.create_subprocess_exec(
-        sys.executable, str(EXAMPLE), env={**os.environ, "NATS_URL": url, "NATS_API": "$JS.API"}, stdout=asyncio.subprocess.PIPE
+async def _start(url: str, **variables: str) -> asyncio.subprocess.Process:
+    """Run the example, at a server without accounts unless the variables say another thing."""
+    environment = {**os.environ, "NATS_URL": url, "NATS_API": "$JS.API", **variables}
+    return await asyncio.create_subprocess_exec(sys.executable, str(EXAMPLE), env=environment, stdout=asyncio.subprocess.PIPE)
+
+
+async def _connected_as_user(system: System) -> asyncio.Event:
+    """Connect as the user with its present password; gives what is set when the server ends that connection."""
+    ended = asyncio.Event()
+
+    async def note() -> None:
+        ended.set()
+
+    password = system.password_file("user").read_text(encoding="utf-8").strip()
+    await nats.connect(
+        system.nats_url.replace("nats://", "tls://"),
+        user="user",
+        password=password,
+        tls=ssl.create_default_context(cafile=system.tls_ca_file),
+        allow_reconnect=False,
+        closed_cb=note,
+        inbox_prefix=b"_INBOX.user",
     )
+    return ended
 
 
 async def _read(process: asyncio.subprocess.Process, count: int, *, limit_s: float = 15.0) -> list[tuple[str, int]]:
@@ -105,6 +133,42 @@ async def test_example_works_with_a_users_rights_when_permissions_are_on(
         finally:
             process.kill()
             await process.wait()
+
+
+async def test_example_comes_by_tls_with_a_password_file_when_the_server_listens_for_others(
+    nats_binary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the server of `topobus up --listen`, with its accounts and its own authority: present, changes, and those after the user's password was made anew."""
+    layout = launched_layout(tmp_path, nats_binary, monkeypatch)
+    async with Supervisor(tmp_path / "logs") as supervisor, asyncio.timeout(120):
+        certificate = await asyncio.to_thread(NatsCertificate, Listening(address="127.0.0.1"), layout.nats_tls, layout.authority)
+        url = await start_nats(supervisor, layout, size_store(layout.nats), lambda _: None, is_open=False, certificate=certificate)
+        system = System(
+            layout=layout, node="n1", nats_url=url, supervisor=supervisor, has_users=True, tls_ca_file=certificate.authority_file
+        )
+        async with (
+            Bus.session(system.settings_of("controller"), name="controller") as controller,
+            Bus.session(system.settings_of("gpu"), name="gpu") as bus,
+        ):
+            await controller.provision()
+            await _publish(bus, "gpu-0", 1)
+            files = {"NATS_CA": system.tls_ca_file, "NATS_PASSWORD_FILE": str(system.password_file("user"))}
+            process = await _start(url.replace("nats://", "tls://"), NATS_API="$JS.topobus.API", **files)
+            try:
+                present = await _read(process, 1, limit_s=_LIMIT_S)
+                await _publish(bus, "gpu-0", 2)
+                changes = await _read(process, 1, limit_s=_LIMIT_S)
+                old = await _connected_as_user(system)
+                assert await asyncio.to_thread(run, ["keys", "rotate", str(layout.nats_users), "user"]) == 0
+                # The server ends this user's connections when it has read the new password, the example's among them.
+                await old.wait()
+                await _publish(bus, "gpu-0", 3)
+                after = await _read(process, 1, limit_s=_LIMIT_S)
+            finally:
+                process.kill()
+                await process.wait()
+
+    assert (present, changes, after) == ([("gpu-0", 1)], [("gpu-0", 2)], [("gpu-0", 3)])
 
 
 def test_example_has_at_most_sixty_lines_when_it_is_counted() -> None:
