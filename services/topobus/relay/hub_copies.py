@@ -157,7 +157,11 @@ class HubCopies:
     def _wanted(self) -> list[Key]:
         """Give the keys to look at: what the node's server has or deleted, and what the hub may have besides."""
         listed = [Key(*text.split("/", 1)) for text in self._link.note.keys]
-        return sorted({*self._kept, *(key for key in listed if key in self._kept or self._is_forgotten(key))})
+        return sorted({*self._kept, *(key for key in listed if self._is_wanted(key))})
+
+    def _is_wanted(self, key: Key) -> bool:
+        """Say whether it is known what the hub is to have of a key: a store that was lost while the hub is asked says nothing of it, and no deletion."""
+        return key in self._kept or (str(key) in self._link.note.keys and self._is_forgotten(key))
 
     def _is_forgotten(self, key: Key) -> bool:
         """Say whether a key has been absent from the node's server for so long that it is taken as deleted."""
@@ -178,7 +182,7 @@ class HubCopies:
 
     async def _settle_key(self, key: Key) -> None:
         state, parts = self._place(key)
-        while self._is_open(key):
+        while self._is_wanted(key) and self._is_open(key):
             data = self._kept.get(key)
             digest = self._digest(key, data)
             copy = self._copies.get(key)
@@ -202,7 +206,7 @@ class HubCopies:
                     self._refused[key] = digest
                     self._link.said.labels(state.name, "refused").inc()
                     get_logger().error("state.refused", key=str(key), error=err.message, next_step=err.next_step)
-        if self._is_listed(key) and self._kept.get(key) is None and str(key) in self._link.note.keys:
+        if self._is_wanted(key) and self._is_listed(key) and self._kept.get(key) is None and str(key) in self._link.note.keys:
             self._link.change_note(lambda note: without_key(note, str(key)))
 
     async def _write(self, key: Key, data: bytes | None, expected: int) -> None:
