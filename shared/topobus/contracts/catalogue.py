@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from topobus.contracts import adjust_messages, operation_messages, plan_messages, relay_messages, sandbox_messages
+from topobus.contracts import adjust_messages, node_claim_messages, operation_messages, plan_messages, relay_messages, sandbox_messages
 from topobus.contracts import messages as m
 from topobus.contracts.nouns import Ask, Event, Noun, State
 from topobus.domain.device import Inventory
@@ -24,17 +24,20 @@ __all__ = [
     "ASKS",
     "ATTACH",
     "BUCKETS",
+    "CLAIMS",
     "COMMIT",
     "DECISION",
     "DETACH",
     "DISAGREEMENT",
     "EVENTS",
     "HEALTH",
+    "HELD_CLAIMS",
     "HINTS",
     "INVENTORY",
     "LEDGER",
     "MACHINE",
     "MAINTENANCE",
+    "NODE_CLAIM",
     "OBJECT",
     "OPERATE",
     "PERFORM",
@@ -146,6 +149,32 @@ OBJECT = State(
     # A claim may have 32 configurations of 10 KiB, and its allocation has them once more (resource.k8s.io/v1): 640 KiB.
     max_value_bytes=900 * 1024,
     max_bucket_bytes=256 * 1024 * 1024,
+)
+NODE_CLAIM = State(
+    name="node-claim",
+    parts=("node", "namespace", "name"),
+    bucket="topobus_node_claims",
+    message=node_claim_messages.NodeClaim,
+    writer=(_RELAY,),
+    readers=("gateway", "cli"),
+    description="Stand-alone claims that are allocated on one node, as the controller said them; only where nodes have servers of their own, and only there.",
+    history=1,
+    # An object of the hub with its place and its version around it.
+    max_value_bytes=904 * 1024,
+    max_bucket_bytes=128 * 1024 * 1024,
+    stays_on_node=True,
+)
+HELD_CLAIMS = State(
+    name="held-claims",
+    parts=("node",),
+    bucket="topobus_held_claims",
+    message=node_claim_messages.HeldClaims,
+    writer=(_RELAY,),
+    readers=("controller", _RELAY, "cli"),
+    description="Which stand-alone claims one node's own server has, and in which versions; written only where nodes have servers of their own.",
+    history=2,
+    max_bucket_bytes=64 * 1024 * 1024,
+    is_rewritten=True,
 )
 HEALTH = Event(
     name="health",
@@ -333,6 +362,16 @@ PERFORM = Ask(
     readers=("topology",),
     description="Perform on one device what an operator wants and topology has decided.",
 )
+CLAIMS = Ask(
+    name="claims",
+    parts=("node",),
+    request=node_claim_messages.ClaimsRequest,
+    reply=node_claim_messages.ClaimsReply,
+    timeout_s=5.0,
+    writer=(_RELAY,),
+    readers=("controller",),
+    description="Say to a node with a server of its own which stand-alone claims are allocated on it, and which are no more.",
+)
 PODS = Ask(
     name="pods",
     parts=("node",),
@@ -344,26 +383,9 @@ PODS = Ask(
     description="Which containers have which devices, as kubelet tells it, and where the ledger says something else.",
 )
 
-STATES: tuple[
-    State[Machine]
-    | State[Inventory]
-    | State[Ledger]
-    | State[NodeAlignment]
-    | State[relay_messages.NodeRelay]
-    | State[operation_messages.ClassMaintenance]
-    | State[m.ApiObject],
-    ...,
-] = (
-    MACHINE,
-    INVENTORY,
-    LEDGER,
-    ALIGNMENT,
-    RELAY,
-    MAINTENANCE,
-    OBJECT,
-)
+STATES: tuple[State[Any], ...] = (MACHINE, INVENTORY, LEDGER, ALIGNMENT, RELAY, MAINTENANCE, OBJECT, NODE_CLAIM, HELD_CLAIMS)
 BUCKETS: tuple[State[Any], ...] = tuple(bucket for state in STATES for bucket in state.buckets())
 """Each state once for each of its buckets."""
 EVENTS: tuple[Event[m.HealthEvent] | Event[m.DecisionEvent] | Event[m.DisagreementEvent], ...] = (HEALTH, DECISION, DISAGREEMENT)
-ASKS = (PLACE, PREFER, ADOPT, COMMIT, RELEASE, HINTS, PREPARE, UNPREPARE, ATTACH, DETACH, ADJUST, PLAN, PODS, OPERATE, PERFORM)
+ASKS = (PLACE, PREFER, ADOPT, COMMIT, RELEASE, HINTS, PREPARE, UNPREPARE, ATTACH, DETACH, ADJUST, PLAN, PODS, OPERATE, PERFORM, CLAIMS)
 ALL: tuple[Noun, ...] = (*STATES, *EVENTS, *ASKS)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from topobus.contracts.catalogue import ALL, DECISION, DEVICE_SERVICES, DISAGREEMENT, HEALTH, INVENTORY, PROVISIONER
+from topobus.contracts.catalogue import ALL, DECISION, DEVICE_SERVICES, DISAGREEMENT, HEALTH, INVENTORY, NODE_CLAIM, OBJECT, PROVISIONER
 from topobus.contracts.inboxes import connection_name, inbox_branch
 from topobus.contracts.nouns import PREFIX, Ask, Event, Noun, State, to_token
 from topobus.contracts.streams import ACCOUNT_INFO, stream_names, total_bytes
@@ -34,6 +34,8 @@ _PATTERNS_READ: Mapping[str, tuple[Noun, ...]] = {
     "topology": (INVENTORY, DECISION),
     "gateway": (INVENTORY, HEALTH, DISAGREEMENT),
 }
+# What is read when it is needed and never followed: its reader hears of no write.
+_READ_AT_NEED: Mapping[str, tuple[Noun, ...]] = {"gateway": (OBJECT, NODE_CLAIM)}
 
 Rights = dict[str, list[str]]
 
@@ -104,7 +106,7 @@ def _add_reader(noun: Noun, principal: str, where: str, publish: set[str], subsc
     for stream in map(_stream, buckets):
         publish.add(f"$JS.API.STREAM.MSG.GET.{stream}")
         publish.add(f"$JS.API.STREAM.INFO.{stream}")
-    if isinstance(noun, State):
+    if isinstance(noun, State) and noun not in _READ_AT_NEED.get(principal, ()):
         # Where the server says that a key was written.
         subscribe.add(f"{PREFIX}.{noun.name}.{_tokens(noun, principal, where)}")
 

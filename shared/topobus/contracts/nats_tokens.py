@@ -17,8 +17,8 @@ from topobus.contracts.nats_accounts import Account, Crossing, User
 
 __all__ = ["CONTROL_LINE_BYTES", "Signer", "account_token", "operator_configuration", "operator_token", "user_token"]
 
-CONTROL_LINE_BYTES = 16_384
-"""What a server must take as one line; the gateway's token has 9 KiB for the longest name of a node."""
+CONTROL_LINE_BYTES = 24_576
+"""What a server must take as one line; topology's token at a node's own server has 12.3 KiB for the longest name of a node."""
 _HEADER = {"typ": "JWT", "alg": "ed25519-nkey"}
 _VERSION = 2
 _NO_LIMIT = -1
