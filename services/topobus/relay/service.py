@@ -1,4 +1,4 @@
-"""Says to the hub what this node's own server stores, and nothing else: the states as they are now, and every event once.
+"""Says to the hub what this node's own server stores: the states as they are now, and every event once. Keeps here the claims that the hub's controller says (`node_claims`).
 
 Flows in: the node's streams, read as they are (`runtime.uplink`). Flows out: the hub's copies (`hub_copies`), the events (`event_follower`), and a note at the hub of how far
 they are. After a cut, a restart of this process, of the node's server or of the hub, also of a hub with an older or an empty store, it asks what the hub has before it
@@ -25,6 +25,7 @@ from topobus.relay.core.positions import is_kept, without_position
 from topobus.relay.event_follower import EventFollower
 from topobus.relay.hub_copies import HubCopies
 from topobus.relay.hub_link import HubLink
+from topobus.relay.node_claims import NodeClaims
 from topobus.runtime.backoff import full_jitter
 from topobus.runtime.failures import AmbiguousWrite
 from topobus.runtime.logging import get_logger
@@ -63,6 +64,7 @@ async def serve_node(settings: RelaySettings, runtime: Runtime) -> None:
     async with asyncio.TaskGroup() as tasks:
         for state in states:
             tasks.create_task(_keep(state, copies, uplink, runtime.node), name=f"keep-{state.name}")
+        tasks.create_task(NodeClaims(runtime).run(), name="node-claims")
         await _Relay(settings, runtime, events, copies, link, uplink, tasks).run()
 
 
