@@ -26,7 +26,7 @@ from topobus.gateway.core.edit_limits import NO_RIGHTS, EditRights, rights_of
 from topobus.gateway.dra.checkpoint import Checkpoint
 from topobus.gateway.dra.claim_forwarder import ClaimForwarder
 from topobus.gateway.dra.claim_metadata import ClaimMetadata
-from topobus.gateway.dra.claim_reading import BusClaims, ClaimReader
+from topobus.gateway.dra.claim_reading import stored_claims
 from topobus.gateway.dra.claims import ClaimPreparer
 from topobus.gateway.dra.dra_plugin import DraDriver
 from topobus.gateway.dra.forgotten_claims import ForgottenClaims
@@ -178,7 +178,7 @@ class _Gateway:
         # In threads: when the turn comes from another gateway, kubelet is served already. What must survive a reboot is beside the checkpoint.
         checkpoint = await asyncio.to_thread(Checkpoint.load, path)
         record = await asyncio.to_thread(AllocationRecord.open, path.with_name("given.json"), self._state.is_holder)
-        reader: ClaimReader = BusClaims(self._runtime.bus)
+        reader = stored_claims(self._runtime.bus, self._runtime.node, settings.nats)
         settler: LedgerRelease | None = None
         reports: ClusterReports | None = None
         if self._cluster is not None:

@@ -107,11 +107,14 @@ class ClaimLedger:
         """Tell the ledger that nothing of a claim is prepared any more.
 
         While the claim is allocated its devices stay its own, prepared or not; who deallocates it releases them. In a cluster that is the settler: undoing
-        must not wait for the API server.
+        must not wait for the API server. On a node with a server of its own it is the hub's controller.
         Errors: raises ClaimFailed when the ledger refuses, PeerUnavailable when it or the claim cannot be asked for.
         """
-        is_kept = self._settler is not None or is_allocated_here(
-            await self._reader.read(claim.namespace, claim.name), claim.uid, self._state.node
+        # A reader that may lag has lost a claim, perhaps, that is allocated: nothing is released because it is not told of.
+        is_kept = (
+            self._settler is not None
+            or self._reader.may_lag
+            or is_allocated_here(await self._reader.read(claim.namespace, claim.name), claim.uid, self._state.node)
         )
         op_id = f"{attempt}-{'keep' if is_kept else 'release'}"
         refusal = await self._asks.release(op_id, claim.owner, is_undone=True, keeps_devices=is_kept)
