@@ -167,8 +167,8 @@ def leaf_servers(node: str, folder: Path, binary: Path | None) -> tuple[ShapedSe
     ports: tuple[int, ...] = ()
     while len(ports) < 2:
         ports = tuple(dict.fromkeys((*ports, free_port())))
-    # Else the hub tells the leaf its own address, and the leaf goes past the link that is cut.
-    listen = f'"127.0.0.1:{ports[0]}"\n  no_advertise: true'
+    # Else the hub tells the leaf its own address (2.10 does so with `no_advertise`, too), and the leaf goes past the link that is cut.
+    listen = f'"127.0.0.1:{ports[0]}"\n  advertise: "127.0.0.1:{ports[1]}"'
     text = render_hub(version).replace('"0.0.0.0:7422"', listen)
     hub = ShapedServer(binary=binary, text=text, environment={"TOPOBUS_HUB_NAME": "hub"}, parent=folder)
     environment = {"TOPOBUS_LEAF_DOMAIN": domain_of(node), "TOPOBUS_LEAF_HUB_URL": f"nats://127.0.0.1:{ports[1]}"}
