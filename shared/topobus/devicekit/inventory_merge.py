@@ -21,7 +21,7 @@ from topobus.domain.device import Device, KeptFunction
 from topobus.domain.health import Condition, Dimension, HealthState, Observation, RecoveryAction
 from topobus.domain.machine import Machine
 from topobus.domain.names import is_dns_label
-from topobus.domain.partitions import partitioned
+from topobus.domain.partitions import PARTS, partitioned
 from topobus.domain.pci import PciAddress
 from topobus.kubernetes.api.slices import fault_of_shares
 
@@ -100,7 +100,9 @@ def advance_inventory(
             else:
                 found_devices[device.name] = _with_absent_parts(msgspec.structs.replace(device, driver=driver), away.get(device.name))
     present = {**away, **before}
-    counter_sets = _count(present, found_devices, views, counter_sets, warnings)
+    cut = _cut_cards(present, found_devices, views, held, away)
+    present.update({name: msgspec.structs.replace(present[name], consumes=()) for name in cut})
+    counter_sets = _count(present, found_devices, views, counter_sets, warnings, uncounted=cut)
     listed: list[Device] = []
     removed: list[Device] = []
     for name in sorted({*present, *found_devices}):
@@ -144,20 +146,51 @@ def _kept(views: Mapping[str, DriverView]) -> tuple[KeptFunction, ...]:
     return tuple(functions[address] for address in sorted(functions))
 
 
+def _cut_cards(
+    before: Mapping[str, Device],
+    found_devices: Mapping[str, Device],
+    views: Mapping[str, DriverView],
+    held: Collection[str] | None,
+    away: Collection[str],
+) -> frozenset[str]:
+    """Find the cards that are gone since they were cut, and that nobody holds: they are sick, so nobody will, and exclude none of their parts.
+
+    Else kubelet's device plugin, which counts nothing, would have no part of the card until the card is forgotten. A card that has counters of its driver's goes on to count.
+    """
+    if held is None:
+        return frozenset()
+    parents = {device.partition_of for device in found_devices.values()}
+    return frozenset(
+        name
+        for name, device in before.items()
+        if name in parents
+        and name not in found_devices
+        and name not in held
+        and name not in away
+        and not device.partition_of
+        and all(use.counter == PARTS for use in device.consumes)
+        and (view := views.get(device.driver)) is not None
+        and view.devices is not None
+        and view.silence is None
+    )
+
+
 def _count(
     before: dict[str, Device],
     found_devices: dict[str, Device],
     views: Mapping[str, DriverView],
     sets_before: Sequence[CounterSet],
     warnings: list[str],
+    *,
+    uncounted: Collection[str],
 ) -> tuple[CounterSet, ...]:
     """Work out what the devices take from each other, in both maps; a device whose counters make no sense is not found, with a warning.
 
     A vanished device goes on to count: somebody may hold it, and what it takes must not be handed out beside it. So the sets of the step before stay as long as a
-    device uses them.
+    device uses them. `uncounted`: cards of which it is known that they exclude nothing.
     """
     by_driver: dict[str, list[Device]] = {}
-    for device in {**before, **found_devices}.values():
+    for device in {name: device for name, device in {**before, **found_devices}.items() if name not in uncounted}.values():
         by_driver.setdefault(device.driver, []).append(device)
     counted: dict[str, CounterSet] = {}
     for driver in sorted(by_driver):

@@ -201,6 +201,27 @@ def test_inventory_merge_goes_on_counting_a_vanished_part_while_it_is_held() -> 
     assert left.counter_sets == ()
 
 
+@pytest.mark.parametrize(
+    ("held", "is_counted"), [((), False), (("card",), True), (None, True)], ids=["nobody holds it", "somebody does", "nobody knows"]
+)
+def test_inventory_merge_counts_a_card_that_was_cut_while_somebody_may_hold_it(held: tuple[str, ...] | None, *, is_counted: bool) -> None:
+    """Its parts are given beside the card that is gone when nobody holds it, through both doors; while somebody may, they are not."""
+    before = _step((), {"acme": DriverView(devices=(_part("card"),))})
+    cut = {"acme": DriverView(devices=(_part("card-a", "card"), _part("card-b", "card")))}
+
+    first = _step(before.devices, cut, held=held, at_s=1)
+    merged = _step(first.devices, cut, held=held, at_s=2, counter_sets=first.counter_sets)
+
+    assert [(device.name, device.health.state) for device in merged.devices] == [
+        ("card", HealthState.UNHEALTHY),
+        ("card-a", HealthState.HEALTHY),
+        ("card-b", HealthState.HEALTHY),
+    ]
+    shortage = Partitions(merged.devices, merged.counter_sets).shortage(("card",), ("card-a",))
+    assert (shortage is not None, bool(Partitions(merged.devices, merged.counter_sets).rivals())) == (is_counted, is_counted)
+    assert bool(merged.counter_sets) is is_counted
+
+
 def test_inventory_merge_keeps_the_counters_of_a_silent_driver() -> None:
     """A driver that is not loaded tells no counter sets, and its devices still take from those that it told before."""
     card = CounterSet(name="card", counters={"slices": 7})
