@@ -250,6 +250,13 @@ def cpus_of_pid(pid: int) -> str:
     return match[1]
 
 
-def ping(address: str, count: int = 2) -> bool:
-    """Ping from the host."""
-    return subprocess.run([*_PING, "-c", str(count), "-W", "2", address], capture_output=True, timeout=20, check=False).returncode == 0
+def ping(address: str, tries: int = 10) -> bool:
+    """Ping from the host until there is an answer.
+
+    Units: tries — of 2 s each. The kernel announces an interface's addresses once, when it is switched on; when that was lost (the other end's port of a bridge was not open yet), the host
+           asks for an address that another pod had after 8 s (delay_first_probe_time, and ucast_solicit probes of 1 s).
+    """
+    return any(
+        subprocess.run([*_PING, "-c", "1", "-W", "2", address], capture_output=True, timeout=20, check=False).returncode == 0
+        for _ in range(tries)
+    )

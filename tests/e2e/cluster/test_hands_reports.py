@@ -111,7 +111,7 @@ async def test_interface_is_in_status_events_and_file_with_the_deployed_rights(h
     data = await until("the claim's network data", partial(hands.network_data, pod), bool)
     shown_s = time.monotonic() - running_at
     (entry,) = (await hands.claim(pod))["status"]["devices"]
-    pid = container_pid(pod.uid)
+    pid = await container_pid(pod.uid)
     document = json.loads(
         await asyncio.to_thread(Path(f"/proc/{pid}/root{_FOLDER}/{pod.claim}/nic/nic.topobus.dev-metadata.json").read_text)
     )
