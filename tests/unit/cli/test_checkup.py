@@ -164,6 +164,22 @@ def sockets_found(root: Path, plugins: Path) -> dict[str, Level]:
     return {finding.found.split(":")[0]: finding.level for finding in findings if finding.what == "device plugin"}
 
 
+@pytest.mark.parametrize(("has_devices", "level"), [(True, Level.FAIL), (False, Level.OK)], ids=["devices", "none"])
+def test_check_folders_misses_sockets_where_the_node_has_devices_alone(tmp_path: Path, has_devices: bool, level: Level) -> None:
+    """A node without devices has nothing to register with kubelet, as most nodes of a DaemonSet: that is no failure."""
+    plugins = tmp_path / "device-plugins"
+    plugins.mkdir()
+    with socket.socket(socket.AF_UNIX) as kubelet:
+        kubelet.bind(str(plugins / "kubelet.sock"))
+        kubelet.listen()
+        findings = check_folders(tmp_path, tmp_path / "cdi", has_devices=has_devices)
+
+    assert {finding.what: finding.level for finding in findings if finding.what.endswith("sockets")} == {
+        "device plugin sockets": level,
+        "DRA driver sockets": level,
+    }
+
+
 def test_check_folders_warns_when_there_is_no_kubelet(tmp_path: Path) -> None:
     """A machine without kubelet is no failure: doctor may run anywhere."""
     findings = check_folders(tmp_path / "absent", tmp_path)

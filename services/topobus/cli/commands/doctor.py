@@ -56,6 +56,8 @@ __all__ = ["check_folders", "doctor"]
 _STYLES = {Level.OK: "ok", Level.WARN: "warn", Level.FAIL: "fail"}
 # An asker's patience for a sign of life; the services' own budgets are far below.
 _ALIVE_S = 2.0
+# The shipped manifests keep CPUs for kubelet's own manager (gateway.exposure), so they alone promise no socket.
+_SELDOM_OFFERED = frozenset({"cpu"})
 
 
 def doctor(
@@ -177,7 +179,8 @@ async def _check_services(bus: Bus, node: str | None, *, looks_at_sockets: bool)
                 node_name, [entry.origin for entry in entries if entry is not None and entry.parts["node"] == node_name]
             )
         if looks_at_sockets:
-            findings += await _check_gateway(bus, node_name)
+            has_devices = any(inventory.devices for inventory in own if inventory.device_class not in _SELDOM_OFFERED)
+            findings += await _check_gateway(bus, node_name, has_devices=has_devices)
     return [*findings, *await _check_controller(bus)]
 
 
@@ -208,7 +211,7 @@ async def _check_controller(bus: Bus) -> list[Finding]:
     return [Finding(level=Level.OK, what="controller", found="answers"), *releases]
 
 
-async def _check_gateway(bus: Bus, node: str) -> list[Finding]:
+async def _check_gateway(bus: Bus, node: str, *, has_devices: bool) -> list[Finding]:
     """Ask a node's gateway which folders it uses, and look at those, when they are on this machine: other sockets here may be somebody else's."""
     what = f"{node}: gateway"
     try:
@@ -224,12 +227,12 @@ async def _check_gateway(bus: Bus, node: str) -> list[Finding]:
     runtime = check_runtime(node, pods.runtime)
     slices = check_slice_fields(node, pods.dropped_slice_fields)
     return [
-        *await asyncio.to_thread(_check_folders_of, what, pods.folders),
+        *await asyncio.to_thread(_check_folders_of, what, pods.folders, has_devices=has_devices),
         *(finding for finding in (runtime, slices) if finding is not None),
     ]
 
 
-def _check_folders_of(what: str, folders: NodeFolders) -> list[Finding]:
+def _check_folders_of(what: str, folders: NodeFolders, *, has_devices: bool) -> list[Finding]:
     """Look at the folders of a gateway that answers, when they are on this machine."""
     if not folders.boot_id or folders.boot_id != read_boot_id(Tree()):
         return [Finding(level=Level.OK, what=what, found="answers, on another machine: `topobus doctor` there looks at its sockets")]
@@ -238,11 +241,14 @@ def _check_folders_of(what: str, folders: NodeFolders) -> list[Finding]:
     if not device_plugins.is_dir():
         step = "run this where the gateway's folders are (it may run in a container), or give --dir of a `topobus up`"
         return [answers, Finding(level=Level.WARN, what="kubelet", found=f"{device_plugins} cannot be seen from here", next_step=step)]
-    return [answers, *_check_sockets(device_plugins, Path(folders.plugins), Path(folders.cdi))]
+    return [answers, *_check_sockets(device_plugins, Path(folders.plugins), Path(folders.cdi), has_devices=has_devices)]
 
 
-def check_folders(kubelet: Path, cdi: Path) -> list[Finding]:
-    """Look at kubelet's sockets and the CDI folder of this machine."""
+def check_folders(kubelet: Path, cdi: Path, *, has_devices: bool = True) -> list[Finding]:
+    """Look at kubelet's sockets and the CDI folder of this machine.
+
+    Shapes: has_devices — the node has something to offer, so that sockets must be there.
+    """
     if not kubelet.is_dir():
         return [
             Finding(
@@ -252,10 +258,10 @@ def check_folders(kubelet: Path, cdi: Path) -> list[Finding]:
                 next_step="run this on a node, or give --dir of a `topobus up`",
             )
         ]
-    return _check_sockets(kubelet / "device-plugins", kubelet / "plugins", cdi)
+    return _check_sockets(kubelet / "device-plugins", kubelet / "plugins", cdi, has_devices=has_devices)
 
 
-def _check_sockets(device_plugins: Path, plugins: Path, cdi: Path) -> list[Finding]:
+def _check_sockets(device_plugins: Path, plugins: Path, cdi: Path, *, has_devices: bool) -> list[Finding]:
     registration = _socket_finding(
         "kubelet",
         device_plugins / "kubelet.sock",
@@ -264,7 +270,7 @@ def _check_sockets(device_plugins: Path, plugins: Path, cdi: Path) -> list[Findi
     )
     findings = [registration]
     if registration.level is Level.OK:
-        findings += _plugin_findings(device_plugins, plugins)
+        findings += _plugin_findings(device_plugins, plugins, has_devices=has_devices)
     if cdi.is_dir():
         specs = len(list(cdi.glob("*.json")))
         findings.append(Finding(level=Level.OK, what="CDI folder", found=f"{cdi}, {specs} files"))
@@ -280,12 +286,17 @@ def _check_sockets(device_plugins: Path, plugins: Path, cdi: Path) -> list[Findi
     return findings
 
 
-def _plugin_findings(device_plugins: Path, plugins: Path) -> list[Finding]:
+def _plugin_findings(device_plugins: Path, plugins: Path, *, has_devices: bool) -> list[Finding]:
     findings: list[Finding] = []
     places = (("device plugin", device_plugins, "topobus*.sock"), ("DRA driver", plugins, "*.topobus.dev/dra*.sock"))
     for what, folder, pattern in places:
         sockets = sorted(folder.glob(pattern))
-        if not sockets:
+        if not sockets and not has_devices:
+            # The gateway registers a class with kubelet when it has a device to offer.
+            findings.append(
+                Finding(level=Level.OK, what=f"{what} sockets", found=f"none below {folder}: this node has no devices to offer")
+            )
+        elif not sockets:
             step = "is topobus-gateway running on this machine, with this kubelet folder?"
             findings.append(Finding(level=Level.FAIL, what=f"{what} sockets", found=f"none below {folder}", next_step=step))
         findings += [_socket_finding(what, path, Level.FAIL, "restart topobus-gateway: nobody listens there") for path in sockets]
