@@ -52,6 +52,7 @@ def test_services_of_a_node_use_its_own_server_when_nodes_have_theirs(overlay: s
     assert "relay" in urls
     assert gateway["enableServiceLinks"], "or NATS_NODE_SERVICE_HOST is not there"
     assert service["internalTrafficPolicy"] == "Local"
+    assert service["publishNotReadyAddresses"], "or one service of the pod that is not ready cuts the gateway off from its ledger"
     labels = named(manifests, "DaemonSet", "topobus-node")["spec"]["template"]["metadata"]["labels"]
     assert service["selector"].items() <= labels.items()
     # Kubernetes sets NAME_SERVICE_HOST for each Service: of one called topobus-…, our settings would refuse it as a key that nobody has.
