@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
@@ -168,9 +169,7 @@ def check_streams(differences: Mapping[str, str]) -> list[Finding]:
             level=Level.FAIL,
             what=f"stream {name}",
             found=trouble,
-            next_step="start topobus-controller: it makes what is missing"
-            if trouble == MISSING
-            else f"mend it (nats stream edit {name}) or remove it if its content may go",
+            next_step=_stream_step(name, trouble),
         )
         for name, trouble in differences.items()
         if trouble
@@ -180,6 +179,16 @@ def check_streams(differences: Mapping[str, str]) -> list[Finding]:
         *([Finding(level=Level.OK, what="streams", found=f"{good} of {len(differences)} as the catalogue wants them")] if good else []),
         *bad,
     ]
+
+
+def _stream_step(name: str, trouble: str) -> str:
+    if trouble == MISSING:
+        return "start topobus-controller: it makes what is missing"
+    # The number of copies is the deployment's and not the catalogue's: this command knows its own setting alone.
+    copies = re.match(r"num_replicas is (\d+), wanted \d+$", trouble)
+    if copies is not None:
+        return f"where the controllers have nats.replicas {copies[1]}, say so here: TOPOBUS_CLI__NATS__REPLICAS={copies[1]}; else nats stream edit {name}"
+    return f"mend it (nats stream edit {name}) or remove it if its content may go"
 
 
 def check_rejected(rejected: Sequence[tuple[State[Any], str, str]]) -> list[Finding]:

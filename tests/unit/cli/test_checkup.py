@@ -135,6 +135,15 @@ def test_check_runtime_fails_with_the_next_step_when_the_gateway_has_no_connecti
     assert check_runtime("n1", None) is None
 
 
+def test_check_streams_sends_nobody_to_delete_streams_that_have_other_copies_than_the_command_knows() -> None:
+    """A hub of three servers has three copies; a command without that setting says which one, and not to remove what is stored."""
+    (finding,) = check_streams({"KV_topobus_ledgers": "num_replicas is 3, wanted 1"})
+
+    assert finding.level is Level.FAIL
+    assert "TOPOBUS_CLI__NATS__REPLICAS=3" in finding.next_step
+    assert "remove" not in finding.next_step
+
+
 def test_check_server_fails_when_it_is_too_old() -> None:
     """A server older than what watches need is refused."""
     assert check_server("nats://x", (2, 8, 4)).level is Level.FAIL
