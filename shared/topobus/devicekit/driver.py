@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.domain.counters import CounterSet
-from topobus.domain.device import Device
+from topobus.domain.device import Device, KeptFunction
 from topobus.domain.edits import ContainerEdits
 from topobus.domain.health import Observation
 from topobus.domain.hint import Hint
@@ -24,7 +24,7 @@ from topobus.domain.outcome import Refusal
 from topobus.domain.request import Owner
 from topobus.sysfs.tree import Tree
 
-__all__ = ["CountingDriver", "DeviceDriver", "HintingDriver", "LongWork", "ParentingDriver", "PrepareContext"]
+__all__ = ["CountingDriver", "DeviceDriver", "HintingDriver", "KeepingDriver", "LongWork", "ParentingDriver", "PrepareContext"]
 
 
 class PrepareContext(Struct, frozen=True, kw_only=True):
@@ -109,6 +109,14 @@ class CountingDriver(DeviceDriver, Protocol):
         A name must be unique in the class, so it says which hardware is meant: `gpu-0000-18-00-0`.
         """
         ...
+
+
+@runtime_checkable
+class KeepingDriver(Protocol):
+    """A driver that tells which functions it does not offer, since they are for something else."""
+
+    kept: Sequence[KeptFunction]
+    """Read after each `discover`."""
 
 
 @runtime_checkable

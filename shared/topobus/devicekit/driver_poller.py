@@ -13,13 +13,13 @@ from typing import Protocol, runtime_checkable
 
 from prometheus_client import Counter
 
-from topobus.devicekit.driver import CountingDriver
+from topobus.devicekit.driver import CountingDriver, KeepingDriver
 from topobus.devicekit.health import silence
 from topobus.devicekit.inventory_merge import DriverView
 from topobus.devicekit.isolation import DriverFailed, DriverHung, IsolatedDriver
 from topobus.devicekit.pci import pci_folder
 from topobus.devicekit.settings import DeviceServiceSettings
-from topobus.domain.device import Device, KeptFunction
+from topobus.domain.device import Device
 from topobus.domain.health import Observation
 from topobus.domain.machine import Machine
 from topobus.domain.pci import PciAddress
@@ -35,13 +35,6 @@ class _WarningDriver(Protocol):
     """A driver that tells what it had to do without (a library that does not load), as sentences; read after each discover."""
 
     warnings: Sequence[str]
-
-
-@runtime_checkable
-class _KeepingDriver(Protocol):
-    """A driver that tells which functions it does not offer, since they are for something else; read after each discover."""
-
-    kept: Sequence[KeptFunction]
 
 
 class DriverPoller:
@@ -171,7 +164,7 @@ class DriverPoller:
             devices=devices,
             counter_sets=tuple(driver.counter_sets(devices)) if isinstance(driver, CountingDriver) else (),
             warnings=tuple(driver.warnings) if isinstance(driver, _WarningDriver) else (),
-            kept=tuple(driver.kept) if isinstance(driver, _KeepingDriver) else (),
+            kept=tuple(driver.kept) if isinstance(driver, KeepingDriver) else (),
             off_bus=frozenset(pci_address for pci_address in pcis if not self._tree.exists(pci_folder(pci_address))),
             away=away,
         )

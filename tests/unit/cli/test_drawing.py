@@ -196,3 +196,22 @@ def test_drawing_tells_what_a_function_is_for_when_it_is_not_offered() -> None:
 
     assert any("gpu 18:00.0 passthrough: kernel driver vfio-pci holds it" in line for line in lines)
     assert any("nic-0 passthrough ConnectX-7" in line for line in lines)
+
+
+def test_drawing_leaves_a_management_function_out_when_its_card_is_drawn() -> None:
+    """A card's own management function is no news; one whose card shows nothing else is drawn with what it is for."""
+    card, alone = PciAddress(0, 0x38, 0, 1), PciAddress(0, 0x39, 0, 0)
+    functions = tuple(
+        PciDevice(address=address, vendor=1, device=1, numa_node=0, root="pci0000:15")
+        for address in (card, PciAddress(0, 0x38, 0, 0), alone)
+    )
+    kept = tuple(KeptFunction(pci=function.address, role=DeviceRole.MANAGEMENT, why="it flashes the card") for function in functions[1:])
+    fpga = Device(name="fpga-0000-38-00-0", device_class="fpga", pci=card, numa_nodes=NodeSet(0), pcie_root="pci0000:15")
+
+    lines = drawn(
+        structs.replace(machine_of(1, 4), pci_devices=functions),
+        Inventory(node="n1", device_class="fpga", generation=1, devices=(fpga,), kept=kept),
+    )
+
+    assert [line for line in lines if "fpga 38:00.0" in line] == []
+    assert any("fpga 39:00.0 management: it flashes the card" in line for line in lines)

@@ -103,9 +103,11 @@ def _device_leaf(device: Device, parts: int) -> Leaf:
 
 def _kept_leaves(machine: Machine, inventory: Inventory) -> Iterable[Leaf]:
     functions = {function.address: function for function in machine.pci_devices}
+    # The management function of a card that is drawn is a part of it, and no news.
+    drawn = {device.pci.key[:3] for device in inventory.devices if device.pci is not None}
     for kept in inventory.kept:
         function = functions.get(kept.pci)
-        if function is not None:
+        if function is not None and not (kept.role is DeviceRole.MANAGEMENT and kept.pci.key[:3] in drawn):
             yield Leaf(
                 device_class=inventory.device_class,
                 name=f"{inventory.device_class} {short_address(str(kept.pci))}",

@@ -23,7 +23,7 @@ from topobus.cli.exits import InputError, UsageError
 from topobus.cli.objects.input_files import SNAPSHOT_BYTES, read_bytes
 from topobus.contracts.codec import decode
 from topobus.contracts.messages import DecisionEvent
-from topobus.devicekit.driver import CountingDriver, DeviceDriver, HintingDriver
+from topobus.devicekit.driver import CountingDriver, DeviceDriver, HintingDriver, KeepingDriver
 from topobus.devicekit.health import HealthSettings
 from topobus.devicekit.hints import hinting_driver
 from topobus.devicekit.inventory_merge import DriverView, advance_inventory
@@ -264,7 +264,12 @@ def _read_driver(driver: DeviceDriver, tree: Tree, machine: Machine, warnings: l
     try:
         devices = tuple(driver.discover(tree, machine))
         sets = tuple(driver.counter_sets(devices)) if isinstance(driver, CountingDriver) else ()
-        return DriverView(devices=devices, counter_sets=sets, observations=dict(driver.observe(tree, devices)) if devices else {})
+        return DriverView(
+            devices=devices,
+            counter_sets=sets,
+            observations=dict(driver.observe(tree, devices)) if devices else {},
+            kept=tuple(driver.kept) if isinstance(driver, KeepingDriver) else (),
+        )
     except HardwareError as err:
         warnings.append(f"driver {driver.name} could not look: {err}")
         return DriverView(devices=())
