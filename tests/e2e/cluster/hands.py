@@ -135,7 +135,12 @@ class Hands:
 
     def _log(self, pod: HandsPod) -> Started | None:
         for file in Path("/var/log/pods").glob(f"default_{pod.name}_{pod.uid}/main/*.log"):
-            words = " ".join(line.split(" ", 3)[3] for line in file.read_text().splitlines() if line.count(" ") >= 3)
+            try:
+                text = file.read_text()
+            except FileNotFoundError:
+                # Of a container that was held back at its start: kubelet has removed it, and makes another.
+                continue
+            words = " ".join(line.split(" ", 3)[3] for line in text.splitlines() if line.count(" ") >= 3)
             match = re.match(r"(.*?)\s*Cpus_allowed_list:\s*(\S+)", words)
             if match:
                 return Started(interfaces=frozenset(match[1].split()), cpus=match[2])
@@ -250,13 +255,11 @@ def cpus_of_pid(pid: int) -> str:
     return match[1]
 
 
-def ping(address: str, tries: int = 10) -> bool:
-    """Ping from the host until there is an answer.
+def ping(address: str, count: int = 2) -> bool:
+    """Ping from the host, which is made to ask where the address is.
 
-    Units: tries — of 2 s each. The kernel announces an interface's addresses once, when it is switched on; when that was lost (the other end's port of a bridge was not open yet), the host
-           asks for an address that another pod had after 8 s (delay_first_probe_time, and ucast_solicit probes of 1 s).
+    An interface's addresses are announced once, when it is switched on, and a bridge drops that: its port opens a moment later. The host would go on for up to a minute to send to
+    the interface that had the address before (base_reachable_time of 30 s, times 1.5 at most, and its probes).
     """
-    return any(
-        subprocess.run([*_PING, "-c", "1", "-W", "2", address], capture_output=True, timeout=20, check=False).returncode == 0
-        for _ in range(tries)
-    )
+    subprocess.run(["ip", "neigh", "flush", "to", address], capture_output=True, timeout=20, check=False)
+    return subprocess.run([*_PING, "-c", str(count), "-W", "2", address], capture_output=True, timeout=20, check=False).returncode == 0

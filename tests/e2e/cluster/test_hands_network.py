@@ -202,7 +202,8 @@ async def test_bad_input_is_refused_by_field_and_changes_nothing(
 
     print(f"hands: {line}")  # noqa: T201 - for people
     assert phase == "Pending"
-    assert changes == []
+    # The kernel tells of the other ends (tbhp0) when it gets round to it: they came up with the neighbour's interface, before anybody listened.
+    assert [change for change in changes if " tbhp" not in change] == []
     assert (after, cpus_after) == (before, cpus)
     assert len(journal) == 1
     assert reached == [True, True]
