@@ -6,19 +6,26 @@ import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import nats
+import nats.errors
 import pytest
 import pytest_asyncio
 
 from support.key_secrets import NAMESPACE, Killed, mortal_client, objects_of, secret_data, server_with_rights
 from support.kustomize import built, container_of, named
 from topobus.cli.application import run
-from topobus.cli.secrets.cluster_secrets import make_users, rotate_users
+from topobus.cli.secrets.cluster_secrets import forget_previous_passwords, make_users, rotate_users
 from topobus.cli.secrets.namespace_objects import NamespaceObjects
 from topobus.cli.secrets.secret_objects import AUTHORITY_MAP, SERVER_SECRET, TLS_SECRET, user_secret
 from topobus.contracts.nats_permissions import PRINCIPALS
 from topobus.domain.errors import ConfigError
+from topobus.kubernetes.client import KubernetesClient
+from topobus.runtime.user_keys import split_login
+from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
 
 pytestmark = pytest.mark.integration
@@ -138,6 +145,94 @@ async def test_servers_file_has_the_newest_passwords_when_it_is_derived_at_the_s
                 )
 
             assert _is_complete(secret_data(server))
+
+
+async def test_both_passwords_count_when_they_are_changed_with_an_overlap_until_they_are_forgotten(
+    server: ApiServerSimulator, tmp_path: Path, nats_binary: Path
+) -> None:
+    """A server that reads the file takes either; a second rotation keeps the one before it alone; after `forget` the newest alone. Others' clients keep what they have."""
+
+    async def accepted() -> set[str]:
+        """Give the passwords that a server with the Secret's file takes, of all that there ever were."""
+        config = secret_data(server)[SERVER_SECRET]["users.conf"]
+        texts.extend(text for text in (secret_data(server)[user_secret("nic")]["password"],) if text not in texts)
+        taken = set()
+        async with NatsServer(binary=nats_binary, config=config) as nats_server:
+            for text in texts:
+                user, password = split_login("nic", text)
+                if await _is_taken(nats_server.url, user, password):
+                    taken.add(text)
+        return taken
+
+    texts: list[str] = []
+    async with objects_of(server, tmp_path) as objects:
+        await make_users(objects)
+        before = secret_data(server)
+        counting = [await accepted()]
+        for _ in range(2):
+            changed = await rotate_users(objects, (), server_after_s=0.0, is_overlapping=True)
+            counting.append(await accepted())
+        # What a run of the Job derives at any moment has both, too.
+        await make_users(objects)
+        counting.append(await accepted())
+        forgotten = await forget_previous_passwords(objects)
+        counting.append(await accepted())
+        again = await forget_previous_passwords(objects)
+
+    first, second, third = texts
+    assert second.startswith("nic__2:")
+    assert counting == [{first}, {first, second}, {second, third}, {second, third}, {third}]
+    assert changed == forgotten == tuple(user for user in sorted(PRINCIPALS) if user != "user")
+    assert again == ()
+    assert secret_data(server)[user_secret("user")] == before[user_secret("user")]
+    assert "previous" not in secret_data(server)[user_secret("nic")]
+
+
+async def test_overlap_is_completed_when_the_command_was_killed_at_any_write(
+    server: ApiServerSimulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever rotate or forget dies, before or after it wrote, the passwords that a pod has count at the server after the next `make`."""
+    kills = 0
+    async with objects_of(server, tmp_path) as objects:
+        await make_users(objects)
+    for act in ("rotate", "forget"):
+        for step in range(1000):
+            async with mortal_client(server, tmp_path) as client:
+                client.die_in(step)
+                monkeypatch.setattr(client, "ask", partial(_ask_or_die, client, client.ask))
+                mortal = NamespaceObjects(client, NAMESPACE)
+                try:
+                    if act == "rotate":
+                        await rotate_users(mortal, ["gpu"], server_after_s=0.0, is_overlapping=True)
+                    else:
+                        await forget_previous_passwords(mortal)
+                except Killed:
+                    kills += 1
+                else:
+                    break
+            async with objects_of(server, tmp_path) as objects:
+                await make_users(objects)
+            data = secret_data(server)
+            for text in (data[user_secret("gpu")]["password"], data[user_secret("gpu")].get("previous", "")):
+                assert not text or f'"{split_login("gpu", text)[1]}"' in data[SERVER_SECRET]["users.conf"]
+
+    # Two at each of the two writes of a rotation; what a `make` completed, `forget` need not write again.
+    assert kills == 4 + 2
+    assert list(secret_data(server)[user_secret("gpu")]) == ["password", "username"]
+
+
+async def _ask_or_die(client: KubernetesClient, mortal_ask: Any, method: str, path: str, **more: Any) -> Any:
+    """Let a client die at what it writes alone: reads change nothing, and there are hundreds of them."""
+    return await (KubernetesClient.ask(client, method, path, **more) if method == "GET" else mortal_ask(method, path, **more))
+
+
+async def _is_taken(url: str, user: str, password: str) -> bool:
+    try:
+        client = await nats.connect(url, user=user, password=password, allow_reconnect=False, max_reconnect_attempts=1)
+    except nats.errors.Error:
+        return False
+    await client.close()
+    return True
 
 
 async def test_job_needs_every_right_that_it_has_and_no_other(server: ApiServerSimulator, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from topobus.contracts.nats_accounts import Shape, accounts
 from topobus.contracts.nats_accounts_config import render_accounts, render_passwords
 from topobus.contracts.nats_permissions import PRINCIPALS, render_permissions
 
-__all__ = ["accounts_configuration", "has_accounts_in", "is_password", "logins_of", "server_configuration"]
+__all__ = ["accounts_configuration", "has_accounts_in", "is_password", "logins_of", "server_configuration", "takes_second_name"]
 
 # The server reads a password as a value of its configuration: one that begins with a digit may be taken for a number. No quote, no `$`, no colon or `@`, so
 # that it stands as it is in a URL, too.
@@ -33,6 +33,15 @@ def logins_of(user: str) -> tuple[str, str]:
     ('gpu', 'gpu__2')
     """
     return user, f"{user}{_SECOND}"
+
+
+def takes_second_name(user: str) -> bool:
+    """Say whether a user's clients are Topobus' own, which know of second names: not subscribers, and not the nats-server of a node.
+
+    >>> takes_second_name("gpu-n1"), takes_second_name("user"), takes_second_name("leaf-n1")
+    (True, False, False)
+    """
+    return user != "user" and user.partition("-")[0] != "leaf"
 
 
 def is_password(text: str) -> bool:

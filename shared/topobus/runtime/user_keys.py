@@ -26,6 +26,7 @@ __all__ = [
     "change_password",
     "forget_previous",
     "locked",
+    "login_text",
     "make_folder",
     "make_passwords",
     "new_password",
@@ -96,8 +97,8 @@ def change_password(folder: Path, principal: str, *, is_overlapping: bool, is_fo
     if is_overlapping:
         (present, password), others = _read_login(file, principal), logins_of(principal)
         login = others[0] if present == others[1] else others[1]
-        write_whole(folder / principal / _PREVIOUS, _login_text(principal, present, password), is_for_group=is_for_group)
-    write_whole(file, _login_text(principal, login, new_password()), is_for_group=is_for_group)
+        write_whole(folder / principal / _PREVIOUS, f"{login_text(principal, present, password)}\n", is_for_group=is_for_group)
+    write_whole(file, f"{login_text(principal, login, new_password())}\n", is_for_group=is_for_group)
     if not is_overlapping:
         forget_previous(folder, principal)
 
@@ -120,8 +121,13 @@ def split_login(user: str, text: str) -> tuple[str, str]:
     return (login, password) if separator and user and login == logins_of(user)[1] else (user, text)
 
 
-def _login_text(principal: str, login: str, password: str) -> str:
-    return f"{password}\n" if login == principal else f"{login}:{password}\n"
+def login_text(principal: str, login: str, password: str) -> str:
+    """Write a password with who logs in with it, the inverse of `split_login`.
+
+    >>> login_text("gpu", "gpu__2", "secret"), login_text("gpu", "gpu", "secret")
+    ('gpu__2:secret', 'secret')
+    """
+    return password if login == principal else f"{login}:{password}"
 
 
 def _read_login(file: Path, principal: str) -> tuple[str, str]:

@@ -16,6 +16,7 @@ from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.options import OUTPUT_DEFAULTS, OutputOptions
 from topobus.cli.system.users_file import UsersForm, changed_form, user_names, write_users
 from topobus.contracts.nats_accounts import Shape
+from topobus.contracts.server_users import takes_second_name
 from topobus.runtime.certificate_facts import CertificateFacts, day, read_certificates
 from topobus.runtime.certificates import (
     AUTHORITY_FILE,
@@ -128,8 +129,8 @@ def rotate(
     """Make passwords anew. The server ends these users' connections when it reads its file again, and they come back with what stands in theirs."""
     form = changed_form(server_file)
     names = user_names(form)
-    changed = [known_user(user, names) for user in users or names if users or not is_overlapping or _is_ours(user)]
-    others = [user for user in changed if not _is_ours(user)]
+    changed = [known_user(user, names) for user in users or names if users or not is_overlapping or takes_second_name(user)]
+    others = [user for user in changed if not takes_second_name(user)]
     if is_overlapping and others:
         raise UsageError(f"{others[0]!r} takes no second name: its clients are not ours", next_step="rotate it without --overlap")
     make_passwords(folder, names, is_for_group=is_for_group)
@@ -146,11 +147,6 @@ def forget(
     form = changed_form(server_file)
     changed = [user for user in user_names(form) if forget_previous(folder, user)]
     return _write_and_tell(options, folder, server_file, form, changed, is_for_group=is_for_group)
-
-
-def _is_ours(user: str) -> bool:
-    """Say whether a user's clients are Topobus' own, which know of second names."""
-    return user != "user" and user.partition("-")[0] != "leaf"
 
 
 def _write_and_tell(

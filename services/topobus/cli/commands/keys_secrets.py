@@ -18,9 +18,10 @@ from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.kubeconfigs import find_kubeconfig
 from topobus.cli.options import OUTPUT_DEFAULTS, OutputOptions
 from topobus.cli.secrets.cluster_certificates import make_certificate, server_names
-from topobus.cli.secrets.cluster_secrets import make_users, rotate_users, user_password
+from topobus.cli.secrets.cluster_secrets import forget_previous_passwords, make_users, rotate_users, user_password
 from topobus.cli.secrets.namespace_objects import NamespaceObjects
 from topobus.cli.secrets.secret_objects import users_of
+from topobus.contracts.server_users import takes_second_name
 from topobus.kubernetes.access import AccessSettings
 from topobus.kubernetes.client import KubernetesClient
 from topobus.runtime.logging import setup_logging
@@ -96,19 +97,52 @@ def rotate(
     users: Annotated[list[str] | None, Parameter(help="Whose passwords. Default: everybody's.")] = None,
     *,
     kubeconfig: Kubeconfig = None,
+    is_overlapping: Annotated[
+        bool,
+        Parameter(
+            name="--overlap",
+            negative="",
+            help="Let those of before count, too, until `topobus keys secrets forget`: services change over by themselves, and nothing that they ask fails. "
+            "Not for `user` and nodes' servers.",
+        ),
+    ] = False,
     server_after_s: Annotated[
-        float, Parameter(name="--server-after", help="Seconds after which the server is told: by then pods have their new passwords.")
-    ] = _SERVER_AFTER_S,
+        float | None,
+        Parameter(
+            name="--server-after",
+            help=f"Seconds after which the server is told: by then pods have their new passwords. Default: {_SERVER_AFTER_S:g}, with --overlap 0.",
+        ),
+    ] = None,
     options: OutputOptions = OUTPUT_DEFAULTS,
 ) -> int:
     """Make passwords anew: first those of the users, then the server's file of them."""
     changed = [known_user(user, users_of(has_leaves=True)) for user in users or ()]
+    others = [user for user in changed if not takes_second_name(user)]
+    if is_overlapping and others:
+        raise UsageError(f"{others[0]!r} takes no second name: its clients are not ours", next_step="rotate it without --overlap")
+    if server_after_s is None:
+        # Both count: who has the new one before the server stays with the old one until it is taken.
+        server_after_s = 0.0 if is_overlapping else _SERVER_AFTER_S
     if not 0 <= server_after_s <= 3600:
         raise UsageError(f"--server-after: got {server_after_s:g}, wanted 0 to 3600 seconds")
+    after_s = server_after_s
 
     async def work() -> list[str]:
         async with _opened(kubeconfig, namespace) as objects:
-            await rotate_users(objects, changed, server_after_s=server_after_s)
+            await rotate_users(objects, changed, server_after_s=after_s, is_overlapping=is_overlapping)
+            return objects.written
+
+    _tell(options, namespace, asyncio.run(work()))
+    return ExitCode.OK
+
+
+@secrets_app.command(name="forget")
+def forget(namespace: Namespace, *, kubeconfig: Kubeconfig = None, options: OutputOptions = OUTPUT_DEFAULTS) -> int:
+    """Let passwords from before a `rotate --overlap` count no more. Give pods two minutes to have the newer ones before; who still uses an old one is cut off."""
+
+    async def work() -> list[str]:
+        async with _opened(kubeconfig, namespace) as objects:
+            await forget_previous_passwords(objects)
             return objects.written
 
     _tell(options, namespace, asyncio.run(work()))

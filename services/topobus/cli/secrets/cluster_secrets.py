@@ -13,7 +13,11 @@ from collections.abc import Iterable
 from topobus.cli.secrets.namespace_objects import NamespaceObjects
 from topobus.cli.secrets.secret_objects import (
     LEAVES_SECRET,
+    changed_secret,
+    forgotten_secret,
+    has_previous,
     is_ours,
+    logins_in,
     password_of,
     password_secret,
     server_secret_names,
@@ -21,11 +25,12 @@ from topobus.cli.secrets.secret_objects import (
     user_secret,
     users_of,
 )
+from topobus.contracts.server_users import takes_second_name
 from topobus.domain.errors import ConfigError
 from topobus.kubernetes.answers import Plain
 from topobus.runtime.user_keys import new_password
 
-__all__ = ["make_users", "rotate_users", "user_password"]
+__all__ = ["forget_previous_passwords", "make_users", "rotate_users", "user_password"]
 
 
 async def make_users(objects: NamespaceObjects, *, has_leaves: bool = False) -> None:
@@ -38,8 +43,12 @@ async def make_users(objects: NamespaceObjects, *, has_leaves: bool = False) -> 
     await _settle_servers(objects, has_leaves)
 
 
-async def rotate_users(objects: NamespaceObjects, principals: Iterable[str], *, server_after_s: float) -> None:
-    """Make passwords anew (of all users, when none is named), and after a while the servers' files.
+async def rotate_users(
+    objects: NamespaceObjects, principals: Iterable[str], *, server_after_s: float, is_overlapping: bool = False
+) -> tuple[str, ...]:
+    """Make passwords anew (of all users, when none is named), and after a while the servers' files; names the users.
+
+    Shapes: is_overlapping — those of before count, too, until `forget_previous_passwords`. Of all users only Topobus' own are meant then: others know of no second name.
 
     Units: server_after_s — by then the nodes have brought the new passwords to the pods. The server ends the connections of these users when it reads its file; a pod
            that had the old password then would be refused until it has the new one.
@@ -47,18 +56,40 @@ async def rotate_users(objects: NamespaceObjects, principals: Iterable[str], *, 
     """
     has_leaves = await objects.read("Secret", LEAVES_SECRET) is not None
     everybody = users_of(has_leaves=has_leaves)
-    wanted = tuple(principals) or everybody
+    wanted = tuple(principals) or tuple(user for user in everybody if not is_overlapping or takes_second_name(user))
     if unknown := sorted({*wanted} - {*everybody}):
         raise ConfigError(f"namespace {objects.namespace} has no user {', '.join(unknown)}", next_step=f"known are {', '.join(everybody)}")
     await _passwords(objects, has_leaves)
     for principal in wanted:
         await _own(objects, principal)
     for principal in wanted:
-        while not await objects.replace(await _own(objects, principal), password_secret(principal, new_password())):
+        while True:
+            present = await _own(objects, principal)
+            if await objects.replace(present, changed_secret(present, principal, new_password(), is_overlapping=is_overlapping)):
+                break
             # Somebody else changed it at the same moment: the last one counts.
-            continue
     await asyncio.sleep(server_after_s)
     await _settle_servers(objects, has_leaves)
+    return wanted
+
+
+async def forget_previous_passwords(objects: NamespaceObjects) -> tuple[str, ...]:
+    """Let the passwords from before a rotation with an overlap count no more, in the Secrets and then in the servers' files; names the users that had one.
+
+    Errors: as `make_users`. Interrupted in between, `make_users` writes the servers' files.
+    """
+    has_leaves = await objects.read("Secret", LEAVES_SECRET) is not None
+    forgotten = []
+    for principal in users_of(has_leaves=has_leaves):
+        while True:
+            present = await objects.read("Secret", user_secret(principal))
+            if present is None or not is_ours(present) or not has_previous(present):
+                break
+            if await objects.replace(present, forgotten_secret(present)):
+                forgotten.append(principal)
+                break
+    await _settle_servers(objects, has_leaves)
+    return tuple(forgotten)
 
 
 async def user_password(objects: NamespaceObjects, principal: str) -> str:
@@ -72,7 +103,7 @@ async def user_password(objects: NamespaceObjects, principal: str) -> str:
             f"namespace {objects.namespace} has no Secret {user_secret(principal)}",
             next_step=f"topobus keys secrets make {objects.namespace}",
         )
-    return password_of(secret)
+    return password_of(secret, principal)
 
 
 async def _own(objects: NamespaceObjects, principal: str) -> Plain | None:
@@ -87,10 +118,10 @@ async def _own(objects: NamespaceObjects, principal: str) -> Plain | None:
 
 
 async def _passwords(objects: NamespaceObjects, has_leaves: bool) -> dict[str, str]:
-    """Give the password of each user; a missing one is made."""
-    passwords = {}
+    """Give the passwords that count, by login; a missing one is made."""
+    passwords: dict[str, str] = {}
     for user in users_of(has_leaves=has_leaves):
-        passwords[user] = password_of(await objects.made(password_secret(user, new_password())))
+        passwords |= logins_in(await objects.made(password_secret(user, new_password())), user)
     return passwords
 
 

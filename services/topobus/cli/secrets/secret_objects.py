@@ -11,9 +11,10 @@ import binascii
 from collections.abc import Mapping, Sequence
 
 from topobus.contracts.nats_accounts import Shape, accounts
-from topobus.contracts.server_users import accounts_configuration, is_password
+from topobus.contracts.server_users import accounts_configuration, is_password, logins_of
 from topobus.domain.errors import ConfigError
 from topobus.kubernetes.answers import Plain
+from topobus.runtime.user_keys import login_text, split_login
 
 __all__ = [
     "AUTHORITY_MAP",
@@ -21,8 +22,12 @@ __all__ = [
     "LEAVES_SECRET",
     "SERVER_SECRET",
     "TLS_SECRET",
+    "changed_secret",
     "decoded",
+    "forgotten_secret",
+    "has_previous",
     "is_ours",
+    "logins_in",
     "object_made",
     "password_of",
     "password_secret",
@@ -44,6 +49,7 @@ AUTHORITY_SECRET = "topobus-nats-authority"
 AUTHORITY_MAP = "topobus-nats-ca"
 """A ConfigMap, for the clients: `ca.crt`."""
 _PASSWORD = "password"
+_PREVIOUS = "previous"
 _USERS_FILE = "users.conf"
 _OWNER_LABEL, _OWNER = "app.kubernetes.io/managed-by", "topobus-keys"
 
@@ -72,6 +78,40 @@ def password_secret(principal: str, password: str) -> Plain:
     return object_made("Secret", user_secret(principal), {_PASSWORD: password, "username": principal})
 
 
+def changed_secret(present: Plain | None, principal: str, password: str, *, is_overlapping: bool) -> Plain:
+    """Give the Secret of a principal with another password, to be written over the present one; `is_overlapping`: that of before counts, too, until `forgotten_secret`.
+
+    The server knows one password for each name, so the newer one goes with the principal's other name, which stands before it: `gpu__2:p…` (docs/adr/0036).
+    Errors: as `logins_in`.
+    """
+    if not is_overlapping or present is None:
+        return forgotten_secret(password_secret(principal, password))
+    login, counting = _login_of(present, _PASSWORD, principal)
+    first, second = logins_of(principal)
+    wanted = password_secret(principal, login_text(principal, first if login == second else second, password))
+    before = login_text(principal, login, counting)
+    return wanted | {"data": {**wanted["data"], _PREVIOUS: base64.b64encode(before.encode()).decode("ascii")}}
+
+
+def forgotten_secret(present: Plain) -> Plain:
+    """Give a merge patch of a Secret after which the password of before counts no more."""
+    return {**present, "data": {**present["data"], _PREVIOUS: None}}
+
+
+def has_previous(secret: Plain) -> bool:
+    """Say whether a password of before counts."""
+    return _PREVIOUS in (secret.get("data") or {})
+
+
+def logins_in(secret: Plain, principal: str) -> dict[str, str]:
+    """Read the passwords of a principal that count, by login, whoever made its Secret: the one that it takes, and while it changes the one of before.
+
+    Errors: raises ConfigError when there is none that the server would take as it is.
+    """
+    keys = (_PREVIOUS, _PASSWORD) if has_previous(secret) else (_PASSWORD,)
+    return dict(_login_of(secret, key, principal) for key in keys)
+
+
 def users_of(*, has_leaves: bool) -> tuple[str, ...]:
     """Name all users, sorted: of one server for everything, or of a hub and the servers of nodes. A node's server is user `leaf` at the hub, whichever node it is.
 
@@ -87,7 +127,7 @@ def server_secret_names(*, has_leaves: bool) -> tuple[str, ...]:
 
 
 def server_secrets(passwords: Mapping[str, str], *, has_leaves: bool) -> tuple[Plain, ...]:
-    """Give the Secrets of the servers; `passwords` has one for each user."""
+    """Give the Secrets of the servers; `passwords` has one for each user, by its name or by one or both of its `logins_of`."""
     return tuple(
         object_made("Secret", name, {_USERS_FILE: accounts_configuration(passwords, shape)}) for name, shape in _shapes(has_leaves).items()
     )
@@ -127,19 +167,23 @@ def decoded(secret: Plain, key: str) -> str:
         raise ConfigError(f"Secret {name}: {key} is no text", next_step=_remedy(name)) from err
 
 
-def password_of(secret: Plain) -> str:
-    """Read a principal's password, whoever made its Secret.
-
-    Errors: raises ConfigError when there is none that the server would take as it is.
-    """
-    password = decoded(secret, _PASSWORD).strip()
+def _login_of(secret: Plain, key: str, principal: str) -> tuple[str, str]:
+    login, password = split_login(principal, decoded(secret, key).strip())
     if not is_password(password):
         name = secret["metadata"]["name"]
         raise ConfigError(
-            f"Secret {name}: its password has {len(password)} characters, wanted 16 to 128 letters and digits, a letter first",
+            f"Secret {name}: its {key} has {len(password)} characters, wanted 16 to 128 letters and digits, a letter first",
             next_step=_remedy(name),
         )
-    return password
+    return login, password
+
+
+def password_of(secret: Plain, principal: str) -> str:
+    """Read the password that a principal takes.
+
+    Errors: as `logins_in`.
+    """
+    return _login_of(secret, _PASSWORD, principal)[1]
 
 
 def _remedy(name: str) -> str:
