@@ -16,6 +16,7 @@ from topobus.contracts.catalogue import CLAIMS, HELD_CLAIMS, LEDGER, NODE_CLAIM
 from topobus.contracts.node_claim_messages import ClaimsReply, ClaimsRequest, HeldClaims, NodeClaim, place_of
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.relay.core.node_claims import HeldClaim, objection_to, prepared_claims, steps_of
+from topobus.relay.hub_link import HubLink
 from topobus.runtime.backoff import full_jitter
 from topobus.runtime.bus import Change, ChangeKind, Conflict
 from topobus.runtime.failures import AmbiguousWrite
@@ -31,8 +32,9 @@ _MAX_WHY = 500
 class NodeClaims:
     """The claims of one node."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, link: HubLink) -> None:
         self._runtime = runtime
+        self._link = link
         self._bus = runtime.bus
         self._node = runtime.node
         self._held: dict[str, HeldClaim] = {}
@@ -41,6 +43,7 @@ class NodeClaims:
         self._noted: HeldClaims | None = None
         self._is_whole = False
         self._changed = asyncio.Event()
+        link.on_join = self._changed.set
         self._turn = asyncio.Lock()
         self._written = Counter(
             "topobus_relay_claims_total", "What was done with stand-alone claims of this node.", ["outcome"], registry=runtime.registry
@@ -138,14 +141,14 @@ class NodeClaims:
         return {place: self._held[place].version for place in sorted(self._held)}
 
     async def _note_claims(self) -> None:
-        """Write the note whenever there is something else than it says, and again after the node's store was lost."""
+        """Write the note whenever there is something else than it says, and again after a cut and after the node's store was lost."""
         attempt = 0
         while True:
             await self._changed.wait()
             self._changed.clear()
             if not self._is_whole:
                 continue
-            note = HeldClaims(node=self._node, versions=self._versions())
+            note = HeldClaims(node=self._node, versions=self._versions(), joined_at=self._link.joined_at)
             if note == self._noted:
                 continue
             try:

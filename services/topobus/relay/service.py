@@ -64,7 +64,7 @@ async def serve_node(settings: RelaySettings, runtime: Runtime) -> None:
     async with asyncio.TaskGroup() as tasks:
         for state in states:
             tasks.create_task(_keep(state, copies, uplink, runtime.node), name=f"keep-{state.name}")
-        tasks.create_task(NodeClaims(runtime).run(), name="node-claims")
+        tasks.create_task(NodeClaims(runtime, link).run(), name="node-claims")
         await _Relay(settings, runtime, events, copies, link, uplink, tasks).run()
 
 

@@ -71,6 +71,8 @@ class HeldClaims(Struct, frozen=True, kw_only=True):
     node: str
     versions: dict[str, str] = {}
     """By place (`place_of`)."""
+    joined_at: str = ""
+    """RFC 3339, UTC: when the relay found the hub last. So the note is another one after a cut, and what was put off meanwhile is said at once."""
 
 
 def place_of(namespace: str, name: str) -> str:

@@ -23,6 +23,7 @@ from topobus.controller.store.nats_store import NatsStore
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.ledger import Allocation, Ledger
 from topobus.domain.request import Owner, OwnerKind
+from topobus.relay.hub_link import HubLink
 from topobus.relay.node_claims import NodeClaims
 from topobus.runtime.bus import Bus
 from topobus.runtime.clock import SystemClock
@@ -92,7 +93,7 @@ class _Place:
     async def relay(self) -> AsyncIterator[Bus]:
         """Run the relay's part until the block ends."""
         runtime = await self.runtime("relay")
-        async with _running(NodeClaims(runtime).run()):
+        async with _running(NodeClaims(runtime, HubLink(runtime)).run()):
             yield runtime.bus
 
     async def answer_by(self, answer: Callable[[ClaimsRequest], Awaitable[ClaimsReply]]) -> Bus:
@@ -229,6 +230,24 @@ async def test_node_is_asked_seldom_when_it_takes_nothing(place: _Place) -> None
             await asyncio.sleep(0.1)
 
     assert 5 < len(place.requests) < 150
+
+
+async def test_node_is_asked_at_once_when_it_is_back_after_a_long_cut(place: _Place) -> None:
+    """Its relay's note has another time then: what was put off for longer and longer is said within a second."""
+
+    async def refuse(_: ClaimsRequest) -> ClaimsReply:
+        raise PeerUnavailable("cut off")
+
+    relay = await place.answer_by(refuse)
+    async with place.controller() as side:
+        await _write(side, "a", _claim("a", _NODE))
+        for number in range(20):
+            await asyncio.sleep(300.0)
+            before = len(place.requests)
+            await relay.put(HELD_CLAIMS, HeldClaims(node=_NODE, joined_at=f"join-{number}"), node=_NODE)
+            await asyncio.sleep(0.5)
+
+            assert len(place.requests) > before, f"join {number}"
 
 
 async def test_other_claims_come_when_one_is_refused(bus: Bus, place: _Place) -> None:
