@@ -15,7 +15,7 @@ from topobus.devicekit.driver import DeviceDriver
 from topobus.devicekit.health import HealthSettings
 from topobus.devicekit.host import serve_devices
 from topobus.devicekit.registry import DriverRegistry, SkippedPlugin
-from topobus.devicekit.settings import DeviceServiceSettings, DriverSettings, JournalSettings, PartitionSettings
+from topobus.devicekit.settings import CleaningSettings, DeviceServiceSettings, DriverSettings, JournalSettings, PartitionSettings
 from topobus.domain.device import Inventory
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.health import HealthState
@@ -52,6 +52,7 @@ class DeviceBench:
         self.recorded = recorded
         self.hardware = HardwareSettings(root=str(recorded.root), rescan_s=0.2)
         self.journal = recorded.root.parent / "journal"
+        self.metrics = CollectorRegistry()
         self._generation = 0
 
     async def publish_machine(self) -> None:
@@ -70,6 +71,7 @@ class DeviceBench:
         readiness: Readiness | None = None,
         clock: Clock | None = None,
         partitions: PartitionSettings | None = None,
+        cleaning: CleaningSettings | None = None,
     ) -> AsyncIterator[None]:
         """Run the gpu service with these drivers on a connection of its own."""
         settings = DeviceServiceSettings(
@@ -79,6 +81,7 @@ class DeviceBench:
             drivers=DriverSettings(timeout_s=timeout_s, first_wait_s=2.0),
             partitions=partitions or PartitionSettings(),
             health=health or HealthSettings(poll_s=POLL_S, hold_s=0.2),
+            cleaning=cleaning or CleaningSettings(),
         )
         async with Bus.session(NatsSettings(url=self.url), name="gpu") as bus:
             runtime = Runtime(
@@ -87,7 +90,7 @@ class DeviceBench:
                 bus=bus,
                 clock=clock or SystemClock(),
                 readiness=readiness or Readiness(),
-                registry=CollectorRegistry(),
+                registry=self.metrics,
             )
             task = asyncio.create_task(serve_devices(settings, runtime, "gpu", registry=DriverRegistry(drivers=drivers, skipped=skipped)))
             try:

@@ -281,10 +281,7 @@ def adopt(
 def name_user(
     ledger: Ledger, *, op_id: str, owner: Owner, decision_id: str, user: Owner | None = None, pods: tuple[Owner, ...] = ()
 ) -> Step:
-    """Say which pod (of a claim: which pods) uses what an owner holds by a decision; a later holding of the owner, or none, stays as it is.
-
-    Nothing is decided, so the holding keeps its decision and no event goes out.
-    """
+    """Say which pod (of a claim: which pods) uses what an owner holds by a decision: nothing is decided, and a later holding stays as it is."""
     operation_record = recorded_operation(ledger, op_id)
     if operation_record is not None:
         return _repeat(ledger, operation_record)

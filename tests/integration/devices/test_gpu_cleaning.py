@@ -13,6 +13,7 @@ from support.fake_nvml import GIB, FakeGpu, FakeNvml, fake_nvml, needs_gcc
 from support.gpu_processes import add_process
 from topobus.contracts.catalogue import PREPARE, UNPREPARE
 from topobus.contracts.messages import Prepared, PrepareRequest, UnprepareRequest
+from topobus.devicekit.settings import CleaningSettings
 from topobus.domain.health import HealthState
 from topobus.domain.outcome import Refusal
 from topobus.domain.request import Owner, OwnerKind
@@ -63,7 +64,10 @@ async def _gpus(bus: Bus, nats_server: NatsServer, tmp_path: Path) -> AsyncItera
         driver = NvidiaDriver()
         driver.configure(LeftoverSettings(wait_s=0.05))
         await bench.publish_machine()
-        async with Bus.session(NatsSettings(url=nats_server.url), name="gateway") as gateway, bench.service(driver):
+        async with (
+            Bus.session(NatsSettings(url=nats_server.url), name="gateway") as gateway,
+            bench.service(driver, timeout_s=60.0, cleaning=CleaningSettings(answer_after_s=60.0)),
+        ):
             gpus = _Gpus(bench, library, gateway)
             await bench.inventory(has_state(HealthState.HEALTHY, gpus.name))
             yield gpus

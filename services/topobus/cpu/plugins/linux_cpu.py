@@ -16,7 +16,9 @@ from msgspec.structs import replace
 from topobus.cpu.config import CpuGroupSettings
 from topobus.cpu.plugins.cpu_facts import CpuFacts
 from topobus.cpu.plugins.cpu_grouping import group_devices
+from topobus.cpu.plugins.cpu_health import memory_errors, throttling
 from topobus.cpu.plugins.cpu_parameters import read_cpu_parameters
+from topobus.devicekit.counter_rises import CounterRises
 from topobus.devicekit.driver import PrepareContext
 from topobus.devicekit.edits_text import own_variable
 from topobus.domain.cpu_groups import cpus_of, is_cpu_group
@@ -48,6 +50,7 @@ class LinuxCpuDriver:
 
     def __init__(self) -> None:
         self._settings = CpuGroupSettings()
+        self._counters = CounterRises()
 
     def configure(self, settings: CpuGroupSettings) -> None:
         """Take the operator's word on how CPUs are offered."""
@@ -67,25 +70,32 @@ class LinuxCpuDriver:
         return tuple(self._device(cpu, names, facts) for cpu in sorted(online, key=lambda cpu: cpu.id))
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
-        """Report the CPUs that are no longer online, by one read of the kernel's list."""
+        """Report the CPUs that are no longer online, by one read of the kernel's list, and what the kernel counts of the others."""
         online = _online(tree)
         if online is None:
             return {}
-        return {
-            device.name: (
-                Observation(
-                    dimension=Dimension.PRESENCE,
-                    state=HealthState.UNHEALTHY,
-                    # The reason that the host gives as well, once the machine no longer has the CPU online: one fault, one event.
-                    reason="device-gone",
-                    message=f"CPU {device.cpu} is offline",
-                    evidence={"path": _ONLINE, "value": str(online)},
-                    action=RecoveryAction.WAIT,
-                ),
-            )
-            for device in devices
-            if device.cpu is not None and device.cpu not in online
-        }
+        by_socket = memory_errors(tree, self._counters)
+        seen: dict[str, tuple[Observation, ...]] = {}
+        for device in devices:
+            if device.cpu is None:
+                continue
+            if device.cpu not in online:
+                seen[device.name] = (
+                    Observation(
+                        dimension=Dimension.PRESENCE,
+                        state=HealthState.UNHEALTHY,
+                        # The reason that the host gives as well, once the machine no longer has the CPU online: one fault, one event.
+                        reason="device-gone",
+                        message=f"CPU {device.cpu} is offline",
+                        evidence={"path": _ONLINE, "value": str(online)},
+                        action=RecoveryAction.WAIT,
+                    ),
+                )
+                continue
+            signs = (throttling(tree, device.cpu, self._counters), by_socket.get(device.socket) if device.socket is not None else None)
+            if any(signs):
+                seen[device.name] = tuple(sign for sign in signs if sign is not None)
+        return seen
 
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
         """Give each CPU as a cpuset, and tell the container its CPUs: all of them in `TOPOBUS_CPUS`, and one variable a CPU."""

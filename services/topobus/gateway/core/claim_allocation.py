@@ -20,9 +20,10 @@ from topobus.domain.alignment.planning.node_view import CPU_CLASS
 from topobus.domain.device import class_of_driver
 from topobus.domain.edits import ContainerEdits
 from topobus.domain.idset import CpuSet
-from topobus.domain.names import ClaimUid, is_dns_label, is_dns_subdomain
+from topobus.domain.names import ClaimUid, is_dns_label
 from topobus.domain.outcome import Reason, Refusal
-from topobus.domain.request import Owner, OwnerKind
+from topobus.domain.request import Owner
+from topobus.gateway.core.claim_pods import pods_of, users_of
 from topobus.gateway.core.consumed_cpus import add_cpus
 from topobus.gateway.core.naming_variables import naming
 from topobus.kubernetes.api.resource import Toleration
@@ -42,7 +43,6 @@ __all__ = [
     "cdi_whole_name",
     "cdi_whole_names",
     "is_allocated_here",
-    "pods_of",
 ]
 
 CDI_VENDOR = "topobus.dev"
@@ -50,9 +50,6 @@ CDI_VENDOR = "topobus.dev"
 _LISTS = ("device_nodes", "mounts", "hooks", "additional_gids", "net_devices")
 # Written by kube-controller-manager (k8s.io/api/resource/v1, PodResourceClaimAnnotation).
 _POD_CLAIM_ANNOTATION = "resource.kubernetes.io/pod-claim-name"
-
-# As many as a claim can be reserved for (resource.k8s.io/v1, ResourceClaimReservedForMaxSize).
-_MOST_USERS = 256
 
 
 class AllocatedDevice(Struct, frozen=True, kw_only=True):
@@ -193,36 +190,6 @@ def allocation_of(
         users=users_of(claim, namespace),
         tolerated=tolerated,
     )
-
-
-def pods_of(claim: ApiObject) -> tuple[str, ...]:
-    """List the uids of the pods that a claim is reserved for, sorted; an entry that cannot be read names no pod.
-
-    >>> pods_of(ApiObject(api_version="v1", kind="ResourceClaim", metadata={}, status={"reservedFor": [{"resource": "pods", "name": "a", "uid": "u"}]}))
-    ('u',)
-    """
-    uids = [consumer.get("uid") for consumer in _consuming_pods(claim)]
-    return tuple(sorted({uid for uid in uids if isinstance(uid, str) and uid}))
-
-
-def users_of(claim: ApiObject, namespace: str) -> tuple[Owner, ...]:
-    """List the pods that a claim is reserved for, sorted by name; an entry whose name cannot be read is none.
-
-    >>> users_of(ApiObject(api_version="v1", kind="ResourceClaim", metadata={}, status={"reservedFor": [{"resource": "pods", "name": "a", "uid": "u"}]}), "n")[0].key
-    'pod/n/a/u'
-    """
-    users: dict[str, Owner] = {}
-    for consumer in _consuming_pods(claim):
-        name, uid = consumer.get("name"), consumer.get("uid")
-        if isinstance(name, str) and is_dns_subdomain(name):
-            users[name] = Owner(kind=OwnerKind.POD, namespace=namespace, name=name, uid=uid if isinstance(uid, str) else "")
-    return tuple(users[name] for name in sorted(users))[:_MOST_USERS]
-
-
-def _consuming_pods(claim: ApiObject) -> list[Mapping[str, Any]]:
-    reserved_for = claim.status.get("reservedFor")
-    consumers = [consumer for consumer in reserved_for if isinstance(consumer, Mapping)] if isinstance(reserved_for, list) else []
-    return [consumer for consumer in consumers if consumer.get("resource") == "pods" and not consumer.get("apiGroup")]
 
 
 def is_allocated_here(claim: ApiObject | None, uid: ClaimUid, node: str) -> bool:

@@ -22,7 +22,7 @@ from topobus.domain.outcome import Reason, Refusal
 from topobus.domain.sandbox import Sandbox
 from topobus.gateway.asks import NodeAsks
 from topobus.gateway.core import sandbox_rules as rules
-from topobus.gateway.core.claim_allocation import pods_of
+from topobus.gateway.core.claim_pods import pods_of
 from topobus.gateway.dra.attachments import AttachmentReports, Describe, NoPodDetails, NoReports, PodDetails, say_nothing
 from topobus.gateway.dra.checkpoint import Checkpoint, ClaimEntry, SandboxAttachment
 from topobus.gateway.dra.claim_key import ClaimFailed, ClaimKey, refused

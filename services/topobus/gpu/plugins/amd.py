@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from topobus.devicekit.counter_rises import CounterRises
 from topobus.devicekit.driver import PrepareContext
 from topobus.devicekit.edits_text import is_offered, own_variable, unreadable, unusable
 from topobus.devicekit.left_out import LeftOut
@@ -36,6 +37,7 @@ from topobus.gpu.kfd_processes import kfd_processes
 from topobus.gpu.leftovers import ChecksLeftovers, GpuUse, Leftovers
 from topobus.gpu.processes import process_of
 from topobus.gpu.products import ProductTable
+from topobus.gpu.sensor_health import ras_sign, temperature_sign
 from topobus.sysfs.kfd import KfdLink, KfdNode, read_kfd_links
 from topobus.sysfs.nodes import device_node
 from topobus.sysfs.tree import Tree
@@ -59,6 +61,7 @@ class AmdDriver(ChecksLeftovers):
     def __init__(self) -> None:
         self._products = ProductTable()
         self._pci_health = PciHealth()
+        self._counters = CounterRises()
         self.leftovers = Leftovers()
         self._links: tuple[tuple[KfdNode, ...], dict[int, tuple[KfdLink, ...]]] = ((), {})
         """The nodes, and the links of each by its number: 64 partitions have 4,000 of them, which change with the nodes alone."""
@@ -271,9 +274,10 @@ class AmdDriver(ChecksLeftovers):
             tree.read_int(f"{folder}/mem_info_vram_total")
             tree.read(f"{folder}/unique_id")
             tree.read(f"{folder}/product_name")
+            signs = (temperature_sign(tree, folder), ras_sign(tree, folder, self._counters))
         except HardwareError as err:
             return [unreadable(err)]
-        return seen + observe_kernel_driver(tree, address)
+        return [*seen, *observe_kernel_driver(tree, address), *(sign for sign in signs if sign is not None)]
 
 
 def _share(card_bytes: int, card: AmdCard, compute_dies: int) -> int:

@@ -32,6 +32,7 @@ from topobus.gpu.drm_edits import drm_edits
 from topobus.gpu.leftovers import ChecksLeftovers, GpuUse, Leftovers
 from topobus.gpu.processes import holders_of
 from topobus.gpu.products import ProductTable
+from topobus.gpu.sensor_health import survivability_sign, temperature_sign
 from topobus.sysfs.drm import function_drm_nodes
 from topobus.sysfs.tree import Tree
 
@@ -115,7 +116,9 @@ class IntelDriver(ChecksLeftovers):
             if any(observation.dimension is Dimension.PRESENCE for observation in seen):
                 return seen
             _memory_bytes(tree, address)
-            return seen + observe_kernel_driver(tree, address)
+            folder = pci_folder(address)
+            signs = (temperature_sign(tree, folder), survivability_sign(tree, folder))
+            return [*seen, *observe_kernel_driver(tree, address), *(sign for sign in signs if sign is not None)]
         except HardwareError as err:
             return [unreadable(err)]
 

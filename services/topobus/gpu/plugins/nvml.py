@@ -17,10 +17,12 @@ from typing import Any
 
 from msgspec import Struct
 
+from topobus.devicekit.counter_rises import CounterRises
 from topobus.devicekit.health import silence
 from topobus.domain.device import AttributeValue
 from topobus.domain.health import Dimension, HealthState, Observation, RecoveryAction
 from topobus.domain.pci import PciAddress
+from topobus.gpu.plugins.nvml_counters import ecc_sign, fabric_sign, link_error_sign, retirement_sign
 from topobus.gpu.plugins.nvml_facts import gpu_facts
 from topobus.gpu.plugins.nvml_library import NvmlUnavailable, open_library, reopen_library
 from topobus.gpu.plugins.nvml_signs import field_of, memory_sign, nvml_observation, recovery_sign, thermal_sign
@@ -76,6 +78,7 @@ class Nvml:
         self._lost: set[PciAddress] = set()
         self._events: Any = None
         self._watched: set[PciAddress] = set()
+        self._counters = CounterRises()
         self._most_links: dict[PciAddress, int] = {}
         self._is_stale = False
         # A GPU is cleaned in a thread of its own, and a session that is reopened takes the library away under whoever is in it.
@@ -221,17 +224,23 @@ class Nvml:
             recovery_sign(library, handle, ask),
             memory_sign(library, handle, ask),
             thermal_sign(library, handle, ask),
-            self._nvlink(address, handle),
+            ecc_sign(library, handle, ask, self._counters, str(address)),
+            retirement_sign(library, handle, ask),
+            *self._nvlink(address, handle),
+            fabric_sign(library, handle, ask),
         )
         return [observation for observation in checks if observation is not None]
 
-    def _nvlink(self, address: PciAddress, handle: Any) -> Observation | None:
-        active = len(self._active_links(handle))
+    def _nvlink(self, address: PciAddress, handle: Any) -> list[Observation | None]:
+        links = self._active_links(handle)
+        active = len(links)
         most = self._most_links[address] = max(active, self._most_links.get(address, 0))
+        errors = link_error_sign(self._nvml, handle, self._quiet, self._counters, str(address), links)
         if active == most:
-            return None
+            return [errors]
         text = f"{active} NVLinks are up, {most} were before"
-        return nvml_observation(Dimension.LINK, HealthState.DEGRADED, "nvlink-down", text, RecoveryAction.RESET_DEVICE, value=str(active))
+        down = nvml_observation(Dimension.LINK, HealthState.DEGRADED, "nvlink-down", text, RecoveryAction.RESET_DEVICE, value=str(active))
+        return [down, errors]
 
     def _xid_events(self) -> list[tuple[PciAddress, Observation]]:
         seen: list[tuple[PciAddress, Observation]] = []

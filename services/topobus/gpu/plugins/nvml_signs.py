@@ -12,7 +12,7 @@ from typing import Any
 
 from topobus.domain.health import Dimension, HealthState, Observation, RecoveryAction
 
-__all__ = ["field_of", "memory_sign", "nvml_observation", "recovery_sign", "thermal_sign"]
+__all__ = ["Ask", "field_of", "memory_sign", "nvml_observation", "recovery_sign", "thermal_sign"]
 
 Ask = Callable[..., Any | None]
 # nvmlDeviceGpuRecoveryAction_t.

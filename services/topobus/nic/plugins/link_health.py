@@ -1,6 +1,6 @@
 """Judges the link of a network device from what its interfaces and RDMA ports show: carrier, port state, speed, duplex.
 
-Flows in: frozen values read by `topobus.sysfs`. Flows out: observations. It reads no file.
+Flows in: frozen values read by `topobus.sysfs`. Flows out: observations. It reads no file but the error counters.
 
 - No carrier on an interface that is switched on is Unhealthy, not Degraded: a pod on it has no network, and another device would serve it.
 - An RDMA port that is not active is Unhealthy for the same reason, unless its interface is switched off or not visible.
@@ -15,12 +15,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from topobus.devicekit.counter_rises import CounterRises
 from topobus.domain.health import Dimension, HealthState, Observation
 from topobus.domain.pci import PciAddress
 from topobus.sysfs.net import NetInterface
 from topobus.sysfs.rdma import RdmaPort
+from topobus.sysfs.tree import Tree
 
-__all__ = ["BestSpeeds", "judge_carrier", "judge_duplex", "judge_parent", "judge_rdma_ports"]
+__all__ = ["BestSpeeds", "judge_carrier", "judge_duplex", "judge_errors", "judge_parent", "judge_rdma_ports"]
+
+
+# Frames with a bad checksum, and frames that the carrier failed under (Documentation/networking/statistics.rst).
+_ERROR_COUNTERS = ("rx_crc_errors", "tx_carrier_errors")
+# A good link has none for days; as many as this between two looks is no accident.
+_ERROR_STORM = 100
 
 
 class BestSpeeds:
@@ -108,6 +116,29 @@ def judge_rdma_ports(interfaces: Sequence[NetInterface], ports: Sequence[RdmaPor
         message=f"RDMA port {', '.join(str(rdma_port.number) for rdma_port in down)} is {first.state} ({first.physical_state or 'no physical state'})",
         evidence={"path": f"{first.path}/state", "value": first.state},
     )
+
+
+def judge_errors(tree: Tree, interfaces: Sequence[NetInterface], counters: CounterRises) -> Observation | None:
+    """Compare the frames that came in damaged, and those that were lost on the way out, with the last look.
+
+    Errors: raises HardwareError for a file that is no number.
+    """
+    for interface in interfaces:
+        if not interface.carrier:
+            # A link that trains counts errors, which say nothing.
+            continue
+        for name in _ERROR_COUNTERS:
+            path = f"{interface.path}/statistics/{name}"
+            rise = counters.rise(path, tree.read_int(path))
+            if rise >= _ERROR_STORM:
+                return Observation(
+                    dimension=Dimension.LINK,
+                    state=HealthState.DEGRADED,
+                    reason="link-errors",
+                    message=f"{interface.name}: {rise} new {name}: cable, transceiver or switch port",
+                    evidence={"path": path, "value": str(rise)},
+                )
+    return None
 
 
 def judge_duplex(interfaces: Sequence[NetInterface]) -> Observation | None:

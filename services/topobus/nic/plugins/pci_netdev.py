@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from topobus.devicekit.counter_rises import CounterRises
 from topobus.devicekit.driver import PrepareContext
 from topobus.devicekit.edits_text import gone, own_variable, unreadable
 from topobus.devicekit.left_out import LeftOut
@@ -42,7 +43,7 @@ from topobus.domain.outcome import Reason, Refusal
 from topobus.domain.pci import PciAddress
 from topobus.nic.netlink.vf_settings import VfPlace
 from topobus.nic.plugins.attaching import AttachesInterfaces
-from topobus.nic.plugins.link_health import BestSpeeds, judge_carrier, judge_duplex, judge_parent, judge_rdma_ports
+from topobus.nic.plugins.link_health import BestSpeeds, judge_carrier, judge_duplex, judge_errors, judge_parent, judge_rdma_ports
 from topobus.nic.plugins.vendors import model_name, vendor_name
 from topobus.sysfs.net import NetInterface, default_route_interfaces, function_interfaces, read_sriov
 from topobus.sysfs.nodes import device_node
@@ -69,6 +70,7 @@ class PciNetdevDriver(AttachesInterfaces):
         super().__init__()
         self._pci_health = PciHealth(is_speed_steady=True)
         self._best_speeds = BestSpeeds()
+        self._counters = CounterRises()
         self.warnings: tuple[str, ...] = ()
         """What the last `discover` left out, and why; the inventory shows it."""
         self.offers_parents = False
@@ -214,6 +216,7 @@ class PciNetdevDriver(AttachesInterfaces):
             interfaces = function_interfaces(tree, address, only_link=True)
             ports = function_rdma_ports(tree, address)
             parent = _observe_parent(tree, address)
+            errors = judge_errors(tree, interfaces, self._counters)
         except HardwareError as err:
             return [unreadable(err)]
         link = (
@@ -221,6 +224,7 @@ class PciNetdevDriver(AttachesInterfaces):
             judge_rdma_ports(interfaces, ports),
             self._best_speeds.judge(str(address), interfaces, ports),
             judge_duplex(interfaces),
+            errors,
             parent,
         )
         return [*seen, *(observation for observation in link if observation is not None)]

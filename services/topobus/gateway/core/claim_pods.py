@@ -1,0 +1,45 @@
+"""Reads from a claim which pods it is reserved for. Pure; what cannot be read names no pod."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from topobus.contracts.messages import ApiObject
+from topobus.domain.names import is_dns_subdomain
+from topobus.domain.request import Owner, OwnerKind
+
+__all__ = ["pods_of", "users_of"]
+
+# As many as a claim can be reserved for (resource.k8s.io/v1, ResourceClaimReservedForMaxSize).
+_MOST_USERS = 256
+
+
+def pods_of(claim: ApiObject) -> tuple[str, ...]:
+    """List the uids of the pods that a claim is reserved for, sorted; an entry that cannot be read names no pod.
+
+    >>> pods_of(ApiObject(api_version="v1", kind="ResourceClaim", metadata={}, status={"reservedFor": [{"resource": "pods", "name": "a", "uid": "u"}]}))
+    ('u',)
+    """
+    uids = [consumer.get("uid") for consumer in _consuming_pods(claim)]
+    return tuple(sorted({uid for uid in uids if isinstance(uid, str) and uid}))
+
+
+def users_of(claim: ApiObject, namespace: str) -> tuple[Owner, ...]:
+    """List the pods that a claim is reserved for, sorted by name; an entry whose name cannot be read is none.
+
+    >>> users_of(ApiObject(api_version="v1", kind="ResourceClaim", metadata={}, status={"reservedFor": [{"resource": "pods", "name": "a", "uid": "u"}]}), "n")[0].key
+    'pod/n/a/u'
+    """
+    users: dict[str, Owner] = {}
+    for consumer in _consuming_pods(claim):
+        name, uid = consumer.get("name"), consumer.get("uid")
+        if isinstance(name, str) and is_dns_subdomain(name):
+            users[name] = Owner(kind=OwnerKind.POD, namespace=namespace, name=name, uid=uid if isinstance(uid, str) else "")
+    return tuple(users[name] for name in sorted(users))[:_MOST_USERS]
+
+
+def _consuming_pods(claim: ApiObject) -> list[Mapping[str, Any]]:
+    reserved_for = claim.status.get("reservedFor")
+    consumers = [consumer for consumer in reserved_for if isinstance(consumer, Mapping)] if isinstance(reserved_for, list) else []
+    return [consumer for consumer in consumers if consumer.get("resource") == "pods" and not consumer.get("apiGroup")]

@@ -1,0 +1,74 @@
+"""Judges what kernel drivers of GPUs publish in sysfs: temperatures of hwmon, AMD's RAS error counts, the survivability mode of Intel's xe.
+
+Flows in: the folder of a PCI function. Flows out: observations; what a driver does not publish says nothing.
+Source: Documentation/hwmon/sysfs-interface; Documentation/gpu/amdgpu/ras.rst (`ras/*_err_count`: lines `ue: N` and `ce: N`); Documentation/gpu/xe/xe_survivability.
+"""
+
+from __future__ import annotations
+
+from topobus.devicekit.counter_rises import CounterRises
+from topobus.domain.health import Dimension, HealthState, Observation, RecoveryAction
+from topobus.sysfs.tree import Tree
+
+__all__ = ["ras_sign", "survivability_sign", "temperature_sign"]
+
+
+def temperature_sign(tree: Tree, folder: str) -> Observation | None:
+    """Compare each sensor with its critical temperature, at which the hardware throttles or stops.
+
+    Errors: raises HardwareError for a file that is no number.
+    """
+    for monitor in tree.names(f"{folder}/hwmon"):
+        for name in tree.names(f"{folder}/hwmon/{monitor}"):
+            if not (name.startswith("temp") and name.endswith("_crit")):
+                continue
+            path = f"{folder}/hwmon/{monitor}/{name.removesuffix('_crit')}_input"
+            now, critical = tree.read_int(path), tree.read_int(f"{folder}/hwmon/{monitor}/{name}")
+            if now is not None and critical and now >= critical:
+                return Observation(
+                    dimension=Dimension.THERMAL,
+                    state=HealthState.UNHEALTHY,
+                    reason="too-hot",
+                    message=f"{now / 1000:g} °C, critical is {critical / 1000:g} °C",
+                    evidence={"path": path, "value": str(now)},
+                    action=RecoveryAction.WAIT,
+                )
+    return None
+
+
+def ras_sign(tree: Tree, folder: str, counters: CounterRises) -> Observation | None:
+    """Compare the uncorrected errors of each block of an AMD GPU (umc is its memory) with the last look."""
+    for name in tree.names(f"{folder}/ras"):
+        block = name.removesuffix("_err_count")
+        if block == name:
+            continue
+        path = f"{folder}/ras/{name}"
+        lines = (line.partition(":") for line in (tree.read(path) or "").splitlines())
+        counts = {key.strip(): int(value) for key, colon, value in lines if colon and value.strip().isdecimal()}
+        rise = counters.rise(path, counts.get("ue"))
+        if rise:
+            return Observation(
+                dimension=Dimension.MEMORY if block == "umc" else Dimension.COMPUTE,
+                state=HealthState.UNHEALTHY,
+                reason="ras-uncorrected",
+                message=f"{rise} new uncorrected error(s) in block {block}",
+                evidence={"path": path, "value": str(counts["ue"])},
+                action=RecoveryAction.RESET_DEVICE,
+            )
+    return None
+
+
+def survivability_sign(tree: Tree, folder: str) -> Observation | None:
+    """See whether xe runs a card only so far that its firmware can be mended: the file is there in this mode alone."""
+    path = f"{folder}/survivability_mode"
+    text = tree.read(path)
+    if text is None:
+        return None
+    return Observation(
+        dimension=Dimension.FIRMWARE,
+        state=HealthState.UNHEALTHY,
+        reason="survivability-mode",
+        message="the kernel driver runs the card in survivability mode: its firmware is to be mended",
+        evidence={"path": path, "value": text.splitlines()[0][:60] if text else ""},
+        action=RecoveryAction.REPLACE,
+    )

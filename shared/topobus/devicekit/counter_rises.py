@@ -1,0 +1,32 @@
+"""Tells by how much counters that only grow have risen since the last look: the rise is the evidence, the first look takes the stand as it finds it.
+
+Flows in: a key and its present count. Flows out: the rise. A count that fell began anew (a driver was loaded again): it has not risen.
+"""
+
+from __future__ import annotations
+
+__all__ = ["CounterRises"]
+
+
+class CounterRises:
+    """The counts of the last look; one instance a driver, kept over looks."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+
+    def rise(self, key: str, count: int | None) -> int:
+        """Give the rise since the last look with this key; 0 at the first one, and when nothing is known.
+
+        >>> counters = CounterRises()
+        >>> [counters.rise("ue", count) for count in (4, 4, 6, None, 7, 1, 2)]
+        [0, 0, 2, 0, 1, 0, 1]
+        """
+        if count is None:
+            return 0
+        before = self._counts.get(key)
+        self._counts[key] = count
+        return max(0, count - before) if before is not None else 0
+
+    def forget(self, prefix: str) -> None:
+        """Forget the counts of what is gone: what takes its place may be another one."""
+        self._counts = {key: count for key, count in self._counts.items() if not key.startswith(prefix)}

@@ -1,0 +1,40 @@
+"""Damaged and lost frames of an interface: a storm between two looks is a sign, what was counted before is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.sysfs_trees import write
+from topobus.devicekit.counter_rises import CounterRises
+from topobus.domain.health import HealthState
+from topobus.nic.plugins.link_health import judge_errors
+from topobus.sysfs.net import NetInterface
+
+PATH = "sys/class/net/eth0"
+
+
+@pytest.mark.parametrize(
+    ("counter", "rise", "carrier", "reasons"),
+    [
+        ("rx_crc_errors", 100, True, ["link-errors"]),
+        ("tx_carrier_errors", 250, True, ["link-errors"]),
+        ("rx_crc_errors", 99, True, []),
+        ("rx_crc_errors", 1000, False, []),
+        ("rx_dropped", 1000, True, []),
+    ],
+    ids=["damaged", "lost", "few", "without a carrier", "another counter"],
+)
+def test_judge_errors_tells_a_storm_when_the_link_is_up(tmp_path: Path, counter: str, rise: int, carrier: bool, reasons: list[str]) -> None:
+    """A link that trains counts errors, too, which say nothing."""
+    interface = NetInterface(name="eth0", path=PATH, is_up=True, carrier=carrier)
+    counters = CounterRises()
+    before = judge_errors(write(tmp_path, {f"{PATH}/statistics/{counter}": 5000}), [interface], counters)
+
+    seen = judge_errors(write(tmp_path, {f"{PATH}/statistics/{counter}": 5000 + rise}), [interface], counters)
+
+    assert before is None
+    assert [(observation.reason, observation.state) for observation in [seen] if observation is not None] == [
+        (reason, HealthState.DEGRADED) for reason in reasons
+    ]
