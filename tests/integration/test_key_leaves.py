@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import nats
 import pytest
 import pytest_asyncio
 
@@ -139,3 +141,42 @@ async def test_hub_and_leaf_work_together_with_the_secrets(server: ApiServerSimu
 
     assert stored is not None
     assert stored.value.generation == 7
+
+
+async def test_container_of_a_nodes_server_tells_it_of_new_users(nats_binary: Path, tmp_path: Path) -> None:
+    """The manifest's command, run as it stands but for its folders: when the mounted file has changed, the server that it became takes the newer password."""
+    container = container_of(pod_of(built("kubernetes-leaf"), "DaemonSet", "topobus-node"), "nats")
+    users, port = tmp_path / "users.conf", free_port()
+    (tmp_path / "nats.conf").write_text(
+        f'listen: "127.0.0.1:{port}"\nserver_name: $TOPOBUS_LEAF_DOMAIN\ninclude users.conf\n', encoding="utf-8"
+    )
+    users.write_text("authorization { user: gpu, password: first }\n", encoding="utf-8")
+    moved = [part.replace("/etc/nats-users", str(tmp_path)).replace("/etc/nats", str(tmp_path)) for part in container["command"]]
+    command = [part.replace("exec nats-server", f"exec {nats_binary}") for part in moved]
+    environment = {**os.environ, "TOPOBUS_LEAF_NODE": "node1.example", "PERIOD_S": "0.1"}
+    ended = asyncio.Event()
+
+    async def note() -> None:
+        ended.set()
+
+    process = await asyncio.create_subprocess_exec(
+        *command, env=environment, stderr=asyncio.subprocess.PIPE, start_new_session=True, limit=2**20
+    )
+    assert process.stderr is not None
+    try:
+        async with asyncio.timeout(_LIMIT_S):
+            while b"Server is ready" not in await process.stderr.readline():
+                pass
+            client = await nats.connect(f"nats://gpu:first@127.0.0.1:{port}", allow_reconnect=False, closed_cb=note)
+            name = client._server_info["server_name"]
+            (tmp_path / "newer.conf").write_text("authorization { user: gpu, password: second }\n", encoding="utf-8")
+            (tmp_path / "newer.conf").replace(users)
+            await ended.wait()
+            newer = await nats.connect(f"nats://gpu:second@127.0.0.1:{port}", allow_reconnect=False)
+            await newer.close()
+    finally:
+        # The shell's loop is of the same session, as it is of the same container.
+        os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+
+    assert name == "node-node1_example"

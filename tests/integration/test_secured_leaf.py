@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import nats
+import nats.errors
 import pytest
+from nats.aio.client import Client
 
 from support.account_nats import LIMIT_S, AccountNats
 from support.alignment_nodes import container, pod
@@ -18,7 +22,7 @@ from support.asking import ask_patiently
 from support.leaf_pair import leaf_pair, version_of
 from support.relays import relay, until_equal
 from support.running import NODE, all_services, service, system_settings, until_all_ready
-from support.secured_leaves import foreign_leaf, secured_leaves
+from support.secured_leaves import UsersServer, foreign_leaf, secured_leaves
 from topobus.contracts.catalogue import HEALTH, HINTS, INVENTORY, MACHINE, PLACE, PLAN, PREPARE
 from topobus.contracts.codec import decode
 from topobus.contracts.messages import HealthEvent, PlaceRequest, Prepared, PrepareRequest
@@ -140,3 +144,43 @@ async def test_doctor_warns_when_a_hub_has_no_users(nats_binary: Path) -> None:
     assert findings["hub"]["hub"]["level"] == "warn"
     assert "hub of 1 nodes with servers of their own, and no users" in findings["hub"]["hub"]["found"]
     assert "hub" not in findings["leaf"]
+
+
+async def test_leaf_takes_a_new_password_when_it_is_told_while_it_runs(nats_binary: Path) -> None:
+    """At SIGHUP a node's own server reads its users anew: it ends the connections of who has another password now, and no other's; from 2.15 on its link to the hub stays, too."""
+    if version_of(nats_binary) < (2, 10):
+        pytest.skip("a node's own server is 2.10 or later")
+    async with asyncio.timeout(2 * LIMIT_S), secured_leaves(nats_binary, nodes=[NODE]) as shape:
+        server = shape.leaves[NODE].server
+        assert isinstance(server, UsersServer)
+        ended: asyncio.Queue[str] = asyncio.Queue()
+
+        async def connect(user: str, password: str) -> Client:
+            async def note() -> None:
+                ended.put_nowait(user)
+
+            return await nats.connect(server.url, user=user, password=password, allow_reconnect=False, closed_cb=note)
+
+        async with shape.hub.bus("cli") as hub, shape.leaves[NODE].bus("topology") as leaf:
+            await leaf.provision()
+            nic = await connect("nic", "nic")
+            await connect("gpu", "gpu")
+            linked = shape.linked()
+            server.users = server.users.replace('TOPOBUS_GPU_PASSWORD: "gpu"', 'TOPOBUS_GPU_PASSWORD: "another"')
+            server.write_config()
+            os.kill(server.pid, signal.SIGHUP)
+            first_ended = await ended.get()
+            newer = await connect("gpu", "another")
+            with pytest.raises(nats.errors.Error):
+                await nats.connect(server.url, user="gpu", password="gpu", allow_reconnect=False, max_reconnect_attempts=1)
+
+            assert first_ended == "gpu"
+            assert nic.is_connected
+            if version_of(nats_binary) >= (2, 15):
+                # The same link, and not one that came anew; 2.10 cuts it.
+                assert [(peer["port"], peer["account"]) for peer in shape.linked()] == [(peer["port"], peer["account"]) for peer in linked]
+            assert len(linked) == 1
+            assert hub.is_connected
+            assert leaf.is_connected
+            await newer.close()
+            await nic.close()
