@@ -83,6 +83,8 @@ class DeviceBench:
             health=health or HealthSettings(poll_s=POLL_S, hold_s=0.2),
             cleaning=cleaning or CleaningSettings(),
         )
+        # Each life of the service counts anew.
+        self.metrics = CollectorRegistry()
         async with Bus.session(NatsSettings(url=self.url), name="gpu") as bus:
             runtime = Runtime(
                 name="gpu",
