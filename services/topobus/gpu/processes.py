@@ -83,7 +83,7 @@ def process_of(tree: Tree, pid: int, used_bytes: int | None = None) -> GpuProces
     tree = Tree(tree.settings)
     uid = _POD.search(_text(tree, pid, "cgroup"))
     environment = _text(tree, pid, "environ") if uid is not None else ""
-    variables = dict(part.partition("=")[::2] for part in environment.split("\0"))
+    variables = {name: value for name, _, value in (variable.partition("=") for variable in environment.split("\0"))}
     return GpuProcess(
         pid=pid,
         started=_started(_text(tree, pid, "stat")),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from functools import partial
 
 from msgspec import Struct
 
@@ -124,11 +125,10 @@ def _read(word: str) -> tuple[Condition, ...]:
         )
     alternatives: list[Condition] = []
     fault = ""
-    for test in ({"glob": value}, {"equals": _number(value)}, {"equals": _BOOLEANS.get(value)}):
-        if next(iter(test.values())) is None:
-            continue
+    exact_values = [exact for exact in (_number(value), _BOOLEANS.get(value)) if exact is not None]
+    for make in (partial(Condition, field=field, glob=value), *(partial(Condition, field=field, equals=exact) for exact in exact_values)):
         try:
-            alternatives.append(Condition(field=field, **test))
+            alternatives.append(make())
         except ValueError as err:
             fault = fault or str(err)
     if not alternatives:
