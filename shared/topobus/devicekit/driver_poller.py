@@ -159,15 +159,21 @@ class DriverPoller:
         driver = self._isolated.driver
         # Before the look: what returns meanwhile (it cannot, in this thread) would count as away once more, never as gone.
         away = self._out_of_sight()
+        # What leaves or comes back during the look is not found by it, nor is what this copy of the machine does not have yet: no driver is to blame.
+        known_functions = {pci_device.address for pci_device in machine.pci_devices}
+        off_bus = self._off_bus(pcis) | (frozenset(pcis) - known_functions)
         devices = tuple(driver.discover(self._tree, machine))
         return DriverView(
             devices=devices,
             counter_sets=tuple(driver.counter_sets(devices)) if isinstance(driver, CountingDriver) else (),
             warnings=tuple(driver.warnings) if isinstance(driver, _WarningDriver) else (),
             kept=tuple(driver.kept) if isinstance(driver, KeepingDriver) else (),
-            off_bus=frozenset(pci_address for pci_address in pcis if not self._tree.exists(pci_folder(pci_address))),
+            off_bus=off_bus | self._off_bus(pcis),
             away=away,
         )
+
+    def _off_bus(self, pcis: Collection[PciAddress]) -> frozenset[PciAddress]:
+        return frozenset(pci_address for pci_address in pcis if not self._tree.exists(pci_folder(pci_address)))
 
     def _observe(self, present: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """Look at the devices' health, in the driver's thread; that one which sits in a sandbox is not there is no news."""

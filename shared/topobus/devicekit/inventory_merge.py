@@ -48,7 +48,7 @@ class DriverView:
     away: Mapping[str, Device] = field(default_factory=dict)
     """Devices that sat in a sandbox when the driver looked, as they were before; taken in the driver's own thread, in which they also leave and return."""
     off_bus: frozenset[PciAddress] = frozenset()
-    """Functions of known devices that the tree lacked when the driver looked: news that our copy of the machine may not have yet."""
+    """Functions of known devices that the tree, or the machine that the driver was given, lacked when it looked: our copy of the machine may be older, or newer."""
 
 
 @dataclass(frozen=True, kw_only=True)
