@@ -104,7 +104,11 @@ class DeviceOperator:
         earlier = self._done(request)
         if earlier is not None:
             return earlier
-        is_sticky = any(condition.is_sticky for condition in device.health.conditions)
+        if not _is_sticky(device):
+            # A step that is under way has told others already what stands here only at its end: a fault that was seen there is to be forgiven, too.
+            await self._publisher.publish()
+            device = self._hands.find(device.name) or device
+        is_sticky = _is_sticky(device)
         if is_sticky:
             self._publisher.forgive(device.name)
             if not await self._publisher.publish():
@@ -164,6 +168,10 @@ class DeviceOperator:
         async with self._writing:
             await self._store.put(maintenance.with_operation(self._store.value, request, result))
         return result
+
+
+def _is_sticky(device: Device) -> bool:
+    return any(condition.is_sticky for condition in device.health.conditions)
 
 
 def _refuse(code: str, message: str, **facts: str | tuple[str, ...]) -> Refusal:
