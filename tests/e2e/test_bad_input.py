@@ -44,8 +44,11 @@ DEVICES = {"cpu": 224, "fpga": 2, "gpu": 8, "nic": 8}
 # What an answer may say of itself when the request was bad; `internal` and `config` would be a lie about whose mistake it was.
 STABLE_CODES = {"contract", "unavailable", "hardware", "busy"}
 _AT_ONCE = 32
-# What the CLI may not ask: it would wait for an answer that nobody gives it.
-_OF_THE_GATEWAY = tuple(f"{PREFIX}.{ask.name}." for ask in ASKS if "cli" not in ask.readers)
+# A relay runs beside a node's own server, and here all share one.
+_ASKS = tuple(ask for ask in ASKS if "relay" not in ask.writer)
+_INBOXES = {"cli": "_INBOX.topobus-cli.raw", "gateway": "_INBOX.gateway.raw", "topology": "_INBOX.topology.raw"}
+# Who asks by which ask: who may not would wait for an answer that nobody gives it.
+_ASKERS = {f"{PREFIX}.{ask.name}.": next(name for name in _INBOXES if name in ask.readers) for ask in _ASKS}
 _TRACES = ("Traceback", '"exception"', "service.crashed", "ask.failed")
 
 
@@ -57,16 +60,16 @@ class System:
     bus: Bus
     raw: Client
     """Asks as the CLI."""
-    raw_gateway: Client
-    """Asks as the gateway, what the CLI may not."""
+    askers: dict[str, Client]
+    """Raw clients by who they ask as."""
     server: NatsServer
     folder: Path
 
     async def ask(self, subject: str, data: bytes) -> Msg | None:
         """Ask with any bytes; None when nobody listens at the subject."""
         try:
-            asker = self.raw_gateway if subject.startswith(_OF_THE_GATEWAY) else self.raw
-            return await asker.request(subject, data, timeout=LIMIT_S)
+            asker = next((name for prefix, name in _ASKERS.items() if subject.startswith(prefix)), "cli")
+            return await self.askers[asker].request(subject, data, timeout=LIMIT_S)
         except nats.errors.NoRespondersError:
             return None
 
@@ -89,7 +92,7 @@ class System:
         assert released.refusal is None
         assert planned.chosen is not None
         assert isinstance(planned.chosen.result, Placement)
-        for ask in ASKS:
+        for ask in _ASKS:
             for subject in subjects(ask):
                 assert judged(ask, await self.ask(subject, encode(sample(ask.request)))) != "nobody", subject
 
@@ -113,15 +116,14 @@ async def system(folder: Path) -> AsyncIterator[System]:
 async def started(server: NatsServer, folder: Path) -> AsyncIterator[System]:
     """Start the system on a server, and wait until it is complete."""
     async with Bus.session(NatsSettings(url=server.url), name="topobus-cli") as bus, all_services(server.url, folder) as services:
-        raw = await nats.connect(server.url, inbox_prefix="_INBOX.topobus-cli.raw")
-        raw_gateway = await nats.connect(server.url, inbox_prefix="_INBOX.gateway.raw")
-        made = System(services=services, bus=bus, raw=raw, raw_gateway=raw_gateway, server=server, folder=folder)
+        askers = {name: await nats.connect(server.url, inbox_prefix=inbox) for name, inbox in _INBOXES.items()}
+        made = System(services=services, bus=bus, raw=askers["cli"], askers=askers, server=server, folder=folder)
         await until_all_ready(services)
         await bus.provision()
         await until_complete(bus)
         yield made
-        await raw.close()
-        await raw_gateway.close()
+        for asker in askers.values():
+            await asker.close()
 
 
 async def until_complete(bus: Bus) -> None:
@@ -197,7 +199,7 @@ async def ask_all(system: System, ask: Ask[Any, Any], cases: Iterable[tuple[str,
     return outcomes
 
 
-@pytest.mark.parametrize("ask", ASKS, ids=lambda ask: ask.name)
+@pytest.mark.parametrize("ask", _ASKS, ids=lambda ask: ask.name)
 async def test_ask_is_answered_with_a_stable_error_when_it_is_no_message(system: System, ask: Ask[Any, Any]) -> None:
     """Bytes that are no message get an error answer with code `contract`, whatever they are, and harm nobody."""
     cases = {name: data for name, data in GARBAGE.items() if not is_readable(data, ask.request)}
@@ -208,7 +210,7 @@ async def test_ask_is_answered_with_a_stable_error_when_it_is_no_message(system:
     await system.assert_well()
 
 
-@pytest.mark.parametrize("ask", ASKS, ids=lambda ask: ask.name)
+@pytest.mark.parametrize("ask", _ASKS, ids=lambda ask: ask.name)
 async def test_ask_is_answered_when_one_place_of_the_message_is_spoilt(system: System, ask: Ask[Any, Any]) -> None:
     """Wrong types, missing fields, counts and names out of all range: each is answered, with a result or a stable code, never as our own defect."""
     outcomes = await ask_all(system, ask, spoilt(to_builtins(sample(ask.request))))
@@ -222,7 +224,7 @@ async def test_ask_finds_nobody_when_node_or_class_is_unknown(system: System) ->
     """Another node, an unknown class, a part too many or too few: the server says at once that nobody is there."""
     asked = [
         await system.ask(f"{PREFIX}.{ask.name}.{rest}", encode(sample(ask.request)))
-        for ask in ASKS
+        for ask in _ASKS
         for rest in ("elsewhere", "elsewhere.gpu", f"{NODE}.quantum", f"{NODE}.gpu.more", "-", "*x")
     ]
 
@@ -235,13 +237,19 @@ async def revisions(bus: Bus) -> list[int]:
     return [entry.revision for entry in await bus.list(OBJECT)] + [entry.revision for entry in await bus.list(INVENTORY)]
 
 
-@pytest.mark.parametrize("ask", ASKS, ids=lambda ask: ask.name)
+@pytest.mark.parametrize("ask", _ASKS, ids=lambda ask: ask.name)
 async def test_ask_writes_nowhere_when_its_reply_subject_is_none_or_not_an_inbox(system: System, ask: Ask[Any, Any]) -> None:
     """An ask without a reply subject, or with one that is a bucket, a stream or another ask, harms nothing."""
     data = encode(sample(ask.request))
     before = await revisions(system.bus)
     for subject in subjects(ask):
-        for reply in ("", subject, f"$KV.{INVENTORY.bucket}.{NODE}.gpu", f"{PREFIX}.decision.{NODE}", "$JS.API.STREAM.LIST"):
+        for reply in (
+            "",
+            subject,
+            f"$KV.{INVENTORY.home(device_class='gpu').bucket}.{NODE}.gpu",
+            f"{PREFIX}.decision.{NODE}",
+            "$JS.API.STREAM.LIST",
+        ):
             for payload in (b"", b"{}", data):
                 await system.raw.publish(subject, payload, reply=reply)
     await system.raw.flush()
@@ -259,14 +267,15 @@ def bucket_keys(state: Any) -> list[str]:
 
 
 async def fill(system: System, state: Any) -> None:
-    """Write garbage into every key of a bucket, and every spoilt variant into the key that is read."""
+    """Write garbage into every key of a state's buckets, and every spoilt variant into the key that is read."""
     keys = bucket_keys(state)
     messages = [*GARBAGE.values(), *(data for _, data in itertools.islice(spoilt(to_builtins(sample(state.message))), 400))]
-    for key in keys:
-        for data in (GARBAGE if key == keys[0] else {"no-json": b"{", "list": b"[]"}).values():
-            await system.store(f"$KV.{state.bucket}.{key}", data)
-    for data in messages:
-        await system.store(f"$KV.{state.bucket}.{keys[0]}", data)
+    for bucket in state.buckets():
+        for key in keys:
+            for data in (GARBAGE if key == keys[0] else {"no-json": b"{", "list": b"[]"}).values():
+                await system.store(f"$KV.{bucket.bucket}.{key}", data)
+        for data in messages:
+            await system.store(f"$KV.{bucket.bucket}.{keys[0]}", data)
 
 
 @pytest.mark.parametrize("state", STATES, ids=lambda state: state.name)
@@ -387,9 +396,9 @@ async def test_system_starts_when_buckets_and_streams_are_full_of_garbage(short_
                     await system.store(event.subject(**{part: parts[part] for part in event.parts}), data)
             for state in STATES:
                 if state.name != "ledger":
-                    for key in bucket_keys(state):
+                    for bucket, key in itertools.product(state.buckets(), bucket_keys(state)):
                         for data in (*GARBAGE.values(), b'{"node": 5}'):
-                            await system.store(f"$KV.{state.bucket}.{key}", data)
+                            await system.store(f"$KV.{bucket.bucket}.{key}", data)
             for service in system.services.values():
                 assert await service.stop() == 0
         shutil.rmtree(short_folder / "k", ignore_errors=True)

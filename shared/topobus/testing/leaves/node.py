@@ -174,7 +174,7 @@ def asked_subjects(node: str, device_classes: Iterable[str]) -> tuple[str, ...]:
     """List the subjects of one node's asks: what its leaf tells the hub when topology, gateway and device services listen behind it.
 
     >>> len(asked_subjects("n1", ["gpu", "nic"]))
-    18
+    22
     """
     own = [ask for ask in ASKS if ask is not PLAN]
     classes = sorted(device_classes)
