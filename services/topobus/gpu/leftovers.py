@@ -91,9 +91,9 @@ class Leftovers:
         """Wait until a GPU is clean, within the settings' bounds; None is clean."""
         use, left = self._wait(tree, device, look, self.settings.wait_s)
         if left and self.settings.kill:
-            ended = {process.pid: end_process(tree, process) for process in left if process.pod_uid}
             for process in left:
-                get_logger().warning("leftover.killed", device=device, process=str(process), error=ended.get(process.pid, "not in a pod"))
+                if process.pod_uid:
+                    get_logger().warning("leftover.killed", device=device, process=str(process), error=end_process(tree, process))
             use, left = self._wait(tree, device, look, self.settings.wait_s)
         why = self._why(device, use, left)
         if not why:
