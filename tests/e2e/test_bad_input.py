@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,7 @@ from topobus.contracts.codec import decode, encode, to_builtins
 from topobus.contracts.messages import ApiObject, PlaceRequest, ReleaseRequest
 from topobus.contracts.nouns import CLUSTER, PREFIX, Ask
 from topobus.contracts.plan_messages import PlanRequest
+from topobus.domain.device import Inventory
 from topobus.domain.errors import ContractError
 from topobus.domain.outcome import Placement
 from topobus.runtime.bus import Bus, ChangeKind
@@ -126,26 +127,20 @@ async def started(server: NatsServer, folder: Path) -> AsyncIterator[System]:
             await asker.close()
 
 
-async def until_complete(bus: Bus) -> None:
+async def until_complete(bus: Bus, count: Callable[[Inventory], int] = lambda inventory: len(inventory.devices)) -> None:
     """Wait until all devices of the demo machine stand in the bucket."""
     counts: dict[str, int] = {}
     async with asyncio.timeout(LIMIT_S), aclosing(bus.watch(INVENTORY, node=NODE)) as changes:
         async for change in changes:
             if change.kind is ChangeKind.PUT and change.value is not None:
-                counts[change.parts["device_class"]] = len(change.value.devices)
+                counts[change.parts["device_class"]] = count(change.value)
             if counts == DEVICES:
                 return
 
 
 async def until_well(bus: Bus) -> None:
     """Wait until all devices of the demo machine may be handed out again: one that a spoilt machine lacked was gone, and recovers for `health.hold_s`."""
-    well: dict[str, int] = {}
-    async with asyncio.timeout(LIMIT_S), aclosing(bus.watch(INVENTORY, node=NODE)) as changes:
-        async for change in changes:
-            if change.kind is ChangeKind.PUT and change.value is not None:
-                well[change.parts["device_class"]] = sum(device.health.is_allocatable for device in change.value.devices)
-            if well == DEVICES:
-                return
+    await until_complete(bus, lambda inventory: sum(device.health.is_allocatable for device in inventory.devices))
 
 
 _numbers = itertools.count()
@@ -253,7 +248,6 @@ async def test_ask_writes_nowhere_when_its_reply_subject_is_none_or_not_an_inbox
             for payload in (b"", b"{}", data):
                 await system.raw.publish(subject, payload, reply=reply)
     await system.raw.flush()
-
     await system.assert_well()
     assert await revisions(system.bus) == before
 
