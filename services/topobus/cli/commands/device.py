@@ -267,7 +267,7 @@ async def _list(node: str | None, device_class: str | None, options: BusOptions)
         return ExitCode.OK
     table = Table(box=box.SIMPLE_HEAD, header_style="title")
     for title in ("device", "node", "what", "since", "who", "why", "held by"):
-        table.add_column(title, overflow="fold")
+        table.add_column(title, overflow="fold", no_wrap=title in ("device", "node"))
     for place, kind, name, said in rows:
         holder = holders_of(ledgers.get(place)).by_device.get((kind, name))
         table.add_row(Text(name, "name"), place, _what(said), short_time(said.since), said.who, said.why, holder.name if holder else "-")
