@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,9 +15,9 @@ import pytest
 import pytest_asyncio
 
 from support.leaf_claims import LIMIT_S, allocated, claims_on, parts, saying_claims, store, until_on_node
-from support.leaf_pair import NODE, LeafPair, leaf_pair, version_of
+from support.leaf_pair import NODE, Joined, leaf_pair, version_of
 from support.relays import relay, until
-from support.running import Service, all_services, service, system_settings, until_all_ready
+from support.running import Service, all_services, readiness_report, service, system_settings, until_all_ready
 from topobus.contracts.catalogue import HELD_CLAIMS, LEDGER, OBJECT
 from topobus.contracts.messages import ApiObject
 from topobus.domain.idset import NodeSet
@@ -31,15 +30,6 @@ pytestmark = pytest.mark.integration
 
 _DRIVER = "gpu.topobus.dev"
 _NODE_SERVICES = ("discovery", "gpu", "nic", "cpu", "topology", "gateway", "relay")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Joined:
-    """A hub and a leaf with a bus at each."""
-
-    pair: LeafPair
-    hub: Bus
-    leaf: Bus
 
 
 @pytest_asyncio.fixture
@@ -181,17 +171,8 @@ def _reference(claim: ApiObject) -> ClaimReference:
 async def _until_cut(running: Service, *, is_cut: bool) -> None:
     """Wait until the relay's report says that the hub is away, or is there."""
     async with asyncio.timeout(LIMIT_S):
-        while ("cut off since" in await _report(running.port)) is not is_cut:  # noqa: ASYNC110 - nothing tells when it says something else
+        while ("cut off since" in await readiness_report(running.port)) is not is_cut:  # noqa: ASYNC110 - nothing tells when it says something else
             await asyncio.sleep(0.05)
-
-
-async def _report(port: int) -> str:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-    await writer.drain()
-    text = await reader.read()
-    writer.close()
-    return text.decode()
 
 
 async def _settle(hub: Bus, leaf: Bus, names: Sequence[str]) -> dict[str, ApiObject]:

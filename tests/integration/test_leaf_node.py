@@ -14,7 +14,7 @@ from support.alignment_nodes import container, pod
 from support.asking import ask_patiently
 from support.leaf_pair import leaf_pair, version_of
 from support.relays import until_equal
-from support.running import NODE, Service, all_services, service, system_settings, until_all_ready
+from support.running import NODE, Service, all_services, readiness_report, service, system_settings, until_all_ready
 from topobus.contracts.catalogue import ADOPT, COMMIT, HEALTH, INVENTORY, PLACE, PLAN, PREPARE, RELEASE, UNPREPARE
 from topobus.contracts.messages import (
     Adopted,
@@ -55,17 +55,8 @@ def _settings(folder: Path) -> dict[str, str]:
 async def _is_told(running: Service, remark: str) -> None:
     """Wait until the readiness report of a service has a remark."""
     async with asyncio.timeout(90):
-        while remark not in await _report(running.port):  # noqa: ASYNC110 - nothing tells when it says something else
+        while remark not in await readiness_report(running.port):  # noqa: ASYNC110 - nothing tells when it says something else
             await asyncio.sleep(0.05)
-
-
-async def _report(port: int) -> str:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-    await writer.drain()
-    text = await reader.read()
-    writer.close()
-    return text.decode()
 
 
 async def test_node_works_on_and_the_hub_catches_up_when_it_was_cut_off(nats_binary: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ import pytest_asyncio
 from nats.aio.msg import Msg
 
 from integration.values import inventory
-from support.leaf_pair import NODE, LeafPair, leaf_pair
+from support.leaf_pair import NODE, Joined, leaf_pair
 from support.relays import events, relay, revisions, states, tell_sickness, until, until_equal
 from topobus.contracts.catalogue import HEALTH, INVENTORY, LEDGER, MACHINE, RELAY
 from topobus.contracts.codec import encode
@@ -24,15 +23,6 @@ from topobus.runtime.bus import Bus
 from topobus.runtime.uplink import NotWritten, Uplink
 
 pytestmark = pytest.mark.integration
-
-
-@dataclass(frozen=True, kw_only=True)
-class Joined:
-    """A hub and a leaf with a bus at each."""
-
-    pair: LeafPair
-    hub: Bus
-    leaf: Bus
 
 
 @pytest_asyncio.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from topobus.contracts.nats_shapes import render_hub, render_leaf
@@ -13,7 +14,7 @@ from topobus.runtime.config import NatsSettings
 from topobus.simulation.nats_server import find_nats_server, free_port
 from topobus.testing.nats.shaped_servers import Link, ShapedServer, version_of
 
-__all__ = ["NODE", "LeafPair", "Link", "ShapedServer", "leaf_pair", "version_of"]
+__all__ = ["NODE", "Joined", "LeafPair", "Link", "ShapedServer", "leaf_pair", "version_of"]
 
 NODE = "demo-node"
 # A test waits for what it wants to see; a server on a busy machine may take its time.
@@ -38,6 +39,15 @@ class LeafPair:
             await hub.provision()
             await leaf.provision()
             yield hub, leaf
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joined:
+    """A hub and a leaf with a bus at each."""
+
+    pair: LeafPair
+    hub: Bus
+    leaf: Bus
 
 
 @asynccontextmanager

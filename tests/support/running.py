@@ -154,3 +154,13 @@ async def until_all_ready(running: Mapping[str, Service]) -> None:
     """Wait until each of them is ready."""
     for each_service in running.values():
         await each_service.until_ready()
+
+
+async def readiness_report(port: int) -> str:
+    """Give what a service says at /readyz, with the answer's head."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    await writer.drain()
+    text = await reader.read()
+    writer.close()
+    return text.decode()
