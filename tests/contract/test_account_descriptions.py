@@ -64,7 +64,7 @@ def test_vendor_speaks_for_its_class_alone_when_it_writes(device_class: str) -> 
 
         assert written == [
             f"$KV.topobus_inventories_{device_class}.{node}.{device_class}",
-            f"$KV.topobus_maintenances.{node}.{device_class}",
+            f"$KV.topobus_maintenances_{device_class}.{node}.{device_class}",
             f"topobus.v1.health.{node}.{device_class}.*",
         ]
 

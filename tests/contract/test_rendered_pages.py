@@ -69,7 +69,7 @@ def test_rights_are_one_nodes_and_one_classs_when_a_node_is_given() -> None:
 
         assert written == [
             f"$KV.topobus_inventories_{device_service}.n1_example_com.{device_service}",
-            f"$KV.topobus_maintenances.n1_example_com.{device_service}",
+            f"$KV.topobus_maintenances_{device_service}.n1_example_com.{device_service}",
             f"topobus.v1.health.n1_example_com.{device_service}.*",
         ]
 

@@ -16,12 +16,14 @@ import pytest_asyncio
 from integration.values import health
 from support.account_nats import account_nats
 from support.secured_nats import SecuredNats, secured_nats
-from topobus.contracts.catalogue import HEALTH, INVENTORY, LEDGER, PROVISIONER
+from topobus.contracts.catalogue import HEALTH, INVENTORY, LEDGER, MAINTENANCE, PROVISIONER
 from topobus.contracts.nats_accounts import Shape, accounts
 from topobus.contracts.nats_permissions import PRINCIPALS
+from topobus.contracts.operation_messages import ClassMaintenance
 from topobus.contracts.streams import stream_names, wanted_streams
 from topobus.domain.device import Inventory
 from topobus.domain.ledger import Ledger, OperationRecord
+from topobus.domain.maintenance import DeviceVerb, Maintenance
 from topobus.runtime.bus import Bus
 from topobus.runtime.failures import StoreFull
 from topobus.testing.reading import Reader
@@ -107,6 +109,35 @@ async def test_one_class_starves_nobody_else_when_it_fills_its_inventories(nats_
         # The bucket's name and the class that floods it: an operator knows whom to stop.
         assert re.search(r"it is full \(24 MiB\) and drops its oldest.* of (\d+) are of device_class 'gpu'", troubles.pop(f"KV_{own}"))
     assert set(troubles.values()) == {""}
+
+
+@pytest.mark.parametrize("shape", ["permissions", "accounts", "named-nodes"])
+async def test_one_class_starves_nobody_else_when_it_fills_what_operators_said(nats_binary: Path, tmp_path: Path, shape: str) -> None:
+    """A class whose bucket of kept-back devices is full keeps none back any more; what stands stands, and the other classes write on."""
+    kept_back = ClassMaintenance(
+        node="n1", device_class="nic", devices={"nic-0": Maintenance(verb=DeviceVerb.EXCLUDE, why="fan", who="ada")}
+    )
+    key = {"node": "n1", "device_class": "nic"}
+    async with _fleet(shape, tmp_path, nats_binary) as (bus, attacker, ending), bus(PROVISIONER) as controller:
+        await controller.provision()
+        for state in MAINTENANCE.buckets():
+            await _bound(controller, f"KV_{state.bucket}", 2 * 1024 * 1024)
+        async with bus(f"nic{ending}") as nic, attacker(f"gpu{ending}") as hostile:
+            before = await nic.put(MAINTENANCE, kept_back, **key)
+            own = MAINTENANCE.home(device_class="gpu").bucket
+            nodes = ["n1"] if ending else [f"ghost-{number}" for number in range(20)]
+            for number in range(40):
+                await hostile.ask(f"$KV.{own}.{nodes[number % len(nodes)]}.gpu", b"x" * 200_000)
+            for state in MAINTENANCE.buckets():
+                if state.bucket != own:
+                    await hostile.send(f"$KV.{state.bucket}.n1.nic", b"x")
+            stored = await nic.get(MAINTENANCE, **key)
+            after = await nic.put(MAINTENANCE, kept_back, **key)
+
+    assert len(hostile.denials) == len(MAINTENANCE.classes_apart)
+    assert stored is not None
+    assert (stored.revision, stored.value) == (before, kept_back)
+    assert after > before
 
 
 async def test_full_bucket_is_named_when_it_refuses(secured: SecuredNats) -> None:

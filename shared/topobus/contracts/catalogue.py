@@ -137,6 +137,8 @@ MAINTENANCE = State(
     max_value_bytes=256 * 1024,
     # Full it refuses, and drops nothing: what is kept back must be known to a service that starts after somebody has filled it.
     max_bucket_bytes=32 * 1024 * 1024,
+    classes_apart=DEVICE_SERVICES,
+    max_class_bytes=16 * 1024 * 1024,
 )
 OBJECT = State(
     name="object",
