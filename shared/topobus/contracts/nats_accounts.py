@@ -218,7 +218,7 @@ def readable_streams(principal: str) -> tuple[str, ...]:
     """Name the streams of which a principal may read messages: those that it reads or writes.
 
     >>> readable_streams("gpu")
-    ('KV_topobus_inventories', 'KV_topobus_inventories_gpu', 'KV_topobus_ledgers', 'KV_topobus_machines', 'KV_topobus_maintenances', 'TOPOBUS_HEALTH')
+    ('KV_topobus_inventories', 'KV_topobus_inventories_gpu', 'KV_topobus_ledgers', 'KV_topobus_machines', 'KV_topobus_maintenances', 'KV_topobus_maintenances_gpu', 'TOPOBUS_HEALTH')
     """
     reading = f"{_API}.STREAM.MSG.GET."
     return tuple(subject.removeprefix(reading) for subject in rights(principal)["publish"] if subject.startswith(reading))
