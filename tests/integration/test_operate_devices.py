@@ -79,14 +79,17 @@ async def _a_gpu(bus: Bus) -> str:
     return placed.result.containers[0].devices["gpu"][0]
 
 
-async def test_reset_is_refused_with_the_holder_and_nobody_performs_it_when_the_device_is_held(bus: Bus, nats_server: NatsServer) -> None:
-    """The refusal is a decision, too, and the same id has the same answer."""
+@pytest.mark.parametrize("op_id", ["op-1", "op-1:outcome"])
+async def test_reset_is_refused_with_the_holder_and_nobody_performs_it_when_the_device_is_held(
+    bus: Bus, nats_server: NatsServer, op_id: str
+) -> None:
+    """The refusal is a decision, too, and the same id has the same answer; whatever id it is, also that of another's outcome."""
     await publish_node(bus)
     async with topology(nats_server.url), _gpu_service(nats_server.url) as service:
         name = await _a_gpu(bus)
-        held = await _operate(bus, DeviceVerb.RESET, name, "op-1")
-        again = await _operate(bus, DeviceVerb.RESET, name, "op-1")
-        other = await _operate(bus, DeviceVerb.FORGIVE, name, "op-1")
+        held = await _operate(bus, DeviceVerb.RESET, name, op_id)
+        again = await _operate(bus, DeviceVerb.RESET, name, op_id)
+        other = await _operate(bus, DeviceVerb.FORGIVE, name, op_id)
         events = await decisions(bus, 2)
 
     assert isinstance(held.result, Refusal)

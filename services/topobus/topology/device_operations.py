@@ -6,6 +6,8 @@ it is performed again, which the device service does once. What the service then
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from topobus.contracts.catalogue import PERFORM
 from topobus.contracts.operation_messages import Operated, OperateReply, OperateRequest, PerformRequest
 from topobus.domain import transitions
@@ -68,7 +70,7 @@ class DeviceOperations:
         if complaint:
             raise ContractError(complaint)
         inventory = self._inputs.inventories.get(operation.device_class)
-        record = await self._record(asked.op_id, operation, inventory)
+        record = await self._record(asked.op_id, operation, inventory, lambda ledger: fault_of_operation(operation, inventory, ledger))
         if (record.verb, record.owner_key) != (str(operation.verb), owner.key):
             text = f"operation {asked.op_id} was a {record.verb} for {record.owner_key}: choose another op_id"
             return self._reply(record, _refuse("operation-reused", text, op_id=asked.op_id))
@@ -78,7 +80,7 @@ class DeviceOperations:
         reply = await self._bus.ask(PERFORM, request, node=self._node, device_class=operation.device_class)
         if isinstance(reply.result, Refusal) or operation.verb is DeviceVerb.RESET:
             outcome = reply.result if isinstance(reply.result, Refusal) else None
-            await self._record(f"{asked.op_id}:outcome", operation, inventory, outcome=outcome)
+            await self._record(f"{asked.op_id}:outcome", operation, inventory, lambda _: outcome)
         elif operation.verb is not DeviceVerb.FORGIVE:
             await self._wait_shown(operation, reply.result)
         return self._reply(record, reply.result)
@@ -92,10 +94,10 @@ class DeviceOperations:
             get_logger().warning("operation.unseen", device=operation.device, waited_s=_SHOWN_S)
 
     async def _record(
-        self, op_id: str, operation: DeviceOperation, inventory: Inventory | None, *, outcome: Refusal | None = None
+        self, op_id: str, operation: DeviceOperation, inventory: Inventory | None, refusal_in: Callable[[Ledger], Refusal | None]
     ) -> OperationRecord:
-        """Write a decision down, unless it is known already; without an outcome what stands in the way is it."""
-        owner, is_first = operator_of(operation), not op_id.endswith(":outcome")
+        """Write a decision down, unless it is known already: a refusal where `refusal_in` finds one in the ledger that is written."""
+        owner = operator_of(operation)
         device = inventory.device(operation.device) if inventory is not None else None
 
         async def decide(ledger: Ledger) -> Step:
@@ -108,7 +110,7 @@ class DeviceOperations:
                 verb=str(operation.verb),
                 owner=owner,
                 decision_id=decision_id(ledger, op_id),
-                refusal=fault_of_operation(operation, inventory, ledger) if is_first else outcome,
+                refusal=refusal_in(ledger),
                 pending=PendingDecision(
                     owner=owner,
                     time=rfc3339(self._clock.now()),
