@@ -5,6 +5,10 @@ A reset has no undoing. What a crash cuts off is therefore not done again by the
 
 from __future__ import annotations
 
+import errno
+from functools import partial
+from pathlib import Path
+
 from topobus.devicekit.driver import DeviceDriver
 from topobus.devicekit.hands import ResettingDriver
 from topobus.devicekit.journal import Journal
@@ -24,15 +28,17 @@ def reset_device(journal: Journal, driver: DeviceDriver, tree: Tree, device: Dev
 
     Errors: raises HardwareError when the journal cannot be written, and what the driver raises; then it may be done or not.
     """
-    method = driver.reset if isinstance(driver, ResettingDriver) else _reset_function
-    if not isinstance(driver, ResettingDriver):
-        refusal = _refuse_function(tree, device)
-        if refusal is not None:
-            return refusal
+    if isinstance(driver, ResettingDriver):
+        reset = partial(driver.reset, tree, device)
+    else:
+        path = _reset_file(tree, device)
+        if isinstance(path, Refusal):
+            return path
+        reset = partial(_write_reset, path, device)
     record = journal.reset_record(device)
     record.intend(_STEP, {"op_id": op_id})
     try:
-        return method(tree, device)
+        return reset()
     finally:
         record.undone(_STEP)
 
@@ -46,25 +52,23 @@ def forget_interrupted(journal: Journal) -> list[str]:
     return [name for name, _ in interrupted]
 
 
-def _refuse_function(tree: Tree, device: Device) -> Refusal | None:
+def _reset_file(tree: Tree, device: Device) -> Path | Refusal:
+    """Find the file by which the kernel resets a PCI function. Source: Documentation/ABI/testing/sysfs-bus-pci, `reset`."""
     if device.pci is None:
         text = f"driver {device.driver} cannot reset {device.name}, and it is no PCI function"
     elif not tree.exists(f"{pci_folder(device.pci)}/reset"):
         text = f"the kernel has no way to reset PCI function {device.pci} of {device.name}"
     else:
-        return None
+        return tree.path(f"{pci_folder(device.pci)}/reset")
     return Refusal(reasons=(Reason(code="reset-unsupported", message=text, facts={"device": device.name, "driver": device.driver}),))
 
 
-def _reset_function(tree: Tree, device: Device) -> Refusal | None:
-    """Have the kernel reset a PCI function. Source: Documentation/ABI/testing/sysfs-bus-pci, `reset`."""
-    assert device.pci is not None
-    path = tree.path(f"{pci_folder(device.pci)}/reset")
+def _write_reset(path: Path, device: Device) -> Refusal | None:
     try:
         path.write_text("1\n", encoding="ascii")
     except OSError as err:
         text = f"{path}: {err.strerror or err}"
-        if isinstance(err, PermissionError) or err.errno == 30:
+        if err.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             text += ": give this service the right to write there (docs/reference/rights.md)"
         return Refusal(reasons=(Reason(code="reset-failed", message=text, facts={"device": device.name, "error": err.errno or 0}),))
     return None
