@@ -8,6 +8,8 @@ import msgspec
 import pytest
 
 from topobus.contracts.messages import ApiObject
+from topobus.controller.allocation.explanations import explain_nodes
+from topobus.controller.allocation.miss_reasons import summarize
 from topobus.controller.allocation.search import allocate
 from topobus.controller.allocation.values import (
     Allocated,
@@ -22,6 +24,7 @@ from topobus.controller.scheduling.aligned_allocation import AlignedClaims, allo
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.domain.device import Link, LinkClass
 from topobus.domain.errors import ContractError
+from topobus.domain.outcome import Reason
 from topobus.domain.request import Locality, LocalityLevel, Policy, Scope
 from topobus.kubernetes.api.alignment_request import AlignmentRequest
 from topobus.kubernetes.api.resource import ClaimSpec, DeviceClassSpec
@@ -89,24 +92,44 @@ def test_cpus_come_from_the_numa_node_of_the_device_when_claim_wants_both_near()
     assert all(56 <= cpu < 112 for cpu in cpus)
 
 
-def test_claim_is_told_level_places_and_groups_when_no_place_has_all() -> None:
-    """The reasons name what was wished, where it was looked for, and for each place the devices by what keeps them out."""
+def test_claim_is_told_the_nearest_place_first_when_no_place_has_all() -> None:
+    """The first reason names what was wished and what the nearest place lacks; the others follow, without the request's name again."""
     outcome = solve(state(gpu=("gpu-0",)), claim({"gpu": 5}, entry(locality="hard:numa")))
 
     assert isinstance(outcome, NoFit)
     assert [(reason.code, reason.message) for reason in outcome.reasons] == [
-        ("locality-not-met", "node demo-node: nothing holds all of it by hard:numa; tried 2: NUMA node 0, NUMA node 1"),
         (
-            "domain-misses",
-            "NUMA node 0: node demo-node: request gpu wants 5 devices of class gpu.topobus.dev, found 3 of 8 "
-            "(4 devices: outside NUMA node 0; 1 device: held by pod default/taker)",
+            "locality-not-met",
+            "node demo-node: nothing holds all of it by hard:numa; nearest of 2 places: "
+            "NUMA node 1: request gpu wants 5 devices of class gpu.topobus.dev, found 4 of 4",
         ),
-        (
-            "domain-misses",
-            "NUMA node 1: node demo-node: request gpu wants 5 devices of class gpu.topobus.dev, found 4 of 8 "
-            "(4 devices: outside NUMA node 1)",
-        ),
+        ("domain-misses", "NUMA node 0: found 3 of 4 (1 device: held by pod default/taker)"),
     ]
+
+
+def test_places_that_lack_the_same_are_told_once_when_a_machine_has_many() -> None:
+    """Three of four switches have one of two GPUs left: they are named together, and the line stays short."""
+    outcome = solve(state(gpu=("gpu-0", "gpu-2", "gpu-3", "gpu-5", "gpu-6")), claim({"gpu": 2}, entry(locality="hard:switch")))
+
+    assert isinstance(outcome, NoFit)
+    assert [reason.message for reason in outcome.reasons] == [
+        "node demo-node: nothing holds all of it by hard:switch; nearest of 4 places: switch 0000:00:00.0, switch 0000:20:00.0, switch 0000:30:00.0: "
+        "request gpu wants 2 devices of class gpu.topobus.dev, found 1 of 2 (1 device: held by pod default/taker)",
+        "switch 0000:10:00.0: found 0 of 2 (2 devices: held by pod default/taker)",
+    ]
+    assert len(summarize(outcome.reasons)) < 340
+
+
+def test_nearest_node_is_told_first_when_no_node_serves_a_claim() -> None:
+    """Two nodes, of which the second lacks one device and the first four."""
+    far, near = (
+        NoFit((Reason(code="too-few-devices", message=f"node {node}: found {granted} of 8", facts={"wanted": 8, "found": granted}),), 1)
+        for node, granted in (("n1", 4), ("n2", 7))
+    )
+
+    _, reasons = explain_nodes(["n1", "n2"], [far, near])
+
+    assert [reason.message for reason in reasons] == ["node n2: found 7 of 8", "node n1: found 4 of 8"]
 
 
 def test_claim_is_told_what_the_engine_objects_when_policy_restricted_cannot_be_kept() -> None:

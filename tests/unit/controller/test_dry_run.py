@@ -155,7 +155,7 @@ def test_dry_run_tries_the_other_nodes_when_one_cannot_be_worked_with(monkeypatc
     served, refused = run.answer_all((_claim("a", 1), _claim("b", 5)))
 
     assert (served.condition, served.node) == ("Allocated", "n2")
-    assert [reason.code for reason in refused.reasons][:2] == ["node-failed", "too-few-devices"]
+    assert [reason.code for reason in refused.reasons][:2] == ["too-few-devices", "node-failed"]
 
 
 def test_dry_run_takes_the_node_with_the_better_alternative_for_a_pod() -> None:

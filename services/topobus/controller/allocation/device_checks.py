@@ -12,7 +12,7 @@ from collections.abc import Hashable, Mapping
 from topobus.cel.seam import Selector, SelectorCompiler, SelectorError
 from topobus.controller.allocation.capacity import RemainingCounters, amounts_taken, fits_capacity
 from topobus.controller.allocation.constraints import ActiveConstraint, DistinctAttribute, make_constraint
-from topobus.controller.allocation.miss_reasons import OTHER_CLASS, Blocker
+from topobus.controller.allocation.miss_reasons import OTHER_CLASS, OUTSIDE, Blocker
 from topobus.controller.allocation.pools import Candidate, Pool
 from topobus.controller.allocation.requests import FaultError, PreparedRequest
 from topobus.controller.allocation.results import Grant
@@ -211,7 +211,7 @@ class DeviceChecks:
 
     def _explain_use(self, request: PreparedRequest, candidate: Candidate) -> Blocker:
         if candidate.id in self._outside[request.claim_index]:
-            return Blocker("outside", self._outside[request.claim_index][candidate.id])
+            return Blocker(OUTSIDE, self._outside[request.claim_index][candidate.id])
         if candidate.id in self._given.usage.excluded:
             return Blocker("excluded", self._given.usage.excluded[candidate.id])
         if self._has_old_shares(candidate):

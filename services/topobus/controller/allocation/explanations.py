@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from topobus.controller.allocation.miss_reasons import summarize
+from topobus.controller.allocation.miss_reasons import lacking, summarize
 from topobus.controller.allocation.values import (
     Allocated,
     Fault,
@@ -23,7 +23,7 @@ SHOWN_NODES = 8
 
 
 def explain_nodes(nodes: Sequence[str], outcomes: Sequence[Outcome]) -> tuple[str, tuple[Reason, ...]]:
-    """Name the condition and its reasons: a fault, a search that gave up, or what each node lacks."""
+    """Name the condition and its reasons: a fault, a search that gave up, or what each node lacks, the nearest miss first."""
     if not nodes:
         return "NoNode", (Reason(code="no-node", message="no node has published a machine or an inventory yet"),)
     reasons: list[Reason] = []
@@ -42,6 +42,7 @@ def explain_nodes(nodes: Sequence[str], outcomes: Sequence[Outcome]) -> tuple[st
             unread += 1  # known not to fit; nobody reads so far
         elif not isinstance(outcome, Allocated):
             reasons.append(Reason(code=outcome.reasons[0].code, message=summarize(outcome.reasons), facts=outcome.reasons[0].facts))
+    reasons.sort(key=lambda reason: lacking([reason]))
     if len(reasons) + unread > SHOWN_NODES:
         more = len(reasons) + unread - len(reasons[:SHOWN_NODES])
         reasons = [*reasons[:SHOWN_NODES], Reason(code="more-nodes", message=f"and {more} more nodes", facts={"count": more})]

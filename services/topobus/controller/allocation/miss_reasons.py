@@ -14,10 +14,15 @@ from topobus.controller.allocation.requests import PreparedRequest
 from topobus.controller.allocation.values import AllocationInput
 from topobus.domain.outcome import Reason
 
-__all__ = ["OTHER_CLASS", "Blocker", "describe_miss", "summarize"]
+__all__ = ["OTHER_CLASS", "OUTSIDE", "UNCOUNTED", "Blocker", "describe_miss", "lacking", "summarize"]
 
 OTHER_CLASS = "other-class"
 """Code of a device that the class asked for does not select: of no interest to whoever asked."""
+OUTSIDE = "outside"
+"""Code of a device that lies outside of the place that is being tried: another place's miss speaks of it."""
+
+UNCOUNTED = 1 << 20
+"""More devices than any claim may have: what a reason that counts none says that it lacks."""
 
 # More names than these say nothing to a person; the count does.
 _SHOWN_DEVICES = 16
@@ -46,9 +51,14 @@ def describe_miss(
     if request is None:
         return (Reason(code="too-many-devices", message=f"node {node}: every alternative asks for more devices than a claim may have"),)
     wanted = "all devices" if request.everything is not None else f"{request.count} device{'s' if request.count != 1 else ''}"
-    relevant = [(candidate, blocker) for candidate, blocker in blockers if blocker is None or blocker.code != OTHER_CLASS]
-    nothing = f"and none of the {len(blockers)} devices here is of that class" if blockers else "and there is no device here"
-    have = f"found {found_count} of {len(relevant)}" if relevant else nothing
+    of_class = [(candidate, blocker) for candidate, blocker in blockers if blocker is None or blocker.code != OTHER_CLASS]
+    relevant = [(candidate, blocker) for candidate, blocker in of_class if blocker is None or blocker.code != OUTSIDE]
+    if relevant:
+        have = f"found {found_count} of {len(relevant)}"
+    elif of_class:
+        have = "and none of that class lies there"
+    else:
+        have = f"and none of the {len(blockers)} devices here is of that class" if blockers else "and there is no device here"
     reasons = [
         Reason(
             code="too-few-devices",
@@ -93,3 +103,16 @@ def summarize(reasons: Sequence[Reason]) -> str:
         return ""
     rest = "; ".join(reason.message for reason in reasons[1:])
     return f"{reasons[0].message} ({rest})" if rest else reasons[0].message
+
+
+def lacking(reasons: Sequence[Reason]) -> int:
+    """Count the devices that are lacking, by the summary's facts: the least of several is the nearest miss.
+
+    >>> lacking([Reason(code="too-few-devices", message="", facts={"wanted": 4, "found": 3})]), lacking([]) == UNCOUNTED
+    (1, True)
+    """
+    facts = reasons[0].facts if reasons else {}
+    count, wanted, granted = facts.get("lacking"), facts.get("wanted"), facts.get("found")
+    if isinstance(count, int):
+        return count
+    return wanted - granted if isinstance(wanted, int) and isinstance(granted, int) else UNCOUNTED

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from topobus.controller.claims.gate import has_allocated_condition, version_of, with_allocated_condition, without_gate
+from topobus.controller.claims.gate import ALLOCATED_CONDITION, has_allocated_condition, version_of, with_allocated_condition, without_gate
 from topobus.controller.claims.objects import Claim
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.config import ControllerSettings
@@ -49,6 +49,8 @@ __all__ = ["GatedPodReconciler"]
 
 # Writes that one pod may need in a row: intents, statuses and the gate of a pod with very many claims come back in the next round.
 _MOST_STEPS = 8
+# Where an event that is cut says that the rest stands.
+_REST = f"condition {ALLOCATED_CONDITION} of the pod"
 _WAITING = "WaitingForClaims"
 # Answers of the API server that a person must do something about: a right is missing, or it finds what we write invalid.
 _REFUSALS = (400, 403, 422)
@@ -349,11 +351,11 @@ class GatedPodReconciler:
         if written is not None and pod.uid in self._queue.seen:
             # Only our own write is no news; what came meanwhile is.
             self._queue.seen[pod.uid] = replace(self._queue.seen[pod.uid], pod=written.revision)
-        await self._events.warn(pod, reason, message)
+        await self._events.warn(pod, reason, message, more=_REST)
         for other_claim in self._state.claims_of(key):
             claim = self._state.claims.get(other_claim)
             if claim is not None and not claim.claim.is_allocated:
-                await self._events.warn(claim, reason, message)
+                await self._events.warn(claim, reason, message, more=_REST)
 
     def _claim(self, key: Key) -> Claim | None:
         claim = self._state.claims.get(key)

@@ -28,6 +28,7 @@ from topobus.controller.allocation.values import (
 )
 from topobus.controller.claims.lifecycle import placement_request
 from topobus.controller.claims.objects import Claim
+from topobus.controller.scheduling.place_misses import PlaceMiss, describe_place_misses, miss_of
 from topobus.controller.scheduling.pod_alignment import groups_of, objection_of_pod
 from topobus.domain.alignment.planning.demands import ContainerDemand, DeviceDemand
 from topobus.domain.alignment.planning.locality_domains import Domain, tiers
@@ -146,7 +147,7 @@ def allocate_near(
     places = [_places(view, _request_of(pod), [given.claims[index].spec for index in sorted(group)]) for group in groups]
     places += [_places(view, aligned_claims.wishes, [spec.spec]) for aligned_claims, spec in zip(wished, given.claims, strict=True)]
     outsides: dict[int, Mapping[DeviceId, str]] = {}
-    misses: list[tuple[str, str]] = []
+    misses: list[PlaceMiss] = []
     steps, has_given_up = 0, math.prod(len(domains) for domains in places) > _MOST
     for chosen in itertools.islice(itertools.product(*places), _MOST):
         if is_abandoned():
@@ -162,9 +163,9 @@ def allocate_near(
         key = "; ".join(dict.fromkeys(domain.key for domain in chosen if domain is not None)) or "the whole node"
         if isinstance(outcome, GaveUp):
             has_given_up = True
-            misses.append((key, f"gave up after {outcome.steps} steps"))
+            misses.append(PlaceMiss(key, f"gave up after {outcome.steps} steps"))
         elif isinstance(outcome, NoFit):
-            misses.append((key, summarize(outcome.reasons)))
+            misses.append(miss_of(node, key, outcome.reasons))
         else:
             objection = _objection(view, wished, outcome.results)
             if objection is None and pod is not None:
@@ -175,11 +176,14 @@ def allocate_near(
                     steps=steps,
                     results=with_matches(view, outcome.results, groups, [aligned_claims.wishes for aligned_claims in wished]),
                 )
-            misses.append((key, objection))
+            misses.append(PlaceMiss(key, objection.removeprefix(f"node {node}: ")))
     return (
         GaveUp(steps)
         if has_given_up
-        else NoFit(_unmet_alignment(node, [*(aligned_claims.wishes for aligned_claims in wished), _request_of(pod)], misses), steps)
+        else NoFit(
+            describe_place_misses(node, _spoken_wishes([*(aligned_claims.wishes for aligned_claims in wished), _request_of(pod)]), misses),
+            steps,
+        )
     )
 
 
@@ -281,27 +285,11 @@ def _objection(view: NodeView, wished: Sequence[AlignedClaims], results: Sequenc
     return None
 
 
-def _unmet_alignment(node: str, wishes: Sequence[AlignmentRequest | None], misses: Sequence[tuple[str, str]]) -> tuple[Reason, ...]:
-    """Name what is wished, where it was looked for, and what each place lacks."""
-    asked = dict.fromkeys(text for alignment_request in wishes if alignment_request is not None for text in _spoken(alignment_request))
-    wish = ", ".join(asked)
-    names = tuple(key for key, _ in misses)
-    facts: dict[str, str | int | float | bool | tuple[str, ...]] = {
-        "node": node,
-        "wished": wish,
-        "tried": len(names),
-        "domains": names[:_SHOWN],
-    }
-    if not misses:
-        message = f"node {node}: {wish} cannot be kept: nothing on this node tells what lies in one"
-        return (Reason(code="locality-not-met", message=message, facts=facts),)
-    message = f"node {node}: nothing holds all of it by {wish}; tried {len(names)}: {', '.join(names[:_SHOWN])}"
-    reasons = [Reason(code="locality-not-met", message=message, facts=facts)]
-    reasons += [Reason(code="domain-misses", message=f"{key}: {why}", facts={"node": node, "domain": key}) for key, why in misses[:_SHOWN]]
-    if len(misses) > _SHOWN:
-        count = len(misses) - _SHOWN
-        reasons.append(Reason(code="more-domains", message=f"and {count} more places", facts={"node": node, "count": count}))
-    return tuple(reasons)
+def _spoken_wishes(wishes: Sequence[AlignmentRequest | None]) -> str:
+    """Name what is wished, each wish once."""
+    return ", ".join(
+        dict.fromkeys(text for alignment_request in wishes if alignment_request is not None for text in _spoken(alignment_request))
+    )
 
 
 def _spoken(wishes: AlignmentRequest) -> tuple[str, ...]:

@@ -24,8 +24,8 @@ from topobus.runtime.logging import get_logger
 
 __all__ = ["EventRecorder"]
 
-# An API server cuts nothing: longer messages are refused (core/v1 event validation).
-_MAX_MESSAGE = 1024
+# What `kubectl describe` shows in three lines of a terminal; an API server takes 1,024 and refuses more. Whoever has more to say has it in a condition.
+_MAX_MESSAGE = 300
 _SAME_S = 300.0
 _BURST = 25.0
 _REFILL_S = 300.0
@@ -57,13 +57,15 @@ class EventRecorder:
         self._written: dict[tuple[str, str], _Written] = {}
         self._budgets: dict[str, _Budget] = {}
 
-    async def warn(self, stored: Stored, reason: str, message: str) -> None:
-        """Write a Warning Event on a pod, a claim or a node."""
-        await self._write_event(stored, "Warning", reason, message)
+    async def warn(self, stored: Stored, reason: str, message: str, *, more: str = "") -> None:
+        """Write a Warning Event on a pod, a claim or a node: 300 characters of the message at most.
 
-    async def _write_event(self, stored: Stored, kind: str, reason: str, message: str) -> None:
+        Shapes: more — where the rest stands, for a message that is cut: `its condition topobus.dev/Allocated`.
+        """
+        await self._write_event(stored, "Warning", reason, _shorten(message, more))
+
+    async def _write_event(self, stored: Stored, kind: str, reason: str, shown: str) -> None:
         api_object, metadata = stored.value, stored.metadata
-        shown = message if len(message) <= _MAX_MESSAGE else message[: _MAX_MESSAGE - 1] + "…"
         now_s = self._clock.monotonic()
         before = self._written.get((metadata.uid, reason))
         if before is not None and before.message == shown and now_s - before.at_s < _SAME_S:
@@ -123,3 +125,12 @@ class EventRecorder:
         tokens = min(_BURST, budget.tokens + (now_s - budget.at_s) / _REFILL_S)
         self._budgets[uid] = _Budget(tokens - 1 if tokens >= 1 else tokens, now_s)
         return tokens >= 1
+
+
+def _shorten(message: str, more: str) -> str:
+    if len(message) <= _MAX_MESSAGE:
+        return message
+    tail = f" … (all of it: {more})" if more else " …"
+    kept = message[: _MAX_MESSAGE - len(tail)]
+    # Where a line has words it is cut between two of them.
+    return (kept.rpartition(" ")[0] or kept) + tail
