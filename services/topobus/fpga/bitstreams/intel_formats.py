@@ -1,0 +1,132 @@
+"""Reads Intel's bitstreams: a green bitstream (GBS: header, JSON, raw image), and OpenCL's .aocx, an ELF file that has a compressed one inside.
+
+Flows in: a window over the file. Flows out: which function it holds and which region it fits, and the raw image that the kernel's ioctl takes.
+Source: OPAE's packager and Intel's FPGA plugin for Kubernetes (pkg/fpga/bitstream: gbs.go, aocx.go), read for the facts: header `XeonFPGA·GBSv001` and a length of
+32 bits, then JSON with `afu-image.interface-uuid` and one accelerator cluster; .aocx: section .acl.fpga.bin, an ELF file itself, with section .acl.gbs.gz.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+import msgspec
+from msgspec import Struct, field
+
+from topobus.fpga.bitstreams.byte_window import ByteWindow, UnreadableBitstream
+from topobus.fpga.bitstreams.elf_sections import ELF_MAGIC, find_section
+from topobus.fpga.bitstreams.values import MOST_IMAGE_BYTES, Bitstream, BitstreamForm, read_id
+
+__all__ = ["GBS_MAGIC", "image_of_aocx", "image_of_gbs", "read_aocx", "read_gbs"]
+
+GBS_MAGIC = b"XeonFPGA\xb7GBSv001"
+_HEADER = struct.Struct("<16sI")
+# Intel's own tools stop at 4 KiB.
+_MOST_METADATA_BYTES = 64 * 1024
+_CHUNK_BYTES = 1024 * 1024
+# gzip's own header and trailer around deflate (zlib.decompressobj: 16 + MAX_WBITS).
+_GZIP_BITS = 31
+
+
+class _Cluster(Struct, frozen=True, kw_only=True):
+    accelerator_type_uuid: str = field(name="accelerator-type-uuid")
+
+
+class _AfuImage(Struct, frozen=True, kw_only=True):
+    interface_uuid: str = field(default="", name="interface-uuid")
+    accelerator_clusters: list[_Cluster] = field(name="accelerator-clusters")
+
+
+class _Metadata(Struct, frozen=True, kw_only=True):
+    afu_image: _AfuImage = field(name="afu-image")
+
+
+def read_gbs(file: ByteWindow) -> Bitstream:
+    """Read what a green bitstream is.
+
+    Errors: raises UnreadableBitstream.
+    """
+    metadata = file.read(_HEADER.size, _metadata_bytes(file), "GBS metadata")
+    try:
+        image = msgspec.json.decode(metadata.rstrip(b"\0"), type=_Metadata).afu_image
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as err:
+        raise UnreadableBitstream(f"GBS metadata: {str(err)[:200]}") from err
+    if len(image.accelerator_clusters) != 1:
+        raise UnreadableBitstream(f"GBS metadata: {len(image.accelerator_clusters)} accelerator clusters, wanted one")
+    function = read_id(image.accelerator_clusters[0].accelerator_type_uuid, "accelerator-type-uuid")
+    return Bitstream(form=BitstreamForm.GBS, function=function, interface=read_id(image.interface_uuid, "interface-uuid"))
+
+
+def image_of_gbs(file: ByteWindow) -> bytes:
+    """Give the raw image of a green bitstream.
+
+    Errors: raises UnreadableBitstream.
+    """
+    start = _HEADER.size + _metadata_bytes(file)
+    size = file.size - start
+    if not 0 < size <= MOST_IMAGE_BYTES:
+        raise UnreadableBitstream(f"GBS image: {size} bytes, wanted 1 to {MOST_IMAGE_BYTES}")
+    return file.read(start, size, "GBS image")
+
+
+def read_aocx(file: ByteWindow) -> Bitstream:
+    """Read what an OpenCL container is. All of one board package have one function id, so the id does not tell which kernels are loaded.
+
+    Errors: raises UnreadableBitstream.
+    """
+    beginning = b"".join(_unpacked(_packed(file), _HEADER.size + _MOST_METADATA_BYTES))
+    return msgspec.structs.replace(read_gbs(ByteWindow.of_bytes(beginning)), form=BitstreamForm.AOCX)
+
+
+def image_of_aocx(file: ByteWindow) -> bytes:
+    """Give the raw image inside an OpenCL container.
+
+    Errors: raises UnreadableBitstream, also when it unpacks to more than `MOST_IMAGE_BYTES`.
+    """
+    limit = MOST_IMAGE_BYTES + _HEADER.size + _MOST_METADATA_BYTES
+    return image_of_gbs(ByteWindow.of_bytes(b"".join(_unpacked(_packed(file), limit, is_whole=True))))
+
+
+def _metadata_bytes(file: ByteWindow) -> int:
+    magic, size = _HEADER.unpack(file.read(0, _HEADER.size, "GBS header"))
+    if magic != GBS_MAGIC:
+        raise UnreadableBitstream(f"GBS header: begins with {magic[:16]!r}, wanted {GBS_MAGIC!r}")
+    if not 0 < size <= _MOST_METADATA_BYTES:
+        raise UnreadableBitstream(f"GBS header: {size} bytes of metadata, wanted 1 to {_MOST_METADATA_BYTES}")
+    return int(size)
+
+
+def _packed(file: ByteWindow) -> ByteWindow:
+    inner = find_section(file, ".acl.fpga.bin")
+    if inner is None:
+        raise UnreadableBitstream("no section .acl.fpga.bin: an OpenCL container without an image")
+    if inner.read(0, min(4, inner.size), "section .acl.fpga.bin") != ELF_MAGIC:
+        raise UnreadableBitstream("section .acl.fpga.bin is no ELF file")
+    packed = find_section(inner, ".acl.gbs.gz")
+    if packed is None:
+        raise UnreadableBitstream("section .acl.fpga.bin has no section .acl.gbs.gz")
+    return packed
+
+
+def _unpacked(packed: ByteWindow, limit: int, *, is_whole: bool = False) -> list[bytes]:
+    """Unpack up to `limit` bytes, in pieces; `is_whole`: what is longer, or ends early, is an error."""
+    unpacker = zlib.decompressobj(_GZIP_BITS)
+    pieces: list[bytes] = []
+    left, offset = limit, 0
+    try:
+        while left > 0 and not unpacker.eof:
+            piece = unpacker.unconsumed_tail
+            if not piece:
+                size = min(_CHUNK_BYTES, packed.size - offset)
+                if size == 0:
+                    break
+                piece = packed.read(offset, size, "section .acl.gbs.gz")
+                offset += size
+            out = unpacker.decompress(piece, min(left, _CHUNK_BYTES))
+            left -= len(out)
+            pieces.append(out)
+    except zlib.error as err:
+        raise UnreadableBitstream(f"section .acl.gbs.gz: {err}") from err
+    if is_whole and not unpacker.eof:
+        raise UnreadableBitstream(f"section .acl.gbs.gz: cut off, or unpacks to more than {limit} bytes")
+    return pieces

@@ -1,0 +1,224 @@
+"""The store of bitstreams: a folder in which each bitstream is a file named by its sha256, with a manifest beside it that says which function it is and who may have it.
+
+Flows in: the folder, looked at whenever drivers look at their cards. Flows out: its entries, and what was left out and why. What programs a card is read anew and hashed
+first, and the bytes that were hashed are the bytes that are given to the kernel: a file that was changed since it was added programs nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+import threading
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from topobus.domain.outcome import Reason, Refusal
+from topobus.fpga.bitstreams.byte_window import ByteWindow
+from topobus.fpga.bitstreams.formats import image_of, read_bitstream
+from topobus.fpga.bitstreams.values import MOST_FILE_BYTES, Bitstream
+
+__all__ = ["DEFAULT_STORE", "EVERYBODY", "BitstreamStore", "StoreContent", "StoreEntry", "check_entry", "load_image", "manifest_name"]
+
+DEFAULT_STORE = "/var/lib/topobus/bitstreams"
+EVERYBODY = "*"
+"""In `namespaces`: claims of every namespace."""
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+# `fits_` and the name are one attribute of a device, of at most 32 characters (resource.k8s.io).
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,26}")
+_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+# Ours have some 500 bytes.
+_MOST_MANIFEST_BYTES = 64 * 1024
+_MOST_ENTRIES = 1024
+_CHUNK_BYTES = 1024 * 1024
+
+
+class StoreEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One bitstream, as its manifest says."""
+
+    digest: str
+    """sha256 of the file, hexadecimal; also the file's name, before its format."""
+    name: str
+    """What claims call the function. Files for different cards may have one name."""
+    bitstream: Bitstream
+    """As the file's header said when it was added."""
+    namespaces: tuple[str, ...]
+    """Whose claims may have it: names of namespaces, or `*`."""
+    is_blank: bool = False
+    """True: it is loaded into a region that its last user has left, and no claim can ask for it."""
+    signer: str = ""
+    """Who vouches for it, for people."""
+    notes: str = ""
+
+    @property
+    def file(self) -> str:
+        """The file's name."""
+        return f"{self.digest}.{self.bitstream.form}"
+
+    def is_for(self, namespace: str) -> bool:
+        """Say whether claims of a namespace may have it."""
+        return EVERYBODY in self.namespaces or namespace in self.namespaces
+
+
+class StoreContent(Struct, frozen=True, kw_only=True):
+    """What is in a store at one look."""
+
+    entries: tuple[StoreEntry, ...] = ()
+    """By name and digest."""
+    left_out: tuple[str, ...] = ()
+    """Why entries cannot be used, sorted."""
+
+    def find(self, digest: str) -> StoreEntry | None:
+        """Find an entry by its digest."""
+        return next((entry for entry in self.entries if entry.digest == digest), None)
+
+
+class BitstreamStore:
+    """A store that is looked at again and again; threads may share it."""
+
+    def __init__(self, folder: str) -> None:
+        """Use this folder; one that is not there is an empty store."""
+        self.folder = Path(folder)
+        self._lock = threading.Lock()
+        self._seen: tuple[tuple[str, int, int, int], ...] | None = None
+        self._content = StoreContent()
+
+    def look(self) -> StoreContent:
+        """Give what is in it now. Manifests and headers are read again only when a name, size or time in the folder has changed."""
+        with self._lock:
+            try:
+                seen = _signature(self.folder)
+            except FileNotFoundError:
+                seen = ()
+            except OSError as err:
+                self._seen = None
+                return StoreContent(left_out=(f"the bitstream store {self.folder} cannot be read: {err.strerror or err}",))
+            if seen != self._seen:
+                self._content = _read_all(self.folder, [name for name, *_ in seen if name.endswith(".json")])
+                self._seen = seen
+            return self._content
+
+
+def manifest_name(digest: str) -> str:
+    """Name the manifest of a digest."""
+    return f"{digest}.json"
+
+
+def check_entry(entry: StoreEntry) -> list[str]:
+    """Say what is wrong with an entry's words; empty when nothing is."""
+    wrong = []
+    if _DIGEST.fullmatch(entry.digest) is None:
+        wrong.append(f"digest is {entry.digest[:80]!r}, wanted 64 hexadecimal digits")
+    if _NAME.fullmatch(entry.name) is None:
+        wrong.append(f"name is {entry.name[:60]!r}, wanted a small letter and up to 26 small letters, digits and underscores")
+    if not entry.namespaces and not entry.is_blank:
+        wrong.append(f"namespaces is empty: wanted names of namespaces, or {EVERYBODY!r} for all")
+    wrong += [
+        f"namespaces has {namespace[:70]!r}, which is no name of a namespace"
+        for namespace in entry.namespaces
+        if namespace != EVERYBODY and _NAMESPACE.fullmatch(namespace) is None
+    ]
+    return wrong
+
+
+def load_image(folder: Path, entry: StoreEntry) -> bytes | Refusal:
+    """Read a bitstream whole, hash it, and give what the kernel's programming call takes.
+
+    Errors: a Refusal when the file cannot be read, has another hash, or is something else than its manifest says.
+    """
+    try:
+        descriptor = _open(folder / entry.file)
+    except OSError as err:
+        return _refuse("bitstream-missing", f"{folder / entry.file}: {err.strerror or err}", entry)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size > MOST_FILE_BYTES:
+            return _refuse("bitstream-unreadable", f"{entry.file} has {size} bytes, wanted at most {MOST_FILE_BYTES}", entry)
+        content = _read_whole(descriptor, size)
+    except OSError as err:
+        return _refuse("bitstream-missing", f"{folder / entry.file}: {err.strerror or err}", entry)
+    finally:
+        os.close(descriptor)
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != entry.digest:
+        text = f"{entry.file} of function {entry.name} has sha256 {digest}: it was changed since it was added"
+        return _refuse("bitstream-changed", text, entry)
+    file = ByteWindow.of_bytes(content)
+    if read_bitstream(file) != entry.bitstream:
+        return _refuse("bitstream-changed", f"{entry.file} of function {entry.name} is not what its manifest says", entry)
+    return image_of(file, entry.bitstream.form)
+
+
+def _signature(folder: Path) -> tuple[tuple[str, int, int, int], ...]:
+    entries = []
+    with os.scandir(folder) as names:
+        for file in names:
+            if not file.name.startswith("."):
+                status = file.stat(follow_symlinks=False)
+                entries.append((file.name, status.st_size, status.st_mtime_ns, status.st_ino))
+    return tuple(sorted(entries))
+
+
+def _read_all(folder: Path, names: list[str]) -> StoreContent:
+    entries: list[StoreEntry] = []
+    left_out = [f"{folder}: {len(names)} manifests, of which only {_MOST_ENTRIES} are read"] if len(names) > _MOST_ENTRIES else []
+    for name in names[:_MOST_ENTRIES]:
+        try:
+            entry = _read_entry(folder, name)
+        except (OSError, ValueError, RecursionError) as err:
+            # ValueError: what msgspec and we say of bad content.
+            left_out.append(f"{name} of the bitstream store is left out: {err}")
+            continue
+        entries.append(entry)
+    return StoreContent(entries=tuple(sorted(entries, key=lambda entry: (entry.name, entry.digest))), left_out=tuple(sorted(left_out)))
+
+
+def _read_entry(folder: Path, name: str) -> StoreEntry:
+    descriptor = _open(folder / name)
+    try:
+        text = os.read(descriptor, _MOST_MANIFEST_BYTES + 1)
+    finally:
+        os.close(descriptor)
+    if len(text) > _MOST_MANIFEST_BYTES:
+        raise ValueError(f"it is longer than {_MOST_MANIFEST_BYTES} bytes")
+    entry = msgspec.json.decode(text, type=StoreEntry)
+    wrong = check_entry(entry)
+    if name != manifest_name(entry.digest):
+        wrong.append(f"its digest is {entry.digest[:80]}, wanted the one of its own name")
+    if wrong:
+        raise ValueError("; ".join(wrong))
+    descriptor = _open(folder / entry.file)
+    try:
+        header = read_bitstream(ByteWindow.of_file(descriptor))
+    finally:
+        os.close(descriptor)
+    if isinstance(header, Refusal):
+        raise ValueError(f"{entry.file}: {header.reasons[0].message}")
+    if header != entry.bitstream:
+        raise ValueError(f"{entry.file} is not what the manifest says: its header says {header}")
+    return entry
+
+
+def _open(path: Path) -> int:
+    """Open a plain file: no link, which would lead elsewhere, and nothing that blocks."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(0, "is no plain file", str(path))
+    return descriptor
+
+
+def _read_whole(descriptor: int, size: int) -> bytes:
+    """Read what the file had when it was measured; one that grows meanwhile has another hash."""
+    pieces = []
+    while size > 0 and (piece := os.read(descriptor, min(size, _CHUNK_BYTES))):
+        pieces.append(piece)
+        size -= len(piece)
+    return b"".join(pieces)
+
+
+def _refuse(code: str, message: str, entry: StoreEntry) -> Refusal:
+    return Refusal(reasons=(Reason(code=code, message=message, facts={"digest": entry.digest, "function": entry.name}),))

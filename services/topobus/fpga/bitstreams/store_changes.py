@@ -1,0 +1,73 @@
+"""Adds a bitstream to a store, and takes one out: the file first and its manifest last, so that whoever looks meanwhile sees a whole entry or none."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import msgspec
+
+from topobus.devicekit import durable_file
+from topobus.domain.outcome import Reason, Refusal
+from topobus.fpga.bitstreams.byte_window import ByteWindow
+from topobus.fpga.bitstreams.formats import image_of, read_bitstream
+from topobus.fpga.bitstreams.store import StoreEntry, check_entry, manifest_name
+from topobus.fpga.bitstreams.values import MOST_FILE_BYTES
+
+__all__ = ["add_bitstream", "remove_bitstream"]
+
+# Read by everybody, written by the one who added it: a bitstream is no secret, its integrity counts.
+_MODE = 0o644
+
+
+def add_bitstream(
+    folder: Path, source: Path, *, name: str, namespaces: tuple[str, ...], is_blank: bool = False, signer: str = "", notes: str = ""
+) -> StoreEntry | Refusal:
+    """Copy a file into a store; the same file again replaces what its manifest said.
+
+    Errors: OSError when the source cannot be read or the folder cannot be written. Blocks.
+    """
+    if source.stat().st_size > MOST_FILE_BYTES:
+        return _refuse(f"{source} is larger than {MOST_FILE_BYTES} bytes")
+    content = source.read_bytes()
+    bitstream = read_bitstream(ByteWindow.of_bytes(content))
+    if isinstance(bitstream, Refusal):
+        return bitstream
+    # Also what is behind the header must be whole: a cut file is refused today, not when a card is to be programmed.
+    image = image_of(ByteWindow.of_bytes(content), bitstream.form)
+    if isinstance(image, Refusal):
+        return image
+    entry = StoreEntry(
+        digest=hashlib.sha256(content).hexdigest(),
+        name=name,
+        bitstream=bitstream,
+        namespaces=tuple(sorted(set(namespaces))),
+        is_blank=is_blank,
+        signer=signer,
+        notes=notes,
+    )
+    wrong = check_entry(entry)
+    if wrong:
+        return _refuse("; ".join(wrong))
+    durable_file.write(folder, entry.file, content, mode=_MODE)
+    durable_file.write(folder, manifest_name(entry.digest), msgspec.json.format(msgspec.json.encode(entry)) + b"\n", mode=_MODE)
+    return entry
+
+
+def remove_bitstream(folder: Path, digest: str) -> bool:
+    """Take a bitstream out, its manifest first; says whether it was there. A card that has the function keeps it.
+
+    Errors: OSError when the folder cannot be written. Blocks.
+    """
+    names = [name for name in os.listdir(folder) if name.startswith(f"{digest}.")]  # noqa: PTH208 - names only
+    manifest = manifest_name(digest)
+    was_there = durable_file.delete(folder, manifest)
+    for name in sorted(names):
+        if name != manifest:
+            durable_file.delete(folder, name)
+    return was_there
+
+
+def _refuse(message: str) -> Refusal:
+    return Refusal(reasons=(Reason(code="bitstream-refused", message=message),))
