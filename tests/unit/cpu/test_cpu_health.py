@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from support.sysfs_trees import write
+from topobus.cpu.config import CpuGroupSettings
 from topobus.cpu.plugins.linux_cpu import LinuxCpuDriver
 from topobus.domain.device import Device
-from topobus.sysfs.tree import Tree
+from topobus.simulation.machines import build
+from topobus.sysfs.machine import read_machine
+from topobus.sysfs.tree import HardwareSettings, Tree
 
 CPU, CONTROLLERS = "sys/devices/system/cpu", "sys/devices/system/edac/mc"
 DEVICES = [Device(name=f"cpu-{cpu}", device_class="cpu", cpu=cpu, socket=cpu // 2) for cpu in range(4)]
@@ -49,3 +54,96 @@ def test_cpus_are_well_when_the_kernel_counts_nothing(tmp_path: Path) -> None:
     tree = write(tmp_path, {f"{CPU}/online": "0-3"})
 
     assert LinuxCpuDriver().observe(tree, DEVICES) == {}
+
+
+def test_cpus_of_a_core_are_throttled_together_when_one_file_tells(tmp_path: Path) -> None:
+    """The kernel counts alike for the threads of a core, so one file a core is read; a core that counts alone touches its own threads."""
+    cores = [Device(name=f"cpu-{cpu}", device_class="cpu", cpu=cpu, core=cpu // 2, socket=0) for cpu in range(4)]
+    driver = LinuxCpuDriver()
+    driver.observe(_tree(tmp_path), cores)
+    hot = _tree(tmp_path, throttled=1)
+    # CPU 3 is not the one that is read of its core.
+    write(tmp_path, {f"{CPU}/cpu3/thermal_throttle/core_throttle_count": "nonsense"})
+
+    seen = driver.observe(hot, cores)
+
+    assert {name: [observation.reason for observation in signs] for name, signs in seen.items()} == {
+        "cpu-2": ["throttled"],
+        "cpu-3": ["throttled"],
+    }
+
+
+def test_neighbours_are_judged_when_one_cpus_file_holds_nonsense(tmp_path: Path) -> None:
+    """One bad file is the sign of its own CPU; the others go on being seen."""
+    driver = LinuxCpuDriver()
+    driver.observe(_tree(tmp_path), DEVICES)
+    tree = _tree(tmp_path, throttled=1)
+    write(tmp_path, {f"{CPU}/cpu0/thermal_throttle/core_throttle_count": "nonsense", f"{CONTROLLERS}/mc0/ue_count": "nonsense"})
+
+    seen = driver.observe(tree, DEVICES)
+
+    assert {name: [observation.reason for observation in signs] for name, signs in seen.items()} == {
+        "cpu-0": ["tree-unreadable"],
+        "cpu-2": ["throttled", "tree-unreadable"],
+        "cpu-3": ["tree-unreadable"],
+    }
+
+
+def test_a_group_is_judged_by_its_cpus_when_cpus_are_offered_in_groups(tmp_path: Path) -> None:
+    """A group is degraded as long as one of its CPUs is; its neighbours are not."""
+    recorded = build("laptop", tmp_path)
+    tree = Tree(HardwareSettings(root=str(tmp_path)))
+    driver = LinuxCpuDriver()
+    driver.configure(CpuGroupSettings(groups="l3"))
+    machine = read_machine(tree, "n")
+    devices = driver.discover(tree, machine)
+    counts = [f"{CPU}/cpu{cpu.id}/thermal_throttle/core_throttle_count" for cpu in machine.cpus]
+    for path in counts:
+        recorded.write(path, "0")
+    before = driver.observe(tree, devices)
+    leader = min(devices[0].near_cpus)
+    recorded.write(f"{CPU}/cpu{leader}/thermal_throttle/core_throttle_count", "3")
+
+    seen = driver.observe(tree, devices)
+
+    assert before == {}
+    assert {name: [observation.reason for observation in signs] for name, signs in seen.items()} == {devices[0].name: ["throttled"]}
+
+
+@pytest.mark.parametrize(
+    ("names", "hit", "cpus"),
+    [
+        (["Broadwell SrcID#0_Ha#0", "Broadwell SrcID#1_Ha#0"], 1, {"cpu-2", "cpu-3"}),
+        (["F19h_M10h", "F19h_M10h"], 1, {"cpu-2", "cpu-3"}),
+        (["F17h", "F17h", "F17h", "F17h"], 1, {"cpu-0", "cpu-1"}),
+        (["F19h_M10h", "MI200"], 0, set[str]()),
+    ],
+    ids=["by its source", "a die a socket", "two dies a socket", "a socket without modules"],
+)
+def test_cpus_have_memory_errors_when_their_controllers_name_or_number_tells_the_socket(
+    tmp_path: Path, names: list[str], hit: int, cpus: set[str]
+) -> None:
+    """AMD numbers the controllers of its dies socket by socket; where the numbers do not fit the sockets nobody is blamed."""
+
+    def tree(errors: int) -> Tree:
+        files: dict[str, object] = {f"{CPU}/online": "0-3"}
+        for index, name in enumerate(names):
+            files |= {f"{CONTROLLERS}/mc{index}/mc_name": name, f"{CONTROLLERS}/mc{index}/ue_count": errors * (index == hit)}
+        return write(tmp_path, files)
+
+    driver = LinuxCpuDriver()
+    driver.observe(tree(0), DEVICES)
+
+    assert set(driver.observe(tree(1), DEVICES)) == cpus
+
+
+@pytest.mark.parametrize(("rise", "reasons"), [(100, ["memory-corrected-storm"]), (99, [])], ids=["storm", "few"])
+def test_corrected_memory_errors_tell_when_they_are_a_storm(tmp_path: Path, rise: int, reasons: list[str]) -> None:
+    """As for corrected PCIe errors: some are ordinary."""
+    driver = LinuxCpuDriver()
+    _tree(tmp_path)
+    driver.observe(write(tmp_path, {f"{CONTROLLERS}/mc0/ce_count": 5}), DEVICES)
+
+    seen = driver.observe(write(tmp_path, {f"{CONTROLLERS}/mc0/ce_count": 5 + rise}), DEVICES)
+
+    assert [observation.reason for observation in seen.get("cpu-3", ())] == reasons

@@ -1,16 +1,23 @@
-"""Judges CPUs by what the kernel counts: throttling because of heat, and uncorrected memory errors of a socket's memory controllers (EDAC).
+"""Judges CPUs by what the kernel counts: throttling because of heat, and the errors of a socket's memory controllers (EDAC).
 
-Flows in: CPUs by their numbers. Flows out: observations by CPU. Both counts only grow; the first look takes the stand as it finds it. Machine checks of a CPU by itself have
-no count in sysfs: what they count of memory is EDAC's.
-Source: arch/x86/kernel/cpu/mce/therm_throt.c (thermal_throttle/core_throttle_count); Documentation/admin-guide/RAS/main.rst (edac/mc/mc*/ue_count, mc_name).
+Flows in: CPUs by their numbers, cores and sockets. Flows out: observations by CPU and by socket. The counts only grow; the first look takes the stand as it finds it. A file that
+cannot be read is the sign of its own CPUs alone.
+
+Machine checks of a CPU by itself have no count in sysfs (`machinecheck` holds settings), and /proc/interrupts counts an exception for every CPU, for Intel's processors tell all of them
+of each: what they say of memory is EDAC's.
+
+Source: arch/x86/kernel/cpu/mce/therm_throt.c (thermal_throttle/core_throttle_count); Documentation/admin-guide/RAS/main.rst (edac/mc/mc*/{ce_count,ue_count,mc_name});
+drivers/edac/{skx_common,i10nm_base,sb_edac,amd64_edac}.c for the names.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from topobus.devicekit.counter_rises import CounterRises
+from topobus.devicekit.edits_text import unreadable
+from topobus.domain.errors import HardwareError
 from topobus.domain.health import Dimension, HealthState, Observation, RecoveryAction
 from topobus.sysfs.tree import Tree
 
@@ -18,17 +25,48 @@ __all__ = ["memory_errors", "throttling"]
 
 _CPU = "sys/devices/system/cpu"
 _CONTROLLERS = "sys/devices/system/edac/mc"
-# Intel's drivers name a controller `Skylake Socket#0 IMC#1`; others tell no socket.
-_SOCKET = re.compile(r"Socket#(\d+)")
+# Intel's drivers name a controller `Skylake Socket#0 IMC#1` or `Broadwell SrcID#0_Ha#0`.
+_SOCKET = re.compile(r"(?:Socket|SrcID)#(\d+)")
+# AMD's driver names it by the family alone, and numbers the controllers by their dies, socket by socket.
+_BY_FAMILY = re.compile(r"F[0-9A-F]{2}h")
+# So many corrected errors between two looks are a failing module, not cosmic noise; as for corrected PCIe errors.
+_CORRECTED_STORM = 100
 
 
-def throttling(tree: Tree, cpu: int, counters: CounterRises) -> Observation | None:
-    """See whether the core of a CPU lowered its clock because of heat since the last look.
+def throttling(tree: Tree, cores: Mapping[int, int], counters: CounterRises) -> Mapping[int, Observation]:
+    """See which CPUs' cores lowered their clock because of heat since the last look, by one read a core.
 
-    Errors: raises HardwareError for a file that is no number.
+    Shapes: cores — by CPU, the CPU whose file is read: the same for all CPUs of a core, for the kernel counts alike for them. result — by CPU; a processor that does not count
+            (it has no such folder) has none.
     """
+    leaders = sorted(set(cores.values()))
+    if not leaders or not any(tree.exists(f"{_CPU}/cpu{cpu}/thermal_throttle") for cpu in leaders[:2]):
+        return {}
+    signs = {leader: sign for leader in leaders if (sign := _core_throttling(tree, leader, counters)) is not None}
+    return {cpu: signs[leader] for cpu, leader in cores.items() if leader in signs}
+
+
+def memory_errors(tree: Tree, sockets: Collection[int], counters: CounterRises) -> Mapping[int, Observation]:
+    """See which sockets have new errors in their memory; controllers whose socket is not known are left out, for nobody knows whose CPUs they serve.
+
+    Shapes: sockets — all that the machine has. result — by socket, the worst of its controllers.
+    """
+    controllers = [name for name in tree.names(_CONTROLLERS) if name.removeprefix("mc").isdecimal()]
+    seen: dict[int, Observation] = {}
+    for name in controllers:
+        sign = _controller_errors(tree, name, counters)
+        socket = _socket_of(tree, name, controllers, sockets) if sign is not None else None
+        if sign is not None and socket is not None and (socket not in seen or sign.reason == "memory-errors"):
+            seen[socket] = sign
+    return seen
+
+
+def _core_throttling(tree: Tree, cpu: int, counters: CounterRises) -> Observation | None:
     path = f"{_CPU}/cpu{cpu}/thermal_throttle/core_throttle_count"
-    count = tree.read_int(path)
+    try:
+        count = tree.read_int(path)
+    except HardwareError as err:
+        return unreadable(err)
     rise = counters.rise(path, count)
     if not rise:
         return None
@@ -42,26 +80,46 @@ def throttling(tree: Tree, cpu: int, counters: CounterRises) -> Observation | No
     )
 
 
-def memory_errors(tree: Tree, counters: CounterRises) -> Mapping[int, Observation]:
-    """See which sockets have new uncorrected memory errors; controllers that tell no socket are left out, for their CPUs are not known.
+def _controller_errors(tree: Tree, name: str, counters: CounterRises) -> Observation | None:
+    paths = {kind: f"{_CONTROLLERS}/{name}/{kind}_count" for kind in ("ue", "ce")}
+    try:
+        counts = {kind: tree.read_int(path) for kind, path in paths.items()}
+    except HardwareError as err:
+        return unreadable(err)
+    rises = {kind: counters.rise(paths[kind], count) for kind, count in counts.items()}
+    if rises["ue"]:
+        kind, reason, action = "ue", "memory-errors", RecoveryAction.REPLACE
+        message = f"{rises['ue']} new uncorrected error(s) in the memory of its socket (controller {name})"
+    elif rises["ce"] >= _CORRECTED_STORM:
+        kind, reason, action = "ce", "memory-corrected-storm", RecoveryAction.NONE
+        message = f"{rises['ce']} corrected errors between two looks in the memory of its socket (controller {name})"
+    else:
+        return None
+    return Observation(
+        dimension=Dimension.MEMORY,
+        state=HealthState.DEGRADED,
+        reason=reason,
+        message=message,
+        evidence={"path": paths[kind], "value": str(counts[kind])},
+        action=action,
+    )
 
-    Errors: raises HardwareError for a file that is no number.
-    """
-    seen: dict[int, Observation] = {}
-    for name in tree.names(_CONTROLLERS):
-        if not name.removeprefix("mc").isdecimal():
-            continue
-        path = f"{_CONTROLLERS}/{name}/ue_count"
-        count = tree.read_int(path)
-        rise = counters.rise(path, count)
-        socket = _SOCKET.search(tree.read(f"{_CONTROLLERS}/{name}/mc_name") or "") if rise else None
-        if socket is not None:
-            seen[int(socket.group(1))] = Observation(
-                dimension=Dimension.MEMORY,
-                state=HealthState.DEGRADED,
-                reason="memory-errors",
-                message=f"{rise} new uncorrected error(s) in the memory of its socket (controller {name})",
-                evidence={"path": path, "value": str(count)},
-                action=RecoveryAction.REPLACE,
-            )
-    return seen
+
+def _socket_of(tree: Tree, name: str, controllers: Iterable[str], sockets: Collection[int]) -> int | None:
+    text = _name_of(tree, name)
+    if (match := _SOCKET.search(text)) is not None:
+        return int(match.group(1))
+    if _BY_FAMILY.match(text) is None:
+        return None
+    # A card's memory has controllers, too (MI200), by other names. A socket without modules has none: then the numbers tell nothing.
+    alike = [controller for controller in controllers if _BY_FAMILY.match(_name_of(tree, controller))]
+    if not sockets or len(alike) % len(sockets):
+        return None
+    return sorted(sockets)[alike.index(name) * len(sockets) // len(alike)]
+
+
+def _name_of(tree: Tree, controller: str) -> str:
+    try:
+        return tree.read(f"{_CONTROLLERS}/{controller}/mc_name") or ""
+    except HardwareError:
+        return ""

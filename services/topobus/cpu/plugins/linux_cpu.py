@@ -51,6 +51,8 @@ class LinuxCpuDriver:
     def __init__(self) -> None:
         self._settings = CpuGroupSettings()
         self._counters = CounterRises()
+        self._places: dict[int, tuple[int | None, int | None]] = {}
+        """Core and socket of each CPU, as the last `discover` had them: a group tells neither of its CPUs."""
 
     def configure(self, settings: CpuGroupSettings) -> None:
         """Take the operator's word on how CPUs are offered."""
@@ -59,6 +61,7 @@ class LinuxCpuDriver:
     def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
         """List one device for each online CPU, or for each group of them; two file reads a CPU, for its frequencies, and none for groups."""
         online = [cpu for cpu in machine.cpus if cpu.online]
+        self._places = {cpu.id: (cpu.core, cpu.socket) for cpu in online}
         facts = CpuFacts(tree, machine)
         if self._settings.groups != "cpu":
             return group_devices(online, self._settings, self.name, facts)
@@ -70,31 +73,32 @@ class LinuxCpuDriver:
         return tuple(self._device(cpu, names, facts) for cpu in sorted(online, key=lambda cpu: cpu.id))
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
-        """Report the CPUs that are no longer online, by one read of the kernel's list, and what the kernel counts of the others."""
+        """Report the CPUs that are no longer online, by one read of the kernel's list, and what the kernel counts of the others: one read a core."""
+        tree = tree.for_scan()
         online = _online(tree)
         if online is None:
             return {}
-        by_socket = memory_errors(tree, self._counters)
+        present = {device.name: cpus_of(device) & online for device in devices}
+        own = {device.cpu: (device.core, device.socket) for device in devices if device.cpu is not None}
+        places = {cpu: own.get(cpu) or self._places.get(cpu, (None, None)) for cpus in present.values() for cpu in cpus}
+        leaders: dict[int | None, int] = {}
+        for cpu in sorted(places):
+            leaders.setdefault(places[cpu][0], cpu)
+        cores = {cpu: cpu if core is None else leaders[core] for cpu, (core, _) in places.items()}
+        heat = throttling(tree, cores, self._counters)
+        sockets = {socket for _, socket in (*places.values(), *self._places.values()) if socket is not None}
+        by_socket = memory_errors(tree, sockets, self._counters)
         seen: dict[str, tuple[Observation, ...]] = {}
         for device in devices:
-            if device.cpu is None:
+            if device.cpu is not None and device.cpu not in online:
+                seen[device.name] = (_offline(device.cpu, online),)
                 continue
-            if device.cpu not in online:
-                seen[device.name] = (
-                    Observation(
-                        dimension=Dimension.PRESENCE,
-                        state=HealthState.UNHEALTHY,
-                        # The reason that the host gives as well, once the machine no longer has the CPU online: one fault, one event.
-                        reason="device-gone",
-                        message=f"CPU {device.cpu} is offline",
-                        evidence={"path": _ONLINE, "value": str(online)},
-                        action=RecoveryAction.WAIT,
-                    ),
-                )
-                continue
-            signs = (throttling(tree, device.cpu, self._counters), by_socket.get(device.socket) if device.socket is not None else None)
-            if any(signs):
-                seen[device.name] = tuple(sign for sign in signs if sign is not None)
+            cpus = present[device.name]
+            hot = next((heat[cpu] for cpu in cpus if cpu in heat), None)
+            homes = sorted({socket for cpu in cpus if (socket := places[cpu][1]) is not None})
+            worn = next((by_socket[socket] for socket in homes if socket in by_socket), None)
+            if hot is not None or worn is not None:
+                seen[device.name] = tuple(sign for sign in (hot, worn) if sign is not None)
         return seen
 
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
@@ -175,6 +179,18 @@ def _cpuset(device: Device, cpus: CpuSet, with_memory: NodeSet, homes: Mapping[i
 def _homes(tree: Tree, nodes: NodeSet) -> Mapping[int, CpuSet]:
     """Read which CPUs each of these NUMA nodes has."""
     return {node: _ids(tree, f"sys/devices/system/node/node{node}/cpulist", CpuSet) or CpuSet() for node in nodes}
+
+
+def _offline(cpu: int, online: CpuSet) -> Observation:
+    return Observation(
+        dimension=Dimension.PRESENCE,
+        state=HealthState.UNHEALTHY,
+        # The reason that the host gives as well, once the machine no longer has the CPU online: one fault, one event.
+        reason="device-gone",
+        message=f"CPU {cpu} is offline",
+        evidence={"path": _ONLINE, "value": str(online)},
+        action=RecoveryAction.WAIT,
+    )
 
 
 def _online(tree: Tree) -> CpuSet | None:
