@@ -1,16 +1,18 @@
-"""Judges what kernel drivers of GPUs publish in sysfs: temperatures of hwmon, AMD's RAS error counts, the survivability mode of Intel's xe.
+"""Judges what kernel drivers of GPUs publish in sysfs: temperatures of hwmon, AMD's RAS error counts, the survivability mode and health indicator of Intel's xe.
 
 Flows in: the folder of a PCI function. Flows out: observations; what a driver does not publish says nothing.
-Source: Documentation/hwmon/sysfs-interface; Documentation/gpu/amdgpu/ras.rst (`ras/*_err_count`: lines `ue: N` and `ce: N`); Documentation/gpu/xe/xe_survivability.
+Source: Documentation/hwmon/sysfs-interface; Documentation/gpu/amdgpu/ras.rst (`ras/*_err_count`: lines `ue: N` and `ce: N`); Documentation/gpu/xe/xe_survivability;
+Documentation/ABI/testing/sysfs-driver-intel-xe-ras (`gpu_health`, since Linux 7.3).
 """
 
 from __future__ import annotations
 
 from topobus.devicekit.counter_rises import CounterRises
+from topobus.domain.errors import HardwareError
 from topobus.domain.health import Dimension, HealthState, Observation, RecoveryAction
 from topobus.sysfs.tree import Tree
 
-__all__ = ["ras_sign", "survivability_sign", "temperature_sign"]
+__all__ = ["health_indicator_sign", "ras_sign", "survivability_sign", "temperature_sign"]
 
 
 def temperature_sign(tree: Tree, folder: str) -> Observation | None:
@@ -71,4 +73,25 @@ def survivability_sign(tree: Tree, folder: str) -> Observation | None:
         message="the kernel driver runs the card in survivability mode: its firmware is to be mended",
         evidence={"path": path, "value": text.splitlines()[0][:60] if text else ""},
         action=RecoveryAction.REPLACE,
+    )
+
+
+def health_indicator_sign(tree: Tree, folder: str) -> Observation | None:
+    """See what xe and the card's firmware say of the card as a whole: `ok`, `warning` or `critical`; older kernels and cards say nothing.
+
+    Errors: raises HardwareError for another word.
+    """
+    path = f"{folder}/gpu_health"
+    text = tree.read(path)
+    if text in (None, "ok"):
+        return None
+    if text not in ("warning", "critical"):
+        raise HardwareError(f"{path} under {tree.root}: got {text[:60]!r}, wanted ok, warning or critical", path=path, raw=text[:200])
+    return Observation(
+        dimension=Dimension.COMPUTE,
+        state=HealthState.UNHEALTHY if text == "critical" else HealthState.DEGRADED,
+        reason="health-indicator",
+        message=f"the kernel driver's health indicator of the card says {text}",
+        evidence={"path": path, "value": text},
+        action=RecoveryAction.RESET_DEVICE if text == "critical" else RecoveryAction.NONE,
     )

@@ -98,3 +98,38 @@ def test_observe_is_unhealthy_when_the_physical_function_left_the_bus(card: Card
 def _interface(card: Card) -> str:
     (name,) = card.tree.names(f"sys/bus/pci/devices/{card.parent}/net")
     return name
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "reason", "state"),
+    [
+        ("aer_dev_fatal", "TOTAL_ERR_FATAL 3", "parent-aer-fatal", HealthState.UNHEALTHY),
+        ("aer_dev_nonfatal", "TOTAL_ERR_NONFATAL 1", "parent-aer-nonfatal", HealthState.DEGRADED),
+        ("aer_dev_correctable", "TOTAL_ERR_COR 100", "parent-aer-correctable-storm", HealthState.DEGRADED),
+        ("current_link_width", "1", "parent-link-narrow", HealthState.DEGRADED),
+        ("current_link_speed", "2.5 GT/s PCIe", "parent-link-slow", HealthState.DEGRADED),
+    ],
+)
+def test_observe_tells_the_physical_functions_fault_of_all_its_virtual_ones(
+    card: Card, file: str, text: str, reason: str, state: HealthState
+) -> None:
+    """Virtual functions have no error counters and no link of their own: what their card suffers, they all do, and no others."""
+    assert card.see() == {}
+    card.machine.write(f"{card.machine.folder(str(card.parent))}/{file}", text)
+
+    seen = card.see()
+
+    assert {name: [(sign.reason, sign.state) for sign in signs] for name, signs in seen.items()} == {
+        name: [(reason, state)] for name in card.siblings(card.own)
+    }
+
+
+def test_observe_is_unhealthy_when_the_physical_function_lost_its_driver(card: Card) -> None:
+    """Without it nobody sets the card up."""
+    (card.machine.root / card.machine.folder(str(card.parent)) / "driver").unlink()
+
+    seen = card.see()
+
+    assert {name: [(sign.reason, sign.state) for sign in signs] for name, signs in seen.items()} == {
+        name: [("parent-no-kernel-driver", HealthState.UNHEALTHY)] for name in card.siblings(card.own)
+    }

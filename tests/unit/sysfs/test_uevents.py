@@ -53,3 +53,29 @@ async def test_uevent_source_skips_what_others_send_when_waiting() -> None:
         event = await source.next()
 
     assert event.path == "/devices/real"
+
+
+def test_uevent_source_gives_what_is_pending_without_waiting() -> None:
+    """All that arrived, the kernel's own alone, and nothing when nothing did."""
+    ours, sock = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    ours.settimeout(0.0)
+
+    class FromKernel(socket.socket):
+        """Tells senders as netlink does: the first message from a process, the others from the kernel."""
+
+        senders = iter(((4711, 1), (0, 1), (0, 1)))
+
+        def recvfrom(self, *args: int) -> tuple[bytes, tuple[int, int]]:  # type: ignore[override]
+            data, _ = super().recvfrom(*args)
+            return data, next(self.senders)
+
+    channel = FromKernel(fileno=ours.detach())
+    channel.settimeout(0.0)
+    card = "/devices/pci0000:00/0000:03:00.0/drm/card1"
+    sock.send(b"change@/devices/forged\0SUBSYSTEM=drm\0WEDGED=rebind\0")
+    for methods in ("none", "rebind,bus-reset"):
+        sock.send(f"change@{card}\0ACTION=change\0SUBSYSTEM=drm\0WEDGED={methods}\0".encode())
+    with sock, UeventSource(channel) as source:
+        taken, left = source.pending(), source.pending()
+
+    assert ([(event.path, event.wedged) for event in taken], left) == ([(card, "none"), (card, "rebind,bus-reset")], [])

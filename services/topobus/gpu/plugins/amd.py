@@ -23,6 +23,7 @@ from topobus.devicekit.pci import (
     pci_folder,
     select_functions,
 )
+from topobus.devicekit.pci_parent import ParentHealth
 from topobus.domain.device import AttributeValue, Device, DeviceRole, KeptFunction, Link, LinkClass
 from topobus.domain.edits import ContainerEdits
 from topobus.domain.errors import HardwareError
@@ -61,6 +62,7 @@ class AmdDriver(ChecksLeftovers):
     def __init__(self) -> None:
         self._products = ProductTable()
         self._pci_health = PciHealth()
+        self._parents = ParentHealth()
         self._counters = CounterRises()
         self.leftovers = Leftovers()
         self._links: tuple[tuple[KfdNode, ...], dict[int, tuple[KfdLink, ...]]] = ((), {})
@@ -92,9 +94,9 @@ class AmdDriver(ChecksLeftovers):
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """Look at the PCI function and at whether its driver is bound; the partitions of a card share what is wrong with it."""
         # Once a function: its error counters tell a rise only once.
-        seen = {
-            address: self._observe_one(tree, address) for address in sorted({device.pci for device in devices if device.pci is not None})
-        }
+        addresses = sorted({device.pci for device in devices if device.pci is not None})
+        parents = self._parents.observe(tree, addresses)
+        seen = {address: [*self._observe_one(tree, address), *parents.get(address, ())] for address in addresses}
         return {device.name: seen[device.pci] for device in devices if device.pci is not None}
 
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:

@@ -21,6 +21,7 @@ from topobus.devicekit.pci import (
     pci_folder,
     select_functions,
 )
+from topobus.devicekit.pci_parent import ParentHealth
 from topobus.domain.device import AttributeValue, Device, KeptFunction
 from topobus.domain.edits import ContainerEdits
 from topobus.domain.errors import HardwareError
@@ -32,7 +33,8 @@ from topobus.gpu.drm_edits import drm_edits
 from topobus.gpu.leftovers import ChecksLeftovers, GpuUse, Leftovers
 from topobus.gpu.processes import holders_of
 from topobus.gpu.products import ProductTable
-from topobus.gpu.sensor_health import survivability_sign, temperature_sign
+from topobus.gpu.sensor_health import health_indicator_sign, survivability_sign, temperature_sign
+from topobus.gpu.wedge_events import WedgeEvents
 from topobus.sysfs.drm import function_drm_nodes
 from topobus.sysfs.tree import Tree
 
@@ -49,9 +51,12 @@ class IntelDriver(ChecksLeftovers):
     name = "intel-gpu"
     device_class = "gpu"
 
-    def __init__(self) -> None:
+    def __init__(self, wedges: WedgeEvents | None = None) -> None:
+        """Make one; `wedges`: what the kernel tells of GPUs that its drivers gave up, for tests."""
+        self._wedges = wedges or WedgeEvents()
         self._products = ProductTable()
         self._pci_health = PciHealth()
+        self._parents = ParentHealth()
         self.leftovers = Leftovers()
         self.warnings: tuple[str, ...] = ()
         """What the last `discover` left out, and why; the inventory shows it."""
@@ -66,12 +71,19 @@ class IntelDriver(ChecksLeftovers):
             for function in select_functions(tree, machine, vendors=(_VENDOR,), base_classes=_CLASSES)
             if is_offered(tree, function.address, left_out)
         ]
-        self.warnings, self.kept = tuple(left_out), left_out.kept
+        # Opened before the first look at health: what the kernel sent earlier is lost.
+        self._wedges.take(tree)
+        blind = [f"a wedged GPU is not told: {self._wedges.blind}"] if functions and self._wedges.blind else []
+        self.warnings, self.kept = (*left_out, *blind), left_out.kept
         return tuple(self._device(tree, function) for function in functions)
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
-        """Look at the PCI function and at whether its driver is bound."""
-        return {device.name: self._observe_one(tree, device.pci) for device in devices if device.pci is not None}
+        """Look at the PCI function, at its driver's word and at what the kernel sent since the last look."""
+        tree = tree.for_scan()
+        self._wedges.take(tree)
+        addresses = {device.name: device.pci for device in devices if device.pci is not None}
+        parents = self._parents.observe(tree, addresses.values())
+        return {name: [*self._observe_one(tree, address), *parents.get(address, ())] for name, address in addresses.items()}
 
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
         """Give each GPU's card and render node."""
@@ -117,7 +129,12 @@ class IntelDriver(ChecksLeftovers):
                 return seen
             _memory_bytes(tree, address)
             folder = pci_folder(address)
-            signs = (temperature_sign(tree, folder), survivability_sign(tree, folder))
+            signs = (
+                temperature_sign(tree, folder),
+                survivability_sign(tree, folder),
+                health_indicator_sign(tree, folder),
+                self._wedges.sign(tree, address),
+            )
             return [*seen, *observe_kernel_driver(tree, address), *(sign for sign in signs if sign is not None)]
         except HardwareError as err:
             return [unreadable(err)]

@@ -31,6 +31,7 @@ from topobus.devicekit.pci import (
     pci_folder,
     select_functions,
 )
+from topobus.devicekit.pci_parent import ParentHealth
 from topobus.devicekit.sharing import sharing_of
 from topobus.domain.device import AttributeValue, Device, DeviceRole, KeptFunction, Link, LinkClass
 from topobus.domain.edits import ContainerEdits
@@ -75,6 +76,7 @@ class NvidiaDriver(ChecksLeftovers):
         self.kept: tuple[KeptFunction, ...] = ()
         self._products = ProductTable()
         self._pci_health = PciHealth()
+        self._parents = ParentHealth()
         self._nvml = nvml
         self.leftovers = Leftovers()
         self._driver_files = DriverFileSource()
@@ -106,7 +108,11 @@ class NvidiaDriver(ChecksLeftovers):
         addresses = {device.name: device.pci for device in devices if device.pci is not None}
         present = [address for address in addresses.values() if tree.exists(pci_folder(address))]
         by_nvml = self._nvml.observe(present) if self._nvml else {}
-        return {name: (*self._observe_one(tree, address), *by_nvml.get(address, ())) for name, address in addresses.items()}
+        parents = self._parents.observe(tree, addresses.values())
+        return {
+            name: (*self._observe_one(tree, address), *parents.get(address, ()), *by_nvml.get(address, ()))
+            for name, address in addresses.items()
+        }
 
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
         """Give each GPU's nodes, the driver's shared nodes and files, and the variable that NVIDIA's container runtime reads."""

@@ -25,8 +25,15 @@ from topobus.sysfs.tree import Tree
 __all__ = ["BestSpeeds", "judge_carrier", "judge_duplex", "judge_errors", "judge_parent", "judge_rdma_ports"]
 
 
-# Frames with a bad checksum, and frames that the carrier failed under (Documentation/networking/statistics.rst).
-_ERROR_COUNTERS = ("rx_crc_errors", "tx_carrier_errors")
+# Frames with a bad checksum or a broken end, frames that the carrier failed under; then all that the driver counts as damaged or not sent, where it does not tell
+# the kinds (Documentation/networking/statistics.rst). Each with what is counted in it and is no fault of the link: too long frames are the sender's setting.
+_ERROR_COUNTERS = {
+    "rx_crc_errors": "",
+    "rx_frame_errors": "",
+    "tx_carrier_errors": "",
+    "rx_errors": "rx_length_errors",
+    "tx_errors": "",
+}
 # A good link has none for days; as many as this between two looks is no accident.
 _ERROR_STORM = 100
 
@@ -74,19 +81,11 @@ def judge_carrier(interfaces: Sequence[NetInterface]) -> Observation | None:
     )
 
 
-def judge_parent(parent: PciAddress, *, is_present: bool, interfaces: Sequence[NetInterface]) -> Observation | None:
-    """Judge the physical function of a virtual one: whether it is there, and whether any of its interfaces that are switched on has a carrier.
+def judge_parent(parent: PciAddress, interfaces: Sequence[NetInterface]) -> Observation | None:
+    """Judge the carrier of a virtual function's physical one: whether any of its interfaces that are switched on has one.
 
     Shapes: interfaces — of the physical function, as far as this network namespace shows them; without one that is on there is no word.
     """
-    if not is_present:
-        return Observation(
-            dimension=Dimension.PRESENCE,
-            state=HealthState.UNHEALTHY,
-            reason="parent-gone",
-            message=f"the physical function {parent} is no longer on the bus",
-            evidence={"path": str(parent), "value": "absent"},
-        )
     switched_on = [interface for interface in interfaces if interface.carrier is not None]
     if not switched_on or any(interface.carrier for interface in switched_on):
         return None
@@ -124,19 +123,22 @@ def judge_errors(tree: Tree, interfaces: Sequence[NetInterface], counters: Count
     Errors: raises HardwareError for a file that is no number.
     """
     for interface in interfaces:
+        folder = f"{interface.path}/statistics"
+        kinds = {kind for pair in _ERROR_COUNTERS.items() for kind in pair if kind}
+        # All of them at each look, or the next one would count a rise of two.
+        rises = {kind: counters.rise(f"{folder}/{kind}", tree.read_int(f"{folder}/{kind}")) for kind in sorted(kinds)}
         if not interface.carrier:
             # A link that trains counts errors, which say nothing.
             continue
-        for name in _ERROR_COUNTERS:
-            path = f"{interface.path}/statistics/{name}"
-            rise = counters.rise(path, tree.read_int(path))
+        for name, without in _ERROR_COUNTERS.items():
+            rise = rises[name] - rises.get(without, 0)
             if rise >= _ERROR_STORM:
                 return Observation(
                     dimension=Dimension.LINK,
                     state=HealthState.DEGRADED,
                     reason="link-errors",
                     message=f"{interface.name}: {rise} new {name}: cable, transceiver or switch port",
-                    evidence={"path": path, "value": str(rise)},
+                    evidence={"path": f"{folder}/{name}", "value": str(rise)},
                 )
     return None
 

@@ -11,7 +11,7 @@ These functions are not offered, and the inventory's warnings name them:
 - a function that pci-stub or the like holds, for nobody or for a program without VFIO.
 
 Health: what every PCI function tells (topobus.devicekit.pci) and the link (link_health). An interface that is not visible (moved into a pod's network
-namespace) or switched off is no fault: allocated and idle cards look like that. A virtual function is as healthy as its physical one's link.
+namespace) or switched off is no fault: allocated and idle cards look like that. A virtual function is as healthy as its physical one (topobus.devicekit.pci_parent) and that one's link.
 
 Source: Documentation/ABI/testing/sysfs-class-net, stable/sysfs-class-infiniband; the SR-IOV device plugin for which functions to leave out.
 """
@@ -34,6 +34,7 @@ from topobus.devicekit.pci import (
     pci_folder,
     select_functions,
 )
+from topobus.devicekit.pci_parent import ParentHealth, physical_function
 from topobus.domain.device import AttributeValue, Device, DeviceRole, KeptFunction
 from topobus.domain.edits import ContainerEdits
 from topobus.domain.errors import HardwareError
@@ -69,6 +70,7 @@ class PciNetdevDriver(AttachesInterfaces):
     def __init__(self) -> None:
         super().__init__()
         self._pci_health = PciHealth(is_speed_steady=True)
+        self._parents = ParentHealth(is_speed_steady=True)
         self._best_speeds = BestSpeeds()
         self._counters = CounterRises()
         self.warnings: tuple[str, ...] = ()
@@ -90,7 +92,9 @@ class PciNetdevDriver(AttachesInterfaces):
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """Look at presence, PCIe errors and link of each function; one that cannot be read leaves the others alone."""
         tree = tree.for_scan()
-        return {device.name: self._observe_one(tree, device.pci) for device in devices if device.pci is not None}
+        addresses = {device.name: device.pci for device in devices if device.pci is not None}
+        parents = self._parents.observe(tree, addresses.values())
+        return {name: [*self._observe_one(tree, address), *parents.get(address, ())] for name, address in addresses.items()}
 
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
         """Give RDMA nodes (or the VFIO group) and tell addresses, interfaces and RDMA devices in variables; the kit adds `TOPOBUS_NIC_DEVICES`."""
@@ -215,7 +219,7 @@ class PciNetdevDriver(AttachesInterfaces):
             seen += observe_kernel_driver(tree, address)
             interfaces = function_interfaces(tree, address, only_link=True)
             ports = function_rdma_ports(tree, address)
-            parent = _observe_parent(tree, address)
+            parent = _observe_parent_link(tree, address)
             errors = judge_errors(tree, interfaces, self._counters)
         except HardwareError as err:
             return [unreadable(err)]
@@ -244,21 +248,10 @@ def _refuse_other_roles(tree: Tree, devices: Sequence[Device]) -> Refusal | None
     return Refusal(reasons=(Reason(code="device-not-offered", message=text, facts={"devices": tuple(sorted(changed))}),))
 
 
-def _observe_parent(tree: Tree, address: PciAddress) -> Observation | None:
-    """Look at the physical function of a virtual one; None for a function that is no virtual one."""
-    link = tree.link_name(f"{pci_folder(address)}/physfn")
-    if not link:
-        return None
-    try:
-        parent = PciAddress.parse(link)
-    except ValueError as err:
-        raise HardwareError(
-            f"{pci_folder(address)}/physfn leads to {link[:60]!r}, wanted a PCI function",
-            path=f"{pci_folder(address)}/physfn",
-            raw=link[:200],
-        ) from err
-    is_present = tree.exists(pci_folder(parent))
-    return judge_parent(parent, is_present=is_present, interfaces=function_interfaces(tree, parent, only_link=True) if is_present else ())
+def _observe_parent_link(tree: Tree, address: PciAddress) -> Observation | None:
+    """Look at the carrier of a virtual function's physical one; None for a function that is no virtual one."""
+    parent = physical_function(tree, address)
+    return None if parent is None else judge_parent(parent, function_interfaces(tree, parent, only_link=True))
 
 
 def _is_network(tree: Tree, function: PciDevice) -> bool:
