@@ -9,6 +9,7 @@ from topobus.devicekit.driver import DeviceDriver
 from topobus.devicekit.host import serve_devices
 from topobus.devicekit.pool_assignment import check_pools
 from topobus.devicekit.registry import load_drivers
+from topobus.devicekit.shared_devices import check_sharing_settings
 from topobus.runtime.service import Runtime
 
 __all__ = ["check", "serve"]
@@ -28,6 +29,7 @@ def check(settings: CpuSettings) -> None:
     """
     load_drivers("cpu", settings.drivers)
     check_pools("cpu", settings.pools)
+    check_sharing_settings("cpu", settings.sharing, settings.pools)
 
 
 async def serve(settings: CpuSettings, runtime: Runtime) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from topobus.devicekit.host import serve_devices
 from topobus.devicekit.pool_assignment import check_pools
 from topobus.devicekit.registry import load_drivers
+from topobus.devicekit.shared_devices import check_sharing_settings
 from topobus.fpga.config import FpgaSettings
 from topobus.runtime.service import Runtime
 
@@ -18,6 +19,7 @@ def check(settings: FpgaSettings) -> None:
     """
     load_drivers("fpga", settings.drivers)
     check_pools("fpga", settings.pools)
+    check_sharing_settings("fpga", settings.sharing, settings.pools)
 
 
 async def serve(settings: FpgaSettings, runtime: Runtime) -> None:

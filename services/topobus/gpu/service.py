@@ -8,6 +8,7 @@ from topobus.devicekit.driver import DeviceDriver
 from topobus.devicekit.host import serve_devices
 from topobus.devicekit.pool_assignment import check_pools
 from topobus.devicekit.registry import load_drivers
+from topobus.devicekit.shared_devices import check_sharing_settings
 from topobus.gpu.config import GpuSettings, LeftoverSettings
 from topobus.runtime.service import Runtime
 
@@ -28,6 +29,7 @@ def check(settings: GpuSettings) -> None:
     """
     load_drivers("gpu", settings.drivers)
     check_pools("gpu", settings.pools)
+    check_sharing_settings("gpu", settings.sharing, settings.pools)
 
 
 async def serve(settings: GpuSettings, runtime: Runtime) -> None:

@@ -11,6 +11,7 @@ from topobus.devicekit.driver import DeviceDriver
 from topobus.devicekit.host import serve_devices
 from topobus.devicekit.pool_assignment import check_pools
 from topobus.devicekit.registry import load_drivers
+from topobus.devicekit.shared_devices import check_sharing_settings
 from topobus.nic.cni.attachment import CniAttachment
 from topobus.nic.config import InterfaceSettings, NicSettings
 from topobus.nic.interface_hands import InterfaceHands
@@ -40,6 +41,7 @@ def check(settings: NicSettings) -> None:
     """
     load_drivers("nic", settings.drivers)
     check_pools("nic", settings.pools)
+    check_sharing_settings("nic", settings.sharing, settings.pools)
     check_virtual_functions(settings.virtual_functions)
 
 

@@ -49,6 +49,7 @@ from topobus.topology.core.limits import (
     complaint_of_owner,
     complaint_of_pod,
     complaint_of_pods,
+    complaint_of_shares,
 )
 from topobus.topology.ledger_store import Decide, LedgerStore
 from topobus.topology.metrics import TopologyMetrics
@@ -146,6 +147,7 @@ class AskHandlers:
         _accept(
             complaint_of_operation(asked.op_id, asked.owner)
             or complaint_of_devices(asked.devices)
+            or complaint_of_shares(asked.shares)
             or complaint_of_memory(asked.memory)
             or (complaint_of_owner(asked.user, "user") if asked.user is not None else "")
             or complaint_of_pods(asked.pods)
@@ -159,7 +161,7 @@ class AskHandlers:
                     ledger, op_id=asked.op_id, owner=asked.owner, decision_id=asked.decision_id, user=user, pods=asked.pods
                 )
             made = decision_id(ledger, asked.op_id)
-            request = request_of_devices(asked.owner, asked.devices, is_shared=asked.is_shared)
+            request = request_of_devices(asked.owner, asked.devices, asked.shared, asked.shares, is_shared=asked.is_shared)
             pending = self._pending(ledger, asked.owner, request, None)
             view, cpus = self._inputs.bare_view(), self._inputs.inventories.get(CPU_CLASS)
             taken = read_adoption(asked, ledger, view, cpus.devices if cpus is not None else ())
@@ -174,6 +176,7 @@ class AskHandlers:
                     groups=taken.groups,
                     decision_id=made,
                     shared=shares_of(view, asked),
+                    shares=asked.shares,
                     is_shared=asked.is_shared,
                     is_prepared=asked.is_prepared,
                     memory=asked.memory,

@@ -9,7 +9,9 @@ from typing import Any
 
 from msgspec import Struct
 
+from topobus.contracts.release_messages import CommitReply, CommitRequest, ReleaseReply, ReleaseRequest
 from topobus.contracts.sandbox_messages import Accepted
+from topobus.domain.device_sharing import HeldShare
 from topobus.domain.edits import ContainerEdits
 from topobus.domain.health import DeviceHealth, HealthState
 from topobus.domain.hint import Hint
@@ -261,6 +263,8 @@ class AdoptRequest(Struct, frozen=True, kw_only=True):
     """True: containers may use the devices from now on, so they stay held until a `release` with `is_undone`."""
     shared: dict[str, tuple[str, ...]] = {}
     """Those of `devices` of which the owner has a share (consumable capacity): others may have a share, too, nobody the whole."""
+    shares: dict[str, dict[str, HeldShare]] = {}
+    """How much the owner has of those of `shared`: class to device to its amounts, and the replicas that kubelet chose."""
     memory: tuple[MemoryBlock, ...] = ()
     """Memory by NUMA node that goes with it."""
     container: str = ""
@@ -293,42 +297,6 @@ class AdoptReply(Struct, frozen=True, kw_only=True):
     result: Adopted | Refusal
 
 
-class CommitRequest(Struct, frozen=True, kw_only=True):
-    """Keep what an owner has reserved."""
-
-    op_id: str
-    owner: Owner
-
-
-class CommitReply(Struct, frozen=True, kw_only=True):
-    """None: it is kept from now on, or was already; refused when the owner has no reservation (it ran out, or never was)."""
-
-    refusal: Refusal | None = None
-    ledger_sequence: int = 0
-
-
-class ReleaseRequest(Struct, frozen=True, kw_only=True):
-    """Let go of all that an owner holds."""
-
-    op_id: str
-    owner: Owner
-    is_undone: bool = False
-    """True: the asker has undone what was prepared. Without it devices that are prepared stay held, and the answer refuses."""
-    keeps_devices: bool = False
-    """True: they are not prepared any more, and stay held (a claim that is still allocated)."""
-    decision_id: str = ""
-    """Let go only of what this decision gave: what the owner was given since stays. Empty: of whatever it holds."""
-
-
-class ReleaseReply(Struct, frozen=True, kw_only=True):
-    """What was let go, by class (CPUs by device name); empty when the owner held nothing: that is no error."""
-
-    refusal: Refusal | None = None
-    """Why nothing was let go: the devices are prepared."""
-    devices: dict[str, tuple[str, ...]] = {}
-    ledger_sequence: int = 0
-
-
 class PrepareRequest(Struct, frozen=True, kw_only=True):
     """Make devices of one class ready for their owner."""
 
@@ -347,6 +315,8 @@ class PrepareRequest(Struct, frozen=True, kw_only=True):
     """Which CPUs the owner has of those of `devices` that are groups of CPUs."""
     is_again: bool = False
     """True: the owner has had them prepared before, and uses them: they are its own also when an operator keeps them back."""
+    shares: dict[str, dict[str, int]] = {}
+    """How much the owner has of those of `devices` that it shares with others: device to capacity to amount."""
 
 
 class Prepared(Struct, frozen=True, kw_only=True, tag="prepared", tag_field="outcome"):

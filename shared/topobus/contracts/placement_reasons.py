@@ -68,6 +68,11 @@ PLACEMENT_SECTIONS: tuple[ReasonSection, ...] = (
                 "what is held leaves too little of a counter: a part beside its whole, or parts that do not fit together",
                 ("resource", "counter", "total", "in_use", "wanted", "devices"),
             ),
+            ReasonGroup(
+                ("capacity-short",),
+                "others have so much of a shared device that what is wanted is not left",
+                ("resource", "device", "capacity", "wanted", "left", "total", "owners"),
+            ),
             ReasonGroup(("not-shared",), "a share is wanted of a device that is given whole only", ("resource", "device")),
             ReasonGroup(
                 ("claims-only",),

@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct
 
-from topobus.devicekit.device_record import DeviceRecord
+from topobus.devicekit.device_record import DeviceRecord, RecordState
 from topobus.domain.counters import CounterSet
 from topobus.domain.device import Device, KeptFunction
 from topobus.domain.edits import ContainerEdits
@@ -44,6 +44,10 @@ class PrepareContext(Struct, frozen=True, kw_only=True):
     """Those of the devices that nobody had when this owner came, as far as the journal knows: what is there now was there before."""
     cpus: Mapping[str, CpuSet] = MappingProxyType({})
     """Which CPUs the owner has of devices that are groups of CPUs; class `cpu` alone has some."""
+    shares: Mapping[str, Mapping[str, int]] = MappingProxyType({})
+    """How much the owner has of devices that it shares: device to capacity to amount. Of what it has whole, and in `unprepare`, nothing is said."""
+    others: Mapping[str, tuple[RecordState, ...]] = MappingProxyType({})
+    """By device: what the journal says of each other owner that has it now; none for the last one."""
 
     def config_of(self, device: str) -> tuple[dict[str, Any], ...]:
         """Give one device's configuration."""

@@ -22,6 +22,7 @@ from topobus.devicekit.device_holders import DeviceHolders
 from topobus.devicekit.device_operator import DeviceOperator
 from topobus.devicekit.driver import ParentingDriver
 from topobus.devicekit.driver_poller import DriverPoller
+from topobus.devicekit.hands import AttachingDriver
 from topobus.devicekit.health import clear_sticky_faults
 from topobus.devicekit.hints import hinting_driver, hints_of
 from topobus.devicekit.inventory_merge import DriverView, MergedInventory
@@ -36,6 +37,7 @@ from topobus.devicekit.prepare import Preparer
 from topobus.devicekit.publishing import DevicePublisher
 from topobus.devicekit.registry import DriverRegistry, load_drivers, unserved
 from topobus.devicekit.settings import DeviceServiceSettings
+from topobus.devicekit.shared_devices import check_sharing_settings
 from topobus.domain.device import Device, Inventory
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.machine import Machine
@@ -56,6 +58,7 @@ async def serve_devices(
     Errors: raises ConfigError for plugins or settings that contradict each other.
     """
     check_pools(device_class, settings.pools)
+    check_sharing_settings(device_class, settings.sharing, settings.pools)
     runtime.bus.use_answer_keys(proving=read_keys(settings.answers.key_dir, (device_class,)))
     await _DeviceHost(settings, runtime, device_class, registry or load_drivers(device_class, settings.drivers), resource).run()
 
@@ -112,6 +115,7 @@ class _DeviceHost:
             views=self._views,
             make_inventory=self._inventory,
             maintenance=lambda: self._maintenance.value.devices,
+            moving=frozenset(driver.name for driver in registry.drivers if isinstance(driver, AttachingDriver)),
         )
         self._maintenance = MaintenanceStore(runtime, device_class)
         self._operator = DeviceOperator(

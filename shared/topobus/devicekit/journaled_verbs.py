@@ -181,7 +181,16 @@ def _left(entry: DeviceEntry, owner: Owner, *, is_cleaned: bool) -> DeviceEntry:
 
 def _with_records(journal: Journal, devices: Sequence[Device], context: PrepareContext) -> PrepareContext:
     records = {device.name: journal.prepare_record(device, context.owner) for device in devices}
-    return msgspec.structs.replace(context, records=records)
+    return msgspec.structs.replace(context, records=records, others=_others(journal, devices, context.owner))
+
+
+def _others(journal: Journal, devices: Sequence[Device], owner: Owner) -> dict[str, tuple[RecordState, ...]]:
+    entries = {device.name: journal.entries.get(device.name) for device in devices}
+    return {
+        name: tuple(msgspec.structs.replace(other.prepare, owner=other.owner) for other in entry.owners if other.owner.key != owner.key)
+        for name, entry in entries.items()
+        if entry is not None
+    }
 
 
 def _or_else(call: Callable[[], _T], give_up: Callable[[], None]) -> _T:

@@ -19,7 +19,7 @@ from topobus.devicekit.device_hands import DeviceHands, driver_reason
 from topobus.devicekit.driver import PrepareContext
 from topobus.devicekit.hands import AdjustingDriver, AttachingDriver, CheckingDriver, is_cleaning
 from topobus.devicekit.isolation import DriverFailed, DriverHung, IsolatedDriver
-from topobus.devicekit.sharing import refuse_sharing
+from topobus.devicekit.sharing import refuse_sharing, with_operators_sharing
 from topobus.domain.device import Device
 from topobus.domain.edits import ContainerEdits, DeviceNode
 from topobus.domain.health import HealthState
@@ -127,8 +127,9 @@ class Preparer:
         context = PrepareContext(
             owner=request.owner,
             config=request.config,
-            device_config=request.device_config,
+            device_config=with_operators_sharing(devices, request.config, request.device_config),
             cpus=request.cpus,
+            shares={name: amounts for name, amounts in request.shares.items() if name in names},
             attached=frozenset(name for name in names if self._is_attached(name, request.owner)),
         )
         by_driver = self._hands.by_driver(devices)
@@ -193,9 +194,12 @@ class Preparer:
         def prepare() -> tuple[journaled_verbs.Edits | Refusal | journaled_verbs.JournaledWork, Sequence[str]]:
             wanted = driver.to_attach(devices, context) if isinstance(driver, AttachingDriver) else ()
             to_attach = [name for name in names if name in wanted and name not in looked_at]
-            # Allocate is a call that kubelet waits for: the journal hears of such an owner when the gateway sees that its pod has gone.
-            used = [] if context.owner.kind is OwnerKind.DEVICE_PLUGIN else [name for name in names if name not in looked_at]
-            kept = [name for name in used if is_cleaning(driver) or name in to_attach]
+            # Allocate is a call that kubelet waits for: the journal hears of such an owner when the gateway sees that its pod has gone. Of a shared device it
+            # must know all owners: who leaves it is the last one, or is not.
+            is_plugin = context.owner.kind is OwnerKind.DEVICE_PLUGIN
+            shared = {device.name for device in devices if device.sharing is not None}
+            used = [name for name in names if name not in looked_at and (not is_plugin or name in shared)]
+            kept = [name for name in used if is_cleaning(driver) or name in to_attach or name in shared]
             if stands is not None:
                 return stands, to_attach
             return journaled_verbs.prepare(hands.journal, driver, hands.tree, devices, context, kept), to_attach

@@ -20,6 +20,7 @@ from topobus.devicekit.maintenance import forgiven, sticky_signs, with_forgivene
 from topobus.devicekit.node_machine import NodeMachine
 from topobus.devicekit.pool_assignment import odd_pools, with_pools
 from topobus.devicekit.settings import DeviceServiceSettings
+from topobus.devicekit.shared_devices import odd_sharing, with_sharing
 from topobus.domain.counters import CounterSet
 from topobus.domain.device import Device, Inventory
 from topobus.domain.errors import PeerUnavailable
@@ -53,10 +54,11 @@ class DevicePublisher:
         views: Callable[[], dict[str, DriverView]],
         make_inventory: Callable[[MergedInventory, Machine], Inventory],
         maintenance: Callable[[], Mapping[str, Maintenance]] = dict,
+        moving: Collection[str] = (),
     ) -> None:
         """Keep the collaborators; `views` gives each driver's last answer, `make_inventory` adds the service's own fields to a merged inventory.
 
-        `maintenance` gives what an operator's word keeps back, by device.
+        `maintenance` gives what an operator's word keeps back, by device; `moving` names drivers whose devices move into a sandbox, and cannot be shared.
         """
         self._settings = settings
         self._runtime = runtime
@@ -67,6 +69,7 @@ class DevicePublisher:
         self._views = views
         self._make_inventory = make_inventory
         self._maintenance = maintenance
+        self._moving = moving
         self._to_forgive: set[str] = set()
         """Devices whose sticky faults the next step lifts."""
         self._forgiven: dict[str, tuple[Observation, ...]] = {}
@@ -230,9 +233,11 @@ class DevicePublisher:
             now=now,
             settings=self._settings.health,
         )
-        pools = self._settings.pools
-        devices = with_maintenance(with_pools(merged.devices, pools), self._maintenance())
-        return replace(merged, devices=devices, warnings=(*merged.warnings, *odd_pools(devices, pools)))
+        sharing = self._settings.sharing
+        pools = (*sharing, *self._settings.pools)
+        devices = with_maintenance(with_sharing(with_pools(merged.devices, pools), sharing, self._moving), self._maintenance())
+        warnings = (*merged.warnings, *odd_pools(devices, pools), *odd_sharing(devices, sharing, self._moving))
+        return replace(merged, devices=devices, warnings=warnings)
 
     async def _announce(self, device: Device, generation: int, time: str, *, is_removed: bool = False) -> None:
         affected, pods = self._holders.owners(device.name), self._holders.pods(device.name)

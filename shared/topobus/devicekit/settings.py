@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from topobus.devicekit.health import HealthSettings
+from topobus.devicekit.shared_devices import SharedPool
 from topobus.domain.pools import Pool
 from topobus.runtime.config import ServiceSettings
 from topobus.runtime.proof import AnswerSettings
@@ -80,3 +81,6 @@ class DeviceServiceSettings(ServiceSettings, frozen=True, kw_only=True, forbid_u
     """How answers prove that they are this service's own."""
     pools: tuple[Pool, ...] = ()
     """Devices that kubelet is offered under resource names of their own, by selectors; the first pool that matches a device has it; docs/reference/pools.md has the rules."""
+    sharing: tuple[SharedPool, ...] = ()
+    """Devices that several containers have at once, by selectors, under resource names of their own, through kubelet's device plugins and by claims; they are tried before
+    `pools`. docs/reference/sharing.md has the rules."""

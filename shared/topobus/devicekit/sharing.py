@@ -17,12 +17,13 @@ from topobus.kubernetes.api.classic_parameters import (
     EXCLUSIVE,
     SHARING_KIND,
     SHARING_VERSION,
+    TIME_SLICING,
     Sharing,
     check_sharing,
 )
 from topobus.kubernetes.api.shape import check_names, read_as
 
-__all__ = ["SharingDriver", "read_sharing", "refuse_sharing", "sharing_of"]
+__all__ = ["SharingDriver", "read_sharing", "refuse_sharing", "sharing_of", "with_operators_sharing"]
 
 
 @runtime_checkable
@@ -71,6 +72,25 @@ def sharing_of(devices: Sequence[Device], context: PrepareContext) -> Sharing | 
         named = ", ".join(f"{name}: {each_sharing.strategy}" for name, each_sharing in sorted(sharings.items()))
         return _refuse("sharing-differs", f"devices of one claim are to be shared in different ways: {named}")
     return next(iter(sharings.values()), Sharing())
+
+
+def with_operators_sharing(
+    devices: Sequence[Device], config: tuple[dict[str, Any], ...], device_config: Mapping[str, tuple[dict[str, Any], ...]]
+) -> dict[str, tuple[dict[str, Any], ...]]:
+    """Put what the operator wants of shared devices before what classes and claims want of them; the last word counts.
+
+    Shapes: device_config — by device, in place of `config`, which is for all others; result — the same with shared devices.
+    """
+    configured = dict(device_config)
+    for device in devices:
+        sharing = device.sharing
+        if sharing is None or not sharing.strategy:
+            continue
+        parameters: dict[str, Any] = {"apiVersion": SHARING_VERSION, "kind": SHARING_KIND, "strategy": sharing.strategy}
+        if sharing.strategy == TIME_SLICING and sharing.time_slice:
+            parameters["timeSlicingConfig"] = {"interval": sharing.time_slice}
+        configured[device.name] = (parameters, *device_config.get(device.name, config))
+    return configured
 
 
 def refuse_sharing(driver: DeviceDriver, devices: Sequence[Device], context: PrepareContext) -> Refusal | None:

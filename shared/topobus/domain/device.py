@@ -10,6 +10,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from topobus.domain.counters import CapacityPolicy, CounterSet, CounterUse
+from topobus.domain.device_sharing import DeviceSharing
 from topobus.domain.health import HEALTHY, DeviceHealth
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.maintenance import DeviceVerb, Maintenance
@@ -95,7 +96,9 @@ class Device(Struct, frozen=True, kw_only=True):
     capacity: dict[str, int] = {}
     """Amounts in base units (bytes, count)."""
     allows_multiple: bool = False
-    """Several claims may hold it at once, each a share of its capacity. Claims alone can: kubelet's device plugins know no shares, so it is not offered there."""
+    """Several claims may hold it at once, each a share of its capacity. Kubelet's device plugins know no shares: there it is offered by replicas (`sharing`), or not at all."""
+    sharing: DeviceSharing | None = None
+    """The operator has it shared so; None: it is given whole, or shared as its driver says."""
     capacity_policies: dict[str, CapacityPolicy] = {}
     """By capacity: which amounts a claim may have. Only of a device that several may hold."""
     consumes: tuple[CounterUse, ...] = ()

@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from topobus.domain.device_sharing import HeldShare
 from topobus.domain.health import DeviceHealth
 from topobus.domain.idset import CpuSet
 from topobus.domain.maintenance import DeviceOperation
@@ -39,6 +40,8 @@ class Holding(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Memory by NUMA node, where the node aligns memory."""
     shared: dict[str, tuple[str, ...]] = {}
     """Those of `devices` that the owner has a share of, by class: others may hold a share of them, too; nobody the whole."""
+    shares: dict[str, dict[str, HeldShare]] = {}
+    """How much the owner has of those of `shared` whose amounts are known: class to device to what it has."""
     groups: dict[str, CpuSet] = {}
     """Those of `cpus` that were chosen out of a group of CPUs, by the group's device name."""
 

@@ -122,6 +122,8 @@ class DeviceRequest(Struct, frozen=True, kw_only=True):
     """True for admin access: looks at devices without holding them."""
     by_share: bool = False
     """True for a share of each of the named devices: others may hold shares of them, too, and nobody the whole."""
+    amounts: dict[str, dict[str, int]] = {}
+    """With `by_share`: how much of each named device, as capacity to amount; a device that is not named here is not counted."""
 
 
 class ContainerRequest(Struct, frozen=True, kw_only=True):

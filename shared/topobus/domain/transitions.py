@@ -11,8 +11,9 @@ from types import MappingProxyType
 
 from msgspec import Struct, structs
 
+from topobus.domain.device_sharing import HeldShare
 from topobus.domain.hint import Hint
-from topobus.domain.holdings import common, holding_of, holds_any, meets, missing, names_of, without
+from topobus.domain.holdings import common, holding_of, holds_any, meets, missing, names_of, placed_holdings, without
 from topobus.domain.idset import CpuSet
 from topobus.domain.ledger import Allocation, AllocationPhase, Holding, Ledger, OperationRecord, PendingDecision
 from topobus.domain.ledger_invariant import check_holders
@@ -26,6 +27,7 @@ __all__ = [
     "adopted_by",
     "announce",
     "commit",
+    "gives_way",
     "name_user",
     "placed_by",
     "record_refusal",
@@ -118,38 +120,7 @@ def reserve(
     operation_record = recorded_operation(ledger, op_id)
     if operation_record is not None:
         return _repeat(ledger, operation_record)
-    shared = {
-        (container.name, device.device_class, name)
-        for container in request.containers
-        for device in container.devices
-        if device.is_shared
-        for name in device.names
-    }
-    by_share: dict[tuple[str, str], set[str]] = {}
-    for container in request.containers:
-        for device in container.devices:
-            if device.by_share:
-                by_share.setdefault((container.name, device.device_class), set()).update(device.names)
-    memory = {container.name: container.memory_bytes for container in request.containers}
-    holdings = tuple(
-        Holding(
-            container=container.name,
-            devices={
-                device_class: kept
-                for device_class, names in sorted(container.devices.items())
-                if (kept := tuple(name for name in names if (container.name, device_class, name) not in shared))
-            },
-            cpus=container.cpus,
-            memory_bytes=memory.get(container.name, 0),
-            memory=container.memory,
-            shared={
-                device_class: names
-                for device_class in sorted(container.devices)
-                if (names := tuple(sorted(by_share.get((container.name, device_class), ()))))
-            },
-        )
-        for container in placement.containers
-    )
+    holdings = placed_holdings(request, placement)
     allocation = Allocation(owner=request.owner, phase=phase, holdings=holdings, decision_id=decision_id)
     record = OperationRecord(verb="place", owner_key=request.owner.key, decision_id=decision_id, outcome=placement, pending=pending)
     changed = _with(ledger, op_id, record, {**ledger.allocations, request.owner.key: allocation})
@@ -213,6 +184,7 @@ def adopt(
     devices: Mapping[str, Iterable[str]],
     decision_id: str,
     shared: Mapping[str, Iterable[str]] = MappingProxyType({}),
+    shares: Mapping[str, Mapping[str, HeldShare]] = MappingProxyType({}),
     is_shared: bool = False,
     is_prepared: bool = False,
     memory: tuple[MemoryBlock, ...] = (),
@@ -229,13 +201,13 @@ def adopt(
     another DEVICE_PLUGIN owner of the same resource (`name`) only: to kubelet two resources have nothing to do with each other, so a device that was
     put into another pool while a container has it is no more free than one that a claim wants. What kubelet's CPU manager gave is the same: the newer
     CONTAINER owner is right. Any other live holding refuses, naming it. `is_shared` records without holding.
-    `shared` names those of `devices` of which the owner has a share: owners of shares do not stand in each other's way, only in that of the whole.
+    `shared` names those of `devices` of which the owner has a share, `shares` how much: shares do not clash with each other, only with the whole, and a replica with itself.
     `groups` says which CPUs among `devices` were chosen out of which group.
     """
     operation_record = recorded_operation(ledger, op_id)
     if operation_record is not None:
         return _repeat(ledger, operation_record)
-    wanted = holding_of(devices, shared)
+    wanted = holding_of(devices, shared, shares)
     if isinstance(wanted, Refusal):
         return wanted
     record = OperationRecord(verb="adopt", owner_key=owner.key, decision_id=decision_id, pending=pending)
@@ -243,7 +215,7 @@ def adopt(
         return Step(ledger=_with(ledger, op_id, record, ledger.allocations), record=record)
     left = {key: allocation for key, allocation in ledger.allocations.items() if key != owner.key}
     clashes = [allocation for allocation in left.values() if meets(allocation, wanted)]
-    live = [clash for clash in clashes if not _gives_way(clash.owner, owner)]
+    live = [clash for clash in clashes if not gives_way(clash.owner, owner)]
     if live:
         reasons = tuple(
             Reason(
@@ -293,7 +265,7 @@ def name_user(
     return Step(ledger=_with(ledger, op_id, record, left), record=record)
 
 
-def _gives_way(old: Owner, new: Owner) -> bool:
+def gives_way(old: Owner, new: Owner) -> bool:
     """Say whether both are kubelet's own word about one thing, of which the newer is right."""
     if old.kind is new.kind is OwnerKind.CONTAINER:
         return True

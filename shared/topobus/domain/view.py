@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from topobus.domain.counters import CounterSet
 from topobus.domain.device import Device
+from topobus.domain.device_sharing import HeldShare
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.outcome import MemoryBlock
 from topobus.domain.request import Policy, Scope
@@ -125,6 +126,8 @@ class NodeView(Struct, frozen=True, kw_only=True):
     """Class to device name to the key of the owner that holds it; of several with shares the last by key."""
     shared_devices: dict[str, tuple[str, ...]] = {}
     """Class to those of the held devices that are held by share only, sorted: another share may be given."""
+    held_shares: dict[str, dict[str, dict[str, HeldShare]]] = {}
+    """Class to device to owner key to what the owner has of it, where amounts are known."""
     held_cpus: dict[str, CpuSet] = {}
     """Owner key to the CPUs that it holds; none, for an owner that holds nothing at all."""
     memory: tuple[NumaMemory, ...] = ()

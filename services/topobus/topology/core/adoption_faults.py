@@ -10,10 +10,14 @@ from collections.abc import Mapping
 from msgspec import structs
 
 from topobus.contracts.messages import AdoptRequest
-from topobus.domain.alignment.planning.claims_only import shortages
+from topobus.domain.alignment.planning.claims_only import capacity_shortages, shortages
 from topobus.domain.alignment.planning.node_view import CPU_CLASS, cpu_name, with_ledger
-from topobus.domain.ledger import Ledger
+from topobus.domain.device_sharing import HeldShare
+from topobus.domain.holdings import holding_of, without
+from topobus.domain.ledger import Holding, Ledger
 from topobus.domain.outcome import Reason, Refusal
+from topobus.domain.shares import shares_held
+from topobus.domain.transitions import gives_way
 from topobus.domain.view import NodeView
 
 __all__ = ["fault_of_adoption", "shares_of"]
@@ -25,6 +29,8 @@ def fault_of_adoption(view: NodeView, ledger: Ledger, asked: AdoptRequest) -> Re
     Admin access takes nothing of a counter.
     """
     reasons = _unknown(view, asked.devices)
+    if not reasons and not asked.is_shared:
+        reasons = _short_shares(view, ledger, asked)
     if not reasons and not asked.is_shared and view.counter_sets:
         others = {key: allocation for key, allocation in ledger.allocations.items() if key != asked.owner.key}
         reasons = shortages(with_ledger(view, structs.replace(ledger, allocations=others)), asked.devices)
@@ -42,6 +48,28 @@ def shares_of(view: NodeView, asked: AdoptRequest) -> dict[str, tuple[str, ...]]
         for name, names in asked.shared.items()
         if (kept := tuple(sorted(set(names) if name == CPU_CLASS else able.get(name, set()) & set(names))))
     }
+
+
+def _short_shares(view: NodeView, ledger: Ledger, asked: AdoptRequest) -> list[Reason]:
+    """List the shared devices of which others have so much that what is asked for is not left.
+
+    What an older allocation of kubelet's would lose to this one (its replica is given anew) is not counted.
+    """
+    shared = shares_of(view, asked)
+    wanted: dict[str, dict[str, HeldShare]] = {
+        device_class: {name: share for name, share in shares.items() if name in shared.get(device_class, ())}
+        for device_class, shares in asked.shares.items()
+    }
+    if not any(wanted.values()):
+        return []
+    taken = holding_of(asked.devices, shared, asked.shares)
+    others = (
+        (key, without(holding, taken) if isinstance(taken, Holding) and gives_way(allocation.owner, asked.owner) else holding)
+        for key, allocation in ledger.allocations.items()
+        if key != asked.owner.key
+        for holding in allocation.holdings
+    )
+    return capacity_shortages(view, wanted, shares_held(others))
 
 
 def _unknown(view: NodeView, devices: Mapping[str, tuple[str, ...]]) -> list[Reason]:

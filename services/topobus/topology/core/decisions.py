@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from topobus.contracts.messages import DecisionEvent
+from topobus.domain.device_sharing import HeldShare
 from topobus.domain.ledger import Ledger, OperationRecord
 from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, PodRequest
 
@@ -47,10 +49,22 @@ def event_of(node: str, op_id: str, record: OperationRecord) -> DecisionEvent | 
     )
 
 
-def request_of_devices(owner: Owner, devices: Mapping[str, tuple[str, ...]], *, is_shared: bool = False) -> PodRequest:
-    """Write an adoption as a request, so that its event says what was adopted."""
-    wanted = tuple(
-        DeviceRequest(device_class=device_class, count=len(names), names=tuple(names), is_shared=is_shared)
-        for device_class, names in sorted(devices.items())
-    )
-    return PodRequest(owner=owner, containers=(ContainerRequest(name="", devices=wanted),))
+def request_of_devices(
+    owner: Owner,
+    devices: Mapping[str, tuple[str, ...]],
+    shared: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+    shares: Mapping[str, Mapping[str, HeldShare]] = MappingProxyType({}),
+    *,
+    is_shared: bool = False,
+) -> PodRequest:
+    """Write an adoption as a request, so that its event says what was adopted: whole devices, and how much of shared ones."""
+    wanted: list[DeviceRequest] = []
+    for device_class, names in sorted(devices.items()):
+        parts = tuple(name for name in names if name in shared.get(device_class, ()))
+        whole = tuple(name for name in names if name not in parts)
+        if whole or not parts:
+            wanted.append(DeviceRequest(device_class=device_class, count=len(whole), names=whole, is_shared=is_shared))
+        if parts:
+            amounts = {name: share.amounts for name, share in sorted(shares.get(device_class, {}).items()) if name in parts}
+            wanted.append(DeviceRequest(device_class=device_class, count=len(parts), names=parts, by_share=True, amounts=amounts))
+    return PodRequest(owner=owner, containers=(ContainerRequest(name="", devices=tuple(wanted)),))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from topobus.domain.device_sharing import HeldShare
 from topobus.domain.idset import NodeSet
 from topobus.domain.outcome import MemoryBlock
 from topobus.domain.request import Owner, OwnerKind, PodRequest
@@ -19,6 +20,7 @@ __all__ = [
     "complaint_of_owner",
     "complaint_of_pod",
     "complaint_of_pods",
+    "complaint_of_shares",
 ]
 
 # A DNS subdomain (RFC 1123), the longest name that Kubernetes takes for anything.
@@ -34,6 +36,9 @@ _DEVICE_REQUESTS = 64
 _PODS = 256
 # More CPUs than Linux can be built for on x86 (NR_CPUS): the longest list of names that can make sense.
 _DEVICES = 8192
+# A device has 32 capacities at most (resource.k8s.io/v1), and a setting allows 128 replicas.
+_CAPACITIES = 32
+_REPLICAS = 128
 # One for plain memory and one for each size of huge pages; no architecture has more than five of these.
 _MEMORY_BLOCKS = 64
 _BYTES = 2**63 - 1
@@ -102,6 +107,20 @@ def complaint_of_pod(pod: PodRequest) -> str:
 def complaint_of_devices(devices: Mapping[str, tuple[str, ...]]) -> str:
     """Say what is out of bounds in device names by class; empty when nothing is."""
     return _complaint_of_names(devices.items())
+
+
+def complaint_of_shares(shares: Mapping[str, Mapping[str, HeldShare]]) -> str:
+    """Say what is out of bounds in shares by class and device; empty when nothing is."""
+    for device_class, devices in shares.items():
+        wrong = _complaint_of_names([(device_class, tuple(devices))])
+        if wrong:
+            return wrong
+        for name, share in devices.items():
+            if len(share.amounts) > _CAPACITIES or len(share.replicas) > _REPLICAS:
+                return f"the share of {name} has {len(share.amounts)} amounts and {len(share.replicas)} replicas, wanted at most {_CAPACITIES} and {_REPLICAS}"
+            if any(not 0 <= number < _REPLICAS for number in share.replicas):
+                return f"the share of {name} names replicas {share.replicas[:8]}, wanted numbers from 0 to {_REPLICAS - 1}"
+    return ""
 
 
 def _complaint_of_names(devices: Iterable[tuple[str, tuple[str, ...]]]) -> str:

@@ -12,12 +12,14 @@ from msgspec import structs
 
 from topobus.domain.counters import CounterSet
 from topobus.domain.device import Device
+from topobus.domain.device_sharing import HeldShare
 from topobus.domain.outcome import Reason, Refusal
 from topobus.domain.partitions import Partitions
 from topobus.domain.request import PodRequest
+from topobus.domain.shares import shortage_of
 from topobus.domain.view import NodeView
 
-__all__ = ["by_count", "claims_only", "explain_claims_only", "share_faults", "shortages"]
+__all__ = ["by_count", "capacity_shortages", "claims_only", "explain_claims_only", "share_faults", "shortages"]
 
 
 _Facts = dict[str, str | int | float | bool | tuple[str, ...]]
@@ -50,7 +52,8 @@ def by_count(view: NodeView, request: PodRequest) -> NodeView:
 def share_faults(view: NodeView, request: PodRequest) -> list[Reason]:
     """List why devices that a request names cannot be had: a counter is short, or a share is wanted of what is held whole, not shared or not well."""
     whole, shares = _names(request, ("whole",)), _names(request, ("share",))
-    reasons = shortages(view, {name: (*whole.get(name, ()), *shares.get(name, ())) for name in sorted({*whole, *shares})})
+    reasons = capacity_shortages(view, _amounts(request), view.held_shares)
+    reasons += shortages(view, {name: (*whole.get(name, ()), *shares.get(name, ())) for name in sorted({*whole, *shares})})
     for device_class, names in sorted(shares.items()):
         held = view.held_devices.get(device_class, {})
         devices = {device.name: device for device in view.devices.get(device_class, ())}
@@ -96,6 +99,36 @@ def shortages(view: NodeView, wanted: Mapping[str, Iterable[str]]) -> list[Reaso
     return reasons
 
 
+def capacity_shortages(
+    view: NodeView, wanted: Mapping[str, Mapping[str, HeldShare]], held: Mapping[str, Mapping[str, Mapping[str, HeldShare]]]
+) -> list[Reason]:
+    """List the shared devices that have too little left; one reason a device.
+
+    Shapes: wanted — class to device to what is wanted of it; held — class to device to owner key to what others have.
+    """
+    reasons: list[Reason] = []
+    for device_class, shares in sorted(wanted.items()):
+        devices = {device.name: device for device in view.devices.get(device_class, ())}
+        for name, share in sorted(shares.items()):
+            others = held.get(device_class, {}).get(name, {})
+            short = shortage_of(devices[name], share.amounts, others) if name in devices else None
+            if short is None:
+                continue
+            by = f", {short.in_use} in use by {', '.join(short.owners)}" if short.owners else ""
+            message = f"{name}: {short.capacity}: {short.wanted} wanted, {short.left} left of {short.total}{by}"
+            facts: _Facts = {
+                "resource": device_class,
+                "device": name,
+                "capacity": short.capacity,
+                "wanted": short.wanted,
+                "left": short.left,
+                "total": short.total,
+                "owners": short.owners,
+            }
+            reasons.append(Reason(code="capacity-short", message=message, facts=facts))
+    return reasons
+
+
 def explain_claims_only(view: NodeView, request: PodRequest, refusal: Refusal) -> Refusal:
     """Add to a refusal that devices of a class that was asked for by count can be had by a claim."""
     asked = {device.device_class for container in request.containers for device in container.devices if not device.names}
@@ -125,3 +158,17 @@ def _names(request: PodRequest, kinds: Sequence[str]) -> dict[str, tuple[str, ..
             if device.names and kind in kinds:
                 named.setdefault(device.device_class, []).extend(device.names)
     return {name: tuple(sorted(set(names))) for name, names in named.items()}
+
+
+def _amounts(request: PodRequest) -> dict[str, dict[str, HeldShare]]:
+    """Add up how much a request names of shared devices."""
+    wanted: dict[str, dict[str, dict[str, int]]] = {}
+    for container in request.containers:
+        for device in container.devices:
+            for name, amounts in device.amounts.items() if device.by_share else ():
+                sums = wanted.setdefault(device.device_class, {}).setdefault(name, {})
+                for capacity, amount in amounts.items():
+                    sums[capacity] = sums.get(capacity, 0) + amount
+    return {
+        device_class: {name: HeldShare(amounts=amounts) for name, amounts in devices.items()} for device_class, devices in wanted.items()
+    }

@@ -17,6 +17,7 @@ from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine, NumaNode
 from topobus.domain.outcome import MemoryBlock
+from topobus.domain.shares import shares_held
 from topobus.domain.silence import unheard
 from topobus.domain.view import AlignmentOptions, CoreView, NodeAlignment, NodeView, NumaMemory
 
@@ -205,6 +206,9 @@ def with_ledger(view: NodeView, ledger: Ledger) -> NodeView:
         ledger_sequence=ledger.sequence,
         held_devices={name: dict(sorted(held.items())) for name, held in sorted(held_devices.items())},
         shared_devices={name: tuple(sorted(names)) for name, names in sorted(shares.items()) if names},
+        held_shares=shares_held(
+            (key, holding) for key, allocation in sorted(ledger.allocations.items()) for holding in allocation.holdings
+        ),
         held_cpus=held_cpus,
         held_memory=held_memory,
     )
@@ -251,6 +255,12 @@ def without_owners(view: NodeView, owner_keys: frozenset[str]) -> NodeView:
         view,
         held_devices={
             name: {device: owner for device, owner in held.items() if owner not in owner_keys} for name, held in view.held_devices.items()
+        },
+        held_shares={
+            device_class: {
+                name: {owner: share for owner, share in shares.items() if owner not in owner_keys} for name, shares in devices.items()
+            }
+            for device_class, devices in view.held_shares.items()
         },
         held_cpus={owner: cpus for owner, cpus in view.held_cpus.items() if owner not in owner_keys},
         held_memory={owner: blocks for owner, blocks in view.held_memory.items() if owner not in owner_keys},

@@ -1,0 +1,97 @@
+"""Shares of devices: what is left, what clashes, and what an older allocation loses."""
+
+from __future__ import annotations
+
+import pytest
+
+from topobus.domain import transitions
+from topobus.domain.counters import CapacityPolicy
+from topobus.domain.device import Device
+from topobus.domain.device_sharing import DeviceSharing, HeldShare
+from topobus.domain.ledger import Ledger
+from topobus.domain.outcome import Refusal
+from topobus.domain.request import Owner, OwnerKind
+from topobus.domain.shares import free_replicas, replica_share, shortage_of
+from topobus.domain.transitions import Step
+
+GPU = Device(
+    name="gpu-0",
+    device_class="gpu",
+    allows_multiple=True,
+    capacity={"memory": 80, "shares": 4},
+    capacity_policies={"memory": CapacityPolicy(default=20), "shares": CapacityPolicy(default=1)},
+    sharing=DeviceSharing(replicas=4),
+)
+
+
+def plugin(uid: str) -> Owner:
+    """An owner behind kubelet's device plugin."""
+    return Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name="topobus.dev/gpu-shared", uid=uid)
+
+
+def take(ledger: Ledger, owner: Owner, share: HeldShare | None) -> Step | Refusal:
+    """Adopt the GPU, by share or whole."""
+    return transitions.adopt(
+        ledger,
+        op_id=f"op-{ledger.sequence}",
+        owner=owner,
+        devices={"gpu": ("gpu-0",)},
+        decision_id=f"d-{ledger.sequence}",
+        shared={"gpu": ("gpu-0",)} if share is not None else {},
+        shares={"gpu": {"gpu-0": share}} if share is not None else {},
+    )
+
+
+@pytest.mark.parametrize(
+    ("held", "free"),
+    [
+        ({}, 4),
+        ({"p": HeldShare(amounts={"memory": 20, "shares": 1}, replicas=(3,))}, 3),
+        ({"c": HeldShare(amounts={"memory": 50, "shares": 1})}, 1),
+        ({"c": HeldShare(amounts={"memory": 10, "shares": 4})}, 0),
+        ({"c": HeldShare(amounts={"memory": 100})}, 0),
+    ],
+)
+def test_free_replicas_counts_what_fits_beside_the_others(held: dict[str, HeldShare], free: int) -> None:
+    """A replica is free while each of its amounts is left; a device that became smaller has none."""
+    assert free_replicas(GPU, held) == free
+
+
+def test_shortage_of_names_the_first_capacity_that_is_short() -> None:
+    """The numbers are those that a person needs: what is wanted, what is left, who has the rest."""
+    held = {"claim/a": HeldShare(amounts={"memory": 61, "shares": 3})}
+
+    short = shortage_of(GPU, {"memory": 20, "shares": 1}, held)
+
+    assert short is not None
+    assert (short.capacity, short.wanted, short.left, short.total, short.owners) == ("memory", 20, 19, 80, ("claim/a",))
+
+
+def test_adopt_refuses_the_whole_of_a_shared_device_and_a_share_of_a_whole_one() -> None:
+    """No device is whole and shared at once, whoever comes first."""
+    claim = Owner(kind=OwnerKind.CLAIM, name="c", uid="c")
+    by_share = take(Ledger(node="n"), plugin("0"), replica_share(GPU, [0]))
+    whole = take(Ledger(node="n"), claim, None)
+    assert isinstance(by_share, Step)
+    assert isinstance(whole, Step)
+
+    assert isinstance(take(by_share.ledger, claim, None), Refusal)
+    assert isinstance(take(whole.ledger, plugin("0"), replica_share(GPU, [0])), Refusal)
+
+
+def test_adopt_of_a_replica_takes_it_from_the_older_allocation_alone() -> None:
+    """Kubelet gives a replica anew: the owner of before keeps its others, worth as much less, and nobody else loses anything."""
+    first = take(Ledger(node="n"), plugin("0-1"), replica_share(GPU, [0, 1]))
+    assert isinstance(first, Step)
+    second = take(first.ledger, plugin("2"), replica_share(GPU, [2]))
+    assert isinstance(second, Step)
+
+    third = take(second.ledger, plugin("1"), replica_share(GPU, [1]))
+
+    assert isinstance(third, Step)
+    shares = {key: holding.shares["gpu"]["gpu-0"] for key, held in third.ledger.allocations.items() for holding in held.holdings}
+    assert shares == {
+        plugin("0-1").key: replica_share(GPU, [0]),
+        plugin("1").key: replica_share(GPU, [1]),
+        plugin("2").key: replica_share(GPU, [2]),
+    }
