@@ -16,10 +16,10 @@ from topobus.domain.machine import Machine, NumaNode, PciDevice
 from topobus.domain.pci import PciAddress
 from topobus.sysfs.tree import Tree
 
-__all__ = ["KfdMachine"]
+__all__ = ["NODES", "KfdMachine", "card_address", "folder"]
 
 _CAPTURES = Path(__file__).parent.parent / "data" / "kfd"
-_NODES = "sys/class/kfd/kfd/topology/nodes"
+NODES = "sys/class/kfd/kfd/topology/nodes"
 _FIRST_RENDER = 128
 # amdgpu makes so many platform devices a card, in use or not (MAX_XCP - 1).
 _PARTITION_DEVICES = 7
@@ -41,11 +41,13 @@ class KfdMachine:
         has_number_in_location: bool = True,
         is_completed: bool = False,
         has_links: bool = False,
+        most_cards: int = 0,
     ) -> None:
         """Write the tree.
 
         Shapes: spelling — how the kernel names the platform devices; has_number_in_location — False: all nodes of a card have one `location_id`, as older kernels say;
-                is_completed — write the node that the capture of the MI300X lacks, after the one before it; has_links — write the links, too, thousands of files.
+                is_completed — write the node that the capture of the MI300X lacks, after the one before it; has_links — write the links, too, thousands of files;
+                most_cards — the first so many cards alone, 0: all.
         """
         self.root = root
         self.nodes: dict[str, dict[str, Any]] = json.loads((_CAPTURES / f"{capture}.json").read_text())
@@ -55,6 +57,15 @@ class KfdMachine:
                 name: value + (name in ("location_id", "drm_render_minor")) for name, value in self.nodes[last]["properties"].items()
             }
             self.nodes[str(int(last) + 1)] = {**self.nodes[last], "properties": properties}
+        if most_cards:
+            slots = sorted({card_address(node["properties"]) for node in self.nodes.values() if node["properties"]["simd_count"]})[
+                :most_cards
+            ]
+            self.nodes = {
+                number: node
+                for number, node in self.nodes.items()
+                if not node["properties"]["simd_count"] or card_address(node["properties"]) in slots
+            }
         self.functions: dict[PciAddress, PciDevice] = {}
         self._spelling = spelling
         self._devices = 0
@@ -62,7 +73,7 @@ class KfdMachine:
         for number, node in self.nodes.items():
             facts = dict(node["properties"])
             if facts["simd_count"]:
-                address = _address(facts)
+                address = card_address(facts)
                 cards.setdefault(address, []).append(facts)
                 if not has_number_in_location:
                     facts["location_id"] &= ~7
@@ -92,16 +103,16 @@ class KfdMachine:
 
     def write_node(self, number: str, facts: dict[str, int], node: dict[str, Any]) -> None:
         """Write one KFD node."""
-        files: dict[str, object] = {f"{_NODES}/{number}/properties": _lines(facts)}
+        files: dict[str, object] = {f"{NODES}/{number}/properties": _lines(facts)}
         if facts["simd_count"]:
-            files[f"{_NODES}/{number}/gpu_id"] = 1000 + int(number)
+            files[f"{NODES}/{number}/gpu_id"] = 1000 + int(number)
         for bank, text in enumerate(node["memory"]):
             heap_type, size = text.split()
-            files[f"{_NODES}/{number}/mem_banks/{bank}/properties"] = _lines({"heap_type": int(heap_type), "size_in_bytes": int(size)})
+            files[f"{NODES}/{number}/mem_banks/{bank}/properties"] = _lines({"heap_type": int(heap_type), "size_in_bytes": int(size)})
         links = ((kind.split(), peer) for kind, peers in node["links"].items() for peer in peers)
         for index, ((link_type, bandwidth), peer) in enumerate(links):
             link = {"type": int(link_type), "node_from": int(number), "node_to": peer, "max_bandwidth": int(bandwidth)}
-            files[f"{_NODES}/{number}/io_links/{index}/properties"] = _lines(link)
+            files[f"{NODES}/{number}/io_links/{index}/properties"] = _lines(link)
         self.write(files)
 
     def remove_nodes(self, keep: int) -> None:
@@ -113,7 +124,7 @@ class KfdMachine:
                 card = (facts["domain"], facts["location_id"] & ~7)
                 kept[card] = kept.get(card, 0) + 1
                 if kept[card] > keep:
-                    (self.root / _NODES / number / "properties").unlink()
+                    (self.root / NODES / number / "properties").unlink()
 
     def _write_card(self, address: PciAddress, minors: list[int], mode: str, memory_mode: str) -> None:
         files: dict[str, object] = {
@@ -158,6 +169,7 @@ def _lines(facts: dict[str, int]) -> str:
     return "\n".join(f"{name} {value}" for name, value in facts.items())
 
 
-def _address(facts: dict[str, int]) -> PciAddress:
+def card_address(facts: dict[str, int]) -> PciAddress:
+    """Say whose a KFD node is."""
     location = facts["location_id"]
     return PciAddress(facts["domain"], location >> 8 & 0xFF, location >> 3 & 0x1F, 0)

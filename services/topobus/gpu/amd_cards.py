@@ -22,13 +22,14 @@ from topobus.sysfs.drm import folder_drm_nodes, function_drm_nodes
 from topobus.sysfs.kfd import KfdNode, read_kfd_nodes
 from topobus.sysfs.tree import Tree
 
-__all__ = ["AmdCard", "AmdPartition", "partition_drm_nodes", "read_amd_cards"]
+__all__ = ["COUNTS", "WHOLE", "AmdCard", "AmdPartition", "partition_drm_nodes", "read_amd_cards"]
 
 _PLATFORM = "sys/devices/platform"
 _PARTITION_DEVICES = ("amdgpu_xcp_", "amdgpu_xcp.")
-_WHOLE = "SPX"
-# How many partitions a mode makes; CPX makes as many as the card has compute dies, which differs.
-_COUNTS = {"DPX": 2, "TPX": 3, "QPX": 4}
+WHOLE = "SPX"
+"""The mode of a card in one part."""
+COUNTS = {"DPX": 2, "TPX": 3, "QPX": 4}
+"""How many partitions a mode makes; CPX makes as many as the card has compute dies, which differs."""
 
 
 class AmdPartition(Struct, frozen=True, kw_only=True):
@@ -51,6 +52,11 @@ class AmdCard(Struct, frozen=True, kw_only=True):
     partitions: tuple[AmdPartition, ...] = ()
     fault: str = ""
     """Why it can be offered neither whole nor in partitions."""
+
+    @property
+    def nodes(self) -> tuple[KfdNode, ...]:
+        """KFD's nodes of the card: one when it is whole, one for each partition; none where KFD has none, or there is a fault."""
+        return tuple(part.node for part in self.partitions) or ((self.node,) if self.node is not None else ())
 
 
 def read_amd_cards(tree: Tree, addresses: Sequence[PciAddress]) -> dict[PciAddress, AmdCard]:
@@ -85,10 +91,10 @@ def _read_card(tree: Tree, address: PciAddress, nodes: Sequence[KfdNode]) -> Amd
     except HardwareError:
         mode = memory_mode = ""
     # Of a card that has no driver, or is changing its mode, the file may hold another word.
-    mode = mode if mode in (_WHOLE, "CPX", *_COUNTS) else ""
-    if len(nodes) < 2 and mode in ("", _WHOLE):
+    mode = mode if mode in (WHOLE, "CPX", *COUNTS) else ""
+    if len(nodes) < 2 and mode in ("", WHOLE):
         return AmdCard(address=address, node=nodes[0] if nodes else None, mode=mode, memory_mode=memory_mode)
-    if mode == _WHOLE or len(nodes) < 2 or len(nodes) != _COUNTS.get(mode, len(nodes)):
+    if mode == WHOLE or len(nodes) < 2 or len(nodes) != COUNTS.get(mode, len(nodes)):
         return AmdCard(
             address=address, mode=mode, memory_mode=memory_mode, fault=f"it is in mode {mode}, and KFD lists {len(nodes)} of its parts"
         )

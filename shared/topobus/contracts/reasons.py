@@ -158,6 +158,16 @@ SECTIONS: tuple[ReasonSection, ...] = (
                 ("devices",),
             ),
             ReasonGroup(
+                ("card-in-use",),
+                "a card is to be cut otherwise, and somebody has a part of it, or a process has it open; it is tried again when kubelet asks again",
+                ("address", "devices", "pids"),
+            ),
+            ReasonGroup(
+                ("partition-mode-refused", "partition-mode-unsettled"),
+                "the kernel does not bring the card into the mode, or KFD does not agree with it in time",
+                ("address", "mode", "error"),
+            ),
+            ReasonGroup(
                 ("driver-not-loaded", "driver-failed", "driver-hung", "driver-incomplete"),
                 "a vendor's driver is not there, failed, does not answer, or left devices out",
                 ("driver", "device"),

@@ -24,7 +24,16 @@ from topobus.domain.outcome import Refusal
 from topobus.domain.request import Owner
 from topobus.sysfs.tree import Tree
 
-__all__ = ["CountingDriver", "DeviceDriver", "HintingDriver", "KeepingDriver", "LongWork", "ParentingDriver", "PrepareContext"]
+__all__ = [
+    "CountingDriver",
+    "CuttingDriver",
+    "DeviceDriver",
+    "HintingDriver",
+    "KeepingDriver",
+    "LongWork",
+    "ParentingDriver",
+    "PrepareContext",
+]
 
 
 class PrepareContext(Struct, frozen=True, kw_only=True):
@@ -48,6 +57,9 @@ class PrepareContext(Struct, frozen=True, kw_only=True):
     """How much the owner has of devices that it shares: device to capacity to amount. Of what it has whole, and in `unprepare`, nothing is said."""
     others: Mapping[str, tuple[RecordState, ...]] = MappingProxyType({})
     """By device: what the journal says of each other owner that has it now; none for the last one."""
+    in_use: Callable[[], frozenset[str]] = frozenset
+    """Which devices of the class the journal knows as somebody's at the moment of the call, those that are still to be cleaned included; not the devices of this
+    request, as far as they are this owner's alone. Who cuts a card otherwise asks it with a lock of the card's, after it has written its own intent."""
 
     def config_of(self, device: str) -> tuple[dict[str, Any], ...]:
         """Give one device's configuration."""
@@ -130,3 +142,12 @@ class ParentingDriver(DeviceDriver, Protocol):
     offers_parents: bool
     """Set by the service before the first `discover`, from `partitions.parents`. True: `discover` lists such a card, too, with the role `partition-parent`, and its parts name it
     in `partition_of`, so that they are never held beside it. False, as a new driver has it: the parts alone."""
+
+
+@runtime_checkable
+class CuttingDriver(DeviceDriver, Protocol):
+    """A driver that can cut an idle card into parts when somebody gets one of them."""
+
+    cuts_on_demand: bool
+    """Set by the service before the first `discover`, from `partitions.on_demand`. True: `discover` lists such a card as a whole and as the parts of each way in which it can be
+    cut, with counters by which never two of these ways are held at once, and `prepare` cuts. False, as a new driver has it: cards are listed as they are."""

@@ -20,7 +20,7 @@ from topobus.devicekit.attach import Attacher
 from topobus.devicekit.device_hands import DeviceHands
 from topobus.devicekit.device_holders import DeviceHolders
 from topobus.devicekit.device_operator import DeviceOperator
-from topobus.devicekit.driver import ParentingDriver
+from topobus.devicekit.driver import CuttingDriver, ParentingDriver
 from topobus.devicekit.driver_poller import DriverPoller
 from topobus.devicekit.hands import AttachingDriver
 from topobus.devicekit.health import clear_sticky_faults
@@ -80,6 +80,8 @@ class _DeviceHost:
         for driver in registry.drivers:
             if isinstance(driver, ParentingDriver):
                 driver.offers_parents = settings.partitions.parents == "counted"
+            if isinstance(driver, CuttingDriver):
+                driver.cuts_on_demand = settings.partitions.on_demand
         self._drivers = {
             driver.name: IsolatedDriver(driver, timeout_s=settings.drivers.timeout_s, clock=runtime.clock) for driver in registry.drivers
         }

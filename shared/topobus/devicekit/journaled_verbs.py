@@ -181,7 +181,9 @@ def _left(entry: DeviceEntry, owner: Owner, *, is_cleaned: bool) -> DeviceEntry:
 
 def _with_records(journal: Journal, devices: Sequence[Device], context: PrepareContext) -> PrepareContext:
     records = {device.name: journal.prepare_record(device, context.owner) for device in devices}
-    return msgspec.structs.replace(context, records=records, others=_others(journal, devices, context.owner))
+    names = frozenset(records)
+    others = _others(journal, devices, context.owner)
+    return msgspec.structs.replace(context, records=records, others=others, in_use=lambda: _in_use(journal, names, context.owner))
 
 
 def _others(journal: Journal, devices: Sequence[Device], owner: Owner) -> dict[str, tuple[RecordState, ...]]:
@@ -191,6 +193,16 @@ def _others(journal: Journal, devices: Sequence[Device], owner: Owner) -> dict[s
         for name, entry in entries.items()
         if entry is not None
     }
+
+
+def _in_use(journal: Journal, names: frozenset[str], owner: Owner) -> frozenset[str]:
+    """Find the devices that somebody has, or that are to be cleaned, besides those of a request that are its owner's alone."""
+    return frozenset(
+        name
+        for name, entry in journal.entries.items()
+        if any(other.owner.key != owner.key for other in entry.owners)
+        or (name not in names and (entry.owners != () or entry.to_clean is not None))
+    )
 
 
 def _or_else(call: Callable[[], _T], give_up: Callable[[], None]) -> _T:

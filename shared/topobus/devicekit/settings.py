@@ -60,6 +60,9 @@ class PartitionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """`hidden`: only the parts are offered. `counted`: the card as well, where its plugin can give it (a NIC with virtual functions on, an AMD GPU in CPX, a DFL card with
     several ports), and counters see to it that never both are held. Hidden by default, for devices that exclude each other are for claims alone: kubelet's device plugin
     can count nothing, and would offer neither card nor parts."""
+    on_demand: bool = False
+    """Whether an idle card is offered as a whole and in parts at the same time, and cut when a claim gets one of them, where its plugin can cut (AMD GPUs with compute partition modes).
+    It needs a /sys that can be written. False: for claims alone, as `counted` is; and who cuts the cards of a node already (its boot, another operator) would undo it."""
 
 
 class DeviceServiceSettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -2,7 +2,8 @@
 
 Flows in: PCI functions with AMD's vendor id, amdgpu's attributes, KFD's nodes. Flows out: devices with memory, unique id and XGMI peers; health; the
 kfd, card and render nodes that ROCm opens. A card that is cut into partitions (CPX …) is one device for each partition, and never a whole one beside them
-(`topobus.gpu.amd_cards`); each has its own render node and its share of the card's memory.
+(`topobus.gpu.amd_cards`); each has its own render node and its share of the card's memory. With `partitions.on_demand` a card is all of these at once, with counters that
+let only one way be held, and is cut when a claim gets a part (`topobus.gpu.amd_on_demand`).
 Source: Documentation/gpu/amdgpu; KFD topology in drivers/gpu/drm/amd/amdkfd/kfd_topology.c (properties, mem_banks, io_links).
 """
 
@@ -11,9 +12,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+import msgspec
+
 from topobus.devicekit.counter_rises import CounterRises
-from topobus.devicekit.driver import PrepareContext
+from topobus.devicekit.device_record import DeviceRecord
+from topobus.devicekit.driver import LongWork, PrepareContext
 from topobus.devicekit.edits_text import is_offered, own_variable, unreadable, unusable
+from topobus.devicekit.exclusive_ways import count_ways
 from topobus.devicekit.left_out import LeftOut
 from topobus.devicekit.pci import (
     PciHealth,
@@ -24,7 +29,8 @@ from topobus.devicekit.pci import (
     select_functions,
 )
 from topobus.devicekit.pci_parent import ParentHealth
-from topobus.domain.device import AttributeValue, Device, DeviceRole, KeptFunction, Link, LinkClass
+from topobus.domain.counters import CounterSet
+from topobus.domain.device import Device, DeviceRole, KeptFunction, Link, LinkClass
 from topobus.domain.edits import ContainerEdits
 from topobus.domain.errors import HardwareError
 from topobus.domain.health import Dimension, Observation
@@ -32,7 +38,10 @@ from topobus.domain.machine import Machine, PciDevice
 from topobus.domain.outcome import Reason, Refusal
 from topobus.domain.pci import PciAddress
 from topobus.domain.request import Owner
-from topobus.gpu.amd_cards import AmdCard, AmdPartition, partition_drm_nodes, read_amd_cards
+from topobus.gpu.amd_cards import WHOLE, AmdCard, partition_drm_nodes, read_amd_cards
+from topobus.gpu.amd_modes import part_counts
+from topobus.gpu.amd_on_demand import AmdOnDemand, group_wishes
+from topobus.gpu.amd_parts import PARTITION, CardFacts, partition_name, possible_parts, present_parts, share, target_of
 from topobus.gpu.drm_edits import drm_edits, groups_of
 from topobus.gpu.kfd_processes import kfd_processes
 from topobus.gpu.leftovers import ChecksLeftovers, GpuUse, Leftovers
@@ -48,9 +57,6 @@ __all__ = ["AmdDriver"]
 _VENDOR = 0x1002
 # VGA, 3D and other display controllers (MI200 is the last), and processing accelerators (MI300).
 _CLASSES = (0x0300, 0x0302, 0x0380, 0x1200)
-_PARTITION = "partition"
-# The kernel gives partitions whole pages.
-_PAGE_BYTES = 4096
 
 
 class AmdDriver(ChecksLeftovers):
@@ -70,6 +76,14 @@ class AmdDriver(ChecksLeftovers):
         self.warnings: tuple[str, ...] = ()
         """What the last `discover` left out, and why; the inventory shows it."""
         self.offers_parents = False
+        self.cuts_on_demand = False
+        self.on_demand = AmdOnDemand()
+        self._cut: dict[PciAddress, tuple[Device, ...]] = {}
+        """What the last look gave of each card that is cut on demand; it stands while the card is on its way into another mode."""
+        self._counts: dict[PciAddress, Mapping[str, int]] = {}
+        self._sets: dict[PciAddress, tuple[CounterSet, ...]] = {}
+        self._whole_links: dict[str, tuple[Link, ...]] = {}
+        """Of whole cards, as they were when they were whole: KFD tells the links of parts alone while a card is cut."""
         self.kept: tuple[KeptFunction, ...] = ()
         """What it left out since it is for something else."""
 
@@ -83,13 +97,18 @@ class AmdDriver(ChecksLeftovers):
             if is_offered(tree, function.address, left_out):
                 card = cards[function.address]
                 offered.append((function, card))
-                is_counted = self.offers_parents and not card.fault
+                is_counted = (self.offers_parents and not card.fault) or self._can_be_cut(tree, function, card)
                 for why in () if is_counted else _why_not_whole(card):
                     left_out.keep(card.address, DeviceRole.PARTITION_PARENT, why)
         names = {node.number: name for _, card in offered for node, name in _nodes_by_name(self.device_class, card)}
         links = self._read_links(tree, cards, names)
         self.warnings, self.kept = tuple(left_out), left_out.kept
         return tuple(device for function, card in offered for device in self._devices(tree, function, card, links))
+
+    def counter_sets(self, devices: Sequence[Device]) -> Sequence[CounterSet]:
+        """Give the counters of the cards that are cut on demand."""
+        addresses = sorted({device.pci for device in devices if device.pci is not None and device.consumes})
+        return tuple(counter_set for address in addresses for counter_set in self._sets.get(address, ()))
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """Look at the PCI function and at whether its driver is bound; the partitions of a card share what is wrong with it."""
@@ -99,9 +118,24 @@ class AmdDriver(ChecksLeftovers):
         seen = {address: [*self._observe_one(tree, address), *parents.get(address, ())] for address in addresses}
         return {device.name: seen[device.pci] for device in devices if device.pci is not None}
 
-    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
-        """Give each GPU's card and render node, a partition its own, and the one kfd node."""
-        parts = [device for device in devices if device.attributes.get("type") == _PARTITION]
+    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal | LongWork:
+        """Give each GPU's card and render node, a partition its own, and the one kfd node; a card that is cut on demand is brought into the mode first."""
+        wanted = [
+            (device.pci, device.partition_of or device.name, str(device.attributes.get("partitionMode", WHOLE)), device.name)
+            for device in devices
+            if device.pci is not None and device.consumes and device.role is DeviceRole.COMPUTE
+        ]
+        counts = self._counts_of(tree, [address for address, *_ in wanted]) if self.cuts_on_demand else {}
+        wanted = [wish for wish in wanted if counts.get(wish[0])]
+        if not wanted or unusable(tree, devices) is not None:
+            return self._edits(tree, devices, context)
+        wishes = group_wishes(wanted, counts)
+        if isinstance(wishes, Refusal):
+            return wishes
+        return self.on_demand.prepare(tree, wishes, context, partial(self._edits, tree, devices, context))
+
+    def _edits(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
+        parts = [device for device in devices if device.attributes.get("type") == PARTITION]
         parents = [device for device in devices if device.role is DeviceRole.PARTITION_PARENT]
         whole = [device for device in devices if device not in parts and device not in parents]
         edits: dict[str, ContainerEdits] = {}
@@ -120,7 +154,9 @@ class AmdDriver(ChecksLeftovers):
         return {**edits, "": ContainerEdits(device_nodes=(device_node("kfd"),), additional_gids=groups_of(tree, ["kfd"], context.owner))}
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
-        """Undo nothing: preparing changes nothing on the GPU."""
+        """Let the owner go. A card that was brought into another mode stays in it; only a switch that was cut off half way is undone."""
+        for device in devices:
+            self.on_demand.undo(tree, device.pci, context.records.get(device.name, DeviceRecord()))
 
     def use(self, tree: Tree, device: Device) -> GpuUse:
         """See what uses a GPU or a partition by KFD's processes; amdgpu tells the memory of a whole card alone."""
@@ -142,7 +178,7 @@ class AmdDriver(ChecksLeftovers):
             return refusal
         cards = read_amd_cards(tree, sorted({device.pci for device in devices if device.pci is not None}))
         now = {
-            _partition_name(self.device_class, card, partition): (card, partition)
+            partition_name(self.device_class, card, partition): (card, partition)
             for card in cards.values()
             for partition in card.partitions
         }
@@ -164,7 +200,10 @@ class AmdDriver(ChecksLeftovers):
         return edits
 
     def _devices(self, tree: Tree, function: PciDevice, card: AmdCard, links: Mapping[str, tuple[Link, ...]]) -> list[Device]:
-        """Give a whole GPU, or its partitions; nothing for a card that is neither."""
+        """Give a whole GPU, or its partitions, or both for a card that is cut on demand; nothing for a card that is neither."""
+        if self.on_demand.is_switching(function.address):
+            return list(self._cut.get(function.address, ()))
+        self._cut.pop(function.address, None)
         if card.fault:
             return []
         product = self._products.product(function)
@@ -179,6 +218,9 @@ class AmdDriver(ChecksLeftovers):
             pass
         model = model or f"AMD device {function.device:04x}"
         uuid = f"GPU-{unique}" if unique else ""
+        whole = pci_device_name(self.device_class, function.address)
+        counts = self._counts.get(function.address, {})
+        is_parent = bool(card.partitions) and not counts
         device = pci_device(
             function,
             device_class=self.device_class,
@@ -187,64 +229,52 @@ class AmdDriver(ChecksLeftovers):
             model=model,
             uuid=uuid,
             parent="" if function.physfn is None else pci_device_name(self.device_class, function.physfn),
-            role=DeviceRole.PARTITION_PARENT if card.partitions else DeviceRole.COMPUTE,
-            links=links.get(pci_device_name(self.device_class, function.address), ()),
-            attributes={
-                "type": "card" if card.partitions else "gpu",
-                **_target(card.node or (card.partitions[0].node if card.partitions else None)),
-            },
+            role=DeviceRole.PARTITION_PARENT if is_parent else DeviceRole.COMPUTE,
+            links=self._links_of_whole(whole, links) if counts else links.get(whole, ()),
+            attributes={"type": "card" if is_parent else "gpu", **(target_of(card.nodes[0]) if card.nodes else {})},
             capacity={"memory": memory_bytes} if memory_bytes else {},
         )
+        facts = CardFacts(
+            function=function, driver=self.name, name=whole, model=model, uuid=uuid, memory_bytes=memory_bytes, memory_mode=card.memory_mode
+        )
+        if counts:
+            parts = [part for mode, count in counts.items() if mode != WHOLE for part in possible_parts(facts, card, mode, count, links)]
+            devices = ([device] if WHOLE in counts else []) + parts
+            ways = [[each.name for each in devices if each.attributes.get("partitionMode", WHOLE) == mode] for mode in counts]
+            self._sets[function.address], uses = count_ways(whole, ways)
+            self._cut[function.address] = tuple(msgspec.structs.replace(each, consumes=uses[each.name]) for each in devices)
+            return list(self._cut[function.address])
         if card.partitions:
-            parents = [device] if self.offers_parents else []
-            return parents + [
-                self._partition(
-                    function, card, part, links, model=model, share_bytes=_share(memory_bytes, card, product.compute_dies), card_uuid=uuid
-                )
-                for part in card.partitions
-            ]
+            share_bytes = share(memory_bytes, max(len(card.partitions), product.compute_dies if card.mode == "CPX" else 0))
+            return ([device] if self.offers_parents else []) + present_parts(facts, card, share_bytes, links)
         return [device]
 
-    def _partition(
-        self,
-        function: PciDevice,
-        card: AmdCard,
-        partition: AmdPartition,
-        links: Mapping[str, tuple[Link, ...]],
-        *,
-        model: str,
-        share_bytes: int,
-        card_uuid: str,
-    ) -> Device:
-        name = _partition_name(self.device_class, card, partition)
-        whole = pci_device_name(self.device_class, function.address)
-        attributes: dict[str, AttributeValue] = {"type": _PARTITION, **_target(partition.node), "partitionIndex": partition.index}
-        if card.mode:
-            attributes["partitionMode"] = card.mode
-        if card.memory_mode:
-            attributes["memoryMode"] = card.memory_mode[:64]
-        if card_uuid:
-            attributes["parentUuid"] = card_uuid[:64]
-        if partition.node.simd_per_cu:
-            attributes["computeUnits"] = partition.node.simd_count // partition.node.simd_per_cu
-        # Newer kernels give each partition an id of its own; one that all share names none of them.
-        ids = [other.node.unique_id for other in card.partitions]
-        unique = partition.node.unique_id if ids.count(partition.node.unique_id) == 1 else 0
-        memory_bytes = partition.node.memory_bytes or share_bytes
-        return pci_device(
-            function,
-            device_class=self.device_class,
-            driver=self.name,
-            vendor="amd",
-            model=model,
-            name=name,
-            uuid=f"GPU-{unique:016x}" if unique else "",
-            parent=whole,
-            partition_of=whole,
-            links=links.get(name, ()),
-            attributes=attributes,
-            capacity={"memory": memory_bytes} if memory_bytes else {},
-        )
+    def _can_be_cut(self, tree: Tree, function: PciDevice, card: AmdCard) -> bool:
+        """Say whether a card is offered in all its modes at once; those that it has are noted."""
+        if self.on_demand.is_switching(card.address):
+            return True
+        self._counts.pop(card.address, None)
+        if not self.cuts_on_demand or card.fault or not card.nodes:
+            return False
+        try:
+            counts = part_counts(tree, card, self._products.product(function).compute_dies)
+        except HardwareError:
+            return False
+        if len(counts) < 2 or card.mode not in counts:
+            return False
+        self._counts[card.address] = counts
+        return True
+
+    def _counts_of(self, tree: Tree, addresses: Sequence[PciAddress]) -> dict[PciAddress, Mapping[str, int]]:
+        """Give the modes of cards that are wanted; a service that has just started may be asked before its first look."""
+        unknown = [address for address in addresses if address not in self._counts]
+        cards = read_amd_cards(tree, sorted(set(unknown))) if unknown else {}
+        return {**self._counts, **{address: part_counts(tree, card, 0) for address, card in cards.items()}}
+
+    def _links_of_whole(self, name: str, links: Mapping[str, tuple[Link, ...]]) -> tuple[Link, ...]:
+        by_peer = {link.peer: link for link in (*self._whole_links.get(name, ()), *links.get(name, ()))}
+        self._whole_links[name] = tuple(by_peer[peer] for peer in sorted(by_peer))
+        return self._whole_links[name]
 
     def _read_links(self, tree: Tree, cards: Mapping[PciAddress, AmdCard], names: Mapping[int, str]) -> dict[str, tuple[Link, ...]]:
         """Read the XGMI peers of each device. Between partitions of two cards KFD tells no bandwidth: every pair has that link, so it is left out."""
@@ -280,12 +310,6 @@ class AmdDriver(ChecksLeftovers):
         except HardwareError as err:
             return [unreadable(err)]
         return [*seen, *observe_kernel_driver(tree, address), *(sign for sign in signs if sign is not None)]
-
-
-def _share(card_bytes: int, card: AmdCard, compute_dies: int) -> int:
-    """Divide a card's memory where KFD tells no banks: each partition has the same, in whichever memory mode, also where KFD lists fewer than there are."""
-    parts = max(len(card.partitions), compute_dies if card.mode == "CPX" else 0)
-    return card_bytes // parts // _PAGE_BYTES * _PAGE_BYTES
 
 
 def _why_not_whole(card: AmdCard) -> list[str]:
@@ -333,23 +357,5 @@ def _parent_edits(tree: Tree, devices: Sequence[Device], owner: Owner) -> Mappin
 def _nodes_by_name(device_class: str, card: AmdCard) -> list[tuple[KfdNode, str]]:
     """Give a card's KFD nodes with the names of their devices."""
     if card.partitions:
-        return [(part.node, _partition_name(device_class, card, part)) for part in card.partitions]
+        return [(part.node, partition_name(device_class, card, part)) for part in card.partitions]
     return [(card.node, pci_device_name(device_class, card.address))] if card.node is not None else []
-
-
-def _partition_name(device_class: str, card: AmdCard, partition: AmdPartition) -> str:
-    """Name a partition after its card and mode: what was cut otherwise is another device."""
-    return f"{pci_device_name(device_class, card.address)}-{card.mode.lower() or 'xcp'}-{partition.index}"
-
-
-def _target(node: KfdNode | None) -> dict[str, AttributeValue]:
-    return {"gfxTarget": _gfx_name(node.gfx_version)} if node is not None and node.gfx_version else {}
-
-
-def _gfx_name(version: int) -> str:
-    """Turn KFD's number into the compiler's target: 90010 is gfx90a (decimal major, minor; hexadecimal stepping).
-
-    >>> _gfx_name(90010), _gfx_name(110000)
-    ('gfx90a', 'gfx1100')
-    """
-    return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"

@@ -1,0 +1,100 @@
+"""Cards that are cut on demand, through random histories: never two modes at once, and no card is switched under anybody."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.amd_bench import AmdBench
+from support.gpu_processes import add_process, end_recorded
+from support.laws import examples
+from topobus.domain.outcome import Refusal
+from topobus.domain.partitions import Partitions
+
+_FOREIGN = 77
+_PARTS = 1 + 2 + 4 + 8
+
+steps = st.one_of(
+    st.tuples(st.just("claim"), st.integers(0, 3), st.lists(st.integers(0, _PARTS - 1), min_size=1, max_size=3, unique=True)),
+    st.tuples(st.just("release"), st.integers(0, 3), st.just([])),
+    st.tuples(st.just("again"), st.integers(0, 3), st.just([])),
+    st.tuples(st.sampled_from(["restart", "reboot", "foreign"]), st.just(0), st.just([])),
+)
+
+
+class _Node:
+    """A ledger that counts, before the driver."""
+
+    def __init__(self, bench: AmdBench) -> None:
+        self.bench = bench
+        self.names = sorted(bench.devices)
+        sets = bench.driver.counter_sets(tuple(bench.devices.values()))
+        self.partitions = Partitions(bench.devices.values(), sets)
+        self.held: dict[str, tuple[str, ...]] = {}
+        self.ready: set[str] = set()
+        """Owners whose containers may run."""
+        self.has_foreign = False
+
+    def claim(self, owner: str, wanted: tuple[str, ...]) -> None:
+        held = [name for names in self.held.values() for name in names]
+        if owner not in self.held and not set(wanted) & set(held) and self.partitions.shortage(held, wanted) is None:
+            self.held[owner] = wanted
+            self.prepare(owner)
+
+    def prepare(self, owner: str) -> None:
+        before = len(self.bench.kernel.switches)
+        answer = self.bench.get(owner, *self.held[owner])
+        others = {self.bench.mode_of(self.bench.devices[name]) for other in self.ready - {owner} for name in self.held[other]}
+        for _, _, mode in self.bench.kernel.switches[before:]:
+            assert others <= {mode}, "switched under somebody"
+            assert not self.has_foreign, "switched under a process"
+        if not isinstance(answer, Refusal):
+            self.ready.add(owner)
+
+    def check(self) -> None:
+        held = [name for names in self.held.values() for name in names]
+        assert len({self.bench.mode_of(self.bench.devices[name]) for name in held}) <= 1
+        assert {name for name, entry in self.bench.journal.entries.items() if entry.owners} == {
+            name for owner in self.ready for name in self.held[owner]
+        }
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(history=st.lists(steps, min_size=1, max_size=12))
+def test_no_history_holds_two_modes_or_switches_a_card_that_is_used(
+    tmp_path_factory: pytest.TempPathFactory, history: list[tuple[str, int, list[int]]]
+) -> None:
+    """Claims come and go, the service and the node start anew, somebody else uses the card: the parts that are held are of one mode, and nobody loses one."""
+    folder: Path = tmp_path_factory.mktemp("card")
+    with AmdBench(folder) as bench:
+        node = _Node(bench)
+        for verb, index, wanted in history:
+            owner = f"owner-{index}"
+            if verb == "claim":
+                node.claim(owner, tuple(sorted(node.names[number] for number in wanted)))
+            elif verb == "again" and owner in node.held:
+                node.prepare(owner)
+            elif verb == "release" and owner in node.held:
+                bench.unprepare(owner, *node.held.pop(owner))
+                node.ready.discard(owner)
+            elif verb == "restart":
+                bench.restart()
+            elif verb == "reboot":
+                bench.kernel.set_mode(bench.address, "SPX")
+                bench.writes.settle()
+                bench.restart()
+                if node.has_foreign:
+                    end_recorded(bench.root, _FOREIGN)
+                    node.has_foreign = False
+                for other in sorted(node.ready):
+                    node.prepare(other)
+            elif verb == "foreign":
+                if node.has_foreign:
+                    end_recorded(bench.root, _FOREIGN)
+                else:
+                    add_process(bench.root, _FOREIGN, node="dri/renderD128")
+                node.has_foreign = not node.has_foreign
+            node.check()

@@ -1,0 +1,140 @@
+"""An AMD driver that cuts on demand, on a machine that obeys, with a journal: what a device service does with it, without one."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from support.amd_kernel import AmdKernel
+from topobus.devicekit import journaled_verbs
+from topobus.devicekit.driver import PrepareContext
+from topobus.devicekit.journal import Journal
+from topobus.devicekit.journaled_verbs import Edits, JournaledWork
+from topobus.domain.device import Device
+from topobus.domain.edits import ContainerEdits
+from topobus.domain.outcome import Refusal
+from topobus.domain.request import Owner, OwnerKind
+from topobus.gpu.amd_cards import read_amd_cards
+from topobus.gpu.amd_modes import settle_mode
+from topobus.gpu.config import LeftoverSettings
+from topobus.gpu.leftovers import Timer
+from topobus.gpu.plugins.amd import AmdDriver
+from topobus.simulation.kernel_writes import KernelWrites
+from topobus.sysfs.tree import HardwareSettings, Tree
+
+__all__ = ["AmdBench"]
+
+_REAL = Timer()
+# A switch of the machine under test takes a millisecond; a loaded builder may need a second.
+_LIMIT_S = 30.0
+
+
+# By which each look at a card that is stuck moves the clock: nothing more comes.
+_STUCK_LOOK_S = 1.0
+
+
+class AmdBench:
+    """One driver's life after the other on one machine."""
+
+    def __init__(self, folder: Path, *, cards: int = 1, mode: str = "SPX") -> None:
+        self.root = folder / "machine"
+        self.kernel = AmdKernel(self.root, cards=cards, mode=mode)
+        self.address = self.kernel.machine.addresses[0]
+        self.tree = Tree(HardwareSettings(root=str(self.root)))
+        self.writes = KernelWrites(self.root)
+        self.journal = Journal(folder / "journal")
+        self._pid = os.getpid()
+        self._stuck_s = 0.0
+        self.driver = self._new_driver()
+        self.devices = self.discover()
+
+    def __enter__(self) -> Self:
+        """Begin to obey."""
+        self.writes.__enter__()
+        self.kernel.follow(self.writes)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        """End."""
+        self.journal.close()
+        self.writes.__exit__(kind, error, traceback)
+
+    def restart(self) -> None:
+        """Begin a new life: a new driver that reads the journal of the one before."""
+        self.journal.close()
+        self.journal = Journal(self.journal.folder)
+        self.journal.load()
+        self.driver = self._new_driver()
+
+    def discover(self) -> dict[str, Device]:
+        """Look, as a device service does."""
+        return {device.name: device for device in self.driver.discover(Tree(self.tree.settings), self.kernel.machine.machine)}
+
+    def prepare(self, owner: str, *names: str, journal: Journal | None = None) -> Edits | Refusal | JournaledWork:
+        """Ask for devices."""
+        devices = [self.devices[name] for name in names]
+        context = PrepareContext(owner=_owner(owner))
+        return journaled_verbs.prepare(journal or self.journal, self.driver, self.tree, devices, context, ())
+
+    def get(self, owner: str, *names: str, journal: Journal | None = None) -> Edits | Refusal:
+        """Ask for devices, and wait for long work."""
+        return self.finish(self.prepare(owner, *names, journal=journal))
+
+    def finish(self, answer: Edits | Refusal | JournaledWork) -> Edits | Refusal:
+        """Do long work to its end."""
+        return answer.run(lambda: True) if isinstance(answer, JournaledWork) else answer
+
+    def unprepare(self, owner: str, *names: str, journal: Journal | None = None) -> None:
+        """Give devices back."""
+        devices = [self.devices[name] for name in names]
+        journaled_verbs.unprepare(journal or self.journal, self.driver, self.tree, devices, PrepareContext(owner=_owner(owner)))
+
+    def undo_all(self) -> None:
+        """Undo what is half done, as a start does, and let go what is whole."""
+        for entry in list(self.journal.entries.values()):
+            for owner in entry.owners:
+                journaled_verbs.undo_prepare(self.journal, self.driver, self.tree, entry.device, owner.owner)
+
+    def is_unsettled(self) -> bool:
+        """Say whether amdgpu and KFD do not agree."""
+        mode = self.kernel.mode(self.address)
+        counts = {"SPX": 1, "DPX": 2, "QPX": 4, "CPX": 8}
+        return isinstance(settle_mode(self.tree, self.address, mode, counts[mode], _REAL, _LIMIT_S), Refusal)
+
+    def nodes(self, edits: Edits | Refusal | JournaledWork, name: str) -> list[str]:
+        """Give the device nodes of one device."""
+        assert isinstance(edits, Mapping), edits
+        edit: ContainerEdits = edits[name]
+        return [node.path for node in edit.device_nodes]
+
+    def mode_of(self, device: Device) -> str:
+        """Say in which mode a card has a device."""
+        return str(device.attributes.get("partitionMode", "SPX"))
+
+    def now(self) -> str:
+        """Say in which mode the driver sees the card."""
+        return read_amd_cards(Tree(self.tree.settings), [self.address])[self.address].mode
+
+    def _new_driver(self) -> AmdDriver:
+        driver = AmdDriver()
+        driver.cuts_on_demand = True
+        driver.configure(LeftoverSettings(check=False))
+        driver.on_demand.timer = Timer(now=lambda: time.monotonic() + self._stuck_s, sleep=self._sleep)
+        return driver
+
+    def _sleep(self, _: float) -> None:
+        """Wait until what was written is obeyed; in a process that is to die, whose kernel is its parent's, for a moment."""
+        if self.kernel.is_stuck:
+            self._stuck_s += _STUCK_LOOK_S
+        if os.getpid() == self._pid:
+            self.writes.settle()
+        else:
+            time.sleep(0.002)
+
+
+def _owner(name: str) -> Owner:
+    return Owner(kind=OwnerKind.CLAIM, name=name, uid=f"uid-{name}")
