@@ -52,6 +52,8 @@ class FakeGpu:
     clocks: int = 0
     recovery: int = 0
     mig: tuple[int, int] = (0, 0)
+    mig_lines: tuple[str, ...] = ()
+    """What it says of MIG (`support.fake_mig`); none: it cannot be cut."""
     links: tuple[str, ...] = ()
     """`<peer's address>`, `switch` or `down`, then up to five error counts: replay, recovery, flit CRC, data CRC, data ECC."""
     fabric: tuple[int, int, int] | None = None
@@ -70,7 +72,7 @@ class FakeGpu:
             f"name {self.name}",
             f"minor {self.minor}",
             f"memory {self.total_bytes} {self.used_bytes}",
-            f"mig {self.mig[0]} {self.mig[1]}",
+            f"mig {int(self.mig[0])} {int(self.mig[1])}",
             "capability 9 0",
             f"architecture {pynvml.NVML_DEVICE_ARCH_HOPPER}",
             f"brand {pynvml.NVML_BRAND_NVIDIA}",
@@ -79,6 +81,7 @@ class FakeGpu:
             f"recovery {self.recovery}",
             f"error {self.error}",
         ]
+        written += self.mig_lines
         written += [f"process {_words(process)}" for process in self.processes]
         written += [f"graphics {_words(process)}" for process in self.graphics]
         written += [f"link {link}" for link in self.links]

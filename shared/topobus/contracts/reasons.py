@@ -265,6 +265,12 @@ SECTIONS: tuple[ReasonSection, ...] = (
             ),
             ReasonGroup(("access-malformed",), "the configuration `Access` of a claim for GPUs cannot be read"),
             ReasonGroup(("access-unavailable",), "a claim asks for a device node that the host does not have", ("missing",)),
+            ReasonGroup(("mig-unreadable",), "NVML does not tell now which MIG instances a GPU has; kubelet asks again", ("devices",)),
+            ReasonGroup(
+                ("mig-capability-missing",),
+                "the kernel module names no capability for a MIG instance, or the host lacks its node; the container would see no device",
+                ("capability",),
+            ),
             ReasonGroup(("prepare-incomplete",), "a device service prepared less than it was asked for", ("devices",)),
         ),
     ),

@@ -17,7 +17,7 @@
  *   error CODE                      every function with this GPU answers it
  *   refuse FUNCTION CODE            one function with this GPU answers it
  *   event SERIAL TYPE DATA [GI CI]  nvmlEventSetWait gives it once to each set made before it stood here; TYPE is a mask in hex, 8 an Xid
- * MIG instances are a further kind of line and a further array in `struct gpu`; events and processes carry GI and CI already.
+ * MIG: lines `migprofile` and `engines`, and the instances that exist, in fake_mig.c.
  * Source: nvml.h as pynvml 13 restates it in ctypes; tests/unit/gpu/test_fake_nvml.py compares the layouts.
  */
 #define _GNU_SOURCE
@@ -32,13 +32,12 @@
 #include <strings.h>
 #include <time.h>
 
-enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, TIMEOUT = 10, VERSION_MISMATCH = 25 };
-enum { MAX_GPUS = 16, MAX_LINKS = 36, MAX_PROCESSES = 64, MAX_EVENTS = 64, MAX_REFUSALS = 16, MAX_SETS = 64 };
+enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, TIMEOUT = 10, IN_USE = 19, INSUFFICIENT_RESOURCES = 23, VERSION_MISMATCH = 25 };
+enum { MAX_GPUS = 16, MAX_HANDLES = 256, MAX_PROFILES = 12, MAX_STARTS = 8, MAX_LINKS = 36, MAX_PROCESSES = 64, MAX_EVENTS = 64, MAX_REFUSALS = 16, MAX_SETS = 64 };
 enum { FIELD_NVLINK_SPEED_MBPS_COMMON = 90, FIELD_RECOVERY_ACTION = 230, VALUE_UNSIGNED_INT = 1 };
 
 #include "nvml_types.h"
 
-/* For the test of the layouts. */
 size_t fake_layout(const char *question) { return layout_of(question); }
 
 struct pci { unsigned int domain, bus, device, function; };
@@ -46,10 +45,11 @@ struct link { int is_up, is_switch; struct pci peer; unsigned long long errors[5
 struct refusal { char function[64]; nvmlReturn_t code; };
 struct event { unsigned long long serial, type, data; unsigned int gi, ci; };
 struct processes { unsigned int count; nvmlProcessInfo_t list[MAX_PROCESSES]; };
+struct mig_profile { unsigned int index, id, slices, count, engines[6], size, start_count, starts[MAX_STARTS]; unsigned long long memory_mb; char name[64]; };
 struct gpu {
   struct pci address;
   char uuid[96], name[96];
-  unsigned int minor, mig[2], capability[2], architecture, brand, rows[4], recovery, retired, fabric[3], link_count, refusal_count, event_count;
+  unsigned int minor, mig[2], capability[2], architecture, brand, rows[4], recovery, retired, fabric[3], link_count, refusal_count, event_count, profile_count, engines[6];
   int has_ecc, has_retired, has_fabric;
   unsigned long long memory_total, memory_used, ecc[2], clocks;
   nvmlReturn_t error;
@@ -57,18 +57,23 @@ struct gpu {
   struct link links[MAX_LINKS];
   struct refusal refusals[MAX_REFUSALS];
   struct event events[MAX_EVENTS];
+  struct mig_profile profiles[MAX_PROFILES];
 };
 struct profile { nvmlReturn_t session; char driver[64]; int cuda; unsigned int count; struct gpu gpus[MAX_GPUS]; };
-/* A device's handle stays the same for as long as the library is loaded. */
-struct handle { struct pci address; };
+/* A device's handle stays the same for as long as the library is loaded. That of a MIG device has a GI and a CI, that of a GPU UINT_MAX for both. */
+struct handle { struct pci address; unsigned int gi, ci; };
 struct event_set { int is_used; unsigned int device_count; struct { nvmlDevice_t device; unsigned long long types, seen; } devices[MAX_GPUS]; };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct profile now;
-static struct handle handles[MAX_GPUS];
+static struct handle handles[MAX_HANDLES];
 static unsigned int handle_count;
 static struct event_set sets[MAX_SETS];
 static int starts;
+
+static int parse_mig_line(struct gpu *gpu, const char *key, const char *rest);
+static void read_instances(const char *profile_path), describe_mig_device(nvmlDevice_t device, struct gpu *gpu);
+static nvmlReturn_t of_mig_device(nvmlDevice_t device, const char *function);
 
 static int is_same(struct pci a, struct pci b) { return a.domain == b.domain && a.bus == b.bus && a.device == b.device && a.function == b.function; }
 
@@ -118,10 +123,9 @@ static void parse_gpu_line(struct gpu *gpu, const char *key, const char *rest) {
   } else if (!strcmp(key, "event")) {
     if (gpu->event_count < MAX_EVENTS && sscanf(rest, "%llu %llx %llu %u %u", &event.serial, &event.type, &event.data, &event.gi, &event.ci) >= 3)
       gpu->events[gpu->event_count++] = event;
-  } else { fprintf(stderr, "fake_nvml: unknown line: %s %s\n", key, rest); abort(); }
+  } else if (!parse_mig_line(gpu, key, rest)) { fprintf(stderr, "fake_nvml: unknown line: %s %s\n", key, rest); abort(); }
 }
 
-/* Read the profile; the caller has the lock. */
 static nvmlReturn_t read_profile(void) {
   static char path[PATH_MAX];
   char line[512], key[32];
@@ -149,6 +153,7 @@ static nvmlReturn_t read_profile(void) {
     } else if (gpu != NULL) parse_gpu_line(gpu, key, rest);
   }
   fclose(file);
+  read_instances(path);
   return now.session;
 }
 
@@ -175,15 +180,19 @@ static nvmlReturn_t of_device(nvmlDevice_t device, const char *function, struct 
   if ((*gpu)->error != OK) return (*gpu)->error;
   for (unsigned int i = 0; i < (*gpu)->refusal_count; i++)
     if (!strcmp((*gpu)->refusals[i].function, function)) return (*gpu)->refusals[i].code;
-  return OK;
+  code = device->gi == UINT_MAX ? OK : of_mig_device(device, function);
+  if (code == OK && device->gi != UINT_MAX) describe_mig_device(device, *gpu);
+  return code;
 }
 
-static nvmlDevice_t handle_of(struct pci address) {
+static nvmlDevice_t handle_of_part(struct pci address, unsigned int gi, unsigned int ci) {
   for (unsigned int i = 0; i < handle_count; i++)
-    if (is_same(handles[i].address, address)) return &handles[i];
-  handles[handle_count].address = address;
+    if (is_same(handles[i].address, address) && handles[i].gi == gi && handles[i].ci == ci) return &handles[i];
+  if (handle_count == MAX_HANDLES) abort();
+  handles[handle_count] = (struct handle){address, gi, ci};
   return &handles[handle_count++];
 }
+static nvmlDevice_t handle_of(struct pci address) { return handle_of_part(address, UINT_MAX, UINT_MAX); }
 
 static void fill_pci(struct pci address, nvmlPciInfo_t *info) {
   memset(info, 0, sizeof *info);
@@ -210,15 +219,13 @@ nvmlReturn_t nvmlShutdown(void) {
 const char *nvmlErrorString(nvmlReturn_t code) {
   switch (code) {
     case OK: return "Success";
-    case UNINITIALIZED: return "Uninitialized";
-    case INVALID_ARGUMENT: return "Invalid Argument";
-    case NOT_SUPPORTED: return "Not Supported";
-    case NOT_FOUND: return "Not Found";
+    case UNINITIALIZED: return "Uninitialized"; case INVALID_ARGUMENT: return "Invalid Argument";
+    case NOT_SUPPORTED: return "Not Supported"; case NOT_FOUND: return "Not Found";
     case 9: return "Driver Not Loaded";
     case TIMEOUT: return "Timeout";
-    case 15: return "GPU is lost";
-    case 16: return "GPU requires reset";
+    case 15: return "GPU is lost"; case 16: return "GPU requires reset";
     case 18: return "Driver/library version mismatch";
+    case IN_USE: return "In use by another client"; case INSUFFICIENT_RESOURCES: return "Insufficient Resources";
     default: return "Unknown Error";
   }
 }
@@ -389,3 +396,5 @@ nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data, unsi
     nanosleep(&pause, NULL);
   }
 }
+
+#include "fake_mig.c"

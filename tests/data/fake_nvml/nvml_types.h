@@ -16,6 +16,25 @@ typedef struct { nvmlDevice_t device; unsigned long long eventType, eventData; u
 typedef union { double dVal; unsigned int uiVal; unsigned long ulVal; unsigned long long ullVal; long long sllVal; int siVal; unsigned short usVal; } nvmlValue_t;
 typedef struct { uint32_t fieldId, scopeId; int64_t timestamp, latencyUsec; int valueType; nvmlReturn_t nvmlReturn; nvmlValue_t value; } nvmlFieldValue_t;
 typedef struct { unsigned int version; unsigned char clusterUuid[16]; nvmlReturn_t status; uint32_t cliqueId, state, healthMask; } nvmlGpuFabricInfo_v2_t;
+typedef struct gpu_instance *nvmlGpuInstance_t;
+typedef struct compute_instance *nvmlComputeInstance_t;
+typedef struct { unsigned int start, size; } nvmlGpuInstancePlacement_t;
+typedef nvmlGpuInstancePlacement_t nvmlComputeInstancePlacement_t;
+typedef struct {
+  unsigned int version, id, isP2pSupported, sliceCount, instanceCount, multiprocessorCount, copyEngineCount, decoderCount, encoderCount, jpegCount, ofaCount;
+  unsigned long long memorySizeMB;
+  char name[96];
+} nvmlGpuInstanceProfileInfo_v2_t;
+typedef struct { nvmlDevice_t device; unsigned int id, profileId; nvmlGpuInstancePlacement_t placement; } nvmlGpuInstanceInfo_t;
+typedef struct {
+  unsigned int version, id, sliceCount, instanceCount, multiprocessorCount, sharedCopyEngineCount, sharedDecoderCount, sharedEncoderCount, sharedJpegCount, sharedOfaCount;
+  char name[96];
+} nvmlComputeInstanceProfileInfo_v2_t;
+typedef struct { nvmlDevice_t device; nvmlGpuInstance_t gpuInstance; unsigned int id, profileId; nvmlComputeInstancePlacement_t placement; } nvmlComputeInstanceInfo_t;
+typedef struct {
+  unsigned int multiprocessorCount, sharedCopyEngineCount, sharedDecoderCount, sharedEncoderCount, sharedJpegCount, sharedOfaCount, gpuInstanceSliceCount, computeInstanceSliceCount;
+  unsigned long long memorySizeMB;
+} nvmlDeviceAttributes_t;
 
 /* What the layout test reads: a structure's size and its members' places. */
 static size_t layout_of(const char *question) {
@@ -35,6 +54,27 @@ static size_t layout_of(const char *question) {
   SIZE(nvmlGpuFabricInfo_v2_t); PLACE(nvmlGpuFabricInfo_v2_t, version); PLACE(nvmlGpuFabricInfo_v2_t, clusterUuid);
   PLACE(nvmlGpuFabricInfo_v2_t, status); PLACE(nvmlGpuFabricInfo_v2_t, cliqueId); PLACE(nvmlGpuFabricInfo_v2_t, state);
   PLACE(nvmlGpuFabricInfo_v2_t, healthMask);
+  SIZE(nvmlGpuInstancePlacement_t); PLACE(nvmlGpuInstancePlacement_t, start); PLACE(nvmlGpuInstancePlacement_t, size);
+  SIZE(nvmlGpuInstanceProfileInfo_v2_t); PLACE(nvmlGpuInstanceProfileInfo_v2_t, version); PLACE(nvmlGpuInstanceProfileInfo_v2_t, id);
+  PLACE(nvmlGpuInstanceProfileInfo_v2_t, isP2pSupported); PLACE(nvmlGpuInstanceProfileInfo_v2_t, sliceCount);
+  PLACE(nvmlGpuInstanceProfileInfo_v2_t, instanceCount); PLACE(nvmlGpuInstanceProfileInfo_v2_t, multiprocessorCount);
+  PLACE(nvmlGpuInstanceProfileInfo_v2_t, copyEngineCount); PLACE(nvmlGpuInstanceProfileInfo_v2_t, decoderCount);
+  PLACE(nvmlGpuInstanceProfileInfo_v2_t, encoderCount); PLACE(nvmlGpuInstanceProfileInfo_v2_t, jpegCount); PLACE(nvmlGpuInstanceProfileInfo_v2_t, ofaCount);
+  PLACE(nvmlGpuInstanceProfileInfo_v2_t, memorySizeMB); PLACE(nvmlGpuInstanceProfileInfo_v2_t, name);
+  SIZE(nvmlGpuInstanceInfo_t); PLACE(nvmlGpuInstanceInfo_t, device); PLACE(nvmlGpuInstanceInfo_t, id); PLACE(nvmlGpuInstanceInfo_t, profileId);
+  PLACE(nvmlGpuInstanceInfo_t, placement);
+  SIZE(nvmlComputeInstanceProfileInfo_v2_t); PLACE(nvmlComputeInstanceProfileInfo_v2_t, version); PLACE(nvmlComputeInstanceProfileInfo_v2_t, id);
+  PLACE(nvmlComputeInstanceProfileInfo_v2_t, sliceCount); PLACE(nvmlComputeInstanceProfileInfo_v2_t, instanceCount);
+  PLACE(nvmlComputeInstanceProfileInfo_v2_t, multiprocessorCount); PLACE(nvmlComputeInstanceProfileInfo_v2_t, sharedCopyEngineCount);
+  PLACE(nvmlComputeInstanceProfileInfo_v2_t, sharedDecoderCount); PLACE(nvmlComputeInstanceProfileInfo_v2_t, sharedEncoderCount);
+  PLACE(nvmlComputeInstanceProfileInfo_v2_t, sharedJpegCount); PLACE(nvmlComputeInstanceProfileInfo_v2_t, sharedOfaCount);
+  PLACE(nvmlComputeInstanceProfileInfo_v2_t, name);
+  SIZE(nvmlComputeInstanceInfo_t); PLACE(nvmlComputeInstanceInfo_t, device); PLACE(nvmlComputeInstanceInfo_t, gpuInstance);
+  PLACE(nvmlComputeInstanceInfo_t, id); PLACE(nvmlComputeInstanceInfo_t, profileId); PLACE(nvmlComputeInstanceInfo_t, placement);
+  SIZE(nvmlDeviceAttributes_t); PLACE(nvmlDeviceAttributes_t, multiprocessorCount); PLACE(nvmlDeviceAttributes_t, sharedCopyEngineCount);
+  PLACE(nvmlDeviceAttributes_t, sharedDecoderCount); PLACE(nvmlDeviceAttributes_t, sharedEncoderCount); PLACE(nvmlDeviceAttributes_t, sharedJpegCount);
+  PLACE(nvmlDeviceAttributes_t, sharedOfaCount); PLACE(nvmlDeviceAttributes_t, gpuInstanceSliceCount); PLACE(nvmlDeviceAttributes_t, computeInstanceSliceCount);
+  PLACE(nvmlDeviceAttributes_t, memorySizeMB);
   return (size_t)-1;
 }
 

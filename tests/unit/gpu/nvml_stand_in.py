@@ -108,7 +108,7 @@ class Library:
         if not self.events:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT)
         address, xid = self.events.pop(0)
-        return SimpleNamespace(device=self.gpus[address], eventData=xid)
+        return SimpleNamespace(device=self.gpus[address], eventData=xid, gpuInstanceId=0xFFFFFFFF, computeInstanceId=0xFFFFFFFF)
 
     def _check(self, gpu: Gpu, what: str) -> None:
         if self.session_error or gpu.error:

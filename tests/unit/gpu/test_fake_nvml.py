@@ -27,6 +27,12 @@ _STRUCTURES = {
     "nvmlEventData_t": "c_nvmlEventData_t",
     "nvmlFieldValue_t": "c_nvmlFieldValue_t",
     "nvmlGpuFabricInfo_v2_t": "c_nvmlGpuFabricInfo_v2_t",
+    "nvmlGpuInstancePlacement_t": "c_nvmlGpuInstancePlacement_t",
+    "nvmlGpuInstanceProfileInfo_v2_t": "c_nvmlGpuInstanceProfileInfo_v2_t",
+    "nvmlGpuInstanceInfo_t": "c_nvmlGpuInstanceInfo_t",
+    "nvmlComputeInstanceProfileInfo_v2_t": "c_nvmlComputeInstanceProfileInfo_v2_t",
+    "nvmlComputeInstanceInfo_t": "c_nvmlComputeInstanceInfo_t",
+    "nvmlDeviceAttributes_t": "c_nvmlDeviceAttributes",
 }
 
 

@@ -96,7 +96,9 @@ def test_discover_leaves_a_gpu_out_when_it_is_cut_into_mig_instances(tmp_path: P
     devices = node.discover()
 
     assert [str(device.pci) for device in devices] == [node.second]
-    assert node.warnings == (f"{node.first} is not offered: MIG mode is on, and CUDA finds no device on the whole GPU",)
+    assert node.warnings == (
+        f"{node.first} is not offered: MIG mode is on, and CUDA finds no device on the whole GPU; NVML, which tells its instances, is not used",
+    )
 
 
 def test_intel_leaves_a_gpu_out_when_a_passthrough_driver_holds_it(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ UUID, model, memory and NVLink peers; health; device nodes, the driver's user-sp
 
 These GPUs are not offered, and the inventory's warnings name them:
 - a GPU that a passthrough driver (vfio-pci) holds, and a physical function with virtual functions enabled;
-- a GPU in MIG mode: CUDA finds no device on the whole card, and its instances are allocated one by one.
+- a GPU in MIG mode: CUDA finds no device on the whole card, and its instances are devices instead (`topobus.gpu.mig`), where NVML tells them.
 An NVML session that became invalid (the driver was replaced) makes the GPUs Unknown with reason `unmonitored`, and is renewed with growing pauses.
 """
 
@@ -44,6 +44,8 @@ from topobus.gpu.driver_root.access import access_nodes, read_access
 from topobus.gpu.driver_root.bring import DriverFileSource
 from topobus.gpu.drm_edits import by_path_nodes, groups_of
 from topobus.gpu.leftovers import ChecksLeftovers, GpuUse, Leftovers
+from topobus.gpu.mig.offer import LiveInstance, MigOffer, instance_edits, is_mig
+from topobus.gpu.mig.values import MigGpu
 from topobus.gpu.plugins.nvidia_sharing import STRATEGIES, sharing_edits
 from topobus.gpu.plugins.nvml import Nvml, NvmlGpu, load_nvml
 from topobus.gpu.plugins.nvml_library import NvmlUnavailable
@@ -80,6 +82,8 @@ class NvidiaDriver(ChecksLeftovers):
         self._nvml = nvml
         self.leftovers = Leftovers()
         self._driver_files = DriverFileSource()
+        self.offers_parents = False
+        self._mig = MigOffer()
 
     def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
         """List the GPUs, by address."""
@@ -92,12 +96,15 @@ class NvidiaDriver(ChecksLeftovers):
         nvml_gpus = self._ask_nvml(tree, [function.address for function in functions], warnings)
         version = _driver_version(tree)
         devices: list[Device] = []
+        self._mig.forget()
         for function in functions:
-            if _is_partitioned(tree, function.address, nvml_gpus.get(function.address)):
-                why = "MIG mode is on, and CUDA finds no device on the whole GPU"
-                warnings.keep(function.address, DeviceRole.PARTITION_PARENT, why)
+            gpu = nvml_gpus.get(function.address)
+            device = self._device(tree, function, nvml_gpus, version)
+            if _is_partitioned(tree, function.address, gpu):
+                mig = gpu.mig if gpu is not None else MigGpu(fault="NVML, which tells its instances, is not used")
+                devices += self._mig.devices(device, mig, warnings, is_counted=self.offers_parents)
             else:
-                devices.append(self._device(tree, function, nvml_gpus, version))
+                devices.append(device)
         if devices:
             warnings.extend(self._driver_files.warnings(tree, version))
         self.warnings, self.kept = tuple(warnings), warnings.kept
@@ -106,18 +113,25 @@ class NvidiaDriver(ChecksLeftovers):
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """Look at the PCI function, the kernel module's word, and NVML's."""
         addresses = {device.name: device.pci for device in devices if device.pci is not None}
-        present = [address for address in addresses.values() if tree.exists(pci_folder(address))]
+        present = [address for address in sorted(set(addresses.values())) if tree.exists(pci_folder(address))]
         by_nvml = self._nvml.observe(present) if self._nvml else {}
-        parents = self._parents.observe(tree, addresses.values())
-        return {
-            name: (*self._observe_one(tree, address), *parents.get(address, ()), *by_nvml.get(address, ()))
-            for name, address in addresses.items()
+        by_instance = self._mig.faults(self._nvml, devices) if self._nvml else {}
+        parents = self._parents.observe(tree, sorted(set(addresses.values())))
+        # Once a function, for its counters tell a rise only once; instances share what is wrong with their GPU.
+        by_function = {
+            address: (*self._observe_one(tree, address), *parents.get(address, ()), *by_nvml.get(address, ()))
+            for address in sorted(set(addresses.values()))
         }
+        return {name: (*by_function[address], *by_instance.get(name, ())) for name, address in addresses.items()}
 
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
         """Give each GPU's nodes, the driver's shared nodes and files, and the variable that NVIDIA's container runtime reads."""
-        if (refusal := unusable(tree, devices) or _refuse_cut(tree, devices)) is not None:
+        whole = [device for device in devices if not is_mig(device) and device.role is not DeviceRole.PARTITION_PARENT]
+        if (refusal := unusable(tree, devices) or _refuse_cut(tree, whole)) is not None:
             return refusal
+        instances = self._mig.live(self._session(tree), [device for device in devices if is_mig(device)])
+        if isinstance(instances, Refusal):
+            return instances
         self.leftovers.before(context, devices, partial(self.use, tree))
         sharing = sharing_of(devices, context)
         shares = sharing if isinstance(sharing, Refusal) else sharing_edits(tree, sharing, len(devices))
@@ -136,6 +150,13 @@ class NvidiaDriver(ChecksLeftovers):
         uuids: list[str] = []
         is_cuda = False
         for address, device in sorted(((device.pci, device) for device in devices if device.pci is not None), key=lambda pair: pair[0]):
+            if device not in whole:
+                own = self._part_edits(tree, device, instances.get(device.name))
+                if isinstance(own, Refusal):
+                    return own
+                edits[device.name], is_cuda = own, True
+                uuids.extend([instances[device.name].uuid] if device.name in instances else [])
+                continue
             facts = _information(tree, address)
             nodes: list[str] = []
             # The minor number may change with a reboot, so it is read anew each time.
@@ -176,13 +197,25 @@ class NvidiaDriver(ChecksLeftovers):
         if device.pci is None:
             return GpuUse(blind=f"{device.name} has no PCI address")
         if self._nvml is not None:
-            seen = self._nvml.use(device.pci)
+            seen = self._nvml.use(device.pci, device.uuid if is_mig(device) else "")
             if isinstance(seen, str):
                 return GpuUse(blind=seen)
             return GpuUse(processes=tuple(process_of(tree, pid, used) for pid, used in seen.processes.items()), used_bytes=seen.used_bytes)
         minor = _information_if_readable(tree, device.pci).get("Device Minor", "")
         holders = holders_of(tree, [f"nvidia{minor}"] if minor else ())
         return GpuUse(processes=holders.processes, unseen=holders.unseen)
+
+    def _part_edits(self, tree: Tree, device: Device, instance: LiveInstance | None) -> ContainerEdits | Refusal:
+        """Give a MIG instance, or, where it is offered beside them, a GPU with all of its instances."""
+        assert device.pci is not None
+        minor = _information(tree, device.pci).get("Device Minor", "")
+        if instance is not None:
+            return instance_edits(tree, device, minor, instance, own_variable(device))
+        nodes = self._mig.parent_nodes(tree, self._session(tree), device, minor)
+        if isinstance(nodes, Refusal):
+            return nodes
+        names = (f"nvidia{minor}", *nodes)
+        return ContainerEdits(env={own_variable(device): str(device.pci)}, device_nodes=tuple(map(device_node, names)))
 
     def _device(self, tree: Tree, function: PciDevice, nvml_gpus: Mapping[PciAddress, NvmlGpu], version: str) -> Device:
         facts = _information_if_readable(tree, function.address)
@@ -222,18 +255,22 @@ class NvidiaDriver(ChecksLeftovers):
         )
 
     def _ask_nvml(self, tree: Tree, addresses: Sequence[PciAddress], warnings: list[str]) -> Mapping[PciAddress, NvmlGpu]:
-        """Ask NVML where it may be asked: a recorded tree must not be mixed with this machine's own GPUs."""
-        if not addresses or (self._nvml is None and not tree.is_live and not tree.settings.library_path):
+        nvml = self._session(tree, warnings) if addresses else None
+        if nvml is None:
             return {}
-        if self._nvml is None:
+        nvml_gpus = nvml.describe(addresses)
+        warnings.extend(nvml.warnings)
+        return nvml_gpus
+
+    def _session(self, tree: Tree, warnings: list[str] | None = None) -> Nvml | None:
+        """Open the session with NVML where it may be asked; None without."""
+        if self._nvml is None and (tree.is_live or tree.settings.library_path):
             try:
                 self._nvml = load_nvml(tree)
             except NvmlUnavailable as err:
-                warnings.append(f"{err}; GPUs are described from sysfs and /proc alone, without NVLink and ECC")
-                return {}
-        nvml_gpus = self._nvml.describe(addresses)
-        warnings.extend(self._nvml.warnings)
-        return nvml_gpus
+                if warnings is not None:
+                    warnings.append(f"{err}; GPUs are described from sysfs and /proc alone, without NVLink and ECC")
+        return self._nvml
 
     def _observe_one(self, tree: Tree, address: PciAddress) -> list[Observation]:
         try:

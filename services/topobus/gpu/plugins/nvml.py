@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import Struct
 
@@ -22,6 +22,8 @@ from topobus.devicekit.health import silence
 from topobus.domain.device import AttributeValue
 from topobus.domain.health import Dimension, HealthState, Observation, RecoveryAction
 from topobus.domain.pci import PciAddress
+from topobus.gpu.mig.nvml_mig import read_mig, read_profiles
+from topobus.gpu.mig.values import MigGpu, MigProfile
 from topobus.gpu.plugins.nvml_counters import ecc_sign, fabric_sign, link_error_sign, retirement_sign
 from topobus.gpu.plugins.nvml_facts import gpu_facts
 from topobus.gpu.plugins.nvml_library import NvmlUnavailable, open_library, reopen_library
@@ -30,7 +32,11 @@ from topobus.gpu.plugins.nvml_use import NvmlUse, read_use
 from topobus.gpu.plugins.nvml_xids import XidTable
 from topobus.sysfs.tree import Tree
 
-__all__ = ["Nvml", "NvmlGpu", "load_nvml"]
+__all__ = ["Nvml", "NvmlGpu", "NvmlSilent", "load_nvml"]
+
+_T = TypeVar("_T")
+# What an event has for GI and CI when it is about no instance (NVML API reference, nvmlEventData_t).
+_NO_INSTANCE = 0xFFFFFFFF
 
 # A silence of the health machine (devicekit.health): what was known of the GPU stands.
 _UNMONITORED = "unmonitored"
@@ -55,6 +61,12 @@ class NvmlGpu(Struct, frozen=True, kw_only=True):
     """Bandwidth into NVSwitches in Gbit/s one way; 0 without."""
     facts: Mapping[str, AttributeValue] = {}
     """Attributes for those who select a GPU."""
+    mig: MigGpu = MigGpu()
+    """Its instances, when it is in MIG mode."""
+
+
+class NvmlSilent(Exception):
+    """Raised when NVML does not answer for a GPU; the message says why."""
 
 
 def load_nvml(tree: Tree) -> Nvml:
@@ -85,6 +97,10 @@ class Nvml:
         self._turn = threading.RLock()
         self._pause_looks = _FIRST_PAUSE_LOOKS
         self._looks_to_wait = 0
+        self._profiles: dict[PciAddress, tuple[MigProfile, ...]] = {}
+        """The sizes of MIG instances that a GPU knows: dozens of questions, and the same answer for ever."""
+        self.instance_faults: dict[PciAddress, list[tuple[int, Observation]]] = {}
+        """What the last `observe` heard of single MIG instances, by the GPU instance's id."""
         self.warnings: list[str] = []
         """What the library refused since the last `describe`."""
 
@@ -98,16 +114,33 @@ class Nvml:
         with self._turn:
             return self._observe(addresses)
 
-    def use(self, address: PciAddress) -> NvmlUse | str:
-        """Ask which processes use a GPU, and how much of its memory; or say why NVML does not tell."""
+    def use(self, address: PciAddress, uuid: str = "") -> NvmlUse | str:
+        """Ask which processes use a GPU, or the MIG instance of it with a UUID, and how much of its memory; or say why NVML does not tell."""
+        try:
+            return self.with_gpu(address, lambda library, handle: _use_of_instance(library, uuid) if uuid else read_use(library, handle))
+        except NvmlSilent as err:
+            return str(err)
+
+    def mig(self, address: PciAddress) -> MigGpu:
+        """Ask a GPU for its MIG instances as they are now.
+
+        Errors: raises NvmlSilent.
+        """
+        return self.with_gpu(address, lambda _, handle: self._mig(address, handle))
+
+    def with_gpu(self, address: PciAddress, act: Callable[[Any, Any], _T]) -> _T:
+        """Call something with the module and a GPU's handle, while nobody else uses the session.
+
+        Errors: raises NvmlSilent, also for an NVMLError of `act`.
+        """
         with self._turn:
             handle, trouble = self._sign_of_life(address)
             if handle is None:
-                return trouble.message if trouble is not None else f"NVML does not know {address}"
+                raise NvmlSilent(trouble.message if trouble is not None else f"NVML does not know {address}")
             try:
-                return read_use(self._nvml, handle)
+                return act(self._nvml, handle)
             except self._nvml.NVMLError as err:
-                return f"NVML does not tell what uses {address}: {err}"
+                raise NvmlSilent(f"NVML refuses for {address}: {err}") from err
 
     def _describe(self, addresses: Sequence[PciAddress]) -> dict[PciAddress, NvmlGpu]:
         self.warnings = []
@@ -123,6 +156,7 @@ class Nvml:
             memory = self._try(self._nvml.nvmlDeviceGetMemoryInfo, handle)
             minor = self._try(self._nvml.nvmlDeviceGetMinorNumber, handle)
             links, switch_gbps = self._links(handle, address)
+            facts = gpu_facts(self._nvml, handle, self._quiet)
             described[address] = NvmlGpu(
                 uuid=str(self._try(self._nvml.nvmlDeviceGetUUID, handle) or ""),
                 name=str(self._try(self._nvml.nvmlDeviceGetName, handle) or ""),
@@ -130,19 +164,37 @@ class Nvml:
                 minor=None if minor is None else int(minor),
                 links=links,
                 switch_gbps=switch_gbps,
-                facts=gpu_facts(self._nvml, handle, self._quiet),
+                facts=facts,
+                mig=self._try_mig(address, handle) if facts.get("migEnabled") else MigGpu(),
             )
             self._watch(address, handle)
         self._described = described
         self._lost &= set(addresses)
         return described
 
+    def _try_mig(self, address: PciAddress, handle: Any) -> MigGpu:
+        try:
+            return self._mig(address, handle)
+        except self._nvml.NVMLError as err:
+            return MigGpu(is_on=True, fault=f"NVML does not tell its instances: {err}")
+
+    def _mig(self, address: PciAddress, handle: Any) -> MigGpu:
+        if not self._nvml.nvmlDeviceGetMigMode(handle)[0]:
+            return MigGpu()
+        if not self._profiles.get(address):
+            self._profiles[address] = read_profiles(self._nvml, handle)
+        return read_mig(self._nvml, handle, self._profiles[address])
+
     def _observe(self, addresses: Sequence[PciAddress]) -> dict[PciAddress, list[Observation]]:
         if self._is_stale:
             self._renew()
         seen: dict[PciAddress, list[Observation]] = {address: [] for address in addresses}
-        for address, observation in self._xid_events():
-            seen.setdefault(address, []).append(observation)
+        self.instance_faults = {}
+        for address, gi, observation in self._xid_events():
+            if gi is None:
+                seen.setdefault(address, []).append(observation)
+            else:
+                self.instance_faults.setdefault(address, []).append((gi, observation))
         asked = unmonitored = 0
         for address in addresses:
             handle, trouble = self._sign_of_life(address)
@@ -242,17 +294,20 @@ class Nvml:
         down = nvml_observation(Dimension.LINK, HealthState.DEGRADED, "nvlink-down", text, RecoveryAction.RESET_DEVICE, value=str(active))
         return [down, errors]
 
-    def _xid_events(self) -> list[tuple[PciAddress, Observation]]:
-        seen: list[tuple[PciAddress, Observation]] = []
+    def _xid_events(self) -> list[tuple[PciAddress, int | None, Observation]]:
+        """Read what has come: the GPU, and the GPU instance where the fault is of that one alone."""
+        seen: list[tuple[PciAddress, int | None, Observation]] = []
         for _ in range(_MAX_EVENTS if self._events is not None else 0):
             # 0 ms: only what has come already; a timeout is the ordinary answer.
             event = self._quiet(self._nvml.nvmlEventSetWait_v2, self._events, 0)
             if event is None:
                 break
             address = self._pci(self._nvml.nvmlDeviceGetPciInfo, event.device)
-            observation = self._xids.observation(int(event.eventData))
+            xid = int(event.eventData)
+            observation = self._xids.observation(xid)
+            is_whole = event.gpuInstanceId == _NO_INSTANCE or self._xids.is_of_whole_gpu(xid)
             if address is not None and observation is not None:
-                seen.append((address, observation))
+                seen.append((address, None if is_whole else int(event.gpuInstanceId), observation))
         return seen
 
     def _links(self, handle: Any, address: PciAddress) -> tuple[dict[PciAddress, float], float]:
@@ -321,3 +376,13 @@ class Nvml:
     def _warn(self, text: str) -> None:
         if text not in self.warnings:
             self.warnings.append(text)
+
+
+def _use_of_instance(library: Any, uuid: str) -> NvmlUse:
+    try:
+        return read_use(library, library.nvmlDeviceGetHandleByUUID(uuid))
+    except library.NVMLError as err:
+        if err.value != library.NVML_ERROR_NOT_FOUND:
+            raise
+    # What was destroyed is used by nobody.
+    return NvmlUse(processes={}, used_bytes=0)

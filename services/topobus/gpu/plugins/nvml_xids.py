@@ -24,6 +24,11 @@ class XidTable:
         self._degraded = frozenset(rows["degraded"])
         self._reset = frozenset(rows["reset"])
         self._reboot = frozenset(rows["reboot"])
+        self._instance = frozenset(rows["instance"])
+
+    def is_of_whole_gpu(self, xid: int) -> bool:
+        """Say whether an Xid that the driver ascribes to one MIG instance concerns all of its GPU: what only a reset of the GPU or a reboot ends, unless the table says else."""
+        return xid in self._reset | self._reboot and xid not in self._instance
 
     def observation(self, xid: int) -> Observation | None:
         """Turn an Xid into an observation; None for those that say nothing of the GPU: an application's fault, or news.

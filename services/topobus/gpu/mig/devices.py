@@ -1,0 +1,213 @@
+"""Makes devices of a GPU's instances: those that exist, and, where instances are made for claims, each place at which one could be. Pure.
+
+Flows in: the GPU as a device, what NVML says of its instances, which of them are ours. Flows out: devices, and the counters that they take from. A name says GPU, profile and
+place (`gpu-0000-18-00-0-mig-1g-10gb-3`), so an instance of another size is another device, and it is the same one whether it was made for a claim or beforehand.
+
+Counters: each memory slice by its number, which is what placements are made of; the compute slices; the engines; and how many of a profile there may be, where that is less
+than its places. NVML tells no totals of the engines: a GPU has as many as its largest profile, and as all instances that one profile may have together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import msgspec
+
+from topobus.domain.counters import CounterSet, CounterUse
+from topobus.domain.device import AttributeValue, Device, DeviceRole
+from topobus.domain.names import to_dns_label
+from topobus.gpu.mig.values import MigCompute, MigGpu, MigInstance, MigProfile, MigShare
+
+__all__ = ["MIG_TYPE", "counter_set", "gi_of", "is_blocked", "live_of", "placed_devices", "possible_devices"]
+
+MIG_TYPE = "mig"
+"""The attribute `type` of an instance, as NVIDIA's DRA driver has it."""
+_ENGINES = {
+    "multiprocessors": "multiprocessors",
+    "copy-engines": "copy_engines",
+    "decoders": "decoders",
+    "encoders": "encoders",
+    "jpeg-engines": "jpeg_engines",
+    "ofa-engines": "ofa_engines",
+}
+_COMPUTE_SLICES = "compute-slices"
+
+
+def placed_devices(gpu: Device, mig: MigGpu) -> list[Device]:
+    """List the instances that exist as devices, by name."""
+    devices = [
+        msgspec.structs.replace(
+            _device(
+                gpu,
+                _name(gpu, mig, instance, compute),
+                compute.name,
+                compute.share,
+                uuid=compute.uuid,
+                facts=_facts(mig, instance, compute),
+            ),
+            partition_of=gpu.name,
+        )
+        for instance in mig.instances
+        for compute in instance.computes
+    ]
+    return sorted(devices, key=lambda device: device.name)
+
+
+def possible_devices(gpu: Device, mig: MigGpu, foreign: Sequence[MigInstance]) -> list[Device]:
+    """List each place of each profile as a device that takes from the GPU's counters, by name; `foreign` instances have taken theirs already.
+
+    A place that is not free beside the foreign ones is listed all the same: it is sick as long as they are there.
+    """
+    totals = counter_set(gpu, mig, foreign).counters
+    devices: list[Device] = []
+    for profile in mig.profiles:
+        for start in profile.starts:
+            facts: dict[str, AttributeValue] = {"placement": start, "memorySlices": profile.size, "computeSlices": profile.slices}
+            device = _device(gpu, _place_name(gpu, profile.name, start), profile.name, profile.share, uuid="", facts=facts)
+            uses = _uses(mig, profile, start)
+            consumes = tuple(
+                CounterUse(counter_set=gpu.name, counter=counter, amount=min(amount, totals[counter]))
+                for counter, amount in sorted(uses.items())
+            )
+            devices.append(msgspec.structs.replace(device, consumes=consumes))
+    return sorted(devices, key=lambda device: device.name)
+
+
+def counter_set(gpu: Device, mig: MigGpu, foreign: Sequence[MigInstance]) -> CounterSet:
+    """Count what a GPU has for instances, less what instances have that nobody may touch."""
+    totals = _totals(mig)
+    for instance in foreign:
+        for counter, amount in _taken(mig, instance).items():
+            totals[counter] = max(totals.get(counter, 0) - amount, 0)
+    return CounterSet(name=gpu.name, counters=dict(sorted(totals.items())))
+
+
+def is_blocked(mig: MigGpu, device: Device, foreign: Sequence[MigInstance]) -> bool:
+    """Say whether a possible instance does not fit beside those that nobody may touch."""
+    profile = next((profile for profile in mig.profiles if profile.name == device.attributes.get("profile")), None)
+    start = device.attributes.get("placement")
+    if profile is None or not isinstance(start, int):
+        return True
+    taken: dict[str, int] = {}
+    for instance in foreign:
+        for counter, amount in _taken(mig, instance).items():
+            taken[counter] = taken.get(counter, 0) + amount
+    totals = _totals(mig)
+    return any(amount + taken.get(counter, 0) > totals[counter] for counter, amount in _uses(mig, profile, start).items())
+
+
+def live_of(mig: MigGpu, device: Device) -> tuple[MigInstance, MigCompute | None] | None:
+    """Find the instance at a device's place, of its profile; for a device that stands for a part of one, that compute instance."""
+    for instance in mig.instances:
+        for compute in instance.computes:
+            if _name(device, mig, instance, compute, whole=device.parent) == device.name:
+                return instance, compute
+        profile = mig.profile(instance.profile)
+        is_bare = profile is not None and instance.start is not None and not instance.computes
+        if profile is not None and is_bare and f"{device.parent}-{_suffix(profile.name, instance.start or 0)}" == device.name:
+            return instance, None
+    return None
+
+
+def gi_of(mig: MigGpu, names: Collection[Device]) -> Mapping[str, int]:
+    """Find the GPU instance of each device that has one now."""
+    return {device.name: live[0].id for device in names if (live := live_of(mig, device)) is not None}
+
+
+def _device(gpu: Device, name: str, profile: str, share: MigShare, *, uuid: str, facts: Mapping[str, AttributeValue]) -> Device:
+    attributes = {key: value for key, value in gpu.attributes.items() if key != "index"}
+    parent_uuid: dict[str, AttributeValue] = {"parentUUID": gpu.uuid} if gpu.uuid else {}
+    return msgspec.structs.replace(
+        gpu,
+        name=name,
+        uuid=uuid,
+        role=DeviceRole.COMPUTE,
+        parent=gpu.name,
+        # MIG instances have no NVLink (MIG User Guide, "Application Considerations").
+        links=(),
+        attributes={**attributes, "type": MIG_TYPE, "profile": profile, **parent_uuid, **facts},
+        capacity={
+            "memory": share.memory_bytes,
+            "multiprocessors": share.multiprocessors,
+            "copyEngines": share.copy_engines,
+            "decoders": share.decoders,
+            "encoders": share.encoders,
+            "jpegEngines": share.jpeg_engines,
+            "ofaEngines": share.ofa_engines,
+        },
+    )
+
+
+def _facts(mig: MigGpu, instance: MigInstance, compute: MigCompute) -> dict[str, AttributeValue]:
+    profile = mig.profile(instance.profile)
+    facts: dict[str, AttributeValue] = {"gpuInstance": instance.id, "computeInstance": compute.id}
+    if instance.start is not None:
+        facts |= {"placement": instance.start, "memorySlices": instance.size}
+    if compute.slices or profile is not None:
+        facts["computeSlices"] = compute.slices or (profile.slices if profile is not None else 0)
+    return facts
+
+
+def _name(gpu: Device, mig: MigGpu, instance: MigInstance, compute: MigCompute, *, whole: str = "") -> str:
+    """Name an instance after its place; where NVML does not tell that, after its number, and a part of an instance after its own place in it, too."""
+    profile = mig.profile(instance.profile)
+    is_whole = profile is None or compute.slices == profile.slices
+    where = f"gi{instance.id}" if instance.start is None else str(instance.start)
+    own = "" if is_whole and instance.start is not None and len(instance.computes) < 2 else f"-ci{compute.id}"
+    if not is_whole and compute.start is not None:
+        own = f"-c{compute.start}"
+    return f"{whole or gpu.name}-{_suffix(compute.name, where)}{own}"
+
+
+def _place_name(gpu: Device, profile: str, start: int) -> str:
+    return f"{gpu.name}-{_suffix(profile, start)}"
+
+
+def _suffix(profile: str, where: int | str) -> str:
+    """Write a profile as a part of a name: `1g.10gb+me` has the media engines, `1g.12gb-me` leaves them out.
+
+    >>> _suffix("1g.10gb+me", 3), _suffix("1g.12gb-me", 0)
+    ('mig-1g-10gb-me-3', 'mig-1g-12gb-no-me-0')
+    """
+    text = profile.replace("-me", "-no-me").replace("+", "-").replace(".", "-")
+    return to_dns_label(f"mig-{text}-{where}")
+
+
+def _slice(number: int) -> str:
+    return f"memory-slice-{number}"
+
+
+def _counts_itself(profile: MigProfile) -> bool:
+    return profile.count < len(profile.starts)
+
+
+def _uses(mig: MigGpu, profile: MigProfile, start: int) -> dict[str, int]:
+    uses = {_slice(number): 1 for number in range(start, start + profile.size)}
+    uses[_COMPUTE_SLICES] = profile.slices
+    uses.update((counter, getattr(profile.share, field)) for counter, field in _ENGINES.items())
+    if _counts_itself(profile):
+        uses[f"profile-{profile.id}"] = 1
+    return {counter: amount for counter, amount in uses.items() if amount}
+
+
+def _taken(mig: MigGpu, instance: MigInstance) -> dict[str, int]:
+    profile = mig.profile(instance.profile)
+    if profile is None or instance.start is None:
+        # Nobody knows what it has, so it has all.
+        return _totals(mig)
+    return _uses(mig, profile, instance.start)
+
+
+def _totals(mig: MigGpu) -> dict[str, int]:
+    totals: dict[str, int] = {}
+    for profile in mig.profiles:
+        for start in profile.starts:
+            totals |= {_slice(number): 1 for number in range(start, start + profile.size)}
+        if _counts_itself(profile):
+            totals[f"profile-{profile.id}"] = profile.count
+        totals[_COMPUTE_SLICES] = max(totals.get(_COMPUTE_SLICES, 0), profile.slices, profile.slices * profile.count)
+        for counter, field in _ENGINES.items():
+            amount = getattr(profile.share, field)
+            if amount:
+                totals[counter] = max(totals.get(counter, 0), amount, amount * profile.count)
+    return totals

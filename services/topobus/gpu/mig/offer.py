@@ -1,0 +1,156 @@
+"""Decides what a GPU in MIG mode is offered as, and finds the instance that a device stands for when a claim is prepared.
+
+Flows in: the GPU as a device, what NVML says of its instances. Flows out: devices, health of single instances, the live instance of a device or a Refusal. A device is given
+as what it was offered for: an instance that was destroyed and made anew meanwhile is another one, with another UUID, and the claim is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+from msgspec import Struct
+
+from topobus.devicekit.left_out import LeftOut
+from topobus.domain.device import Device, DeviceRole
+from topobus.domain.edits import ContainerEdits
+from topobus.domain.health import Observation
+from topobus.domain.outcome import Reason, Refusal
+from topobus.domain.pci import PciAddress
+from topobus.gpu.mig.capabilities import capability_nodes
+from topobus.gpu.mig.devices import MIG_TYPE, gi_of, live_of, placed_devices
+from topobus.gpu.mig.values import MigGpu
+from topobus.gpu.plugins.nvml import Nvml, NvmlSilent
+from topobus.sysfs.nodes import device_node
+from topobus.sysfs.tree import Tree
+
+__all__ = ["LiveInstance", "MigOffer", "instance_edits", "is_mig"]
+
+_WHOLE = "MIG mode is on, and CUDA finds no device on the whole GPU"
+
+
+class LiveInstance(Struct, frozen=True, kw_only=True):
+    """The instance behind a device, as it is now."""
+
+    gi: int
+    ci: int
+    uuid: str
+
+
+def is_mig(device: Device) -> bool:
+    """Say whether a device is a MIG instance."""
+    return device.attributes.get("type") == MIG_TYPE
+
+
+class MigOffer:
+    """The instances of one node's GPUs; keeps what the last look saw of them."""
+
+    def __init__(self) -> None:
+        """Begin with nothing seen."""
+        self._seen: dict[PciAddress, MigGpu] = {}
+
+    def forget(self) -> None:
+        """Begin a new look."""
+        self._seen = {}
+
+    def devices(self, gpu: Device, mig: MigGpu, warnings: LeftOut, *, is_counted: bool) -> list[Device]:
+        """List what a GPU in MIG mode is offered as; says in `warnings` that, and why, the GPU itself is not.
+
+        Shapes: gpu — the whole GPU as a device; is_counted — offer it, too, beside its instances.
+        """
+        assert gpu.pci is not None
+        self._seen[gpu.pci] = mig
+        instances = placed_devices(gpu, mig)
+        if is_counted and instances:
+            return [
+                msgspec.structs.replace(gpu, role=DeviceRole.PARTITION_PARENT, attributes={**gpu.attributes, "type": "card"}),
+                *instances,
+            ]
+        why = f"MIG mode is on, and its instances are offered instead ({len(instances)})" if instances else _WHOLE
+        warnings.keep(gpu.pci, DeviceRole.PARTITION_PARENT, f"{why}; {mig.fault}" if mig.fault else why)
+        return instances
+
+    def faults(self, nvml: Nvml, devices: Sequence[Device]) -> dict[str, list[Observation]]:
+        """Give what NVML has heard of single instances since the last look, by device.
+
+        A fault names a GPU instance: all compute instances in it share its memory and its engines.
+        """
+        seen: dict[str, list[Observation]] = {}
+        for address, faults in nvml.instance_faults.items():
+            own = [device for device in devices if device.pci == address and is_mig(device)]
+            numbers = self._numbers(nvml, address, own, {gi for gi, _ in faults})
+            for gi, observation in faults:
+                for name in sorted(name for name, number in numbers.items() if number == gi):
+                    seen.setdefault(name, []).append(observation)
+        return seen
+
+    def live(self, nvml: Nvml | None, devices: Sequence[Device]) -> Mapping[str, LiveInstance] | Refusal:
+        """Find the instances behind devices, as they are now; refused when one of them is not there, or is another one."""
+        migs: dict[PciAddress, MigGpu] = {}
+        live: dict[str, LiveInstance] = {}
+        gone: dict[str, str] = {}
+        for device in devices:
+            if device.pci is None or nvml is None:
+                return _refuse("mig-unreadable", f"NVML is not there, and tells alone what {device.name} is", (device.name,))
+            if device.pci not in migs:
+                try:
+                    migs[device.pci] = nvml.mig(device.pci)
+                except NvmlSilent as err:
+                    return _refuse("mig-unreadable", str(err), (device.name,))
+            instance = live_of(migs[device.pci], device)
+            if instance is None or instance[1] is None:
+                gone[device.name] = "there is no such instance by now"
+            elif device.uuid and instance[1].uuid != device.uuid:
+                gone[device.name] = f"it was made anew: its UUID was {device.uuid} and is {instance[1].uuid}"
+            else:
+                live[device.name] = LiveInstance(gi=instance[0].id, ci=instance[1].id, uuid=instance[1].uuid)
+        if gone:
+            text = "; ".join(f"{name}: {why}" for name, why in sorted(gone.items()))
+            return _refuse("device-not-offered", text, tuple(sorted(gone)))
+        return live
+
+    def parent_nodes(self, tree: Tree, nvml: Nvml | None, device: Device, minor: str) -> tuple[str, ...] | Refusal:
+        """Name the capabilities of all instances of a GPU that is offered as a whole beside them."""
+        if nvml is None or device.pci is None:
+            return _refuse("mig-unreadable", f"NVML is not there, and tells alone which instances {device.name} has", (device.name,))
+        try:
+            mig = nvml.mig(device.pci)
+        except NvmlSilent as err:
+            return _refuse("mig-unreadable", str(err), (device.name,))
+        if not any(instance.computes for instance in mig.instances):
+            text = f"{device.name}: it was offered with all of its MIG instances, and has none now"
+            return _refuse("device-not-offered", text, (device.name,))
+        nodes: list[str] = []
+        for instance in mig.instances:
+            for compute in instance.computes:
+                own = capability_nodes(tree, minor, instance.id, compute.id)
+                if isinstance(own, Refusal):
+                    return own
+                nodes += own
+        return tuple(dict.fromkeys(nodes))
+
+    def _numbers(self, nvml: Nvml, address: PciAddress, devices: Sequence[Device], wanted: set[int]) -> Mapping[str, int]:
+        """Find each device's GPU instance, by the last look, and by a new one when that does not know one of those wanted."""
+        numbers = gi_of(self._seen.get(address, MigGpu()), devices)
+        if wanted <= set(numbers.values()):
+            return numbers
+        try:
+            self._seen[address] = nvml.mig(address)
+        except NvmlSilent:
+            return numbers
+        return gi_of(self._seen[address], devices)
+
+
+def instance_edits(tree: Tree, device: Device, minor: str, instance: LiveInstance, variable: str) -> ContainerEdits | Refusal:
+    """Give a container one instance: the GPU's node, and the capabilities of this instance alone."""
+    nodes = capability_nodes(tree, minor, instance.gi, instance.ci)
+    if isinstance(nodes, Refusal):
+        return nodes
+    return ContainerEdits(
+        env={variable: f"{device.pci}/{instance.gi}/{instance.ci}"},
+        device_nodes=tuple(device_node(node) for node in (f"nvidia{minor}", *nodes)),
+    )
+
+
+def _refuse(code: str, message: str, devices: tuple[str, ...]) -> Refusal:
+    return Refusal(reasons=(Reason(code=code, message=message, facts={"devices": devices}),))
