@@ -32,6 +32,7 @@ __all__ = [
     "check_node",
     "check_rejected",
     "check_releases",
+    "check_rivals",
     "check_runtime",
     "check_server",
     "check_slice_fields",
@@ -231,6 +232,15 @@ def check_slice_fields(node: str, dropped: Sequence[str]) -> Finding | None:
     text = f"the API server does not keep {', '.join(dropped)}" + (f": {'; '.join(lost)}" if lost else "")
     step = f"switch {' and '.join(features)} on in kube-apiserver and kube-scheduler" if features else "upgrade the API server"
     return Finding(level=Level.WARN, what=f"{node}: slices", found=text, next_step=step)
+
+
+def check_rivals(node: str, rivals: Mapping[str, str]) -> list[Finding]:
+    """Judge resources that a node's gateway does not offer because a vendor's own device plugin does."""
+    step = "remove that device plugin from the node, or take its vendor out of the gateway's setting profiles"
+    return [
+        Finding(level=Level.FAIL, what=f"{node}: {resource}", found=f"not offered by Topobus: {why}", next_step=step)
+        for resource, why in sorted(rivals.items())
+    ]
 
 
 def check_clock(node: str, ahead_s: float, here_s: float | None) -> list[Finding]:

@@ -13,11 +13,11 @@ from topobus.domain.errors import ConfigError
 from topobus.domain.idset import CpuSet
 from topobus.domain.names import is_dns_label, is_extended_resource_name
 from topobus.domain.silence import SilenceSettings
-from topobus.gateway.core.device_ids import IdProfile
 from topobus.gateway.core.device_metadata import MetadataVersion
 from topobus.gateway.core.edit_limits import EditRights, is_plain_path
 from topobus.gateway.core.multus import with_attributes
 from topobus.gateway.core.socket_paths import SOCKET_PATH_LIMIT, driver_sockets, is_instance_name
+from topobus.gateway.core.vendor_profiles import IdProfile, VendorProfile, ids_of_profile, pool_in, profile_in, resource_in_profile
 from topobus.runtime.config import ServiceSettings
 from topobus.runtime.proof import AnswerSettings
 
@@ -194,8 +194,12 @@ class GatewaySettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown
     """Prefix of the device plugin's resource names: `topobus.dev/gpu`."""
     exposure: dict[str, Exposure] = field(default_factory=dict)
     """How a class or one of its pools is offered: `{"cpu": "dra", "gpu": "none", "gpu-h100": "both"}`. A pool that is not named goes with its class."""
+    profiles: tuple[VendorProfile, ...] = ()
+    """Whose device plugin is stood in for, as pods and exporters see it: resource names and ids of `nvidia` (`nvidia.com/gpu`), `amd` (`amd.com/gpu`), `intel-sriov` (pools of
+    NICs, `intel.com/…`). That vendor's own plugin must not run on the node: docs/how-to/drop-in.md. Change it while no pod has such a device."""
     ids: dict[str, IdProfile] = field(default_factory=dict)
-    """How devices of a class or one of its pools are named towards kubelet: `topobus` (their name, as by default), `pci` or `uuid`; `{"nic-vf": "pci", "gpu": "uuid"}`.
+    """How devices of a class or one of its pools are named towards kubelet: `topobus` (their name, as by default), `pci`, `uuid` or `card` (`pci`, and parts of a card by their name);
+    `{"nic-vf": "pci", "gpu": "uuid"}`. What is not named here goes by `profiles`.
     With `pci`, Multus and sriov-cni work as with their own device plugin: docs/how-to/use-multus.md. Change it while no pod has such a device."""
     device_info_dir: str = "/var/run/k8s.cni.cncf.io/devinfo/dp"
     """Where the files are written by which Multus learns of a device with `ids` `pci`: its own folder."""
@@ -213,9 +217,11 @@ class GatewaySettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown
         """Say whether a pool of a class (or what no pool has) is offered through the DRA driver."""
         return self._exposure_of(device_class, pool) in ("both", "dra")
 
-    def ids_of(self, device_class: str, pool: str = "") -> IdProfile:
-        """Say how the devices of a pool of a class (or of what no pool has) are named towards kubelet."""
-        return self.ids.get(pool) or self.ids.get(device_class, "topobus")
+    def ids_of(self, device_class: str, resource: str) -> IdProfile:
+        """Say how the devices of a resource of a class are named towards kubelet."""
+        profile = profile_in(resource, device_class, self.profiles)
+        pool = pool_in(resource, profile) if profile is not None else resource.rpartition("/")[2]
+        return self.ids.get(pool) or self.ids.get(device_class) or ids_of_profile(profile)
 
     def offers_cpu(self, cpu: int | None) -> bool:
         """Say whether a device that is a CPU is Topobus' to give; true for all where it gives none for themselves, and for devices that are no CPU."""
@@ -226,8 +232,9 @@ class GatewaySettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown
         """Show a device as claims may have it; None when they may not: another exposure, or CPUs that are not Topobus' to give."""
         if not self.offers_dra(device.device_class, device.pool) or not self.offers_cpu(device.cpu):
             return None
-        if self.ids_of(device.device_class, device.pool) == "pci":
-            device = with_attributes(device, f"{self.resource_prefix}/{device.pool or device.device_class}")
+        resource = resource_in_profile(device, device.pool, self.profiles) or f"{self.resource_prefix}/{device.pool or device.device_class}"
+        if self.ids_of(device.device_class, resource) == "pci":
+            device = with_attributes(device, resource)
         return cut_group(device, owned_cpus(self.cpus) or None)
 
     @property

@@ -17,8 +17,9 @@ from topobus.domain.ledger import Holders
 from topobus.domain.names import is_dns_label
 from topobus.domain.request import Owner
 from topobus.domain.silence import unheard
-from topobus.gateway.core.device_ids import IdProfile, with_kubelet_ids
+from topobus.gateway.core.device_ids import with_kubelet_ids
 from topobus.gateway.core.lists import HealthEntry, ListEntry, health_list, holders_of, plugin_lists
+from topobus.gateway.core.vendor_profiles import IdProfile, VendorProfile, pool_in, profile_in
 from topobus.gateway.key_locks import KeyLocks
 from topobus.runtime.bus import Bus, ChangeKind
 from topobus.runtime.logging import get_logger
@@ -75,9 +76,10 @@ class NodeState:
         bus: Bus,
         node: str,
         own_resource: Callable[[str], str],
-        ids: Callable[[str, str], IdProfile] = lambda _class, _pool: "topobus",
+        ids: Callable[[str, str], IdProfile] = lambda _class, _resource: "topobus",
+        profiles: tuple[VendorProfile, ...] = (),
     ) -> None:
-        """Begin with nothing; `own_resource` names the resource of a class, `ids` says how the devices of a class's pool are named towards kubelet."""
+        """Begin with nothing; `own_resource` names the resource of a class, `ids` says how the devices of a class's resource are named towards kubelet."""
         self.node = node
         self.changed = Broadcast()
         self.ledger_changed = Broadcast()
@@ -92,6 +94,7 @@ class NodeState:
         self._bus = bus
         self._own_resource = own_resource
         self._ids = ids
+        self._profiles = profiles
         self._names: dict[str, dict[str, str]] = {}
         """Resource to kubelet's id to name, also of devices that are gone: pods may have them still."""
         self._inventories: dict[str, Inventory] = {}
@@ -132,11 +135,18 @@ class NodeState:
             Offer(
                 resource=resource,
                 device_class=resource_list.device_class,
-                pool="" if resource == self._own_resource(resource_list.device_class) else resource.rpartition("/")[2],
+                pool=self._pool(resource, resource_list.device_class),
             )
             for resource, resource_list in sorted(self._lists.items())
             if resource_list.entries
         )
+
+    def _pool(self, resource: str, device_class: str) -> str:
+        """Name the pool of a resource; empty for what no pool has."""
+        if resource == self._own_resource(device_class):
+            return ""
+        profile = profile_in(resource, device_class, self._profiles)
+        return pool_in(resource, profile) if profile is not None else resource.rpartition("/")[2]
 
     def inventories(self) -> dict[str, Inventory]:
         """Inventories by class, as last seen."""
@@ -305,6 +315,7 @@ class NodeState:
                 self._holders.get(device_class, {}),
                 previous=previous,
                 classes=self._inventories.keys(),
+                profiles=self._profiles,
             )
             for resource, unnamed_entries in lists.items():
                 entries = self._with_ids(resource, device_class, unnamed_entries, previous.get(resource, ()))
@@ -317,7 +328,7 @@ class NodeState:
         self, resource: str, device_class: str, entries: tuple[ListEntry, ...], previous: tuple[ListEntry, ...]
     ) -> tuple[ListEntry, ...]:
         """Name the devices of a list as kubelet is to know them."""
-        profile = self._ids(device_class, resource.rpartition("/")[2])
+        profile = self._ids(device_class, resource)
         if profile == "topobus":
             return entries
         inventory = self._inventories.get(device_class)

@@ -34,11 +34,12 @@ from topobus.gateway.dra.ledger_release import LedgerRelease
 from topobus.gateway.dra.sandbox_attachments import SandboxAttachments
 from topobus.gateway.foreign.foreign_plugins import ForeignPlugins
 from topobus.gateway.kubelet.allocation_record import AllocationRecord
+from topobus.gateway.kubelet.plugin_set import DevicePlugins
 from topobus.gateway.kubelet.pod_resources import PodResourcesReader
-from topobus.gateway.kubelet.registration import KUBELET_SOCKET, PluginRegistrar, socket_pattern
+from topobus.gateway.kubelet.registration import KUBELET_SOCKET, socket_pattern
 from topobus.gateway.kubelet.sockets import CallMetrics, FolderWatch, identity, remove_stale
 from topobus.gateway.node_lock import NodeLock, open_node_lock
-from topobus.gateway.node_state import NodeState, Offer
+from topobus.gateway.node_state import NodeState
 from topobus.gateway.reconcile.pod_usage import PodLook, folders_of
 from topobus.gateway.reconcile.reconciliation import Reconciler
 from topobus.gateway.reconcile.user_naming import UserNaming
@@ -52,8 +53,6 @@ if TYPE_CHECKING:
 
 __all__ = ["serve"]
 
-# kubelet itself would wait for ever; all admissions of the node wait with it.
-_FOREIGN_PREFER_S = 1.0
 # Where installers put CDI files; of lower priority than our own folder.
 _STATIC_CDI_DIR = Path("/etc/cdi")
 # How long a gateway that stands by waits for its drivers to be registered before it is ready; kubelet looks every second.
@@ -112,7 +111,7 @@ class _Gateway:
         self._settings = settings
         self._runtime = runtime
         self._readiness = runtime.readiness
-        self._state = NodeState(runtime.bus, runtime.node, self._own_resource, settings.ids_of)
+        self._state = NodeState(runtime.bus, runtime.node, self._own_resource, settings.ids_of, settings.profiles)
         self._rollcall = ServiceLiveness(
             runtime.bus,
             PREPARE,
@@ -137,11 +136,20 @@ class _Gateway:
         self._foreign: ForeignPlugins | None = None
         if settings.foreign.dir:
             folders = (_STATIC_CDI_DIR, Path(settings.cdi_dir))
-            self._foreign = ForeignPlugins(settings.foreign, runtime, folders, watchdog_s, own_prefix=settings.resource_prefix)
-        self._plugins: dict[str, PluginRegistrar] = {}
+            self._foreign = ForeignPlugins(
+                settings.foreign, runtime, folders, watchdog_s, own_prefix=settings.resource_prefix, profiles=settings.profiles
+            )
+        self._plugins = DevicePlugins(
+            settings,
+            watch=self._plugin_watch,
+            state=self._state,
+            asks=self._asks,
+            metrics=self._metrics,
+            foreign=self._foreign,
+            clock=runtime.clock,
+            is_awaited=lambda: self._is_awaited,
+        )
         self._drivers: dict[str, DraDriver] = {}
-        self._variables: dict[str, str] = {}
-        self._resources: dict[str, str] = {}
 
     async def run(self) -> None:
         self._readiness.set("inventories", is_ready=False, why="waiting for inventories and the ledger")
@@ -210,13 +218,16 @@ class _Gateway:
         await asyncio.to_thread(remove_stale, self._plugin_watch.folder, socket_pattern())
         self._checkpoint = checkpoint
         self._forwarder.open(preparer)
-        reader_of_pods = PodResourcesReader(Path(settings.pod_resources_socket), self._runtime.node, self._resources, self._state.name_of)
+        reader_of_pods = PodResourcesReader(
+            Path(settings.pod_resources_socket), self._runtime.node, self._plugins.classes, self._state.name_of
+        )
         pods = PodLook(
             reader_of_pods,
             self._state,
             checkpoint,
             await asyncio.to_thread(folders_of, settings),
             runtime=lambda: runtime_door.connection() if runtime_door is not None else None,
+            rivals=self._plugins.rivals,
         )
         self._work = _Work(preparer, settler, pods, record, runtime_door, reports)
         return self._work
@@ -267,7 +278,7 @@ class _Gateway:
             if self._foreign is not None:
                 group.create_task(self._foreign.run())
             self._join_cluster(group, work)
-            await self._open_plugins(lists, work.record)
+            await self._plugins.run(lists, work.record)
 
     def _join_cluster(self, group: asyncio.TaskGroup, work: _Work) -> None:
         """Publish slices, settle claims and look after pods that wait, where there is a cluster."""
@@ -294,20 +305,6 @@ class _Gateway:
         attempts, settings = work.preparer.attempts, self._settings.cluster
         clock, events = self._runtime.clock, work.reports.events
         group.create_task(PodRetries(self._cluster, self._state, attempts, self._checkpoint, settings, clock, events).run())
-
-    async def _open_plugins(self, lists: asyncio.TaskGroup, record: AllocationRecord) -> None:
-        """Serve each class and pool as a device plugin from its first device on; none is ever closed again while we run."""
-        while True:
-            ticket = self._state.changed.ticket()
-            for offer in self._plugin_offers():
-                if offer.resource not in self._plugins:
-                    self._plugins[offer.resource] = self._make_plugin(offer, record)
-                    self._resources[offer.resource] = offer.device_class
-                    lists.create_task(self._plugins[offer.resource].run())
-            await ticket.wait()
-
-    def _plugin_offers(self) -> list[Offer]:
-        return [offer for offer in self._state.offers() if self._settings.offers_plugin(offer.device_class, offer.pool)]
 
     async def _open_drivers(self, group: asyncio.TaskGroup) -> None:
         """Serve each class as a DRA driver from its first device on (or its first claim still to be undone), also while we stand by."""
@@ -338,28 +335,6 @@ class _Gateway:
         pools = {"", *(device.pool for device in inventory.devices)} if inventory is not None else {""}
         return any(self._settings.offers_dra(device_class, pool) for pool in pools)
 
-    def _make_plugin(self, offer: Offer, record: AllocationRecord) -> PluginRegistrar:
-        is_foreign = self._foreign is not None and bool(self._foreign.resource_of(offer.device_class))
-        if self._foreign is not None and is_foreign:
-            self._asks.preferences[offer.device_class] = self._foreign.preference(offer.device_class, _FOREIGN_PREFER_S)
-        return PluginRegistrar(
-            offer,
-            watch=self._plugin_watch,
-            state=self._state,
-            asks=self._asks,
-            record=record,
-            metrics=self._metrics,
-            variables=self._variables,
-            deadlines=self._settings.deadlines,
-            is_awaited=lambda: self._is_awaited,
-            clock=self._runtime.clock,
-            before_start=self._foreign.before_start(offer.device_class) if self._foreign is not None and is_foreign else None,
-            is_from_end=self._settings.offers_dra(offer.device_class, offer.pool),
-            device_info_dir=Path(self._settings.device_info_dir)
-            if self._settings.ids_of(offer.device_class, offer.pool) == "pci"
-            else None,
-        )
-
     def _make_driver(self, device_class: str) -> DraDriver:
         return DraDriver(
             device_class,
@@ -379,10 +354,7 @@ class _Gateway:
         said: tuple[bool, str] | None = None
         while True:
             here = identity(kubelet) is not None
-            statuses = dict.fromkeys(
-                (offer.resource for offer in self._plugin_offers()) if self._checkpoint is not None else (), "not served yet"
-            )
-            statuses |= {plugin.resource: plugin.status for plugin in self._plugins.values()}
+            statuses = self._plugins.statuses() if self._checkpoint is not None else {}
             missing = [f"{resource}: {status}" for resource, status in statuses.items() if status != "registered"]
             # A kubelet without DRA is an ordinary one, so a driver counts only where its class is offered in no other way. Who stands by waits for all of them
             # at first: once it is ready, the one that kubelet has is ended.

@@ -248,6 +248,8 @@ class PodsReply(Struct, frozen=True, kw_only=True):
     dropped_slice_fields: tuple[str, ...] = ()
     """What the API server does not keep of this node's ResourceSlices, sorted: `spec.devices.*.consumesCounters`."""
     """None: the gateway gives no CPUs (setting `cpus.owned`) and needs none, or is an older one."""
+    resource_rivals: dict[str, str] = {}
+    """Resources of vendors' profiles that the gateway does not register, with the device plugin of somebody else that has them."""
 
 
 class AdoptRequest(Struct, frozen=True, kw_only=True):

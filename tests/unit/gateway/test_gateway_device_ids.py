@@ -13,8 +13,9 @@ from topobus.domain.ledger import Allocation, Holding, Ledger
 from topobus.domain.pci import PciAddress
 from topobus.domain.request import Owner, OwnerKind
 from topobus.gateway.config import GatewaySettings, check
-from topobus.gateway.core.device_ids import IdProfile, kubelet_id, with_kubelet_ids
+from topobus.gateway.core.device_ids import kubelet_id, with_kubelet_ids
 from topobus.gateway.core.lists import ListEntry
+from topobus.gateway.core.vendor_profiles import IdProfile
 from topobus.gateway.node_state import NodeState
 
 NIC = "topobus.dev/nic"
@@ -148,5 +149,5 @@ def test_pool_is_named_as_its_class_when_it_is_not_named_itself() -> None:
     """As with `exposure`."""
     settings = GatewaySettings(node="n1", ids={"nic": "pci", "nic-veth": "topobus"})
 
-    assert [settings.ids_of("nic", pool) for pool in ("nic", "nic-vf", "nic-veth")] == ["pci", "pci", "topobus"]
-    assert settings.ids_of("gpu") == "topobus"
+    assert [settings.ids_of("nic", f"topobus.dev/{pool}") for pool in ("nic", "nic-vf", "nic-veth")] == ["pci", "pci", "topobus"]
+    assert settings.ids_of("gpu", "topobus.dev/gpu") == "topobus"

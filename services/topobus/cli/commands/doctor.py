@@ -27,6 +27,7 @@ from topobus.cli.checkup import (
     check_node,
     check_rejected,
     check_releases,
+    check_rivals,
     check_runtime,
     check_server,
     check_slice_fields,
@@ -229,6 +230,7 @@ async def _check_gateway(bus: Bus, node: str, *, has_devices: bool) -> list[Find
     return [
         *await asyncio.to_thread(_check_folders_of, what, pods.folders, has_devices=has_devices),
         *(finding for finding in (runtime, slices) if finding is not None),
+        *check_rivals(node, pods.resource_rivals),
     ]
 
 

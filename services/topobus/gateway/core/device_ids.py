@@ -8,20 +8,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 from msgspec import structs
 
 from topobus.domain.device import Device
 from topobus.domain.pci import PciAddress
 from topobus.gateway.core.lists import ListEntry
+from topobus.gateway.core.vendor_profiles import IdProfile
 
-__all__ = ["IdProfile", "address_of", "kubelet_id", "with_kubelet_ids"]
+__all__ = ["address_of", "kubelet_id", "with_kubelet_ids"]
 
-IdProfile = Literal["topobus", "pci", "uuid"]
-"""How the devices of a resource are named towards kubelet."""
-
-_WANTED = {"pci": "a PCI address", "uuid": "a UUID"}
+_WANTED = {"pci": "a PCI address", "uuid": "a UUID", "card": "a PCI address"}
 # The proto's word on the length of an id; kubelet does not look at it.
 _LONGEST = 63
 
@@ -34,7 +31,10 @@ def kubelet_id(device: Device, profile: IdProfile) -> str:
     """
     if profile == "topobus":
         return device.name
-    text = (str(device.pci) if device.pci is not None else "") if profile == "pci" else device.uuid
+    if profile == "card" and device.attributes.get("type") == "partition":
+        # Its address is its card's, which all parts of that card have.
+        return device.name
+    text = device.uuid if profile == "uuid" else str(device.pci) if device.pci is not None else ""
     return text if len(text) <= _LONGEST else ""
 
 
@@ -90,7 +90,7 @@ def _id_of(name: str, devices: Mapping[str, Device], profile: IdProfile, before:
         return text
     if name in before and before[name] != name:
         return before[name]
-    address = address_of(name, name.partition("-")[0]) if device is None and profile == "pci" else None
+    address = address_of(name, name.partition("-")[0]) if device is None and profile in ("pci", "card") else None
     return str(address) if address is not None else ""
 
 

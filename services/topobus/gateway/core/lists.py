@@ -19,6 +19,7 @@ from topobus.domain.ledger import Holders
 from topobus.domain.names import is_dns_label
 from topobus.domain.pools import resource_split
 from topobus.domain.request import Owner, OwnerKind
+from topobus.gateway.core.vendor_profiles import VendorProfile, profile_in, resource_in_profile
 
 __all__ = [
     "DraHealth",
@@ -103,8 +104,9 @@ def plugin_lists(
     *,
     previous: Mapping[str, tuple[ListEntry, ...]] = MappingProxyType({}),
     classes: Collection[str] = (),
+    profiles: Collection[VendorProfile] = (),
 ) -> dict[str, tuple[ListEntry, ...]]:
-    """Build the complete lists of a class's resources: its own, and one of each pool.
+    """Build the complete lists of a class's resources: its own, one of each pool, and those that vendors' profiles name.
 
     Shapes: own — the class's own resource; holders — device to owner; previous — resource to what was listed before; classes — all of this node's.
     A device stands in one list, as not healthy when it is held in another way (a claim, a placed pod, another resource), so that kubelet does not
@@ -115,15 +117,16 @@ def plugin_lists(
     lists: dict[str, dict[str, ListEntry]] = {own: {}, **{resource: {} for resource in previous}}
     withheld = claims_only(inventory.devices, inventory.counter_sets) if inventory else frozenset()
     for pool, devices in resource_split(inventory.devices if inventory else (), classes).items():
-        list_entries = lists.setdefault(_resource(own, device_class, pool), {})
-        list_entries.update(
-            (device.name, _entry(device, is_withheld=device.name in withheld))
-            for device in devices
-            if is_dns_label(device.name) and (device.name in holders or not (device.name in withheld or device.is_excluded))
-        )
+        by_pool = _resource(own, device_class, pool)
+        for device in devices:
+            resource = resource_in_profile(device, "" if pool == device_class else pool, profiles) or by_pool
+            list_entries = lists.setdefault(resource, {})
+            if is_dns_label(device.name) and (device.name in holders or not (device.name in withheld or device.is_excluded)):
+                list_entries[device.name] = _entry(device, is_withheld=device.name in withheld)
     for name, holder in holders.items():
         home = next((resource for resource, entries in lists.items() if name in entries), None)
-        through = holder.name if holder.kind is OwnerKind.DEVICE_PLUGIN and is_resource_of(holder.name, device_class, own) else None
+        is_ours = is_resource_of(holder.name, device_class, own) or profile_in(holder.name, device_class, profiles) is not None
+        through = holder.name if holder.kind is OwnerKind.DEVICE_PLUGIN and is_ours else None
         if home is None:
             was_in = next((resource for resource, entries in previous.items() if any(list_entry.id == name for list_entry in entries)), own)
             nodes = next((list_entry.nodes for entries in previous.values() for list_entry in entries if list_entry.id == name), None)

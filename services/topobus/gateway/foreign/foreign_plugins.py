@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from topobus.domain.outcome import Reason, Refusal
 from topobus.gateway.asks import Preference
 from topobus.gateway.config import ForeignSettings
 from topobus.gateway.core.foreign import ForeignDevice, class_of_resource
+from topobus.gateway.core.vendor_profiles import VendorProfile, is_named_by
 from topobus.gateway.foreign.foreign_driver import ForeignDriver, ForeignEndpoint
 from topobus.gateway.kubelet.device_plugin import BeforeStart
 from topobus.gateway.kubelet.malformed_calls import Malformed, reading
@@ -60,12 +61,24 @@ class ForeignPlugins(rpc.RegistrationServicer):
     """The Registration service and the plugins behind it."""
 
     def __init__(
-        self, settings: ForeignSettings, runtime: Runtime, cdi_folders: tuple[Path, ...], watchdog_s: float, *, own_prefix: str
+        self,
+        settings: ForeignSettings,
+        runtime: Runtime,
+        cdi_folders: tuple[Path, ...],
+        watchdog_s: float,
+        *,
+        own_prefix: str,
+        profiles: Collection[VendorProfile] = (),
     ) -> None:
+        """Take what it works with.
+
+        Errors: raises ConfigError when a plugin has registered before with a resource that a profile names.
+        """
         self._settings = settings
         self._runtime = runtime
         self._cdi_folders = cdi_folders
         self._own_prefix = own_prefix
+        self._profiles = profiles
         self._folder = Path(settings.dir)
         self._watch = FolderWatch(self._folder, watchdog_s)
         self._drivers: dict[str, ForeignDriver] = {}
@@ -74,6 +87,12 @@ class ForeignPlugins(rpc.RegistrationServicer):
         self._is_served = False
         self._group: asyncio.TaskGroup | None = None
         self._known = _load(self._folder / _KNOWN_FILE)
+        if rivals := [resource for resource in self._known if is_named_by(resource, profiles)]:
+            raise ConfigError(
+                f"gateway: profiles: {', '.join(profiles)} name {', '.join(rivals)}, with which a device plugin has registered in foreign.dir {settings.dir}",
+                next_step=f"remove that plugin, the pods with its devices and {self._folder / _KNOWN_FILE}, or take its vendor out of the setting profiles",
+                key="profiles",
+            )
 
     def resource_of(self, device_class: str) -> str:
         """Name the resource of a class; empty for a class of ours."""
@@ -138,6 +157,8 @@ class ForeignPlugins(rpc.RegistrationServicer):
             return f'the ResourceName "{resource}" is invalid'
         if resource.partition("/")[0] == self._own_prefix:
             return f"{resource} is of our own domain: resources of {self._own_prefix} are offered by the gateway itself"
+        if is_named_by(resource, self._profiles):
+            return f"{resource} is offered by the gateway itself: take its vendor out of the setting profiles, or remove this device plugin"
         other = self.resource_of(class_of_resource(resource))
         if other not in ("", resource):
             return f"{resource} and {other} would both be class {class_of_resource(resource)}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +31,7 @@ from topobus.gateway.kubelet.sockets import (
     identity,
     serving,
 )
+from topobus.gateway.kubelet.vendor_plugins import VendorPlugins
 from topobus.gateway.node_state import NodeState, Offer
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
@@ -82,11 +84,14 @@ class PluginRegistrar:
         is_awaited: Callable[[], bool] = lambda: False,
         clock: Clock | None = None,
         device_info_dir: Path | None = None,
+        vendors: VendorPlugins | None = None,
     ) -> None:
-        """Take what it works with; `device_info_dir` where the resource's devices are named by PCI addresses, for Multus."""
+        """Take what it works with; `device_info_dir` where the resource's devices are named by PCI addresses, for Multus; `vendors` where its name is a vendor's."""
         self.resource = offer.resource
         self.status = "waiting for kubelet"
         """`registered`, or what stands in the way."""
+        self.rival = ""
+        """Which device plugin of somebody else has the resource; empty for none."""
         self._offer = offer
         self._watch = watch
         self._state = state
@@ -98,6 +103,10 @@ class PluginRegistrar:
         self._before_start = before_start
         self._is_from_end = is_from_end
         self._pci_devices = PciDevices(offer, state, device_info_dir) if device_info_dir is not None else None
+        self._vendors = vendors
+        # A vendor's name in it, where several resources of a class could have the same one.
+        self._short_name = short_name(offer.name if vendors is None else re.sub("[^a-z0-9]", "-", offer.resource))
+        self._was_registered = False
         self._is_awaited = is_awaited
         self._clock = clock or SystemClock()
         # A name of this process's own: a socket of an earlier one may still be in kubelet's hands.
@@ -127,8 +136,10 @@ class PluginRegistrar:
         """Serve on a new socket until it is of no use any more; the reason why, and how long to wait before the next."""
         if not is_extended_resource_name(self.resource):
             raise ConfigError(f"{self.resource} is no name that kubelet takes for a resource", next_step="rename the class or pool")
+        if await self._look_for_rival():
+            return self.rival, self._deadlines.retry_s
         self._server_number += 1
-        path = self._watch.folder / f"topobus-{short_name(self._offer.name)}-{self._token}-{self._server_number % 100:02d}.sock"
+        path = self._watch.folder / f"topobus-{self._short_name}-{self._token}-{self._server_number % 100:02d}.sock"
         plugin = DevicePlugin(
             self._offer,
             state=self._state,
@@ -148,9 +159,10 @@ class PluginRegistrar:
                 return "kubelet removed our socket", _QUICK_S
             while True:
                 kubelet, streams_before = identity(kubelet_path), plugin.streams_seen
-                refusal = await self._register(kubelet_path, path)
+                refusal = await self._look_for_rival() or await self._register(kubelet_path, path)
                 if refusal:
                     return refusal, self._deadlines.retry_s
+                self._was_registered = True
                 if not await self._wait_for_list(plugin, streams_before):
                     get_logger().warning("plugin.unwatched", resource=self.resource, waited_s=self._deadlines.first_list_s)
                     return f"kubelet did not ask for the list within {self._deadlines.first_list_s} s", _QUICK_S
@@ -166,6 +178,19 @@ class PluginRegistrar:
                     return why, _QUICK_S
                 # At once and on the same socket: kubelets with the race in them (before 1.36) cut this gateway off when the one that it replaces ends, and until it is registered again
                 # kubelet counts its devices as unhealthy and admits no pod that asks for one.
+
+    async def _look_for_rival(self) -> str:
+        """Say which plugin of the vendor's own has the resource: registering would take it away from that one, which then does the same to us."""
+        if self._vendors is None:
+            return ""
+        rival = await self._vendors.rival_of(
+            self.resource, own_sockets=f"topobus-{self._short_name}-*.sock", is_first=not self._was_registered
+        )
+        if rival and rival != self.rival:
+            step = "remove that device plugin from the node, or take its vendor out of the setting profiles"
+            get_logger().error("profile.rival", resource=self.resource, why=rival, next_step=step)
+        self.rival = rival
+        return rival
 
     async def _register(self, kubelet_path: Path, path: Path) -> str:
         """Call Register; the refusal's text, empty when kubelet took it."""

@@ -45,11 +45,13 @@ class PodLook:
         checkpoint: Checkpoint,
         folders: NodeFolders,
         runtime: Callable[[], RuntimeConnection | None] = lambda: None,
+        rivals: Callable[[], dict[str, str]] = dict,
     ) -> None:
         self.dropped_slice_fields: Callable[[], tuple[str, ...]] = tuple
         """What the API server does not keep of ResourceSlices; nothing where there is no cluster."""
         self._folders = folders
         self._runtime = runtime
+        self._rivals = rivals
         self._reader = reader
         self._state = state
         self._checkpoint = checkpoint
@@ -98,7 +100,13 @@ class PodLook:
 
     def _with_state(self, reply: PodsReply) -> PodsReply:
         """Add what the gateway says of itself."""
-        return structs.replace(reply, folders=self._folders, runtime=self._runtime(), dropped_slice_fields=self.dropped_slice_fields())
+        return structs.replace(
+            reply,
+            folders=self._folders,
+            runtime=self._runtime(),
+            dropped_slice_fields=self.dropped_slice_fields(),
+            resource_rivals=self._rivals(),
+        )
 
     def _prepared(self) -> dict[tuple[str, str], PreparedHere]:
         prepared: dict[tuple[str, str], PreparedHere] = {}
