@@ -14,6 +14,7 @@ OVERLAYS: dict[str, dict[str, tuple[str, ...]]] = {
     "kubernetes": {},
     "kubernetes-exclusive-cpus": {"gateway": ("exclusive-cpus",)},
     "kubernetes-gpu": {"gpu": ("nvml",)},
+    "kubernetes-gpu-mps": {"gpu": ("nvml", "mps")},
     "kubernetes-nic-hand-over": {"gateway": ("hand-over",), "nic": ("hand-over",)},
     "kubernetes-nic-virtual-functions": {"gateway": ("hand-over",), "nic": ("hand-over", "virtual-functions")},
 }

@@ -1,4 +1,4 @@
-"""Settings of the gpu service: those of every device service, and what is done about what an owner left on a GPU."""
+"""Settings of the gpu service: those of every device service, what is done about what an owner left on a GPU, and who runs the control daemons of MPS."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 
 from topobus.devicekit.settings import DeviceServiceSettings
 
-__all__ = ["GpuSettings", "LeftoverSettings"]
+__all__ = ["GpuSettings", "LeftoverSettings", "MpsSettings"]
 
 
 class LeftoverSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -28,8 +28,32 @@ class LeftoverSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """MiB that may be in use where nobody knows what was before (the service restarted meanwhile). 1024: an idle GPU of 80 GiB shows about 500."""
 
 
+class MpsSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who runs the control daemons of NVIDIA's MPS, and how: docs/reference/mps.md."""
+
+    owned: bool = False
+    """Whether this service starts, watches and ends a control daemon for each GPU that is shared by MPS. It needs rights that it has not by default (overlay
+    kubernetes-gpu-mps). False: MPS is served where an operator runs a daemon."""
+    state_dir: str = "/run/topobus/mps"
+    """Folder with a folder for each daemon: its pipes, which containers get mounted, its logs, and what the next start must know. The same path here and on the host; it
+    need not survive a reboot. The gateway must allow another one, too: `edits`."""
+    shared_memory: str = "/dev/shm"
+    """The host's folder that this service has at /dev/shm, where daemon and clients exchange data; clients get it at /dev/shm. In a pod a folder of its own, for the
+    container's own /dev/shm is nobody else's."""
+    exclusive_process: bool = True
+    """Whether a GPU is in compute mode EXCLUSIVE_PROCESS as long as its daemon runs, so that no process gets past it (`nvidia-smi -c`, which only root may). The mode from before comes back."""
+    start_s: Annotated[float, Meta(gt=0, le=120)] = 20.0
+    """Seconds that a daemon's start may take, compute modes included. 20 s: nvidia-smi takes two on a node with eight GPUs that no daemon keeps initialised."""
+    quit_s: Annotated[int, Meta(ge=0, le=3)] = 1
+    """Whole seconds that a daemon's servers have to end (`quit -t`) before they are killed. 1: all its clients have ended before. At most 3, for undoing has `drivers.timeout_s` in all."""
+    retry_most_s: Annotated[float, Meta(ge=1)] = 60.0
+    """The longest pause between two restarts of a daemon that ends again and again. The first restart is immediate, each further pause is twice as long, from 1 s."""
+
+
 class GpuSettings(DeviceServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of the gpu service."""
 
     leftovers: LeftoverSettings = LeftoverSettings()
     """When a GPU is clean after its last owner."""
+    mps: MpsSettings = MpsSettings()
+    """Who runs the control daemons of MPS."""

@@ -18,7 +18,7 @@ from msgspec import Struct
 from topobus.domain.errors import HardwareError
 from topobus.sysfs.tree import Tree
 
-__all__ = ["GpuProcess", "Holders", "end_process", "holders_of", "own_processes", "process_of"]
+__all__ = ["GpuProcess", "Holders", "end_process", "holders_of", "own_processes", "pod_of", "process_of"]
 
 # kubelet names a pod's cgroup `pod<uid>` with cgroupfs and `kubepods-…-pod<uid>.slice` with systemd, dashes as underscores there.
 _POD = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})")
@@ -81,17 +81,23 @@ def holders_of(tree: Tree, nodes: Collection[str]) -> Holders:
 def process_of(tree: Tree, pid: int, used_bytes: int | None = None) -> GpuProcess:
     """Describe a process, as far as it can be seen."""
     tree = Tree(tree.settings)
-    uid = _POD.search(_text(tree, pid, "cgroup"))
-    environment = _text(tree, pid, "environ") if uid is not None else ""
+    pod_uid = pod_of(tree, pid)
+    environment = _text(tree, pid, "environ") if pod_uid else ""
     variables = {name: value for name, _, value in (variable.partition("=") for variable in environment.split("\0"))}
     return GpuProcess(
         pid=pid,
         started=_started(_text(tree, pid, "stat")),
         program=_text(tree, pid, "comm").strip(),
-        pod_uid=uid.group(1).replace("_", "-") if uid is not None else "",
+        pod_uid=pod_uid,
         pod_name=variables.get("HOSTNAME", ""),
         used_bytes=used_bytes,
     )
+
+
+def pod_of(tree: Tree, pid: int | str) -> str:
+    """Name the pod that a process is in, by its uid; empty when it is in none, or cannot be seen."""
+    uid = _POD.search(_text(tree, pid, "cgroup"))
+    return uid.group(1).replace("_", "-") if uid is not None else ""
 
 
 def own_processes(tree: Tree, processes: Collection[GpuProcess]) -> frozenset[int]:
@@ -99,8 +105,7 @@ def own_processes(tree: Tree, processes: Collection[GpuProcess]) -> frozenset[in
     tree = Tree(tree.settings)
     if tree.is_recorded:
         return frozenset()
-    own = _POD.search(_text(tree, "self", "cgroup"))
-    own_pod = own.group(1).replace("_", "-") if own is not None else ""
+    own_pod = pod_of(tree, "self")
     own_start = _started(_text(tree, "self", "stat"))
     return frozenset(
         process.pid

@@ -1,13 +1,20 @@
-"""What the gpu service needs of the machine: to read it; and for NVML and for what tenants leave on GPUs, where an operator switches that on, what Linux wants for it."""
+"""What the gpu service needs of the machine: to read it; and what Linux wants for NVML, for what tenants leave on GPUs, and for MPS, where an operator switches that on."""
 
 from __future__ import annotations
 
 from topobus.devicekit.rights import HARDWARE_RIGHTS, Right, RightKind
 
-__all__ = ["NVML", "RIGHTS"]
+__all__ = ["MPS", "NVML", "RIGHTS"]
 
 NVML = "nvml"
 """NVML is used (XIDs, ECC, NVLinks), and each GPU is looked at after its last tenant (setting `leftovers`)."""
+
+MPS = "mps"
+"""The control daemons of MPS are this service's own (setting `mps.owned`)."""
+
+
+def _of_mps(kind: RightKind, why: str, what: str = "", *, is_writable: bool = False) -> Right:
+    return Right(kind=kind, what=what, why=why, feature=MPS, is_writable=is_writable)
 
 
 def _of_nvml(kind: RightKind, why: str, what: str = "", *, is_writable: bool = False) -> Right:
@@ -31,5 +38,25 @@ RIGHTS = (
         RightKind.MOUNT,
         "libnvidia-ml.so.1 of the loaded driver lies there; write your nodes' folder here when it is another one",
         "/usr/lib/x86_64-linux-gnu",
+    ),
+    _of_mps(
+        RightKind.ROOT, "a daemon of MPS serves clients of any user only when it is root's, and only root may set a GPU's compute mode"
+    ),
+    _of_mps(
+        RightKind.MOUNT,
+        "each daemon's pipes and logs are there, and containers get the pipes from there",
+        "/run/topobus/mps",
+        is_writable=True,
+    ),
+    _of_mps(
+        RightKind.MOUNT,
+        "daemon and clients exchange data in it; it is at /dev/shm here and in each client's container",
+        "/run/topobus/mps-shm",
+        is_writable=True,
+    ),
+    _of_mps(
+        RightKind.MOUNT,
+        "the driver's programs of MPS, and the libraries that they load; write your nodes' driver root here when it is another one",
+        "/usr",
     ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Protocol, runtime_checkable
 
 from topobus.devicekit.driver import DeviceDriver
@@ -10,6 +11,8 @@ from topobus.devicekit.pool_assignment import check_pools
 from topobus.devicekit.registry import load_drivers
 from topobus.devicekit.shared_devices import check_sharing_settings
 from topobus.gpu.config import GpuSettings, LeftoverSettings
+from topobus.gpu.mps.claims import MpsSharing
+from topobus.gpu.mps.watch import watch_daemons
 from topobus.runtime.service import Runtime
 
 __all__ = ["check", "serve"]
@@ -20,6 +23,13 @@ class _CheckedDriver(DeviceDriver, Protocol):
     """A driver that the operator tells how it looks at what an owner left."""
 
     def configure(self, leftovers: LeftoverSettings) -> None: ...
+
+
+@runtime_checkable
+class _MpsDriver(DeviceDriver, Protocol):
+    """A driver whose GPUs are shared by MPS."""
+
+    mps: MpsSharing
 
 
 def check(settings: GpuSettings) -> None:
@@ -38,4 +48,11 @@ async def serve(settings: GpuSettings, runtime: Runtime) -> None:
     for driver in registry.drivers:
         if isinstance(driver, _CheckedDriver):
             driver.configure(settings.leftovers)
-    await serve_devices(settings, runtime, "gpu", registry=registry)
+    sharing = [driver.mps for driver in registry.drivers if isinstance(driver, _MpsDriver)]
+    for mps in sharing:
+        mps.configure(settings.mps)
+    async with asyncio.TaskGroup() as group:
+        watches = [group.create_task(watch_daemons(mps.daemons, runtime.clock)) for mps in sharing if mps.is_owned]
+        await serve_devices(settings, runtime, "gpu", registry=registry)
+        for watch in watches:
+            watch.cancel()

@@ -256,6 +256,16 @@ SECTIONS: tuple[ReasonSection, ...] = (
             ReasonGroup(("time-slice-unsupported",), "a time slice other than the default, which nobody here sets", ("interval",)),
             ReasonGroup(("mps-not-running",), "MPS is asked for, and no control daemon runs on the node"),
             ReasonGroup(
+                ("mps-start-failed",),
+                "the gpu service owns the MPS control daemons (`mps.owned`), and this one does not start; its log is kept",
+                ("device", "log"),
+            ),
+            ReasonGroup(("mps-program-missing",), "a program of MPS is not in the driver root", ("missing", "roots")),
+            ReasonGroup(("mps-partition",), "MPS is asked for on a MIG instance, or on a GPU that is cut into instances"),
+            ReasonGroup(("mps-uuid-unknown",), "a daemon is told its GPUs by UUID, and one has none that is known"),
+            ReasonGroup(("mps-several-daemons",), "a part of a GPU under MPS is asked for beside other GPUs: a process has one daemon"),
+            ReasonGroup(("mps-mixed",), "others have a part of the GPU by MPS and this one would not, or the other way round", ("device",)),
+            ReasonGroup(
                 ("driver-files-incomplete",),
                 "the files of the loaded NVIDIA driver are not all on the host, and `hardware.driver_files.bring` is `always`",
                 ("root", "wanted", "got"),

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from topobus.devicekit.driver import PrepareContext
+from topobus.devicekit.driver import LongWork, PrepareContext
 from topobus.devicekit.edits_text import (
     is_offered,
     own_variable,
@@ -46,11 +46,13 @@ from topobus.gpu.drm_edits import by_path_nodes, groups_of
 from topobus.gpu.leftovers import ChecksLeftovers, GpuUse, Leftovers
 from topobus.gpu.mig.offer import LiveInstance, MigOffer, instance_edits, is_mig
 from topobus.gpu.mig.values import MigGpu
+from topobus.gpu.mps.claims import MpsPlan, MpsSharing
 from topobus.gpu.plugins.nvidia_sharing import STRATEGIES, sharing_edits
 from topobus.gpu.plugins.nvml import Nvml, NvmlGpu, load_nvml
 from topobus.gpu.plugins.nvml_library import NvmlUnavailable
 from topobus.gpu.processes import holders_of, process_of
 from topobus.gpu.products import ProductTable
+from topobus.kubernetes.api.classic_parameters import Sharing
 from topobus.sysfs.drm import function_drm_nodes
 from topobus.sysfs.nodes import device_node
 from topobus.sysfs.tree import Tree
@@ -84,6 +86,7 @@ class NvidiaDriver(ChecksLeftovers):
         self._driver_files = DriverFileSource()
         self.offers_parents = False
         self._mig = MigOffer()
+        self.mps = MpsSharing()
 
     def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
         """List the GPUs, by address."""
@@ -116,15 +119,16 @@ class NvidiaDriver(ChecksLeftovers):
         present = [address for address in sorted(set(addresses.values())) if tree.exists(pci_folder(address))]
         by_nvml = self._nvml.observe(present) if self._nvml else {}
         by_instance = self._mig.faults(self._nvml, devices) if self._nvml else {}
+        by_mps = self.mps.observe()
         parents = self._parents.observe(tree, sorted(set(addresses.values())))
         # Once a function, for its counters tell a rise only once; instances share what is wrong with their GPU.
         by_function = {
             address: (*self._observe_one(tree, address), *parents.get(address, ()), *by_nvml.get(address, ()))
             for address in sorted(set(addresses.values()))
         }
-        return {name: (*by_function[address], *by_instance.get(name, ())) for name, address in addresses.items()}
+        return {name: (*by_function[address], *by_instance.get(name, ()), *by_mps.get(name, ())) for name, address in addresses.items()}
 
-    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
+    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal | LongWork:
         """Give each GPU's nodes, the driver's shared nodes and files, and the variable that NVIDIA's container runtime reads."""
         whole = [device for device in devices if not is_mig(device) and device.role is not DeviceRole.PARTITION_PARENT]
         if (refusal := unusable(tree, devices) or _refuse_cut(tree, whole)) is not None:
@@ -134,7 +138,12 @@ class NvidiaDriver(ChecksLeftovers):
             return instances
         self.leftovers.before(context, devices, partial(self.use, tree))
         sharing = sharing_of(devices, context)
-        shares = sharing if isinstance(sharing, Refusal) else sharing_edits(tree, sharing, len(devices))
+        if isinstance(sharing, Refusal):
+            return sharing
+        plan = self._plan_mps(tree, devices, context, sharing)
+        if isinstance(plan, Refusal):
+            return plan
+        shares = sharing_edits(tree, sharing, len(devices)) if plan is None else plan.edits
         if isinstance(shares, Refusal):
             return shares
         access = read_access([context.config_of(device.name) for device in devices])
@@ -187,10 +196,16 @@ class NvidiaDriver(ChecksLeftovers):
             hooks=files.hooks,
             additional_gids=groups_of(tree, shared, context.owner),
         )
-        return {**edits, "": common}
+        answer = {**edits, "": common}
+        return answer if plan is None else self.mps.begin(plan, context, answer)
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
-        """Undo nothing: preparing changes nothing on the GPU."""
+        """End the MPS control daemon that was started for this owner, if it was the last one; nothing else was changed."""
+        self.mps.undo(devices, context)
+
+    def _plan_mps(self, tree: Tree, devices: Sequence[Device], context: PrepareContext, sharing: Sharing) -> MpsPlan | Refusal | None:
+        parts = [device.name for device in devices if is_mig(device) or device.role is DeviceRole.PARTITION_PARENT]
+        return self.mps.plan(devices, context, sharing, tree.settings.driver_files, version=_driver_version(tree), partitions=parts)
 
     def use(self, tree: Tree, device: Device) -> GpuUse:
         """See what uses a GPU: by NVML where it answers, else by who has its node open, without the memory."""

@@ -1,8 +1,7 @@
 """Sharing strategies on NVIDIA GPUs: the container's variables and mounts, and the checks of what must run on the node.
 
 TimeSlicing with the default slice is the behaviour of every GPU. Other slices are a setting of the GPU that only `nvidia-smi compute-policy` makes,
-and MPS needs its control daemon. This driver starts no processes, so it serves MPS where an operator runs the daemon, and refuses the rest with a
-named reason.
+and MPS needs its control daemon. Here it is one that an operator runs; those that this service owns (setting `mps.owned`) are in `topobus.gpu.mps`.
 Source: CUDA Multi-Process Service guide, "Environment Variables" and "MPS control daemon" (default folder /tmp/nvidia-mps); nvidia-smi(1),
 compute-policy.
 """
@@ -47,7 +46,10 @@ def sharing_edits(tree: Tree, sharing: Sharing, count: int) -> ContainerEdits | 
 def _mps(tree: Tree, sharing: Sharing, count: int) -> ContainerEdits | Refusal:
     pipes = _find_daemon(tree)
     if pipes is None:
-        return _refuse("mps-not-running", "no MPS control daemon runs on this node: run nvidia-cuda-mps-control -d there")
+        return _refuse(
+            "mps-not-running",
+            "no MPS control daemon runs on this node: run nvidia-cuda-mps-control -d there, or let the gpu service own it (mps.owned)",
+        )
     env = {_PIPES_VARIABLE: pipes}
     config = sharing.mps_config
     if config is not None and config.default_active_thread_percentage is not None:

@@ -1,0 +1,220 @@
+"""Decides which MPS daemon an owner of GPUs needs, with which limits, and when it is over.
+
+Flows in: the strategy that is asked for, the owner's GPUs and its part of them, who else has them. Flows out: the container's variables and mounts, work that starts the daemon, or a
+Refusal. The GPUs that an owner has whole get one daemon together; a GPU of which several owners have a part gets one for them all, which ends with the last of them. The
+journal's step `mps` is written before anything is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from topobus.devicekit.device_record import DeviceRecord, Step
+from topobus.devicekit.driver import LongWork, PrepareContext
+from topobus.domain.device import Device
+from topobus.domain.edits import ContainerEdits, Mount
+from topobus.domain.health import Observation
+from topobus.domain.outcome import Reason, Refusal
+from topobus.domain.quantity import Quantity
+from topobus.domain.request import OwnerKind
+from topobus.domain.shares import MEMORY, SHARES
+from topobus.gpu.config import MpsSettings
+from topobus.gpu.mps.commands import PIPES_VARIABLE
+from topobus.gpu.mps.daemon_state import DaemonState, Limits, SharedGpu
+from topobus.gpu.mps.daemons import MpsDaemons
+from topobus.gpu.mps.programs import find_programs
+from topobus.kubernetes.api.classic_parameters import MPS, Sharing
+from topobus.sysfs.driver_files import DriverFilesSettings
+
+__all__ = ["STEP", "MpsPlan", "MpsSharing", "client_limits", "client_variables"]
+
+STEP = "mps"
+"""The journal's name for it."""
+
+_SHARED_MEMORY = "/dev/shm"
+_WRITABLE = ("rw", "nosuid", "nodev", "bind")
+_MIB = 1 << 20
+# Beyond the start's own limit: the journal is written, and the limits are set.
+_SLACK_S = 5.0
+
+Edits = Mapping[str, ContainerEdits]
+
+
+class MpsPlan(Struct, frozen=True, kw_only=True):
+    """What an owner gets."""
+
+    edits: ContainerEdits
+    daemon: DaemonState
+
+
+class MpsSharing:
+    """The daemons of a driver's GPUs, as its owners need them."""
+
+    def __init__(self) -> None:
+        """Own none until `configure`."""
+        self.daemons = MpsDaemons()
+
+    @property
+    def is_owned(self) -> bool:
+        """Say whether this service runs the daemons; else an operator does."""
+        return self.daemons.settings.owned
+
+    def configure(self, settings: MpsSettings) -> None:
+        """Take the operator's settings."""
+        self.daemons = MpsDaemons(settings)
+
+    def observe(self) -> Mapping[str, tuple[Observation, ...]]:
+        """Tell which GPUs have lost their daemon."""
+        return {name: (observation,) for name, observation in self.daemons.observations().items()} if self.is_owned else {}
+
+    def plan(
+        self,
+        devices: Sequence[Device],
+        context: PrepareContext,
+        sharing: Sharing,
+        settings: DriverFilesSettings,
+        *,
+        version: str,
+        partitions: Sequence[str],
+    ) -> MpsPlan | Refusal | None:
+        """Say what an owner needs; None: no daemon of ours. Nothing is begun.
+
+        Shapes: version — of the loaded driver; partitions — those of the devices that are parts of GPUs, or GPUs that are cut into parts.
+        Errors: raises HardwareError where a stale daemon cannot be ended.
+        """
+        if not self.is_owned:
+            return None
+        for name in sorted(context.free & {device.name for device in devices}):
+            self.daemons.end_stale(name)
+        if (refusal := _refuse_mixed(devices, context, is_mps=sharing.strategy == MPS)) is not None:
+            return refusal
+        if sharing.strategy != MPS:
+            return None
+        if partitions:
+            text = f"MPS on parts of GPUs is not served: {', '.join(partitions)}; compute mode and daemon are those of a whole GPU"
+            return _refuse("mps-partition", text)
+        ordered = sorted(devices, key=lambda device: (str(device.pci or ""), device.name))
+        is_part = any(_is_part(device, context) for device in devices)
+        if is_part and len(devices) > 1:
+            text = f"a part of a GPU under MPS comes with no other GPU, for a process has one daemon: {', '.join(device.name for device in ordered)}"
+            return _refuse("mps-several-daemons", text)
+        if nameless := [device.name for device in ordered if not device.uuid]:
+            return _refuse(
+                "mps-uuid-unknown",
+                f"MPS needs each GPU's UUID, and nobody tells that of {', '.join(nameless)}: neither NVML nor /proc/driver/nvidia",
+            )
+        programs = find_programs(settings, version, wants_smi=self.daemons.settings.exclusive_process)
+        if isinstance(programs, Refusal):
+            return programs
+        limits = client_limits(sharing, ordered, context)
+        name = min(device.name for device in devices)
+        daemon = DaemonState(
+            name=name,
+            owner="" if is_part else context.owner.key,
+            gpus=tuple(SharedGpu(device=device.name, uuid=device.uuid) for device in ordered),
+            limits=limits,
+            programs=programs,
+        )
+        mounts = ((self.daemons.pipes_of(name),) * 2, (self.daemons.settings.shared_memory, _SHARED_MEMORY))
+        edits = ContainerEdits(
+            env=client_variables(self.daemons.pipes_of(name), limits),
+            mounts=tuple(Mount(host_path=host, container_path=inside, options=_WRITABLE) for host, inside in mounts),
+        )
+        return MpsPlan(edits=edits, daemon=daemon)
+
+    def begin(self, plan: MpsPlan, context: PrepareContext, edits: Edits) -> Edits | Refusal | LongWork:
+        """Have the planned daemon run, and answer with these edits when it does."""
+        records = [context.records.get(gpu.device, DeviceRecord()) for gpu in plan.daemon.gpus]
+        is_known = all(record.step(STEP) is not None for record in records)
+        if is_known and self.daemons.is_serving(plan.daemon):
+            return edits
+        # Now, and not in the work: an owner that leaves meanwhile must see this one.
+        for record in records:
+            record.intend(STEP, {"daemon": plan.daemon.name, "owner": plan.daemon.owner})
+
+        def work() -> Edits | Refusal:
+            if (refusal := self.daemons.ensure(plan.daemon)) is not None:
+                return refusal
+            for record in records:
+                record.done(STEP)
+            return edits
+
+        if context.owner.kind is OwnerKind.DEVICE_PLUGIN:
+            # kubelet's Allocate waits, and has no word for "ask again".
+            return work()
+        what = f"starting the MPS control daemon of {', '.join(gpu.device for gpu in plan.daemon.gpus)}"
+        return LongWork(limit_s=self.daemons.settings.start_s + _SLACK_S, what=what, work=work)
+
+    def undo(self, devices: Sequence[Device], context: PrepareContext) -> None:
+        """End what an owner had, unless others go on with it.
+
+        Errors: raises HardwareError for what cannot be undone now.
+        """
+        for device in devices:
+            record = context.records.get(device.name)
+            step = record.step(STEP) if record is not None else None
+            if record is None or step is None:
+                continue
+            if not any(_has_step(other.steps) for other in context.others.get(device.name, ())):
+                self.daemons.end(str(step.before.get("daemon", device.name)), str(step.before.get("owner", "")))
+            record.undone(STEP)
+
+
+def client_limits(sharing: Sharing, devices: Sequence[Device], context: PrepareContext) -> Limits:
+    """Compute what one process may have: what the claim says, and at most the owner's part of a GPU that it shares.
+
+    Units: memory in whole MiB, rounded down, for a limit must not be exceeded; at least one, for 0 means all.
+    """
+    config = sharing.mps_config
+    percents = [config.default_active_thread_percentage] if config is not None and config.default_active_thread_percentage else []
+    claimed = config.default_pinned_device_memory_limit if config is not None else None
+    memory: list[int] = []
+    for device in devices:
+        share = context.shares.get(device.name, {})
+        amounts = [Quantity.parse(claimed).units] if claimed is not None else []
+        amounts += [share[MEMORY]] if share.get(MEMORY) else []
+        memory.append(max(1, min(amounts) // _MIB) if amounts else 0)
+        total = device.capacity.get(SHARES, 0)
+        percents += [max(1, 100 * share[SHARES] // total)] if share.get(SHARES) and total else []
+    return Limits(threads_percent=min(percents, default=0), memory_mib=tuple(memory))
+
+
+def client_variables(pipes: str, limits: Limits) -> dict[str, str]:
+    """Give a client's variables; GPUs are counted as the daemon counts them.
+
+    >>> client_variables("/p", Limits(threads_percent=25, memory_mib=(1024, 0)))["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"]
+    '0=1024M'
+    """
+    variables = {PIPES_VARIABLE: pipes}
+    if limits.threads_percent:
+        variables["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(limits.threads_percent)
+    if any(limits.memory_mib):
+        variables["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = ",".join(
+            f"{ordinal}={mib}M" for ordinal, mib in enumerate(limits.memory_mib) if mib
+        )
+    return variables
+
+
+def _is_part(device: Device, context: PrepareContext) -> bool:
+    return device.name in context.shares or device.sharing is not None
+
+
+def _has_step(steps: Sequence[Step]) -> bool:
+    return any(step.name == STEP for step in steps)
+
+
+def _refuse_mixed(devices: Sequence[Device], context: PrepareContext, *, is_mps: bool) -> Refusal | None:
+    """Refuse an owner that would share a GPU otherwise than those who have it: a process past the daemon, or one that waits for none."""
+    for device in devices:
+        for other in context.others.get(device.name, ()):
+            if _has_step(other.steps) != is_mps:
+                how = "by MPS, and this one would not" if not is_mps else "without MPS, and this one would share it by MPS"
+                text = f"device {device.name}: {other.owner} has a part of it {how}: ask for the same strategy, or for another device"
+                return _refuse("mps-mixed", text, device=device.name)
+    return None
+
+
+def _refuse(code: str, message: str, **facts: str) -> Refusal:
+    return Refusal(reasons=(Reason(code=code, message=message, facts=dict(facts)),))

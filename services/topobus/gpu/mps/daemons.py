@@ -1,0 +1,353 @@
+"""Starts, adopts, watches and ends the MPS control daemons of one node, each written down before it is done.
+
+Flows in: which GPUs are to be shared by a daemon, with which limits; when it is over. Flows out: a daemon that answers, or a Refusal with the path of its log; what is wrong
+with those that run, as observations of their GPUs. A daemon that ended is started again at once, then ever more slowly. After a crash of this service `look` adopts what runs,
+goes on with what was being ended, and leaves what was being started to the journal, whose undoing ends it (`end`). All methods block, and may be called from several threads:
+each daemon has a lock of its own, so that none waits for another's.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from msgspec import structs
+
+from topobus.domain.errors import HardwareError
+from topobus.domain.health import Dimension, HealthState, Observation, RecoveryAction
+from topobus.domain.outcome import Reason, Refusal
+from topobus.gpu.config import MpsSettings
+from topobus.gpu.mps import commands
+from topobus.gpu.mps.daemon_processes import control_of, end_all, find_processes, is_alive, wait_gone
+from topobus.gpu.mps.daemon_state import DaemonFolder, DaemonState, SharedGpu, with_mode
+from topobus.runtime.logging import get_logger
+
+__all__ = ["MpsDaemons"]
+
+_LOOK_S = 0.02
+# Seconds after `quit` until servers that were told to end have gone.
+_QUIT_SLACK_S = 0.5
+# A daemon that lived this long is well again: its next end is its first one.
+_WELL_S = 60.0
+_TRIES_UNTIL_UNHEALTHY = 3
+_LOG_TAIL = 400
+_SHARED_MEMORY = "/dev/shm"
+
+
+class _Daemon:
+    """One daemon: its folder, what is known of it, and how its restarts went."""
+
+    def __init__(self, folder: DaemonFolder, state: DaemonState | None) -> None:
+        self.folder = folder
+        self.state = state
+        self.lock = threading.RLock()
+        self.observation: Observation | None = None
+        """That it has gone; kept until it was told also where it is back by then, for its clients' work is lost."""
+        self.is_back = True
+        self.tries = 0
+        self.up_since_s = 0.0
+        self.next_try_s = 0.0
+
+
+class MpsDaemons:
+    """The daemons of one node."""
+
+    def __init__(self, settings: MpsSettings | None = None, *, now: Callable[[], float] = time.monotonic) -> None:
+        """Take the operator's settings; nothing is read before the first call."""
+        self.settings = settings or MpsSettings()
+        self._now = now
+        self._lock = threading.Lock()
+        self._daemons: dict[str, _Daemon] | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Give the folder of all daemons."""
+        return Path(self.settings.state_dir)
+
+    def pipes_of(self, name: str) -> str:
+        """Give the folder that the clients of a daemon get mounted."""
+        return str(DaemonFolder(self.folder, name).pipes)
+
+    def is_serving(self, wanted: DaemonState) -> bool:
+        """Say whether a daemon runs that serves what is wanted already."""
+        state = self._daemon(wanted.name).state
+        return (
+            state is not None
+            and state.is_whole
+            and not state.is_ending
+            and _is_same(state, wanted)
+            and state.limits.raised_to(wanted.limits) == state.limits
+            and is_alive(state.pid, state.started)
+        )
+
+    def ensure(self, wanted: DaemonState) -> Refusal | None:
+        """Start a daemon, or let the one that runs serve this, too; None is done. What was begun before a refusal is ended by `end`, if nobody else has it."""
+        daemon = self._daemon(wanted.name)
+        with daemon.lock:
+            if self.is_serving(wanted):
+                return None
+            try:
+                self._ensure(daemon, wanted)
+            except (HardwareError, OSError) as err:
+                return self._refuse_start(daemon, wanted, err)
+            shutil.rmtree(daemon.folder.failed_logs, ignore_errors=True)
+        return None
+
+    def end(self, name: str, owner: str) -> None:
+        """End a daemon, and give its GPUs back their compute modes; nothing when there is none, or one of somebody else's.
+
+        Errors: raises HardwareError for what cannot be undone now; it is asked for again.
+        """
+        daemon = self._daemon(name)
+        with daemon.lock:
+            if daemon.state is None or daemon.state.owner == owner:
+                self._end(daemon)
+
+    def end_stale(self, device: str) -> None:
+        """End the daemons of a GPU that nobody has: the journal that knew of them is lost.
+
+        Errors: as `end`.
+        """
+        for daemon in self._all().values():
+            state = daemon.state
+            if state is not None and device in [gpu.device for gpu in state.gpus]:
+                get_logger().warning("mps.daemon-stale", daemon=state.name, device=device, pid=state.pid)
+                with daemon.lock:
+                    self._end(daemon)
+
+    def names(self) -> tuple[str, ...]:
+        """Name the daemons that are to be looked at."""
+        return tuple(sorted(name for name, daemon in self._all().items() if daemon.state is not None))
+
+    def look(self, name: str) -> None:
+        """Look whether a daemon runs, and start it again when it does not and its pause is over; nothing while somebody starts or ends it."""
+        daemon = self._daemon(name)
+        if not daemon.lock.acquire(blocking=False):
+            return
+        try:
+            self._look(daemon)
+        except (HardwareError, OSError) as err:
+            if daemon.state is not None and daemon.state.is_ending:
+                get_logger().warning("mps.end-failed", daemon=name, why=str(err), next_step="it is tried again")
+            else:
+                get_logger().warning("mps.restart-failed", daemon=name, why=str(err), tries=daemon.tries, log=str(daemon.folder.logs))
+                self._note_gone(daemon, str(err))
+        finally:
+            daemon.lock.release()
+
+    def observations(self) -> Mapping[str, Observation]:
+        """Tell which GPUs have lost their daemon, by device; waits for nobody."""
+        seen: dict[str, Observation] = {}
+        for daemon in self._all().values():
+            state, observation = daemon.state, daemon.observation
+            if state is None or observation is None:
+                continue
+            seen.update({gpu.device: observation for gpu in state.gpus})
+            if daemon.is_back:
+                daemon.observation = None
+        return seen
+
+    def _all(self) -> dict[str, _Daemon]:
+        with self._lock:
+            if self._daemons is None:
+                folders = [DaemonFolder(self.folder, name) for name in DaemonFolder.names(self.folder)]
+                self._daemons = {folder.path.name: _Daemon(folder, _adopted(folder)) for folder in folders}
+            return dict(self._daemons)
+
+    def _daemon(self, name: str) -> _Daemon:
+        self._all()
+        with self._lock:
+            assert self._daemons is not None
+            return self._daemons.setdefault(name, _Daemon(DaemonFolder(self.folder, name), None))
+
+    def _ensure(self, daemon: _Daemon, wanted: DaemonState) -> None:
+        state = daemon.state
+        if state is not None and (state.is_ending or not _is_same(state, wanted)):
+            # What an earlier owner left half ended; the journal says that nobody has it.
+            self._end(daemon)
+            state = None
+        # Of one that runs the programs are those of now: the driver may have been replaced meanwhile.
+        state = wanted if state is None else structs.replace(state, limits=state.limits.raised_to(wanted.limits), programs=wanted.programs)
+        self._keep(daemon, state)
+        if is_alive(state.pid, state.started):
+            self._limit(daemon)
+        else:
+            self._start(daemon)
+        self._keep(daemon, structs.replace(self._state(daemon), is_whole=True))
+        daemon.is_back = True
+
+    def _start(self, daemon: _Daemon) -> None:
+        """Start the process, from whatever an earlier try has left."""
+        deadline_s = self._now() + self.settings.start_s
+        folder = daemon.folder
+        # A server that outlived its control daemon serves no new one.
+        end_all(find_processes(folder.path))
+        folder.make(self._state(daemon).programs)
+        folder.clear_pipes()
+        if self.settings.shared_memory != _SHARED_MEMORY:
+            # A folder of the host's that kubelet has made for root alone; clients of any user make files in it, as in every /dev/shm.
+            Path(_SHARED_MEMORY).chmod(0o1777)
+        for gpu in self._state(daemon).gpus if self.settings.exclusive_process else ():
+            self._take_alone(daemon, gpu)
+        commands.spawn(folder, self._state(daemon), max(1.0, deadline_s - self._now()))
+        self._await_answer(daemon, deadline_s)
+        process = control_of(find_processes(folder.path))
+        if process is None:
+            raise HardwareError("nvidia-cuda-mps-control -d said that it started, and no such process runs", path=str(folder.logs))
+        self._keep(daemon, structs.replace(self._state(daemon), pid=process.pid, started=process.started))
+        self._limit(daemon)
+        daemon.up_since_s = self._now()
+        get_logger().info("mps.daemon-started", daemon=self._state(daemon).name, pid=process.pid, log=str(folder.logs))
+
+    def _await_answer(self, daemon: _Daemon, deadline_s: float) -> None:
+        while True:
+            try:
+                commands.ask(daemon.folder, self._state(daemon).programs, "get_server_list")
+            except HardwareError:
+                if self._now() >= deadline_s:
+                    raise
+                time.sleep(_LOOK_S)
+            else:
+                return
+
+    def _limit(self, daemon: _Daemon) -> None:
+        state = self._state(daemon)
+        servers = commands.ask(daemon.folder, state.programs, "get_server_list")
+        for command in commands.limit_commands(state, servers):
+            commands.ask(daemon.folder, state.programs, command)
+
+    def _take_alone(self, daemon: _Daemon, gpu: SharedGpu) -> None:
+        """Put a GPU into EXCLUSIVE_PROCESS; its mode from before is written down first."""
+        state = self._state(daemon)
+        if not gpu.mode_before:
+            mode = commands.compute_mode(daemon.folder, state.programs, gpu)
+            if mode == commands.EXCLUSIVE:
+                return
+            self._keep(daemon, with_mode(state, gpu.uuid, mode))
+        commands.set_compute_mode(daemon.folder, state.programs, gpu, commands.EXCLUSIVE)
+
+    def _end(self, daemon: _Daemon) -> None:
+        folder, state = daemon.folder, daemon.state
+        if state is not None:
+            self._keep(daemon, state := structs.replace(state, is_ending=True))
+            if is_alive(state.pid, state.started):
+                try:
+                    commands.ask(folder, state.programs, f"quit -t {self.settings.quit_s}", self.settings.quit_s + _QUIT_SLACK_S)
+                except HardwareError as err:
+                    get_logger().warning("mps.quit-failed", daemon=state.name, why=err.message, next_step="it is killed")
+                    end_all(find_processes(folder.path))
+        processes = find_processes(folder.path)
+        end_all(wait_gone(processes, _QUIT_SLACK_S))
+        for gpu in state.gpus if state is not None else ():
+            if state is not None and gpu.mode_before:
+                self._give_back(daemon, state, gpu)
+        folder.remove()
+        daemon.state, daemon.observation, daemon.tries = None, None, 0
+        if state is not None:
+            get_logger().info("mps.daemon-ended", daemon=state.name, pid=state.pid)
+
+    def _give_back(self, daemon: _Daemon, state: DaemonState, gpu: SharedGpu) -> None:
+        # The links to the driver's libraries may be gone after a crash in the middle of removing them.
+        daemon.folder.make(state.programs)
+        try:
+            commands.set_compute_mode(daemon.folder, state.programs, gpu, gpu.mode_before)
+        except HardwareError:
+            try:
+                mode = commands.compute_mode(daemon.folder, state.programs, gpu)
+            except HardwareError as err:
+                # It has left the bus, or waits for a reset: then its mode is the default one when it is back, and its pod must not wait for that.
+                get_logger().warning("mps.mode-unknown", device=gpu.device, mode_before=gpu.mode_before, why=err.message)
+                return
+            if mode != gpu.mode_before:
+                raise
+
+    def _look(self, daemon: _Daemon) -> None:
+        state = daemon.state
+        if state is None:
+            return
+        if state.is_ending:
+            self._end(daemon)
+            return
+        if is_alive(state.pid, state.started):
+            daemon.is_back = True
+            if daemon.tries and self._now() - daemon.up_since_s >= _WELL_S:
+                daemon.tries = 0
+            return
+        if not state.is_whole:
+            return
+        if daemon.is_back:
+            self._note_gone(daemon, f"its process {state.pid} has ended")
+        if self._now() >= daemon.next_try_s:
+            daemon.next_try_s = self._now() + min(2.0**daemon.tries, self.settings.retry_most_s)
+            daemon.tries += 1
+            self._start(daemon)
+            daemon.is_back = True
+
+    def _note_gone(self, daemon: _Daemon, why: str) -> None:
+        state = daemon.state
+        if state is None:
+            return
+        if daemon.is_back or daemon.observation is None:
+            get_logger().warning("mps.daemon-gone", daemon=state.name, pid=state.pid, why=why, log=str(daemon.folder.logs))
+        daemon.is_back = False
+        is_hopeless = daemon.tries >= _TRIES_UNTIL_UNHEALTHY
+        daemon.observation = Observation(
+            dimension=Dimension.DRIVER,
+            state=HealthState.UNHEALTHY if is_hopeless else HealthState.DEGRADED,
+            reason="mps-daemon-gone",
+            message=f"its MPS control daemon ended and is started again: {why}; CUDA programs that were its clients have lost their work",
+            evidence={"pid": str(state.pid), "log": str(daemon.folder.logs / "control.log")},
+            action=RecoveryAction.WAIT,
+        )
+
+    def _refuse_start(self, daemon: _Daemon, wanted: DaemonState, err: Exception) -> Refusal:
+        text = (
+            err.message
+            if isinstance(err, HardwareError)
+            else f"{getattr(err, 'filename', '') or daemon.folder.path}: {getattr(err, 'strerror', '') or err}"
+        )
+        log = ""
+        if daemon.folder.logs.is_dir():
+            # What is begun is undone with its folder: the log outlives it, until a daemon of this GPU starts.
+            shutil.rmtree(daemon.folder.failed_logs, ignore_errors=True)
+            shutil.copytree(daemon.folder.logs, daemon.folder.failed_logs, dirs_exist_ok=True)
+            log = str(daemon.folder.failed_logs / "control.log")
+        tail = _tail(daemon.folder.logs / "control.log")
+        message = f"the MPS control daemon of {wanted.name} does not start: {text}" + (f"; its log {log} ends with: {tail}" if log else "")
+        return Refusal(reasons=(Reason(code="mps-start-failed", message=message, facts={"device": wanted.name, "log": log}),))
+
+    def _state(self, daemon: _Daemon) -> DaemonState:
+        if daemon.state is None:
+            raise HardwareError(f"the MPS control daemon {daemon.folder.path.name} was ended meanwhile")
+        return daemon.state
+
+    def _keep(self, daemon: _Daemon, state: DaemonState) -> None:
+        if state != daemon.state:
+            # Written first: what could not be written is not so.
+            daemon.folder.write(state)
+            daemon.state = state
+
+
+def _is_same(state: DaemonState, wanted: DaemonState) -> bool:
+    return state.owner == wanted.owner and [gpu.uuid for gpu in state.gpus] == [gpu.uuid for gpu in wanted.gpus]
+
+
+def _adopted(folder: DaemonFolder) -> DaemonState | None:
+    """Read what an earlier life of this service says of a daemon; a folder that says nothing was being made or removed, and goes."""
+    state = folder.read()
+    if state is None:
+        end_all(find_processes(folder.path))
+        folder.remove()
+    elif is_alive(state.pid, state.started):
+        get_logger().info("mps.daemon-adopted", daemon=state.name, pid=state.pid)
+    return state
+
+
+def _tail(log: Path) -> str:
+    try:
+        return " ".join(log.read_text(encoding="utf-8", errors="replace").split())[-_LOG_TAIL:] or "nothing"
+    except OSError:
+        return "nothing"
