@@ -10,6 +10,7 @@ from topobus.devicekit.host import serve_devices
 from topobus.devicekit.pool_assignment import check_pools
 from topobus.devicekit.registry import load_drivers
 from topobus.devicekit.shared_devices import check_sharing_settings
+from topobus.domain.errors import ConfigError
 from topobus.runtime.service import Runtime
 
 __all__ = ["check", "serve"]
@@ -23,13 +24,15 @@ class _GroupingDriver(DeviceDriver, Protocol):
 
 
 def check(settings: CpuSettings) -> None:
-    """Refuse names of plugins that are not installed, and pools that cannot be.
+    """Refuse names of plugins that are not installed, pools that cannot be, and passthrough, which no CPU has.
 
     Errors: raises ConfigError that names the key.
     """
     load_drivers("cpu", settings.drivers)
     check_pools("cpu", settings.pools)
     check_sharing_settings("cpu", settings.sharing, settings.pools)
+    if settings.passthrough.allow:
+        raise ConfigError("cpu: passthrough.allow: a CPU is no PCI function, so there is nothing to switch", key="passthrough.allow")
 
 
 async def serve(settings: CpuSettings, runtime: Runtime) -> None:

@@ -252,6 +252,32 @@ SECTIONS: tuple[ReasonSection, ...] = (
                 ("sharing-malformed", "sharing-differs"),
                 "SharingParameters that cannot be read, or that differ among the devices of one claim",
             ),
+            ReasonGroup(
+                ("passthrough-malformed", "passthrough-forbidden"),
+                "PassthroughParameters that cannot be read or stand beside what contradicts them, or a device that no rule of `passthrough.allow` is true of",
+                ("device",),
+            ),
+            ReasonGroup(
+                ("passthrough-unsupported",),
+                "the device cannot go to a virtual machine here: it is a part of a function, or the node lacks IOMMU, iommufd or the kernel driver",
+                ("device", "what"),
+            ),
+            ReasonGroup(
+                ("passthrough-group",),
+                "other functions are in the device's IOMMU group, and the claim does not pass them through",
+                ("device", "group", "others"),
+            ),
+            ReasonGroup(
+                ("passthrough-busy", "passthrough-blind"),
+                "the function is in use, or nobody may see whether it is; its own driver has it",
+                ("devices", "processes"),
+            ),
+            ReasonGroup(("passthrough-failed",), "the kernel does not switch the function; its own driver has it again", ("error",)),
+            ReasonGroup(
+                ("device-passed-through",),
+                "a virtual machine of another owner has the device, or another owner has it at all",
+                ("device", "owner"),
+            ),
             ReasonGroup(("sharing-unsupported",), "the devices' driver does not know the strategy", ("driver", "strategy")),
             ReasonGroup(("time-slice-unsupported",), "a time slice other than the default, which nobody here sets", ("interval",)),
             ReasonGroup(("mps-not-running",), "MPS is asked for, and no control daemon runs on the node"),

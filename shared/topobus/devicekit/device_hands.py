@@ -8,7 +8,7 @@ What is half done at the start is undone in the background, and at the latest be
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from itertools import groupby
@@ -16,17 +16,20 @@ from itertools import groupby
 from topobus.devicekit import journaled_verbs
 from topobus.devicekit.cleaning import DeviceCleaner
 from topobus.devicekit.device_reset import forget_interrupted
+from topobus.devicekit.driver import DeviceDriver
 from topobus.devicekit.hands import AttachingDriver
 from topobus.devicekit.isolation import DriverFailed, DriverHung, IsolatedDriver
 from topobus.devicekit.journal import Journal, JournalTaken
 from topobus.devicekit.journal_values import OwnerEntry
 from topobus.devicekit.leftovers import dirty, journal_unreadable
 from topobus.devicekit.long_work import LongJobs
-from topobus.devicekit.settings import CleaningSettings
+from topobus.devicekit.passthrough import PassthroughDriver
+from topobus.devicekit.settings import CleaningSettings, PassthroughSettings
 from topobus.domain.device import Device
 from topobus.domain.errors import HardwareError
 from topobus.domain.health import Observation
 from topobus.domain.outcome import Reason, Refusal
+from topobus.domain.request import Owner
 from topobus.runtime.clock import Clock
 from topobus.runtime.logging import get_logger
 from topobus.runtime.readiness import Readiness
@@ -51,6 +54,7 @@ class DeviceHands:
         *,
         clock: Clock,
         cleaning: CleaningSettings = CleaningSettings(),  # noqa: B008 - frozen
+        passthrough: PassthroughSettings = PassthroughSettings(),  # noqa: B008 - frozen
         wait_s: float,
     ) -> None:
         """Keep the collaborators; `wait_s` is how long a request waits for its turn on a device."""
@@ -60,6 +64,7 @@ class DeviceHands:
         self._find = find_device
         self._clock = clock
         self._wait_s = wait_s
+        self._passthrough = passthrough
         self.cleaner = DeviceCleaner(drivers, tree, self.find, journal, clock=clock, settings=cleaning)
         self.jobs = LongJobs(clock)
         self._locks: dict[str, asyncio.Lock] = {}
@@ -67,6 +72,10 @@ class DeviceHands:
         """By device: why what was half done could not be undone at the last try."""
         self._has_leftovers = asyncio.Event()
         self._on_change: Callable[[], None] = lambda: None
+        self.look_anew: Callable[[str], None] = lambda _driver: None
+        """Has a driver's devices looked for again soon; the host sets it."""
+        self.seen_anew: Callable[[str], Awaitable[None]] = lambda _driver: asyncio.sleep(0)
+        """The same, and returns when everybody can see what it found, or could for a while."""
         self._publish: Callable[[], Awaitable[object]] = partial(asyncio.sleep, 0)
 
     def on_change(self, tell: Callable[[], None], publish: Callable[[], Awaitable[object]]) -> None:
@@ -83,6 +92,30 @@ class DeviceHands:
         """Group devices by their drivers; both sorted by name."""
         ordered = sorted(devices, key=lambda device: (device.driver, device.name))
         return {name: tuple(group) for name, group in groupby(ordered, key=lambda device: device.driver)}
+
+    def passthrough_driver(self, driver: DeviceDriver, owner: Owner) -> PassthroughDriver:
+        """Give what stands in a driver's place for devices that an owner wants for a virtual machine, or has there."""
+        entries = [entry for entry in self.journal.entries.values() if (of_owner := entry.of(owner)) and of_owner.is_passed_through]
+        own = frozenset(entry.device.pci for entry in entries if entry.device.pci is not None)
+        return PassthroughDriver(driver, self._passthrough, own)
+
+    def undoing_driver(self, isolated: IsolatedDriver, device: str, owner: Owner) -> IsolatedDriver:
+        """Give who undoes an owner's `prepare`: a device that is in passthrough is brought back in a thread of its own, for a kernel driver may take long to begin."""
+        entry = self.journal.owner_entry(device, owner)
+        if entry is None or not entry.is_passed_through:
+            return isolated
+        limit_s = self._passthrough.switch_s * 2
+        return IsolatedDriver(self.passthrough_driver(isolated.driver, owner), timeout_s=limit_s, clock=self._clock)
+
+    def refuse_passed_through(self, names: Iterable[str], owner: Owner, asked: Collection[str]) -> Refusal | None:
+        """Refuse devices that another owner has in passthrough, and such among `asked` (for a virtual machine) as another one has at all."""
+        for name in names:
+            entry = self.journal.entries.get(name)
+            for other in entry.owners if entry is not None else ():
+                if other.owner.key != owner.key and (other.is_passed_through or name in asked):
+                    where = "with a virtual machine of " if other.is_passed_through else "in use by "
+                    return _refuse("device-passed-through", f"device {name} is {where}{other.owner}", device=name, owner=other.owner.key)
+        return None
 
     async def clean(self, names: Iterable[str]) -> None:
         """Begin to clean what was left, and wait until it is clean or everybody sees that it is not."""
@@ -208,6 +241,7 @@ class DeviceHands:
         isolated = self.drivers.get(device.driver) if device is not None else None
         if device is None or isolated is None:
             return f"driver {device.driver if device else ''!r} is not loaded"
+        isolated = self.undoing_driver(isolated, name, entry.owner)
         driver = isolated.driver
         steps: list[Callable[[], None]] = []
         if entry.is_half_attached:
@@ -223,6 +257,8 @@ class DeviceHands:
             get_logger().warning("undo.failed", device=name, owner=entry.owner.key, why=err.message)
             return err.message
         self.cleaner.begin(name)
+        if entry.is_passed_through:
+            self.look_anew(device.driver)
         get_logger().info(
             "device.undone", device=name, owner=entry.owner.key, steps=[step.name for step in (*entry.prepare.steps, *entry.attach.steps)]
         )

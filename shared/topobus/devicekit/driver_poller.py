@@ -7,16 +7,19 @@ changes only.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
+import msgspec
 from prometheus_client import Counter
 
 from topobus.devicekit.driver import CountingDriver, KeepingDriver
 from topobus.devicekit.health import silence
 from topobus.devicekit.inventory_merge import DriverView
 from topobus.devicekit.isolation import DriverFailed, DriverHung, IsolatedDriver
+from topobus.devicekit.journal import PassedThrough
 from topobus.devicekit.pci import pci_folder
 from topobus.devicekit.settings import DeviceServiceSettings
 from topobus.domain.device import Device
@@ -28,6 +31,11 @@ from topobus.runtime.logging import get_logger
 from topobus.sysfs.tree import Tree
 
 __all__ = ["DriverPoller"]
+
+T = TypeVar("T")
+
+# Looks in a row between two of which a device went to VFIO or came back; each of that takes longer than a look.
+_MOST_LOOKS = 8
 
 
 @runtime_checkable
@@ -49,8 +57,9 @@ class DriverPoller:
         failures: Counter,
         *,
         away: Callable[[], Mapping[str, Device]] = dict,
+        passed: Callable[[], PassedThrough] = lambda: PassedThrough(0, {}),
     ) -> None:
-        """Keep the collaborators; `away` gives the devices that sit in a sandbox, as they were before, and is called in the driver's thread."""
+        """Keep the collaborators; `away` gives the devices that sit in a sandbox, `passed` those that VFIO has, as they were before. Both are called in the driver's thread."""
         self.view = DriverView()
         self.generation = 0
         """Of the machine that the driver looked for devices on last."""
@@ -61,7 +70,11 @@ class DriverPoller:
         self._clock = clock
         self._failures = failures
         self._away = away
+        self._passed = passed
+        self._switched: frozenset[PciAddress] = frozenset()
+        """Functions that VFIO has, or had in this life: the machine that discovery publishes may be older than their driver."""
         self._due_at_s = 0.0
+        self._waiting: list[asyncio.Future[None]] = []
 
     async def poll(self, machine: Machine, pcis: Collection[PciAddress]) -> None:
         """Poll once. `pcis`: the functions of this driver's known devices, which may have left the bus."""
@@ -73,7 +86,11 @@ class DriverPoller:
         view = before
         try:
             if is_due or before.devices is None:
+                waiting, self._waiting = self._waiting, []
                 view = await self._isolated.call(verb, lambda: self._discover(machine, pcis))
+                for waiter in waiting:
+                    if not waiter.done():
+                        waiter.set_result(None)
             verb = "observe"
             present = view.devices or ()
             observations: Mapping[str, Sequence[Observation]] = {}
@@ -128,6 +145,13 @@ class DriverPoller:
         self._due_at_s = 0.0
         self._isolated.interrupt()
 
+    async def seen_anew(self) -> None:
+        """Have the next poll look for devices again, and return when it has."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
+        self.look_anew()
+        await waiter
+
     def pause_s(self) -> float:
         """Compute the seconds until the next poll; with no device there is nothing to observe, so the pause lasts until the next rescan."""
         now_s = self._clock.monotonic()
@@ -155,14 +179,25 @@ class DriverPoller:
         self.view = replace(discovered, observations=before.observations, silence=observation, warnings=before.warnings)
 
     def _discover(self, machine: Machine, pcis: Collection[PciAddress]) -> DriverView:
-        """Ask the driver for its devices, in its thread."""
+        """Ask the driver for its devices, in its thread; one that VFIO has is no news to it, nor to us."""
+        view, passed = self._steadily(lambda: self._look(machine, pcis))
+        addresses = {str(device.pci) for device in passed.values()}
+        return replace(
+            view,
+            devices=tuple(device for device in view.devices or () if device.name not in passed),
+            away={**view.away, **passed},
+            kept=tuple(function for function in view.kept if str(function.pci) not in addresses),
+            warnings=tuple(warning for warning in view.warnings if warning.partition(" is not offered")[0] not in addresses),
+        )
+
+    def _look(self, machine: Machine, pcis: Collection[PciAddress]) -> DriverView:
         driver = self._isolated.driver
         # Before the look: what returns meanwhile (it cannot, in this thread) would count as away once more, never as gone.
         away = self._out_of_sight()
         # What leaves or comes back during the look is not found by it, nor is what this copy of the machine does not have yet: no driver is to blame.
         known_functions = {pci_device.address for pci_device in machine.pci_devices}
         off_bus = self._off_bus(pcis) | (frozenset(pcis) - known_functions)
-        devices = tuple(driver.discover(self._tree, machine))
+        devices = tuple(driver.discover(self._tree, self._with_present_drivers(machine)))
         return DriverView(
             devices=devices,
             counter_sets=tuple(driver.counter_sets(devices)) if isinstance(driver, CountingDriver) else (),
@@ -172,16 +207,42 @@ class DriverPoller:
             away=away,
         )
 
+    def _with_present_drivers(self, machine: Machine) -> Machine:
+        """Give the machine with the kernel drivers that switched functions have now."""
+        self._switched |= {device.pci for device in self._passed().devices.values() if device.pci is not None}
+        if not self._switched:
+            return machine
+        return msgspec.structs.replace(
+            machine,
+            pci_devices=tuple(
+                msgspec.structs.replace(function, driver=self._tree.link_name(f"{pci_folder(function.address)}/driver"))
+                if function.address in self._switched
+                else function
+                for function in machine.pci_devices
+            ),
+        )
+
+    def _steadily(self, look: Callable[[], T]) -> tuple[T, Mapping[str, Device]]:
+        """Look until no device went to VFIO or came back meanwhile; gives what was seen, and the devices that VFIO has, as they were before."""
+        for _ in range(_MOST_LOOKS - 1):
+            before = self._passed()
+            seen = look()
+            if self._passed().turn == before.turn:
+                return seen, before.devices
+        before = self._passed()
+        return look(), {**before.devices, **self._passed().devices}
+
     def _off_bus(self, pcis: Collection[PciAddress]) -> frozenset[PciAddress]:
         return frozenset(pci_address for pci_address in pcis if not self._tree.exists(pci_folder(pci_address)))
 
     def _observe(self, present: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """Look at the devices' health, in the driver's thread; that one which sits in a sandbox is not there is no news."""
         away = self._out_of_sight()
-        seen = self._isolated.driver.observe(self._tree, present)
+        seen, passed = self._steadily(lambda: self._isolated.driver.observe(self._tree, present))
         return {
             name: [part for part in observations if part.reason != "device-gone"] if name in away else observations
             for name, observations in seen.items()
+            if name not in passed
         }
 
     def _out_of_sight(self) -> dict[str, Device]:

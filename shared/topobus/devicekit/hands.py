@@ -7,7 +7,7 @@ the intent before the act, so that the next start can undo what is half done (`d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from topobus.devicekit.device_record import DeviceRecord, Json, Step
@@ -28,6 +28,7 @@ __all__ = [
     "LongWork",
     "ResettingDriver",
     "Step",
+    "SwitchedDriver",
     "is_cleaning",
 ]
 
@@ -91,6 +92,26 @@ class ResettingDriver(DeviceDriver, Protocol):
 
     def reset(self, tree: Tree, device: Device) -> Refusal | None:
         """Reset a device that nobody holds, when an operator asks for it; None is done. The host looks at the device anew afterwards."""
+        ...
+
+
+@runtime_checkable
+class SwitchedDriver(DeviceDriver, Protocol):
+    """A driver whose devices the host may give to VFIO for a claim, and that has something of its own on them; all others are switched without a word to them."""
+
+    passthrough_variables: Mapping[str, str]
+    """What containers get beside VFIO's nodes, where the maker's runtime would do something of its own otherwise."""
+
+    def own_nodes(self, tree: Tree, device: Device) -> Sequence[str]:
+        """Name nodes of the device, relative to dev, that its folder in sysfs does not tell of."""
+        ...
+
+    def let_go(self, tree: Tree, device: Device) -> None:
+        """Close what this process has open on a device, and leave it alone until `take_back`; idempotent."""
+        ...
+
+    def take_back(self, tree: Tree, device: Device) -> None:
+        """Go on with a device that its kernel driver has again, or still; idempotent."""
         ...
 
 

@@ -49,6 +49,9 @@ from topobus.sysfs.tree import Tree
 
 __all__ = ["serve_devices"]
 
+# Seconds that an answer waits for a new look at a device that came back: with the publishing after it less than half of what the gateway gives it.
+_SEEN_S = 2.0
+
 
 async def serve_devices(
     settings: DeviceServiceSettings, runtime: Runtime, device_class: str, *, registry: DriverRegistry | None = None, resource: str = ""
@@ -92,6 +95,7 @@ class _DeviceHost:
             Journal(journal_folder(settings.journal.dir, device_class, self._tree)),
             clock=runtime.clock,
             cleaning=settings.cleaning,
+            passthrough=settings.passthrough,
             wait_s=settings.drivers.timeout_s,
         )
         self._preparer = Preparer(device_class, self._hands, self._find)
@@ -102,7 +106,15 @@ class _DeviceHost:
             f"{prefix}_driver_failures", "Calls of a driver that failed or hung.", ("driver", "verb", "outcome"), registry=runtime.registry
         )
         self._pollers = {
-            name: DriverPoller(isolated, self._tree, settings, runtime.clock, self._failures, away=self._hands.journal.away)
+            name: DriverPoller(
+                isolated,
+                self._tree,
+                settings,
+                runtime.clock,
+                self._failures,
+                away=self._hands.journal.away,
+                passed=self._hands.journal.passed,
+            )
             for name, isolated in self._drivers.items()
         }
         self._skips = Counter(f"{prefix}_plugins_skipped", "Plugins that could not be loaded.", ("plugin",), registry=runtime.registry)
@@ -126,8 +138,9 @@ class _DeviceHost:
             self._maintenance,
             self._publisher,
             DeviceHolders(runtime.bus, node=runtime.node, device_class=device_class),
-            lambda driver: self._pollers[driver].look_anew(),
+            self._look_anew,
         )
+        self._hands.look_anew, self._hands.seen_anew = self._look_anew, self._seen_anew
         self._hands.on_change(self._publisher.note_poll, self._publisher.publish)
 
     async def run(self) -> None:
@@ -206,6 +219,18 @@ class _DeviceHost:
                 await poller.watch(machine, self._functions_of(name))
                 self._publisher.note_poll()
             await self._machine.wait_changed(poller.generation, None if machine is None else poller.pause_s())
+
+    def _look_anew(self, driver: str) -> None:
+        self._pollers[driver].look_anew()
+
+    async def _seen_anew(self, driver: str) -> None:
+        """Return when a driver has looked for its devices again and everybody can see what it found, or when that takes too long."""
+        try:
+            async with self._runtime.clock.timeout(_SEEN_S):
+                await self._pollers[driver].seen_anew()
+        except TimeoutError:
+            self._log.warning("look.delayed", driver=driver, waited_s=_SEEN_S)
+        await self._publisher.publish()
 
     def _views(self) -> dict[str, DriverView]:
         """Give what the drivers said last, and what stands in the way besides."""

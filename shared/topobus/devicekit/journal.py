@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -25,7 +26,7 @@ from topobus.domain.errors import ContractError, HardwareError
 from topobus.domain.request import Owner
 from topobus.sysfs.tree import Tree
 
-__all__ = ["Journal", "JournalTaken", "journal_folder"]
+__all__ = ["Journal", "JournalTaken", "PassedThrough", "journal_folder"]
 
 _SUFFIX = ".json"
 _LOCK = "lock"
@@ -44,6 +45,15 @@ def journal_folder(folder: str, device_class: str, tree: Tree) -> Path:
     return tree.root / usual.relative_to("/") if tree.is_recorded else usual
 
 
+class PassedThrough(NamedTuple):
+    """Which devices are switched to VFIO, or may be."""
+
+    turn: int
+    """Grows with each that goes or comes back: two looks with the same number have nothing between them."""
+    devices: Mapping[str, Device]
+    """As they were before."""
+
+
 class Journal:
     """The journal of one class's devices on this node."""
 
@@ -55,6 +65,7 @@ class Journal:
         self._entries: Mapping[str, DeviceEntry] = {}
         self._unreadable: Mapping[str, str] = {}
         self._turn: int | None = None
+        self._passed = PassedThrough(0, {})
 
     @property
     def entries(self) -> Mapping[str, DeviceEntry]:
@@ -69,6 +80,10 @@ class Journal:
     def away(self) -> dict[str, Device]:
         """Give the devices that sit in a sandbox, or may, as they were before."""
         return {name: entry.device for name, entry in self._entries.items() if entry.is_away}
+
+    def passed(self) -> PassedThrough:
+        """Give the devices that are in passthrough, as they were before."""
+        return self._passed
 
     def load(self) -> None:
         """Read all files of the earlier run; no folder is no entry.
@@ -123,10 +138,10 @@ class Journal:
                 others = {other: entry for other, entry in self._entries.items() if other != name}
                 if after.is_empty:
                     durable_file.delete(self.folder, path.name)
-                    self._entries = others
+                    self._keep_entries(others)
                 else:
                     durable_file.write(self.folder, path.name, encode(after), mode=0o600)
-                    self._entries = {**others, name: after}
+                    self._keep_entries({**others, name: after})
             except OSError as err:
                 raise self._error("write", path, err) from err
 
@@ -191,7 +206,14 @@ class Journal:
                 unreadable[name] = err.message if isinstance(err, ContractError) else f"{path}: {err.strerror or err}"
             else:
                 entries[name] = entry
-        self._entries, self._unreadable = entries, unreadable
+        self._unreadable = unreadable
+        self._keep_entries(entries)
+
+    def _keep_entries(self, entries: Mapping[str, DeviceEntry]) -> None:
+        self._entries = entries
+        devices = {name: entry.device for name, entry in entries.items() if entry.is_passed_through}
+        if devices.keys() != self._passed.devices.keys():
+            self._passed = PassedThrough(self._passed.turn + 1, devices)
 
     def _take_turn(self) -> None:
         """Have the folder for this process, and read what is in it."""

@@ -14,7 +14,10 @@ from topobus.domain.device import Device
 from topobus.domain.request import Owner
 from topobus.domain.sandbox import AttachedInterface
 
-__all__ = ["DeviceEntry", "OwnerEntry"]
+__all__ = ["PASSTHROUGH", "DeviceEntry", "OwnerEntry"]
+
+PASSTHROUGH = "passthrough"
+"""The host's own step in a `prepare` record: the function goes to VFIO, and what had it before stands there. No driver has a step of this name."""
 
 
 class OwnerEntry(Struct, frozen=True, kw_only=True):
@@ -42,6 +45,11 @@ class OwnerEntry(Struct, frozen=True, kw_only=True):
     def is_half_prepared(self) -> bool:
         """Say whether a prepare or an unprepare that changes something has begun and not ended."""
         return not self.is_prepared and self.prepare.steps != ()
+
+    @property
+    def is_passed_through(self) -> bool:
+        """Say whether the device is switched to VFIO for this owner, or may be."""
+        return any(step.name == PASSTHROUGH for step in self.prepare.steps)
 
     @property
     def is_empty(self) -> bool:
@@ -80,6 +88,11 @@ class DeviceEntry(Struct, frozen=True, kw_only=True):
     def is_away(self) -> bool:
         """Say whether some sandbox has it, or may have it."""
         return any(entry.is_attached or entry.is_half_attached for entry in self.owners)
+
+    @property
+    def is_passed_through(self) -> bool:
+        """Say whether it is switched to VFIO for some owner, or may be."""
+        return any(entry.is_passed_through for entry in self.owners)
 
     @property
     def is_due_for_cleaning(self) -> bool:

@@ -16,9 +16,10 @@ from topobus.contracts.messages import Prepared, PrepareReply, PrepareRequest, U
 from topobus.contracts.sandbox_messages import Accepted
 from topobus.devicekit import journaled_verbs
 from topobus.devicekit.device_hands import DeviceHands, driver_reason
-from topobus.devicekit.driver import PrepareContext
+from topobus.devicekit.driver import DeviceDriver, PrepareContext
 from topobus.devicekit.hands import AdjustingDriver, AttachingDriver, CheckingDriver, is_cleaning
 from topobus.devicekit.isolation import DriverFailed, DriverHung, IsolatedDriver
+from topobus.devicekit.passthrough_request import asks_for_passthrough
 from topobus.devicekit.sharing import refuse_sharing, with_operators_sharing
 from topobus.domain.device import Device
 from topobus.domain.edits import ContainerEdits, DeviceNode
@@ -56,7 +57,7 @@ class Preparer:
                     result=_refuse("operation-reused", f"operation {request.op_id} was another request before", op_id=request.op_id)
                 )
             devices = [self._find(name) for name in request.devices]
-            result: Prepared | Refusal | Accepted | None = obstacle or self._check(request, devices)
+            result: Prepared | Refusal | Accepted | None = obstacle or self._check(request, devices) or self._refuse_passed_through(request)
             if result is None:
                 result = await self._prepare_all([device for device in devices if device is not None], request)
         reply = PrepareReply(result=result)
@@ -118,6 +119,28 @@ class Preparer:
                 return _refuse("driver-not-loaded", f"device {name} belongs to driver {device.driver!r}, which is not loaded", device=name)
         return None
 
+    def _refuse_passed_through(self, request: PrepareRequest) -> Refusal | None:
+        asked = [name for name in request.devices if asks_for_passthrough(request.device_config.get(name, request.config))]
+        for name in asked:
+            if name in request.looked_at:
+                return _refuse(
+                    "passthrough-malformed", f"device {name} is had with admin access, so no virtual machine can have it", device=name
+                )
+        return self._hands.refuse_passed_through(request.devices, request.owner, asked)
+
+    def _groups(self, devices: Sequence[Device], context: PrepareContext) -> list[tuple[IsolatedDriver, DeviceDriver, tuple[Device, ...]]]:
+        """Say who prepares which devices: their drivers, or what stands in a driver's place for those that go to virtual machines."""
+        groups: list[tuple[IsolatedDriver, DeviceDriver, tuple[Device, ...]]] = []
+        for name, own_devices in self._hands.by_driver(devices).items():
+            isolated = self._hands.drivers[name]
+            passed = tuple(device for device in own_devices if asks_for_passthrough(context.config_of(device.name)))
+            kept = tuple(device for device in own_devices if device not in passed)
+            if kept:
+                groups.append((isolated, isolated.driver, kept))
+            if passed:
+                groups.append((isolated, self._hands.passthrough_driver(isolated.driver, context.owner), passed))
+        return groups
+
     async def _prepare_all(self, devices: Sequence[Device], request: PrepareRequest) -> Prepared | Refusal | Accepted:
         names = sorted(device.name for device in devices)
         # One variable a class that every container with these devices can rely on, whoever made them.
@@ -132,15 +155,14 @@ class Preparer:
             shares={name: amounts for name, amounts in request.shares.items() if name in names},
             attached=frozenset(name for name in names if self._is_attached(name, request.owner)),
         )
-        by_driver = self._hands.by_driver(devices)
-        for name, own_devices in by_driver.items():
-            refusal = refuse_sharing(self._hands.drivers[name].driver, own_devices, context) or await self._ask_check(
-                self._hands.drivers[name], own_devices, context
-            )
+        groups = self._groups(devices, context)
+        for isolated, driver, own_devices in groups:
+            refusal = refuse_sharing(driver, own_devices, context) or await self._ask_check(isolated, driver, own_devices, context)
             if refusal is not None:
                 return refusal
-        for name, own_devices in by_driver.items():
-            answer, attached = await self._prepare_own(self._hands.drivers[name], own_devices, context, request.looked_at)
+        for isolated, driver, own_devices in groups:
+            name = driver.name
+            answer, attached = await self._prepare_own(isolated, driver, own_devices, context, request.looked_at)
             if isinstance(answer, Refusal | Accepted):
                 return answer
             missing = sorted(device.name for device in own_devices if device.name not in answer)
@@ -159,7 +181,14 @@ class Preparer:
         # Only a claim's containers can be kept from starting without it.
         adjusting = [name for name, isolated in self._hands.drivers.items() if isinstance(isolated.driver, AdjustingDriver)]
         is_claim = request.owner.kind is OwnerKind.CLAIM
-        to_adjust = [device.name for device in devices if is_claim and device.driver in adjusting and device.name not in request.looked_at]
+        to_adjust = [
+            device.name
+            for device in devices
+            if is_claim
+            and device.driver in adjusting
+            and device.name not in request.looked_at
+            and not asks_for_passthrough(context.config_of(device.name))
+        ]
         return Prepared(
             edits={name: place_nodes(edit, seen) for name, edit in edits.items()},
             common=place_nodes(common, seen),
@@ -167,12 +196,17 @@ class Preparer:
             to_adjust=tuple(sorted(to_adjust)),
         )
 
+    def _is_passed_through(self, name: str, owner: Owner) -> bool:
+        entry = self._hands.journal.owner_entry(name, owner)
+        return entry is not None and entry.is_passed_through
+
     def _is_attached(self, name: str, owner: Owner) -> bool:
         entry = self._hands.journal.owner_entry(name, owner)
         return entry is not None and (entry.is_attached or entry.is_half_attached)
 
-    async def _ask_check(self, isolated: IsolatedDriver, devices: Sequence[Device], context: PrepareContext) -> Refusal | None:
-        driver = isolated.driver
+    async def _ask_check(
+        self, isolated: IsolatedDriver, driver: DeviceDriver, devices: Sequence[Device], context: PrepareContext
+    ) -> Refusal | None:
         if not isinstance(driver, CheckingDriver):
             return None
         try:
@@ -181,10 +215,15 @@ class Preparer:
             return Refusal(reasons=(driver_reason(isolated.name, err),))
 
     async def _prepare_own(
-        self, isolated: IsolatedDriver, devices: Sequence[Device], context: PrepareContext, looked_at: Sequence[str]
+        self,
+        isolated: IsolatedDriver,
+        driver: DeviceDriver,
+        devices: Sequence[Device],
+        context: PrepareContext,
+        looked_at: Sequence[str],
     ) -> tuple[Mapping[str, ContainerEdits] | Refusal | Accepted, Sequence[str]]:
         """Have one driver prepare its devices; gives also those that must be attached. Who only looks attaches nothing, and leaves nothing to clean."""
-        hands, driver = self._hands, isolated.driver
+        hands = self._hands
         names = [device.name for device in devices]
 
         stands = hands.jobs.result(context.owner, names)
@@ -235,9 +274,16 @@ class Preparer:
                     if entry is not None and isinstance(driver, AttachingDriver):
                         detach = partial(journaled_verbs.detach, hands.journal, driver, hands.tree, device, request.owner)
                         await isolated.call("detach", partial(detach, entry.attach.sandbox))
-                await isolated.call(
-                    "unprepare", partial(journaled_verbs.unprepare, hands.journal, driver, hands.tree, own_devices, context)
-                )
+                passed = [device for device in own_devices if self._is_passed_through(device.name, request.owner)]
+                for undoing, undone_devices in (
+                    (isolated, [device for device in own_devices if device not in passed]),
+                    *((hands.undoing_driver(isolated, device.name, request.owner), [device]) for device in passed),
+                ):
+                    undo = partial(journaled_verbs.unprepare, hands.journal, undoing.driver, hands.tree, undone_devices, context)
+                    if undone_devices:
+                        await undoing.call("unprepare", undo)
+                if passed:
+                    await hands.seen_anew(name)
             except (DriverFailed, DriverHung) as err:
                 reasons.append(driver_reason(name, err))
         return reasons

@@ -10,13 +10,22 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from topobus.devicekit.health import HealthSettings
+from topobus.devicekit.pci import is_vfio
 from topobus.devicekit.shared_devices import SharedPool
-from topobus.domain.pools import Pool
+from topobus.domain.pools import Condition, Pool
 from topobus.runtime.config import ServiceSettings
 from topobus.runtime.proof import AnswerSettings
 from topobus.sysfs.tree import HardwareSettings
 
-__all__ = ["CleaningSettings", "DeviceServiceSettings", "DriverSettings", "JournalSettings", "PartitionSettings"]
+__all__ = [
+    "CleaningSettings",
+    "DeviceServiceSettings",
+    "DriverSettings",
+    "JournalSettings",
+    "PartitionSettings",
+    "PassthroughRule",
+    "PassthroughSettings",
+]
 
 
 class DriverSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -65,6 +74,36 @@ class PartitionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     It needs a /sys that can be written. False: for claims alone, as `counted` is; and who cuts the cards of a node already (its boot, another operator) would undo it."""
 
 
+class PassthroughRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Functions that claims may have for a virtual machine, and by which kernel driver."""
+
+    where: tuple[Condition, ...]
+    """All of these are true of such a device; the fields are those of pools (docs/reference/pools.md)."""
+    kernel_driver: str = "vfio-pci"
+    """What holds the function meanwhile: vfio-pci, or a maker's variant of it (`nvgrace-gpu-vfio-pci`, `mlx5_vfio_pci`); the node must have it loaded."""
+
+    def __post_init__(self) -> None:
+        """Refuse a rule for everything, and a driver that is none of VFIO's."""
+        if not self.where:
+            raise ValueError("where is empty, wanted at least one condition such as {field = 'model', glob = '*H100*'}")
+        if not is_vfio(self.kernel_driver) or "/" in self.kernel_driver:
+            raise ValueError(
+                f"kernel_driver is {self.kernel_driver!r}, wanted vfio-pci or a maker's variant of it, whose name ends with vfio-pci"
+            )
+
+
+class PassthroughSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which PCI functions a claim may have switched to VFIO, for a virtual machine, and back."""
+
+    allow: tuple[PassthroughRule, ...] = ()
+    """The first rule that is true of a device counts. Empty: none, for it needs rights that a device service has not by default, and whoever has a function whole can do to it
+    what its driver never would; docs/how-to/pass-a-device-to-a-virtual-machine.md."""
+    idle_s: Annotated[float, Meta(gt=0)] = 30.0
+    """Seconds that whoever still uses the function may take to end. 30 s: what kubelet gives a pod to terminate."""
+    switch_s: Annotated[float, Meta(gt=0)] = 30.0
+    """Seconds that a kernel driver may take to let a function go, or to take it. 30 s: a GPU's driver takes ten to begin."""
+
+
 class DeviceServiceSettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of every device service."""
 
@@ -80,6 +119,8 @@ class DeviceServiceSettings(ServiceSettings, frozen=True, kw_only=True, forbid_u
     """How a device is cleaned before its next owner."""
     partitions: PartitionSettings = PartitionSettings()
     """What becomes of a card whose parts are devices of their own."""
+    passthrough: PassthroughSettings = PassthroughSettings()
+    """Which PCI functions claims may have for virtual machines; class cpu has none."""
     answers: AnswerSettings = AnswerSettings()
     """How answers prove that they are this service's own."""
     pools: tuple[Pool, ...] = ()

@@ -26,8 +26,6 @@ _IN_CLOSE_WRITE = 0x8
 # struct inotify_event: watch, mask, cookie, length of the name that follows.
 _EVENT = struct.Struct("iIII")
 _READ_BYTES = 1 << 16
-# Whoever writes there is told that there is no room: the one error that a file without a kernel behind it can give to root, too.
-_REFUSES = "/dev/full"
 # How often it is seen whether the thread still lives, for whoever waits for it.
 _LOOK_S = 1.0
 
@@ -94,15 +92,15 @@ class KernelWrites:
             raise self._error
 
     def refuse(self, file: str) -> None:
-        """Let writes to a file fail from now on (ENOSPC)."""
+        """Let writes to a file fail from now on (EISDIR: no other error comes to root from a file without a kernel behind it)."""
         path = self._path(file)
-        path.unlink(missing_ok=True)
-        path.symlink_to(_REFUSES)
+        path.unlink()
+        path.mkdir()
 
     def accept(self, file: str) -> None:
         """Take writes to a file again after `refuse`."""
         path = self._path(file)
-        path.unlink(missing_ok=True)
+        path.rmdir()
         path.touch()
 
     def _path(self, file: str) -> Path:
@@ -137,7 +135,7 @@ class KernelWrites:
             folder = self._folders.get(watch)
             path = folder / name if folder is not None else None
             react = self._reactions.get(path) if path is not None else None
-        if path is None or react is None or path.is_symlink():
+        if path is None or react is None or path.is_dir():
             return
         try:
             text = path.read_text(encoding="utf-8")
