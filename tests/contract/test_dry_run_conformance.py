@@ -31,7 +31,7 @@ from topobus.controller.config import ControllerSettings
 from topobus.controller.dry_run.run import dry_run
 from topobus.controller.dry_run.situation import DryAnswer, Silence, Situation
 from topobus.controller.metrics import ControllerMetrics
-from topobus.controller.reconcilers.allocator import Allocator, member
+from topobus.controller.reconcilers.allocator import Allocator, Member, member
 from topobus.controller.state.api_server_state import ApiServerState
 from topobus.controller.state.cluster_state import ClusterState
 from topobus.controller.state.standalone_state import StandaloneState
@@ -146,6 +146,12 @@ def _finder(state: StandaloneState, compiler: CelCompiler) -> Allocator:
     return Allocator(settings, runtime, state, compiler, ControllerMetrics(registry))
 
 
+async def _search(finder: Allocator, node: str, members: list[Member]) -> Outcome:
+    """Find devices as the controller does for a claim: first fit, then equal ones that lie closer together."""
+    outcome = await finder.search_members(node, members)
+    return await finder.brought_closer(node, members, outcome, pod=None) if isinstance(outcome, Allocated) else outcome
+
+
 def _controller(situation: Situation, node: str, claims: list[ApiObject], compiler: CelCompiler) -> Outcome | str:
     """What the controller's own search says of the claims on a node, or how the claims cannot be read."""
     state = StandaloneState()
@@ -167,7 +173,7 @@ def _controller(situation: Situation, node: str, claims: list[ApiObject], compil
         members = [
             member(ObjectKey(**object_parts(claim)), state.objects[ObjectKey(**object_parts(claim))], state.classes) for claim in claims
         ]
-        return asyncio.run(_finder(state, compiler).search_members(node, members))
+        return asyncio.run(_search(_finder(state, compiler), node, members))
     except ContractError as err:
         return err.message
 

@@ -55,6 +55,9 @@ class ControllerSettings(ServiceSettings, frozen=True, kw_only=True, forbid_unkn
     mode: Mode = Mode.CORRECTED
     """`corrected` keeps every constraint; `compatible` has the defects of Kubernetes 1.36 too, for whoever must get the very devices that kube-scheduler
     would choose. docs/reference/allocation.md lists the differences."""
+    nearness: Literal["prefer", "first-fit"] = "prefer"
+    """Which of several equal devices claims get that wish for no place: `prefer` those that lie closest together (one PCIe switch, else one NUMA node, else one socket), `first-fit`
+    the first ones by name, as kube-scheduler does. Mode `compatible` is always first fit."""
     claim_allocation: AllocationMode = AllocationMode.IMMEDIATE
     """When a claim of the stand-alone API is allocated that does not say so itself (annotation `topobus.dev/allocation-mode`) and that no stored pod waits for:
     `Immediate` as soon as it is stored, which is what somebody who tries a claim expects; `WaitForFirstConsumer` when a pod that uses it is scheduled, and until

@@ -72,13 +72,13 @@ async def test_pod_gets_cpus_where_its_claims_devices_are_when_it_wishes_that(se
         ]
 
 
-async def test_pod_without_a_wish_is_served_as_ever(served: Place) -> None:
-    """The same pod without its annotation: each of the three comes from where it comes first, and nothing is said of it anywhere."""
+async def test_claims_lie_together_and_cpus_where_they_come_first_when_the_pod_wishes_nothing(served: Place) -> None:
+    """The same pod without its annotation: of equal devices its claims get close ones, its CPUs are the node's choice, and nothing is said of it anywhere."""
     plain = TRAINER.replace('  annotations: {"topobus.dev/policy": single-numa-node}\n', "")
 
     node, claims, cpus = await _scheduled_beside_others(served, plain)
 
-    assert (claims, cpus) == (NodeSet(0, 1), NodeSet(0))
+    assert (claims, cpus) == (NodeSet(1), NodeSet(0))
     assert all(not request.pod.claims for request in served.nodes[node].requests)
     for name in ("gpu", "nic"):
         assert "config" not in (await served.claim(name)).status["allocation"]["devices"]

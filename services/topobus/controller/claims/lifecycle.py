@@ -22,6 +22,7 @@ from topobus.controller.allocation.values import DeviceId
 from topobus.domain.alignment.planning.node_view import CPU_CLASS
 from topobus.domain.device import class_of_driver
 from topobus.domain.errors import ContractError
+from topobus.domain.idset import NodeSet
 from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest, Policy
 from topobus.kubernetes.api import limits
 from topobus.kubernetes.api.alignment_request import AlignmentRequest
@@ -72,6 +73,7 @@ RELEASED = "Released"
 
 # A condition's message as the API server limits it (metav1.Condition, MaxLength 32768), cut far earlier so that a person may read it.
 _MAX_MESSAGE = 4096
+_NOWHERE = NodeSet()
 
 
 def read_claim(claim: ApiObject) -> ClaimSpec:
@@ -192,17 +194,27 @@ def with_result(claim: ApiObject, allocation: AllocationResult, *, now: str) -> 
     return _replace(claim, status={**claim.status, "allocation": _wire(stamped)})
 
 
-def with_allocation(claim: ApiObject, allocation: AllocationResult, *, now: str) -> ApiObject:
-    """Write an allocation and its condition; that ends the attempt."""
+def with_allocation(claim: ApiObject, allocation: AllocationResult, *, now: str, spanned: NodeSet = _NOWHERE) -> ApiObject:
+    """Write an allocation and its condition; that ends the attempt.
+
+    Shapes: spanned — the NUMA nodes that the devices lie on, where that is more than one.
+    """
     done = with_annotations(with_result(claim, allocation, now=now), {ATTEMPT_ANNOTATION: None})
     devices = len(allocation.devices.results)
     return with_condition(
         with_advice(done, message="", now=now),
         is_true=True,
         reason="Allocated",
-        message=f"{devices} device{'s' if devices != 1 else ''} allocated",
+        message=f"{devices} device{'s' if devices != 1 else ''} allocated{_on_nodes(spanned)}",
         now=now,
     )
+
+
+def _on_nodes(spanned: NodeSet) -> str:
+    if not spanned:
+        return ""
+    nodes = [str(node) for node in spanned]
+    return f"; they span NUMA nodes {', '.join(nodes[:-1])} and {nodes[-1]}: with locality hard:numa the claim waits until one node has them all"
 
 
 def without_result(claim: ApiObject) -> ApiObject:

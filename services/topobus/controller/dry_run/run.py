@@ -22,6 +22,7 @@ from topobus.controller.allocation.suggestions import ADVICE_STEPS, would_fit
 from topobus.controller.allocation.values import (
     Allocated,
     AllocationInput,
+    Mode,
     NoFit,
     Outcome,
 )
@@ -32,6 +33,7 @@ from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.claims.templates import claim_from_template, wanted_claims, with_claim_names
 from topobus.controller.dry_run.situation import DryAnswer, Situation, holder_of, made_up_uid, place_of, pod_holder_of, readable_slices
 from topobus.controller.scheduling.aligned_allocation import allocate_near, read_alignment_request
+from topobus.controller.scheduling.closer_devices import bring_closer
 from topobus.controller.scheduling.decisions import (
     Blocked,
     NodeFit,
@@ -285,6 +287,9 @@ class DryRun:
             outcome = allocate_near(given, aligned_claims(claims), view, self._compiler, pod=wishing, step_budget=self._budget)
         else:
             outcome = allocate(given, self._compiler, step_budget=self._budget)
+            view = self.state.view_of(node) if self._mode is not Mode.COMPATIBLE else None
+            if isinstance(outcome, Allocated) and view is not None:
+                outcome = bring_closer(given, outcome, view, self._compiler)
         return within_limits(node, claims, outcome)
 
     def _static_objection(self, pod: Pod, node: str) -> Reason | None:

@@ -34,6 +34,7 @@ from topobus.controller.reconcilers.deallocate_claims import ClaimDeallocation
 from topobus.controller.reconcilers.decision_publisher import DecisionPublisher
 from topobus.controller.reconcilers.node_ledgers import NODE_FAILED, NodeLedgers
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
+from topobus.controller.scheduling.closer_devices import spanned_nodes
 from topobus.controller.state.costly_work import CostlyWork
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.nats_store import NatsStore
@@ -236,7 +237,8 @@ class ClaimReconciler:
 
     def allocated(self, claim: ApiObject, allocation: AllocationResult) -> ApiObject:
         """Make the claim's next version, which has the allocation and no reservation: the pod's follows when all of its claims are allocated."""
-        return lifecycle.with_allocation(claim, allocation, now=rfc3339(self._runtime.clock.now()))
+        spanned = spanned_nodes(allocation, self._state.numa_nodes_of)
+        return lifecycle.with_allocation(claim, allocation, now=rfc3339(self._runtime.clock.now()), spanned=spanned)
 
     async def on_refused(self, attempted: Attempted, refusal: Refusal) -> None:
         """Drop an attempt that its node refuses; the next round searches again."""

@@ -14,10 +14,11 @@ from topobus.cel.seam import SelectorCompiler
 from topobus.controller.allocation.admission import has_heavy_selector
 from topobus.controller.allocation.search import allocate
 from topobus.controller.allocation.suggestions import ADVICE_STEPS, would_fit
-from topobus.controller.allocation.values import AllocationInput, GaveUp, Outcome
+from topobus.controller.allocation.values import Allocated, AllocationInput, GaveUp, Outcome
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.scheduling.aligned_allocation import AlignedClaims, allocate_near
+from topobus.controller.scheduling.closer_devices import bring_closer
 from topobus.domain.outcome import Reason
 from topobus.domain.request import PodRequest
 from topobus.domain.view import NodeView
@@ -78,6 +79,18 @@ class AllocationRunner:
         finally:
             abandoned.set()
         return self._measured(outcome, started)
+
+    async def bring_closer(self, given: AllocationInput, outcome: Allocated, view: NodeView) -> Allocated:
+        """Exchange what a search found for equal devices that lie closer together, where there are some."""
+        started = self._clock.monotonic()
+        abandoned = threading.Event()
+        try:
+            closer = await asyncio.to_thread(bring_closer, given, outcome, view, self._compiler, is_abandoned=abandoned.is_set)
+        finally:
+            abandoned.set()
+        self._metrics.searches.observe(self._clock.monotonic() - started)
+        self._metrics.steps.inc(closer.steps - outcome.steps)
+        return closer
 
     async def advise(self, given: AllocationInput) -> tuple[Reason, ...]:
         """Find out what would fit; some dozen short searches, in a thread."""

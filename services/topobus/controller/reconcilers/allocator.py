@@ -139,7 +139,7 @@ class Allocator(NodeSearch):
         for node in nodes if shape is None else self.results.open_nodes(shape):
             outcome = await self.search_on(node, members, is_cheap=is_cheap) if self._clock.monotonic() < end else GaveUp(0)
             if isinstance(outcome, Allocated):
-                return node, outcome
+                return node, await self.bring_closer(node, members, self._excluded(members), outcome)
             if is_cheap and (isinstance(outcome, GaveUp) or self.spent - spent > CHEAP_STEPS):
                 return [GaveUp(self.spent - spent)]
             if isinstance(outcome, Fault) and not outcome.is_local:
@@ -196,6 +196,10 @@ class Allocator(NodeSearch):
     async def advise_members(self, nodes: Sequence[str], outcomes: Sequence[Outcome], members: Sequence[Member]) -> tuple[Reason, ...]:
         """Name the nearest miss, and what would fit there instead."""
         return await self.advise(nodes, outcomes, members, self._excluded(members))
+
+    async def brought_closer(self, node: str, members: Sequence[Member], outcome: Allocated, *, pod: PodRequest | None) -> Allocated:
+        """Exchange what was found on a node for equal devices that lie closer together, where there are some."""
+        return await self.bring_closer(node, members, self._excluded(members), outcome, pod=pod)
 
     def _excluded(self, members: Sequence[Member]) -> dict[DeviceId, str]:
         """Name the devices that a node has refused to one of the claims a moment ago."""

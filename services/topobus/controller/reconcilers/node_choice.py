@@ -145,7 +145,7 @@ class NodeChooser:
             self._search.node_failed(name, failure)
         if fits:
             best = rank([score_node(plan, node_fit) for node_fit in fits])[0]
-            return next(node_fit for node_fit in fits if node_fit.node == best)
+            return await self._brought_closer(next(node_fit for node_fit in fits if node_fit.node == best), plan, excluded, wishing)
         return NoNodeFits(()) if is_brief else await self._explain(placing, plan, refused, excluded, wishing, is_cheap=is_cheap)
 
     async def still_fits(
@@ -161,6 +161,11 @@ class NodeChooser:
         others = {candidate.id: "not chosen" for pool in given.pools or () for candidate in pool.candidates if candidate.id not in devices}
         outcome = await self._search.search_only(self._search.given(node, plan.pending, others, ignoring=later), is_cheap=is_cheap)
         return outcome if isinstance(outcome, Allocated) or (is_cheap and isinstance(outcome, GaveUp)) else None
+
+    async def _brought_closer(self, fit: NodeFit, plan: PodPlan, excluded: Mapping[DeviceId, str], wishing: PodRequest | None) -> NodeFit:
+        outcome = Allocated(fit.results, fit.steps)
+        closer = await self._search.bring_closer(fit.node, plan.pending, excluded, outcome, pod=wishing)
+        return NodeFit(fit.node, closer.results, closer.steps)
 
     def _is_plain(self, plan: PodPlan, excluded: Mapping[DeviceId, str]) -> bool:
         """Say whether nothing tells these claims from others with the same specs, and they may be judged at once."""

@@ -11,15 +11,18 @@ from dataclasses import replace
 
 from topobus.cel.seam import SelectorCompiler
 from topobus.controller.allocation.values import (
+    Allocated,
     AllocationInput,
     DeviceId,
     Fault,
     GaveUp,
+    Mode,
     Outcome,
 )
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.reconcilers.allocation_runner import AllocationRunner
+from topobus.controller.scheduling.closer_devices import has_closer
 from topobus.controller.scheduling.node_trials import (
     WantedClaim,
     aligned_claims,
@@ -53,6 +56,7 @@ class NodeSearch:
         metrics: ControllerMetrics,
     ) -> None:
         self._mode = settings.mode
+        self._prefers_near = settings.nearness == "prefer" and settings.mode is not Mode.COMPATIBLE
         self._state = state
         self._metrics = metrics
         self._runner = AllocationRunner(settings, clock, compiler, metrics)
@@ -104,6 +108,28 @@ class NodeSearch:
             outcome = await self._runner.search_near(given, aligned_claims(claims), self._state.view_of(node), pod=pod)
         self.spent += outcome.steps
         return within_limits(node, claims, outcome)
+
+    async def bring_closer(
+        self,
+        node: str,
+        claims: Sequence[WantedClaim],
+        excluded: Mapping[DeviceId, str],
+        outcome: Allocated,
+        *,
+        pod: PodRequest | None = None,
+    ) -> Allocated:
+        """Exchange what was found on a node for equal devices that lie closer together; claims that wish for a place have what they wish already."""
+        view = self._state.view_of(node) if self._prefers_near and has_closer(outcome.results) and not is_aligned(claims, pod) else None
+        if view is None:
+            return outcome
+        try:
+            closer = await self._runner.bring_closer(self.given(node, claims, excluded), outcome, view)
+        except Exception as err:  # noqa: BLE001 - boundary: one node, and what was found there stands
+            self.node_failed(node, err)
+            return outcome
+        self.spent += closer.steps - outcome.steps
+        limited = within_limits(node, claims, closer)
+        return limited if isinstance(limited, Allocated) else outcome
 
     async def search_only(self, given: AllocationInput, *, is_cheap: bool) -> Outcome:
         """Search what was collected by `given`, and say only whether something fits."""
