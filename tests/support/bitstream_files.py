@@ -17,8 +17,9 @@ XCLBIN_UUID = "5f1c9d4e2b7a43d88c90aa17e2b35c11"
 PLATFORM = "xilinx_u55c_gen3x16_xdma_base_3"
 
 
-def gbs(function: str = FUNCTION, interface: str = INTERFACE, image: bytes = b"image" * 50) -> bytes:
-    """Write a green bitstream."""
+def gbs(function: str = FUNCTION, interface: str = INTERFACE, image: bytes | None = None) -> bytes:
+    """Write a green bitstream; its image says which function it is, for the file-backed programmer to read."""
+    image = function.encode() + b" image" * 20 if image is None else image
     metadata = json.dumps(
         {
             "version": 640,

@@ -6,6 +6,7 @@ tests/contract/test_reason_codes.py holds the source to it: whoever makes a Reas
 
 from __future__ import annotations
 
+from topobus.contracts.function_reasons import FUNCTION_SECTION
 from topobus.contracts.placement_reasons import PLACEMENT_SECTIONS
 from topobus.contracts.reason_values import ReasonGroup, ReasonSection
 
@@ -310,6 +311,7 @@ SECTIONS: tuple[ReasonSection, ...] = (
             ReasonGroup(("prepare-incomplete",), "a device service prepared less than it was asked for", ("devices",)),
         ),
     ),
+    FUNCTION_SECTION,
     ReasonSection(
         title="Work on single devices",
         before="By topology and the device services, to an operator (`topobus device`); [operate a device](../how-to/operate-a-device.md).",

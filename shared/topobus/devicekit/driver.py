@@ -33,6 +33,7 @@ __all__ = [
     "LongWork",
     "ParentingDriver",
     "PrepareContext",
+    "RememberingDriver",
 ]
 
 
@@ -51,6 +52,8 @@ class PrepareContext(Struct, frozen=True, kw_only=True):
     """Those of the devices that this owner has in a sandbox already: kubelet asks again for pods that run, and what left the host then is not gone."""
     free: frozenset[str] = frozenset()
     """Those of the devices that nobody had when this owner came, as far as the journal knows: what is there now was there before."""
+    looked_at: frozenset[str] = frozenset()
+    """Those of the devices that this owner only looks at (admin access): somebody else may have them, through any door."""
     cpus: Mapping[str, CpuSet] = MappingProxyType({})
     """Which CPUs the owner has of devices that are groups of CPUs; class `cpu` alone has some."""
     shares: Mapping[str, Mapping[str, int]] = MappingProxyType({})
@@ -151,3 +154,12 @@ class CuttingDriver(DeviceDriver, Protocol):
     cuts_on_demand: bool
     """Set by the service before the first `discover`, from `partitions.on_demand`. True: `discover` lists such a card as a whole and as the parts of each way in which it can be
     cut, with counters by which never two of these ways are held at once, and `prepare` cuts. False, as a new driver has it: cards are listed as they are."""
+
+
+@runtime_checkable
+class RememberingDriver(DeviceDriver, Protocol):
+    """A driver whose names depend on what it has seen before: which parts a card had, when one of them is missing now."""
+
+    def remember(self, devices: Sequence[Device]) -> None:
+        """Learn from its devices in the inventory of the earlier run; called once, before the first `discover`, and not at all where there was none."""
+        ...

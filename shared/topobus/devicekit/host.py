@@ -9,6 +9,8 @@ the first request is answered. Nothing here waits for the cluster plane.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 from prometheus_client import Counter
@@ -20,7 +22,7 @@ from topobus.devicekit.attach import Attacher
 from topobus.devicekit.device_hands import DeviceHands
 from topobus.devicekit.device_holders import DeviceHolders
 from topobus.devicekit.device_operator import DeviceOperator
-from topobus.devicekit.driver import CuttingDriver, ParentingDriver
+from topobus.devicekit.driver import CuttingDriver, ParentingDriver, RememberingDriver
 from topobus.devicekit.driver_poller import DriverPoller
 from topobus.devicekit.hands import AttachingDriver
 from topobus.devicekit.health import clear_sticky_faults
@@ -194,9 +196,21 @@ class _DeviceHost:
             if inventory is not None:
                 self._publisher.counter_sets = inventory.counter_sets
                 self._publisher.devices = tuple(self._clear_repaired(device) for device in inventory.devices)
+                await self._remind(inventory.devices)
             for name in sorted(set(self._settings.health.forgive) - {device.name for device in self._publisher.devices}):
                 self._log.warning("forgiveness.unused", device=name, next_step="health.forgive names a device that this node does not know")
             return
+
+    async def _remind(self, devices: Sequence[Device]) -> None:
+        """Tell those drivers that want to know what they found in the earlier run; one that fails at it begins anew."""
+        for name, isolated in self._drivers.items():
+            driver = isolated.driver
+            own = tuple(device for device in devices if device.driver == name)
+            if isinstance(driver, RememberingDriver) and own:
+                try:
+                    await isolated.call("remember", partial(driver.remember, own))
+                except (DriverHung, DriverFailed) as err:
+                    self._log.warning("devices.forgotten", driver=name, why=str(err))
 
     def _clear_repaired(self, device: Device) -> Device:
         """Clear the sticky faults of a device that the operator's settings name as repaired."""

@@ -153,6 +153,7 @@ class Preparer:
             device_config=with_operators_sharing(devices, request.config, request.device_config),
             cpus=request.cpus,
             shares={name: amounts for name, amounts in request.shares.items() if name in names},
+            looked_at=frozenset(request.looked_at),
             attached=frozenset(name for name in names if self._is_attached(name, request.owner)),
         )
         groups = self._groups(devices, context)

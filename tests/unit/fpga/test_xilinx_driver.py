@@ -288,6 +288,31 @@ def test_discover_keeps_a_user_functions_name_when_its_neighbour_leaves(double: 
     assert double.driver.observe(double.tree, (left,)) == {left.name: []}
 
 
+def test_discover_keeps_a_user_functions_name_when_its_neighbour_left_before_a_restart(double: Slot) -> None:
+    """The next process has seen one of the two alone; the inventory of the one before tells it that there were two."""
+    before = double.discover()
+    double.remove(double.functions[1])
+    double.functions = tuple(function for function in double.functions if (double.root / folder(function)).exists())
+    double.driver = XilinxDriver()
+    double.driver.remember(before)
+
+    after = double.discover()
+
+    assert [device.name for device in after] == [device.name for device in before if device.pci == after[0].pci]
+    assert after[0].partition_of == NAME
+
+
+def test_observe_misses_the_management_function_when_it_left_before_a_restart(slot: Slot) -> None:
+    """What was known of the slot stays known: that a card lacks its management function is a fault, and not another kind of card."""
+    before = slot.discover()
+    slot.remove(MANAGEMENT)
+    slot.functions = (USER,)
+    slot.driver = XilinxDriver()
+    slot.driver.remember(before)
+
+    assert slot.look(slot.discover()) == [(HealthState.UNHEALTHY, "fell-off-bus")]
+
+
 def test_observe_blames_one_user_function_when_its_firewall_trips(double: Slot) -> None:
     """The neighbour computes on; what the management function says is told of both."""
     devices = double.discover()

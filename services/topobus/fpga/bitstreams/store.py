@@ -80,14 +80,17 @@ class BitstreamStore:
     """A store that is looked at again and again; threads may share it."""
 
     def __init__(self, folder: str) -> None:
-        """Use this folder; one that is not there is an empty store."""
+        """Use this folder; one that is not there is an empty store, and so is no folder at all."""
         self.folder = Path(folder)
+        self._is_given = folder != ""
         self._lock = threading.Lock()
         self._seen: tuple[tuple[str, int, int, int], ...] | None = None
         self._content = StoreContent()
 
     def look(self) -> StoreContent:
         """Give what is in it now. Manifests and headers are read again only when a name, size or time in the folder has changed."""
+        if not self._is_given:
+            return StoreContent()
         with self._lock:
             try:
                 seen = _signature(self.folder)

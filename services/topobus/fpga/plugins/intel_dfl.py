@@ -11,7 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from topobus.devicekit.driver import PrepareContext
+import msgspec
+
+from topobus.devicekit.device_record import DeviceRecord
+from topobus.devicekit.driver import LongWork, PrepareContext
 from topobus.devicekit.edits_text import (
     is_offered,
     own_variable,
@@ -29,6 +32,10 @@ from topobus.domain.machine import Machine
 from topobus.domain.names import to_dns_label
 from topobus.domain.outcome import Reason, Refusal
 from topobus.domain.pci import PciAddress
+from topobus.fpga.config import FunctionSettings
+from topobus.fpga.dfl_region import dfl_region, ports_of
+from topobus.fpga.function_hands import FunctionHands
+from topobus.fpga.programmer import DflProgrammer, KernelDflProgrammer
 from topobus.sysfs.fpga import DflCard, DflPort, ErrorRegister, dfl_regions, read_dfl_card
 from topobus.sysfs.nodes import device_node
 from topobus.sysfs.tree import Tree
@@ -59,18 +66,30 @@ _STOPPED = 6
 
 
 class IntelDflDriver:
-    """Finds and watches DFL cards. Keeps the PCIe error counters, and nothing else."""
+    """Finds and watches DFL cards, and loads functions into them. Keeps the PCIe error counters, and what it has programmed."""
 
     name = "intel-dfl"
     device_class = "fpga"
 
-    def __init__(self) -> None:
+    def __init__(self, programmer: DflProgrammer | None = None) -> None:
+        """Program cards by the kernel's drivers; tests bring a programmer of their own."""
         self._pci_health = PciHealth()
         self.warnings: tuple[str, ...] = ()
         """What the last `discover` left out, and why; the inventory shows it."""
         self.offers_parents = False
         self.kept: tuple[KeptFunction, ...] = ()
         """What it left out since it is for something else."""
+        self._programmer: DflProgrammer = programmer or KernelDflProgrammer()
+        self._functions = FunctionHands(lambda tree, device: dfl_region(tree, device, self._programmer))
+
+    @property
+    def cleans(self) -> bool:
+        """Whether ports are reset after their users: where cards are programmed at all."""
+        return self._functions.loader.can_program
+
+    def configure(self, settings: FunctionSettings, *, can_program: bool) -> None:
+        """Give claims the functions of this store."""
+        self._functions.configure(settings, can_program=can_program)
 
     def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
         """List the ports, by region and number."""
@@ -89,8 +108,11 @@ class IntelDflDriver:
                 devices += [self._device(card, port, machine) for port in card.ports]
                 if not card.ports and card.pci is not None:
                     left_out.keep(card.pci, DeviceRole.MANAGEMENT, "it has no port, and its management engine is for nobody's container")
-        self.warnings, self.kept = tuple(left_out), left_out.kept
-        return tuple(devices)
+        self.warnings, self.kept = (*left_out, *self._functions.loader.left_out), left_out.kept
+        return tuple(
+            msgspec.structs.replace(device, attributes={**device.attributes, **self._functions.attributes(tree, device)})
+            for device in devices
+        )
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """Look at bus, engine and port of each device; a card that cannot be read leaves the others alone."""
@@ -100,18 +122,36 @@ class IntelDflDriver:
         on_bus = {address: self._observe_function(tree, address) for address in addresses}
         return {device.name: self._observe_one(tree, device, on_bus[device.pci] if device.pci is not None else []) for device in devices}
 
-    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
-        """Give each port's node; the kit adds `TOPOBUS_FPGA_DEVICES`.
+    def check(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Refusal | None:
+        """Refuse configuration that cannot be read."""
+        return self._functions.check(devices, context)
+
+    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal | LongWork:
+        """Give each port's node, once its region has the function that the claim asks for; the kit adds `TOPOBUS_FPGA_DEVICES`.
 
         Never the management engine's: through it a container could re-flash the card, load another region or inject errors for whoever comes next.
         """
         refusal = unusable(tree, devices)
         if refusal is not None:
             return refusal
+        edits = self._edits(tree, devices)
+        if isinstance(edits, Refusal):
+            return edits
+        return self._functions.prepare(tree, devices, context, lambda: self._edits(tree, devices))
+
+    def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
+        """Let go of the function, which stays until the next user wants another; programming that was cut off is made whole."""
+        self._functions.unprepare(tree, devices, context)
+
+    def clean(self, tree: Tree, device: Device, record: DeviceRecord) -> Refusal | None:
+        """Reset the port, and load the blank function where the store has one."""
+        return self._functions.clean(tree, device, record)
+
+    def _edits(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, ContainerEdits] | Refusal:
         edits: dict[str, ContainerEdits] = {}
         for device in devices:
             card = read_dfl_card(tree, str(device.attributes["region"]))
-            ports = _ports_of(card, device)
+            ports = ports_of(card, device)
             if not ports:
                 text = f"{device.name}: the card has no port {device.attributes.get('port')} any more (it went to a virtual function)"
                 return Refusal(reasons=(Reason(code="device-not-offered", message=text, facts={"devices": (device.name,)}),))
@@ -121,9 +161,6 @@ class IntelDflDriver:
                 device_nodes=tuple(device_node(port.name) for port in ports),
             )
         return edits
-
-    def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
-        """Undo nothing: preparing changes nothing on the card; its function stays until the next user loads another."""
 
     def _device(self, card: DflCard, port: DflPort | None, machine: Machine) -> Device:
         """Describe a port, or, without one, the card with all of its ports."""
@@ -187,17 +224,9 @@ class IntelDflDriver:
         observations = [
             *(_engine_error(error) for error in card.errors if error.value),
             *(_alarm(alarm) for alarm in card.alarms if alarm.value),
-            *(observation for port in _ports_of(card, device) for observation in _port(port)),
+            *(observation for port in ports_of(card, device) for observation in _port(port)),
         ]
         return [*on_bus, *observations]
-
-
-def _ports_of(card: DflCard, device: Device) -> tuple[DflPort, ...]:
-    """Find a device's ports; none for one that is gone, or whose card has another number of ports now: then its name means another thing."""
-    is_parent = device.role is DeviceRole.PARTITION_PARENT
-    if (bool(device.partition_of) or is_parent) != (card.port_count > 1):
-        return ()
-    return tuple(port for port in card.ports if is_parent or port.number == device.attributes.get("port"))
 
 
 def _engine_error(register: ErrorRegister) -> Observation:

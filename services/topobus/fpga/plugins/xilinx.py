@@ -13,7 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from topobus.devicekit.driver import PrepareContext
+import msgspec
+
+from topobus.devicekit.device_record import DeviceRecord
+from topobus.devicekit.driver import LongWork, PrepareContext
 from topobus.devicekit.edits_text import (
     is_offered,
     own_variable,
@@ -29,6 +32,10 @@ from topobus.domain.health import Dimension, HealthState, Observation, RecoveryA
 from topobus.domain.machine import Machine, PciDevice
 from topobus.domain.outcome import Refusal
 from topobus.domain.pci import PciAddress
+from topobus.fpga.config import FunctionSettings
+from topobus.fpga.function_hands import FunctionHands
+from topobus.fpga.programmer import KernelXrtProgrammer, XrtProgrammer
+from topobus.fpga.xilinx_region import xilinx_region
 from topobus.sysfs.nodes import device_node
 from topobus.sysfs.tree import Tree
 
@@ -94,7 +101,8 @@ class XilinxDriver:
     name = "xilinx"
     device_class = "fpga"
 
-    def __init__(self) -> None:
+    def __init__(self, programmer: XrtProgrammer | None = None) -> None:
+        """Program cards by XRT's drivers; tests bring a programmer of their own."""
         self._pci_health = PciHealth()
         self._management: dict[str, PciAddress] = {}
         self._several: set[str] = set()
@@ -102,6 +110,27 @@ class XilinxDriver:
         """What the last `discover` left out, and why; the inventory shows it."""
         self.kept: tuple[KeptFunction, ...] = ()
         """What it left out since it is for something else."""
+        self._programmer: XrtProgrammer = programmer or KernelXrtProgrammer()
+        self._functions = FunctionHands(lambda tree, device: xilinx_region(tree, device, self._programmer))
+
+    @property
+    def cleans(self) -> bool:
+        """Whether cards are blanked after their users: where they are programmed at all."""
+        return self._functions.loader.can_program
+
+    def configure(self, settings: FunctionSettings, *, can_program: bool) -> None:
+        """Give claims the functions of this store."""
+        self._functions.configure(settings, can_program=can_program)
+
+    def remember(self, devices: Sequence[Device]) -> None:
+        """Learn from the inventory of an earlier run what cannot be seen while a function of a slot is missing: names must not change with it."""
+        for device in devices:
+            whole = device.partition_of or device.name
+            if device.partition_of:
+                self._several.add(whole)
+            management = device.attributes.get("managementPciBusID")
+            if isinstance(management, str):
+                self._management[whole] = PciAddress.parse(management)
 
     def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
         """List the cards, by slot, and the user functions of those that have several."""
@@ -115,8 +144,8 @@ class XilinxDriver:
         for card in cards:
             if card.user is not None and card.management is not None:
                 left_out.keep(card.management.address, DeviceRole.MANAGEMENT, "it loads shells and resets the card", is_told=False)
-        self.warnings, self.kept = tuple(left_out), left_out.kept
-        return devices
+        self.warnings, self.kept = (*left_out, *self._functions.loader.left_out), left_out.kept
+        return tuple(self._with_functions(tree, device) for device in devices)
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """Look at both functions of each card: presence, PCIe errors, shell, firewall; one that cannot be read leaves the others alone."""
@@ -127,16 +156,33 @@ class XilinxDriver:
         seen = {address: self._observe_function(tree, address, is_main=address in mains) for address in addresses}
         return {device.name: self._observe_one(device, seen) for device in devices if device.pci is not None}
 
-    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
-        """Give the render node of the user function, where the driver made one.
+    def check(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Refusal | None:
+        """Refuse configuration that cannot be read."""
+        return self._functions.check(devices, context)
+
+    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal | LongWork:
+        """Give the render node of the user function, where the driver made one, once the card has the function that the claim asks for.
 
         Never the management node: through it a container could re-flash or reset the card for whoever comes next. Each card's variable holds its PCI
         address, for XRT's tools; the kit adds `TOPOBUS_FPGA_DEVICES`.
         """
-        return unusable(tree, devices) or {device.name: self._edits(tree, device) for device in devices}
+        refusal = unusable(tree, devices)
+        if refusal is not None:
+            return refusal
+        return self._functions.prepare(tree, devices, context, lambda: {device.name: self._edits(tree, device) for device in devices})
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
-        """Undo nothing: preparing changes nothing on the card; its program stays until the next user loads another."""
+        """Let go of the function, which stays until the next user wants another; programming that was cut off is made whole."""
+        self._functions.unprepare(tree, devices, context)
+
+    def clean(self, tree: Tree, device: Device, record: DeviceRecord) -> Refusal | None:
+        """Load the blank function where the store has one; there is no port to reset."""
+        return self._functions.clean(tree, device, record)
+
+    def _with_functions(self, tree: Tree, device: Device) -> Device:
+        return msgspec.structs.replace(
+            device, attributes={**device.attributes, **self._functions.attributes(tree, device, id_name="xclbinUuid")}
+        )
 
     def _edits(self, tree: Tree, device: Device) -> ContainerEdits:
         # Of the user function alone, also where the management function has nodes of its own.

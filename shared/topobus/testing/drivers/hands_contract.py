@@ -121,6 +121,7 @@ class HandsContract(DriverContract):
 
     def test_device_is_as_before_when_it_was_attached_and_detached(self, bench: _Bench) -> None:
         """Attach succeeds, its record says what to undo, and after detach hardware and journal are as before."""
+        bench.attaching()
         before = self.look(bench.recorded)
 
         answer = bench.attach(bench.journal)

@@ -1,0 +1,105 @@
+"""The verbs of a driver whose claims ask for functions: check, prepare, unprepare and clean around the loader, the same for every maker's cards.
+
+Flows in: how the driver sees a device's region, and what it gives to a container. Flows out: what the kit wants of each verb; programming is long work, beside the driver's other methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from topobus.devicekit.device_record import DeviceRecord
+from topobus.devicekit.driver import LongWork, PrepareContext
+from topobus.domain.device import AttributeValue, Device
+from topobus.domain.edits import ContainerEdits
+from topobus.domain.errors import HardwareError
+from topobus.domain.outcome import Reason, Refusal
+from topobus.fpga.bitstreams.store import StoreEntry
+from topobus.fpga.config import FunctionSettings
+from topobus.fpga.function_config import read_function
+from topobus.fpga.function_loader import FunctionLoader
+from topobus.fpga.region import Region
+from topobus.sysfs.tree import Tree
+
+__all__ = ["FunctionHands"]
+
+Edits = Mapping[str, ContainerEdits]
+
+
+class FunctionHands:
+    """What a driver's verbs do about functions."""
+
+    def __init__(self, region_of: Callable[[Tree, Device], Region]) -> None:
+        """Look at regions by this; until `configure` there is no store, and nothing is programmed."""
+        self._region_of = region_of
+        self.loader = FunctionLoader(FunctionSettings(store=""))
+
+    def configure(self, settings: FunctionSettings, *, can_program: bool) -> None:
+        """Load by these settings; `can_program` is False also where the operator wants it and this machine cannot."""
+        self.loader = FunctionLoader(settings, can_program=can_program)
+
+    def attributes(self, tree: Tree, device: Device, *, id_name: str = "") -> Mapping[str, AttributeValue]:
+        """Say for selectors what is loaded and what fits; nothing when the region cannot be read, which `observe` tells.
+
+        Shapes: id_name — the attribute for the loaded function's id, where the driver does not publish it itself.
+        """
+        try:
+            region = self._region_of(tree, device)
+            loaded = self.loader.loaded(region)
+            return {**({id_name: loaded} if id_name and loaded else {}), **self.loader.attributes(region)}
+        except HardwareError:
+            return {}
+
+    def check(self, devices: Sequence[Device], context: PrepareContext) -> Refusal | None:
+        """Refuse configuration that cannot be read."""
+        for device in devices:
+            wanted = read_function(context.config_of(device.name))
+            if isinstance(wanted, Refusal):
+                return wanted
+        return None
+
+    def prepare(
+        self, tree: Tree, devices: Sequence[Device], context: PrepareContext, edits: Callable[[], Edits | Refusal]
+    ) -> Edits | Refusal | LongWork:
+        """Give the edits, at once where every region has what is asked for, else after the programming."""
+        plans: list[tuple[Device, StoreEntry]] = []
+        for device in devices:
+            wanted = read_function(context.config_of(device.name))
+            if isinstance(wanted, Refusal):
+                return wanted
+            if not wanted:
+                continue
+            plan = self.loader.plan(self._region_of(tree, device), wanted, context)
+            if isinstance(plan, Refusal):
+                return plan
+            if plan is not None:
+                plans.append((device, plan))
+        if not plans:
+            return edits()
+
+        def work() -> Edits | Refusal:
+            for device, entry in plans:
+                record = context.records.get(device.name, DeviceRecord())
+                refusal = self.loader.load(self._looker(tree, device), entry, record)
+                if refusal is not None:
+                    return refusal
+            return edits()
+
+        what = ", ".join(f"{device.name} with {entry.name}" for device, entry in plans)
+        return LongWork(limit_s=self.loader.settings.limit_s, what=f"programming {what}", work=work)
+
+    def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
+        """Let go; see `FunctionLoader.undo`."""
+        for device in devices:
+            record = context.records.get(device.name)
+            if record is not None and record.steps:
+                self.loader.undo(self._looker(tree, device), record)
+
+    def clean(self, tree: Tree, device: Device, record: DeviceRecord) -> Refusal | None:
+        """Clean; see `FunctionLoader.clean`."""
+        try:
+            return self.loader.clean(self._looker(tree, device), record)
+        except HardwareError as err:
+            return Refusal(reasons=(Reason(code="region-unreadable", message=err.message, facts={"device": device.name}),))
+
+    def _looker(self, tree: Tree, device: Device) -> Callable[[], Region]:
+        return lambda: self._region_of(tree.for_scan(), device)

@@ -1,0 +1,250 @@
+"""Gives a region the function that a claim asks for: decides which bitstream, programs, and brings back what a death during programming left.
+
+Flows in: a region as its driver sees it, the claim's word, the store. Flows out: nothing to do, an entry to program, or a Refusal with the reason's own code; and the record of what was done. A
+region that somebody else holds is never programmed, and one that has the function already is left alone. While a bitstream is written the record says so; what cannot be
+told to be whole afterwards is programmed anew (blank where there is one for it), or stays out of use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from topobus.devicekit.device_record import DeviceRecord, Step
+from topobus.devicekit.driver import PrepareContext
+from topobus.domain.device import AttributeValue
+from topobus.domain.errors import HardwareError
+from topobus.domain.outcome import Reason, Refusal
+from topobus.fpga.bitstreams.store import BitstreamStore, StoreEntry, load_image
+from topobus.fpga.bitstreams.values import BitstreamForm
+from topobus.fpga.config import FunctionSettings
+from topobus.fpga.programmer import RegionUntouched
+from topobus.fpga.region import Region
+from topobus.runtime.logging import get_logger
+
+__all__ = ["FunctionLoader"]
+
+_PROGRAM, _RESET, _BLANK = "program", "reset", "blank"
+# A device has 32 attributes at most (resource.k8s.io), and the drivers use up to twenty.
+_MOST_FITTING = 8
+
+Look = Callable[[], Region]
+"""Looks at a region anew."""
+
+
+@dataclass(frozen=True)
+class _Programmed:
+    """What this process has programmed, which sysfs alone cannot tell: which of two files with one id, or that xocl does not show it yet."""
+
+    digest: str
+    function: str
+    shown: str
+    """What sysfs showed then; when it shows something else, somebody else has loaded that."""
+
+
+class FunctionLoader:
+    """The functions of one driver's regions."""
+
+    def __init__(self, settings: FunctionSettings | None = None, *, can_program: bool = False) -> None:
+        """Load from this store; `can_program`: False where nothing is to be changed, whatever the reason."""
+        self.settings = settings or FunctionSettings()
+        self._store = BitstreamStore(self.settings.store)
+        self.can_program = can_program
+        self._programmed: dict[str, _Programmed] = {}
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Say which bitstreams cannot be used, and why."""
+        return self._store.look().left_out
+
+    def attributes(self, region: Region) -> Mapping[str, AttributeValue]:
+        """Say for selectors which function of the store is loaded, and which fit."""
+        entries = [entry for entry in self._store.look().entries if not entry.is_blank and not region.fits(entry.bitstream)]
+        facts: dict[str, AttributeValue] = {f"fits_{name}": True for name in sorted({entry.name for entry in entries})[:_MOST_FITTING]}
+        loaded = sorted({entry.name for entry in entries if self._has(region, entry, entries, None)})
+        if len(loaded) == 1:
+            facts["function"] = loaded[0]
+        return facts
+
+    def loaded(self, region: Region) -> str:
+        """Give the id of what is loaded, as far as it is known."""
+        programmed = self._remembered(region)
+        return programmed.function if programmed is not None else region.shown
+
+    def plan(self, region: Region, wanted: str, context: PrepareContext) -> StoreEntry | Refusal | None:
+        """Decide what is to be programmed; None: the region has the function."""
+        entries = [entry for entry in self._store.look().entries if not entry.is_blank and _is_meant(entry, wanted)]
+        facts = {"device": region.device, "function": wanted}
+        if not entries:
+            if wanted == self.loaded(region) and not region.fault:
+                return None
+            return _refuse(
+                "function-unknown",
+                f"{region.device} has not function {wanted}, and the node's bitstream store has none of that name or id",
+                facts,
+            )
+        namespace = context.owner.namespace
+        allowed = [entry for entry in entries if entry.is_for(namespace)]
+        if not allowed:
+            return _refuse(
+                "function-forbidden", f"function {wanted} is not for claims of namespace {namespace!r}", {**facts, "namespace": namespace}
+            )
+        misfits = {entry.digest: region.fits(entry.bitstream) for entry in allowed}
+        fitting = [entry for entry in allowed if not misfits[entry.digest]]
+        if not fitting:
+            text = "; ".join(sorted(set(misfits.values())))
+            return _refuse("function-misfit", f"function {wanted} does not fit {region.device}: {text}", facts)
+        record = context.records.get(region.device)
+        if any(self._has(region, entry, fitting, record) for entry in fitting):
+            return None
+        if len(fitting) > 1:
+            text = ", ".join(f"{entry.name} (sha256:{entry.digest})" for entry in fitting)
+            return _refuse("function-ambiguous", f"several bitstreams for {region.device} are function {wanted}: {text}; name one", facts)
+        return self._refuse_programming(region, context, facts) or fitting[0]
+
+    def load(self, look: Look, entry: StoreEntry, record: DeviceRecord) -> Refusal | None:
+        """Program a region; None is done. Blocks as long as the card takes."""
+        image = load_image(self._store.folder, entry)
+        if isinstance(image, Refusal):
+            return image
+        region = look()
+        facts = {"device": region.device, "function": entry.name, "digest": entry.digest}
+        record.undone(_PROGRAM)
+        record.intend(_PROGRAM, {"digest": entry.digest, "function": entry.bitstream.function, "was": region.shown})
+        try:
+            region.program(image)
+        except RegionUntouched as err:
+            record.undone(_PROGRAM)
+            return _refuse("region-not-programmable", f"{region.device} cannot be programmed: {err.filename}: {err.strerror}", facts)
+        except OSError as err:
+            text = f"programming {region.device} with {entry.name} failed: {err.filename}: {err.strerror or err}"
+            return _refuse("programming-failed", text, facts)
+        after = look()
+        why = self._why_not_loaded(after, entry, region.shown)
+        if why:
+            return _refuse("programming-failed", f"{region.device} was programmed with {entry.name}, but {why}", facts)
+        self._programmed[region.device] = _Programmed(entry.digest, entry.bitstream.function, after.shown)
+        record.done(_PROGRAM, {"digest": entry.digest})
+        get_logger().info("region.programmed", device=region.device, function=entry.name, digest=entry.digest)
+        return None
+
+    def undo(self, look: Look, record: DeviceRecord) -> None:
+        """Let go of what was programmed: the function stays for the next claim. What a death cut off is made whole.
+
+        Errors: raises HardwareError when nobody can tell what is in the region, and it cannot be programmed anew.
+        """
+        step = record.step(_PROGRAM)
+        if step is not None and not step.is_done:
+            self._mend(look, step)
+        record.undone(_PROGRAM)
+
+    def clean(self, look: Look, record: DeviceRecord) -> Refusal | None:
+        """Reset the port, and load the blank function where the store has one for this region; None is clean."""
+        region = look()
+        facts = {"device": region.device}
+        record.intend(_RESET)
+        if region.reset is not None:
+            try:
+                region.reset()
+            except OSError as err:
+                text = f"the port of {region.device} cannot be reset: {err.filename}: {err.strerror or err}"
+                return _refuse("port-reset-failed", text, {**facts, "error": str(err.errno)})
+        blank = self._blank(region)
+        if blank is not None and self.loaded(region) != blank.bitstream.function:
+            refusal = self._blanked(look, blank, record)
+            if refusal is not None:
+                return refusal
+        record.undone(_BLANK)
+        record.undone(_RESET)
+        return None
+
+    def _blanked(self, look: Look, blank: StoreEntry, record: DeviceRecord) -> Refusal | None:
+        record.intend(_BLANK, {"digest": blank.digest})
+        why = self._program(look, blank)
+        return _refuse("blanking-failed", why, {"digest": blank.digest}) if why else None
+
+    def _mend(self, look: Look, step: Step) -> None:
+        region = look()
+        expected = {step.before.get("function"), step.before.get("was") if region.shows_at_once else None}
+        if region.shown and not region.fault and region.shown in expected:
+            return
+        intended = self._store.look().find(str(step.before.get("digest")))
+        entry = self._blank(region) or intended
+        in_doubt = f"{region.device}: programming was cut off, and what is in its region is not known"
+        if entry is None or region.fits(entry.bitstream):
+            raise HardwareError(f"{in_doubt}; the bitstream store has neither the blank function for it nor the file that was being loaded")
+        if not self.can_program:
+            raise HardwareError(f"{in_doubt}; nothing is programmed here (functions.program)")
+        why = self._program(look, entry)
+        if why:
+            raise HardwareError(f"{in_doubt}; {why}")
+
+    def _program(self, look: Look, entry: StoreEntry) -> str:
+        """Program outside of a claim; why it is not done, or nothing."""
+        image = load_image(self._store.folder, entry)
+        if isinstance(image, Refusal):
+            return image.reasons[0].message
+        region = look()
+        try:
+            region.program(image)
+        except OSError as err:
+            return f"{region.device} cannot be programmed with {entry.name}: {err.filename}: {err.strerror or err}"
+        after = look()
+        why = self._why_not_loaded(after, entry, region.shown)
+        if not why:
+            self._programmed[region.device] = _Programmed(entry.digest, entry.bitstream.function, after.shown)
+        return why
+
+    def _refuse_programming(self, region: Region, context: PrepareContext, facts: dict[str, str]) -> Refusal | None:
+        if region.device in context.looked_at or context.others.get(region.device):
+            text = f"{region.device} has another function, and somebody else uses it: it is not programmed under them"
+            return _refuse("region-in-use", text, facts)
+        if region.obstacle:
+            return _refuse("region-not-programmable", f"{region.device} cannot be programmed: {region.obstacle}", facts)
+        if not self.can_program:
+            text = f"{region.device} has another function, and nothing is programmed on this node (functions.program of the fpga service)"
+            return _refuse("programming-off", text, facts)
+        return None
+
+    def _has(self, region: Region, entry: StoreEntry, fitting: list[StoreEntry], record: DeviceRecord | None) -> bool:
+        """Say whether a region has just this bitstream's function."""
+        if region.fault:
+            return False
+        programmed = self._remembered(region)
+        if programmed is not None:
+            return programmed.digest == entry.digest
+        step = record.step(_PROGRAM) if record is not None else None
+        is_own = step is not None and step.is_done and step.after.get("digest") == entry.digest
+        if is_own and (region.shown == entry.bitstream.function or not region.shows_at_once):
+            return True
+        # All OpenCL containers of one board package have one id, and two builds of one function may have.
+        is_told_apart = entry.bitstream.form is not BitstreamForm.AOCX and not any(
+            other.bitstream.function == entry.bitstream.function and other.digest != entry.digest for other in fitting
+        )
+        return is_told_apart and region.shown == entry.bitstream.function
+
+    def _remembered(self, region: Region) -> _Programmed | None:
+        programmed = self._programmed.get(region.device)
+        return programmed if programmed is not None and programmed.shown == region.shown else None
+
+    def _blank(self, region: Region) -> StoreEntry | None:
+        """Find what a region is blanked with; of several the first by name."""
+        if not self.can_program or region.obstacle:
+            return None
+        return next((entry for entry in self._store.look().entries if entry.is_blank and not region.fits(entry.bitstream)), None)
+
+    def _why_not_loaded(self, region: Region, entry: StoreEntry, was: str) -> str:
+        if region.fault:
+            return region.fault
+        function = entry.bitstream.function
+        if region.shown == function or (not region.shows_at_once and region.shown in ("", was)):
+            return ""
+        return f"its region shows function {region.shown or 'none'}, wanted {function}"
+
+
+def _is_meant(entry: StoreEntry, wanted: str) -> bool:
+    return wanted in (entry.name, entry.bitstream.function, f"sha256:{entry.digest}")
+
+
+def _refuse(code: str, message: str, facts: Mapping[str, str]) -> Refusal:
+    return Refusal(reasons=(Reason(code=code, message=message, facts=dict(facts)),))
