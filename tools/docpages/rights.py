@@ -17,6 +17,7 @@ OVERLAYS: dict[str, dict[str, tuple[str, ...]]] = {
     "kubernetes-gpu-mps": {"gpu": ("nvml", "mps")},
     "kubernetes-nic-hand-over": {"gateway": ("hand-over",), "nic": ("hand-over",)},
     "kubernetes-nic-virtual-functions": {"gateway": ("hand-over",), "nic": ("hand-over", "virtual-functions")},
+    "kubernetes-node-labels": {"gateway": ("node-labels",)},
 }
 """Folder below deploy to the features that it switches on, by service."""
 

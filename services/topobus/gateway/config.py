@@ -203,6 +203,9 @@ class GatewaySettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown
     With `pci`, Multus and sriov-cni work as with their own device plugin: docs/how-to/use-multus.md. Change it while no pod has such a device."""
     device_info_dir: str = "/var/run/k8s.cni.cncf.io/devinfo/dp"
     """Where the files are written by which Multus learns of a device with `ids` `pci`: its own folder."""
+    node_labels_dir: str = ""
+    """A folder of Node Feature Discovery, where a file `topobus` names this node's labels: `/etc/kubernetes/node-feature-discovery/features.d`. Empty: none is written. Labels
+    as the vendors' own feature discovery sets them (`nvidia.com/gpu.product`, `amd.com/gpu.vram`, …): docs/how-to/drop-in.md."""
     edits: dict[str, EditRights] = field(default_factory=dict)
     """What devices of a class may bring into containers, besides what the drivers need that come with Topobus: `{"fpga": {"device_nodes": ["/dev/acme"]}}`.
     Whatever else a device service wants to give is refused, for a container runtime does as root what it is told."""
@@ -303,6 +306,12 @@ def check(settings: GatewaySettings) -> None:
             f"gateway: cluster: mode {settings.cluster.mode!r} and kubeconfig {settings.cluster.kubeconfig!r} do not go together",
             next_step="set both TOPOBUS_GATEWAY__CLUSTER__MODE=kubeconfig and TOPOBUS_GATEWAY__CLUSTER__KUBECONFIG, or neither",
             key="cluster",
+        )
+    if settings.node_labels_dir and not is_plain_path(settings.node_labels_dir):
+        raise ConfigError(
+            f"gateway: node_labels_dir: got {settings.node_labels_dir!r}, wanted an absolute path of a folder, without '..'",
+            next_step="set TOPOBUS_GATEWAY__NODE_LABELS_DIR, or leave it empty",
+            key="node_labels_dir",
         )
     if settings.metadata.dir and (not is_plain_path(settings.metadata.dir) or settings.metadata.dir == "/"):
         raise ConfigError(

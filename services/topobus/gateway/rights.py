@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from topobus.devicekit.rights import Right, RightKind
 
-__all__ = ["EXCLUSIVE_CPUS", "HAND_OVER", "RIGHTS"]
+__all__ = ["EXCLUSIVE_CPUS", "HAND_OVER", "NODE_LABELS", "RIGHTS"]
 
 EXCLUSIVE_CPUS = "exclusive-cpus"
 """Claims get CPUs for themselves (docs/how-to/exclusive-cpus.md)."""
 HAND_OVER = "hand-over"
 """Devices are brought into the sandboxes of pods."""
+NODE_LABELS = "node-labels"
+"""Node Feature Discovery is told the node's labels (docs/how-to/drop-in.md)."""
 
 
 def _mount(what: str, why: str, feature: str = "", *, is_writable: bool = True) -> Right:
@@ -28,4 +30,9 @@ RIGHTS = (
     _mount("/var/lib/topobus/device-plugins", "device plugins of others register there"),
     _mount("/var/run/nri", "the container runtime's plugin socket: cpusets are set when a container is made", EXCLUSIVE_CPUS),
     _mount("/var/run/nri", "the container runtime's plugin socket: a sandbox gets its devices before a container of it starts", HAND_OVER),
+    _mount(
+        "/etc/kubernetes/node-feature-discovery/features.d",
+        "a file of labels for Node Feature Discovery, whose worker sets them",
+        NODE_LABELS,
+    ),
 )

@@ -34,6 +34,7 @@ from topobus.gateway.dra.ledger_release import LedgerRelease
 from topobus.gateway.dra.sandbox_attachments import SandboxAttachments
 from topobus.gateway.foreign.foreign_plugins import ForeignPlugins
 from topobus.gateway.kubelet.allocation_record import AllocationRecord
+from topobus.gateway.kubelet.feature_file import FeatureFile
 from topobus.gateway.kubelet.plugin_set import DevicePlugins
 from topobus.gateway.kubelet.pod_resources import PodResourcesReader
 from topobus.gateway.kubelet.registration import KUBELET_SOCKET, socket_pattern
@@ -277,6 +278,8 @@ class _Gateway:
             await self._runtime.bus.answer(PODS, work.pods.answer, node=self._runtime.node)
             if self._foreign is not None:
                 group.create_task(self._foreign.run())
+            if self._settings.node_labels_dir:
+                group.create_task(FeatureFile(Path(self._settings.node_labels_dir)).follow(self._state))
             self._join_cluster(group, work)
             await self._plugins.run(lists, work.record)
 

@@ -16,7 +16,7 @@ from topobus.domain.machine import PciDevice
 from topobus.gpu.amd_cards import AmdCard, AmdPartition
 from topobus.sysfs.kfd import KfdNode
 
-__all__ = ["PARTITION", "CardFacts", "partition_name", "possible_parts", "present_parts", "share", "target_of"]
+__all__ = ["PARTITION", "CardFacts", "facts_of_whole", "partition_name", "possible_parts", "present_parts", "share", "target_of"]
 
 PARTITION = "partition"
 """The attribute `type` of a part."""
@@ -55,7 +55,7 @@ def present_parts(facts: CardFacts, card: AmdCard, share_bytes: int, links: Mapp
 
 def possible_parts(facts: CardFacts, card: AmdCard, mode: str, count: int, links: Mapping[str, tuple[Link, ...]]) -> list[Device]:
     """Describe the partitions that a card has in a mode, whether it is in that mode or not."""
-    units = sum(node.simd_count // node.simd_per_cu for node in card.nodes if node.simd_per_cu)
+    units = _units_of(card)
     target = target_of(card.nodes[0]) if card.nodes else {}
     return [
         _part(
@@ -79,9 +79,19 @@ def partition_name(device_class: str, card: AmdCard, partition: AmdPartition) ->
     return f"{pci_device_name(device_class, card.address)}-{card.mode.lower() or 'xcp'}-{partition.index}"
 
 
+def facts_of_whole(card: AmdCard) -> dict[str, AttributeValue]:
+    """Give the attributes of a whole card that KFD tells: the compiler's target, and how many compute units it has."""
+    units = _units_of(card)
+    return {**(target_of(card.nodes[0]) if card.nodes else {}), **({"computeUnits": units} if units else {})}
+
+
 def target_of(node: KfdNode) -> dict[str, AttributeValue]:
     """Give the attribute that names the compiler's target; none where KFD tells no version."""
     return {"gfxTarget": _gfx_name(node.gfx_version)} if node.gfx_version else {}
+
+
+def _units_of(card: AmdCard) -> int:
+    return sum(node.simd_count // node.simd_per_cu for node in card.nodes if node.simd_per_cu)
 
 
 def _common(facts: CardFacts, mode: str, index: int, units: int) -> dict[str, AttributeValue]:

@@ -252,3 +252,16 @@ def test_exclusive_cpus_variant_gives_the_gateway_cpus_and_the_runtimes_socket()
     assert (settings.offers_dra("cpu"), settings.offers_plugin("cpu"), owned_cpus(settings.cpus)) == (True, False, None)
     assert {"name": "runtime", "mountPath": folder} in gateway["containers"][0]["volumeMounts"]
     assert [volume["hostPath"]["path"] for volume in gateway["volumes"] if volume["name"] == "runtime"] == [folder]
+
+
+def test_node_labels_variant_gives_the_gateway_one_folder_and_no_right_at_the_api_server() -> None:
+    """Node Feature Discovery has the right to label nodes; who may patch a Node could taint each of the cluster."""
+    plain, manifests = built("kubernetes"), built("kubernetes-node-labels")
+    gateway = pod_of(manifests, "DaemonSet", "topobus-gateway")
+    given = named(manifests, "ConfigMap", "topobus-node")["data"]
+    settings = load_settings(GatewaySettings, "gateway", file=None, environ={**given, "TOPOBUS_ALL__NODE": "n"})
+
+    check_gateway(settings)
+    assert [volume["hostPath"]["path"] for volume in gateway["volumes"] if volume["name"] == "features"] == [settings.node_labels_dir]
+    assert {"name": "features", "mountPath": settings.node_labels_dir} in gateway["containers"][0]["volumeMounts"]
+    assert named(manifests, "ClusterRole", "topobus-gateway") == named(plain, "ClusterRole", "topobus-gateway")

@@ -26,7 +26,14 @@ from topobus.runtime.config import NatsSettings, ServiceSettings, load_settings
 
 _WORKLOADS = ("DaemonSet", "Deployment")
 _LEAVES = ("kubernetes-leaf", "kubernetes-replicated-hub")
-_OVERLAYS = ("kubernetes", "kubernetes-exclusive-cpus", "kubernetes-gpu", "kubernetes-nic-hand-over", "kubernetes-nic-virtual-functions")
+_OVERLAYS = (
+    "kubernetes",
+    "kubernetes-exclusive-cpus",
+    "kubernetes-gpu",
+    "kubernetes-nic-hand-over",
+    "kubernetes-nic-virtual-functions",
+    "kubernetes-node-labels",
+)
 
 
 def _services(manifests: list[Manifest]) -> dict[str, tuple[Manifest, Manifest]]:

@@ -53,8 +53,8 @@ def test_describe_tells_what_selectors_ask_for_when_the_library_does() -> None:
     nvml_gpus = started(Telling(Gpu(FIRST), Gpu(SECOND, refuses=frozenset({"mig"})))).describe([FIRST, SECOND])
 
     facts = {"index": 3, "architecture": "Hopper", "cudaComputeCapability": "9.0", "cudaDriverVersion": "12.2.0"}
-    assert nvml_gpus[FIRST].facts == {**facts, "migEnabled": True}
-    assert nvml_gpus[SECOND].facts == {**facts, "migEnabled": False}
+    assert nvml_gpus[FIRST].facts == {**facts, "migCapable": True, "migEnabled": True}
+    assert nvml_gpus[SECOND].facts == {**facts, "migCapable": False, "migEnabled": False}
     assert started(Library(Gpu(FIRST))).describe([FIRST])[FIRST].facts == {}
 
 

@@ -41,7 +41,7 @@ from topobus.domain.request import Owner
 from topobus.gpu.amd_cards import WHOLE, AmdCard, partition_drm_nodes, read_amd_cards
 from topobus.gpu.amd_modes import part_counts
 from topobus.gpu.amd_on_demand import AmdOnDemand, group_wishes
-from topobus.gpu.amd_parts import PARTITION, CardFacts, partition_name, possible_parts, present_parts, share, target_of
+from topobus.gpu.amd_parts import PARTITION, CardFacts, facts_of_whole, partition_name, possible_parts, present_parts, share
 from topobus.gpu.drm_edits import drm_edits, groups_of
 from topobus.gpu.kfd_processes import kfd_processes
 from topobus.gpu.leftovers import ChecksLeftovers, GpuUse, Leftovers
@@ -231,7 +231,7 @@ class AmdDriver(ChecksLeftovers):
             parent="" if function.physfn is None else pci_device_name(self.device_class, function.physfn),
             role=DeviceRole.PARTITION_PARENT if is_parent else DeviceRole.COMPUTE,
             links=self._links_of_whole(whole, links) if counts else links.get(whole, ()),
-            attributes={"type": "card" if is_parent else "gpu", **(target_of(card.nodes[0]) if card.nodes else {})},
+            attributes={"type": "card" if is_parent else "gpu", **facts_of_whole(card)},
             capacity={"memory": memory_bytes} if memory_bytes else {},
         )
         facts = CardFacts(

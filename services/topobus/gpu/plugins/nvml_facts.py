@@ -50,7 +50,12 @@ def gpu_facts(library: Any, handle: Any, ask: Callable[..., Any | None]) -> dict
     if index is None:
         return {}
     mig = ask(library.nvmlDeviceGetMigMode, handle)
-    attributes: dict[str, AttributeValue] = {"index": int(index), "migEnabled": bool(mig is not None and mig[0])}
+    # NVML refuses the mode of a GPU that can have none.
+    attributes: dict[str, AttributeValue] = {
+        "index": int(index),
+        "migCapable": mig is not None,
+        "migEnabled": bool(mig is not None and mig[0]),
+    }
     texts = {
         "architecture": _ARCHITECTURES.get(ask(library.nvmlDeviceGetArchitecture, handle) or 0, ""),
         "brand": _BRANDS.get(ask(library.nvmlDeviceGetBrand, handle) or 0, ""),

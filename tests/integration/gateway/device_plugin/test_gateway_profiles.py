@@ -6,6 +6,7 @@ The samples: NVIDIA's pod of one CUDA program (limits of `nvidia.com/gpu: 1`, re
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -169,6 +170,18 @@ async def test_sriov_plugins_sample_pod_gets_its_function(rig: Rig) -> None:
     assert grant.edits.env["PCIDEVICE_INTEL_COM_INTEL_SRIOV_NETDEVICE"] == address
     assert json.loads(grant.edits.env["PCIDEVICE_INTEL_COM_INTEL_SRIOV_NETDEVICE_INFO"])[address]["generic"] == {"deviceID": address}
     assert (rig.root / "devinfo" / f"intel.com-intel_sriov_netdevice-{address}-device.json").exists()
+
+
+async def test_gateway_labels_the_node_by_what_it_offers(rig: Rig, gpus: Gpus) -> None:
+    """The file that Node Feature Discovery reads; written by the gateway whose turn it is, beside all else."""
+    folder = rig.root / "features.d"
+    async with rig.gateway(node_labels_dir=str(folder)), asyncio.timeout(60):
+        await rig.plane.show("gpu", *gpus.devices)
+        while not (folder / "topobus").exists() or b"nvidia.com/gpu.count=2\n" not in (folder / "topobus").read_bytes():  # noqa: ASYNC110  (nobody tells of it)
+            await asyncio.sleep(0.02)
+        lines = (folder / "topobus").read_text().splitlines()
+
+    assert "nvidia.com/gpu.product=NVIDIA-H100-80GB-HBM3" in lines
 
 
 @contextmanager
