@@ -3,7 +3,7 @@
     python -m support.mortal_hands SETTINGS.json NATS-URL ORDER-FILE LOG-FILE
 
 A step is whatever a crash could fall between: each file or folder below the machine or in the journal that is made, renamed, written or removed (seen by an audit hook, so a
-new one counts by itself), and the answer. ORDER-FILE holds the verb and the step to die at, `attach 3`, or the one after which it
+new one counts by itself), each program from there that is started, and the answer. ORDER-FILE holds the verb and the step to die at, `attach 3`, or the one after which it
 dies, `attach @os.rename card-0`; it is read when a verb begins, and at the process's start for the
 verb `start`. Steps count from then on, in all threads: cleaning and long work go on after their answers. LOG-FILE gets a line a step.
 """
@@ -36,10 +36,10 @@ from topobus.runtime.service import Runtime
 from topobus.testing.drivers.folder_driver import FolderDriver
 
 READY = "READY"
-_FILE_EVENTS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir"}
+_FILE_EVENTS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "subprocess.Popen"}
 
 
-class _Death:
+class Death:
     """Counts the steps of a verb and ends the process at the chosen one."""
 
     def __init__(self, order: Path, log: int, roots: tuple[str, ...]) -> None:
@@ -87,7 +87,8 @@ class _Death:
         self.step(f"{event} {Path(str(arguments[0])).name}")
 
 
-def _watch_verbs(death: _Death) -> None:
+def watch_verbs(death: Death) -> None:
+    """Count from the beginning of each verb that is asked for, up to its answer."""
     for home, verb in ((Preparer, "prepare"), (Preparer, "unprepare"), (Attacher, "attach"), (Attacher, "detach")):
         real: Callable[..., Awaitable[Any]] = getattr(home, verb)
 
@@ -100,7 +101,8 @@ def _watch_verbs(death: _Death) -> None:
         setattr(home, verb, counted)
 
 
-def _tell_when_ready() -> None:
+def tell_when_ready() -> None:
+    """Write a line when questions are answered."""
     real = Bus.answer
 
     async def loud(self: Bus, ask: Any, *arguments: Any, **parts: Any) -> None:
@@ -123,9 +125,9 @@ def main(arguments: list[str]) -> None:
     settings_file, url, order, log = arguments
     settings = msgspec.json.decode(Path(settings_file).read_bytes(), type=DeviceServiceSettings)
     roots = (settings.hardware.root, settings.journal.dir)
-    death = _Death(Path(order), os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), roots)
-    _watch_verbs(death)
-    _tell_when_ready()
+    death = Death(Path(order), os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), roots)
+    watch_verbs(death)
+    tell_when_ready()
     sys.addaudithook(death.look)
     death.begin("start")
     asyncio.run(_run(settings, url))

@@ -21,8 +21,8 @@ PIPES_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
 EXCLUSIVE = "EXCLUSIVE_PROCESS"
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# A question is answered at once; nvidia-smi initialises a GPU first, which takes a second or two.
-_ASK_S = 2.0
+# Both are far more than it takes: a question is answered at once, and nvidia-smi initialises a GPU first, which takes a second or two. They end a hang; an undoing has less in all.
+_ASK_S = 10.0
 _SMI_S = 10.0
 _SAID = 300
 

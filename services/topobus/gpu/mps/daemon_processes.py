@@ -20,7 +20,7 @@ from topobus.domain.errors import HardwareError
 from topobus.gpu.processes import pod_of
 from topobus.sysfs.tree import Tree
 
-__all__ = ["MARK", "DaemonProcess", "control_of", "end_all", "find_processes", "is_alive", "wait_gone"]
+__all__ = ["MARK", "DaemonProcess", "control_of", "end_all", "end_folder", "find_processes", "is_alive", "wait_gone"]
 
 MARK = "TOPOBUS_MPS_FOLDER"
 """The variable: the daemon's folder."""
@@ -29,8 +29,10 @@ _PROC = Path("/proc")
 # Control daemon and server; the kernel cuts a program's name to 15 characters.
 _COMMAND = b"nvidia-cuda-mps"
 _CONTROL = "nvidia-cuda-mps-control"
-# Seconds after SIGKILL until a process has gone: the driver gives a GPU's memory back meanwhile.
-_KILL_S = 1.0
+# Seconds after SIGKILL until a process has gone: the driver gives a GPU's memory back meanwhile. Who undoes waits less in all, and asks again.
+_KILL_S = 10.0
+# A daemon starts a server, a program that goes into the background starts itself once more; nothing of NVIDIA's starts more.
+_ROUNDS = 5
 
 
 class DaemonProcess(Struct, frozen=True, kw_only=True):
@@ -104,6 +106,18 @@ def end_all(processes: Sequence[DaemonProcess]) -> None:
                 os.close(handle)
     if left := wait_gone(processes, _KILL_S):
         raise HardwareError(f"process {left[0].pid} of an MPS daemon was killed and has not gone yet", pid=left[0].pid)
+
+
+def end_folder(folder: Path) -> None:
+    """Kill all processes that were started for a folder, those that one of them starts meanwhile, too.
+
+    Errors: as `end_all`.
+    """
+    for _ in range(_ROUNDS):
+        if not (processes := find_processes(folder)):
+            return
+        end_all(processes)
+    raise HardwareError(f"processes of the MPS daemon of {folder} go on starting others", path=str(folder))
 
 
 def _open(process: DaemonProcess) -> int | None:

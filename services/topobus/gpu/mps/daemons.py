@@ -21,7 +21,7 @@ from topobus.domain.health import Dimension, HealthState, Observation, RecoveryA
 from topobus.domain.outcome import Reason, Refusal
 from topobus.gpu.config import MpsSettings
 from topobus.gpu.mps import commands
-from topobus.gpu.mps.daemon_processes import control_of, end_all, find_processes, is_alive, wait_gone
+from topobus.gpu.mps.daemon_processes import control_of, end_folder, find_processes, is_alive, wait_gone
 from topobus.gpu.mps.daemon_state import DaemonFolder, DaemonState, SharedGpu, with_mode
 from topobus.runtime.logging import get_logger
 
@@ -184,7 +184,7 @@ class MpsDaemons:
         deadline_s = self._now() + self.settings.start_s
         folder = daemon.folder
         # A server that outlived its control daemon serves no new one.
-        end_all(find_processes(folder.path))
+        end_folder(folder.path)
         folder.make(self._state(daemon).programs)
         folder.clear_pipes()
         if self.settings.shared_memory != _SHARED_MEMORY:
@@ -205,7 +205,7 @@ class MpsDaemons:
     def _await_answer(self, daemon: _Daemon, deadline_s: float) -> None:
         while True:
             try:
-                commands.ask(daemon.folder, self._state(daemon).programs, "get_server_list")
+                commands.ask(daemon.folder, self._state(daemon).programs, "get_server_list", max(1.0, deadline_s - self._now()))
             except HardwareError:
                 if self._now() >= deadline_s:
                     raise
@@ -238,9 +238,10 @@ class MpsDaemons:
                     commands.ask(folder, state.programs, f"quit -t {self.settings.quit_s}", self.settings.quit_s + _QUIT_SLACK_S)
                 except HardwareError as err:
                     get_logger().warning("mps.quit-failed", daemon=state.name, why=err.message, next_step="it is killed")
-                    end_all(find_processes(folder.path))
+                    end_folder(folder.path)
         processes = find_processes(folder.path)
-        end_all(wait_gone(processes, _QUIT_SLACK_S))
+        wait_gone(processes, _QUIT_SLACK_S)
+        end_folder(folder.path)
         for gpu in state.gpus if state is not None else ():
             if state is not None and gpu.mode_before:
                 self._give_back(daemon, state, gpu)
@@ -339,7 +340,7 @@ def _adopted(folder: DaemonFolder) -> DaemonState | None:
     """Read what an earlier life of this service says of a daemon; a folder that says nothing was being made or removed, and goes."""
     state = folder.read()
     if state is None:
-        end_all(find_processes(folder.path))
+        end_folder(folder.path)
         folder.remove()
     elif is_alive(state.pid, state.started):
         get_logger().info("mps.daemon-adopted", daemon=state.name, pid=state.pid)
