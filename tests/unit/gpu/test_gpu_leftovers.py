@@ -126,6 +126,24 @@ def test_clean_refuses_when_the_memory_is_not_back_at_its_baseline(nvidia: _Nvid
 
 
 @needs_gcc
+def test_clean_passes_over_an_mps_daemon_unless_a_tenant_runs_it(nvidia: _Nvidia) -> None:
+    """Daemon and server of the node serve the next owner, too; a process of the same name in a tenant's pod is the tenant's."""
+    nvidia.come()
+    for pid in (700, 701):
+        add_process(nvidia.recorded.root, pid, program="nvidia-cuda-mps")
+    nvidia.library.set(nvidia.address, processes=((700, 0), (701, GIB // 8)), used_bytes=5 * GIB // 8)
+
+    of_node = nvidia.clean()
+    add_process(nvidia.recorded.root, 702, program="nvidia-cuda-mps", pod="trainer-0")
+    nvidia.library.set(nvidia.address, processes=((700, 0), (702, GIB // 8)))
+    of_tenant = nvidia.clean()
+
+    assert of_node is None
+    assert of_tenant is not None
+    assert of_tenant.reasons[0].facts["pids"] == "702"
+
+
+@needs_gcc
 def test_clean_passes_over_what_was_there_before_the_owner(nvidia: _Nvidia) -> None:
     """A display server or a monitor is no leftover, and its memory is the baseline; another process with its pid is."""
     add_process(nvidia.recorded.root, 900, program="Xorg", started=5)
