@@ -31,7 +31,7 @@ _LOOK_S = 0.02
 # Seconds after `quit` until servers that were told to end have gone.
 _QUIT_SLACK_S = 0.5
 # A daemon that lived this long is well again: its next end is its first one.
-_WELL_S = 60.0
+_WELL_S = 10.0
 _TRIES_UNTIL_UNHEALTHY = 3
 _LOG_TAIL = 400
 _SHARED_MEMORY = "/dev/shm"
