@@ -24,6 +24,7 @@ from topobus.contracts.messages import (
     UnprepareRequest,
 )
 from topobus.contracts.sandbox_messages import Accepted, Attached, AttachRequest, DetachRequest
+from topobus.domain.device_sharing import HeldShare
 from topobus.domain.errors import PeerUnavailable, TopobusError
 from topobus.domain.idset import CpuSet
 from topobus.domain.outcome import MemoryBlock, Reason, Refusal
@@ -126,6 +127,7 @@ class NodeAsks:
         devices: Mapping[str, tuple[str, ...]],
         *,
         shared: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+        shares: Mapping[str, Mapping[str, HeldShare]] = MappingProxyType({}),
         is_shared: bool = False,
         is_prepared: bool = False,
         memory: tuple[MemoryBlock, ...] = (),
@@ -136,7 +138,9 @@ class NodeAsks:
         only_cpus: CpuSet | None = None,
         but_cpus: CpuSet | None = None,
     ) -> Adopted | Refusal:
-        """Write into the ledger what has been decided elsewhere; `shared` names those devices of which the owner has a share, `user` who uses them, `pods` who uses a claim.
+        """Write into the ledger what has been decided elsewhere; `shared` names those devices of which the owner has a share, `shares` says how much (class to device).
+
+        `user` is who uses them, `pods` who uses a claim.
 
         `group_cpus` says how many CPUs the owner has of groups; the answer says which. They are chosen of `only_cpus` (None: of all that may be given), and
         none is of `but_cpus`.
@@ -149,6 +153,7 @@ class NodeAsks:
             owner=owner,
             devices=dict(devices),
             shared=dict(shared),
+            shares={device_class: dict(devices_of) for device_class, devices_of in shares.items()},
             is_shared=is_shared,
             is_prepared=is_prepared,
             memory=memory,
@@ -198,9 +203,12 @@ class NodeAsks:
         answers: list[Held[PrepareReply]] | None = None,
         cpus: Mapping[str, CpuSet] = MappingProxyType({}),
         *,
+        shares: Mapping[str, Mapping[str, int]] = MappingProxyType({}),
         is_again: bool = False,
     ) -> Prepared | Refusal:
         """Have devices made ready, each with its configuration; `looked_at` are those of admin access, `cpus` what was chosen of groups.
+
+        `shares` says how much the owner has of devices that it shares: device to capacity to amount.
 
         `is_again`: the owner has them already, and they are made ready once more.
 
@@ -217,6 +225,7 @@ class NodeAsks:
             looked_at=tuple(sorted(looked_at)),
             tolerated=tuple(sorted(tolerated)),
             cpus={name: chosen for name, chosen in cpus.items() if name in names},
+            shares={name: dict(amounts) for name, amounts in shares.items() if name in names},
             is_again=is_again,
         )
         answer = await self._bus.ask_held(PREPARE, request, timeout_s=self._deadlines.prepare_s, node=self._node, device_class=device_class)

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 
 from msgspec import Struct
 
 from topobus.contracts.catalogue import INVENTORY, LEDGER
-from topobus.domain.device import Inventory
+from topobus.domain.device import Device, Inventory
+from topobus.domain.device_sharing import HeldShare
 from topobus.domain.ledger import Holders
 from topobus.domain.names import is_dns_label
 from topobus.domain.request import Owner
 from topobus.domain.silence import unheard
 from topobus.gateway.core.device_ids import with_kubelet_ids
-from topobus.gateway.core.lists import HealthEntry, ListEntry, health_list, holders_of, plugin_lists
+from topobus.gateway.core.list_entry import ListEntry
+from topobus.gateway.core.lists import HealthEntry, health_list, holders_of, plugin_lists
+from topobus.gateway.core.replicas import ShareHolders, share_holders
 from topobus.gateway.core.vendor_profiles import IdProfile, VendorProfile, pool_in, profile_in
 from topobus.gateway.key_locks import KeyLocks
 from topobus.runtime.bus import Bus, ChangeKind
@@ -100,9 +104,12 @@ class NodeState:
         self._inventories: dict[str, Inventory] = {}
         self._ledger: Holders | None = None
         self._handed_out: dict[str, dict[str, tuple[Owner, int]]] = {}
+        self._shares_out: dict[str, dict[tuple[str, str], tuple[Owner, HeldShare, int]]] = {}
+        """By class, and by device and owner's key: shares that were handed out and are not in the ledger yet."""
         self._hand_outs: dict[str, int] = {}
         self._lists: dict[str, _List] = {}
         self._holders: dict[str, dict[str, Owner]] = {}
+        self._sharers: dict[str, ShareHolders] = {}
         # Made when asked for, for each change wakes the streams of all classes.
         self._health: dict[str, tuple[HealthEntry, ...]] = {}
         self._silent: Mapping[str, str] = {}
@@ -156,6 +163,15 @@ class NodeState:
         """Who holds which device of a class, what was handed out a moment ago included."""
         return dict(self._holders.get(device_class, {}))
 
+    def sharers(self, device_class: str) -> ShareHolders:
+        """Who has shares of which device of a class, what was handed out a moment ago included."""
+        return self._sharers.get(device_class, {})
+
+    def device(self, device_class: str, name: str) -> Device | None:
+        """One device of the inventory."""
+        inventory = self._inventories.get(device_class)
+        return inventory.device(name) if inventory is not None else None
+
     def withheld(self, device_class: str) -> dict[str, Owner]:
         """Devices of a class that nobody holds and that are allocated to a claim on this node, with the claim."""
         held = self._holders.get(device_class, {})
@@ -173,7 +189,7 @@ class NodeState:
         """Say whether an owner may hold something: true, too, while the ledger is not known."""
         if self._ledger is None or owner_key in self._ledger.allocations:
             return True
-        return any(owner.key == owner_key for entries in self._handed_out.values() for owner, _ in entries.values())
+        return owner_key in self._waiting()
 
     @property
     def silent(self) -> frozenset[str]:
@@ -224,10 +240,22 @@ class NodeState:
         self._health.clear()
         self.changed.announce()
 
-    def hand_out(self, device_class: str, names: Iterable[str], owner: Owner, ledger_sequence: int) -> None:
-        """Remember what was just adopted until the ledger that says so arrives: an allocated device must not leave the list between the two."""
+    def hand_out(
+        self,
+        device_class: str,
+        names: Iterable[str],
+        owner: Owner,
+        ledger_sequence: int,
+        shares: Mapping[str, HeldShare] = MappingProxyType({}),
+    ) -> None:
+        """Remember what was just adopted until the ledger that says so arrives: an allocated device must not leave the list between the two.
+
+        `shares` says of which of them the owner has a share, and how much.
+        """
         entries = self._handed_out.setdefault(device_class, {})
-        entries.update(dict.fromkeys(names, (owner, ledger_sequence)))
+        entries.update(dict.fromkeys((name for name in names if name not in shares), (owner, ledger_sequence)))
+        parts = self._shares_out.setdefault(device_class, {})
+        parts.update({(name, owner.key): (owner, share, ledger_sequence) for name, share in shares.items()})
         self._hand_outs[owner.key] = self._hand_outs.get(owner.key, 0) + 1
         self._refresh_holders([device_class])
 
@@ -270,6 +298,7 @@ class NodeState:
         if self._ledger is not None and ledger.sequence < self._ledger.sequence:
             # The store was lost and the service began anew: no later ledger will confirm what was adopted before. Kept, it would hide that nobody holds it now.
             self._handed_out.clear()
+            self._shares_out.clear()
             self.ledger_went_back.announce()
         self._ledger = ledger
         self.ledger_changed.announce()
@@ -283,18 +312,32 @@ class NodeState:
     def _drop_confirmed(self, ledger: Holders) -> None:
         for device_class, entries in self._handed_out.items():
             self._handed_out[device_class] = {name: entry for name, entry in entries.items() if entry[1] > ledger.sequence}
+        for device_class, parts in self._shares_out.items():
+            self._shares_out[device_class] = {place: part for place, part in parts.items() if part[2] > ledger.sequence}
         # Else every claim that ever was would be remembered.
-        waiting = {owner.key for entries in self._handed_out.values() for owner, _ in entries.values()}
+        waiting = self._waiting()
         self._hand_outs = {key: count for key, count in self._hand_outs.items() if key in ledger.allocations or key in waiting}
+
+    def _waiting(self) -> set[str]:
+        """Keys of owners whose devices were handed out and are not in the ledger yet."""
+        whole = {owner.key for entries in self._handed_out.values() for owner, _ in entries.values()}
+        return whole | {key for parts in self._shares_out.values() for _, key in parts}
 
     def _refresh_holders(self, classes: Iterable[str]) -> None:
         """Look anew who holds what; classes where nothing has changed keep their lists, for the ledger is written for each pod and each claim."""
         changed: list[str] = []
         for device_class in sorted(classes):
             just_now = {name: owner for name, (owner, _) in self._handed_out.get(device_class, {}).items()}
-            holders = {**holders_of(self._ledger, device_class), **just_now}
-            if holders != self._holders.get(device_class, {}):
-                self._holders[device_class] = holders
+            parts = self._shares_out.get(device_class, {})
+            of_parts = {name: owner for (name, _), (owner, _, _) in parts.items()}
+            in_ledger = holders_of(self._ledger, device_class)
+            holders = {**of_parts, **in_ledger, **just_now}
+            sharers = {name: dict(owners) for name, owners in share_holders(self._ledger, device_class).items()}
+            for (name, _), (owner, share, _) in parts.items():
+                sharers.setdefault(name, {})[owner] = share
+            shown = {name: tuple(owners.items()) for name, owners in sharers.items()}
+            if holders != self._holders.get(device_class, {}) or shown != self._sharers.get(device_class, {}):
+                self._holders[device_class], self._sharers[device_class] = holders, shown
                 changed.append(device_class)
         if changed:
             self._refresh(changed)
@@ -316,6 +359,7 @@ class NodeState:
                 previous=previous,
                 classes=self._inventories.keys(),
                 profiles=self._profiles,
+                sharers=self._sharers.get(device_class, {}),
             )
             for resource, unnamed_entries in lists.items():
                 entries = self._with_ids(resource, device_class, unnamed_entries, previous.get(resource, ()))

@@ -93,7 +93,9 @@ def _fault(device: Device, pool: SharedPool, moving: Collection[str]) -> str:
 
 
 def _with_shares(device: Device, pool: SharedPool) -> Device:
-    policies = {SHARES: CapacityPolicy(default=1, minimum=1, step=1)}
+    # A capacity without a policy would go whole to the first claim, and nobody could have a share beside it.
+    policies = {name: CapacityPolicy(default=amount // pool.replicas, minimum=0, step=1) for name, amount in device.capacity.items()}
+    policies[SHARES] = CapacityPolicy(default=1, minimum=1, step=1)
     memory = device.capacity.get(MEMORY, 0) // pool.replicas // _MIB * _MIB
     if memory:
         policies[MEMORY] = CapacityPolicy(default=memory, minimum=_MIB, step=_MIB)

@@ -14,7 +14,7 @@ from topobus.domain.pci import PciAddress
 from topobus.domain.request import Owner, OwnerKind
 from topobus.gateway.config import GatewaySettings, check
 from topobus.gateway.core.device_ids import kubelet_id, with_kubelet_ids
-from topobus.gateway.core.lists import ListEntry
+from topobus.gateway.core.list_entry import ListEntry
 from topobus.gateway.core.vendor_profiles import IdProfile
 from topobus.gateway.node_state import NodeState
 

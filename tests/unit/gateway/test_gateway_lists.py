@@ -11,7 +11,8 @@ from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.ledger import Allocation, Holding, Ledger
 from topobus.domain.request import Owner, OwnerKind
 from topobus.gateway.core.holdings import idle_allocations
-from topobus.gateway.core.lists import DraHealth, HealthEntry, ListEntry, first_that_fit, health_list, holders_of, plugin_lists
+from topobus.gateway.core.list_entry import ListEntry
+from topobus.gateway.core.lists import DraHealth, HealthEntry, first_that_fit, health_list, holders_of, plugin_lists
 
 CLAIM = Owner(kind=OwnerKind.CLAIM, name="training", uid="u-1")
 RESOURCE = "topobus.dev/gpu"

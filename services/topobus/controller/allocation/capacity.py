@@ -18,7 +18,7 @@ from topobus.kubernetes.api.resource import (
     ValidRange,
 )
 
-__all__ = ["RemainingCounters", "amounts_taken", "fits_capacity", "rivals"]
+__all__ = ["RemainingCounters", "amounts_taken", "fits_capacity", "rivals", "shortage"]
 
 
 def amounts_taken(candidate: Candidate, asked: CapacityRequirements | None) -> dict[str, Quantity] | None:
@@ -41,6 +41,18 @@ def fits_capacity(candidate: Candidate, taken: Mapping[str, Quantity], *in_use: 
         amount.nano + sum(used[name].nano for used in in_use if name in used) <= candidate.capacity[name].nano
         for name, amount in taken.items()
     )
+
+
+def shortage(candidate: Candidate, taken: Mapping[str, Quantity] | None, *in_use: Mapping[str, Quantity]) -> str:
+    """Say for people what is short: how much is wanted, what is left, what there is; `taken` None: an amount is asked that the device gives to nobody."""
+    if taken is None:
+        return "it has no such capacity, or gives no such amount"
+    for name, amount in sorted(taken.items()):
+        used, whole = sum(used[name].nano for used in in_use if name in used), candidate.capacity[name]
+        if used + amount.nano > whole.nano:
+            left = Quantity(max(0, whole.nano - used), whole.form)
+            return f"its free capacity is too small: {name}: {amount} wanted, {left} left of {whole}"
+    return "its free capacity is too small"
 
 
 def rivals(pool: Pool) -> frozenset[DeviceId]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 
 from topobus.cel.seam import Selector, SelectorCompiler, SelectorError
-from topobus.controller.allocation.capacity import RemainingCounters, amounts_taken, fits_capacity
+from topobus.controller.allocation.capacity import RemainingCounters, amounts_taken, fits_capacity, shortage
 from topobus.controller.allocation.constraints import ActiveConstraint, DistinctAttribute, make_constraint
 from topobus.controller.allocation.miss_reasons import OTHER_CLASS, OUTSIDE, Blocker
 from topobus.controller.allocation.pools import Candidate, Pool
@@ -175,6 +175,10 @@ class DeviceChecks:
             return False
         return fits_capacity(candidate, amounts, used or {}, *(shared or ()))
 
+    def _shortage(self, request: PreparedRequest, candidate: Candidate) -> str:
+        in_use = (self._given.usage.consumed.get(candidate.id, {}), *self._sharing.get(candidate.id, ()))
+        return shortage(candidate, self._amounts_of(request, candidate), *in_use)
+
     def is_shared(self, candidate: Candidate) -> bool:
         """Say whether several requests may have the device, by capacity."""
         return self._has[Gate.CONSUMABLE_CAPACITY] and bool(candidate.device.allow_multiple_allocations)
@@ -204,7 +208,7 @@ class DeviceChecks:
         blocker = self._untolerated(request, candidate) or self._add_constraints(request, candidate)
         if blocker is None and not self.is_large_enough(request, candidate):
             self._remove_constraints(request)
-            blocker = Blocker("capacity", "its free capacity is too small")
+            blocker = Blocker("capacity", self._shortage(request, candidate))
         if blocker is not None and pays and (self._is_corrected or is_trial):
             self._counters.give_back(candidate)
         return blocker
@@ -290,7 +294,7 @@ class DeviceChecks:
         if not candidate.reaches(self._given.node):
             return Blocker("node", "it serves other nodes")
         if not self.is_large_enough(request, candidate):
-            return Blocker("capacity", "its free capacity is too small")
+            return Blocker("capacity", self._shortage(request, candidate))
         blocker = self.take(request, candidate, is_trial=True)
         if blocker is None:
             self._remove_constraints(request)

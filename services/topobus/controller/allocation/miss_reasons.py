@@ -26,6 +26,7 @@ UNCOUNTED = 1 << 20
 
 # More names than these say nothing to a person; the count does.
 _SHOWN_DEVICES = 16
+_NAMED_DEVICES = 4
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def describe_miss(
         reasons.append(
             Reason(
                 code=f"device-{blocker.code}",
-                message=f"{len(names)} device{'s' if len(names) != 1 else ''}: {blocker.detail}",
+                message=f"{len(names)} device{'s' if len(names) != 1 else ''}{_named(blocker, names)}: {blocker.detail}",
                 facts={"node": node, "count": len(names), "devices": tuple(names[:_SHOWN_DEVICES]), "detail": blocker.detail},
             )
         )
@@ -91,6 +92,13 @@ def describe_miss(
             message = f"pool {pool.id} is {pool.state}: {pool.why}"
             reasons.append(Reason(code=f"pool-{pool.state}", message=message, facts={"node": node, "pool": str(pool.id)}))
     return tuple(reasons)
+
+
+def _named(blocker: Blocker, names: Sequence[str]) -> str:
+    """Name the devices of which too little is left: amounts mean something of this device alone."""
+    if blocker.code != "capacity":
+        return ""
+    return f" ({', '.join(names[:_NAMED_DEVICES])}{', ...' if len(names) > _NAMED_DEVICES else ''})"
 
 
 def summarize(reasons: Sequence[Reason]) -> str:

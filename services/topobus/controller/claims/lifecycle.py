@@ -23,6 +23,7 @@ from topobus.domain.alignment.planning.node_view import CPU_CLASS
 from topobus.domain.device import class_of_driver
 from topobus.domain.errors import ContractError
 from topobus.domain.idset import NodeSet
+from topobus.domain.quantity import Quantity
 from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest, Policy
 from topobus.kubernetes.api import limits
 from topobus.kubernetes.api.alignment_request import AlignmentRequest
@@ -124,6 +125,7 @@ def placement_request(
     The devices were chosen already, so the node's own alignment policy has no say: policy none, unless the claim itself wishes for one.
     """
     groups: dict[tuple[str, bool, bool], list[str]] = {}
+    amounts: dict[str, dict[str, dict[str, int]]] = {}
     for granted in allocation.devices.results:
         device_class = class_of_driver(granted.driver)
         # Which CPUs a claim has of a group is decided when it is prepared: there is nothing to hold before.
@@ -131,12 +133,22 @@ def placement_request(
         if device_class is not None and granted.pool == node and not is_group:
             is_share = granted.share_id is not None and not granted.admin_access
             groups.setdefault((device_class, bool(granted.admin_access), is_share), []).append(granted.device)
+            if is_share:
+                sums = amounts.setdefault(device_class, {}).setdefault(granted.device, {})
+                for name, text in granted.consumed_capacity.items():
+                    # Fractions count as a whole: what is left must be enough.
+                    sums[name] = sums.get(name, 0) - (-Quantity.parse(text).nano // 10**9)
     if not groups:
         return None
     devices = tuple(
         # Several shares of one device in a claim are one holding.
         DeviceRequest(
-            device_class=device_class, count=len(set(names)), names=tuple(sorted(set(names))), is_shared=is_admin, by_share=is_share
+            device_class=device_class,
+            count=len(set(names)),
+            names=tuple(sorted(set(names))),
+            is_shared=is_admin,
+            by_share=is_share,
+            amounts={name: sums for name, sums in amounts.get(device_class, {}).items() if sums} if is_share else {},
         )
         for (device_class, is_admin, is_share), names in sorted(groups.items())
     )

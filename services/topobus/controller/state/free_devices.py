@@ -19,7 +19,7 @@ from topobus.controller.allocation.values import (
 )
 from topobus.controller.claims.stored import Stored
 from topobus.controller.state.holdings import ClaimHoldings
-from topobus.controller.state.inventory_slices import holders_from_ledger
+from topobus.controller.state.inventory_slices import consumed_by_pods, holders_from_ledger
 from topobus.controller.state.slice_index import Origin, SliceIndex
 from topobus.domain.device import Device
 from topobus.domain.ledger import Ledger
@@ -194,7 +194,7 @@ class FreeDevices:
         return Usage(
             self._held.holders(names, except_uids=uids)
             | {device_id: str(holder) for device_id, holder in own_owners.items() if device_id not in own},
-            self._held.consumed(names, except_uids=uids),
+            self._with_pods(node, self._held.consumed(names, except_uids=uids)),
             dict.fromkeys(others, f"{owners[0]} holds other devices here already") | dict(excluded),
         )
 
@@ -213,6 +213,15 @@ class FreeDevices:
             held = self._in_ledgers[node] = holders_from_ledger(ledger, self._cpus.get(node, ())) if ledger is not None else {}
         return held
 
+    def _with_pods(self, node: str, consumed: dict[DeviceId, dict[str, Quantity]]) -> dict[DeviceId, dict[str, Quantity]]:
+        """Add what pods have of shared devices by another way than a claim."""
+        ledger = self._ledgers.get(node)
+        for device, amounts in consumed_by_pods(ledger).items() if ledger is not None else ():
+            used = consumed.setdefault(device, {})
+            for name, amount in amounts.items():
+                used[name] = used.get(name, Quantity(0)) + amount
+        return consumed
+
     def _taken_on(self, node: str) -> _Taken:
         taken = self._taken.get(node)
         if taken is None:
@@ -221,7 +230,7 @@ class FreeDevices:
             holders = self._held.holders(names, except_uids=()) | {
                 device_id: str(holder) for device_id, holder in self._in_ledger(node).items()
             }
-            consumed = self._held.consumed(names, except_uids=())
+            consumed = self._with_pods(node, self._held.consumed(names, except_uids=()))
             state = TakenDevices(_bits(table.places, holders), _amounts(table.places, consumed))
             taken = self._taken[node] = _Taken(Usage(holders, consumed), state)
         return taken

@@ -12,7 +12,8 @@ from topobus.controller.allocation.values import DeviceId, Slice
 from topobus.domain.device import Device, Inventory, driver_name
 from topobus.domain.idset import CpuSet
 from topobus.domain.ledger import Ledger
-from topobus.domain.request import Owner
+from topobus.domain.quantity import Quantity
+from topobus.domain.request import Owner, OwnerKind
 from topobus.kubernetes.api.resource import (
     CelSelector,
     DeviceClassSpec,
@@ -22,7 +23,7 @@ from topobus.kubernetes.api.resource import (
 )
 from topobus.kubernetes.api.slices import COUNTER_SETS_PER_SLICE, DEVICES_PER_SLICE, shared_counters, slice_device, slice_order
 
-__all__ = ["built_in_class", "devices_of_owner", "holders_from_ledger", "slices_from_inventory"]
+__all__ = ["built_in_class", "consumed_by_pods", "devices_of_owner", "holders_from_ledger", "slices_from_inventory"]
 
 
 def slices_from_inventory(inventory: Inventory) -> tuple[Slice, ...]:
@@ -52,6 +53,19 @@ def slices_from_inventory(inventory: Inventory) -> tuple[Slice, ...]:
 def holders_from_ledger(ledger: Ledger, cpu_devices: Iterable[Device] = ()) -> dict[DeviceId, Owner]:
     """Map the devices that are held whole on a node to their holders; CPUs too, by their device names. Of shares the claims tell, with their amounts."""
     return {device: owner for device, owner, by_share in _held_in(ledger, cpu_devices) if not by_share}
+
+
+def consumed_by_pods(ledger: Ledger) -> dict[DeviceId, dict[str, Quantity]]:
+    """Add up what others than claims have of shared devices: kubelet gave it by its device plugins, and no claim tells it."""
+    consumed: dict[DeviceId, dict[str, Quantity]] = {}
+    for _, allocation in sorted(ledger.allocations.items()):
+        for holding in allocation.holdings if allocation.owner.kind is not OwnerKind.CLAIM else ():
+            for device_class, shares in holding.shares.items():
+                for device, share in shares.items():
+                    used = consumed.setdefault(DeviceId(driver_name(device_class), ledger.node, device), {})
+                    for name, amount in share.amounts.items():
+                        used[name] = used.get(name, Quantity(0)) + Quantity.of(amount)
+    return consumed
 
 
 def devices_of_owner(ledger: Ledger, owner: Owner, cpu_devices: Iterable[Device] = ()) -> frozenset[DeviceId]:

@@ -238,7 +238,12 @@ class PodRetries:
         )
 
     def _holders_of(self, claim: WaitingClaim) -> dict[str, dict[str, Owner]]:
-        return {device_class: self._state.holders(device_class) for device_class in claim.held}
+        return {device_class: self._whole_holders(claim, device_class) for device_class in claim.held}
+
+    def _whole_holders(self, claim: WaitingClaim, device_class: str) -> dict[str, Owner]:
+        """Say who holds what stands in a claim's way: others with a share do not stand in the way of a share."""
+        beside = set(claim.by_share.get(device_class, ())) & self._state.sharers(device_class).keys()
+        return {name: owner for name, owner in self._state.holders(device_class).items() if name not in beside}
 
     def _users_of(self, claim: WaitingClaim) -> dict[str, Owner]:
         """Find the pods behind device plugin allocations that are in a claim's way, by device."""

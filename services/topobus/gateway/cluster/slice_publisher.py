@@ -246,7 +246,9 @@ class SlicePublisher:
         # Freshly started we know of no silence yet, and must not open what was closed.
         if since or (not self._is_judged(device_class) and shows_silence(present)):
             silence = silence_taint(since, self._settings.silence_effect, present)
-        return pool_devices(cached[2], self._state.holders(device_class), silence, shown=cached[3])
+        return pool_devices(
+            cached[2], self._state.holders(device_class), silence, shown=cached[3], sharers=self._state.sharers(device_class)
+        )
 
     def _read(self, api_object: ApiObject) -> SliceSpec | None:
         """Read a slice once, as long as it is the same object."""

@@ -18,13 +18,15 @@ from topobus.contracts.messages import ApiObject, Prepared
 from topobus.devicekit.cdi import CdiDevice, CdiSpec
 from topobus.domain.alignment.planning.node_view import CPU_CLASS
 from topobus.domain.device import class_of_driver
+from topobus.domain.device_sharing import HeldShare
 from topobus.domain.edits import ContainerEdits
 from topobus.domain.idset import CpuSet
 from topobus.domain.names import ClaimUid, is_dns_label
 from topobus.domain.outcome import Reason, Refusal
 from topobus.domain.request import Owner
-from topobus.gateway.core.claim_pods import pods_of, users_of
+from topobus.gateway.core.claim_pods import pod_claim_name, pods_of, users_of
 from topobus.gateway.core.consumed_cpus import add_cpus
+from topobus.gateway.core.consumed_shares import add_amounts, consumed_amounts
 from topobus.gateway.core.naming_variables import naming
 from topobus.kubernetes.api.resource import Toleration
 from topobus.kubernetes.api.slices import SICK_TAINT
@@ -48,8 +50,6 @@ __all__ = [
 CDI_VENDOR = "topobus.dev"
 # Edits that are lists of things of which a container has each once.
 _LISTS = ("device_nodes", "mounts", "hooks", "additional_gids", "net_devices")
-# Written by kube-controller-manager (k8s.io/api/resource/v1, PodResourceClaimAnnotation).
-_POD_CLAIM_ANNOTATION = "resource.kubernetes.io/pod-claim-name"
 
 
 class AllocatedDevice(Struct, frozen=True, kw_only=True):
@@ -65,6 +65,8 @@ class AllocatedDevice(Struct, frozen=True, kw_only=True):
     """Of the request, which one was chosen; empty: it has none."""
     share_id: str = ""
     """The share that the claim has of a device with consumable capacity; empty: the whole device."""
+    amounts: dict[str, int] = {}
+    """How much of the device the share is: capacity to amount."""
 
 
 class ClaimAllocation(Struct, frozen=True, kw_only=True):
@@ -75,6 +77,8 @@ class ClaimAllocation(Struct, frozen=True, kw_only=True):
     """Class to devices that the claim holds on this node, of all our drivers: the ledger's entry of a claim is one whole."""
     by_share: dict[str, tuple[str, ...]] = {}
     """Those of `held` of which the claim has a share: other claims may have one, too."""
+    shares: dict[str, dict[str, HeldShare]] = {}
+    """How much the claim has of those of `by_share`, where its allocation says so: class to device to amounts."""
     config: dict[str, tuple[dict[str, Any], ...]] = {}
     """Device to its opaque parameters: of the class before those of the claim, only such as mean the request that the device was given for."""
 
@@ -131,6 +135,7 @@ def allocation_of(
     held: dict[str, set[str]] = {}
     whole: set[tuple[str, str]] = set()
     untolerated: set[str] = set()
+    amounts: dict[str, dict[str, dict[str, int]]] = {}
     group_cpus: dict[str, int] = {}
     for index, result in enumerate(results):
         fields = [result.get(key) for key in ("request", "driver", "pool", "device")] if isinstance(result, Mapping) else []
@@ -154,6 +159,12 @@ def allocation_of(
             elif device_class == CPU_CLASS and not add_cpus(group_cpus, device, result):
                 got = f"status.allocation.devices.results[{index}].consumedCapacity is {result.get('consumedCapacity')!r}"
                 return _refuse("claim-malformed", f"{where}: {got}, wanted a number of cpus")
+        consumed = consumed_amounts(result, its_driver) if share_id and device_class != CPU_CLASS else {}
+        if consumed is None:
+            got = f"status.allocation.devices.results[{index}].consumedCapacity is {result.get('consumedCapacity')!r}"
+            return _refuse("claim-malformed", f"{where}: {got}, wanted names with quantities")
+        if consumed and device_class and pool == node and not is_shared:
+            add_amounts(amounts.setdefault(device_class, {}).setdefault(device, {}), consumed)
         if its_driver != driver:
             continue
         if not _tolerates_sickness(result):
@@ -162,7 +173,9 @@ def allocation_of(
             return _refuse("claim-elsewhere", f"{where}: device {device} is in pool {pool}, this node is {node}", pool=pool, node=node)
         name, _, alternative = request.partition("/")
         devices.append(
-            AllocatedDevice(request=name, pool=pool, device=device, is_shared=is_shared, alternative=alternative, share_id=share_id)
+            AllocatedDevice(
+                request=name, pool=pool, device=device, is_shared=is_shared, alternative=alternative, share_id=share_id, amounts=consumed
+            )
         )
         device_config = config.setdefault(device, [])
         device_config += [
@@ -182,10 +195,14 @@ def allocation_of(
         devices=tuple(devices),
         held=sorted_held,
         by_share=by_share,
+        shares={
+            name: {device: HeldShare(amounts=sums) for device, sums in sorted(devices_of.items()) if device in by_share.get(name, ())}
+            for name, devices_of in sorted(amounts.items())
+        },
         config=configured,
         group_cpus=group_cpus,
         generation=_generation(claim),
-        pod_claim_name=_pod_claim_name(claim),
+        pod_claim_name=pod_claim_name(claim),
         pods=pods_of(claim),
         users=users_of(claim, namespace),
         tolerated=tolerated,
@@ -375,13 +392,6 @@ def _parameters(claim: ApiObject, driver: str, where: str) -> list[tuple[frozens
 def _generation(claim: ApiObject) -> int:
     generation = claim.metadata.get("generation")
     return generation if isinstance(generation, int) and generation > 0 else 0
-
-
-def _pod_claim_name(claim: ApiObject) -> str:
-    """Read by which name of its spec a pod knows a claim of a template; what can be no name of one is none (anybody may write an annotation)."""
-    annotations = claim.metadata.get("annotations")
-    name = annotations.get(_POD_CLAIM_ANNOTATION) if isinstance(annotations, Mapping) else None
-    return name if isinstance(name, str) and is_dns_label(name) else ""
 
 
 def _refuse(code: str, message: str, **facts: str) -> Refusal:

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from topobus.contracts.messages import ApiObject
-from topobus.domain.names import is_dns_subdomain
+from topobus.domain.names import is_dns_label, is_dns_subdomain
 from topobus.domain.request import Owner, OwnerKind
 
-__all__ = ["pods_of", "users_of"]
+__all__ = ["pod_claim_name", "pods_of", "users_of"]
 
+# Written by kube-controller-manager (k8s.io/api/resource/v1, PodResourceClaimAnnotation).
+_POD_CLAIM_ANNOTATION = "resource.kubernetes.io/pod-claim-name"
 # As many as a claim can be reserved for (resource.k8s.io/v1, ResourceClaimReservedForMaxSize).
 _MOST_USERS = 256
 
@@ -43,3 +45,10 @@ def _consuming_pods(claim: ApiObject) -> list[Mapping[str, Any]]:
     reserved_for = claim.status.get("reservedFor")
     consumers = [consumer for consumer in reserved_for if isinstance(consumer, Mapping)] if isinstance(reserved_for, list) else []
     return [consumer for consumer in consumers if consumer.get("resource") == "pods" and not consumer.get("apiGroup")]
+
+
+def pod_claim_name(claim: ApiObject) -> str:
+    """Read by which name of its spec a pod knows a claim of a template; what can be no name of one is none (anybody may write an annotation)."""
+    annotations = claim.metadata.get("annotations")
+    name = annotations.get(_POD_CLAIM_ANNOTATION) if isinstance(annotations, Mapping) else None
+    return name if isinstance(name, str) and is_dns_label(name) else ""

@@ -13,7 +13,8 @@ from msgspec import structs
 
 from topobus.domain.device import Device
 from topobus.domain.pci import PciAddress
-from topobus.gateway.core.lists import ListEntry
+from topobus.domain.shares import device_of_replica
+from topobus.gateway.core.list_entry import ListEntry
 from topobus.gateway.core.vendor_profiles import IdProfile
 
 __all__ = ["address_of", "kubelet_id", "with_kubelet_ids"]
@@ -85,13 +86,14 @@ def address_of(name: str, device_class: str) -> PciAddress | None:
 
 def _id_of(name: str, devices: Mapping[str, Device], profile: IdProfile, before: Mapping[str, str]) -> str:
     """Find a device's id: as the inventory has it, as it was before, or, after a restart, as its name tells."""
-    device = devices.get(name)
+    own = device_of_replica(name)
+    device, suffix = devices.get(own), name.removeprefix(own)
     if device is not None and (text := kubelet_id(device, profile)):
-        return text
+        return text + suffix
     if name in before and before[name] != name:
         return before[name]
-    address = address_of(name, name.partition("-")[0]) if device is None and profile in ("pci", "card") else None
-    return str(address) if address is not None else ""
+    address = address_of(own, own.partition("-")[0]) if device is None and profile in ("pci", "card") else None
+    return f"{address}{suffix}" if address is not None else ""
 
 
 def _keeps(entry: ListEntry, rivals: Sequence[ListEntry], wanted: str, before: Mapping[str, str]) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from topobus.domain.ledger import Allocation, Holders
 from topobus.domain.request import OwnerKind
+from topobus.gateway.core.replicas import ids_of
 
 __all__ = ["idle_allocations"]
 
@@ -22,11 +23,5 @@ def idle_allocations(ledger: Holders, in_use: Mapping[str, frozenset[str]]) -> t
     return tuple(
         allocation
         for _, allocation in sorted(ledger.allocations.items())
-        if allocation.owner.kind is OwnerKind.DEVICE_PLUGIN and not _devices(allocation) & in_use.get(allocation.owner.name, frozenset())
+        if allocation.owner.kind is OwnerKind.DEVICE_PLUGIN and not ids_of(allocation) & in_use.get(allocation.owner.name, frozenset())
     )
-
-
-def _devices(allocation: Allocation) -> frozenset[str]:
-    named = {name for holding in allocation.holdings for names in holding.devices.values() for name in names}
-    cpus = {f"cpu-{cpu}" for holding in allocation.holdings for cpu in holding.cpus}
-    return frozenset(named | cpus)

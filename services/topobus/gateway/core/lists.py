@@ -14,11 +14,14 @@ from msgspec import Struct, structs
 
 from topobus.domain.alignment.planning.claims_only import claims_only
 from topobus.domain.device import Device, Inventory
+from topobus.domain.device_sharing import HeldShare
 from topobus.domain.health import HealthState
 from topobus.domain.ledger import Holders
 from topobus.domain.names import is_dns_label
 from topobus.domain.pools import resource_split
 from topobus.domain.request import Owner, OwnerKind
+from topobus.gateway.core.list_entry import ListEntry
+from topobus.gateway.core.replicas import ShareHolders, replica_entries, replica_holders
 from topobus.gateway.core.vendor_profiles import VendorProfile, profile_in, resource_in_profile
 
 __all__ = [
@@ -32,27 +35,6 @@ __all__ = [
     "plugin_lists",
     "sharers_of",
 ]
-
-
-class ListEntry(Struct, frozen=True, kw_only=True):
-    """One device in the device plugin's list. `nodes` None: no topology is sent, which is not node 0."""
-
-    id: str
-    is_healthy: bool
-    nodes: tuple[int, ...] | None = None
-    reason: str = ""
-    """Why it is not healthy, for the error of an Allocate; kubelet has no field for it."""
-    is_held: bool = False
-    """Somebody holds it, so it must not leave the list."""
-    kubelet_id: str = ""
-    """By what kubelet knows it; empty: by `id`, its name (`device_ids`)."""
-    is_unnamed: bool = False
-    """It cannot be named as the resource's devices are, so it is offered to nobody."""
-
-    @property
-    def wire_id(self) -> str:
-        """The id that kubelet is told."""
-        return self.kubelet_id or self.id
 
 
 class DraHealth(IntEnum):
@@ -72,14 +54,15 @@ class HealthEntry(Struct, frozen=True, kw_only=True):
 
 
 def holders_of(ledger: Holders | None, device_class: str) -> dict[str, Owner]:
-    """Find who holds which device of a class; CPUs by their device names."""
+    """Find who holds which device of a class; CPUs by their device names. Of several with a share somebody other than a claim, if there is one."""
     holders: dict[str, Owner] = {}
     if ledger is None:
         return holders
     for allocation in ledger.allocations.values():
         for holding in allocation.holdings:
             for name in holding.devices.get(device_class, ()):
-                holders[name] = allocation.owner
+                if allocation.owner.kind is not OwnerKind.CLAIM or name not in holders:
+                    holders[name] = allocation.owner
             if device_class == "cpu":
                 holders.update({f"cpu-{cpu}": allocation.owner for cpu in holding.cpus})
     return holders
@@ -105,28 +88,48 @@ def plugin_lists(
     previous: Mapping[str, tuple[ListEntry, ...]] = MappingProxyType({}),
     classes: Collection[str] = (),
     profiles: Collection[VendorProfile] = (),
+    sharers: ShareHolders = MappingProxyType({}),
 ) -> dict[str, tuple[ListEntry, ...]]:
     """Build the complete lists of a class's resources: its own, one of each pool, and those that vendors' profiles name.
 
-    Shapes: own — the class's own resource; holders — device to owner; previous — resource to what was listed before; classes — all of this node's.
+    Shapes: own — the class's own resource; holders — device to owner; previous — resource to what was listed before; classes — all of this node's; sharers — device to
+    those who have a share of it. A device that its operator has shared is listed by replicas, in its shared pool alone.
     A device stands in one list, as not healthy when it is held in another way (a claim, a placed pod, another resource), so that kubelet does not
     choose it; held by kubelet's own allocation of this resource it keeps its real health. kubelet knows neither shares nor counters, so devices that are a claim's
     to ask for are not listed, unless they are held; nor is what an operator excludes. It stands in the list of a resource through which it is held,
     too, whichever pool it is in by now, and a held one that left the inventory stays where it was, not healthy.
     """
     lists: dict[str, dict[str, ListEntry]] = {own: {}, **{resource: {} for resource in previous}}
-    withheld = claims_only(inventory.devices, inventory.counter_sets) if inventory else frozenset()
+    withheld = claims_only(map(_whole, inventory.devices), inventory.counter_sets) if inventory else frozenset()
+    replicated = {name for name, shares in sharers.items() if any(share.replicas for _, share in shares)}
     for pool, devices in resource_split(inventory.devices if inventory else (), classes).items():
         by_pool = _resource(own, device_class, pool)
         for device in devices:
+            if not is_dns_label(device.name) or (device.name not in holders and (device.name in withheld or device.is_excluded)):
+                continue
             resource = resource_in_profile(device, "" if pool == device_class else pool, profiles) or by_pool
             list_entries = lists.setdefault(resource, {})
-            if is_dns_label(device.name) and (device.name in holders or not (device.name in withheld or device.is_excluded)):
-                list_entries[device.name] = _entry(device, is_withheld=device.name in withheld)
+            shown = _entry(device, is_withheld=device.name in withheld)
+            if device.sharing is None:
+                list_entries[device.name] = shown
+                if device.name in replicated:
+                    _keep_replicas(lists, list_entries, device.name, sharers[device.name])
+                continue
+            whole = holders.get(device.name) if device.name not in sharers else None
+            list_entries.update((entry.id, entry) for entry in replica_entries(shown, device, sharers.get(device.name, ()), whole))
+            through = _through(whole, device_class, own, profiles) if whole is not None else None
+            if through is not None:
+                # kubelet gave it as a whole before it was shared, and knows it by that id.
+                lists.setdefault(through, {})[device.name] = structs.replace(shown, is_held=True)
+    shared = {device.name for device in (inventory.devices if inventory else ()) if device.sharing is not None}
+    for name in replicated - {device.name for device in (inventory.devices if inventory else ())}:
+        gone = ListEntry(id=name, is_healthy=False, reason="it is held but no longer in the inventory")
+        _keep_replicas(lists, {name: gone}, name, sharers[name])
     for name, holder in holders.items():
+        if name in shared or name in replicated:
+            continue
         home = next((resource for resource, entries in lists.items() if name in entries), None)
-        is_ours = is_resource_of(holder.name, device_class, own) or profile_in(holder.name, device_class, profiles) is not None
-        through = holder.name if holder.kind is OwnerKind.DEVICE_PLUGIN and is_ours else None
+        through = _through(holder, device_class, own, profiles)
         if home is None:
             was_in = next((resource for resource, entries in previous.items() if any(list_entry.id == name for list_entry in entries)), own)
             nodes = next((list_entry.nodes for entries in previous.values() for list_entry in entries if list_entry.id == name), None)
@@ -139,6 +142,29 @@ def plugin_lists(
         if through != home:
             lists[home][name] = structs.replace(entry, is_healthy=False, reason=entry.reason or f"{holder} holds it")
     return {resource: tuple(entries[name] for name in sorted(entries)) for resource, entries in sorted(lists.items())}
+
+
+def _whole(device: Device) -> Device:
+    """Give a device that its operator has shared as if it were not: kubelet can have it, by replicas."""
+    return device if device.sharing is None else structs.replace(device, allows_multiple=False)
+
+
+def _through(holder: Owner, device_class: str, own: str, profiles: Collection[VendorProfile]) -> str | None:
+    """Name the resource by which kubelet gave a device to its holder; None: it was given in another way."""
+    is_ours = is_resource_of(holder.name, device_class, own) or profile_in(holder.name, device_class, profiles) is not None
+    return holder.name if holder.kind is OwnerKind.DEVICE_PLUGIN and is_ours else None
+
+
+def _keep_replicas(
+    lists: dict[str, dict[str, ListEntry]], home: dict[str, ListEntry], name: str, sharers: Sequence[tuple[Owner, HeldShare]]
+) -> None:
+    """Keep held replicas of a device that is not shared any more in the lists through which they are held, and the device itself from everybody."""
+    entry = home[name]
+    for replica, owner in replica_holders(name, sharers).items():
+        lists.setdefault(owner.name, {})[replica] = structs.replace(entry, id=replica, is_held=True)
+    home[name] = structs.replace(
+        entry, is_healthy=False, is_held=True, reason=entry.reason or "shares of it are held, from when it was shared"
+    )
 
 
 def is_resource_of(resource: str, device_class: str, own: str) -> bool:

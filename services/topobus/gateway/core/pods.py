@@ -12,6 +12,7 @@ from types import MappingProxyType
 from msgspec import Struct
 
 from topobus.contracts.messages import Disagreement
+from topobus.domain.device_sharing import HeldShare
 from topobus.domain.idset import CpuSet
 from topobus.domain.request import Owner, OwnerKind
 from topobus.gateway.core.exclusive import ExclusiveUse
@@ -46,6 +47,8 @@ class PreparedHere(Struct, frozen=True, kw_only=True):
     looked_at: frozenset[tuple[str, str]] = frozenset()
     by_share: frozenset[tuple[str, str]] = frozenset()
     """Of what it holds, that of which others may hold a share, too."""
+    shares: dict[str, dict[str, HeldShare]] = {}
+    """How much of it, where that is known: class to device."""
     group_cpus: dict[str, CpuSet] = {}
     """Which CPUs it has of groups of CPUs, by group."""
 
@@ -62,6 +65,8 @@ class Lacking(Struct, frozen=True, kw_only=True):
     """What is to be adopted, by class: of a claim all that it holds, since the ledger's entry of an owner is one whole."""
     by_share: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Those of `whole` that are to be adopted by share."""
+    shares: tuple[tuple[str, tuple[tuple[str, tuple[tuple[str, int], ...]], ...]], ...] = ()
+    """How much of those of `by_share`: class, device, capacity and amount."""
     group_cpus: tuple[tuple[str, CpuSet], ...] = ()
     """Those of `whole` that are groups of CPUs, with the very CPUs that its containers run on."""
 
@@ -116,6 +121,7 @@ def compare(
                     owner=claim.owner if claim is not None else None,
                     whole=tuple(sorted(claim.held.items())) if claim is not None else ((use.device_class, tuple(sorted(free))),),
                     by_share=_by_class(claim.by_share) if claim is not None else (),
+                    shares=_amounts(claim.shares) if claim is not None else (),
                     group_cpus=tuple(sorted(claim.group_cpus.items())) if claim is not None else (),
                 )
             )
@@ -132,6 +138,13 @@ def _by_class(devices: Iterable[tuple[str, str]]) -> tuple[tuple[str, tuple[str,
     for device_class, name in sorted(devices):
         names.setdefault(device_class, []).append(name)
     return tuple((device_class, tuple(listed)) for device_class, listed in names.items())
+
+
+def _amounts(shares: Mapping[str, Mapping[str, HeldShare]]) -> tuple[tuple[str, tuple[tuple[str, tuple[tuple[str, int], ...]], ...]], ...]:
+    return tuple(
+        (device_class, tuple((name, tuple(sorted(share.amounts.items()))) for name, share in sorted(devices.items())))
+        for device_class, devices in sorted(shares.items())
+    )
 
 
 def _is_the_same(use: PodUse, holder: Owner) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -21,6 +22,8 @@ from topobus.domain.health import HealthState
 from topobus.domain.partitions import Partitions
 from topobus.domain.request import Owner, OwnerKind
 from topobus.domain.silence import SERVICE_SILENT
+from topobus.gateway.core.pod_shares import amounts_of_pods, beside_pods
+from topobus.gateway.core.replicas import ShareHolders
 from topobus.kubernetes.api.limits import check_slice
 from topobus.kubernetes.api.resource import (
     API_VERSION,
@@ -106,12 +109,17 @@ def class_of_slice(resource_slice: ApiObject, node: str) -> str:
 
 
 def pool_devices(
-    inventory: Inventory, holders: Mapping[str, Owner], silence: Taint | None = None, *, shown: Iterable[SliceDevice] | None = None
+    inventory: Inventory,
+    holders: Mapping[str, Owner],
+    silence: Taint | None = None,
+    *,
+    shown: Iterable[SliceDevice] | None = None,
+    sharers: ShareHolders = MappingProxyType({}),
 ) -> tuple[SliceDevice, ...]:
     """Show an inventory's devices; one that a pod holds outside of DRA is tainted, and so is what does not fit beside it; while their service is silent (`silence`) so are all.
 
     Evidence of a fault outlives the voice that told it: an unhealthy device keeps its own taint, and so does an operator's word. What an operator excludes is
-    shown as long as somebody holds it. `shown` is what `slice_device` gives for the inventory's
+    shown as long as somebody holds it. Of a shared device (`sharers`) what pods have is taken off its capacity, as long as a share is left. `shown` is what `slice_device` gives for the inventory's
     devices, for who knows it already: it is the dear part, and holders change far more often.
     """
     sick = {device.name for device in inventory.devices if device.health.state is HealthState.UNHEALTHY} if silence is not None else set()
@@ -128,7 +136,9 @@ def pool_devices(
             taints = (silence, *(taint for taint in taints if taint.key == MAINTENANCE_TAINT))
         shortage = blocked.get(device.name)
         holder = occupied.get(device.name) or (occupied[shortage.devices[0]] if shortage is not None and shortage.devices else None)
-        if holder is not None:
+        beside = beside_pods(device, amounts_of_pods(sharers[device.name])) if holder is not None and device.name in sharers else None
+        device = beside or device
+        if holder is not None and beside is None:
             taints = (*taints, Taint(key=OCCUPIED_TAINT, value=holder.kind.value, effect="NoSchedule"))
         devices.append(device if taints is device.taints else msgspec.structs.replace(device, taints=taints))
     return tuple(devices)

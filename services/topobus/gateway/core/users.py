@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import structs
 
-from topobus.domain.holdings import names_of
 from topobus.domain.ledger import Allocation, Holders
 from topobus.domain.request import Owner, OwnerKind
 from topobus.gateway.core.pods import PodUse
+from topobus.gateway.core.replicas import ids_of
 
 __all__ = ["nameless", "pod_of", "pods_of_claims", "unnamed_users", "without_uid"]
 
@@ -34,8 +34,7 @@ def unnamed_users(ledger: Holders, uses: Iterable[PodUse]) -> tuple[tuple[Alloca
     for _, allocation in sorted(ledger.allocations.items()):
         if allocation.owner.kind is not OwnerKind.DEVICE_PLUGIN:
             continue
-        held = [name for names in names_of(allocation).values() for name in names]
-        users = {user for name in held for user in pods.get((allocation.owner.name, name), ())}
+        users = {user for name in ids_of(allocation) for user in pods.get((allocation.owner.name, name), ())}
         if len(users) == 1 and users != {allocation.user}:
             unnamed.append((allocation, users.pop()))
     return tuple(unnamed)

@@ -6,11 +6,12 @@ looks at it (admin access), ends without a word to the device while others go on
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from topobus.contracts.messages import Prepared, PrepareReply
+from topobus.domain.device import Device
 from topobus.domain.outcome import Refusal
 from topobus.gateway.asks import NodeAsks
 from topobus.gateway.core.claim_allocation import ClaimAllocation
@@ -37,8 +38,12 @@ class DeviceAnswers:
 class ClaimDevices:
     """Prepares and undoes the devices of claims on this node."""
 
-    def __init__(self, asks: NodeAsks, checkpoint: Checkpoint) -> None:
+    def __init__(
+        self, asks: NodeAsks, checkpoint: Checkpoint, find_device: Callable[[str, str], Device | None] = lambda _class, _name: None
+    ) -> None:
+        """Take what it works with; `find_device` gives the inventory's device by class and name."""
         self._asks = asks
+        self._find = find_device
         self._checkpoint = checkpoint
         self._locks = KeyLocks()
         self._undone: set[str] = set()
@@ -87,6 +92,7 @@ class ClaimDevices:
             tolerated,
             held,
             claim_allocation.cpus,
+            shares={name: share.amounts for name, share in claim_allocation.shares.get(device_class, {}).items()},
             is_again=is_again,
         )
         if isinstance(prepared, Refusal):
@@ -97,13 +103,13 @@ class ClaimDevices:
         return prepared
 
     async def undo(self, entry: ClaimEntry, claim: ClaimKey) -> tuple[str, ...]:
-        """Have the device service undo what nobody else uses; gives the devices that were undone.
+        """Have the device service undo what nobody else uses, and each share of what its operator shares; gives the devices that were undone.
 
         Errors: raises ClaimFailed when the service refuses, PeerUnavailable when it is away.
         """
         names = tuple(sorted({device.device for device in entry.devices}))
         async with self._alone_with(entry.device_class, names):
-            used = self._used_by_others(entry)
+            used = self._used_by_others(entry) - self._shared_by_operator(entry)
             names = tuple(name for name in names if name not in used)
             if names:
                 refusal = await self._asks.unprepare(f"{entry.attempt}-unprepare", claim.owner, entry.device_class, names)
@@ -145,6 +151,15 @@ class ClaimDevices:
         ]
         users = [device for other in others if other.key not in self._undone for device in other.devices]
         return {user.device for user in users if not user.is_shared or user.device in looked_at}
+
+    def _shared_by_operator(self, entry: ClaimEntry) -> set[str]:
+        """Devices of which each owner is undone by itself: their driver knows who else is there."""
+        shared: set[str] = set()
+        for allocated in entry.devices:
+            device = self._find(entry.device_class, allocated.device) if allocated.share_id and not allocated.is_shared else None
+            if device is not None and device.sharing is not None:
+                shared.add(allocated.device)
+        return shared
 
     @asynccontextmanager
     async def _alone_with(self, device_class: str, names: Iterable[str]) -> AsyncIterator[None]:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import msgspec
 
+from topobus.domain.device_sharing import HeldShare
 from topobus.domain.idset import CpuSet
 from topobus.domain.outcome import Refusal
 from topobus.domain.request import Owner
@@ -81,6 +82,7 @@ class ClaimLedger:
                 claim.owner,
                 devices,
                 shared={} if is_shared else claim_allocation.by_share,
+                shares={} if is_shared else claim_allocation.shares,
                 is_shared=is_shared,
                 is_prepared=not is_shared,
                 pods=claim_allocation.users,
@@ -92,7 +94,10 @@ class ClaimLedger:
             if not is_shared:
                 entry = msgspec.structs.replace(entry, cpus=adopted.cpus)
             for device_class, names in devices.items() if not is_shared else ():
-                self._state.hand_out(device_class, names, claim.owner, adopted.ledger_sequence)
+                parts = dict.fromkeys(claim_allocation.by_share.get(device_class, ()), HeldShare()) | claim_allocation.shares.get(
+                    device_class, {}
+                )
+                self._state.hand_out(device_class, names, claim.owner, adopted.ledger_sequence, parts)
         return entry
 
     def _cpus_of_others(self, entry: ClaimEntry) -> CpuSet:

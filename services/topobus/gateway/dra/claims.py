@@ -80,7 +80,7 @@ class ClaimPreparer:
         self._reader = reader
         self._checkpoint = checkpoint
         self._deadlines = deadlines
-        self._devices = ClaimDevices(asks, checkpoint)
+        self._devices = ClaimDevices(asks, checkpoint, state.device)
         self._attachments = attachments
         self._pinning = pinning or NoPinning()
         self._reports = reports or NoClaimReports()

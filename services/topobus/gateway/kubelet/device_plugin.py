@@ -20,14 +20,18 @@ import grpc.aio
 from msgspec import structs
 
 from topobus.contracts.messages import Prepared
+from topobus.domain.device import Inventory
 from topobus.domain.edits import ContainerEdits
 from topobus.domain.errors import PeerUnavailable, TopobusError
 from topobus.domain.outcome import Refusal
 from topobus.domain.request import Owner, OwnerKind
+from topobus.domain.shares import number_of_replica
 from topobus.gateway.asks import NodeAsks
 from topobus.gateway.config import DeadlineSettings
 from topobus.gateway.core.edits import container_edits, differences, foreign_variables
-from topobus.gateway.core.lists import ListEntry, first_that_fit
+from topobus.gateway.core.list_entry import ListEntry
+from topobus.gateway.core.lists import first_that_fit
+from topobus.gateway.core.replicas import Chosen, chosen_of, fault_of_many, prefer_replicas
 from topobus.gateway.kubelet.allocation_record import AllocationRecord
 from topobus.gateway.kubelet.pci_devices import PciDevices
 from topobus.gateway.kubelet.sockets import (
@@ -184,21 +188,26 @@ class DevicePlugin(rpc.DevicePluginServicer):
         return await answer(context, self._metrics, "PreStartContainer", self._label, work)
 
     async def _prefer(self, request: pb.PreferredAllocationRequest) -> pb.PreferredAllocationResponse:
-        withheld = self._state.withheld(self.device_class)
         chosen = [
-            await self._asks.prefer(
-                self.device_class,
-                self._names(wanted.available_deviceIDs),
-                self._names(wanted.must_include_deviceIDs),
-                wanted.allocation_size,
-                withheld=withheld.keys(),
-                is_from_end=self._is_from_end,
-            )
+            await self._choose(self._names(wanted.available_deviceIDs), self._names(wanted.must_include_deviceIDs), wanted.allocation_size)
             for wanted in request.container_requests
         ]
         return pb.PreferredAllocationResponse(
             container_responses=[pb.ContainerPreferredAllocationResponse(deviceIDs=sorted(map(self._wire_id, names))) for names in chosen]
         )
+
+    async def _choose(self, available: list[str], must_include: list[str], size: int) -> tuple[str, ...]:
+        """Choose devices by topology; replicas by their devices' policy."""
+        if any(number_of_replica(name) is not None for name in available):
+            return prefer_replicas(available, must_include, size, self._inventory, is_from_end=self._is_from_end)
+        withheld = self._state.withheld(self.device_class)
+        return await self._asks.prefer(
+            self.device_class, available, must_include, size, withheld=withheld.keys(), is_from_end=self._is_from_end
+        )
+
+    @property
+    def _inventory(self) -> Inventory | None:
+        return self._state.inventories().get(self.device_class)
 
     async def _allocate(self, request: pb.AllocateRequest) -> pb.AllocateResponse:
         # kubelet sends exactly one container a call. Whoever sends more has all of them looked at before the first one takes anything.
@@ -208,6 +217,9 @@ class DevicePlugin(rpc.DevicePluginServicer):
                 raise CallRefused(grpc.StatusCode.INVALID_ARGUMENT, f"{self.resource}: the call names device {name} {count} times")
         for names in containers:
             self._check(names)
+            fault = fault_of_many(self.resource, names, self._inventory)
+            if fault:
+                raise CallRefused(grpc.StatusCode.INVALID_ARGUMENT, fault)
         async with self._state.hand_overs.of(self.device_class):
             return pb.AllocateResponse(container_responses=[_response(await self._allocate_container(names)) for names in containers])
 
@@ -225,17 +237,21 @@ class DevicePlugin(rpc.DevicePluginServicer):
         owner = plugin_owner(self.resource, names)
         # kubelet's calls carry no identity: each one is an operation of its own, for the same ids may come again after a pod is gone.
         op_id = f"allocate-{uuid.uuid4().hex}"
-        adopted = await self._asks.adopt(op_id, owner, {self.device_class: tuple(names)})
+        chosen = chosen_of(names, self._inventory)
+        shares = {self.device_class: chosen.shares} if chosen.shares else {}
+        shared = {self.device_class: tuple(chosen.shares)} if chosen.shares else {}
+        adopted = await self._asks.adopt(op_id, owner, {self.device_class: chosen.devices}, shared=shared, shares=shares)
         if isinstance(adopted, Refusal):
             refuse(adopted, f"{self.resource}: cannot take {', '.join(names)}")
-        self._state.hand_out(self.device_class, names, owner, adopted.ledger_sequence)
+        self._state.hand_out(self.device_class, chosen.devices, owner, adopted.ledger_sequence, chosen.shares)
         try:
             prepared = await self._prepare(f"{op_id}-prepare", owner, names)
             edits = self._joined(prepared, names)
         except (TopobusError, CallRefused, asyncio.CancelledError):
             # Cancelled: the deadline, or a kubelet that went away. Either way nobody gets the devices.
-            await self._give_back(op_id, owner, adopted.decision_id)
+            await self._give_back(op_id, owner, adopted.decision_id, chosen)
             raise
+        await self._forget(op_id, adopted.displaced, chosen)
         self._record.note(owner.key, edits)
         self._watch_variables(edits)
         get_logger().info(
@@ -249,18 +265,19 @@ class DevicePlugin(rpc.DevicePluginServicer):
         if self._pci_devices is None:
             return edits
         # Not recorded: what they say is in the devices' ids, which kubelet names at each start.
-        return structs.replace(edits, env=edits.env | await self._pci_devices.tell(names, prepared))
+        return structs.replace(edits, env=edits.env | await self._pci_devices.tell(chosen.devices, prepared))
 
     async def _prepare(self, op_id: str, owner: Owner, names: list[str], *, is_again: bool = False) -> Prepared:
         """Have the devices made ready."""
-        prepared = await self._asks.prepare(op_id, owner, self.device_class, names, is_again=is_again)
+        chosen = chosen_of(names, self._inventory)
+        prepared = await self._asks.prepare(op_id, owner, self.device_class, chosen.devices, shares=chosen.amounts, is_again=is_again)
         if isinstance(prepared, Refusal):
             refuse(prepared, f"{self.resource}: cannot prepare {', '.join(names)}")
         return prepared
 
     def _joined(self, prepared: Prepared, names: list[str]) -> ContainerEdits:
         """Join what the container gets."""
-        edits = container_edits(prepared, names)
+        edits = container_edits(prepared, chosen_of(names, self._inventory).devices)
         if isinstance(edits, Refusal):
             refuse(edits, f"{self.resource}: cannot prepare {', '.join(names)}")
         if edits.needs_runtime:
@@ -324,12 +341,26 @@ class DevicePlugin(rpc.DevicePluginServicer):
             if not entry.is_healthy:
                 raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, f"{self.resource}: device {name} cannot be used: {entry.reason}")
 
-    async def _give_back(self, op_id: str, owner: Owner, decision_id: str) -> None:
+    async def _give_back(self, op_id: str, owner: Owner, decision_id: str, chosen: Chosen) -> None:
         """Undo the adoption after a failed preparation; the reconciliation finds it later when this fails too."""
         try:
+            if chosen.shares:
+                # The device service keeps account of who has a share.
+                await self._asks.unprepare(f"{op_id}-unprepare", owner, self.device_class, tuple(chosen.shares))
             await self._asks.release(f"{op_id}-release", owner, only=decision_id)
         except TopobusError as err:
             get_logger().warning("release.failed", owner=owner.key, error=str(err))
+
+    async def _forget(self, op_id: str, displaced: Sequence[Owner], chosen: Chosen) -> None:
+        """Tell the device service that owners of before have their replicas no more: it keeps account of who has a share."""
+        for number, owner in enumerate(displaced if chosen.shares else ()):
+            if self._state.is_holder(owner.key):
+                # A ledger that is a moment old: what it still holds is released by the reconciliation.
+                continue
+            try:
+                await self._asks.unprepare(f"{op_id}-displaced-{number}", owner, self.device_class, tuple(chosen.shares))
+            except TopobusError as err:
+                get_logger().warning("unprepare.failed", owner=owner.key, error=str(err))
 
     def _watch_variables(self, edits: ContainerEdits) -> None:
         for key in foreign_variables(edits, self.device_class, self._variables):

@@ -12,11 +12,16 @@ from msgspec import structs
 
 from topobus.contracts.messages import ContainerDevices, HeldDevice, NodeFolders, PodsReply, PodsRequest, RuntimeConnection
 from topobus.domain.device import Inventory
+from topobus.domain.device_sharing import HeldShare
+from topobus.domain.request import Owner
+from topobus.domain.shares import replica_id
 from topobus.gateway.boot import boot_id
 from topobus.gateway.config import GatewaySettings
+from topobus.gateway.core.consumed_shares import add_amounts
 from topobus.gateway.core.exclusive import CPU_RESOURCE, ExclusiveUse, compare_exclusive
 from topobus.gateway.core.lists import sharers_of
 from topobus.gateway.core.pods import Comparison, PodUse, PreparedHere, compare
+from topobus.gateway.core.replicas import replica_holders
 from topobus.gateway.dra.checkpoint import Checkpoint
 from topobus.gateway.dra.claim_key import ClaimKey
 from topobus.gateway.kubelet.pod_resources import Listing, PodResourcesReader
@@ -70,10 +75,21 @@ class PodLook:
         listing = await self._reader.read()
         if isinstance(listing, str):
             return listing
-        holders = {name: self._state.holders(name) for name in {use.device_class for use in listing.uses}}
+        holders = {name: self._holders(name) for name in {use.device_class for use in listing.uses}}
         comparison = compare(listing.uses, holders, self._prepared(), sharers_of(self._state.ledger))
         lacking, disagreements = compare_exclusive(listing.exclusive, self._state.ledger)
         return listing, structs.replace(comparison, exclusive=lacking, disagreements=(*comparison.disagreements, *disagreements))
+
+    def _holders(self, device_class: str) -> dict[str, Owner]:
+        """Say who holds which device, and which replica; of a device that is held whole that one has all replicas."""
+        holders, sharers = self._state.holders(device_class), self._state.sharers(device_class)
+        inventory = self._state.inventories().get(device_class)
+        for device in inventory.devices if inventory is not None else ():
+            if device.sharing is not None and device.name in holders and device.name not in sharers:
+                holders |= {replica_id(device.name, number): holders[device.name] for number in range(device.sharing.replicas)}
+        for name, shares in sharers.items():
+            holders |= replica_holders(name, shares)
+        return holders
 
     async def answer(self, request: PodsRequest) -> PodsReply:
         """Answer `pods`."""
@@ -120,11 +136,18 @@ class PodLook:
             by_share = (earlier.by_share if earlier is not None else frozenset()) | {
                 (entry.device_class, device.device) for device in entry.devices if device.share_id and not device.is_shared
             }
+            shares = dict(earlier.shares) if earlier is not None else {}
+            sums: dict[str, dict[str, int]] = {}
+            for device in entry.devices:
+                if device.amounts and not device.is_shared:
+                    add_amounts(sums.setdefault(device.device, {}), device.amounts)
+            if sums:
+                shares[entry.device_class] = {name: HeldShare(amounts=amounts) for name, amounts in sums.items()}
             group_cpus = {**(earlier.group_cpus if earlier is not None else {}), **entry.cpus}
             looked_at |= {(entry.device_class, device.device) for device in entry.devices if device.is_shared}
             owner = ClaimKey(namespace=entry.namespace, name=entry.name, uid=entry.uid).owner
             prepared[(entry.namespace, entry.name)] = PreparedHere(
-                owner=owner, held=held, looked_at=looked_at, by_share=by_share, group_cpus=group_cpus
+                owner=owner, held=held, looked_at=looked_at, by_share=by_share, shares=shares, group_cpus=group_cpus
             )
         return prepared
 

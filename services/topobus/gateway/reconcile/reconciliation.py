@@ -13,6 +13,7 @@ import uuid
 from contextlib import AsyncExitStack
 
 from topobus.contracts.messages import Disagreement
+from topobus.domain.device_sharing import HeldShare
 from topobus.domain.errors import PeerUnavailable, TopobusError
 from topobus.domain.idset import CpuSet
 from topobus.domain.ledger import Allocation
@@ -23,6 +24,7 @@ from topobus.gateway.config import DeadlineSettings
 from topobus.gateway.core.exclusive import CPU_RESOURCE, ExclusiveUse, idle_containers
 from topobus.gateway.core.holdings import idle_allocations
 from topobus.gateway.core.pods import Lacking
+from topobus.gateway.core.replicas import chosen_of
 from topobus.gateway.kubelet.device_plugin import plugin_owner
 from topobus.gateway.kubelet.pod_resources import Listing
 from topobus.gateway.kubelet.sockets import identity
@@ -159,12 +161,14 @@ class Reconciler:
         owner = lack.owner or plugin_owner(lack.resource, lack.devices)
         # Chosen of nothing but what it has, a claim gets the CPUs again on which its containers run.
         cpus = CpuSet.of(cpu for _, chosen in lack.group_cpus for cpu in chosen)
+        devices, shared, shares = self._wanted(lack)
         try:
             adopted = await self._asks.adopt(
                 f"reconcile-{uuid.uuid4().hex}",
                 owner,
-                dict(lack.whole),
-                shared=dict(lack.by_share),
+                devices,
+                shared=shared,
+                shares=shares,
                 is_prepared=lack.owner is not None,
                 group_cpus={group: len(chosen) for group, chosen in lack.group_cpus},
                 only_cpus=cpus,
@@ -176,8 +180,9 @@ class Reconciler:
             why = "; ".join(reason.message for reason in adopted.reasons)
             self._log_failure(owner, lack.where, why)
             return
-        for device_class, names in lack.whole:
-            self._state.hand_out(device_class, names, owner, adopted.ledger_sequence)
+        for device_class, names in devices.items():
+            parts = dict.fromkeys(shared.get(device_class, ()), HeldShare()) | shares.get(device_class, {})
+            self._state.hand_out(device_class, names, owner, adopted.ledger_sequence, parts)
         get_logger().warning(
             "holding.adopted",
             owner=owner.key,
@@ -185,6 +190,20 @@ class Reconciler:
             devices=list(lack.devices),
             kubelet=lack.where,
             ledger="free",
+        )
+
+    def _wanted(self, lack: Lacking) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]], dict[str, dict[str, HeldShare]]]:
+        """Say what is to be adopted: devices, those of them by share, and how much; kubelet lists replicas, the ledger has devices."""
+        if lack.owner is not None:
+            shares = {
+                device_class: {name: HeldShare(amounts=dict(amounts)) for name, amounts in devices} for device_class, devices in lack.shares
+            }
+            return dict(lack.whole), dict(lack.by_share), shares
+        chosen = {device_class: chosen_of(names, self._state.inventories().get(device_class)) for device_class, names in lack.whole}
+        return (
+            {device_class: each.devices for device_class, each in chosen.items()},
+            {device_class: tuple(each.shares) for device_class, each in chosen.items() if each.shares},
+            {device_class: each.shares for device_class, each in chosen.items() if each.shares},
         )
 
     async def _adopt_exclusive(self, use: ExclusiveUse) -> None:
@@ -243,7 +262,7 @@ class Reconciler:
                 get_logger().info("allocation.released", owner=allocation.owner.key, why="kubelet lists no pod that has it")
 
     async def _undo(self, allocation: Allocation) -> Refusal | None:
-        """Tell device services which of their devices nobody has any more; a device of which others have a share stays as it is."""
+        """Tell device services which of their devices, and which replicas, nobody has any more; what others have a share of in another way stays as it is."""
         ledger = self._state.ledger
         if allocation.owner.kind is not OwnerKind.DEVICE_PLUGIN or ledger is None:
             return None
@@ -252,6 +271,7 @@ class Reconciler:
             self._state.inventories().keys() & {name for holding in allocation.holdings for name in holding.devices}
         ):
             names = _devices(allocation, device_class) - set().union(*(_devices(other, device_class) for other in others))
+            names |= {name for holding in allocation.holdings for name in holding.shares.get(device_class, {})}
             if names and self._state.silent_since(device_class):
                 raise PeerUnavailable(f"the {device_class} service has not answered since {self._state.silent_since(device_class)}")
             if names:

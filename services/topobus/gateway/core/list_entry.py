@@ -1,0 +1,28 @@
+"""One line of a device plugin's list, as the gateway keeps it."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+__all__ = ["ListEntry"]
+
+
+class ListEntry(Struct, frozen=True, kw_only=True):
+    """One device in the device plugin's list. `nodes` None: no topology is sent, which is not node 0."""
+
+    id: str
+    is_healthy: bool
+    nodes: tuple[int, ...] | None = None
+    reason: str = ""
+    """Why it is not healthy, for the error of an Allocate; kubelet has no field for it."""
+    is_held: bool = False
+    """Somebody holds it, so it must not leave the list."""
+    kubelet_id: str = ""
+    """By what kubelet knows it; empty: by `id`, its name (`device_ids`)."""
+    is_unnamed: bool = False
+    """It cannot be named as the resource's devices are, so it is offered to nobody."""
+
+    @property
+    def wire_id(self) -> str:
+        """The id that kubelet is told."""
+        return self.kubelet_id or self.id

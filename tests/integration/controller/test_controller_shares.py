@@ -1,0 +1,57 @@
+"""Shares of GPUs stand-alone: the controller gives four quarters, holds them on the node with their amounts, and says what is short for the fifth."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import structs
+
+from support.controller_home import NODE, Home, claim, controller
+from support.shared_devices import GIB
+from topobus.contracts import catalogue
+from topobus.devicekit.shared_devices import SharedPool, with_sharing
+from topobus.domain.device import Device, Inventory
+from topobus.domain.pools import Condition
+from topobus.simulation.nats_server import NatsServer
+
+pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
+
+ONE = 'device.allowMultipleAllocations && device.attributes["gpu.topobus.dev"].tenant == "one"'
+
+
+async def share_one_gpu(home: Home) -> Device:
+    """Have the operator of the demo node share one GPU of 80 GiB; the others stay whole."""
+    inventory = next(inventory for inventory in home.inventories if inventory.device_class == "gpu")
+    first, *others = inventory.devices
+    whole = structs.replace(first, attributes={**first.attributes, "tenant": "one"}, pool="gpu-shared", capacity={"memory": 80 * GIB})
+    pool = SharedPool(name="gpu-shared", where=(Condition(field="attributes.tenant", equals="one"),), replicas=4)
+    (shared,) = with_sharing([whole], [pool])
+    changed: Inventory = structs.replace(inventory, generation=inventory.generation + 1, devices=(shared, *others))
+    revision = await home.bus.put(catalogue.INVENTORY, changed, node=NODE, device_class="gpu")
+    await home.topology.wait_until_heard(catalogue.INVENTORY, revision)
+    return shared
+
+
+async def test_four_claims_share_a_gpu_and_the_fifth_is_told_what_is_short(home: Home, nats_server: NatsServer) -> None:
+    """The ledger has each claim's amounts; the fifth waits with the numbers, and has its quarter when another one goes."""
+    shared = await share_one_gpu(home)
+    async with controller(nats_server.url):
+        for name in "abcd":
+            await home.apply(claim(name, expression=ONE))
+        results = [await home.allocated(name) for name in "abcd"]
+        amounts = [
+            holding.shares["gpu"][shared.name].amounts
+            for allocation in home.topology.ledger.allocations.values()
+            for holding in allocation.holdings
+        ]
+        await home.apply(claim("e", expression=ONE))
+        refused = await home.until_reason("e", "DoesNotFit")
+        await home.delete("b")
+        late = await home.allocated("e")
+
+    assert [[(granted["device"], granted["consumedCapacity"]["memory"]) for granted in given] for given in results] == [
+        [(shared.name, "20Gi")]
+    ] * 4
+    assert amounts == [{"memory": 20 * GIB, "shares": 1}] * 4
+    assert "memory: 20Gi wanted, 0 left of 80Gi" in refused
+    assert shared.name in refused
+    assert [granted["device"] for granted in late] == [shared.name]
