@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct
 
-from topobus.devicekit.device_record import DeviceRecord, RecordState
+from topobus.devicekit.device_record import DeviceRecord, RecordState, Step
 from topobus.domain.counters import CounterSet
 from topobus.domain.device import Device, KeptFunction
 from topobus.domain.edits import ContainerEdits
@@ -33,6 +33,7 @@ __all__ = [
     "LongWork",
     "ParentingDriver",
     "PrepareContext",
+    "RecallingDriver",
     "RememberingDriver",
 ]
 
@@ -163,3 +164,12 @@ class RememberingDriver(DeviceDriver, Protocol):
     def remember(self, devices: Sequence[Device]) -> None:
         """Learn from its devices in the inventory of the earlier run; called once, before the first `discover`, and not at all where there was none."""
         ...
+
+
+@runtime_checkable
+class RecallingDriver(DeviceDriver, Protocol):
+    """A driver whose hardware shows what was made for owners, and does not show for whom."""
+
+    recorded: Callable[[str], Sequence[Step]]
+    """Set by the service before the first `discover`: the steps that the journal has of `prepare` for a device's owners, so that `discover` tells what it has made itself
+    from what somebody else has. A new driver has one that gives none."""

@@ -9,7 +9,7 @@ the first request is answered. Nothing here waits for the cluster plane.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import msgspec
@@ -22,7 +22,7 @@ from topobus.devicekit.attach import Attacher
 from topobus.devicekit.device_hands import DeviceHands
 from topobus.devicekit.device_holders import DeviceHolders
 from topobus.devicekit.device_operator import DeviceOperator
-from topobus.devicekit.driver import CuttingDriver, ParentingDriver, RememberingDriver
+from topobus.devicekit.driver import CuttingDriver, ParentingDriver, RecallingDriver, RememberingDriver
 from topobus.devicekit.driver_poller import DriverPoller
 from topobus.devicekit.hands import AttachingDriver
 from topobus.devicekit.health import clear_sticky_faults
@@ -34,7 +34,6 @@ from topobus.devicekit.journal import Journal, journal_folder
 from topobus.devicekit.leftovers import with_leftovers
 from topobus.devicekit.maintenance_store import MaintenanceStore
 from topobus.devicekit.node_machine import NodeMachine
-from topobus.devicekit.on_demand_functions import FunctionCuttingDriver
 from topobus.devicekit.pool_assignment import check_pools
 from topobus.devicekit.prepare import Preparer
 from topobus.devicekit.publishing import DevicePublisher
@@ -88,8 +87,6 @@ class _DeviceHost:
                 driver.offers_parents = settings.partitions.parents == "counted"
             if isinstance(driver, CuttingDriver):
                 driver.cuts_on_demand = settings.partitions.on_demand
-            if isinstance(driver, FunctionCuttingDriver):
-                driver.on_demand_functions.rules = settings.partitions.virtual_functions
         self._drivers = {
             driver.name: IsolatedDriver(driver, timeout_s=settings.drivers.timeout_s, clock=runtime.clock) for driver in registry.drivers
         }
@@ -103,6 +100,9 @@ class _DeviceHost:
             passthrough=settings.passthrough,
             wait_s=settings.drivers.timeout_s,
         )
+        for driver in registry.drivers:
+            if isinstance(driver, RecallingDriver):
+                driver.recorded = self._hands.journal.steps_of
         self._preparer = Preparer(device_class, self._hands, self._find)
         self._attacher = Attacher(device_class, self._hands)
         self._adjuster = Adjuster(device_class, self._hands)
@@ -132,7 +132,6 @@ class _DeviceHost:
             machine=self._machine,
             store=self._store,
             views=self._views,
-            note_published=self._note_published,
             make_inventory=self._inventory,
             maintenance=lambda: self._maintenance.value.devices,
             moving=frozenset(driver.name for driver in registry.drivers if isinstance(driver, AttachingDriver)),
@@ -251,12 +250,8 @@ class _DeviceHost:
         await self._publisher.publish()
 
     def _views(self) -> dict[str, DriverView]:
-        """Give what the drivers said since the last publication, and what stands in the way besides."""
-        return with_leftovers({name: poller.shown() for name, poller in self._pollers.items()}, self._hands.observations())
-
-    def _note_published(self, views: Mapping[str, DriverView]) -> None:
-        for name, view in views.items():
-            self._pollers[name].note_published(view)
+        """Give what the drivers said last, and what stands in the way besides."""
+        return with_leftovers({name: poller.view for name, poller in self._pollers.items()}, self._hands.observations())
 
     def _functions_of(self, name: str) -> list[PciAddress]:
         return [device.pci for device in self._publisher.devices if device.pci is not None and device.driver == name]

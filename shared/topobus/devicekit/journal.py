@@ -19,7 +19,7 @@ import msgspec
 
 from topobus.contracts.codec import decode, encode
 from topobus.devicekit import durable_file
-from topobus.devicekit.device_record import DeviceRecord, RecordState
+from topobus.devicekit.device_record import DeviceRecord, RecordState, Step
 from topobus.devicekit.journal_values import DeviceEntry, OwnerEntry
 from topobus.domain.device import Device
 from topobus.domain.errors import ContractError, HardwareError
@@ -116,6 +116,11 @@ class Journal:
         """Find what an owner has of a device."""
         entry = self._entries.get(device)
         return entry.of(owner) if entry is not None else None
+
+    def steps_of(self, device: str) -> tuple[Step, ...]:
+        """Give what was done to a device in `prepare`, for any owner, and is not undone."""
+        entry = self._entries.get(device)
+        return tuple(step for owner in (entry.owners if entry is not None else ()) for step in owner.prepare.steps)
 
     def change(self, device: Device, change: Callable[[DeviceEntry], DeviceEntry]) -> None:
         """Change a device's entry; it is on the disk when this returns. An empty entry has no file.

@@ -47,6 +47,7 @@ def test_instances_are_devices_beside_a_gpu_without_mig(node: MigNode) -> None:
         "memorySlices": 4,
         "computeSlices": 3,
     }
+    assert devices[half].attributes["uuid"] == devices[half].uuid
     assert devices[half].uuid.startswith("MIG-")
     assert (devices[half].parent, devices[half].partition_of, str(devices[half].pci)) == (node.parent, node.parent, node.first)
     assert devices[half].capacity == {

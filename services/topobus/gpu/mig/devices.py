@@ -18,7 +18,7 @@ from topobus.domain.device import AttributeValue, Device, DeviceRole
 from topobus.domain.names import to_dns_label
 from topobus.gpu.mig.values import MigCompute, MigGpu, MigInstance, MigProfile, MigShare
 
-__all__ = ["MIG_TYPE", "counter_set", "gi_of", "is_blocked", "live_of", "placed_devices", "possible_devices"]
+__all__ = ["MIG_TYPE", "counter_set", "gi_of", "is_blocked", "live_of", "place_names", "placed_devices", "possible_devices"]
 
 MIG_TYPE = "mig"
 """The attribute `type` of an instance, as NVIDIA's DRA driver has it."""
@@ -73,6 +73,11 @@ def possible_devices(gpu: Device, mig: MigGpu, foreign: Sequence[MigInstance]) -
     return sorted(devices, key=lambda device: device.name)
 
 
+def place_names(gpu: Device, mig: MigGpu) -> Mapping[tuple[int | None, int | None], str]:
+    """Name the device of each place: profile's id and first memory slice to name."""
+    return {(profile.id, start): _place_name(gpu, profile.name, start) for profile in mig.profiles for start in profile.starts}
+
+
 def counter_set(gpu: Device, mig: MigGpu, foreign: Sequence[MigInstance]) -> CounterSet:
     """Count what a GPU has for instances, less what instances have that nobody may touch."""
     totals = _totals(mig)
@@ -115,8 +120,9 @@ def gi_of(mig: MigGpu, names: Collection[Device]) -> Mapping[str, int]:
 
 
 def _device(gpu: Device, name: str, profile: str, share: MigShare, *, uuid: str, facts: Mapping[str, AttributeValue]) -> Device:
-    attributes = {key: value for key, value in gpu.attributes.items() if key != "index"}
-    parent_uuid: dict[str, AttributeValue] = {"parentUUID": gpu.uuid} if gpu.uuid else {}
+    attributes = {key: value for key, value in gpu.attributes.items() if key not in ("index", "uuid")}
+    # One that is made for each claim has another UUID each time, which would change the slice.
+    uuids: dict[str, AttributeValue] = {key: value for key, value in (("parentUUID", gpu.uuid), ("uuid", uuid)) if value}
     return msgspec.structs.replace(
         gpu,
         name=name,
@@ -125,7 +131,7 @@ def _device(gpu: Device, name: str, profile: str, share: MigShare, *, uuid: str,
         parent=gpu.name,
         # MIG instances have no NVLink (MIG User Guide, "Application Considerations").
         links=(),
-        attributes={**attributes, "type": MIG_TYPE, "profile": profile, **parent_uuid, **facts},
+        attributes={**attributes, "type": MIG_TYPE, "profile": profile, **uuids, **facts},
         capacity={
             "memory": share.memory_bytes,
             "multiprocessors": share.multiprocessors,

@@ -6,35 +6,30 @@ as what it was offered for: an instance that was destroyed and made anew meanwhi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
-from msgspec import Struct
 
+from topobus.devicekit.device_record import DeviceRecord, Step
 from topobus.devicekit.left_out import LeftOut
+from topobus.domain.counters import CounterSet
 from topobus.domain.device import Device, DeviceRole
 from topobus.domain.edits import ContainerEdits
-from topobus.domain.health import Observation
+from topobus.domain.health import Dimension, HealthState, Observation
 from topobus.domain.outcome import Reason, Refusal
 from topobus.domain.pci import PciAddress
 from topobus.gpu.mig.capabilities import capability_nodes
-from topobus.gpu.mig.devices import MIG_TYPE, gi_of, live_of, placed_devices
-from topobus.gpu.mig.values import MigGpu
+from topobus.gpu.mig.devices import MIG_TYPE, counter_set, gi_of, is_blocked, live_of, place_names, placed_devices, possible_devices
+from topobus.gpu.mig.on_demand import boot_of, is_ours, make, ready_instance
+from topobus.gpu.mig.values import LiveInstance, MigGpu
 from topobus.gpu.plugins.nvml import Nvml, NvmlSilent
 from topobus.sysfs.nodes import device_node
 from topobus.sysfs.tree import Tree
 
-__all__ = ["LiveInstance", "MigOffer", "instance_edits", "is_mig"]
+__all__ = ["MigOffer", "instance_edits", "is_mig"]
 
+Recorded = Callable[[str], Sequence[Step]]
 _WHOLE = "MIG mode is on, and CUDA finds no device on the whole GPU"
-
-
-class LiveInstance(Struct, frozen=True, kw_only=True):
-    """The instance behind a device, as it is now."""
-
-    gi: int
-    ci: int
-    uuid: str
 
 
 def is_mig(device: Device) -> bool:
@@ -48,10 +43,45 @@ class MigOffer:
     def __init__(self) -> None:
         """Begin with nothing seen."""
         self._seen: dict[PciAddress, MigGpu] = {}
+        self._sets: dict[str, CounterSet] = {}
+        self._blocked: dict[str, str] = {}
 
     def forget(self) -> None:
         """Begin a new look."""
-        self._seen = {}
+        self._seen, self._sets, self._blocked = {}, {}, {}
+
+    @property
+    def counter_sets(self) -> tuple[CounterSet, ...]:
+        """Give what the instances take from that are made for claims, by GPU."""
+        return tuple(self._sets[name] for name in sorted(self._sets))
+
+    def possible(self, tree: Tree, gpu: Device, mig: MigGpu, warnings: LeftOut, recorded: Recorded) -> list[Device]:
+        """List the instances that can be made of a GPU in MIG mode; names in `warnings` those that somebody else has made, which stay and keep what they take.
+
+        Shapes: recorded — what the journal says was done to a device.
+        """
+        assert gpu.pci is not None
+        self._seen[gpu.pci] = mig
+        why = "MIG mode is on, and its instances are made when claims get them"
+        warnings.keep(gpu.pci, DeviceRole.PARTITION_PARENT, f"{why}; {mig.fault}" if mig.fault else why, is_told=bool(mig.fault))
+        boot = boot_of(tree)
+        names = place_names(gpu, mig)
+        foreign = [
+            instance
+            for instance in mig.instances
+            if not is_ours(recorded(names.get((instance.profile, instance.start), "")), instance, boot)
+        ]
+        devices = possible_devices(gpu, mig, foreign)
+        self._sets[gpu.name] = counter_set(gpu, mig, foreign)
+        for instance in foreign:
+            profile = mig.profile(instance.profile)
+            what = f"{profile.name} from memory slice {instance.start} on" if profile is not None else "of unknown size"
+            warnings.append(
+                f"{gpu.pci}: GPU instance {instance.id} ({what}) is somebody else's: it stays, and what it takes is not offered"
+            )
+        others = ", ".join(str(instance.id) for instance in foreign)
+        self._blocked |= {device.name: others for device in devices if is_blocked(mig, device, foreign)}
+        return devices
 
     def devices(self, gpu: Device, mig: MigGpu, warnings: LeftOut, *, is_counted: bool) -> list[Device]:
         """List what a GPU in MIG mode is offered as; says in `warnings` that, and why, the GPU itself is not.
@@ -75,7 +105,7 @@ class MigOffer:
 
         A fault names a GPU instance: all compute instances in it share its memory and its engines.
         """
-        seen: dict[str, list[Observation]] = {}
+        seen = {device.name: [_occupied(self._blocked[device.name])] for device in devices if device.name in self._blocked}
         for address, faults in nvml.instance_faults.items():
             own = [device for device in devices if device.pci == address and is_mig(device)]
             numbers = self._numbers(nvml, address, own, {gi for gi, _ in faults})
@@ -109,6 +139,35 @@ class MigOffer:
             return _refuse("device-not-offered", text, tuple(sorted(gone)))
         return live
 
+    def to_make(self, tree: Tree, nvml: Nvml, devices: Sequence[Device], records: Mapping[str, DeviceRecord]) -> tuple[str, ...]:
+        """Name those devices whose instances are still to be made for this owner; all when NVML does not tell."""
+        boot = boot_of(tree)
+        migs: dict[PciAddress, MigGpu] = {}
+        for address in sorted({device.pci for device in devices if device.pci is not None}):
+            try:
+                migs[address] = nvml.mig(address)
+            except NvmlSilent:
+                migs[address] = MigGpu()
+        return tuple(
+            device.name
+            for device in devices
+            if device.pci is not None and ready_instance(migs[device.pci], records.get(device.name, DeviceRecord()).steps, boot) is None
+        )
+
+    def made(
+        self, tree: Tree, nvml: Nvml | None, devices: Sequence[Device], records: Mapping[str, DeviceRecord]
+    ) -> Mapping[str, LiveInstance] | Refusal:
+        """Make the instances of devices for one owner; those that are there already are given again."""
+        live: dict[str, LiveInstance] = {}
+        for device in sorted(devices, key=lambda device: device.name):
+            if nvml is None:
+                return _refuse("mig-unreadable", f"NVML is not there, and makes alone what {device.name} stands for", (device.name,))
+            instance = make(tree, nvml, device, records.get(device.name, DeviceRecord()))
+            if isinstance(instance, Refusal):
+                return instance
+            live[device.name] = instance
+        return live
+
     def parent_nodes(self, tree: Tree, nvml: Nvml | None, device: Device, minor: str) -> tuple[str, ...] | Refusal:
         """Name the capabilities of all instances of a GPU that is offered as a whole beside them."""
         if nvml is None or device.pci is None:
@@ -139,6 +198,16 @@ class MigOffer:
         except NvmlSilent:
             return numbers
         return gi_of(self._seen[address], devices)
+
+
+def _occupied(others: str) -> Observation:
+    return Observation(
+        dimension=Dimension.PRESENCE,
+        state=HealthState.UNHEALTHY,
+        reason="mig-occupied",
+        message=f"it does not fit beside GPU instances that somebody else has made: {others}",
+        evidence={"source": "nvml", "value": others},
+    )
 
 
 def instance_edits(tree: Tree, device: Device, minor: str, instance: LiveInstance, variable: str) -> ContainerEdits | Refusal:

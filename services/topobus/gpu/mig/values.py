@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-__all__ = ["MigCompute", "MigGpu", "MigInstance", "MigProfile", "MigShare"]
+__all__ = ["LiveInstance", "MigCompute", "MigGpu", "MigInstance", "MigProfile", "MigShare"]
 
 
 class MigShare(Struct, frozen=True, kw_only=True):
@@ -78,3 +78,11 @@ class MigGpu(Struct, frozen=True, kw_only=True):
     def profile(self, number: int | None) -> MigProfile | None:
         """Find a profile by its id."""
         return next((profile for profile in self.profiles if profile.id == number), None)
+
+
+class LiveInstance(Struct, frozen=True, kw_only=True):
+    """The instance behind a device, as it is now."""
+
+    gi: int
+    ci: int
+    uuid: str

@@ -12,9 +12,10 @@ An NVML session that became invalid (the driver was replaced) makes the GPUs Unk
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from topobus.devicekit.device_record import DeviceRecord, Step
 from topobus.devicekit.driver import LongWork, PrepareContext
 from topobus.devicekit.edits_text import (
     is_offered,
@@ -33,6 +34,7 @@ from topobus.devicekit.pci import (
 )
 from topobus.devicekit.pci_parent import ParentHealth
 from topobus.devicekit.sharing import sharing_of
+from topobus.domain.counters import CounterSet
 from topobus.domain.device import AttributeValue, Device, DeviceRole, KeptFunction, Link, LinkClass
 from topobus.domain.edits import ContainerEdits
 from topobus.domain.errors import HardwareError
@@ -44,9 +46,11 @@ from topobus.gpu.driver_root.access import access_nodes, read_access
 from topobus.gpu.driver_root.bring import DriverFileSource
 from topobus.gpu.drm_edits import by_path_nodes, groups_of
 from topobus.gpu.leftovers import ChecksLeftovers, GpuUse, Leftovers
-from topobus.gpu.mig.offer import LiveInstance, MigOffer, instance_edits, is_mig
-from topobus.gpu.mig.values import MigGpu
+from topobus.gpu.mig.offer import MigOffer, instance_edits, is_mig
+from topobus.gpu.mig.on_demand import destroy
+from topobus.gpu.mig.values import LiveInstance, MigGpu
 from topobus.gpu.mps.claims import MpsPlan, MpsSharing
+from topobus.gpu.nvidia_proc import PROC, driver_version, information, information_if_readable, information_path
 from topobus.gpu.plugins.nvidia_sharing import STRATEGIES, sharing_edits
 from topobus.gpu.plugins.nvml import Nvml, NvmlGpu, load_nvml
 from topobus.gpu.plugins.nvml_library import NvmlUnavailable
@@ -62,9 +66,10 @@ __all__ = ["NvidiaDriver"]
 _VENDOR = 0x10DE
 # VGA controller and 3D controller: what NVIDIA's GPUs are, with and without a display engine.
 _CLASSES = (0x0300, 0x0302)
-_PROC = "proc/driver/nvidia"
 # Nodes of the driver rather than of one GPU; every CUDA program opens the first two.
 _SHARED_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
+# Seconds that the making of one MIG instance may take: one or two on an idle node, ten under load (comments in NVIDIA's DRA driver, nvlib.go).
+_MAKING_S = 15.0
 _ALWAYS_SHARED = ("nvidiactl", "nvidia-uvm")
 
 
@@ -85,6 +90,8 @@ class NvidiaDriver(ChecksLeftovers):
         self.leftovers = Leftovers()
         self._driver_files = DriverFileSource()
         self.offers_parents = False
+        self.cuts_on_demand = False
+        self.recorded: Callable[[str], Sequence[Step]] = lambda _device: ()
         self._mig = MigOffer()
         self.mps = MpsSharing()
 
@@ -97,7 +104,7 @@ class NvidiaDriver(ChecksLeftovers):
             if is_offered(tree, function.address, warnings)
         ]
         nvml_gpus = self._ask_nvml(tree, [function.address for function in functions], warnings)
-        version = _driver_version(tree)
+        version = driver_version(tree)
         devices: list[Device] = []
         self._mig.forget()
         for function in functions:
@@ -105,7 +112,10 @@ class NvidiaDriver(ChecksLeftovers):
             device = self._device(tree, function, nvml_gpus, version)
             if _is_partitioned(tree, function.address, gpu):
                 mig = gpu.mig if gpu is not None else MigGpu(fault="NVML, which tells its instances, is not used")
-                devices += self._mig.devices(device, mig, warnings, is_counted=self.offers_parents)
+                if self.cuts_on_demand:
+                    devices += self._mig.possible(tree, device, mig, warnings, self.recorded)
+                else:
+                    devices += self._mig.devices(device, mig, warnings, is_counted=self.offers_parents)
             else:
                 devices.append(device)
         if devices:
@@ -128,15 +138,30 @@ class NvidiaDriver(ChecksLeftovers):
         }
         return {name: (*by_function[address], *by_instance.get(name, ()), *by_mps.get(name, ())) for name, address in addresses.items()}
 
+    def counter_sets(self, devices: Sequence[Device]) -> Sequence[CounterSet]:
+        """Give what the instances take from that are made for claims."""
+        return self._mig.counter_sets
+
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal | LongWork:
-        """Give each GPU's nodes, the driver's shared nodes and files, and the variable that NVIDIA's container runtime reads."""
+        """Give each GPU's nodes, the driver's shared nodes and files, and the variable that NVIDIA's container runtime reads.
+
+        A MIG instance that its device stands for is made first, which is long work.
+        """
+        nvml = self._session(tree)
+        wanted = [device for device in devices if self._is_made(device)]
+        if nvml is not None and (missing := self._mig.to_make(tree, nvml, wanted, context.records)):
+            what = f"making MIG instances: {', '.join(missing)}"
+            return LongWork(
+                limit_s=_MAKING_S * (1 + len(missing)), what=what, work=lambda: _finished(self._prepare(tree, devices, context))
+            )
+        return self._prepare(tree, devices, context)
+
+    def _prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal | LongWork:
         whole = [device for device in devices if not is_mig(device) and device.role is not DeviceRole.PARTITION_PARENT]
         if (refusal := unusable(tree, devices) or _refuse_cut(tree, whole)) is not None:
             return refusal
-        instances = self._mig.live(self._session(tree), [device for device in devices if is_mig(device)])
-        if isinstance(instances, Refusal):
-            return instances
-        self.leftovers.before(context, devices, partial(self.use, tree))
+        wanted = [device for device in devices if self._is_made(device)]
+        self.leftovers.before(context, [device for device in devices if device not in wanted], partial(self.use, tree))
         sharing = sharing_of(devices, context)
         if isinstance(sharing, Refusal):
             return sharing
@@ -152,9 +177,17 @@ class NvidiaDriver(ChecksLeftovers):
         more_nodes = access_nodes(tree, access)
         if isinstance(more_nodes, Refusal):
             return more_nodes
-        files = self._driver_files.edits(tree, _driver_version(tree), context.owner, has_storage=access.gpu_direct_storage)
+        files = self._driver_files.edits(tree, driver_version(tree), context.owner, has_storage=access.gpu_direct_storage)
         if isinstance(files, Refusal):
             return files
+        nvml = self._session(tree)
+        live = self._mig.live(nvml, [device for device in devices if is_mig(device) and device not in wanted])
+        if isinstance(live, Refusal):
+            return live
+        made = self._mig.made(tree, nvml, wanted, context.records)
+        if isinstance(made, Refusal):
+            return made
+        instances = {**live, **made}
         edits: dict[str, ContainerEdits] = {}
         uuids: list[str] = []
         is_cuda = False
@@ -166,7 +199,7 @@ class NvidiaDriver(ChecksLeftovers):
                 edits[device.name], is_cuda = own, True
                 uuids.extend([instances[device.name].uuid] if device.name in instances else [])
                 continue
-            facts = _information(tree, address)
+            facts = information(tree, address)
             nodes: list[str] = []
             # The minor number may change with a reboot, so it is read anew each time.
             if "Device Minor" in facts:
@@ -175,7 +208,7 @@ class NvidiaDriver(ChecksLeftovers):
             drm = function_drm_nodes(tree, address)
             nodes.extend(drm.paths)
             uuids.extend([device.uuid] if device.uuid else [])
-            nodes = [node for node in nodes if _is_there(tree, node)]
+            nodes = [node for node in nodes if not tree.is_live or tree.exists(f"dev/{node}")]
             edits[device.name] = ContainerEdits(
                 env={own_variable(device): str(address)},
                 device_nodes=(*(device_node(node) for node in nodes), *by_path_nodes(tree, address, drm)),
@@ -200,12 +233,34 @@ class NvidiaDriver(ChecksLeftovers):
         return answer if plan is None else self.mps.begin(plan, context, answer)
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
-        """End the MPS control daemon that was started for this owner, if it was the last one; nothing else was changed."""
+        """Destroy the MIG instances that were made for the owner, and end the MPS control daemon that was started for it, if it was the last one.
+
+        Errors: raises HardwareError that names each instance which cannot be destroyed now, after all others are.
+        """
+        left: list[str] = []
+        for device in devices:
+            record = context.records.get(device.name)
+            if record is None or not record.steps:
+                continue
+            try:
+                destroy(tree, self._session(tree), device, record)
+            except HardwareError as err:
+                left.append(err.message)
         self.mps.undo(devices, context)
+        if left:
+            raise HardwareError("; ".join(left), driver=self.name)
+
+    def clean(self, tree: Tree, device: Device, record: DeviceRecord) -> Refusal | None:
+        """Wait until nothing of the last owner is left; an instance that was made for an owner was destroyed with all that it had."""
+        return None if self._is_made(device) else super().clean(tree, device, record)
+
+    def _is_made(self, device: Device) -> bool:
+        """Say whether a device is an instance that is made for its owner: it has no UUID of its own, for each time it is another one."""
+        return is_mig(device) and not device.uuid
 
     def _plan_mps(self, tree: Tree, devices: Sequence[Device], context: PrepareContext, sharing: Sharing) -> MpsPlan | Refusal | None:
         parts = [device.name for device in devices if is_mig(device) or device.role is DeviceRole.PARTITION_PARENT]
-        return self.mps.plan(devices, context, sharing, tree.settings.driver_files, version=_driver_version(tree), partitions=parts)
+        return self.mps.plan(devices, context, sharing, tree.settings.driver_files, version=driver_version(tree), partitions=parts)
 
     def use(self, tree: Tree, device: Device) -> GpuUse:
         """See what uses a GPU: by NVML where it answers, else by who has its node open, without the memory."""
@@ -216,14 +271,14 @@ class NvidiaDriver(ChecksLeftovers):
             if isinstance(seen, str):
                 return GpuUse(blind=seen)
             return GpuUse(processes=tuple(process_of(tree, pid, used) for pid, used in seen.processes.items()), used_bytes=seen.used_bytes)
-        minor = _information_if_readable(tree, device.pci).get("Device Minor", "")
+        minor = information_if_readable(tree, device.pci).get("Device Minor", "")
         holders = holders_of(tree, [f"nvidia{minor}"] if minor else ())
         return GpuUse(processes=holders.processes, unseen=holders.unseen)
 
     def _part_edits(self, tree: Tree, device: Device, instance: LiveInstance | None) -> ContainerEdits | Refusal:
         """Give a MIG instance, or, where it is offered beside them, a GPU with all of its instances."""
         assert device.pci is not None
-        minor = _information(tree, device.pci).get("Device Minor", "")
+        minor = information(tree, device.pci).get("Device Minor", "")
         if instance is not None:
             return instance_edits(tree, device, minor, instance, own_variable(device))
         nodes = self._mig.parent_nodes(tree, self._session(tree), device, minor)
@@ -233,7 +288,7 @@ class NvidiaDriver(ChecksLeftovers):
         return ContainerEdits(env={own_variable(device): str(device.pci)}, device_nodes=tuple(map(device_node, names)))
 
     def _device(self, tree: Tree, function: PciDevice, nvml_gpus: Mapping[PciAddress, NvmlGpu], version: str) -> Device:
-        facts = _information_if_readable(tree, function.address)
+        facts = information_if_readable(tree, function.address)
         product = self._products.product(function)
         gpu = nvml_gpus.get(function.address, NvmlGpu())
         attributes: dict[str, AttributeValue] = {"type": "gpu", **gpu.facts}
@@ -297,10 +352,15 @@ class NvidiaDriver(ChecksLeftovers):
             return [unreadable(err)]
 
 
+def _finished(answer: Mapping[str, ContainerEdits] | Refusal | LongWork) -> Mapping[str, ContainerEdits] | Refusal:
+    """Do what is long work itself, within long work."""
+    return answer.work() if isinstance(answer, LongWork) else answer
+
+
 def _observe_driver(tree: Tree, address: PciAddress) -> list[Observation]:
     if unbound := observe_kernel_driver(tree, address):
         return unbound
-    facts = _information(tree, address)
+    facts = information(tree, address)
     if facts.get("GPU Excluded", "No").lower() == "yes":
         return [
             Observation(
@@ -308,7 +368,7 @@ def _observe_driver(tree: Tree, address: PciAddress) -> list[Observation]:
                 state=HealthState.UNHEALTHY,
                 reason="gpu-excluded",
                 message="the nvidia module was told to leave this GPU alone (NVreg_ExcludedGpus)",
-                evidence={"path": _information_path(address), "value": "GPU Excluded: Yes"},
+                evidence={"path": information_path(address), "value": "GPU Excluded: Yes"},
             )
         ]
     return []
@@ -318,9 +378,9 @@ def _is_partitioned(tree: Tree, address: PciAddress, gpu: NvmlGpu | None) -> boo
     """Say whether a GPU is in MIG mode, by NVML, or by the kernel module's list of its instances where NVML is not asked."""
     if gpu is not None and gpu.facts.get("migEnabled"):
         return True
-    minor = _information_if_readable(tree, address).get("Device Minor", "")
+    minor = information_if_readable(tree, address).get("Device Minor", "")
     # Source: NVIDIA, "MIG User Guide", device nodes and capabilities: gpu<minor>/mig/gi<instance>.
-    return any(name.startswith("gi") for name in tree.names(f"{_PROC}/capabilities/gpu{minor}/mig")) if minor else False
+    return any(name.startswith("gi") for name in tree.names(f"{PROC}/capabilities/gpu{minor}/mig")) if minor else False
 
 
 def _refuse_cut(tree: Tree, devices: Sequence[Device]) -> Refusal | None:
@@ -337,36 +397,3 @@ def _visible(uuids: Sequence[str], count: int) -> str:
     as in NVIDIA's own CDI files. The gateway asks for each request of a claim by itself, so no container gets a sibling's.
     """
     return ",".join(uuids) if uuids and len(uuids) == count else "void"
-
-
-def _information_path(address: PciAddress) -> str:
-    return f"{_PROC}/gpus/{address}/information"
-
-
-def _information(tree: Tree, address: PciAddress) -> dict[str, str]:
-    """Read the kernel module's page of a GPU: `Model: NVIDIA H100`; empty when the module is not loaded."""
-    text = tree.read(_information_path(address)) or ""
-    lines = (line.partition(":") for line in text.splitlines())
-    return {key.strip(): value.strip() for key, colon, value in lines if colon}
-
-
-def _information_if_readable(tree: Tree, address: PciAddress) -> dict[str, str]:
-    try:
-        return _information(tree, address)
-    except HardwareError:
-        # Still a GPU; `observe` tells which file is unreadable.
-        return {}
-
-
-def _driver_version(tree: Tree) -> str:
-    """Read the module's version: the first word with a dot after `Kernel Module` in /proc/driver/nvidia/version."""
-    try:
-        text = tree.read(f"{_PROC}/version") or ""
-    except HardwareError:
-        return ""
-    words = text.partition("Kernel Module")[2].split()
-    return next((word for word in words if word[0].isdigit() and "." in word), "")
-
-
-def _is_there(tree: Tree, node: str) -> bool:
-    return not tree.is_live or tree.exists(f"dev/{node}")

@@ -28,7 +28,7 @@ from topobus.gpu.plugins.nvml_counters import ecc_sign, fabric_sign, link_error_
 from topobus.gpu.plugins.nvml_facts import gpu_facts
 from topobus.gpu.plugins.nvml_library import NvmlUnavailable, open_library, reopen_library
 from topobus.gpu.plugins.nvml_signs import field_of, memory_sign, nvml_observation, recovery_sign, thermal_sign
-from topobus.gpu.plugins.nvml_use import NvmlUse, read_use
+from topobus.gpu.plugins.nvml_use import NvmlUse, read_use, read_use_of_instance
 from topobus.gpu.plugins.nvml_xids import XidTable
 from topobus.sysfs.tree import Tree
 
@@ -66,7 +66,14 @@ class NvmlGpu(Struct, frozen=True, kw_only=True):
 
 
 class NvmlSilent(Exception):
-    """Raised when NVML does not answer for a GPU; the message says why."""
+    """Raised when NVML does not answer for a GPU, or refuses; the message says why."""
+
+    def __init__(self, message: str, *, is_in_use: bool = False, has_no_room: bool = False) -> None:
+        super().__init__(message)
+        self.is_in_use = is_in_use
+        """A program uses what was to be destroyed."""
+        self.has_no_room = has_no_room
+        """What was to be made does not fit; nothing was made."""
 
 
 def load_nvml(tree: Tree) -> Nvml:
@@ -117,7 +124,9 @@ class Nvml:
     def use(self, address: PciAddress, uuid: str = "") -> NvmlUse | str:
         """Ask which processes use a GPU, or the MIG instance of it with a UUID, and how much of its memory; or say why NVML does not tell."""
         try:
-            return self.with_gpu(address, lambda library, handle: _use_of_instance(library, uuid) if uuid else read_use(library, handle))
+            return self.with_gpu(
+                address, lambda library, handle: read_use_of_instance(library, uuid) if uuid else read_use(library, handle)
+            )
         except NvmlSilent as err:
             return str(err)
 
@@ -140,7 +149,9 @@ class Nvml:
             try:
                 return act(self._nvml, handle)
             except self._nvml.NVMLError as err:
-                raise NvmlSilent(f"NVML refuses for {address}: {err}") from err
+                in_use, no_room = self._nvml.NVML_ERROR_IN_USE, self._nvml.NVML_ERROR_INSUFFICIENT_RESOURCES
+                text = f"NVML refuses for {address}: {err}"
+                raise NvmlSilent(text, is_in_use=err.value == in_use, has_no_room=err.value == no_room) from err
 
     def _describe(self, addresses: Sequence[PciAddress]) -> dict[PciAddress, NvmlGpu]:
         self.warnings = []
@@ -376,13 +387,3 @@ class Nvml:
     def _warn(self, text: str) -> None:
         if text not in self.warnings:
             self.warnings.append(text)
-
-
-def _use_of_instance(library: Any, uuid: str) -> NvmlUse:
-    try:
-        return read_use(library, library.nvmlDeviceGetHandleByUUID(uuid))
-    except library.NVMLError as err:
-        if err.value != library.NVML_ERROR_NOT_FOUND:
-            raise
-    # What was destroyed is used by nobody.
-    return NvmlUse(processes={}, used_bytes=0)

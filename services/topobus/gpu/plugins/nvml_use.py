@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import Struct
 
-__all__ = ["NvmlUse", "read_use"]
+__all__ = ["NvmlUse", "read_use", "read_use_of_instance"]
 
 
 class NvmlUse(Struct, frozen=True, kw_only=True):
@@ -37,6 +37,19 @@ def read_use(library: Any, handle: Any) -> NvmlUse:
             processes[int(process.pid)] = used if before is None else max(before, used or 0)
     memory = _supported(library, library.nvmlDeviceGetMemoryInfo, handle)
     return NvmlUse(processes=processes, used_bytes=None if memory is None else int(memory.used))
+
+
+def read_use_of_instance(library: Any, uuid: str) -> NvmlUse:
+    """Ask a MIG instance; one that was destroyed is used by nobody.
+
+    Errors: raises NVMLError.
+    """
+    try:
+        return read_use(library, library.nvmlDeviceGetHandleByUUID(uuid))
+    except library.NVMLError as err:
+        if err.value != library.NVML_ERROR_NOT_FOUND:
+            raise
+    return NvmlUse(processes={}, used_bytes=0)
 
 
 def _supported(library: Any, ask: Any, handle: Any) -> Any | None:

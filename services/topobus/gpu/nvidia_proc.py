@@ -1,0 +1,42 @@
+"""Reads what NVIDIA's kernel module says in /proc: its version, and a page for each GPU."""
+
+from __future__ import annotations
+
+from topobus.domain.errors import HardwareError
+from topobus.domain.pci import PciAddress
+from topobus.sysfs.tree import Tree
+
+__all__ = ["PROC", "driver_version", "information", "information_if_readable", "information_path"]
+
+PROC = "proc/driver/nvidia"
+
+
+def information_path(address: PciAddress) -> str:
+    """Name the page of a GPU."""
+    return f"{PROC}/gpus/{address}/information"
+
+
+def information(tree: Tree, address: PciAddress) -> dict[str, str]:
+    """Read the kernel module's page of a GPU: `Model: NVIDIA H100`; empty when the module is not loaded."""
+    text = tree.read(information_path(address)) or ""
+    lines = (line.partition(":") for line in text.splitlines())
+    return {key.strip(): value.strip() for key, colon, value in lines if colon}
+
+
+def information_if_readable(tree: Tree, address: PciAddress) -> dict[str, str]:
+    """Read that page as far as it can be read."""
+    try:
+        return information(tree, address)
+    except HardwareError:
+        # Still a GPU; `observe` tells which file is unreadable.
+        return {}
+
+
+def driver_version(tree: Tree) -> str:
+    """Read the module's version: the first word with a dot after `Kernel Module` in /proc/driver/nvidia/version."""
+    try:
+        text = tree.read(f"{PROC}/version") or ""
+    except HardwareError:
+        return ""
+    words = text.partition("Kernel Module")[2].split()
+    return next((word for word in words if word[0].isdigit() and "." in word), "")
