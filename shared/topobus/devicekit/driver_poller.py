@@ -2,7 +2,7 @@
 
 Flows in: the machine, and what the driver reads below the root. Flows out: `view`, the driver's last answer; a driver that hangs or fails gives a
 view with a silence. As long as the answers do not change, the driver's own thread repeats the polls (`watch`), and the event loop is woken for
-changes only.
+changes only. What a look saw stays in what is shown until an inventory with it was published: a counter tells its rise at one look alone.
 """
 
 from __future__ import annotations
@@ -61,6 +61,10 @@ class DriverPoller:
     ) -> None:
         """Keep the collaborators; `away` gives the devices that sit in a sandbox, `passed` those that VFIO has, as they were before. Both are called in the driver's thread."""
         self.view = DriverView()
+        self._is_unread = False
+        """Whether `view` has not been published yet."""
+        self._earlier: dict[str, tuple[Observation, ...]] = {}
+        """By device: what looks before `view` saw, and nobody has read."""
         self.generation = 0
         """Of the machine that the driver looked for devices on last."""
         self._isolated = isolated
@@ -101,7 +105,7 @@ class DriverPoller:
             return
         if before.silence is not None:
             get_logger().info("driver.recovered", driver=self._isolated.name)
-        self.view = replace(view, observations=observations, silence=None)
+        self._set_view(replace(view, observations=observations, silence=None))
 
     async def watch(self, machine: Machine, pcis: Collection[PciAddress]) -> None:
         """Poll in the driver's thread, at the same times as `poll` would, until something changes, or until `interrupt`.
@@ -134,7 +138,37 @@ class DriverPoller:
         except (DriverHung, DriverFailed) as err:
             self._note_silence(verb, err, discovered)
         else:
-            self.view = view or last_view
+            self._set_view(view or last_view)
+
+    def shown(self) -> DriverView:
+        """Give the last answer, and with it what earlier looks saw that is not published yet."""
+        if not self._earlier:
+            return self.view
+        observations = {name: tuple(seen) for name, seen in self.view.observations.items()}
+        for name, earlier in self._earlier.items():
+            seen = observations.get(name, ())
+            observations[name] = (*seen, *(observation for observation in earlier if observation not in seen))
+        return replace(self.view, observations=observations)
+
+    def note_published(self, view: DriverView) -> None:
+        """Note that what `shown` gave, or more, stands in a published inventory."""
+
+        def unread(observations: Mapping[str, Sequence[Observation]]) -> dict[str, tuple[Observation, ...]]:
+            left = {
+                name: tuple(part for part in seen if part not in view.observations.get(name, ())) for name, seen in observations.items()
+            }
+            return {name: seen for name, seen in left.items() if seen}
+
+        self._earlier = unread(self._earlier)
+        self._is_unread = self._is_unread and bool(unread(self.view.observations))
+
+    def _set_view(self, view: DriverView) -> None:
+        if view == self.view:
+            return
+        if self._is_unread:
+            before = self.shown().observations
+            self._earlier = {name: tuple(seen) for name, seen in before.items() if seen}
+        self.view, self._is_unread = view, True
 
     def interrupt(self) -> None:
         """End the present `watch`."""
@@ -176,7 +210,7 @@ class DriverPoller:
         reason = "driver-hung" if is_hung else "driver-failed"
         # The first word stands as long as the driver is silent: the inventory must not change with each new attempt.
         observation = before.silence if before.silence is not None and before.silence.reason == reason else silence(reason, err.message)
-        self.view = replace(discovered, observations=before.observations, silence=observation, warnings=before.warnings)
+        self._set_view(replace(discovered, observations=before.observations, silence=observation, warnings=before.warnings))
 
     def _discover(self, machine: Machine, pcis: Collection[PciAddress]) -> DriverView:
         """Ask the driver for its devices, in its thread; one that VFIO has is no news to it, nor to us."""

@@ -9,7 +9,7 @@ the first request is answered. Nothing here waits for the cluster plane.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -132,6 +132,7 @@ class _DeviceHost:
             machine=self._machine,
             store=self._store,
             views=self._views,
+            note_published=self._note_published,
             make_inventory=self._inventory,
             maintenance=lambda: self._maintenance.value.devices,
             moving=frozenset(driver.name for driver in registry.drivers if isinstance(driver, AttachingDriver)),
@@ -250,8 +251,12 @@ class _DeviceHost:
         await self._publisher.publish()
 
     def _views(self) -> dict[str, DriverView]:
-        """Give what the drivers said last, and what stands in the way besides."""
-        return with_leftovers({name: poller.view for name, poller in self._pollers.items()}, self._hands.observations())
+        """Give what the drivers said since the last publication, and what stands in the way besides."""
+        return with_leftovers({name: poller.shown() for name, poller in self._pollers.items()}, self._hands.observations())
+
+    def _note_published(self, views: Mapping[str, DriverView]) -> None:
+        for name, view in views.items():
+            self._pollers[name].note_published(view)
 
     def _functions_of(self, name: str) -> list[PciAddress]:
         return [device.pci for device in self._publisher.devices if device.pci is not None and device.driver == name]

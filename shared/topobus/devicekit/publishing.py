@@ -12,6 +12,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from datetime import datetime
 
+from prometheus_client import Counter
+
 from topobus.devicekit.announcer import HealthAnnouncer
 from topobus.devicekit.device_holders import DeviceHolders
 from topobus.devicekit.inventory_merge import DriverView, MergedInventory, advance_inventory
@@ -36,6 +38,8 @@ __all__ = ["DevicePublisher"]
 
 # So many health events are on their way at a time.
 _PARALLEL_EVENTS = 64
+# So many reasons have a line of their own in the metric: a driver of somebody's that makes them up must not fill the memory of who reads metrics.
+_REASONS = 64
 # Seconds that an answer waits for what it says to be seen: a fifth of what the gateway gives it.
 _PUBLISH_S = 2.0
 
@@ -53,10 +57,11 @@ class DevicePublisher:
         store: InventoryStore,
         views: Callable[[], dict[str, DriverView]],
         make_inventory: Callable[[MergedInventory, Machine], Inventory],
+        note_published: Callable[[Mapping[str, DriverView]], object],
         maintenance: Callable[[], Mapping[str, Maintenance]] = dict,
         moving: Collection[str] = (),
     ) -> None:
-        """Keep the collaborators; `views` gives each driver's last answer, `make_inventory` adds the service's own fields to a merged inventory.
+        """Keep the collaborators; `views` gives each driver's last answer, `note_published` hears which of them were published, `make_inventory` adds the service's own fields to a merged inventory.
 
         `maintenance` gives what an operator's word keeps back, by device; `moving` names drivers whose devices move into a sandbox, and cannot be shared.
         """
@@ -67,6 +72,7 @@ class DevicePublisher:
         self._machine = machine
         self._store = store
         self._views = views
+        self._note_published = note_published
         self._make_inventory = make_inventory
         self._maintenance = maintenance
         self._moving = moving
@@ -80,6 +86,14 @@ class DevicePublisher:
         """What this class has: from the life before, then from each step."""
         self.counter_sets: tuple[CounterSet, ...] = ()
         """What these devices take from."""
+        self._events = Counter(
+            f"topobus_{device_class.replace('-', '_')}_health_events",
+            "Health events, by the state and the reason that decides; healthy ones have no reason.",
+            ("state", "reason"),
+            registry=runtime.registry,
+        )
+        self._reasons: set[str] = set()
+        """That the metric has a line of."""
         self._published: tuple[Device, ...] | None = None
         """What everybody has been told, or is being told; None when that may not be so."""
         self._has_news = asyncio.Event()
@@ -209,6 +223,7 @@ class DevicePublisher:
             async with asyncio.TaskGroup() as group:
                 for device in news[start : start + _PARALLEL_EVENTS]:
                     group.create_task(self._announce(device, self._store.generation, rfc3339(now)))
+        self._note_published(views)
         # A device with a condition moves by time: it recovers, or is forgotten.
         if (
             not merged.removed
@@ -241,6 +256,12 @@ class DevicePublisher:
 
     async def _announce(self, device: Device, generation: int, time: str, *, is_removed: bool = False) -> None:
         affected, pods = self._holders.owners(device.name), self._holders.pods(device.name)
-        await self._announcer.announce(
+        is_told = await self._announcer.announce(
             device, affected=affected, pods=pods, inventory_generation=generation, time=time, is_removed=is_removed
         )
+        if is_told and not is_removed:
+            worst = device.health.worst
+            reason = worst.reason if worst is not None else ""
+            if reason and len(self._reasons) < _REASONS:
+                self._reasons.add(reason)
+            self._events.labels(str(device.health.state), reason if reason in self._reasons or not reason else "other").inc()

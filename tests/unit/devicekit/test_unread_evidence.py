@@ -1,0 +1,86 @@
+"""What one look saw is shown until somebody could read it: a counter tells its rise at one look alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+
+from topobus.devicekit.driver_poller import DriverPoller
+from topobus.devicekit.isolation import IsolatedDriver
+from topobus.devicekit.settings import DeviceServiceSettings, DriverSettings
+from topobus.domain.health import Dimension, HealthState, Observation
+from topobus.domain.machine import Machine
+from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.testing.clock import ManualClock
+from topobus.testing.drivers.toy_driver import ToyDriver
+
+MACHINE = Machine(node="n", generation=1, numa_nodes=(), cpus=())
+RISE = Observation(dimension=Dimension.LINK, state=HealthState.UNHEALTHY, reason="aer-fatal")
+HOT = Observation(dimension=Dimension.THERMAL, state=HealthState.DEGRADED, reason="throttled")
+
+
+class Polled:
+    """A driver with one device, looked at when the test says so."""
+
+    def __init__(self, root: Path) -> None:
+        self.driver = ToyDriver(count=1)
+        settings = DeviceServiceSettings(node="n", hardware=HardwareSettings(root=str(root)), drivers=DriverSettings(timeout_s=60.0))
+        clock = ManualClock()
+        failures = Counter("failures", "", ("driver", "verb", "outcome"), registry=CollectorRegistry())
+        self.poller = DriverPoller(
+            IsolatedDriver(self.driver, timeout_s=60.0, clock=clock), Tree(settings.hardware), settings, clock, failures
+        )
+
+    async def look(self, *faults: Observation) -> tuple[str, ...]:
+        """Look once at a device with these faults, and give what is shown of it."""
+        self.driver.faults = {"toy-0": faults}
+        await self.poller.poll(MACHINE, ())
+        return self.shown
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """Reasons that are shown of the device."""
+        return tuple(observation.reason for observation in self.poller.shown().observations.get("toy-0", ()))
+
+
+@pytest.fixture
+def polled(tmp_path: Path) -> Polled:
+    """One, which nobody has looked at."""
+    return Polled(tmp_path)
+
+
+async def test_evidence_of_one_look_stays_shown_until_it_is_published(polled: Polled) -> None:
+    """NATS may be away for as long as it likes: an error that was counted meanwhile is told afterwards, once."""
+    seen = [await polled.look(), await polled.look(RISE), await polled.look(), await polled.look(HOT)]
+    polled.poller.note_published(polled.poller.shown())
+
+    assert seen == [(), ("aer-fatal",), ("aer-fatal",), ("throttled", "aer-fatal")]
+    assert (polled.shown, await polled.look()) == (("throttled",), ())
+
+
+async def test_evidence_that_came_while_the_older_was_published_stays_shown(polled: Polled) -> None:
+    """What a publication did not have is news for the next one, however the two looks fell."""
+    await polled.look(RISE)
+    taken = polled.poller.shown()
+    await polled.look(HOT)
+    polled.poller.note_published(taken)
+    between = polled.shown
+
+    assert (between, await polled.look()) == (("throttled",), ("throttled",))
+    polled.poller.note_published(polled.poller.shown())
+    assert polled.shown == ()
+
+
+async def test_evidence_that_lasts_is_shown_once_when_it_was_seen_often(polled: Polled) -> None:
+    """The same sign at each look is one sign, before its publication and after it."""
+    seen = [await polled.look(HOT), await polled.look(RISE, HOT), await polled.look(HOT)]
+    polled.poller.note_published(polled.poller.shown())
+
+    assert [sorted(names) for names in (*seen, polled.shown)] == [
+        ["throttled"],
+        ["aer-fatal", "throttled"],
+        ["aer-fatal", "throttled"],
+        ["throttled"],
+    ]
