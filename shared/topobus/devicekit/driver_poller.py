@@ -8,9 +8,10 @@ changes only. What a look saw stays in what is shown until an inventory with it 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import msgspec
 from prometheus_client import Counter
@@ -23,7 +24,7 @@ from topobus.devicekit.journal import PassedThrough
 from topobus.devicekit.pci import pci_folder
 from topobus.devicekit.settings import DeviceServiceSettings
 from topobus.domain.device import Device
-from topobus.domain.health import Observation
+from topobus.domain.health import Dimension, HealthState, Observation
 from topobus.domain.machine import Machine
 from topobus.domain.pci import PciAddress
 from topobus.runtime.clock import Clock, is_real, until_tick
@@ -36,6 +37,11 @@ T = TypeVar("T")
 
 # Looks in a row between two of which a device went to VFIO or came back; each of that takes longer than a look.
 _MOST_LOOKS = 8
+# Looks in a row that differ, which nobody takes while NATS is away: a minute's, and the oldest is forgotten first.
+_LOOKS = 64
+
+
+_Kind: TypeAlias = tuple[Dimension, HealthState, str]
 
 
 @runtime_checkable
@@ -61,10 +67,11 @@ class DriverPoller:
     ) -> None:
         """Keep the collaborators; `away` gives the devices that sit in a sandbox, `passed` those that VFIO has, as they were before. Both are called in the driver's thread."""
         self.view = DriverView()
-        self._is_unread = False
-        """Whether `view` has not been published yet."""
-        self._earlier: dict[str, tuple[Observation, ...]] = {}
-        """By device: what looks before `view` saw, and nobody has read."""
+        self._looks: deque[Mapping[str, Sequence[Observation]]] = deque(maxlen=_LOOKS)
+        """What looks saw that differed from the look before, written in the driver's thread: the answer of a look that was interrupted, or took too long, comes no other way."""
+        self._last_look: Mapping[str, Sequence[Observation]] = {}
+        self._earlier: dict[str, dict[_Kind, Observation]] = {}
+        """By device: what looks saw, and nobody has read."""
         self.generation = 0
         """Of the machine that the driver looked for devices on last."""
         self._isolated = isolated
@@ -105,7 +112,7 @@ class DriverPoller:
             return
         if before.silence is not None:
             get_logger().info("driver.recovered", driver=self._isolated.name)
-        self._set_view(replace(view, observations=observations, silence=None))
+        self.view = replace(view, observations=observations, silence=None)
 
     async def watch(self, machine: Machine, pcis: Collection[PciAddress]) -> None:
         """Poll in the driver's thread, at the same times as `poll` would, until something changes, or until `interrupt`.
@@ -138,37 +145,29 @@ class DriverPoller:
         except (DriverHung, DriverFailed) as err:
             self._note_silence(verb, err, discovered)
         else:
-            self._set_view(view or last_view)
+            self.view = view or last_view
 
     def shown(self) -> DriverView:
         """Give the last answer, and with it what earlier looks saw that is not published yet."""
-        if not self._earlier:
-            return self.view
+        while self._looks:
+            for name, seen in self._looks.popleft().items():
+                self._earlier.setdefault(name, {}).update({_kind(observation): observation for observation in seen})
         observations = {name: tuple(seen) for name, seen in self.view.observations.items()}
         for name, earlier in self._earlier.items():
-            seen = observations.get(name, ())
-            observations[name] = (*seen, *(observation for observation in earlier if observation not in seen))
-        return replace(self.view, observations=observations)
+            present = {_kind(observation) for observation in observations.get(name, ())}
+            unread = tuple(observation for kind, observation in earlier.items() if kind not in present)
+            if unread:
+                observations[name] = (*observations.get(name, ()), *unread)
+        return replace(self.view, observations=observations) if self._earlier else self.view
 
     def note_published(self, view: DriverView) -> None:
         """Note that what `shown` gave, or more, stands in a published inventory."""
-
-        def unread(observations: Mapping[str, Sequence[Observation]]) -> dict[str, tuple[Observation, ...]]:
-            left = {
-                name: tuple(part for part in seen if part not in view.observations.get(name, ())) for name, seen in observations.items()
-            }
-            return {name: seen for name, seen in left.items() if seen}
-
-        self._earlier = unread(self._earlier)
-        self._is_unread = self._is_unread and bool(unread(self.view.observations))
-
-    def _set_view(self, view: DriverView) -> None:
-        if view == self.view:
-            return
-        if self._is_unread:
-            before = self.shown().observations
-            self._earlier = {name: tuple(seen) for name, seen in before.items() if seen}
-        self.view, self._is_unread = view, True
+        left: dict[str, dict[_Kind, Observation]] = {}
+        for name, earlier in self._earlier.items():
+            published_kinds = {_kind(observation) for observation in view.observations.get(name, ())}
+            if unread := {kind: observation for kind, observation in earlier.items() if kind not in published_kinds}:
+                left[name] = unread
+        self._earlier = left
 
     def interrupt(self) -> None:
         """End the present `watch`."""
@@ -210,7 +209,7 @@ class DriverPoller:
         reason = "driver-hung" if is_hung else "driver-failed"
         # The first word stands as long as the driver is silent: the inventory must not change with each new attempt.
         observation = before.silence if before.silence is not None and before.silence.reason == reason else silence(reason, err.message)
-        self._set_view(replace(discovered, observations=before.observations, silence=observation, warnings=before.warnings))
+        self.view = replace(discovered, observations=before.observations, silence=observation, warnings=before.warnings)
 
     def _discover(self, machine: Machine, pcis: Collection[PciAddress]) -> DriverView:
         """Ask the driver for its devices, in its thread; one that VFIO has is no news to it, nor to us."""
@@ -273,12 +272,20 @@ class DriverPoller:
         """Look at the devices' health, in the driver's thread; that one which sits in a sandbox is not there is no news."""
         away = self._out_of_sight()
         seen, passed = self._steadily(lambda: self._isolated.driver.observe(self._tree, present))
-        return {
+        observations = {
             name: [part for part in observations if part.reason != "device-gone"] if name in away else observations
             for name, observations in seen.items()
             if name not in passed
         }
+        if observations != self._last_look:
+            self._looks.append(observations)
+            self._last_look = observations
+        return observations
 
     def _out_of_sight(self) -> dict[str, Device]:
         """Give those in a sandbox that leave the host for it; one that several may hold stays, and gives each a part."""
         return {name: device for name, device in self._away().items() if not device.allows_multiple}
+
+
+def _kind(observation: Observation) -> _Kind:
+    return observation.dimension, observation.state, observation.reason

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -84,3 +85,13 @@ async def test_evidence_that_lasts_is_shown_once_when_it_was_seen_often(polled: 
         ["aer-fatal", "throttled"],
         ["throttled"],
     ]
+
+
+async def test_evidence_of_a_look_that_was_given_up_is_shown(polled: Polled) -> None:
+    """A look whose answer came too late, or that was interrupted, has taken the rise with it: what it saw is not lost."""
+    await polled.look()
+    polled.driver.faults = {"toy-0": (RISE,)}
+    # As the driver's thread does when nobody waits for it any more.
+    await asyncio.to_thread(polled.poller._observe, polled.poller.view.devices or ())
+
+    assert (polled.shown, await polled.look()) == (("aer-fatal",), ("aer-fatal",))
