@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
@@ -11,8 +12,10 @@ from hypothesis import strategies as st
 from support.amd_bench import AmdBench
 from support.gpu_processes import add_process, end_recorded
 from support.laws import examples
+from support.sriov_bench import COUNT, SriovBench
 from topobus.domain.outcome import Refusal
 from topobus.domain.partitions import Partitions
+from topobus.nic.plugins.pci_netdev import PciNetdevDriver
 
 _FOREIGN = 77
 _PARTS = 1 + 2 + 4 + 8
@@ -98,3 +101,60 @@ def test_no_history_holds_two_modes_or_switches_a_card_that_is_used(
                     add_process(bench.root, _FOREIGN, node="dri/renderD128")
                 node.has_foreign = not node.has_foreign
             node.check()
+
+
+function_steps = st.one_of(
+    st.tuples(st.just("claim"), st.integers(0, 3), st.lists(st.integers(0, COUNT), min_size=1, max_size=2, unique=True)),
+    st.tuples(st.sampled_from(["release", "again"]), st.integers(0, 3), st.just([])),
+    st.tuples(st.sampled_from(["restart", "reboot", "look"]), st.just(0), st.just([])),
+)
+
+
+@pytest.mark.parametrize("when_idle", ["keep", "remove"])
+@settings(max_examples=examples(40), deadline=None)
+@given(history=st.lists(function_steps, min_size=1, max_size=12))
+def test_no_history_takes_a_function_from_anybody(
+    tmp_path_factory: pytest.TempPathFactory, when_idle: Literal["keep", "remove"], history: list[tuple[str, int, list[int]]]
+) -> None:
+    """Claims of a card and its virtual functions come and go, the service and the node start anew: what is held is there, whole or in parts, and nobody loses it."""
+    with SriovBench(tmp_path_factory.mktemp("card"), PciNetdevDriver, when_idle=when_idle) as bench:
+        names = sorted(bench.devices)
+        held: dict[str, tuple[str, ...]] = {}
+        ready: set[str] = set()
+
+        def prepare(owner: str) -> None:
+            before = len(bench.kernel.writes)
+            if not isinstance(bench.get(owner, *held[owner]), Refusal):
+                ready.add(owner)
+            others = {name for other in ready - {owner} for name in held[other]}
+            assert bench.kernel.writes[before:] in ([], [COUNT], [0])
+            assert 0 not in bench.kernel.writes[before:] or not others, "removed under somebody"
+            assert COUNT not in bench.kernel.writes[before:] or names[0] not in others, "cut under somebody"
+
+        for verb, index, wanted in history:
+            owner = f"owner-{index}"
+            taken = [name for mine in held.values() for name in mine]
+            chosen = tuple(sorted(names[number] for number in wanted))
+            if verb == "claim":
+                partitions = Partitions(bench.devices.values(), bench.counter_sets)
+                if owner not in held and not set(chosen) & set(taken) and partitions.shortage(taken, chosen) is None:
+                    held[owner] = chosen
+                    prepare(owner)
+            elif verb == "again" and owner in held:
+                prepare(owner)
+            elif verb == "release" and owner in held:
+                bench.unprepare(owner, *held.pop(owner))
+                ready.discard(owner)
+            elif verb == "restart":
+                bench.restart()
+            elif verb == "reboot":
+                bench.kernel.set_number(0)
+                bench.writes.settle()
+                bench.restart()
+                for other in sorted(ready):
+                    prepare(other)
+            elif verb == "look":
+                bench.look()
+            present = [name for other in ready for name in held[other]]
+            assert bench.kernel.number == (0 if names[0] in present else COUNT) or not present
+            assert {name for name, entry in bench.journal.entries.items() if entry.owners} == set(present)

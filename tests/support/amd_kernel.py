@@ -7,6 +7,7 @@ used before; the first part has the function's own render node, the others those
 from __future__ import annotations
 
 import shutil
+import threading
 from pathlib import Path
 
 from support.kfd_machines import NODES, KfdMachine, card_address, folder
@@ -30,6 +31,8 @@ class AmdKernel:
         """Each switch of a card, with the mode before and after."""
         self.is_stuck = False
         """KFD stays as it is: a switch never ends."""
+        # Writes are obeyed by a thread, and a test may change a card beside it.
+        self._lock = threading.Lock()
         self._facts: dict[PciAddress, dict[str, int]] = {}
         self._numbers: dict[PciAddress, list[str]] = {}
         for number, node in self.machine.nodes.items():
@@ -50,14 +53,19 @@ class AmdKernel:
 
     def set_mode(self, address: PciAddress, mode: str) -> None:
         """Bring a card into a mode at once, as somebody else would, or a reboot."""
-        self.machine.set_mode(address, mode)
-        self._obey(address, mode)
+        with self._lock:
+            self.machine.set_mode(address, mode)
+            self._change(address, mode)
 
     def mode(self, address: PciAddress) -> str:
         """Say what the file says."""
         return (self.machine.root / folder(address) / "current_compute_partition").read_text().strip()
 
     def _obey(self, address: PciAddress, mode: str) -> None:
+        with self._lock:
+            self._change(address, mode)
+
+    def _change(self, address: PciAddress, mode: str) -> None:
         if mode not in COUNTS or mode == self.modes[address] or self.is_stuck:
             return
         self.switches.append((address, self.modes[address], mode))

@@ -9,13 +9,12 @@ death left half done is done as soon as amdgpu and KFD agree on any mode; only a
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
 
+from topobus.devicekit.card_locks import CardLocks
 from topobus.devicekit.device_record import DeviceRecord, Json, Step
 from topobus.devicekit.driver import LongWork, PrepareContext
 from topobus.domain.edits import ContainerEdits
@@ -65,19 +64,17 @@ class AmdOnDemand:
     def __init__(self, *, timer: Timer | None = None, write: Callable[[Path, str], None] = write_text) -> None:
         self.timer = timer or Timer()
         self.write = write
-        self._guard = threading.Lock()
-        self._locks: dict[PciAddress, threading.Lock] = {}
-        self._switching: frozenset[PciAddress] = frozenset()
+        self._locks = CardLocks()
 
     def is_switching(self, address: PciAddress) -> bool:
         """Say whether a card is being brought into another mode by this process: what it looks like meanwhile means nothing."""
-        return address in self._switching
+        return self._locks.is_changing(address)
 
     def prepare(
         self, tree: Tree, wishes: Mapping[PciAddress, ModeWish], context: PrepareContext, edits: Callable[[], Edits]
     ) -> Edits | LongWork:
         """Give the edits of cards that are as wanted, at once; of others after a switch, which is long work."""
-        with self._locked(wishes, 0) as is_mine:
+        with self._locks.locked(wishes, 0) as is_mine:
             if is_mine and all(
                 card.mode == wishes[at].mode and not card.fault for at, card in read_amd_cards(tree, sorted(wishes)).items()
             ):
@@ -94,7 +91,7 @@ class AmdOnDemand:
         """
         step = record.step(_MODE)
         if step is not None and not step.is_done and address is not None:
-            with self._locked([address], _UNDO_S) as is_mine:
+            with self._locks.locked([address], _UNDO_S) as is_mine:
                 if not is_mine:
                     raise HardwareError(f"{address} is being brought into another mode")
                 self._bring_back(tree, address, step)
@@ -102,7 +99,7 @@ class AmdOnDemand:
         record.undone(_PART)
 
     def _work(self, tree: Tree, wishes: Mapping[PciAddress, ModeWish], context: PrepareContext, edits: Callable[[], Edits]) -> Edits:
-        with self._locked(wishes, SETTLE_S * (1 + len(wishes))) as is_mine:
+        with self._locks.locked(wishes, SETTLE_S * (1 + len(wishes))) as is_mine:
             if not is_mine:
                 cards = ", ".join(map(str, sorted(wishes)))
                 return refuse("card-in-use", f"{cards}: another claim's switch of the card has not ended", devices=_names(wishes.values()))
@@ -132,7 +129,7 @@ class AmdOnDemand:
             "to_count": wish.counts[wish.mode],
         }
         record.intend(_MODE, facts)
-        with self._marked(address):
+        with self._locks.changing(address):
             refusal = write_mode(tree, address, wish.mode, self.write)
             if refusal is not None:
                 return refusal
@@ -149,7 +146,7 @@ class AmdOnDemand:
         if card.mode not in counts and card.mode and not card.fault:
             # Somebody else has brought it into another mode since.
             return
-        with self._marked(address):
+        with self._locks.changing(address):
             if card.mode in counts and not isinstance(
                 settle_mode(tree, address, card.mode, counts[card.mode], self.timer, _UNDO_S / 3), Refusal
             ):
@@ -158,32 +155,6 @@ class AmdOnDemand:
             settled = refusal or settle_mode(tree, address, before["mode"], before["count"], self.timer, _UNDO_S)
         if isinstance(settled, Refusal):
             raise HardwareError("; ".join(reason.message for reason in settled.reasons), address=str(address))
-
-    @contextmanager
-    def _marked(self, address: PciAddress) -> Iterator[None]:
-        with self._guard:
-            self._switching |= {address}
-        try:
-            yield
-        finally:
-            with self._guard:
-                self._switching -= {address}
-
-    @contextmanager
-    def _locked(self, addresses: Collection[PciAddress], limit_s: float) -> Iterator[bool]:
-        """Have these cards for oneself; False when somebody else has one of them for longer than the limit."""
-        with self._guard:
-            locks = [self._locks.setdefault(address, threading.Lock()) for address in sorted(addresses)]
-        taken: list[threading.Lock] = []
-        try:
-            for lock in locks:
-                if not lock.acquire(timeout=limit_s if limit_s else -1, blocking=bool(limit_s)):
-                    break
-                taken.append(lock)
-            yield len(taken) == len(locks)
-        finally:
-            for lock in taken:
-                lock.release()
 
 
 def _note(wishes: Collection[ModeWish], context: PrepareContext) -> None:

@@ -9,7 +9,7 @@ __all__ = ["HAND_OVER", "RIGHTS", "VIRTUAL_FUNCTIONS"]
 HAND_OVER = "hand-over"
 """Interfaces are moved into pods and back (docs/reference/nic-configuration.md), also by CNI plugins."""
 VIRTUAL_FUNCTIONS = "virtual-functions"
-"""The number of virtual functions is kept (setting `virtual_functions`)."""
+"""The number of virtual functions is kept (setting `virtual_functions`), or made when a claim gets one (`partitions.virtual_functions`)."""
 
 
 def _of_hand_over(kind: RightKind, why: str, what: str = "", *, is_writable: bool = False, propagates: bool = False) -> Right:

@@ -162,7 +162,12 @@ SECTIONS: tuple[ReasonSection, ...] = (
             ReasonGroup(
                 ("card-in-use",),
                 "a card is to be cut otherwise, and somebody has a part of it, or a process has it open; it is tried again when kubelet asks again",
-                ("address", "devices", "pids"),
+                ("address", "devices", "pids", "users"),
+            ),
+            ReasonGroup(
+                ("functions-refused", "functions-unsettled"),
+                "the kernel does not make or remove a card's virtual functions, or they do not come in time",
+                ("address", "wanted", "error"),
             ),
             ReasonGroup(
                 ("partition-mode-refused", "partition-mode-unsettled"),

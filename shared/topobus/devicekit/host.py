@@ -34,6 +34,7 @@ from topobus.devicekit.journal import Journal, journal_folder
 from topobus.devicekit.leftovers import with_leftovers
 from topobus.devicekit.maintenance_store import MaintenanceStore
 from topobus.devicekit.node_machine import NodeMachine
+from topobus.devicekit.on_demand_functions import FunctionCuttingDriver
 from topobus.devicekit.pool_assignment import check_pools
 from topobus.devicekit.prepare import Preparer
 from topobus.devicekit.publishing import DevicePublisher
@@ -87,6 +88,8 @@ class _DeviceHost:
                 driver.offers_parents = settings.partitions.parents == "counted"
             if isinstance(driver, CuttingDriver):
                 driver.cuts_on_demand = settings.partitions.on_demand
+            if isinstance(driver, FunctionCuttingDriver):
+                driver.on_demand_functions.rules = settings.partitions.virtual_functions
         self._drivers = {
             driver.name: IsolatedDriver(driver, timeout_s=settings.drivers.timeout_s, clock=runtime.clock) for driver in registry.drivers
         }

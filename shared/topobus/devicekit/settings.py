@@ -21,6 +21,7 @@ __all__ = [
     "CleaningSettings",
     "DeviceServiceSettings",
     "DriverSettings",
+    "FunctionRule",
     "JournalSettings",
     "PartitionSettings",
     "PassthroughRule",
@@ -62,6 +63,22 @@ class CleaningSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Seconds until the second try; each further one waits twice as long, 64 times this at most. 1 s: most of what is left ends with the last process."""
 
 
+class FunctionRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Physical functions that are cut into virtual ones when a claim gets one of them."""
+
+    where: tuple[Condition, ...]
+    """All of these are true of the physical function's device, in the words of a pool's conditions: `[{field = "pci", equals = "0000:3b:00.0"}]`."""
+    count: Annotated[int, Meta(ge=1, le=256)]
+    """How many virtual functions are made; fewer where the card can have no more (sriov_totalvfs)."""
+    when_idle: Literal["keep", "remove"] = "keep"
+    """What becomes of them when the last is given back. `keep`: the next claim of one waits for nothing; a claim of the physical function removes them. `remove`: they go at once."""
+
+    def __post_init__(self) -> None:
+        """Refuse a rule that would cut every card."""
+        if not self.where:
+            raise ValueError("where is empty, wanted at least one condition such as {field = 'pci', equals = '0000:3b:00.0'}")
+
+
 class PartitionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What becomes of a card whose parts are devices of their own."""
 
@@ -72,6 +89,9 @@ class PartitionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     on_demand: bool = False
     """Whether an idle card is offered as a whole and in parts at the same time, and cut when a claim gets one of them, where its plugin can cut: AMD GPUs with compute partition modes,
     and NVIDIA GPUs that are in MIG mode, as instances of each size. It needs a /sys that can be written, or the right to make MIG instances. False: for claims alone, as `counted` is; and who cuts the cards of a node already (its boot, another operator) would undo it."""
+    virtual_functions: tuple[FunctionRule, ...] = ()
+    """Physical functions that are offered whole and in virtual functions at the same time, and cut when a claim gets one of these (NICs and Intel's GPUs with SR-IOV); the first rule
+    that fits counts. Empty: none. It needs a /sys that can be written, is for claims alone, and must not name a card whose number of virtual functions somebody else keeps."""
 
 
 class PassthroughRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -13,7 +13,7 @@ from pathlib import Path
 from topobus.domain.outcome import Reason, Refusal
 from topobus.nic.netlink.places import refused
 
-__all__ = ["set_vf_count"]
+__all__ = ["functions_in_use", "set_vf_count"]
 
 # What a function is bound to that a pod or a virtual machine uses from user space.
 _PASSTHROUGH = frozenset({"vfio-pci", "pci-stub", "xen-pciback", "uio_pci_generic", "igb_uio"})
@@ -36,7 +36,7 @@ def set_vf_count(sys: str, address: str, wanted: int, *, held: Sequence[str] = (
         return _impossible(address, f"{address} can have 0 to {total} virtual functions, wanted {wanted}", wanted, total)
     if wanted == present:
         return None
-    in_use = _in_use(folder)
+    in_use = functions_in_use(folder)
     if held or in_use:
         users = ", ".join(held) if held else ", ".join(in_use)
         code = "vf-count-held" if held else "vf-count-in-use"
@@ -79,7 +79,7 @@ def _put_back(numbers: Path, present: int) -> int:
         return -1  # not to be read any more; the message says what was wanted
 
 
-def _in_use(folder: Path) -> list[str]:
+def functions_in_use(folder: Path) -> list[str]:
     """List functions that somebody uses though no device of ours is held: passed through, or their interface switched on or away."""
     users: list[str] = []
     for link in sorted(folder.glob("virtfn*"), key=lambda path: int(path.name.removeprefix("virtfn") or 0)):

@@ -7,7 +7,7 @@ passthrough, and it gives its nodes alone.
 These functions are not offered, and the inventory's warnings name them:
 - a card that carries the machine's default route, directly or below a bond, bridge or VLAN: the node would lose its network;
 - a physical function with virtual functions enabled: it is shared through them, each of which is offered instead and names it as its parent (with
-  `partitions.parents: counted` it is offered, too, and never held beside one of them);
+  `partitions.parents: counted` it is offered, too, and never held beside one of them; with `partitions.virtual_functions` also while they are off, and cut when a claim gets one);
 - a function that pci-stub or the like holds, for nobody or for a program without VFIO.
 
 Health: what every PCI function tells (topobus.devicekit.pci) and the link (link_health). An interface that is not visible (moved into a pod's network
@@ -19,11 +19,15 @@ Source: Documentation/ABI/testing/sysfs-class-net, stable/sysfs-class-infiniband
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from topobus.devicekit.counter_rises import CounterRises
-from topobus.devicekit.driver import PrepareContext
+from topobus.devicekit.device_record import DeviceRecord
+from topobus.devicekit.driver import LongWork, PrepareContext
 from topobus.devicekit.edits_text import gone, own_variable, unreadable
+from topobus.devicekit.function_cuts import FunctionCuts
 from topobus.devicekit.left_out import LeftOut
+from topobus.devicekit.on_demand_functions import OnDemandFunctions
 from topobus.devicekit.pci import (
     PciHealth,
     function_role,
@@ -42,6 +46,8 @@ from topobus.domain.health import Dimension, Observation
 from topobus.domain.machine import Machine, PciDevice
 from topobus.domain.outcome import Reason, Refusal
 from topobus.domain.pci import PciAddress
+from topobus.domain.request import OwnerKind
+from topobus.nic.host_use import function_users, host_uses, lacks_interface
 from topobus.nic.netlink.vf_settings import VfPlace
 from topobus.nic.plugins.attaching import AttachesInterfaces
 from topobus.nic.plugins.link_health import BestSpeeds, judge_carrier, judge_duplex, judge_errors, judge_parent, judge_rdma_ports
@@ -76,6 +82,7 @@ class PciNetdevDriver(AttachesInterfaces):
         self.warnings: tuple[str, ...] = ()
         """What the last `discover` left out, and why; the inventory shows it."""
         self.offers_parents = False
+        self.on_demand_functions = OnDemandFunctions("nic", FunctionCuts(function_users, lacks_interface))
         self.kept: tuple[KeptFunction, ...] = ()
         """What it left out since it is for something else."""
 
@@ -85,18 +92,58 @@ class PciNetdevDriver(AttachesInterfaces):
         routed = default_route_interfaces(tree)
         functions = select_functions(tree, machine, accept=lambda device: _is_network(tree, device))
         left_out = LeftOut()
-        devices = [self._discover_one(tree, function, routed, left_out) for function in functions]
+        planned = self._plan(tree, machine, functions, left_out)
+        devices: list[Device] = []
+        for function in sorted({**{each.address: each for each in functions}, **planned}.values(), key=lambda each: each.address):
+            changing = self.on_demand_functions.changing(function)
+            device = self._discover_one(tree, function, routed, left_out) if changing is None else None
+            devices += changing or ([device] if device is not None else [])
+        self.on_demand_functions.end_look(devices)
         self.warnings, self.kept = tuple(left_out), left_out.kept
-        return tuple(device for device in devices if device is not None)
+        return tuple(devices)
+
+    def _plan(self, tree: Tree, machine: Machine, functions: Sequence[PciDevice], left_out: LeftOut) -> Mapping[PciAddress, PciDevice]:
+        """Find the virtual functions of cards that are cut on demand, there or not."""
+        on_demand = self.on_demand_functions
+        on_demand.begin_look()
+        planned: dict[PciAddress, PciDevice] = {}
+        for function in functions if on_demand.rules else ():
+            if function.physfn is not None or on_demand.changing(function) is not None:
+                continue
+            try:
+                interfaces = function_interfaces(tree, function.address, only_link=True)
+                shared = tuple(f"pods share {each.name}" for each in interfaces if self._settings.shared(each.name))
+                is_passed = function_role(tree, function.address)[0] is DeviceRole.PASSTHROUGH
+                uses = (*host_uses(tree, function.address), *shared, *(["it is held for passthrough"] if is_passed else []))
+            except HardwareError as err:
+                uses = (err.message,)
+            parts, why_not = on_demand.planned(tree, machine, self._device(function, {}), function, uses)
+            planned |= {part.address: part for part in parts}
+            if why_not:
+                left_out.append(why_not)
+        return planned
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """Look at presence, PCIe errors and link of each function; one that cannot be read leaves the others alone."""
         tree = tree.for_scan()
-        addresses = {device.name: device.pci for device in devices if device.pci is not None}
+        addresses = {
+            device.name: device.pci
+            for device in devices
+            if device.pci is not None and not self.on_demand_functions.is_absent(tree, device.pci)
+        }
         parents = self._parents.observe(tree, addresses.values())
         return {name: [*self._observe_one(tree, address), *parents.get(address, ())] for name, address in addresses.items()}
 
-    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
+    def check(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Refusal | None:
+        """Refuse a configuration that these devices cannot have; of a virtual function that is yet to be made, once it is there."""
+        there = [device for device in devices if device.pci is None or not self.on_demand_functions.is_absent(tree, device.pci)]
+        return super().check(tree, there, context) if there else None
+
+    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal | LongWork:
+        """Give each function's nodes and variables; virtual functions that are cut on demand are made first."""
+        return self.on_demand_functions.prepare(tree, devices, context, partial(self._edits, tree, devices, context))
+
+    def _edits(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
         """Give RDMA nodes (or the VFIO group) and tell addresses, interfaces and RDMA devices in variables; the kit adds `TOPOBUS_NIC_DEVICES`."""
         edits: dict[str, ContainerEdits] = {}
         interfaces: list[str] = []
@@ -104,7 +151,7 @@ class PciNetdevDriver(AttachesInterfaces):
         shared_nodes: set[str] = set()
         functions = sorted(((device, device.pci) for device in devices if device.pci is not None), key=lambda pair: pair[1])
         refusal = gone(tree, devices)
-        refusal = refusal or _refuse_other_roles(tree, devices)
+        refusal = refusal or _refuse_other_roles(tree, devices) or self._refuse_unseen(tree, devices, context)
         if refusal is not None:
             return refusal
         for device, address in functions:
@@ -127,9 +174,23 @@ class PciNetdevDriver(AttachesInterfaces):
         return {**edits, "": ContainerEdits(env=env, device_nodes=tuple(map(device_node, sorted(shared_nodes))))}
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
-        """Forget what was noted; preparing changes nothing on the card."""
-        for record in context.records.values():
-            record.undone(_RDMA_NODES)
+        """Forget what was noted; of a card that is cut on demand the last owner may take the virtual functions away."""
+        for device in devices:
+            context.records.get(device.name, DeviceRecord()).undone(_RDMA_NODES)
+            self.on_demand_functions.undo(tree, device, context)
+
+    def _refuse_unseen(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Refusal | None:
+        """Refuse a virtual function that was made just now, until the inventory tells its interface: who hands it over must know its name."""
+        for device in devices if self._hands is not None and context.owner.kind is OwnerKind.CLAIM else ():
+            if device.pci is None or device.name in context.attached or not self.on_demand_functions.is_planned(device.pci):
+                continue
+            names = [interface.name for interface in function_interfaces(tree, device.pci, only_link=True)]
+            if names and device.attributes.get("interface") != names[0]:
+                text = f"{device.name}: its interface {names[0]} is new; ask again when the inventory tells it"
+                return Refusal(
+                    reasons=(Reason(code="interface-changed", message=text, facts={"device": device.name, "interface": names[0]}),)
+                )
+        return None
 
     def _rdma_of(self, tree: Tree, device: Device, address: PciAddress, context: PrepareContext) -> tuple[list[str], list[str]]:
         """Give names and nodes of a function's RDMA devices; of those that go along into the pod, as they were before they did."""
@@ -181,6 +242,8 @@ class PciNetdevDriver(AttachesInterfaces):
         if any(interface.name in routed for interface in interfaces):
             left_out.keep(function.address, DeviceRole.MANAGEMENT, "the default route of this node goes over it")
             return None
+        if role is DeviceRole.PARTITION_PARENT and self.on_demand_functions.is_cut(function):
+            role = DeviceRole.COMPUTE
         is_hidden = role is DeviceRole.PARTITION_PARENT and not self.offers_parents
         if is_hidden or (role is DeviceRole.PASSTHROUGH and not group):
             left_out.keep(function.address, role, why)
@@ -205,7 +268,7 @@ class PciNetdevDriver(AttachesInterfaces):
             vendor=vendor_name(function.vendor),
             model=model_name(function.vendor, function.device),
             parent=parent,
-            partition_of=parent if self.offers_parents else "",
+            partition_of=parent if self.offers_parents or self.on_demand_functions.is_cut(function) else "",
             role=role,
             attributes=facts,
         )

@@ -1,0 +1,57 @@
+"""Says how the node itself uses a PCI function's interfaces: what must not be cut, whoever asks for it.
+
+Flows in: a tree. Flows out: sentences for people; none for a function that the node does not use.
+Source: Documentation/ABI/testing/sysfs-class-net (master, upper_*), proc(5) route tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from topobus.devicekit.pci import pci_folder
+from topobus.domain.pci import PciAddress
+from topobus.nic.netlink.vf_count import functions_in_use
+from topobus.sysfs.net import default_route_interfaces, function_interfaces
+from topobus.sysfs.netdevs import addressed_interfaces
+from topobus.sysfs.tree import Tree
+
+__all__ = ["function_users", "host_uses", "lacks_interface"]
+
+
+def host_uses(tree: Tree, address: PciAddress) -> tuple[str, ...]:
+    """Say how the node uses a function: its default route, an address or a route, a bridge or bond, an interface on top of it.
+
+    Errors: raises HardwareError for a file that exists and cannot be read.
+    """
+    interfaces = function_interfaces(tree, address, only_link=True)
+    if not interfaces:
+        return ()
+    routed, addressed = default_route_interfaces(tree), addressed_interfaces(tree)
+    uses: list[str] = []
+    for interface in interfaces:
+        name = interface.name
+        master = tree.link_name(f"{interface.path}/master")
+        above = sorted(entry.removeprefix("upper_") for entry in tree.names(interface.path) if entry.startswith("upper_"))
+        if name in routed:
+            uses.append(f"the default route of this node goes over {name}")
+        elif name in addressed:
+            uses.append(f"the node has an address or a route over {name}")
+        if master:
+            uses.append(f"{name} is a port of {master}")
+        elif above:
+            uses.append(f"{name} carries {', '.join(above)}")
+    return tuple(uses)
+
+
+def function_users(tree: Tree, address: PciAddress, virtual: Sequence[PciAddress]) -> tuple[str, ...]:
+    """Say who uses a physical function, or one of its virtual ones, though no device of ours is held."""
+    fresh = Tree(tree.settings)
+    virtual_users = functions_in_use(fresh.path(pci_folder(address))) if virtual else []
+    return (*host_uses(fresh, address), *virtual_users)
+
+
+def lacks_interface(tree: Tree, address: PciAddress) -> str:
+    """Say what a new virtual function lacks: its driver makes the interface a moment after the function is there. One without a driver gets none."""
+    if not tree.link_name(f"{pci_folder(address)}/driver") or function_interfaces(tree, address, only_link=True):
+        return ""
+    return "its interface is not there yet"

@@ -1,0 +1,134 @@
+"""A driver that makes virtual functions on demand, on a card that obeys, with a journal: what a device service does with it, without one."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from support.sriov_kernel import PHYSICAL, SriovKernel
+from topobus.devicekit import journaled_verbs
+from topobus.devicekit.card_locks import Pauses
+from topobus.devicekit.driver import PrepareContext
+from topobus.devicekit.journal import Journal
+from topobus.devicekit.journaled_verbs import Edits, JournaledWork
+from topobus.devicekit.on_demand_functions import FunctionCuttingDriver
+from topobus.devicekit.settings import FunctionRule
+from topobus.domain.counters import CounterSet
+from topobus.domain.device import Device
+from topobus.domain.outcome import Refusal
+from topobus.domain.partitions import partitioned
+from topobus.domain.pools import Condition
+from topobus.domain.request import Owner, OwnerKind
+from topobus.simulation.kernel_writes import KernelWrites
+from topobus.sysfs.tree import HardwareSettings, Tree
+
+__all__ = ["COUNT", "SriovBench"]
+
+COUNT = 4
+# By which each look at a card that is stuck moves the clock: nothing more comes.
+_STUCK_LOOK_S = 1.0
+
+
+class SriovBench:
+    """One driver's life after the other on one machine."""
+
+    def __init__(
+        self,
+        folder: Path,
+        make_driver: Callable[[], FunctionCuttingDriver],
+        *,
+        when_idle: Literal["keep", "remove"] = "keep",
+        **card: Any,
+    ) -> None:
+        self.root = folder / "machine"
+        self.kernel = SriovKernel(self.root, **card)
+        self.tree = Tree(HardwareSettings(root=str(self.root)))
+        self.writes = KernelWrites(self.root)
+        self.journal = Journal(folder / "journal")
+        self.rule = FunctionRule(where=(Condition(field="pci", equals=str(PHYSICAL)),), count=COUNT, when_idle=when_idle)
+        self._make_driver = make_driver
+        self._pid = os.getpid()
+        self._stuck_s = 0.0
+        self.driver = self._new_driver()
+        self.devices: dict[str, Device] = {}
+        self.counter_sets: tuple[CounterSet, ...] = ()
+        self.look()
+
+    def __enter__(self) -> Self:
+        """Begin to obey."""
+        self.writes.__enter__()
+        self.kernel.follow(self.writes)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        """End."""
+        self.journal.close()
+        self.writes.__exit__(kind, error, traceback)
+
+    def restart(self) -> None:
+        """Begin a new life: a new driver that reads the journal of the one before, and looks."""
+        self.journal.close()
+        self.journal = Journal(self.journal.folder)
+        self.journal.load()
+        self.driver = self._new_driver()
+        self.look()
+
+    def look(self) -> dict[str, Device]:
+        """Look, and have the devices counted, as a device service does."""
+        devices = tuple(self.driver.discover(Tree(self.tree.settings), self.kernel.machine))
+        counted, self.counter_sets, faults = partitioned(devices, ())
+        assert faults == {}
+        self.devices = {device.name: device for device in counted}
+        return self.devices
+
+    def prepare(self, owner: str, *names: str, journal: Journal | None = None) -> Edits | Refusal | JournaledWork:
+        """Ask for devices."""
+        devices = [self.devices[name] for name in names]
+        return journaled_verbs.prepare(journal or self.journal, self.driver, self.tree, devices, PrepareContext(owner=_owner(owner)), ())
+
+    def get(self, owner: str, *names: str, journal: Journal | None = None) -> Edits | Refusal:
+        """Ask for devices, and wait for long work."""
+        answer = self.prepare(owner, *names, journal=journal)
+        return answer.run(lambda: True) if isinstance(answer, JournaledWork) else answer
+
+    def unprepare(self, owner: str, *names: str, journal: Journal | None = None) -> None:
+        """Give devices back, and see what came of it."""
+        devices = [self.devices[name] for name in names]
+        journaled_verbs.unprepare(journal or self.journal, self.driver, self.tree, devices, PrepareContext(owner=_owner(owner)))
+        if journal is None:
+            self.writes.settle()
+
+    def undo_all(self) -> None:
+        """Undo what is half done, as a start does, and let go what is whole."""
+        for entry in list(self.journal.entries.values()):
+            for owner in entry.owners:
+                journaled_verbs.undo_prepare(self.journal, self.driver, self.tree, entry.device, owner.owner)
+        self.writes.settle()
+
+    def variable(self, edits: Edits | Refusal, name: str) -> str:
+        """Give what a container is told of one device."""
+        assert isinstance(edits, Mapping), edits
+        return edits[name].env[f"TOPOBUS_{name.upper().replace('-', '_')}"]
+
+    def _new_driver(self) -> FunctionCuttingDriver:
+        driver = self._make_driver()
+        driver.on_demand_functions.rules = (self.rule,)
+        driver.on_demand_functions.cuts.pauses = Pauses(now=lambda: time.monotonic() + self._stuck_s, sleep=self._sleep)
+        return driver
+
+    def _sleep(self, _: float) -> None:
+        """Wait until what was written is obeyed; in a process that is to die, whose kernel is its parent's, for a moment."""
+        if self.kernel.is_stuck:
+            self._stuck_s += _STUCK_LOOK_S
+        if os.getpid() == self._pid:
+            self.writes.settle()
+        else:
+            time.sleep(0.002)
+
+
+def _owner(name: str) -> Owner:
+    return Owner(kind=OwnerKind.CLAIM, name=name, uid=f"uid-{name}")

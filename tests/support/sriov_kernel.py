@@ -1,0 +1,121 @@
+"""A physical function that obeys what is written into its sriov_numvfs, as the PCI core and a NIC's or GPU's driver do.
+
+Flows in: writes, by the thread of `KernelWrites`. Flows out: folders of virtual functions with their links, and what their driver shows: an interface, a render node, or nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from support.sysfs_trees import write
+from topobus.domain.idset import CpuSet
+from topobus.domain.machine import Machine, NumaNode, PciDevice
+from topobus.domain.pci import PciAddress
+from topobus.simulation.kernel_writes import KernelWrites
+
+__all__ = ["PHYSICAL", "SriovKernel", "nic_files", "virtual_address"]
+
+PHYSICAL = PciAddress.parse("0000:3b:00.0")
+_OFFSET, _STRIDE = 16, 1
+
+
+def nic_files(folder: str, index: int) -> dict[str, object]:
+    """Give what a NIC's driver shows of a function; -1 is the physical one."""
+    name = "ens1" if index < 0 else f"ens1v{index}"
+    return {f"{folder}/net/{name}/flags": "0x1002", f"{folder}/net/{name}/address": f"02:00:00:00:00:{index + 1:02x}"}
+
+
+def virtual_address(index: int) -> PciAddress:
+    """Say where a virtual function comes."""
+    return PciAddress(0, 0x3B, 2 + index // 8, index % 8)
+
+
+class SriovKernel:
+    """One card."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        total: int = 8,
+        vendor: int = 0x8086,
+        device: int = 0x1592,
+        class_code: int = 0x020000,
+        driver: str = "ice",
+        files: Callable[[str, int], dict[str, object]] = nic_files,
+    ) -> None:
+        """Write the card, without virtual functions."""
+        self.root = root
+        self.writes: list[int] = []
+        """Each number that was obeyed."""
+        self.is_stuck = False
+        self._lock = threading.Lock()
+        self._driver = driver
+        self._files = files
+        self._total = total
+        self.physical = PciDevice(
+            address=PHYSICAL, vendor=vendor, device=device, class_code=class_code, numa_node=0, root="pci0000:3a", driver=driver
+        )
+        folder = self._folder(PHYSICAL)
+        write(
+            root,
+            {
+                f"{folder}/sriov_totalvfs": total,
+                f"{folder}/sriov_numvfs": 0,
+                f"{folder}/sriov_offset": _OFFSET,
+                f"{folder}/sriov_stride": _STRIDE,
+                f"{folder}/sriov_vf_device": "1889",
+                f"sys/bus/pci/drivers/{driver}/module": "",
+                **files(folder, -1),
+            },
+        )
+        (root / folder / "driver").symlink_to(os.path.relpath(root / f"sys/bus/pci/drivers/{driver}", root / folder))
+
+    @property
+    def machine(self) -> Machine:
+        """The machine as discovery published it before anything was cut: it learns of virtual functions later."""
+        node = NumaNode(id=0, cpus=CpuSet(0), memory_bytes=1)
+        return Machine(node="n1", numa_nodes=(node,), cpus=(), pci_devices=(self.physical,))
+
+    @property
+    def number(self) -> int:
+        """What the file says."""
+        return int((self.root / self._folder(PHYSICAL) / "sriov_numvfs").read_text())
+
+    def follow(self, writes: KernelWrites) -> None:
+        """Obey writes from now on."""
+        writes.obey(f"{self._folder(PHYSICAL)}/sriov_numvfs", lambda text: self._obey(int(text)))
+
+    def set_number(self, number: int) -> None:
+        """Change the number as somebody else does, or a reboot."""
+        with self._lock:
+            write(self.root, {f"{self._folder(PHYSICAL)}/sriov_numvfs": number})
+            self._change(number)
+
+    def _obey(self, number: int) -> None:
+        with self._lock:
+            self._change(number)
+
+    def _change(self, number: int) -> None:
+        folder = self.root / self._folder(PHYSICAL)
+        present = len(list(folder.glob("virtfn*")))
+        if number == present or self.is_stuck:
+            return
+        self.writes.append(number)
+        for index in range(present):
+            (folder / f"virtfn{index}").unlink()
+            shutil.rmtree(self.root / self._folder(virtual_address(index)))
+        for index in range(number):
+            virtual = self._folder(virtual_address(index))
+            write(self.root, {f"{virtual}/vendor": "0x8086"})
+            (self.root / virtual / "physfn").symlink_to(f"../{PHYSICAL}")
+            (self.root / virtual / "driver").symlink_to(f"../../drivers/{self._driver}")
+            (folder / f"virtfn{index}").symlink_to(f"../{virtual_address(index)}")
+            write(self.root, self._files(virtual, index))
+
+    def _folder(self, address: PciAddress) -> str:
+        return f"sys/bus/pci/devices/{address}"
