@@ -161,7 +161,7 @@ def offered(card: Card, setup: Setup, role: DeviceRole) -> tuple[DeviceRole, ...
     if role is DeviceRole.PASSTHROUGH:
         return (role,) if is_nic and setup.kernel_driver in VFIO else ()
     if role is DeviceRole.PARTITION_PARENT:
-        is_given = is_nic or (isinstance(card, AmdCard) and not setup.virtual_functions)
+        is_given = is_nic or isinstance(card.driver, IntelDriver) or (isinstance(card, AmdCard) and not setup.virtual_functions)
         return (role,) if is_given and getattr(card.driver, "offers_parents", False) else ()
     return (role,)
 

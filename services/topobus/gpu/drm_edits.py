@@ -7,23 +7,40 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from topobus.devicekit.edits_text import own_variable, unusable
-from topobus.domain.device import Device
+from topobus.devicekit.edits_text import gone, own_variable, unusable
+from topobus.devicekit.pci import function_role
+from topobus.domain.device import Device, DeviceRole
 from topobus.domain.edits import ContainerEdits, DeviceNode
-from topobus.domain.outcome import Refusal
+from topobus.domain.outcome import Reason, Refusal
 from topobus.domain.pci import PciAddress
 from topobus.domain.request import Owner, OwnerKind
 from topobus.sysfs.drm import DrmNodes, function_drm_nodes
 from topobus.sysfs.nodes import device_node, node_groups
 from topobus.sysfs.tree import Tree
 
-__all__ = ["by_path_nodes", "drm_edits", "groups_of"]
+__all__ = ["by_path_nodes", "drm_edits", "groups_of", "node_edits", "parent_edits"]
 
 
 def drm_edits(tree: Tree, devices: Sequence[Device], owner: Owner) -> dict[str, ContainerEdits] | Refusal:
     """Make each GPU's edits, by device name; refused when one of the cards has left the bus or cannot be used any more."""
     if (refusal := unusable(tree, devices)) is not None:
         return refusal
+    return node_edits(tree, devices, owner)
+
+
+def parent_edits(tree: Tree, devices: Sequence[Device], owner: Owner) -> dict[str, ContainerEdits] | Refusal:
+    """Make the edits of physical functions that are offered beside their virtual ones; refused when one has none any more."""
+    if (refusal := gone(tree, devices)) is not None:
+        return refusal
+    for device in devices:
+        if device.pci is not None and function_role(tree, device.pci)[0] is not DeviceRole.PARTITION_PARENT:
+            text = f"{device.name}: it was offered with virtual functions on, and has none now"
+            return Refusal(reasons=(Reason(code="device-not-offered", message=text, facts={"devices": (device.name,)}),))
+    return node_edits(tree, devices, owner)
+
+
+def node_edits(tree: Tree, devices: Sequence[Device], owner: Owner) -> dict[str, ContainerEdits]:
+    """Make the edits of GPUs, whatever they are for."""
     edits: dict[str, ContainerEdits] = {}
     for address, device in sorted(((device.pci, device) for device in devices if device.pci is not None), key=lambda pair: pair[0]):
         drm = function_drm_nodes(tree, address)

@@ -83,7 +83,7 @@ class PartitionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """What becomes of a card whose parts are devices of their own."""
 
     parents: Literal["hidden", "counted"] = "hidden"
-    """`hidden`: only the parts are offered. `counted`: the card as well, where its plugin can give it (a NIC with virtual functions on, an AMD GPU in CPX, a DFL card with
+    """`hidden`: only the parts are offered. `counted`: the card as well, where its plugin can give it (a NIC or an Intel GPU with virtual functions on, an AMD GPU in CPX, a DFL card with
     several ports), and counters see to it that never both are held. Hidden by default, for devices that exclude each other are for claims alone: kubelet's device plugin
     can count nothing, and would offer neither card nor parts."""
     on_demand: bool = False

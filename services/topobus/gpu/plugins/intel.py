@@ -2,6 +2,8 @@
 
 Flows in: PCI functions of display class with Intel's vendor id. Flows out: devices with memory where the driver tells it; health; card and render
 nodes. Nothing is left out silently: an integrated GPU is a device like any other, marked `integrated`, so that a selector can tell them apart.
+A card with virtual functions on is hidden behind them; with `partitions.parents: counted` it is offered, too, and with `partitions.virtual_functions` it is both while it is
+idle, and cut when a claim gets a virtual function.
 Source: Documentation/gpu/i915, Documentation/gpu/xe; Documentation/ABI/testing/sysfs-driver-intel-xe-hwmon.
 """
 
@@ -10,11 +12,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from topobus.devicekit.driver import PrepareContext
-from topobus.devicekit.edits_text import is_offered, unreadable
+from topobus.devicekit.driver import LongWork, PrepareContext
+from topobus.devicekit.edits_text import unreadable
+from topobus.devicekit.function_cuts import FunctionCuts
+from topobus.devicekit.function_users import function_nodes, openers
 from topobus.devicekit.left_out import LeftOut
+from topobus.devicekit.on_demand_functions import OnDemandFunctions
 from topobus.devicekit.pci import (
     PciHealth,
+    function_role,
     observe_kernel_driver,
     pci_device,
     pci_device_name,
@@ -22,14 +28,14 @@ from topobus.devicekit.pci import (
     select_functions,
 )
 from topobus.devicekit.pci_parent import ParentHealth
-from topobus.domain.device import AttributeValue, Device, KeptFunction
+from topobus.domain.device import AttributeValue, Device, DeviceRole, KeptFunction
 from topobus.domain.edits import ContainerEdits
 from topobus.domain.errors import HardwareError
 from topobus.domain.health import Dimension, Observation
 from topobus.domain.machine import Machine, PciDevice
 from topobus.domain.outcome import Refusal
 from topobus.domain.pci import PciAddress
-from topobus.gpu.drm_edits import drm_edits
+from topobus.gpu.drm_edits import drm_edits, parent_edits
 from topobus.gpu.leftovers import ChecksLeftovers, GpuUse, Leftovers
 from topobus.gpu.processes import holders_of
 from topobus.gpu.products import ProductTable
@@ -60,38 +66,90 @@ class IntelDriver(ChecksLeftovers):
         self.leftovers = Leftovers()
         self.warnings: tuple[str, ...] = ()
         """What the last `discover` left out, and why; the inventory shows it."""
+        self.offers_parents = False
+        self.on_demand_functions = OnDemandFunctions("gpu", FunctionCuts(_users, _lacks_node))
         self.kept: tuple[KeptFunction, ...] = ()
         """What it left out since it is for something else."""
 
     def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
         """List the GPUs, by address."""
         left_out = LeftOut()
-        functions = [
-            function
-            for function in select_functions(tree, machine, vendors=(_VENDOR,), base_classes=_CLASSES)
-            if is_offered(tree, function.address, left_out)
-        ]
+        functions = select_functions(tree, machine, vendors=(_VENDOR,), base_classes=_CLASSES)
+        planned = self._plan(tree, machine, functions, left_out)
+        devices: list[Device] = []
+        for function in sorted({**{each.address: each for each in functions}, **planned}.values(), key=lambda each: each.address):
+            changing = self.on_demand_functions.changing(function)
+            role = self._role(tree, function, left_out) if changing is None else None
+            devices += changing or ([self._device(tree, function, role)] if role is not None else [])
+        self.on_demand_functions.end_look(devices)
         # Opened before the first look at health: what the kernel sent earlier is lost.
         self._wedges.take(tree)
-        blind = [f"a wedged GPU is not told: {self._wedges.blind}"] if functions and self._wedges.blind else []
+        blind = [f"a wedged GPU is not told: {self._wedges.blind}"] if devices and self._wedges.blind else []
         self.warnings, self.kept = (*left_out, *blind), left_out.kept
-        return tuple(self._device(tree, function) for function in functions)
+        return tuple(devices)
+
+    def _plan(self, tree: Tree, machine: Machine, functions: Sequence[PciDevice], left_out: LeftOut) -> Mapping[PciAddress, PciDevice]:
+        """Find the virtual functions of cards that are cut on demand, there or not."""
+        on_demand = self.on_demand_functions
+        on_demand.begin_look()
+        planned: dict[PciAddress, PciDevice] = {}
+        for function in functions if on_demand.rules else ():
+            if function.physfn is not None or on_demand.changing(function) is not None:
+                continue
+            try:
+                is_passed = function_role(tree, function.address)[0] is DeviceRole.PASSTHROUGH
+                uses = ("it is held for passthrough",) if is_passed else ()
+            except HardwareError as err:
+                uses = (err.message,)
+            parts, why_not = on_demand.planned(tree, machine, self._device(tree, function, DeviceRole.COMPUTE), function, uses)
+            planned |= {part.address: part for part in parts}
+            if why_not:
+                left_out.append(why_not)
+        return planned
+
+    def _role(self, tree: Tree, function: PciDevice, left_out: LeftOut) -> DeviceRole | None:
+        """Say for what a function is offered; None: it is not, and stands in `left_out`."""
+        try:
+            role, why = function_role(tree, function.address)
+        except HardwareError:
+            # Offered as what it was: `observe` says what is wrong with it.
+            return DeviceRole.COMPUTE
+        if role is DeviceRole.PARTITION_PARENT and self.on_demand_functions.is_cut(function):
+            return DeviceRole.COMPUTE
+        if role is DeviceRole.COMPUTE or (role is DeviceRole.PARTITION_PARENT and self.offers_parents):
+            return role
+        left_out.keep(function.address, role, why)
+        return None
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """Look at the PCI function, at its driver's word and at what the kernel sent since the last look."""
         tree = tree.for_scan()
         self._wedges.take(tree)
-        addresses = {device.name: device.pci for device in devices if device.pci is not None}
+        addresses = {
+            device.name: device.pci
+            for device in devices
+            if device.pci is not None and not self.on_demand_functions.is_absent(tree, device.pci)
+        }
         parents = self._parents.observe(tree, addresses.values())
         return {name: [*self._observe_one(tree, address), *parents.get(address, ())] for name, address in addresses.items()}
 
-    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
-        """Give each GPU's card and render node."""
+    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal | LongWork:
+        """Give each GPU's card and render node; virtual functions that are cut on demand are made first."""
+        return self.on_demand_functions.prepare(tree, devices, context, partial(self._edits, tree, devices, context))
+
+    def _edits(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
         self.leftovers.before(context, devices, partial(self.use, tree))
-        return drm_edits(tree, devices, context.owner)
+        parents = [device for device in devices if device.role is DeviceRole.PARTITION_PARENT]
+        edits = drm_edits(tree, [device for device in devices if device not in parents], context.owner)
+        beside = parent_edits(tree, parents, context.owner)
+        if isinstance(edits, Refusal) or isinstance(beside, Refusal):
+            return edits if isinstance(edits, Refusal) else beside
+        return {**edits, **beside}
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
-        """Undo nothing: preparing changes nothing on the GPU."""
+        """Let the owner go; of a card that is cut on demand the last one may take the virtual functions away."""
+        for device in devices:
+            self.on_demand_functions.undo(tree, device, context)
 
     def use(self, tree: Tree, device: Device) -> GpuUse:
         """See who has the card's or the render node open; the driver gives the memory back with the last of them."""
@@ -101,8 +159,9 @@ class IntelDriver(ChecksLeftovers):
         holders = holders_of(tree, nodes)
         return GpuUse(processes=holders.processes, unseen=holders.unseen)
 
-    def _device(self, tree: Tree, function: PciDevice) -> Device:
+    def _device(self, tree: Tree, function: PciDevice, role: DeviceRole) -> Device:
         product = self._products.product(function)
+        parent = "" if function.physfn is None else pci_device_name(self.device_class, function.physfn)
         # Integrated graphics sit on the root bus itself (0000:00:02.0), cards below a port.
         attributes: dict[str, AttributeValue] = {"type": "gpu", "integrated": not function.path}
         memory_bytes = product.memory_bytes
@@ -117,7 +176,9 @@ class IntelDriver(ChecksLeftovers):
             driver=self.name,
             vendor="intel",
             model=product.name or f"Intel device {function.device:04x}",
-            parent="" if function.physfn is None else pci_device_name(self.device_class, function.physfn),
+            parent=parent,
+            partition_of=parent if self.offers_parents or self.on_demand_functions.is_cut(function) else "",
+            role=role,
             attributes=attributes,
             capacity={"memory": memory_bytes} if memory_bytes else {},
         )
@@ -146,3 +207,16 @@ def _memory_bytes(tree: Tree, address: PciAddress) -> int:
     card = function_drm_nodes(tree, address).card
     candidates = [f"{folder}/tile0/physical_vram_size_bytes", *([f"{folder}/drm/{card}/lmem_total_bytes"] if card else [])]
     return next((value for value in (tree.read_int(path, 0) for path in candidates) if value), 0)
+
+
+def _users(tree: Tree, address: PciAddress, virtual: Sequence[PciAddress]) -> Sequence[str]:
+    """Find the processes that have a node of a card or of its virtual functions open."""
+    fresh = Tree(tree.settings)
+    return openers(fresh, [node for function in (address, *virtual) for node in function_nodes(fresh, function)]).users
+
+
+def _lacks_node(tree: Tree, address: PciAddress) -> str:
+    """Say what a new virtual function lacks: its driver makes the render node a moment after the function is there. One without a driver gets none."""
+    if not tree.link_name(f"{pci_folder(address)}/driver") or function_drm_nodes(tree, address).render:
+        return ""
+    return "its render node is not there yet"
