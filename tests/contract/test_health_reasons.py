@@ -21,6 +21,7 @@ _WITHOUT_A_FAULT = {
     "cleaning": "tests/integration/devices/test_device_cleaning.py",
     "dirty": "tests/integration/devices/test_gpu_cleaning.py",
     "journal-unreadable": "tests/integration/devices/test_device_cleaning.py",
+    "mig-occupied": "tests/unit/gpu/test_mig_on_demand.py",
     "mps-daemon-gone": "tests/integration/devices/test_mps_daemons.py",
     "node-missing": "tests/unit/domain/test_strays.py",
 }
