@@ -286,7 +286,19 @@ SECTIONS: tuple[ReasonSection, ...] = (
                 ("device", "owner"),
             ),
             ReasonGroup(("sharing-unsupported",), "the devices' driver does not know the strategy", ("driver", "strategy")),
-            ReasonGroup(("time-slice-unsupported",), "a time slice other than the default, which nobody here sets", ("interval",)),
+            ReasonGroup(
+                ("time-slice-unsupported",),
+                "a time slice other than the default, which cannot be set here: no nvidia-smi, or a part of a GPU",
+                ("interval", "missing"),
+            ),
+            ReasonGroup(
+                ("time-slice-differs",), "somebody else has a share of the GPU with another time slice", ("device", "interval", "present")
+            ),
+            ReasonGroup(
+                ("time-slice-failed",),
+                "nvidia-smi says that it has not set the time slice: it needs root, and a GPU that has slices",
+                ("device", "interval"),
+            ),
             ReasonGroup(("mps-not-running",), "MPS is asked for, and no control daemon runs on the node"),
             ReasonGroup(
                 ("mps-start-failed",),

@@ -85,6 +85,9 @@ def _shared(device: Device, pool: SharedPool | None, moving: Collection[str]) ->
 def _fault(device: Device, pool: SharedPool, moving: Collection[str]) -> str:
     if device.driver in moving:
         return f"driver {device.driver} moves its devices into a pod, where no other pod has them"
+    if device.consumes and not device.uuid:
+        # A partition without an identity of its own may be made when it is given, and unmade when that owner leaves.
+        return "it is a partition that is made for its owner"
     if device.allows_multiple:
         return "its driver shares it already"
     if SHARES in device.capacity:

@@ -7,7 +7,7 @@ import pytest
 
 from topobus.devicekit.shared_devices import SharedPool, check_sharing_settings, odd_sharing, with_sharing
 from topobus.devicekit.sharing import read_sharing, with_operators_sharing
-from topobus.domain.counters import CapacityPolicy
+from topobus.domain.counters import CapacityPolicy, CounterUse
 from topobus.domain.device import Device
 from topobus.domain.device_sharing import DeviceSharing
 from topobus.domain.errors import ConfigError
@@ -57,9 +57,14 @@ def test_with_sharing_changes_nothing_at_a_second_time() -> None:
     [
         (msgspec.structs.replace(GPU, allows_multiple=True), (), "its driver shares it already"),
         (msgspec.structs.replace(GPU, capacity={"shares": 2}), (), "its driver counts shares of its own"),
+        (
+            msgspec.structs.replace(GPU, consumes=(CounterUse(counter_set="card", counter="slices", amount=1),)),
+            (),
+            "it is a partition that is made for its owner",
+        ),
         (GPU, ("nvidia",), "driver nvidia moves its devices into a pod, where no other pod has them"),
     ],
-    ids=["shared-by-driver", "counts-shares", "moves"],
+    ids=["shared-by-driver", "counts-shares", "made-for-its-owner", "moves"],
 )
 def test_with_sharing_leaves_alone_what_cannot_be_shared(device: Device, moving: tuple[str, ...], why: str) -> None:
     """What cannot be shared stays as its driver says, and a warning names it."""

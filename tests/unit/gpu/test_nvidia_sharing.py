@@ -52,14 +52,6 @@ def test_time_slicing_needs_nothing_when_the_slice_is_the_default(pair: Recorded
     assert shared == alone
 
 
-def test_time_slicing_is_refused_when_another_slice_is_asked_for(pair: RecordedMachine) -> None:
-    """What this driver does not set, it does not claim to have set."""
-    refused = _prepare(pair, strategy="TimeSlicing", timeSlicingConfig={"interval": "Long"})
-
-    assert isinstance(refused, Refusal)
-    assert refused.reasons[0].code == "time-slice-unsupported"
-
-
 def test_mps_is_refused_when_no_daemon_runs(pair: RecordedMachine) -> None:
     """The reason says what to run, and where."""
     refused = _prepare(pair, strategy="MPS")

@@ -35,7 +35,7 @@ from topobus.devicekit.pci import (
 from topobus.devicekit.pci_parent import ParentHealth
 from topobus.devicekit.sharing import sharing_of
 from topobus.domain.counters import CounterSet
-from topobus.domain.device import AttributeValue, Device, DeviceRole, KeptFunction, Link, LinkClass
+from topobus.domain.device import AttributeValue, Device, DeviceRole, KeptFunction
 from topobus.domain.edits import ContainerEdits
 from topobus.domain.errors import HardwareError
 from topobus.domain.health import Dimension, HealthState, Observation
@@ -45,6 +45,7 @@ from topobus.domain.pci import PciAddress
 from topobus.gpu.driver_root.access import access_nodes, read_access
 from topobus.gpu.driver_root.bring import DriverFileSource
 from topobus.gpu.drm_edits import by_path_nodes, groups_of
+from topobus.gpu.fabric_links import links_of
 from topobus.gpu.leftovers import ChecksLeftovers, GpuUse, Leftovers
 from topobus.gpu.mig.offer import MigOffer, instance_edits, is_mig
 from topobus.gpu.mig.on_demand import destroy
@@ -56,6 +57,7 @@ from topobus.gpu.plugins.nvml import Nvml, NvmlGpu, load_nvml
 from topobus.gpu.plugins.nvml_library import NvmlUnavailable
 from topobus.gpu.processes import holders_of, process_of
 from topobus.gpu.products import ProductTable
+from topobus.gpu.time_slices import TimeSlicePlan, TimeSlices
 from topobus.kubernetes.api.classic_parameters import Sharing
 from topobus.sysfs.drm import function_drm_nodes
 from topobus.sysfs.nodes import device_node
@@ -94,6 +96,7 @@ class NvidiaDriver(ChecksLeftovers):
         self.recorded: Callable[[str], Sequence[Step]] = lambda _device: ()
         self._mig = MigOffer()
         self.mps = MpsSharing()
+        self._time_slices = TimeSlices()
 
     def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
         """List the GPUs, by address."""
@@ -168,6 +171,9 @@ class NvidiaDriver(ChecksLeftovers):
         plan = self._plan_mps(tree, devices, context, sharing)
         if isinstance(plan, Refusal):
             return plan
+        slices = self._plan_slices(tree, devices, context, sharing)
+        if isinstance(slices, Refusal):
+            return slices
         shares = sharing_edits(tree, sharing, len(devices)) if plan is None else plan.edits
         if isinstance(shares, Refusal):
             return shares
@@ -229,11 +235,13 @@ class NvidiaDriver(ChecksLeftovers):
             hooks=files.hooks,
             additional_gids=groups_of(tree, shared, context.owner),
         )
+        if slices is not None and (refusal := self._time_slices.begin(slices, context)) is not None:
+            return refusal
         answer = {**edits, "": common}
         return answer if plan is None else self.mps.begin(plan, context, answer)
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
-        """Destroy the MIG instances that were made for the owner, and end the MPS control daemon that was started for it, if it was the last one.
+        """Destroy the MIG instances that were made for the owner; of the last owner end the MPS control daemon, and set the time slice back.
 
         Errors: raises HardwareError that names each instance which cannot be destroyed now, after all others are.
         """
@@ -247,6 +255,7 @@ class NvidiaDriver(ChecksLeftovers):
             except HardwareError as err:
                 left.append(err.message)
         self.mps.undo(devices, context)
+        self._time_slices.undo(devices, context, tree.settings.driver_files, driver_version(tree))
         if left:
             raise HardwareError("; ".join(left), driver=self.name)
 
@@ -261,6 +270,13 @@ class NvidiaDriver(ChecksLeftovers):
     def _plan_mps(self, tree: Tree, devices: Sequence[Device], context: PrepareContext, sharing: Sharing) -> MpsPlan | Refusal | None:
         parts = [device.name for device in devices if is_mig(device) or device.role is DeviceRole.PARTITION_PARENT]
         return self.mps.plan(devices, context, sharing, tree.settings.driver_files, version=driver_version(tree), partitions=parts)
+
+    def _plan_slices(
+        self, tree: Tree, devices: Sequence[Device], context: PrepareContext, sharing: Sharing
+    ) -> TimeSlicePlan | Refusal | None:
+        parts = [device.name for device in devices if is_mig(device) or device.role is DeviceRole.PARTITION_PARENT]
+        files = tree.settings.driver_files
+        return self._time_slices.plan(devices, context, sharing, files, version=driver_version(tree), partitions=parts)
 
     def use(self, tree: Tree, device: Device) -> GpuUse:
         """See what uses a GPU: by NVML where it answers, else by who has its node open, without the memory."""
@@ -303,25 +319,9 @@ class NvidiaDriver(ChecksLeftovers):
             model=gpu.name or facts.get("Model", "") or product.name or f"NVIDIA device {function.device:04x}",
             uuid=gpu.uuid or facts.get("GPU UUID", ""),
             parent="" if function.physfn is None else pci_device_name(self.device_class, function.physfn),
-            links=self._links(function.address, nvml_gpus),
+            links=links_of(self.device_class, function.address, nvml_gpus),
             attributes=attributes,
             capacity={"memory": memory_bytes} if memory_bytes else {},
-        )
-
-    def _links(self, address: PciAddress, nvml_gpus: Mapping[PciAddress, NvmlGpu]) -> tuple[Link, ...]:
-        own = nvml_gpus.get(address)
-        if own is None:
-            return ()
-        peers = {peer: gbps for peer, gbps in own.links.items() if peer in nvml_gpus}
-        if own.switch_gbps:
-            # GPUs on NVSwitches reach each other at the narrower one's full width.
-            reached = {
-                peer: min(own.switch_gbps, gpu.switch_gbps) for peer, gpu in nvml_gpus.items() if peer != address and gpu.switch_gbps
-            }
-            peers.update(reached)
-        return tuple(
-            Link(peer=pci_device_name(self.device_class, peer), kind=LinkClass.FABRIC, bandwidth_gbps=gbps)
-            for peer, gbps in sorted(peers.items())
         )
 
     def _ask_nvml(self, tree: Tree, addresses: Sequence[PciAddress], warnings: list[str]) -> Mapping[PciAddress, NvmlGpu]:

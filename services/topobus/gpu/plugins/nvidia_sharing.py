@@ -1,9 +1,8 @@
 """Sharing strategies on NVIDIA GPUs: the container's variables and mounts, and the checks of what must run on the node.
 
-TimeSlicing with the default slice is the behaviour of every GPU. Other slices are a setting of the GPU that only `nvidia-smi compute-policy` makes,
-and MPS needs its control daemon. Here it is one that an operator runs; those that this service owns (setting `mps.owned`) are in `topobus.gpu.mps`.
-Source: CUDA Multi-Process Service guide, "Environment Variables" and "MPS control daemon" (default folder /tmp/nvidia-mps); nvidia-smi(1),
-compute-policy.
+TimeSlicing brings nothing into a container: with the default slice it is the behaviour of every GPU, other slices are a setting of the GPU (`topobus.gpu.time_slices`).
+MPS needs its control daemon. Here it is one that an operator runs; those that this service owns (setting `mps.owned`) are in `topobus.gpu.mps`.
+Source: CUDA Multi-Process Service guide, "Environment Variables" and "MPS control daemon" (default folder /tmp/nvidia-mps).
 """
 
 from __future__ import annotations
@@ -32,12 +31,6 @@ _MIB = 1 << 20
 
 def sharing_edits(tree: Tree, sharing: Sharing, count: int) -> ContainerEdits | Refusal:
     """Say what a container of a claim with `count` GPUs needs to share them so."""
-    if sharing.strategy == TIME_SLICING:
-        interval = sharing.time_slicing_config.interval if sharing.time_slicing_config is not None else "Default"
-        if interval == "Default":
-            return ContainerEdits()
-        message = f"a time slice of {interval} is set by nvidia-smi compute-policy, which this driver does not run: ask for Default, and set it on the node"
-        return _refuse("time-slice-unsupported", message, interval=interval)
     if sharing.strategy == MPS:
         return _mps(tree, sharing, count)
     return ContainerEdits()

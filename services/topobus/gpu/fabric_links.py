@@ -1,0 +1,30 @@
+"""NVLink between GPUs as their devices tell it: direct peers, and all that are on the same switches.
+
+Flows in: what NVML says of each GPU. Flows out: links to GPUs that are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from topobus.devicekit.pci import pci_device_name
+from topobus.domain.device import Link, LinkClass
+from topobus.domain.pci import PciAddress
+from topobus.gpu.plugins.nvml import NvmlGpu
+
+__all__ = ["links_of"]
+
+
+def links_of(device_class: str, address: PciAddress, nvml_gpus: Mapping[PciAddress, NvmlGpu]) -> tuple[Link, ...]:
+    """List the links of one GPU to others that are there, by address."""
+    own = nvml_gpus.get(address)
+    if own is None:
+        return ()
+    peers = {peer: gbps for peer, gbps in own.links.items() if peer in nvml_gpus}
+    if own.switch_gbps:
+        # GPUs on NVSwitches reach each other at the narrower one's full width.
+        reached = {peer: min(own.switch_gbps, gpu.switch_gbps) for peer, gpu in nvml_gpus.items() if peer != address and gpu.switch_gbps}
+        peers.update(reached)
+    return tuple(
+        Link(peer=pci_device_name(device_class, peer), kind=LinkClass.FABRIC, bandwidth_gbps=gbps) for peer, gbps in sorted(peers.items())
+    )

@@ -1,0 +1,217 @@
+"""Sets the time slice of NVIDIA GPUs by `nvidia-smi compute-policy`, and sets back what was before when the last owner that asked leaves.
+
+Flows in: the strategy that an owner asks for, its GPUs, who else has them. Flows out: nothing, or a Refusal. The journal's step `time-slice` has the slice of before, written before
+the act; owners of one GPU that ask for the same slice each have a step with the same `before`, and the last one undoes it.
+Source: kubernetes-sigs/dra-driver-nvidia-gpu, nvlib.go, setTimeSlice (`nvidia-smi compute-policy -i UUID --set-timeslice N`, libnvidia-ml.so.1 by LD_PRELOAD where the driver root is another);
+numbers of the slices: api/nvidia.com/resource, TimeSliceInterval.Int.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from topobus.devicekit.device_record import DeviceRecord
+from topobus.devicekit.driver import PrepareContext
+from topobus.domain.device import Device
+from topobus.domain.errors import HardwareError
+from topobus.domain.outcome import Reason, Refusal
+from topobus.gpu.driver_root.driver_files import SEARCHED_ROOTS, DriverFiles, find_driver_files
+from topobus.gpu.driver_root.host_files import HostFiles
+from topobus.kubernetes.api.classic_parameters import TIME_SLICES, TIME_SLICING, Sharing
+from topobus.sysfs.driver_files import DriverFilesSettings
+
+__all__ = ["STEP", "TimeSlicePlan", "TimeSlices", "slice_of"]
+
+STEP = "time-slice"
+"""The journal's name for it."""
+
+_DEFAULT = "Default"
+_PROGRAM = "nvidia-smi"
+_FOLDERS = ("usr/bin", "bin", "usr/sbin", "sbin", "usr/local/bin")
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_NVML = "libnvidia-ml.so.1"
+# All calls for one owner: below the 5 s that a driver's method has by default.
+_LIMIT_S = 4.0
+_SAID = 300
+# What is between the name and the value is columns of a table in some releases, a colon in others.
+_SLICE = re.compile(r"time-?\s?slice\W+(default|short|medium|long)\b", re.IGNORECASE)
+
+
+class _Program(Struct, frozen=True, kw_only=True):
+    path: str
+    preload: str = ""
+
+
+class TimeSlicePlan(Struct, frozen=True, kw_only=True):
+    """What an owner gets."""
+
+    interval: str
+    devices: tuple[Device, ...]
+    program: _Program
+
+
+class TimeSlices:
+    """The time slices of a driver's GPUs, as their owners need them. What was done stands in the journal."""
+
+    def __init__(self) -> None:
+        """Begin with nothing set by this process: after a reboot, or a restart of this service, a slice is set once more."""
+        self._set: set[str] = set()
+
+    def plan(
+        self,
+        devices: Sequence[Device],
+        context: PrepareContext,
+        sharing: Sharing,
+        settings: DriverFilesSettings,
+        *,
+        version: str,
+        partitions: Sequence[str] = (),
+    ) -> TimeSlicePlan | Refusal | None:
+        """Say what an owner needs; None: the GPUs' slices stay as they are. Nothing is begun.
+
+        Shapes: version — of the loaded driver; partitions — those of the devices that are parts of GPUs, or GPUs that are cut into parts.
+        """
+        config = sharing.time_slicing_config
+        interval = config.interval if sharing.strategy == TIME_SLICING and config is not None else _DEFAULT
+        if interval == _DEFAULT:
+            return None
+        if partitions:
+            text = f"a time slice of {interval} is a setting of a whole GPU: {', '.join(partitions)} are parts, or are cut into parts"
+            return _refuse("time-slice-unsupported", text, interval=interval)
+        for device in devices:
+            for other in context.others.get(device.name, ()):
+                theirs = next((str(step.before.get("wanted", "")) for step in other.steps if step.name == STEP), interval)
+                if theirs != interval:
+                    text = f"{device.name} has a time slice of {theirs} for {other.owner}, and a GPU has one: ask for {theirs}, or for Default, which takes what is there"
+                    return _refuse("time-slice-differs", text, device=device.name, interval=interval, present=theirs)
+        program = _find_program(settings, version)
+        if isinstance(program, Refusal):
+            return program
+        return TimeSlicePlan(interval=interval, devices=tuple(devices), program=program)
+
+    def begin(self, plan: TimeSlicePlan, context: PrepareContext) -> Refusal | None:
+        """Set the slices; None is done. Asked again, it changes nothing that is set.
+
+        Errors: raises HardwareError when a program does not end in time: then the slice may be set or not, and is undone.
+        """
+        until = time.monotonic() + _LIMIT_S
+        for device in plan.devices:
+            record = context.records.get(device.name, DeviceRecord())
+            known = record.step(STEP)
+            if known is not None and known.is_done and known.before.get("wanted") == plan.interval and device.name in self._set:
+                continue
+            others = [step for other in context.others.get(device.name, ()) for step in other.steps if step.name == STEP]
+            # What was before the first of them is before all of them.
+            if known is None:
+                before = str(others[0].before.get("slice", _DEFAULT)) if others else _read(plan.program, device, until)
+                record.intend(STEP, {"slice": before, "wanted": plan.interval})
+            if device.name not in self._set or not any(step.is_done for step in others):
+                said = _set(plan.program, device, plan.interval, until)
+                if said:
+                    if known is None:
+                        # It ended and says that it has not set it, so there is nothing to undo.
+                        record.undone(STEP)
+                    return _refuse("time-slice-failed", f"{device.name}: {said}", device=device.name, interval=plan.interval)
+            self._set.add(device.name)
+            record.done(STEP)
+        return None
+
+    def undo(self, devices: Sequence[Device], context: PrepareContext, settings: DriverFilesSettings, version: str) -> None:
+        """Set back what was before, unless others go on with it.
+
+        Errors: raises HardwareError for what cannot be set back now; it is tried again.
+        """
+        until = time.monotonic() + _LIMIT_S
+        for device in devices:
+            record = context.records.get(device.name)
+            step = record.step(STEP) if record is not None else None
+            if record is None or step is None:
+                continue
+            if not any(other_step.name == STEP for other in context.others.get(device.name, ()) for other_step in other.steps):
+                program = _find_program(settings, version)
+                if isinstance(program, Refusal):
+                    raise HardwareError(
+                        f"{device.name}: its time slice cannot be set back: {program.reasons[0].message}", device=device.name
+                    )
+                said = _set(program, device, str(step.before.get("slice", _DEFAULT)), until)
+                if said:
+                    raise HardwareError(f"{device.name}: its time slice cannot be set back: {said}", device=device.name)
+                self._set.discard(device.name)
+            record.undone(STEP)
+
+
+def slice_of(said: str) -> str:
+    """Read a slice out of what `compute-policy --list` says; Default where it says none.
+
+    >>> slice_of("GPU  0: Timeslice: Short"), slice_of("| 0    Timeslice      Long |"), slice_of("nothing")
+    ('Short', 'Long', 'Default')
+    """
+    match = _SLICE.search(said)
+    return match.group(1).capitalize() if match is not None else _DEFAULT
+
+
+def _read(program: _Program, device: Device, until: float) -> str:
+    """Ask for the present slice; a program that cannot list it leaves the default, which every GPU has after a start."""
+    status, said = _run(program, ["-i", _id(device), "--list"], until)
+    return slice_of(said) if status == 0 else _DEFAULT
+
+
+def _set(program: _Program, device: Device, interval: str, until: float) -> str:
+    """Set a slice; why not, or nothing."""
+    arguments = ["-i", _id(device), "--set-timeslice", str(TIME_SLICES.index(interval))]
+    status, said = _run(program, arguments, until)
+    text = " ".join(said.split())[-_SAID:] or "nothing"
+    return f"{program.path} compute-policy {' '.join(arguments)} ended with {status} and said: {text}" if status != 0 else ""
+
+
+def _run(program: _Program, arguments: Sequence[str], until: float) -> tuple[int, str]:
+    command = [program.path, "compute-policy", *arguments]
+    variables = {"PATH": _PATH} | ({"LD_PRELOAD": program.preload} if program.preload else {})
+    limit_s = max(0.1, until - time.monotonic())
+    try:
+        done = subprocess.run(
+            command,
+            env=variables,
+            timeout=limit_s,
+            check=False,
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+    except subprocess.TimeoutExpired as err:
+        raise HardwareError(f"{' '.join(command)} did not end within {limit_s:.1f} s", path=program.path) from err
+    except OSError as err:
+        raise HardwareError(f"{program.path} cannot be started: {err.strerror or err}", path=program.path) from err
+    return done.returncode, done.stdout.decode("utf-8", "replace")
+
+
+def _id(device: Device) -> str:
+    return device.uuid or str(device.pci or "")
+
+
+def _find_program(settings: DriverFilesSettings, version: str) -> _Program | Refusal:
+    """Find nvidia-smi in the root that is set, in that of the driver's files, or in the first of the usual ones that has it."""
+    searched = find_driver_files(settings, version) if version and (settings.root or settings.host_root != "/") else None
+    files = searched if isinstance(searched, DriverFiles) else None
+    roots = (settings.root,) if settings.root else (files.root,) if files is not None else SEARCHED_ROOTS
+    host = settings.host_root.rstrip("/")
+    for root in roots:
+        view = HostFiles(settings.host_root, root)
+        path = next((path for folder in _FOLDERS if view.is_file(path := view.real(f"{folder}/{_PROGRAM}"))), "")
+        if path:
+            is_own = not host and view.root == "/"
+            libraries = files.libraries if files is not None and not is_own else ()
+            preload = next((host + library.host_path for library in libraries if _NVML in library.names), "")
+            return _Program(path=host + path, preload=preload)
+    text = f"{_PROGRAM} sets time slices, and is not below {', '.join(roots)}: install the driver's programs on the node, or name their folder in hardware.driver_files.root"
+    return _refuse("time-slice-unsupported", text, missing=_PROGRAM)
+
+
+def _refuse(code: str, message: str, **facts: str) -> Refusal:
+    return Refusal(reasons=(Reason(code=code, message=message, facts=dict(facts)),))
