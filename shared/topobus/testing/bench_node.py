@@ -11,10 +11,11 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.idset import NodeSet
@@ -90,18 +91,28 @@ class BenchNode:
 
 
 @asynccontextmanager
-async def bench_node(names: Sequence[str], *, machine: str = "dgx", nats_config: str = "") -> AsyncIterator[BenchNode]:
-    """Run a nats-server, a kubelet and these services until the block ends; all are ready. `nats_config` is added to the server's configuration."""
+async def bench_node(
+    names: Sequence[str],
+    *,
+    machine: str = "dgx",
+    make_machine: Callable[[str, Path], object] = build,
+    nats_config: str = "",
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> AsyncIterator[BenchNode]:
+    """Run a nats-server, a kubelet and these services until the block ends; all are ready.
+
+    `make_machine` builds the machine of that name in a folder, `nats_config` is added to the server's configuration, `environment` to the services'.
+    """
     # Short: a unix socket's path ends at 107 bytes.
     folder = Path(tempfile.mkdtemp(prefix="tb"))
     try:
-        await asyncio.to_thread(build, machine, folder / "machine")
+        await asyncio.to_thread(make_machine, machine, folder / "machine")
         async with AsyncExitStack() as stack:
             nats = await stack.enter_async_context(NatsServer(config=nats_config))
             bus = await stack.enter_async_context(Bus.session(NatsSettings(url=nats.url), name="bench"))
             await bus.provision()
             kubelet = await stack.enter_async_context(KubeletSimulator(folder / "k", numa_nodes=NodeSet(0, 1)))
-            services = {name: await stack.enter_async_context(bench_service(name, nats.url, folder)) for name in names}
+            services = {name: await stack.enter_async_context(bench_service(name, nats.url, folder, environment)) for name in names}
             await wait_ready(services.values())
             yield BenchNode(folder=folder, nats=nats, bus=bus, kubelet=kubelet, services=services)
     finally:
@@ -124,10 +135,12 @@ async def wait_ready(services: Iterable[BenchService], *, limit_s: float = _STAR
 
 
 @asynccontextmanager
-async def bench_service(name: str, url: str, folder: Path) -> AsyncIterator[BenchService]:
+async def bench_service(
+    name: str, url: str, folder: Path, environment: Mapping[str, str] = MappingProxyType({})
+) -> AsyncIterator[BenchService]:
     """Run one service until the block ends; its log and its sockets are in the folder."""
     port = free_port()
-    environment = {
+    variables = {
         **{key: value for key, value in os.environ.items() if not key.startswith("TOPOBUS_")},
         "TOPOBUS_ALL__NODE": NODE,
         "TOPOBUS_ALL__NATS__URL": url,
@@ -140,11 +153,12 @@ async def bench_service(name: str, url: str, folder: Path) -> AsyncIterator[Benc
         "TOPOBUS_GATEWAY__POD_RESOURCES_SOCKET": str(folder / "k/pod-resources/kubelet.sock"),
         "TOPOBUS_GATEWAY__CDI_DIR": str(folder / "cdi"),
         "TOPOBUS_GATEWAY__CHECKPOINT_PATH": str(folder / "state/checkpoint.json"),
+        **environment,
     }
     log = folder / f"{name}.log"
     with log.open("wb") as out:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", f"topobus.{name}.main", env=environment, stdout=out, stderr=asyncio.subprocess.STDOUT
+            sys.executable, "-m", f"topobus.{name}.main", env=variables, stdout=out, stderr=asyncio.subprocess.STDOUT
         )
     made = BenchService(name=name, process=process, port=port, log=log)
     try:

@@ -221,7 +221,8 @@ def place_faults(machine: RecordedMachine, devices: Sequence[Device], faults: It
     free["card", "pci-netdev"] = [
         tuple(device for device in virtual if device.parent == parent) for parent in sorted({device.parent for device in virtual})
     ]
-    cpus = [device for device in devices if device.cpu is not None]
+    # By number: the first of a core is the one whose file is read.
+    cpus = sorted((device for device in devices if device.cpu is not None), key=lambda device: device.cpu or 0)
     sockets = [tuple(cpu for cpu in cpus if cpu.socket == socket) for socket in sorted({cpu.socket or 0 for cpu in cpus})]
     free["socket", "linux-cpu"] = sockets[:3]
     third = sockets[2] if len(sockets) > 2 else ()
