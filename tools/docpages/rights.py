@@ -13,6 +13,7 @@ __all__ = ["OVERLAYS", "render_rights", "rights_of"]
 OVERLAYS: dict[str, dict[str, tuple[str, ...]]] = {
     "kubernetes": {},
     "kubernetes-exclusive-cpus": {"gateway": ("exclusive-cpus",)},
+    "kubernetes-fpga-functions": {"fpga": ("programming",)},
     "kubernetes-gpu": {"gpu": ("nvml",)},
     "kubernetes-gpu-mps": {"gpu": ("nvml", "mps")},
     "kubernetes-nic-hand-over": {"gateway": ("hand-over",), "nic": ("hand-over",)},

@@ -1,5 +1,35 @@
-"""What the fpga service needs of the machine: to read it. No capability."""
+"""What the fpga service needs of the machine: to read it; and to program cards, where an operator switches that on, what Linux wants for it."""
 
-from topobus.devicekit.rights import HARDWARE_RIGHTS as RIGHTS
+from __future__ import annotations
 
-__all__ = ["RIGHTS"]
+from topobus.devicekit.rights import HARDWARE_RIGHTS, Right, RightKind
+
+__all__ = ["PROGRAMMING", "RIGHTS"]
+
+PROGRAMMING = "programming"
+"""Cards are programmed with what claims ask for, and cleaned after them (setting `functions.program`)."""
+
+
+def _of_programming(kind: RightKind, why: str, what: str = "", *, is_writable: bool = False) -> Right:
+    return Right(kind=kind, what=what, why=why, feature=PROGRAMMING, is_writable=is_writable)
+
+
+RIGHTS = (
+    *HARDWARE_RIGHTS,
+    _of_programming(RightKind.ROOT, "the kernel makes the cards' nodes for root alone"),
+    _of_programming(
+        RightKind.PRIVILEGED,
+        "Kubernetes has no narrower word for a container that may open /dev/dfl-* and /dev/xclmgmt*, by which cards are programmed",
+    ),
+    _of_programming(
+        RightKind.MOUNT,
+        "what was being loaded must be known after the pod and a reboot, before the next claim gets the card",
+        "/var/lib/topobus/fpga",
+        is_writable=True,
+    ),
+    _of_programming(
+        RightKind.MOUNT,
+        "the bitstreams lie there; the service reads them, and whoever fills the folder is not here",
+        "/var/lib/topobus/bitstreams",
+    ),
+)

@@ -29,6 +29,7 @@ _LEAVES = ("kubernetes-leaf", "kubernetes-replicated-hub")
 _OVERLAYS = (
     "kubernetes",
     "kubernetes-exclusive-cpus",
+    "kubernetes-fpga-functions",
     "kubernetes-gpu",
     "kubernetes-nic-hand-over",
     "kubernetes-nic-virtual-functions",

@@ -1,0 +1,180 @@
+"""A claim for a function, through a real NATS server, the gateway and kubelet's calls: the card is programmed once for all who want the function, one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+from prometheus_client import CollectorRegistry
+
+from support.bitstream_files import FUNCTION, gbs
+from support.fpga_cards import BLANK, FileDflProgrammer, add, dfl_machine, port_file
+from support.gateway_rig import Rig, make_rig
+from support.node_plane import NODE, claim
+from topobus.contracts.catalogue import INVENTORY, MACHINE
+from topobus.devicekit.health import HealthSettings
+from topobus.devicekit.registry import DriverRegistry
+from topobus.devicekit.settings import JournalSettings
+from topobus.domain.device import Inventory
+from topobus.domain.health import HealthState
+from topobus.domain.request import Owner, OwnerKind
+from topobus.fpga.config import FpgaSettings, FunctionSettings
+from topobus.fpga.plugins.intel_dfl import IntelDflDriver
+from topobus.fpga.service import serve_drivers
+from topobus.runtime.bus import Bus
+from topobus.runtime.clock import SystemClock
+from topobus.runtime.config import NatsSettings
+from topobus.runtime.readiness import Readiness
+from topobus.runtime.service import Runtime
+from topobus.simulation.nats_server import NatsServer
+from topobus.sysfs.machine import read_machine
+from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.testing.kubelet import ClaimReference
+
+pytestmark = pytest.mark.integration
+
+CARD = "fpga-0000-16-00-0"
+LIMIT_S = 60.0
+
+
+class Node:
+    """The node plane with a real fpga service on a recorded card."""
+
+    def __init__(self, rig: Rig, folder: Path) -> None:
+        self.rig = rig
+        self.root = folder / "machine"
+        self.store = folder / "store"
+        dfl_machine(self.root)
+        self.programmer = FileDflProgrammer(self.root)
+        self.settings = FpgaSettings(
+            node=NODE,
+            hardware=HardwareSettings(root=str(self.root), rescan_s=0.2),
+            health=HealthSettings(poll_s=0.05, hold_s=0.1),
+            journal=JournalSettings(dir=str(folder / "journal")),
+            functions=FunctionSettings(store=str(self.store)),
+        )
+
+    @asynccontextmanager
+    async def service(self) -> AsyncIterator[None]:
+        """Run the fpga service for the length of a block."""
+        async with Bus.session(NatsSettings(url=self.rig.url), name="fpga") as bus:
+            runtime = Runtime(name="fpga", node=NODE, bus=bus, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry())
+            registry = DriverRegistry(drivers=(IntelDflDriver(self.programmer),))
+            task = asyncio.create_task(serve_drivers(self.settings, runtime, registry, can_program=True))
+            try:
+                yield
+            finally:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+
+    async def inventory(self, wanted: Callable[[Inventory], bool]) -> Inventory:
+        """Wait for an inventory as wanted."""
+        async with asyncio.timeout(LIMIT_S):
+            async for change in self.rig.bus.watch(INVENTORY, node=NODE, device_class="fpga"):
+                if change.value is not None and wanted(change.value):
+                    return change.value
+        raise AssertionError("the watch ended")
+
+    async def claim(self, name: str, function: str) -> ClaimReference:
+        """Store a claim that was allocated the card, for a function."""
+        made = claim(name, f"uid-{name}", CARD)
+        config: list[dict[str, Any]] = [
+            {
+                "source": "FromClaim",
+                "opaque": {
+                    "driver": "fpga.topobus.dev",
+                    "parameters": {"apiVersion": "fpga.topobus.dev/v1", "kind": "FunctionParameters", "function": function},
+                },
+            }
+        ]
+        status = {"allocation": {"devices": {**made.status["allocation"]["devices"], "config": config}}}
+        await self.rig.plane.store(msgspec.structs.replace(made, status=status))
+        return ClaimReference(name=name, uid=f"uid-{name}", drivers=("fpga.topobus.dev",))
+
+    async def prepare(self, reference: ClaimReference) -> str:
+        """Prepare a claim as kubelet does; gives its error."""
+        (prepared,) = await self.rig.kubelet.prepare_claims([reference])
+        return prepared.error
+
+    async def release(self, reference: ClaimReference) -> None:
+        """Unprepare a claim as kubelet does when its pod has gone, and take its allocation back as the controller does when it is deleted."""
+        assert await self.rig.kubelet.unprepare_claims([reference]) == {}
+        await self.rig.plane.let_go(Owner(kind=OwnerKind.CLAIM, namespace="default", name=reference.name, uid=reference.uid))
+
+    def afu_id(self) -> str:
+        """Give what the port shows."""
+        return port_file(self.root, "dfl-port.0", "afu_id").read_text(encoding="ascii")
+
+
+@pytest_asyncio.fixture
+async def node(nats_server: NatsServer, tmp_path: Path) -> AsyncIterator[Node]:
+    """A node with a card that has another function, its services, the gateway, and a kubelet that knows the driver."""
+    async with make_rig(nats_server.url, classes=()) as rig:
+        made = Node(rig, tmp_path)
+        add(made.store, gbs(), "matrix", ("default",))
+        add(made.store, gbs("0123456789abcdef" * 2), "secret", ("another",))
+        machine = read_machine(Tree(made.settings.hardware), NODE)
+        await rig.bus.put(MACHINE, msgspec.structs.replace(machine, generation=2), node=NODE)
+        # The node plane's own rights name no nodes of real drivers; the class's own do.
+        async with made.service(), rig.kubelet, rig.gateway(edits={}):
+            await rig.kubelet.wait_for_driver("fpga.topobus.dev")
+            await made.inventory(lambda inventory: any(device.name == CARD for device in inventory.devices))
+            yield made
+
+
+async def test_card_is_programmed_once_when_two_claims_want_one_function(node: Node) -> None:
+    """The first claim's card is programmed; its port is reset after it; the second claim finds the function loaded. The container gets the port, and never the engine."""
+    before = node.afu_id()
+    one, two = await node.claim("one", "matrix"), await node.claim("two", FUNCTION)
+
+    first = await node.prepare(one)
+    after_first = node.afu_id()
+    spec = "".join(path.read_text(encoding="utf-8") for path in node.rig.cdi_dir.iterdir())
+    seen = await node.inventory(lambda inventory: "function" in inventory.devices[0].attributes)
+    await node.release(one)
+    second = await node.prepare(two)
+
+    assert (before, first, after_first) == (BLANK, "", FUNCTION)
+    assert seen.devices[0].attributes["function"] == "matrix"
+    assert ("/dev/dfl-port.0" in spec, "dfl-fme" in spec) == (True, False)
+    assert second == ""
+    assert node.programmer.calls == ["program", "reset"]
+
+
+async def test_claim_says_why_when_its_function_is_not_for_it(node: Node) -> None:
+    """Kubelet gets the words of the refusal, and the card stays as it is for the next claim."""
+    secret = await node.claim("one", "secret")
+    refused = await node.prepare(secret)
+    await node.release(secret)
+    unknown = await node.prepare(await node.claim("two", "nothing"))
+
+    assert "function secret is not for claims of namespace 'default'" in refused
+    assert "the node's bitstream store has none of that name or id" in unknown
+    assert (node.afu_id(), node.programmer.calls) == (BLANK, [])
+
+
+async def test_card_is_out_of_use_until_it_is_whole_when_programming_fails(node: Node) -> None:
+    """Everybody sees that the card is dirty; once it can be programmed again it is made whole by itself, and a claim gets it."""
+    node.programmer.error = 5
+    one = await node.claim("one", "matrix")
+    refused = await node.prepare(one)
+    sick = await node.inventory(lambda inventory: inventory.devices[0].health.state is HealthState.UNHEALTHY)
+    node.programmer.error = 0
+    await node.inventory(lambda inventory: inventory.devices[0].health.state is HealthState.HEALTHY)
+
+    await node.release(one)
+
+    assert "programming" in refused
+    worst = sick.devices[0].health.worst
+    assert worst is not None
+    assert worst.reason in ("dirty", "function-crashed")
+    assert node.afu_id() == FUNCTION
+    assert await node.prepare(await node.claim("two", "matrix")) == ""
