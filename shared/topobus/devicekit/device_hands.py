@@ -29,6 +29,7 @@ from topobus.domain.device import Device
 from topobus.domain.errors import HardwareError
 from topobus.domain.health import Observation
 from topobus.domain.outcome import Reason, Refusal
+from topobus.domain.pci import PciAddress
 from topobus.domain.request import Owner
 from topobus.runtime.clock import Clock
 from topobus.runtime.logging import get_logger
@@ -95,8 +96,11 @@ class DeviceHands:
 
     def passthrough_driver(self, driver: DeviceDriver, owner: Owner) -> PassthroughDriver:
         """Give what stands in a driver's place for devices that an owner wants for a virtual machine, or has there."""
-        entries = [entry for entry in self.journal.entries.values() if (of_owner := entry.of(owner)) and of_owner.is_passed_through]
-        own = frozenset(entry.device.pci for entry in entries if entry.device.pci is not None)
+
+        def own() -> frozenset[PciAddress]:
+            entries = [entry for entry in self.journal.entries.values() if (of_owner := entry.of(owner)) and of_owner.is_passed_through]
+            return frozenset(entry.device.pci for entry in entries if entry.device.pci is not None)
+
         return PassthroughDriver(driver, self._passthrough, own)
 
     def undoing_driver(self, isolated: IsolatedDriver, device: str, owner: Owner) -> IsolatedDriver:

@@ -7,7 +7,7 @@ It stands in place of the class's driver for these devices: `prepare` is long wo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from topobus.devicekit import iommu_groups
 from topobus.devicekit.device_record import DeviceRecord
@@ -43,9 +43,14 @@ class PassthroughDriver:
     """Stands in place of a class's driver for the devices that a claim wants for a virtual machine."""
 
     def __init__(
-        self, driver: DeviceDriver, settings: PassthroughSettings, own: frozenset[PciAddress] = frozenset(), *, timer: Timer | None = None
+        self,
+        driver: DeviceDriver,
+        settings: PassthroughSettings,
+        own: Callable[[], frozenset[PciAddress]] = frozenset,
+        *,
+        timer: Timer | None = None,
     ) -> None:
-        """Take the class's driver; `own`: the functions that the owner has in passthrough already."""
+        """Take the class's driver; `own` gives the functions that the owner has in passthrough already, and is called in the driver's thread."""
         self.name = driver.name
         self.device_class = driver.device_class
         self._driver = driver
@@ -119,9 +124,10 @@ class PassthroughDriver:
             return _refuse(
                 "passthrough-unsupported", f"{device.name} is no PCI function as a whole, so no machine can have it", device=device.name
             )
-        if address in self._own:
-            return None
+        # The tree first: what is switched there is in the journal before.
         role, why = function_role(tree, address)
+        if address in self._own():
+            return None
         if role is DeviceRole.PASSTHROUGH and role is device.role:
             return None
         if role is not DeviceRole.COMPUTE or role is not device.role:
@@ -137,7 +143,7 @@ class PassthroughDriver:
         return None
 
     def _refuse_group(self, tree: Tree, devices: Sequence[Device]) -> Refusal | None:
-        own = {*self._own, *(_address(device) for device in devices)}
+        own = {*self._own(), *(_address(device) for device in devices)}
         for device in devices:
             group = iommu_groups.read_group(tree, _address(device))
             if group is None:

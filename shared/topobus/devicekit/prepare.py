@@ -208,7 +208,9 @@ class Preparer:
     async def _ask_check(
         self, isolated: IsolatedDriver, driver: DeviceDriver, devices: Sequence[Device], context: PrepareContext
     ) -> Refusal | None:
-        if not isinstance(driver, CheckingDriver):
+        # What is being worked on was checked when it began, and is neither here nor there now.
+        is_begun = any(self._hands.jobs.is_under_way(device.name, context.owner) for device in devices)
+        if is_begun or not isinstance(driver, CheckingDriver):
             return None
         try:
             return await isolated.call("check", partial(driver.check, self._hands.tree, devices, context))

@@ -47,14 +47,16 @@ class PciDrivers:
         self.log: list[str] = []
         """What drivers did, in order: `vfio-pci takes 0000:0a:00.0`."""
         (self._root / _BUS / "drivers").mkdir(parents=True, exist_ok=True)
-        kernel.obey(f"{_BUS}/drivers_probe", lambda text: self._probe(text.strip()))
+        kernel.obey(f"{_BUS}/drivers_probe", lambda text: self._probe(text.strip()), is_write_only=True)
 
     def add_driver(self, name: str) -> None:
         """Load a driver."""
         folder = self._root / _BUS / "drivers" / name
-        folder.mkdir(exist_ok=True)
-        self._kernel.obey(f"{_BUS}/drivers/{name}/bind", partial(self._asked, name, self._bind))
-        self._kernel.obey(f"{_BUS}/drivers/{name}/unbind", partial(self._asked, name, self._unbind))
+        if folder.is_dir():
+            return
+        folder.mkdir()
+        self._kernel.obey(f"{_BUS}/drivers/{name}/bind", partial(self._asked, name, self._bind), is_write_only=True)
+        self._kernel.obey(f"{_BUS}/drivers/{name}/unbind", partial(self._asked, name, self._unbind), is_write_only=True)
 
     def add_function(self, address: str, own_driver: str, *, group: int | None = None, shown: Iterable[str] = ()) -> None:
         """Have a function that its own driver holds.
