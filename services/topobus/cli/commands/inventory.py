@@ -13,18 +13,21 @@ from rich.text import Text
 
 from topobus.cli.exits import ExitCode
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus
-from topobus.cli.render.holders import Holders, holders_of
+from topobus.cli.render.holders import Holder, Holders, holders_of
 from topobus.cli.render.leaves import HEALTH_STYLES, short_address
 from topobus.cli.system.responding_services import as_of_now
 from topobus.contracts.catalogue import INVENTORY, LEDGER
 from topobus.domain.cpu_groups import cpus_of
 from topobus.domain.device import Device, Inventory
+from topobus.domain.device_sharing import HeldShare
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.idset import CpuSet
 from topobus.domain.ledger import Ledger
+from topobus.domain.quantity import Quantity, QuantityForm
+from topobus.domain.shares import SHARES
 from topobus.sysfs.tree import natural_key
 
-__all__ = ["device_table", "inventory", "summary_table"]
+__all__ = ["amounts_text", "device_table", "inventory", "summary_table"]
 
 
 def inventory(
@@ -117,6 +120,7 @@ def device_table(inventory: Inventory, holders: Holders) -> Table:
         table.add_column(column, no_wrap=is_elastic, overflow="ellipsis" if is_elastic else "fold", min_width=least, max_width=24)
     for device in inventory.devices:
         holder = holders.by_device.get((device.device_class, device.name))
+        sharers = holders.sharers.get((device.device_class, device.name), ())
         worst = device.health.worst
         health = device.health.state.value + (f": {worst.reason}" if worst else "")
         if device.maintenance is not None:
@@ -127,9 +131,30 @@ def device_table(inventory: Inventory, holders: Holders) -> Table:
             str(device.numa_nodes) if device.numa_nodes is not None else "?",
             short_address(str(device.pcie_switch)) if device.pcie_switch else device.pcie_root.removeprefix("pci") or "-",
             Text(health, HEALTH_STYLES[device.health.state] or "ok"),
-            Text(holder.name, holder.style) if holder else Text("-", "faint"),
+            _shares_text(device, sharers)
+            if device.sharing is not None and (sharers or holder is None)
+            else Text(holder.name, holder.style)
+            if holder
+            else Text("-", "faint"),
         )
+        for sharer, share in sharers:
+            numbers = ", ".join(f"::{number}" for number in share.replicas) or "share"
+            table.add_row(Text(f"└ {numbers}", "faint"), amounts_text(share), "", "", "", Text(sharer.name, sharer.style))
     return table
+
+
+def amounts_text(share: HeldShare) -> str:
+    """Say how much a share is.
+
+    >>> amounts_text(HeldShare(amounts={"memory": 20 << 30, "shares": 1}))
+    'memory 20Gi, shares 1'
+    """
+    return ", ".join(f"{name} {Quantity.of(amount, QuantityForm.BINARY)}" for name, amount in sorted(share.amounts.items())) or "-"
+
+
+def _shares_text(device: Device, sharers: Sequence[tuple[Holder, HeldShare]]) -> Text:
+    used = sum(share.amounts.get(SHARES, 0) for _, share in sharers)
+    return Text(f"{used} of {device.capacity.get(SHARES, 0)} shares", "" if used else "faint")
 
 
 def _cpu_table(inventory: Inventory, holders: Holders) -> Table:

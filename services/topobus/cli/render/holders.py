@@ -8,6 +8,7 @@ from __future__ import annotations
 import string
 from dataclasses import dataclass
 
+from topobus.domain.device_sharing import HeldShare
 from topobus.domain.idset import CpuSet
 from topobus.domain.ledger import Allocation, Ledger
 
@@ -54,6 +55,9 @@ class Holders:
     all: tuple[Holder, ...]
     by_cpu: dict[int, Holder]
     by_device: dict[tuple[str, str], Holder]
+    """Of several with shares of one device the last by key."""
+    sharers: dict[tuple[str, str], tuple[tuple[Holder, HeldShare], ...]]
+    """Who has shares of a device, with what they have, by class and name; owners by key."""
 
 
 def holders_of(ledger: Ledger | None) -> Holders:
@@ -61,6 +65,7 @@ def holders_of(ledger: Ledger | None) -> Holders:
     holders: list[Holder] = []
     by_cpu: dict[int, Holder] = {}
     by_device: dict[tuple[str, str], Holder] = {}
+    sharers: dict[tuple[str, str], list[tuple[Holder, HeldShare]]] = {}
     for place, (_, allocation) in enumerate(sorted((ledger.allocations if ledger else {}).items())):
         holder = Holder(
             letter=_LETTERS[place] if place < len(_LETTERS) else _MANY,
@@ -72,4 +77,10 @@ def holders_of(ledger: Ledger | None) -> Holders:
         by_cpu.update(dict.fromkeys(holder.cpus, holder))
         for device_class, names in holder.devices.items():
             by_device.update({(device_class, name): holder for name in names})
-    return Holders(all=tuple(holders), by_cpu=by_cpu, by_device=by_device)
+        for holding in allocation.holdings:
+            for device_class, shares in holding.shares.items():
+                for name, share in shares.items():
+                    sharers.setdefault((device_class, name), []).append((holder, share))
+    return Holders(
+        all=tuple(holders), by_cpu=by_cpu, by_device=by_device, sharers={place: tuple(parts) for place, parts in sharers.items()}
+    )

@@ -247,6 +247,9 @@ def _leaf_line(stem: str, leaf: Leaf, holders: Holders, inner: int) -> Text:
     line.append(HEALTH_SIGNS[leaf.health], HEALTH_STYLES[leaf.health])
     line.append(leaf.name, style)
     line.append(f" {leaf.text}", HEALTH_STYLES[leaf.health] or "faint")
+    sharers = holders.sharers.get((leaf.device_class, leaf.name), ())
+    if len(sharers) > 1:
+        line.append(f" shared by {''.join(sharer.letter for sharer, _ in sharers)}", holder.style if holder else "faint")
     return _fit(line, inner)
 
 
