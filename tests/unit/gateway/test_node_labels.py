@@ -129,17 +129,17 @@ def test_amd_node_has_the_labellers_labels() -> None:
     first = gpu("gpu-0", "amd", "AMD Instinct MI210 (OAM)", attributes=facts, capacity={"memory": 68_702_699_520})
     other = gpu("gpu-1", "amd", "AMD Instinct MI300X", attributes={**facts, "pciID": "1002:74a1", "gfxTarget": "gfx942"}, capacity={})
 
-    one, two = labels_of(first), labels_of(first, other)
+    alike, mixed = labels_of(first), labels_of(first, other)
 
-    assert {name: value for name, value in one.items() if name.startswith("amd.com/")} == {
+    assert {name: value for name, value in alike.items() if name.startswith("amd.com/")} == {
         "amd.com/gpu.cu-count": "104",
         "amd.com/gpu.device-id": "740f",
         "amd.com/gpu.family": "AI",
         "amd.com/gpu.product-name": "AMD_Instinct_MI210_OAM",
         "amd.com/gpu.vram": "64G",
     }
-    assert (one["beta.amd.com/gpu.device-id.740f"], one["beta.amd.com/gpu.vram"]) == ("1", "64G")
-    assert {name: value for name, value in two.items() if name.startswith("amd.com/gpu.device-id") or "family" in name} == {
+    assert (alike["beta.amd.com/gpu.device-id.740f"], alike["beta.amd.com/gpu.vram"]) == ("1", "64G")
+    assert {name: value for name, value in mixed.items() if name.startswith("amd.com/gpu.device-id") or "family" in name} == {
         "amd.com/gpu.device-id.740f": "1",
         "amd.com/gpu.device-id.74a1": "1",
         "amd.com/gpu.family": "AI",

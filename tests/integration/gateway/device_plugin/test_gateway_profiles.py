@@ -147,9 +147,9 @@ async def test_exporter_finds_a_pods_gpus_and_mig_instances(rig: Rig, gpus: Gpus
         await rig.kubelet.wait_for_resource(MIG, allocatable=1)
         (uuid,) = (await admit(rig, CUDA_POD)).container("cuda-vectoradd").devices[GPU]
         await admit(rig, MIG_POD)
-        found = pods_by_gpu(await pod_resources(rig))
+        users = pods_by_gpu(await pod_resources(rig))
 
-    assert found == {
+    assert users == {
         uuid: "default/cuda-vectoradd/cuda-vectoradd",
         _MIG_UUID: "default/mig/main",
         _MIG_UUID.removeprefix("MIG-"): "default/mig/main",
@@ -225,12 +225,12 @@ async def test_resource_is_the_vendors_when_kubelet_has_devices_of_it_already(ri
         async with rig.gateway():
             await rig.plane.show("gpu", *gpus.devices)
             said = await rival(rig, "kubelet can allocate")
-            theirs = sorted(rig.kubelet.devices(GPU))
+            listed = sorted(rig.kubelet.devices(GPU))
             await plugin.stop()
             await rig.kubelet.wait_for_resource(GPU, allocatable=2)
 
     assert said.endswith(f"kubelet can allocate 1 devices of {GPU} that another device plugin lists")
-    assert theirs == ["GPU-theirs"]
+    assert listed == ["GPU-theirs"]
 
 
 async def test_vendors_plugin_keeps_the_resource_when_it_registers_after_us(rig: Rig, gpus: Gpus) -> None:
@@ -241,9 +241,9 @@ async def test_vendors_plugin_keeps_the_resource_when_it_registers_after_us(rig:
         async with TrivialPlugin(rig.kubelet.device_plugin_dir, GPU, [listed_device("GPU-x")], socket="nvidia-gpu.sock") as plugin:
             assert await plugin.register() == ""
             await rival(rig, "nvidia-gpu.sock")
-            theirs = (await rig.kubelet.wait_for_resource(GPU, allocatable=1)).capacity
+            listed = (await rig.kubelet.wait_for_resource(GPU, allocatable=1)).capacity
 
-    assert theirs == 1
+    assert listed == 1
 
 
 async def test_gateway_registers_again_when_only_a_dead_plugins_socket_is_left(rig: Rig, gpus: Gpus) -> None:
