@@ -16,6 +16,7 @@ OVERLAYS: dict[str, dict[str, tuple[str, ...]]] = {
     "kubernetes-fpga-functions": {"fpga": ("programming",)},
     "kubernetes-gpu": {"gpu": ("nvml",)},
     "kubernetes-gpu-mps": {"gpu": ("nvml", "mps")},
+    "kubernetes-gpu-partitions": {"gpu": ("nvml", "partitions")},
     "kubernetes-nic-hand-over": {"gateway": ("hand-over",), "nic": ("hand-over",)},
     "kubernetes-nic-virtual-functions": {"gateway": ("hand-over",), "nic": ("hand-over", "virtual-functions")},
     "kubernetes-node-labels": {"gateway": ("node-labels",)},

@@ -75,8 +75,8 @@ def write_mode(tree: Tree, address: PciAddress, mode: str, write: Callable[[Path
         hint = {
             errno.EBUSY: "a process still has KFD open (on kernels that lock KFD as a whole: on any GPU of this node)",
             errno.EINVAL: "the card does not have this mode with its memory mode",
-            errno.EROFS: "/sys cannot be written: partitions.on_demand needs root and a /sys/devices that can be written",
-            errno.EACCES: "/sys cannot be written: partitions.on_demand needs root and a /sys/devices that can be written",
+            errno.EROFS: "/sys cannot be written: partitions.on_demand needs root and a writable /sys/devices (deploy/kubernetes-gpu-partitions)",
+            errno.EACCES: "/sys cannot be written: partitions.on_demand needs root and a writable /sys/devices (deploy/kubernetes-gpu-partitions)",
             errno.EPERM: "the card is being reset, or the service may not write /sys",
         }.get(err.errno or 0, "")
         text = f"amdgpu does not bring {address} into mode {mode}: {err.strerror}" + (f": {hint}" if hint else "")

@@ -1,16 +1,19 @@
-"""What the gpu service needs of the machine: to read it; and what Linux wants for NVML, for what tenants leave on GPUs, and for MPS, where an operator switches that on."""
+"""What the gpu service needs of the machine: to read it; and what Linux wants for NVML, for what tenants leave on GPUs, for MPS, and for cutting cards, where an operator switches that on."""
 
 from __future__ import annotations
 
 from topobus.devicekit.rights import HARDWARE_RIGHTS, Right, RightKind
 
-__all__ = ["MPS", "NVML", "RIGHTS"]
+__all__ = ["MPS", "NVML", "PARTITIONS", "RIGHTS"]
 
 NVML = "nvml"
 """NVML is used (XIDs, ECC, NVLinks), and each GPU is looked at after its last tenant (setting `leftovers`)."""
 
 MPS = "mps"
 """The control daemons of MPS are this service's own (setting `mps.owned`)."""
+
+PARTITIONS = "partitions"
+"""Cards are cut when claims get parts of them (settings `partitions.on_demand` and `partitions.virtual_functions`)."""
 
 
 def _of_mps(kind: RightKind, why: str, what: str = "", *, is_writable: bool = False) -> Right:
@@ -58,5 +61,17 @@ RIGHTS = (
         RightKind.MOUNT,
         "the driver's programs of MPS, and the libraries that they load; write your nodes' driver root here when it is another one",
         "/usr",
+    ),
+    Right(
+        kind=RightKind.ROOT,
+        why="the kernel has a card's mode and its number of virtual functions changed by root alone, and NVML makes MIG instances for root",
+        feature=PARTITIONS,
+    ),
+    Right(
+        kind=RightKind.MOUNT,
+        what="/sys/devices",
+        why="current_compute_partition and sriov_numvfs of a card are written there; the kernel has no narrower folder that outlives a card",
+        feature=PARTITIONS,
+        is_writable=True,
     ),
 )

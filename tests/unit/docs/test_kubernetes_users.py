@@ -31,6 +31,7 @@ _OVERLAYS = (
     "kubernetes-exclusive-cpus",
     "kubernetes-fpga-functions",
     "kubernetes-gpu",
+    "kubernetes-gpu-partitions",
     "kubernetes-nic-hand-over",
     "kubernetes-nic-virtual-functions",
     "kubernetes-node-labels",
