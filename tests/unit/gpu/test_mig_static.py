@@ -8,13 +8,19 @@ from pathlib import Path
 import pynvml
 import pytest
 
+from support.driver_roots import VERSION, driver_root
 from support.fake_mig import as_somebody
 from support.fake_nvml import needs_gcc
 from support.mig_node import MigNode, mig_node
+from topobus.contracts.messages import Prepared
 from topobus.devicekit.driver import ParentingDriver
 from topobus.domain.device import DeviceRole
 from topobus.domain.outcome import Refusal
+from topobus.domain.partitions import Partitions, partitioned
+from topobus.gateway.core.edit_limits import SHIPPED_RIGHTS, refuse_forbidden
 from topobus.gpu.mig.nvml_mig import destroy_instance
+from topobus.sysfs.driver_files import DriverFilesSettings
+from topobus.sysfs.tree import HardwareSettings, Tree
 
 pytestmark = needs_gcc
 
@@ -91,8 +97,24 @@ def test_container_gets_the_capabilities_of_its_instance_alone(node: MigNode) ->
     ]
     assert f"/dev/nvidia-caps/nvidia-cap{3 + other * 9}" not in nodes
     assert edits[device.name].env == {f"TOPOBUS_{device.name.upper().replace('-', '_')}": f"{node.first}/{own}/0"}
+    assert refuse_forbidden("gpu", Prepared(edits={device.name: edits[device.name]}, common=edits[""]), SHIPPED_RIGHTS["gpu"]) is None
     # Where NVIDIA's container runtime brings the files, it is told the instance; no container gets a sibling by it.
     assert edits[""].env["NVIDIA_VISIBLE_DEVICES"] == device.uuid
+
+
+def test_visible_devices_are_void_when_we_bring_the_files(node: MigNode, tmp_path: Path) -> None:
+    """The driver's files come with the instance, and NVIDIA's container runtime has nothing to add: no sibling, and not the GPU."""
+    node.make("1g.10gb", 2)
+    node.recorded.write("proc/driver/nvidia/version", f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {VERSION}  Mon Sep  1")
+    files = DriverFilesSettings(root=str(driver_root(tmp_path / "driver")))
+    node.tree = Tree(HardwareSettings(root=str(node.recorded.root), library_path=str(node.library.folder), driver_files=files))
+    device = node.discover()[f"{node.parent}-mig-1g-10gb-2"]
+
+    edits = node.prepare(device)
+
+    assert not isinstance(edits, Refusal)
+    assert edits[""].env["NVIDIA_VISIBLE_DEVICES"] == "void"
+    assert any(mount.container_path.endswith("libcuda.so.1") for mount in edits[""].mounts)
 
 
 def test_access_files_are_believed_before_the_list(node: MigNode) -> None:
@@ -205,8 +227,13 @@ def test_parent_is_offered_beside_its_instances_when_parents_are_counted(node: M
     node.driver.offers_parents = True
     devices = node.discover()
 
+    good, sets, faults = partitioned(list(devices.values()), ())
     edits = node.prepare(devices[node.parent])
 
+    parts = [device.name for device in good if device.partition_of == node.parent]
+    assert (faults, len(parts)) == ({}, 2)
+    assert Partitions(good, sets).shortage(parts[:1], parts[1:]) is None
+    assert Partitions(good, sets).shortage(parts[:1], [node.parent]) is not None
     assert devices[node.parent].role is DeviceRole.PARTITION_PARENT
     assert not isinstance(edits, Refusal)
     wanted = [f"/dev/nvidia-caps/nvidia-cap{number}" for gi in gis for number in (3 + gi * 9, 4 + gi * 9)]

@@ -236,6 +236,7 @@ class Nvml:
             return
         self._is_stale = False
         self._handles.clear()
+        self._profiles.clear()
         self._watched.clear()
         self._events = None
         for address in self._described:
