@@ -16,6 +16,7 @@ from topobus.devicekit.health import HealthSettings
 from topobus.devicekit.host import serve_devices
 from topobus.devicekit.registry import DriverRegistry, SkippedPlugin
 from topobus.devicekit.settings import CleaningSettings, DeviceServiceSettings, DriverSettings, JournalSettings, PartitionSettings
+from topobus.devicekit.shared_devices import SharedPool
 from topobus.domain.device import Inventory
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.health import HealthState
@@ -72,6 +73,7 @@ class DeviceBench:
         clock: Clock | None = None,
         partitions: PartitionSettings | None = None,
         cleaning: CleaningSettings | None = None,
+        sharing: tuple[SharedPool, ...] = (),
     ) -> AsyncIterator[None]:
         """Run the gpu service with these drivers on a connection of its own."""
         settings = DeviceServiceSettings(
@@ -82,6 +84,7 @@ class DeviceBench:
             partitions=partitions or PartitionSettings(),
             health=health or HealthSettings(poll_s=POLL_S, hold_s=0.2),
             cleaning=cleaning or CleaningSettings(),
+            sharing=sharing,
         )
         # Each life of the service counts anew.
         self.metrics = CollectorRegistry()
