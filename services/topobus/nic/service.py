@@ -42,7 +42,7 @@ def check(settings: NicSettings) -> None:
     load_drivers("nic", settings.drivers)
     check_pools("nic", settings.pools)
     check_sharing_settings("nic", settings.sharing, settings.pools)
-    check_virtual_functions(settings.virtual_functions)
+    check_virtual_functions(settings.virtual_functions, settings.partitions.virtual_functions)
 
 
 async def serve(settings: NicSettings, runtime: Runtime) -> None:

@@ -7,11 +7,13 @@ A function that is held, or used by somebody unknown, keeps the number as it is 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from topobus.devicekit.device_holders import DeviceHolders
 from topobus.devicekit.pci import pci_device_name
+from topobus.devicekit.settings import FunctionRule
+from topobus.domain.device import Device
 from topobus.domain.errors import ConfigError
 from topobus.domain.outcome import Refusal
 from topobus.domain.pci import PciAddress
@@ -25,8 +27,8 @@ __all__ = ["check_virtual_functions", "devices_of_function", "keep_virtual_funct
 _LOOK_S = 30.0
 
 
-def check_virtual_functions(wishes: Iterable[VirtualFunctions]) -> None:
-    """Refuse addresses that are none, and one that stands twice.
+def check_virtual_functions(wishes: Iterable[VirtualFunctions], rules: Sequence[FunctionRule] = ()) -> None:
+    """Refuse addresses that are none, one that stands twice, and one that a rule of `partitions.virtual_functions` names, too.
 
     Errors: raises ConfigError that names the key.
     """
@@ -39,6 +41,11 @@ def check_virtual_functions(wishes: Iterable[VirtualFunctions]) -> None:
             raise ConfigError(f"{key} is {wish.address!r}, wanted a PCI address such as 0000:3b:00.0", key=key) from err
         if address in addresses:
             raise ConfigError(f"{key} is {wish.address!r}, wanted each physical function once", key=key)
+        # By its address alone: what else a rule asks of a device nobody knows before the first look.
+        device = Device(name=pci_device_name("nic", address), device_class="nic", pci=address)
+        if any(all(condition.holds(device) for condition in rule.where) for rule in rules):
+            text = f"{key} is {wish.address!r}, which partitions.virtual_functions names, too: one keeps the number, the other changes it for claims"
+            raise ConfigError(text, next_step="name the function in one of them", key=key)
         addresses.append(address)
 
 
