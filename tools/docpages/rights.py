@@ -14,12 +14,14 @@ OVERLAYS: dict[str, dict[str, tuple[str, ...]]] = {
     "kubernetes": {},
     "kubernetes-exclusive-cpus": {"gateway": ("exclusive-cpus",)},
     "kubernetes-fpga-functions": {"fpga": ("programming",)},
+    "kubernetes-device-reset": {"gpu": ("device-reset",), "nic": ("device-reset",), "fpga": ("device-reset",)},
     "kubernetes-gpu": {"gpu": ("nvml",)},
     "kubernetes-gpu-mps": {"gpu": ("nvml", "mps")},
     "kubernetes-gpu-partitions": {"gpu": ("nvml", "partitions")},
     "kubernetes-nic-hand-over": {"gateway": ("hand-over",), "nic": ("hand-over",)},
     "kubernetes-nic-virtual-functions": {"gateway": ("hand-over",), "nic": ("hand-over", "virtual-functions")},
     "kubernetes-node-labels": {"gateway": ("node-labels",)},
+    "kubernetes-passthrough": {"gpu": ("passthrough",), "nic": ("passthrough",), "fpga": ("passthrough",)},
 }
 """Folder below deploy to the features that it switches on, by service."""
 

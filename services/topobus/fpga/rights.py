@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from topobus.devicekit.rights import HARDWARE_RIGHTS, Right, RightKind
+from topobus.devicekit.rights import HARDWARE_RIGHTS, Right, RightKind, kit_rights
 
 __all__ = ["PROGRAMMING", "RIGHTS"]
 
@@ -16,6 +16,7 @@ def _of_programming(kind: RightKind, why: str, what: str = "", *, is_writable: b
 
 RIGHTS = (
     *HARDWARE_RIGHTS,
+    *kit_rights("fpga"),
     _of_programming(RightKind.ROOT, "the kernel makes the cards' nodes for root alone"),
     _of_programming(
         RightKind.PRIVILEGED,

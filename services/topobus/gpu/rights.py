@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from topobus.devicekit.rights import HARDWARE_RIGHTS, Right, RightKind
+from topobus.devicekit.rights import HARDWARE_RIGHTS, Right, RightKind, kit_rights
 
 __all__ = ["MPS", "NVML", "PARTITIONS", "RIGHTS"]
 
@@ -26,6 +26,7 @@ def _of_nvml(kind: RightKind, why: str, what: str = "", *, is_writable: bool = F
 
 RIGHTS = (
     *HARDWARE_RIGHTS,
+    *kit_rights("gpu"),
     _of_nvml(
         RightKind.PRIVILEGED,
         "Kubernetes has no narrower word for a container that may open /dev/nvidia*, which NVML does; as nobody it has no capability and opens what everybody may",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from topobus.devicekit.rights import HARDWARE_RIGHTS, Right, RightKind
+from topobus.devicekit.rights import HARDWARE_RIGHTS, Right, RightKind, kit_rights
 
 __all__ = ["HAND_OVER", "RIGHTS", "VIRTUAL_FUNCTIONS"]
 
@@ -18,6 +18,7 @@ def _of_hand_over(kind: RightKind, why: str, what: str = "", *, is_writable: boo
 
 RIGHTS = (
     *HARDWARE_RIGHTS,
+    *kit_rights("nic"),
     _of_hand_over(RightKind.ROOT, "a capability of another user is lost when the program is started"),
     _of_hand_over(RightKind.CAPABILITY, "interfaces, addresses, routes and virtual functions are changed by netlink", "NET_ADMIN"),
     _of_hand_over(RightKind.CAPABILITY, "a pod's network namespace is entered by setns", "SYS_ADMIN"),

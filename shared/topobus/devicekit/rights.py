@@ -10,7 +10,12 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-__all__ = ["HARDWARE_RIGHTS", "Right", "RightKind"]
+__all__ = ["DEVICE_RESET", "HARDWARE_RIGHTS", "PASSTHROUGH", "Right", "RightKind", "kit_rights"]
+
+PASSTHROUGH = "passthrough"
+"""Claims may have PCI functions switched to VFIO, for virtual machines (setting `passthrough`)."""
+DEVICE_RESET = "device-reset"
+"""An operator may have a device reset (`topobus device reset`)."""
 
 
 class RightKind(StrEnum):
@@ -55,3 +60,46 @@ HARDWARE_RIGHTS = (
     _read("/dev", "whether a device's nodes are there; only looked at, no container can open them there"),
 )
 """What every service that reads hardware needs: to read it."""
+
+
+def kit_rights(device_class: str) -> tuple[Right, ...]:
+    """Give what the kit itself needs, for what an operator switches on, in a service for PCI devices."""
+    rights: list[Right] = []
+    for feature in (PASSTHROUGH, DEVICE_RESET):
+        is_passthrough = feature == PASSTHROUGH
+        devices = "driver_override is written there" if is_passthrough else "a function's reset is written there"
+        rights += [
+            Right(
+                kind=RightKind.ROOT, why="the kernel's files for this are root's; no capability is needed to write them", feature=feature
+            ),
+            Right(
+                kind=RightKind.MOUNT,
+                what="/sys/devices",
+                why=f"{devices}; the kernel has no narrower folder that outlives a card",
+                feature=feature,
+                is_writable=True,
+            ),
+            Right(
+                kind=RightKind.MOUNT,
+                what=f"/var/lib/topobus/{device_class}",
+                why="what was done to a device must be known after a crash and a reboot, to undo it",
+                feature=feature,
+                is_writable=True,
+            ),
+        ]
+    return (
+        *rights,
+        Right(
+            kind=RightKind.MOUNT,
+            what="/sys/bus/pci/drivers",
+            why="bind and unbind of the kernel's drivers are written there",
+            feature=PASSTHROUGH,
+            is_writable=True,
+        ),
+        Right(
+            kind=RightKind.CAPABILITY,
+            what="SYS_PTRACE",
+            why="who has a device open is told by the open files of all processes; nobody is traced",
+            feature=PASSTHROUGH,
+        ),
+    )

@@ -14,7 +14,12 @@ from docpages.rights import OVERLAYS, rights_of
 from lightkube import codecs
 
 from support.kustomize import Manifest, built, load
-from topobus.devicekit.rights import RightKind
+from topobus.contracts.messages import Prepared
+from topobus.devicekit.rights import DEVICE_RESET, PASSTHROUGH, RightKind
+from topobus.domain.edits import ContainerEdits, DeviceNode
+from topobus.gateway.config import GatewaySettings
+from topobus.gateway.core.edit_limits import EditRights, refuse_forbidden
+from topobus.gateway.core.edit_limits import rights_of as rights_of_class
 from topobus.gpu.config import GpuSettings
 from topobus.nic.config import NicSettings
 from topobus.runtime.config import load_settings
@@ -155,8 +160,10 @@ def _needs(package: Path) -> Iterator[tuple[str, str]]:
 def test_code_calls_what_its_service_declares_and_nothing_else(service: str) -> None:
     """A module that calls netlink, setns, mount or mknod belongs to a service that declares the capability; what is declared is called."""
     needs = dict(_needs(ROOT / "services" / "topobus" / service))
+    # What the kit does for a service stands in the kit.
+    own = {right for right in rights_of(service) if right.kind is RightKind.CAPABILITY and right.feature not in (PASSTHROUGH, DEVICE_RESET)}
 
-    assert needs.keys() == {right.what for right in rights_of(service) if right.kind is RightKind.CAPABILITY}, needs
+    assert needs.keys() == {right.what for right in own}, needs
 
 
 def test_shared_code_needs_no_capability() -> None:
@@ -229,7 +236,55 @@ def test_number_of_virtual_functions_can_be_written_where_the_setting_asks_for_i
         nearest = max((it for it in mounts if written.is_relative_to(it["mountPath"])), key=lambda it: len(it["mountPath"]))
         return not nearest.get("readOnly", False)
 
-    assert {folder for folder in (*OVERLAYS, "kubernetes-try-out") if is_writable(folder)} == {"kubernetes-nic-virtual-functions"}
+    writable = {"kubernetes-nic-virtual-functions", "kubernetes-passthrough", "kubernetes-device-reset"}
+    assert {folder for folder in (*OVERLAYS, "kubernetes-try-out") if is_writable(folder)} == writable
+
+
+@pytest.mark.parametrize("service", ["gpu", "nic", "fpga"])
+@pytest.mark.parametrize(
+    ("folder", "files"),
+    [
+        ("kubernetes-passthrough", ("devices/pci0000:3a/0000:3b:00.0/driver_override", "bus/pci/drivers/vfio-pci/bind")),
+        ("kubernetes-device-reset", ("devices/pci0000:3a/0000:3b:00.0/reset",)),
+    ],
+)
+def test_kernels_files_can_be_written_where_the_overlay_is_for_it(folder: str, files: tuple[str, ...], service: str) -> None:
+    """The files that are written lie in folders that this overlay mounts writable for the three services, as root's; the journal has its own, and /sys around stays read-only."""
+    _, container = _container(built(folder), service)
+
+    def mount_of(path: str) -> Manifest:
+        mounts: list[Manifest] = [it for it in container["volumeMounts"] if Path(path).is_relative_to(it["mountPath"])]
+        return max(mounts, key=lambda it: len(it["mountPath"]))
+
+    for file in files:
+        assert not mount_of(f"/host/sys/{file}").get("readOnly", False)
+    assert mount_of("/host/sys/bus/pci/rescan")["readOnly"]
+    assert not mount_of(f"/var/lib/topobus/{service}/journal.json").get("readOnly", False)
+    assert container["securityContext"]["runAsUser"] == 0
+
+
+def test_passthrough_overlay_alone_lets_nodes_of_vfio_into_containers() -> None:
+    """With it the gateway takes the edits of a switched function of each class; without it, it forbids them (a NIC's group alone is allowed, for NICs that an operator gave to VFIO)."""
+    nodes = {"group": "/dev/vfio/41", "own": "/dev/vfio/devices/vfio0", "iommufd": "/dev/iommu"}
+    allowed: dict[tuple[str, str], set[str]] = {}
+    for folder in ("kubernetes", "kubernetes-passthrough"):
+        (data,) = [it["data"] for it in built(folder) if it["kind"] == "ConfigMap" and it["metadata"]["name"] == "topobus-node"]
+        settings = load_settings(GatewaySettings, "gateway", file=None, environ={**data, "TOPOBUS_ALL__NODE": "n"})
+        for device_class in ("gpu", "nic", "fpga"):
+            rights = rights_of_class(device_class, settings.edits.get(device_class, EditRights()), is_foreign=False)
+            allowed[folder, device_class] = {
+                name
+                for name, path in nodes.items()
+                if refuse_forbidden(device_class, Prepared(edits={"d": ContainerEdits(device_nodes=(DeviceNode(path=path),))}), rights)
+                is None
+            }
+
+    assert {key: value for key, value in allowed.items() if key[0] == "kubernetes"} == {
+        ("kubernetes", "gpu"): set(),
+        ("kubernetes", "nic"): {"group", "own"},
+        ("kubernetes", "fpga"): set(),
+    }
+    assert [allowed["kubernetes-passthrough", device_class] for device_class in ("gpu", "nic", "fpga")] == [set(nodes)] * 3
 
 
 def test_compose_gives_no_right_on_the_machine() -> None:

@@ -35,6 +35,8 @@ _OVERLAYS = (
     "kubernetes-nic-hand-over",
     "kubernetes-nic-virtual-functions",
     "kubernetes-node-labels",
+    "kubernetes-device-reset",
+    "kubernetes-passthrough",
 )
 
 
