@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pynvml
@@ -11,6 +11,7 @@ import pytest
 from support.fake_mig import A100_40, as_somebody
 from support.fake_nvml import needs_gcc
 from support.mig_life import OTHER, MigLife, mig_life
+from topobus.devicekit.device_record import Step
 from topobus.devicekit.driver import CountingDriver, CuttingDriver, RecallingDriver
 from topobus.domain.errors import HardwareError
 from topobus.domain.outcome import Refusal
@@ -102,6 +103,26 @@ def test_own_instances_are_not_somebody_elses_after_a_restart(life: MigLife) -> 
 
     devices = life.discover()
 
+    assert life.node.observe(list(devices.values())) == {}
+    assert life.driver.counter_sets(list(devices.values()))[0].counters["memory-slice-2"] == 1
+    assert not any("somebody else" in warning for warning in life.driver.warnings)
+
+
+def test_instance_that_is_given_back_during_a_look_is_nobody_elses(life: MigLife) -> None:
+    """The look asks NVML, then a claim gives its instance back, then the look reads the journal: nothing is reported, and nothing gets sick."""
+    device = life.device("2g-20gb-2")
+    life.prepare(device)
+    acts = [lambda: life.unprepare(device)]
+
+    def recorded(name: str) -> Sequence[Step]:
+        while acts:
+            acts.pop()()
+        return life.journal.steps_of(name)
+
+    life.driver.recorded = recorded
+    devices = life.discover()
+
+    assert acts == []
     assert life.node.observe(list(devices.values())) == {}
     assert life.driver.counter_sets(list(devices.values()))[0].counters["memory-slice-2"] == 1
     assert not any("somebody else" in warning for warning in life.driver.warnings)

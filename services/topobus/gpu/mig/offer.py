@@ -55,7 +55,7 @@ class MigOffer:
         """Give what the instances take from that are made for claims, by GPU."""
         return tuple(self._sets[name] for name in sorted(self._sets))
 
-    def possible(self, tree: Tree, gpu: Device, mig: MigGpu, warnings: LeftOut, recorded: Recorded) -> list[Device]:
+    def possible(self, tree: Tree, nvml: Nvml | None, gpu: Device, mig: MigGpu, warnings: LeftOut, recorded: Recorded) -> list[Device]:
         """List the instances that can be made of a GPU in MIG mode; names in `warnings` those that somebody else has made, which stay and keep what they take.
 
         Shapes: recorded — what the journal says was done to a device.
@@ -71,6 +71,13 @@ class MigOffer:
             for instance in mig.instances
             if not is_ours(recorded(names.get((instance.profile, instance.start), "")), instance, boot)
         ]
+        if foreign and nvml is not None:
+            # One of ours that was destroyed since NVML was asked has no record any more: it is nobody's.
+            try:
+                still = nvml.mig(gpu.pci).instances
+                foreign = [instance for instance in foreign if instance in still]
+            except NvmlSilent as err:
+                warnings.append(f"{gpu.pci}: {err}")
         devices = possible_devices(gpu, mig, foreign)
         self._sets[gpu.name] = counter_set(gpu, mig, foreign)
         for instance in foreign:

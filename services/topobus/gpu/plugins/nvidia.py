@@ -116,7 +116,7 @@ class NvidiaDriver(ChecksLeftovers):
             if _is_partitioned(tree, function.address, gpu):
                 mig = gpu.mig if gpu is not None else MigGpu(fault="NVML, which tells its instances, is not used")
                 if self.cuts_on_demand:
-                    devices += self._mig.possible(tree, device, mig, warnings, self.recorded)
+                    devices += self._mig.possible(tree, self._nvml, device, mig, warnings, self.recorded)
                 else:
                     devices += self._mig.devices(device, mig, warnings, is_counted=self.offers_parents)
             else:
