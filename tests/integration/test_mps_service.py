@@ -15,6 +15,7 @@ from topobus.devicekit.shared_devices import SharedPool
 from topobus.domain.health import HealthState
 from topobus.domain.outcome import Refusal
 from topobus.domain.pools import Condition
+from topobus.domain.request import Owner, OwnerKind
 from topobus.runtime.bus import Bus
 from topobus.runtime.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
@@ -42,7 +43,10 @@ async def lives(bus: Bus, nats_server: NatsServer, tmp_path: Path, request: pyte
             made.mps.end_all()
 
 
+REPLICA = Owner(kind=OwnerKind.DEVICE_PLUGIN, name="topobus.dev/gpu-shared", uid="r1")
 SHARED = {"sharing": (SharedPool(name="gpu-shared", where=(Condition(field="driver", equals="nvidia"),), replicas=4),)}
+
+REPLICAS = {"sharing": (SharedPool(name="gpu-shared", where=(Condition(field="driver", equals="nvidia"),), replicas=4, strategy="MPS"),)}
 
 
 async def test_claim_of_two_gpus_gets_one_daemon_and_leaves_nothing(lives: MpsLives) -> None:
@@ -94,6 +98,35 @@ async def test_owner_is_refused_when_others_share_the_gpu_in_another_way(lives: 
     assert [reason.code for reason in refused.reasons] == ["mps-mixed"]
     assert str(OWNER) in refused.reasons[0].message
     assert await lives.unprepare(OWNER, lives.first) is None
+    lives.check_nothing_left()
+
+
+@pytest.mark.parametrize("lives", [REPLICAS], indirect=True)
+async def test_replica_has_its_daemon_with_the_first_answer(lives: MpsLives) -> None:
+    """Kubelet's Allocate cannot ask again, so it waits; the strategy is the operator's, the limits are those of a replica."""
+    part = {lives.first: {"memory": 20 << 30, "shares": 1}}
+
+    common = check_prepared(await lives.prepare(REPLICA, lives.first, strategy="", shares=part)).common
+
+    assert (common.env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"], common.env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"]) == ("25", "0=20480M")
+    assert (common.hooks, common.additional_gids) == ((), ())
+    assert len(lives.mps.pids()) == 1
+    assert await lives.unprepare(REPLICA, lives.first) is None
+    lives.check_nothing_left()
+
+
+async def test_claim_gets_a_new_daemon_when_the_node_was_rebooted(lives: MpsLives) -> None:
+    """Kubelet prepares it again; the journal outlives the reboot, what it speaks of does not."""
+    check_prepared(await lives.prepare())
+    await lives.stop()
+    lives.reboot()
+
+    await lives.start()
+    check_prepared(await lives.prepare())
+
+    assert len(lives.mps.pids()) == 1
+    assert lives.mps.modes() == {"Exclusive_Process"}
+    assert await lives.unprepare() is None
     lives.check_nothing_left()
 
 
@@ -179,3 +212,27 @@ async def test_nothing_is_left_when_killed_at_any_step_of_unprepare(lives: MpsLi
         lives.check_nothing_left(at)
 
     assert 15 <= step - 1 < MOST_STEPS - 2, f"died {step - 1} times"
+
+
+async def test_daemon_serves_when_the_start_that_runs_it_again_is_killed_at_any_step(lives: MpsLives) -> None:
+    """The daemon died with the service, as in a pod: the next start runs one again, in however many lives, and what is left at the end is nothing."""
+    check_prepared(await lives.prepare())
+    for step in range(1, MOST_STEPS):
+        await lives.stop()
+        lives.mps.end_all()
+        if await lives.start_doomed(step):
+            await lives.prepare_once()
+            if not await lives.died():
+                break
+        at = f"killed at {lives.where()} of a start"
+        await lives.start()
+        check_prepared(await lives.prepare(), at)
+        assert is_alive(lives.mps.client(lives.first)), at
+        assert len(lives.mps.pids()) == 2, at
+
+    assert 8 <= step - 1 < MOST_STEPS - 2, f"died {step - 1} times"
+    # The last life goes on counting its steps.
+    await lives.stop()
+    await lives.start()
+    assert await lives.unprepare() is None
+    lives.check_nothing_left()

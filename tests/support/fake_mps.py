@@ -61,6 +61,11 @@ class FakeMps:
         """Let nvidia-smi know a GPU."""
         (self.programs / "modes" / uuid).write_text(f"{mode}\n", encoding="utf-8")
 
+    def reset_modes(self) -> None:
+        """Put all GPUs into the usual compute mode."""
+        for path in (self.programs / "modes").iterdir():
+            path.write_text("Default\n", encoding="utf-8")
+
     def modes(self) -> set[str]:
         """Give the compute modes that GPUs are in."""
         return {path.read_text(encoding="utf-8").strip() for path in (self.programs / "modes").iterdir() if not path.name.endswith(".new")}

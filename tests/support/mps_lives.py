@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -94,6 +95,11 @@ class MpsLives:
         self._steps.write_text("", encoding="utf-8")
         write_whole(self._order, f"{verb} {step}")
 
+    async def start_doomed(self, step: int) -> bool:
+        """Start one that dies at a step of its start; False when it died."""
+        self.doom("start", step)
+        return await self.start(f"start {step}")
+
     async def died(self) -> bool:
         """Say whether it died, now that the verb is over; False means that the verb had fewer steps."""
         assert self._process is not None
@@ -169,6 +175,12 @@ class MpsLives:
                     continue
         raise AssertionError("unprepare")
 
+    def reboot(self) -> None:
+        """Do to a node whose service has ended what a reboot does: no process is left, /run is empty, GPUs are in their usual mode."""
+        self.mps.end_all()
+        shutil.rmtree(self.mps.state_dir)
+        self.mps.reset_modes()
+
     def journals(self) -> list[str]:
         """Name the files in the journal, half-written ones too."""
         return sorted(path.name for path in self.journal.iterdir() if path.name != "lock") if self.journal.is_dir() else []
@@ -181,10 +193,10 @@ class MpsLives:
         return self._steps.read_text(encoding="utf-8").splitlines()
 
     async def _prepare(self, owner: Owner, devices: tuple[str, ...], shares: dict[str, dict[str, int]], strategy: str = "MPS") -> Any:
-        config = {"apiVersion": "topobus.dev/v1", "kind": "SharingParameters", "strategy": strategy}
+        config = ({"apiVersion": "topobus.dev/v1", "kind": "SharingParameters", "strategy": strategy},) if strategy else ()
         self._asked += 1
         request = PrepareRequest(
-            op_id=f"op-{self._asked}", owner=owner, devices=devices or (self.first, self.second), config=(config,), shares=shares
+            op_id=f"op-{self._asked}", owner=owner, devices=devices or (self.first, self.second), config=config, shares=shares
         )
         return (await self._until_dead(self.bus.ask(PREPARE, request, timeout_s=LIMIT_S, node=NODE, device_class="gpu"))).result
 

@@ -18,7 +18,7 @@ from topobus.contracts.messages import Prepared
 from topobus.devicekit.rights import DEVICE_RESET, PASSTHROUGH, RightKind
 from topobus.domain.edits import ContainerEdits, DeviceNode
 from topobus.gateway.config import GatewaySettings
-from topobus.gateway.core.edit_limits import EditRights, refuse_forbidden
+from topobus.gateway.core.edit_limits import SHIPPED_RIGHTS, EditRights, refuse_forbidden
 from topobus.gateway.core.edit_limits import rights_of as rights_of_class
 from topobus.gpu.config import GpuSettings
 from topobus.nic.config import NicSettings
@@ -225,6 +225,24 @@ def test_gpu_overlay_has_nvml_loaded_and_gpus_looked_at_by_nobody() -> None:
     assert [mount["mountPath"] for mount in maker["volumeMounts"]] == ["/var/lib/topobus/gpu"]
     for manifest in load(ROOT / "deploy" / "kubernetes-gpu" / "gpu.yaml"):
         assert codecs.from_dict(manifest).to_dict() == manifest
+
+
+def test_mps_overlay_mounts_what_its_settings_name() -> None:
+    """Pipes have one path on both sides, the clients' shared memory is what the service has at /dev/shm, and the gateway allows both; the driver is looked for where it is mounted."""
+    manifests = built("kubernetes-gpu-mps")
+    pod, container = _container(manifests, "gpu")
+    (data,) = [it["data"] for it in manifests if it["kind"] == "ConfigMap" and it["metadata"]["name"] == "topobus-node"]
+    variables = {it["name"]: it["value"] for it in container["env"] if "value" in it}
+    settings = load_settings(GpuSettings, "gpu", file=None, environ={**data, **variables, "TOPOBUS_ALL__NODE": "n"})
+    folders = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}
+    mounts = {mount["mountPath"]: (folders.get(mount["name"]), mount.get("readOnly", False)) for mount in container["volumeMounts"]}
+
+    assert settings.mps.owned
+    assert mounts[settings.mps.state_dir] == (settings.mps.state_dir, False)
+    assert mounts["/dev/shm"] == (settings.mps.shared_memory, False)
+    assert mounts[f"{settings.hardware.driver_files.host_root}/usr"] == ("/usr", True)
+    assert {settings.mps.state_dir, settings.mps.shared_memory} <= set(SHIPPED_RIGHTS["gpu"].writable_mounts)
+    assert (pod["hostPID"], settings.hardware.driver_files.bring) == (True, "never")
 
 
 def test_number_of_virtual_functions_can_be_written_where_the_setting_asks_for_it() -> None:
