@@ -102,6 +102,7 @@ class Nvml:
         self._is_stale = False
         # A GPU is cleaned in a thread of its own, and a session that is reopened takes the library away under whoever is in it.
         self._turn = threading.RLock()
+        self._away: frozenset[PciAddress] = frozenset()
         self._pause_looks = _FIRST_PAUSE_LOOKS
         self._looks_to_wait = 0
         self._profiles: dict[PciAddress, tuple[MigProfile, ...]] = {}
@@ -120,6 +121,13 @@ class Nvml:
         """Look at the health of these GPUs."""
         with self._turn:
             return self._observe(addresses)
+
+    def give_away(self, address: PciAddress, *, is_away: bool) -> None:
+        """Leave a GPU alone from now on, or no more: what is open on it is closed with the session, and another one begins."""
+        with self._turn:
+            self._away = self._away | {address} if is_away else self._away - {address}
+            self._is_stale, self._looks_to_wait = True, 0
+            self._renew()
 
     def use(self, address: PciAddress, uuid: str = "") -> NvmlUse | str:
         """Ask which processes use a GPU, or the MIG instance of it with a UUID, and how much of its memory; or say why NVML does not tell."""
@@ -250,6 +258,8 @@ class Nvml:
         The PCI address may come from the library's memory; how much memory is in use comes from the driver.
         """
         nvml = self._nvml
+        if address in self._away:
+            return None, None
         try:
             if address not in self._handles:
                 self._handles[address] = nvml.nvmlDeviceGetHandleByPciBusId(str(address))

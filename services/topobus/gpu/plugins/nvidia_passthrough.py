@@ -1,0 +1,36 @@
+"""What NVIDIA's driver has of its own on a GPU that goes to VFIO: a node that sysfs does not tell of, the NVML session, and the maker's container runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from topobus.domain.device import Device
+from topobus.gpu.nvidia_proc import information_if_readable
+from topobus.gpu.plugins.nvml import Nvml
+from topobus.sysfs.tree import Tree
+
+__all__ = ["LetsGpusGo"]
+
+
+class LetsGpusGo:
+    """What NVIDIA's driver inherits to be a driver whose devices are switched."""
+
+    # Else the maker's runtime would add every GPU that it finds to an image that says "all".
+    passthrough_variables: Mapping[str, str] = MappingProxyType({"NVIDIA_VISIBLE_DEVICES": "void"})
+    _nvml: Nvml | None
+
+    def own_nodes(self, tree: Tree, device: Device) -> Sequence[str]:
+        """Name the GPU's own node; those that all GPUs share say nothing of this one."""
+        minor = information_if_readable(tree, device.pci).get("Device Minor", "") if device.pci is not None else ""
+        return (f"nvidia{minor}",) if minor else ()
+
+    def let_go(self, tree: Tree, device: Device) -> None:
+        """Close what NVML has open: NVIDIA's module waits for it in `unbind`, for ever."""
+        if self._nvml is not None and device.pci is not None:
+            self._nvml.give_away(device.pci, is_away=True)
+
+    def take_back(self, tree: Tree, device: Device) -> None:
+        """Begin a session that knows the GPU again."""
+        if self._nvml is not None and device.pci is not None:
+            self._nvml.give_away(device.pci, is_away=False)
