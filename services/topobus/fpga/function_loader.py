@@ -58,12 +58,13 @@ class FunctionLoader:
         return self._store.look().left_out
 
     def attributes(self, region: Region) -> Mapping[str, AttributeValue]:
-        """Say for selectors which function of the store is loaded, and which fit."""
+        """Say for selectors which function of the store is loaded, and which can be had: those that are loaded, or fit where the region can be programmed."""
         entries = [entry for entry in self._store.look().entries if not entry.is_blank and not region.fits(entry.bitstream)]
-        facts: dict[str, AttributeValue] = {f"fits_{name}": True for name in sorted({entry.name for entry in entries})[:_MOST_FITTING]}
-        loaded = sorted({entry.name for entry in entries if self._has(region, entry, entries, None)})
+        loaded = {entry.name for entry in entries if self._has(region, entry, entries, None)}
+        can_have = {entry.name for entry in entries} if self.can_program and not region.obstacle else loaded
+        facts: dict[str, AttributeValue] = {f"fits_{name}": True for name in sorted(can_have)[:_MOST_FITTING]}
         if len(loaded) == 1:
-            facts["function"] = loaded[0]
+            facts["function"] = next(iter(loaded))
         return facts
 
     def loaded(self, region: Region) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,9 @@ from topobus.contracts.catalogue import INVENTORY, MACHINE
 from topobus.devicekit.health import HealthSettings
 from topobus.devicekit.registry import DriverRegistry
 from topobus.devicekit.settings import JournalSettings
-from topobus.domain.device import Inventory
+from topobus.domain.device import Device, Inventory
 from topobus.domain.health import HealthState
+from topobus.domain.machine import Machine
 from topobus.domain.request import Owner, OwnerKind
 from topobus.fpga.config import FpgaSettings, FunctionSettings
 from topobus.fpga.plugins.intel_dfl import IntelDflDriver
@@ -62,11 +63,11 @@ class Node:
         )
 
     @asynccontextmanager
-    async def service(self) -> AsyncIterator[None]:
+    async def service(self, driver: IntelDflDriver | None = None) -> AsyncIterator[None]:
         """Run the fpga service for the length of a block."""
         async with Bus.session(NatsSettings(url=self.rig.url), name="fpga") as bus:
             runtime = Runtime(name="fpga", node=NODE, bus=bus, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry())
-            registry = DriverRegistry(drivers=(IntelDflDriver(self.programmer),))
+            registry = DriverRegistry(drivers=(driver or IntelDflDriver(self.programmer),))
             task = asyncio.create_task(serve_drivers(self.settings, runtime, registry, can_program=True))
             try:
                 yield
@@ -74,6 +75,11 @@ class Node:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
+
+    async def show_machine(self) -> None:
+        """Do discovery's work."""
+        machine = read_machine(Tree(self.settings.hardware), NODE)
+        await self.rig.bus.put(MACHINE, msgspec.structs.replace(machine, generation=2), node=NODE)
 
     async def inventory(self, wanted: Callable[[Inventory], bool]) -> Inventory:
         """Wait for an inventory as wanted."""
@@ -121,8 +127,7 @@ async def node(nats_server: NatsServer, tmp_path: Path) -> AsyncIterator[Node]:
         made = Node(rig, tmp_path)
         add(made.store, gbs(), "matrix", ("default",))
         add(made.store, gbs("0123456789abcdef" * 2), "secret", ("another",))
-        machine = read_machine(Tree(made.settings.hardware), NODE)
-        await rig.bus.put(MACHINE, msgspec.structs.replace(machine, generation=2), node=NODE)
+        await made.show_machine()
         # The node plane's own rights name no nodes of real drivers; the class's own do.
         async with made.service(), rig.kubelet, rig.gateway(edits={}):
             await rig.kubelet.wait_for_driver("fpga.topobus.dev")
@@ -178,3 +183,39 @@ async def test_card_is_out_of_use_until_it_is_whole_when_programming_fails(node:
     assert worst.reason in ("dirty", "function-crashed")
     assert node.afu_id() == FUNCTION
     assert await node.prepare(await node.claim("two", "matrix")) == ""
+
+
+class RememberingDflDriver(IntelDflDriver):
+    """A driver that notes what it is told, and when it looks."""
+
+    def __init__(self, programmer: FileDflProgrammer) -> None:
+        super().__init__(programmer)
+        self.said: list[str] = []
+        self.has_looked = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def remember(self, devices: Sequence[Device]) -> None:
+        """Note the names."""
+        self.said += [f"remember {device.name}" for device in devices]
+
+    def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
+        """Note that it looked."""
+        self.said.append("discover")
+        self._loop.call_soon_threadsafe(self.has_looked.set)
+        return super().discover(tree, machine)
+
+
+async def test_driver_hears_of_the_earlier_run_before_it_looks(nats_server: NatsServer, tmp_path: Path) -> None:
+    """Names may depend on what a card had before the restart: the inventory of that run is the memory. The first run has nothing to remember."""
+    async with make_rig(nats_server.url, classes=()) as rig:
+        made = Node(rig, tmp_path)
+        await made.show_machine()
+        first = RememberingDflDriver(made.programmer)
+        async with made.service(first):
+            await made.inventory(lambda inventory: any(device.name == CARD for device in inventory.devices))
+        second = RememberingDflDriver(made.programmer)
+        async with made.service(second), asyncio.timeout(LIMIT_S):
+            await second.has_looked.wait()
+
+    assert first.said[0] == "discover"
+    assert second.said[:2] == [f"remember {CARD}", "discover"]

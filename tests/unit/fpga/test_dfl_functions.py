@@ -187,6 +187,17 @@ def test_selectors_see_what_is_loaded_and_what_fits(bench: Bench) -> None:
     assert (bench.attributes()["function"], bench.attributes()["afuId"]) == ("matrix", FUNCTION)
 
 
+def test_selectors_see_only_what_can_be_had_when_nothing_is_programmed(bench: Bench) -> None:
+    """A claim that selects by `fits_matrix` is not sent to a card that would be refused to it."""
+    bench.can_program = False
+    bench.restart()
+    before = bench.attributes()
+    port_file(bench.root, "dfl-port.0", "afu_id").write_text(FUNCTION, encoding="ascii")
+    after = bench.attributes()
+
+    assert ("fits_matrix" in before, after.get("fits_matrix"), after.get("function")) == (False, True, "matrix")
+
+
 REFUSALS = {
     "unknown": ("nothing", "function-unknown"),
     "foreign namespace": ("secret", "function-forbidden"),

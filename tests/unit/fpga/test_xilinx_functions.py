@@ -158,6 +158,7 @@ def test_card_of_several_user_functions_is_not_programmed(bench: Bench) -> None:
 
     assert code(answer) == "region-not-programmable"
     assert "several user functions" in str(answer)
+    assert "fits_filter" not in bench.card().attributes
 
 
 def test_card_is_not_programmed_when_its_management_function_is_elsewhere(bench: Bench) -> None:
