@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from support.bitstream_files import INTERFACE
@@ -48,6 +48,8 @@ class FileProgrammer:
         """Kill this process (SIGKILL) when half of the image is written."""
         self.error = 0
         """Fail with this number when half of the image is written."""
+        self.halfway: Callable[[], object] = lambda: None
+        """Called when half of the image is written."""
         self.is_open = False
         """Somebody has the port open: nothing is touched."""
 
@@ -64,6 +66,7 @@ class FileProgrammer:
         if self.is_open:
             raise RegionUntouched(errno.EBUSY, "Device or resource busy", path)
         shown.write_text(halfway, encoding="ascii")
+        self.halfway()
         if self.dies_midway:
             os.kill(os.getpid(), signal.SIGKILL)
         if self.error:

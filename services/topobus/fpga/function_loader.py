@@ -7,7 +7,7 @@ told to be whole afterwards is programmed anew (blank where there is one for it)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from topobus.devicekit.device_record import DeviceRecord, Step
@@ -51,11 +51,27 @@ class FunctionLoader:
         self._store = BitstreamStore(self.settings.store)
         self.can_program = can_program
         self._programmed: dict[str, _Programmed] = {}
+        self._turns: dict[str, int] = {}
 
     @property
     def left_out(self) -> tuple[str, ...]:
         """Say which bitstreams cannot be used, and why."""
         return self._store.look().left_out
+
+    def forget_absent(self, names: Collection[str]) -> None:
+        """Forget what was programmed into devices that are not offered now: whoever has them for passthrough may load what he likes, and sysfs may not show it afterwards."""
+        # A copy, and no `del`: long work writes from a thread of its own.
+        for name in list(self._programmed):
+            if name not in names:
+                self._programmed.pop(name, None)
+
+    def turn(self, device: str) -> int:
+        """Count beginnings and ends of what is done to a device: odd while it is programmed or reset, when what its function shows (all ones, not ready) is no fault."""
+        return self._turns.get(device, 0)
+
+    def was_quiet(self, device: str, since: int) -> bool:
+        """Say whether nothing was done to a device between an earlier `turn` and now: only then a look in between means something."""
+        return since % 2 == 0 and self.turn(device) == since
 
     def attributes(self, region: Region) -> Mapping[str, AttributeValue]:
         """Say for selectors which function of the store is loaded, and which can be had: those that are loaded, or fit where the region can be programmed."""
@@ -113,7 +129,7 @@ class FunctionLoader:
         record.undone(_PROGRAM)
         record.intend(_PROGRAM, {"digest": entry.digest, "function": entry.bitstream.function, "was": region.shown})
         try:
-            region.program(image)
+            self._write(region, image)
         except RegionUntouched as err:
             record.undone(_PROGRAM)
             return _refuse("region-not-programmable", f"{region.device} cannot be programmed: {err.filename}: {err.strerror}", facts)
@@ -146,7 +162,7 @@ class FunctionLoader:
         record.intend(_RESET)
         if region.reset is not None:
             try:
-                region.reset()
+                self._while_under_way(region.device, region.reset)
             except OSError as err:
                 text = f"the port of {region.device} cannot be reset: {err.filename}: {err.strerror or err}"
                 return _refuse("port-reset-failed", text, {**facts, "error": str(err.errno)})
@@ -187,7 +203,7 @@ class FunctionLoader:
             return image.reasons[0].message
         region = look()
         try:
-            region.program(image)
+            self._write(region, image)
         except OSError as err:
             return f"{region.device} cannot be programmed with {entry.name}: {err.filename}: {err.strerror or err}"
         after = look()
@@ -195,6 +211,16 @@ class FunctionLoader:
         if not why:
             self._programmed[region.device] = _Programmed(entry.digest, entry.bitstream.function, after.shown)
         return why
+
+    def _write(self, region: Region, image: bytes) -> None:
+        self._while_under_way(region.device, lambda: region.program(image))
+
+    def _while_under_way(self, device: str, act: Callable[[], None]) -> None:
+        self._turns[device] = self.turn(device) + 1
+        try:
+            act()
+        finally:
+            self._turns[device] = self.turn(device) + 1
 
     def _refuse_programming(self, region: Region, context: PrepareContext, facts: dict[str, str]) -> Refusal | None:
         if region.device in context.looked_at or context.others.get(region.device):

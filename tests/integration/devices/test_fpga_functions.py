@@ -138,14 +138,14 @@ async def node(nats_server: NatsServer, tmp_path: Path) -> AsyncIterator[Node]:
 async def test_card_is_programmed_once_when_two_claims_want_one_function(node: Node) -> None:
     """The first claim's card is programmed; its port is reset after it; the second claim finds the function loaded. The container gets the port, and never the engine."""
     before = node.afu_id()
-    one, two = await node.claim("one", "matrix"), await node.claim("two", FUNCTION)
+    first_claim, second_claim = await node.claim("one", "matrix"), await node.claim("two", FUNCTION)
 
-    first = await node.prepare(one)
+    first = await node.prepare(first_claim)
     after_first = node.afu_id()
     spec = "".join(path.read_text(encoding="utf-8") for path in node.rig.cdi_dir.iterdir())
     seen = await node.inventory(lambda inventory: "function" in inventory.devices[0].attributes)
-    await node.release(one)
-    second = await node.prepare(two)
+    await node.release(first_claim)
+    second = await node.prepare(second_claim)
 
     assert (before, first, after_first) == (BLANK, "", FUNCTION)
     assert seen.devices[0].attributes["function"] == "matrix"
@@ -169,13 +169,13 @@ async def test_claim_says_why_when_its_function_is_not_for_it(node: Node) -> Non
 async def test_card_is_out_of_use_until_it_is_whole_when_programming_fails(node: Node) -> None:
     """Everybody sees that the card is dirty; once it can be programmed again it is made whole by itself, and a claim gets it."""
     node.programmer.error = 5
-    one = await node.claim("one", "matrix")
-    refused = await node.prepare(one)
+    first_claim = await node.claim("one", "matrix")
+    refused = await node.prepare(first_claim)
     sick = await node.inventory(lambda inventory: inventory.devices[0].health.state is HealthState.UNHEALTHY)
     node.programmer.error = 0
     await node.inventory(lambda inventory: inventory.devices[0].health.state is HealthState.HEALTHY)
 
-    await node.release(one)
+    await node.release(first_claim)
 
     assert "programming" in refused
     worst = sick.devices[0].health.worst

@@ -294,6 +294,20 @@ def test_card_is_blanked_after_its_user_when_there_is_a_blank_function(bench: Be
     assert bench.programmer.calls == ["program", "reset", "program", "reset"]
 
 
+def test_card_is_not_sick_while_it_is_programmed(bench: Bench) -> None:
+    """Its function reads as all ones then, which is a crash at any other time: nobody is evicted for it, and its neighbours are watched as ever."""
+    devices = bench.devices()
+    seen: list[object] = []
+    bench.programmer.halfway = lambda: seen.append((bench.afu_id(), bench.driver.observe(bench.tree, devices)))
+    bench.prepare("matrix")
+    port_file(bench.root, "dfl-port.0", "afu_id").write_text("f" * 32, encoding="ascii")
+
+    ((shown, observed),) = [tuple(each_look) for each_look in seen if isinstance(each_look, tuple)]
+    (crashed,) = bench.driver.observe(bench.tree, devices)[devices[0].name]
+    assert (shown, observed) == ("f" * 32, {devices[0].name: []})
+    assert crashed.reason == "function-crashed"
+
+
 def test_card_is_dirty_while_its_port_cannot_be_reset(bench: Bench) -> None:
     """Somebody still has it open: the next owner waits, and is told why."""
     bench.prepare("matrix")

@@ -115,6 +115,41 @@ def test_card_is_programmed_anew_when_its_user_has_loaded_something_else(bench: 
     assert bench.programmer.calls == ["program", "program"]
 
 
+def test_card_is_programmed_anew_when_it_was_passed_through_in_between(bench: Bench) -> None:
+    """A virtual machine may have loaded anything, and sysfs shows nothing of it; while the card is away, what was loaded is forgotten."""
+    bench.prepare("filter")
+    bench.release()
+    card = bench.card()
+    driver_link = bench.tree.path(f"sys/bus/pci/devices/{card.pci}") / "driver"
+    own = driver_link.readlink()
+    driver_link.unlink()
+    driver_link.symlink_to(own.parent / "vfio-pci")
+    names = [device.name for device in bench.driver.discover(bench.tree, read_machine(bench.tree, "n"))]
+    driver_link.unlink()
+    driver_link.symlink_to(own)
+
+    assert card.name not in names
+    assert not isinstance(bench.prepare("filter", TWO), Refusal)
+    assert bench.programmer.calls == ["program", "program"]
+
+
+def test_card_is_not_sick_while_it_is_programmed(bench: Bench) -> None:
+    """XRT takes a card offline for the time; afterwards that is a fault."""
+    card = bench.card()
+    offline = bench.tree.path(f"sys/bus/pci/devices/{card.pci}/dev_offline")
+    seen: list[object] = []
+
+    def look() -> None:
+        offline.write_text("1", encoding="ascii")
+        seen.append(bench.driver.observe(bench.tree, [card])[card.name])
+
+    bench.programmer.halfway = look
+    bench.prepare("filter")
+
+    assert seen == [[]]
+    assert [observation.reason for observation in bench.driver.observe(bench.tree, [card])[card.name]] == ["device-offline"]
+
+
 def test_claim_keeps_its_card_when_the_service_restarts(bench: Bench) -> None:
     """Its record says what was loaded for it, where sysfs does not."""
     bench.prepare("filter")

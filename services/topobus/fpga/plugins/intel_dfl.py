@@ -109,6 +109,7 @@ class IntelDflDriver:
                 if not card.ports and card.pci is not None:
                     left_out.keep(card.pci, DeviceRole.MANAGEMENT, "it has no port, and its management engine is for nobody's container")
         self.warnings, self.kept = (*left_out, *self._functions.loader.left_out), left_out.kept
+        self._functions.loader.forget_absent({device.name for device in devices})
         return tuple(
             msgspec.structs.replace(device, attributes={**device.attributes, **self._functions.attributes(tree, device)})
             for device in devices
@@ -217,14 +218,17 @@ class IntelDflDriver:
     def _observe_one(self, tree: Tree, device: Device, on_bus: list[Observation]) -> list[Observation]:
         if any(observation.dimension is Dimension.PRESENCE or observation.state is HealthState.UNKNOWN for observation in on_bus):
             return on_bus
+        turn = self._functions.loader.turn(device.name)
         try:
             card = read_dfl_card(tree, str(device.attributes["region"]))
         except HardwareError as err:
             return [unreadable(err)]
+        # A port that is being programmed or reset reads as a crashed one.
+        ports = ports_of(card, device) if self._functions.loader.was_quiet(device.name, turn) else ()
         observations = [
             *(_engine_error(error) for error in card.errors if error.value),
             *(_alarm(alarm) for alarm in card.alarms if alarm.value),
-            *(observation for port in ports_of(card, device) for observation in _port(port)),
+            *(observation for port in ports for observation in _port(port)),
         ]
         return [*on_bus, *observations]
 

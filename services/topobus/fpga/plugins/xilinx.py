@@ -145,6 +145,7 @@ class XilinxDriver:
             if card.user is not None and card.management is not None:
                 left_out.keep(card.management.address, DeviceRole.MANAGEMENT, "it loads shells and resets the card", is_told=False)
         self.warnings, self.kept = (*left_out, *self._functions.loader.left_out), left_out.kept
+        self._functions.loader.forget_absent({device.name for device in devices})
         return tuple(self._with_functions(tree, device) for device in devices)
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
@@ -153,8 +154,9 @@ class XilinxDriver:
         # Once a function: several devices may share a management function, and its error counters tell a rise only once.
         mains = {device.pci for device in devices}
         addresses = sorted({address for device in devices for address in _functions_of(device)})
+        turns = {device.name: self._functions.loader.turn(device.name) for device in devices}
         seen = {address: self._observe_function(tree, address, is_main=address in mains) for address in addresses}
-        return {device.name: self._observe_one(device, seen) for device in devices if device.pci is not None}
+        return {device.name: self._observe_one(device, seen, turns[device.name]) for device in devices if device.pci is not None}
 
     def check(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Refusal | None:
         """Refuse configuration that cannot be read."""
@@ -244,8 +246,11 @@ class XilinxDriver:
             return [unreadable(err)]
         return observations
 
-    def _observe_one(self, device: Device, by_function: Mapping[PciAddress, list[Observation]]) -> list[Observation]:
+    def _observe_one(self, device: Device, by_function: Mapping[PciAddress, list[Observation]], turn: int) -> list[Observation]:
         seen = [observation for address in _functions_of(device) for observation in by_function[address]]
+        if not self._functions.loader.was_quiet(device.name, turn):
+            # The driver takes the card offline while it is programmed; that it left the bus is told all the same.
+            seen = [observation for observation in seen if observation.dimension in (Dimension.PRESENCE, Dimension.LINK)]
         if device.attributes.get("managementPciBusID") == str(device.pci) and not seen:
             seen.append(_without_user(device))
         return seen
