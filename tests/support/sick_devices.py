@@ -20,7 +20,7 @@ from topobus.devicekit.driver import DeviceDriver
 from topobus.devicekit.health import HealthSettings
 from topobus.devicekit.host import serve_devices
 from topobus.devicekit.registry import DriverRegistry
-from topobus.devicekit.settings import DeviceServiceSettings, DriverSettings, JournalSettings
+from topobus.devicekit.settings import CleaningSettings, DeviceServiceSettings, DriverSettings, JournalSettings
 from topobus.domain.device import Device, Inventory
 from topobus.domain.health import HealthState
 from topobus.gateway.config import ClusterSettings
@@ -35,8 +35,6 @@ from topobus.testing.apiserver import ApiServerSimulator
 
 __all__ = ["Outputs", "SickNode", "sick_node"]
 
-# No device heals within a test: a rise is seen at one look alone.
-_HEALTH = HealthSettings(poll_s=0.05, hold_s=3600.0)
 _LIMIT_S = 60.0
 
 
@@ -109,6 +107,11 @@ class SickNode:
             tainted=frozenset(self._tainted()),
         )
 
+    async def until_told(self, device: str, wanted: Callable[[HealthEvent], bool]) -> HealthEvent:
+        """Wait for an event of a device; old ones count, too."""
+        await self._until_heard(lambda: any(map(wanted, self._events.get(device, ()))))
+        return next(filter(wanted, self._events[device]))
+
     async def counts(self, wanted: Mapping[tuple[str, HealthState], int]) -> dict[tuple[str, HealthState], int]:
         """Give how many events the service's metric has of these reasons and states, as soon as it has as many as wanted: it counts what was published a moment after."""
         name = f"topobus_{self.device_class}_health_events_total"
@@ -149,9 +152,20 @@ class SickNode:
 
 @asynccontextmanager
 async def sick_node(
-    url: str, server: ApiServerSimulator, root: Path, folder: Path, drivers: Iterable[DeviceDriver], *, library_path: str = ""
+    url: str,
+    server: ApiServerSimulator,
+    root: Path,
+    folder: Path,
+    drivers: Iterable[DeviceDriver],
+    *,
+    library_path: str = "",
+    hold_s: float = 3600.0,
+    cleaning: CleaningSettings | None = None,
 ) -> AsyncIterator[SickNode]:
-    """Run the service of one class, with its drivers, on the machine below `root`, and a gateway with kubelet and an API server beside it."""
+    """Run the service of one class, with its drivers, on the machine below `root`, and a gateway with kubelet and an API server beside it.
+
+    With the default `hold_s` no device heals within a test.
+    """
     hardware = HardwareSettings(root=str(root), rescan_s=0.2, library_path=library_path)
     registry = DriverRegistry(drivers=tuple(drivers))
     device_class = registry.drivers[0].device_class
@@ -172,7 +186,8 @@ async def sick_node(
             hardware=hardware,
             journal=JournalSettings(dir=str(folder / "journal")),
             drivers=DriverSettings(timeout_s=_LIMIT_S, first_wait_s=_LIMIT_S),
-            health=_HEALTH,
+            health=HealthSettings(poll_s=0.05, hold_s=hold_s),
+            cleaning=cleaning or CleaningSettings(),
         )
         bus = await stack.enter_async_context(Bus.session(NatsSettings(url=url), name=device_class))
         runtime = Runtime(name=device_class, node=NODE, bus=bus, clock=SystemClock(), readiness=Readiness(), registry=node.metrics)
