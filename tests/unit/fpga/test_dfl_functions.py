@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,111 +12,26 @@ import msgspec
 import pytest
 
 from support.bitstream_files import FUNCTION, INTERFACE, OPENCL_FUNCTION, aocx, gbs, xclbin
-from support.fpga_cards import BLANK, FileDflProgrammer, add, dfl_machine, port_file
+from support.dfl_bench import DflBench, asking, claim
+from support.fpga_cards import BLANK, add, port_file
 from topobus.devicekit import journaled_verbs
 from topobus.devicekit.driver import PrepareContext
-from topobus.devicekit.journal import Journal
-from topobus.domain.device import AttributeValue, Device
-from topobus.domain.edits import ContainerEdits
 from topobus.domain.errors import HardwareError
 from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner, OwnerKind
-from topobus.fpga.config import FunctionSettings
-from topobus.fpga.plugins.intel_dfl import IntelDflDriver
-from topobus.sysfs.machine import read_machine
-from topobus.sysfs.tree import HardwareSettings, Tree
 
 OTHER = "0123456789abcdef" * 2
 
 
-def claim(name: str, namespace: str = "team-a") -> Owner:
-    """Name an owner."""
-    return Owner(kind=OwnerKind.CLAIM, namespace=namespace, name=name, uid=f"uid-{name}")
-
-
-def asking(function: str) -> tuple[dict[str, Any], ...]:
-    """Write a claim's configuration."""
-    return ({"apiVersion": "fpga.topobus.dev/v1", "kind": "FunctionParameters", "function": function},)
-
-
-class Bench:
-    """A card, a store, a journal, and the verbs as the device service calls them; `restart` is a new life of the service."""
-
-    def __init__(self, folder: Path) -> None:
-        self.root = folder / "machine"
-        self.store = folder / "store"
-        self.recorded = dfl_machine(self.root)
-        self.programmer = FileDflProgrammer(self.root)
-        self.folder = folder / "journal"
-        self.journal = Journal(self.folder)
-        self.can_program = True
-        self.tree = Tree(HardwareSettings(root=str(self.root)))
-        self.restart()
-
-    def restart(self) -> None:
-        """End this life and begin the next."""
-        self.journal.close()
-        self.journal = Journal(self.folder)
-        self.journal.load()
-        self.driver = IntelDflDriver(self.programmer)
-        self.driver.configure(FunctionSettings(store=str(self.store)), can_program=self.can_program)
-
-    def devices(self) -> tuple[Device, ...]:
-        """Find the card."""
-        return tuple(self.driver.discover(self.tree, read_machine(self.tree, "n")))
-
-    def attributes(self) -> Mapping[str, AttributeValue]:
-        """Give what the card says for selectors."""
-        return self.devices()[0].attributes
-
-    def prepare(self, function: str, owner: Owner | None = None, *, looks_only: bool = False) -> Mapping[str, ContainerEdits] | Refusal:
-        """Prepare the card with a function, long work to its end; bad configuration is refused before."""
-        devices = self.devices()
-        looked_at = frozenset(device.name for device in devices) if looks_only else frozenset()
-        context = PrepareContext(owner=owner or claim("one"), config=asking(function) if function else (), looked_at=looked_at)
-        refusal = self.driver.check(self.tree, devices, context)
-        if refusal is not None:
-            return refusal
-        kept = [] if looks_only else [device.name for device in devices]
-        answer = journaled_verbs.prepare(self.journal, self.driver, self.tree, devices, context, kept)
-        return answer.run(lambda: True) if isinstance(answer, journaled_verbs.JournaledWork) else answer
-
-    def refusal(self, function: str, owner: Owner | None = None) -> tuple[str, str]:
-        """Prepare what cannot be; gives the reason's code and message."""
-        answer = self.prepare(function, owner)
-        assert isinstance(answer, Refusal), answer
-        return answer.reasons[0].code, answer.reasons[0].message
-
-    def unprepare(self, owner: Owner | None = None) -> None:
-        """Let an owner go, and clean the card."""
-        devices = self.devices()
-        journaled_verbs.unprepare(self.journal, self.driver, self.tree, devices, PrepareContext(owner=owner or claim("one")))
-
-    def clean(self) -> Refusal | None:
-        """Clean the card."""
-        return journaled_verbs.clean(self.journal, self.driver, self.tree, self.devices()[0])
-
-    def recover(self) -> None:
-        """Undo what is half done, as a start does."""
-        self.restart()
-        for entry in [entry for device in self.journal.entries.values() for entry in device.half_done]:
-            journaled_verbs.undo_prepare(self.journal, self.driver, self.tree, self.devices()[0], entry.owner)
-
-    def afu_id(self) -> str:
-        """Give what the port shows."""
-        return port_file(self.root, "dfl-port.0", "afu_id").read_text(encoding="ascii")
-
-
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
+def bench(tmp_path: Path) -> DflBench:
     """A card with one function, and a store with another one for it."""
-    made = Bench(tmp_path)
+    made = DflBench(tmp_path)
     add(made.store, gbs(), "matrix", ("team-a", "team-b"))
     return made
 
 
 @pytest.mark.parametrize("function", ["matrix", FUNCTION, FUNCTION.upper()])
-def test_card_is_programmed_when_it_has_another_function(bench: Bench, function: str) -> None:
+def test_card_is_programmed_when_it_has_another_function(bench: DflBench, function: str) -> None:
     """By the store's name or the AFU id; the container gets the port alone."""
     edits = bench.prepare(function)
 
@@ -127,7 +41,7 @@ def test_card_is_programmed_when_it_has_another_function(bench: Bench, function:
     assert bench.programmer.calls == ["program"]
 
 
-def test_card_is_not_programmed_again_when_the_next_claim_wants_the_same(bench: Bench) -> None:
+def test_card_is_not_programmed_again_when_the_next_claim_wants_the_same(bench: DflBench) -> None:
     """The function stays after its user, whose port is reset; also a restart between the two changes nothing."""
     bench.prepare("matrix")
     bench.unprepare()
@@ -140,7 +54,7 @@ def test_card_is_not_programmed_again_when_the_next_claim_wants_the_same(bench: 
     assert bench.programmer.calls == ["program", "reset"]
 
 
-def test_card_is_not_touched_when_its_own_claim_is_prepared_again(bench: Bench) -> None:
+def test_card_is_not_touched_when_its_own_claim_is_prepared_again(bench: DflBench) -> None:
     """Kubelet prepares claims of pods that run again, also after a restart of the service."""
     first = bench.prepare("matrix")
     again = bench.prepare("matrix")
@@ -150,7 +64,7 @@ def test_card_is_not_touched_when_its_own_claim_is_prepared_again(bench: Bench) 
     assert bench.programmer.calls == ["program"]
 
 
-def test_card_is_programmed_for_its_claim_when_a_reboot_took_the_function(bench: Bench) -> None:
+def test_card_is_programmed_for_its_claim_when_a_reboot_took_the_function(bench: DflBench) -> None:
     """After a loss of power the claim's pod starts again on a card with what its flash holds."""
     bench.prepare("matrix")
     port_file(bench.root, "dfl-port.0", "afu_id").write_text(BLANK, encoding="ascii")
@@ -160,13 +74,13 @@ def test_card_is_programmed_for_its_claim_when_a_reboot_took_the_function(bench:
     assert (bench.afu_id(), bench.programmer.calls) == (FUNCTION, ["program", "program"])
 
 
-def test_claim_without_a_function_gets_the_card_as_it_is(bench: Bench) -> None:
+def test_claim_without_a_function_gets_the_card_as_it_is(bench: DflBench) -> None:
     """As before there were functions."""
     assert not isinstance(bench.prepare(""), Refusal)
     assert bench.programmer.calls == []
 
 
-def test_claim_gets_a_function_that_is_loaded_and_in_no_store(bench: Bench) -> None:
+def test_claim_gets_a_function_that_is_loaded_and_in_no_store(bench: DflBench) -> None:
     """A card that somebody has programmed by hand serves claims for it."""
     bench.can_program = False
     bench.restart()
@@ -174,7 +88,7 @@ def test_claim_gets_a_function_that_is_loaded_and_in_no_store(bench: Bench) -> N
     assert not isinstance(bench.prepare(BLANK), Refusal)
 
 
-def test_selectors_see_what_is_loaded_and_what_fits(bench: Bench) -> None:
+def test_selectors_see_what_is_loaded_and_what_fits(bench: DflBench) -> None:
     """Names of the store as attributes, of those alone that fit; a blank function is nobody's to ask for."""
     add(bench.store, xclbin(), "filter")
     add(bench.store, gbs(OTHER, interface=OTHER), "elsewhere")
@@ -187,7 +101,7 @@ def test_selectors_see_what_is_loaded_and_what_fits(bench: Bench) -> None:
     assert (bench.attributes()["function"], bench.attributes()["afuId"]) == ("matrix", FUNCTION)
 
 
-def test_selectors_see_only_what_can_be_had_when_nothing_is_programmed(bench: Bench) -> None:
+def test_selectors_see_only_what_can_be_had_when_nothing_is_programmed(bench: DflBench) -> None:
     """A claim that selects by `fits_matrix` is not sent to a card that would be refused to it."""
     bench.can_program = False
     bench.restart()
@@ -210,7 +124,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize(("function", "code"), REFUSALS.values(), ids=REFUSALS.keys())
-def test_claim_is_refused_by_name_and_the_card_stays_as_it_is(bench: Bench, function: str, code: str) -> None:
+def test_claim_is_refused_by_name_and_the_card_stays_as_it_is(bench: DflBench, function: str, code: str) -> None:
     """Each rule has its own code, and nothing is written to the card or left in the journal."""
     (file,) = bench.store.glob("*.gbs")
     file.write_bytes(gbs()[:-1] + b"X")
@@ -225,7 +139,7 @@ def test_claim_is_refused_by_name_and_the_card_stays_as_it_is(bench: Bench, func
     assert (bench.programmer.calls, bench.afu_id(), bench.journal.entries) == ([], BLANK, {})
 
 
-def test_claim_is_refused_when_nothing_is_programmed_here(bench: Bench) -> None:
+def test_claim_is_refused_when_nothing_is_programmed_here(bench: DflBench) -> None:
     """The setting is off: a card that has the function would do, this one has it not."""
     bench.can_program = False
     bench.restart()
@@ -235,7 +149,7 @@ def test_claim_is_refused_when_nothing_is_programmed_here(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("looks_only", [True, False])
-def test_card_is_never_programmed_under_a_user(bench: Bench, looks_only: bool) -> None:
+def test_card_is_never_programmed_under_a_user(bench: DflBench, looks_only: bool) -> None:
     """Not for another claim, and not for an administrator who looks at a device that others hold."""
     bench.prepare("", claim("user"))
 
@@ -245,7 +159,7 @@ def test_card_is_never_programmed_under_a_user(bench: Bench, looks_only: bool) -
     assert (answer.reasons[0].code, bench.afu_id(), bench.programmer.calls) == ("region-in-use", BLANK, [])
 
 
-def test_claim_is_refused_when_a_process_has_the_port_open(bench: Bench) -> None:
+def test_claim_is_refused_when_a_process_has_the_port_open(bench: DflBench) -> None:
     """The kernel says so (EBUSY): nothing was touched, so the card is as good as before."""
     bench.programmer.is_open = True
 
@@ -253,7 +167,7 @@ def test_claim_is_refused_when_a_process_has_the_port_open(bench: Bench) -> None
     assert (bench.afu_id(), bench.journal.entries) == (BLANK, {})
 
 
-def test_card_is_made_whole_when_programming_fails(bench: Bench) -> None:
+def test_card_is_made_whole_when_programming_fails(bench: DflBench) -> None:
     """The claim is refused; the next start of undoing programs the region anew, and until that succeeds nobody gets the card."""
     bench.programmer.error = errno.EIO
 
@@ -268,7 +182,7 @@ def test_card_is_made_whole_when_programming_fails(bench: Bench) -> None:
     assert (bench.afu_id(), bench.journal.entries) == (FUNCTION, {})
 
 
-def test_card_is_blanked_when_programming_fails_and_there_is_a_blank_function(bench: Bench) -> None:
+def test_card_is_blanked_when_programming_fails_and_there_is_a_blank_function(bench: DflBench) -> None:
     """Rather the operator's blank function than a tenant's."""
     add(bench.store, gbs(OTHER), "blank", is_blank=True)
     bench.programmer.error = errno.EIO
@@ -280,7 +194,7 @@ def test_card_is_blanked_when_programming_fails_and_there_is_a_blank_function(be
     assert bench.afu_id() == OTHER
 
 
-def test_card_is_blanked_after_its_user_when_there_is_a_blank_function(bench: Bench) -> None:
+def test_card_is_blanked_after_its_user_when_there_is_a_blank_function(bench: DflBench) -> None:
     """Nothing of a tenant stays in the region; one that is blank is not written again."""
     add(bench.store, gbs(BLANK), "blank", is_blank=True)
     bench.prepare("matrix")
@@ -294,7 +208,7 @@ def test_card_is_blanked_after_its_user_when_there_is_a_blank_function(bench: Be
     assert bench.programmer.calls == ["program", "reset", "program", "reset"]
 
 
-def test_card_is_not_sick_while_it_is_programmed(bench: Bench) -> None:
+def test_card_is_not_sick_while_it_is_programmed(bench: DflBench) -> None:
     """Its function reads as all ones then, which is a crash at any other time: nobody is evicted for it, and its neighbours are watched as ever."""
     devices = bench.devices()
     seen: list[object] = []
@@ -308,7 +222,7 @@ def test_card_is_not_sick_while_it_is_programmed(bench: Bench) -> None:
     assert crashed.reason == "function-crashed"
 
 
-def test_card_is_dirty_while_its_port_cannot_be_reset(bench: Bench) -> None:
+def test_card_is_dirty_while_its_port_cannot_be_reset(bench: DflBench) -> None:
     """Somebody still has it open: the next owner waits, and is told why."""
     bench.prepare("matrix")
     bench.unprepare()
@@ -323,7 +237,7 @@ def test_card_is_dirty_while_its_port_cannot_be_reset(bench: Bench) -> None:
     assert bench.journal.entries == {}
 
 
-def test_opencl_containers_are_told_apart_by_what_was_programmed(bench: Bench) -> None:
+def test_opencl_containers_are_told_apart_by_what_was_programmed(bench: DflBench) -> None:
     """All of one board package show one id: only what this service, or this claim's record, knows is believed."""
     entry = add(bench.store, aocx(), "kernels")
     port_file(bench.root, "dfl-port.0", "afu_id").write_text(OPENCL_FUNCTION, encoding="ascii")
@@ -341,7 +255,7 @@ def test_opencl_containers_are_told_apart_by_what_was_programmed(bench: Bench) -
     assert bench.programmer.calls == ["program", "reset", "program"]
 
 
-def test_card_is_safe_when_the_service_dies_while_it_programs(bench: Bench) -> None:
+def test_card_is_safe_when_the_service_dies_while_it_programs(bench: DflBench) -> None:
     """Killed with half of the image written: the next start finds the record, programs the region anew, and the claim can be prepared."""
     name = bench.devices()[0].name
     bench.journal.close()
@@ -364,7 +278,7 @@ def test_card_is_safe_when_the_service_dies_while_it_programs(bench: Bench) -> N
     assert bench.programmer.calls == ["program"]
 
 
-def test_card_stays_out_of_use_when_nobody_can_tell_what_is_in_it(bench: Bench) -> None:
+def test_card_stays_out_of_use_when_nobody_can_tell_what_is_in_it(bench: DflBench) -> None:
     """The file that was being loaded is gone, and there is no blank one: a person must add one, or program the card."""
     bench.programmer.error = errno.EIO
     bench.refusal("matrix")
@@ -391,7 +305,7 @@ def test_card_stays_out_of_use_when_nobody_can_tell_what_is_in_it(bench: Bench) 
         ({"apiVersion": "fpga.topobus.dev/v1", "kind": "FunctionParameters", "function": "matrix", "force": True}, "config[0].force"),
     ],
 )
-def test_configuration_is_refused_with_its_field_when_it_is_wrong(bench: Bench, entry: dict[str, Any], field: str) -> None:
+def test_configuration_is_refused_with_its_field_when_it_is_wrong(bench: DflBench, entry: dict[str, Any], field: str) -> None:
     """Nothing is ignored silently."""
     context = PrepareContext(owner=claim("one"), config=(entry,))
 
@@ -401,7 +315,7 @@ def test_configuration_is_refused_with_its_field_when_it_is_wrong(bench: Bench, 
     assert [(reason.code, reason.facts["field"]) for reason in refusal.reasons] == [("function-config-invalid", field)]
 
 
-def test_one_device_of_a_claim_is_asked_for_its_own_function(bench: Bench) -> None:
+def test_one_device_of_a_claim_is_asked_for_its_own_function(bench: DflBench) -> None:
     """A configuration for one request counts for its device alone, and a claim's refines its class's."""
     (device,) = bench.devices()
     config = (*asking("nothing"), *asking("matrix"))
@@ -412,7 +326,7 @@ def test_one_device_of_a_claim_is_asked_for_its_own_function(bench: Bench) -> No
     assert answer.what == f"programming {device.name} with matrix"
 
 
-def test_card_without_a_region_of_its_own_is_not_programmed(bench: Bench) -> None:
+def test_card_without_a_region_of_its_own_is_not_programmed(bench: DflBench) -> None:
     """A virtual function has its port, and no management engine: what is loaded there is the host's to say."""
     (engine,) = bench.root.glob("sys/class/fpga_region/*/dfl-fme.0")
     engine.rename(engine.parent / "away")
