@@ -235,6 +235,8 @@ async def test_replicas_stay_with_their_pods_when_the_gateway_starts_again(rig: 
     async with rig.gateway():
         await rig.kubelet.wait_for_resource(RESOURCE, allocatable=4)
         first = replicas(await admitted(rig, pod("a")))
+    # Kubelet has seen that its stream ended: what it lists next is the new gateway's.
+    await rig.kubelet.wait_for_resource(RESOURCE, allocatable=0)
     async with rig.gateway():
         await rig.kubelet.wait_for_resource(RESOURCE, allocatable=4)
         second = replicas(await admitted(rig, pod("b")))

@@ -85,10 +85,10 @@ class TimeSlices:
             return _refuse("time-slice-unsupported", text, interval=interval)
         for device in devices:
             for other in context.others.get(device.name, ()):
-                theirs = next((str(step.before.get("wanted", "")) for step in other.steps if step.name == STEP), interval)
-                if theirs != interval:
-                    text = f"{device.name} has a time slice of {theirs} for {other.owner}, and a GPU has one: ask for {theirs}, or for Default, which takes what is there"
-                    return _refuse("time-slice-differs", text, device=device.name, interval=interval, present=theirs)
+                present = next((str(step.before.get("wanted", "")) for step in other.steps if step.name == STEP), interval)
+                if present != interval:
+                    text = f"{device.name} has a time slice of {present} for {other.owner}, and a GPU has one: ask for {present}, or for Default, which takes what is there"
+                    return _refuse("time-slice-differs", text, device=device.name, interval=interval, present=present)
         program = _find_program(settings, version)
         if isinstance(program, Refusal):
             return program
@@ -102,18 +102,18 @@ class TimeSlices:
         until = time.monotonic() + _LIMIT_S
         for device in plan.devices:
             record = context.records.get(device.name, DeviceRecord())
-            known = record.step(STEP)
-            if known is not None and known.is_done and known.before.get("wanted") == plan.interval and device.name in self._set:
+            step = record.step(STEP)
+            if step is not None and step.is_done and step.before.get("wanted") == plan.interval and device.name in self._set:
                 continue
-            others = [step for other in context.others.get(device.name, ()) for step in other.steps if step.name == STEP]
+            others = [other_step for other in context.others.get(device.name, ()) for other_step in other.steps if other_step.name == STEP]
             # What was before the first of them is before all of them.
-            if known is None:
+            if step is None:
                 before = str(others[0].before.get("slice", _DEFAULT)) if others else _read(plan.program, device, until)
                 record.intend(STEP, {"slice": before, "wanted": plan.interval})
-            if device.name not in self._set or not any(step.is_done for step in others):
+            if device.name not in self._set or not any(other_step.is_done for other_step in others):
                 said = _set(plan.program, device, plan.interval, until)
                 if said:
-                    if known is None:
+                    if step is None:
                         # It ended and says that it has not set it, so there is nothing to undo.
                         record.undone(STEP)
                     return _refuse("time-slice-failed", f"{device.name}: {said}", device=device.name, interval=plan.interval)

@@ -29,6 +29,13 @@ from topobus.testing.clock import ManualClock
 
 DATA = Path(__file__).parent.parent.parent / "data"
 SHARE = {"shares": 1}
+LIMIT_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may take long to start a program."""
+    monkeypatch.setattr(time_slices, "_LIMIT_S", LIMIT_S)
 
 
 def plugin(uid: str) -> Owner:
@@ -56,10 +63,10 @@ class Node:
         shutil.copy(DATA / "fake_smi" / "nvidia-smi", self.programs / "nvidia-smi")
         files = DriverFilesSettings(root=str(root / "driver"), bring="never")
         self.tree = Tree(HardwareSettings(root=str(self.recorded.root), driver_files=files))
-        found = NvidiaDriver().discover(self.tree, read_machine(self.tree, "n1"))
+        discovered = NvidiaDriver().discover(self.tree, read_machine(self.tree, "n1"))
         strategy = {"strategy": "TimeSlicing", "time_slice": time_slice} if time_slice else {}
         pool = SharedPool(name="gpu-shared", where=(Condition(field="driver", equals="nvidia"),), replicas=4, **strategy)  # type: ignore[arg-type]
-        self.gpu = with_sharing([structs.replace(found[0], driver="nvidia", pool="gpu-shared")], [pool])[0]
+        self.gpu = with_sharing([structs.replace(discovered[0], driver="nvidia", pool="gpu-shared")], [pool])[0]
         self.slice_file = self.programs / "slices" / self.gpu.uuid
         self.slice_file.write_text("Medium\n")
 
@@ -91,10 +98,10 @@ class Life:
         self.driver = NvidiaDriver()
         self.driver.configure(LeftoverSettings(check=False))
         clock = ManualClock()
-        isolated = {"nvidia": IsolatedDriver(self.driver, timeout_s=30.0, clock=clock)}
+        isolated = {"nvidia": IsolatedDriver(self.driver, timeout_s=LIMIT_S, clock=clock)}
         devices = {node.gpu.name: node.gpu}
         self.journal = Journal(node.root / "journal")
-        self.hands = DeviceHands(isolated, node.tree, devices.get, self.journal, clock=clock, wait_s=30.0)
+        self.hands = DeviceHands(isolated, node.tree, devices.get, self.journal, clock=clock, wait_s=LIMIT_S)
         self.preparer = Preparer("gpu", self.hands, devices.get)
         self._asked = 0
 
@@ -213,7 +220,7 @@ async def test_prepare_fails_within_its_time_when_the_program_hangs(node: Node, 
     node.behave("hangs")
     life = node.life()
     failed = await life.prepare(claim("a"))
-    monkeypatch.undo()
+    monkeypatch.setattr(time_slices, "_LIMIT_S", LIMIT_S)
     node.behave("")
 
     again = await life.prepare(claim("b"))
