@@ -215,7 +215,7 @@ class Containerd:
         return self._new(
             "ContainerConfig",
             metadata=self._new("ContainerMetadata", name="main"),
-            image=self._new("ImageSpec", image=_IMAGE),
+            image=self._new("ImageSpec", image=_IMAGE, user_specified_image=_IMAGE),
             command=["/bin/sh", "-c", script],
             envs=[self._new("KeyValue", key=key, value=value.encode()) for key, value in sorted(given.env.items())],
             mounts=[

@@ -6,6 +6,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -30,6 +31,7 @@ from support.gateway_rig import Rig
 from support.kubelet_plugins import device as listed
 from support.node_plane import NODE
 from topobus.devicekit.cdi import parse
+from topobus.domain.errors import ConfigError
 from topobus.domain.health import HealthState
 from topobus.gateway.config import ForeignSettings
 from topobus.gateway.core.edit_limits import EditRights
@@ -219,6 +221,7 @@ async def test_plugin_is_called_before_each_start_when_it_wants_that(rig: Rig) -
         pytest.param({"version": "v1alpha9"}, "not supported", id="version"),
         pytest.param({"resource": "nodomain"}, "is invalid", id="name"),
         pytest.param({"resource": "topobus.dev/gpu"}, "is of our own domain", id="ours"),
+        pytest.param({"resource": "nvidia.com/mig-1g.10gb"}, "is offered by the gateway itself", id="of-a-profile"),
         pytest.param({"resource": "acme.other/widget"}, "would both be class widget-acme", id="same-class"),
         pytest.param({"endpoint": "../p.sock"}, "is not a file name", id="endpoint"),
         pytest.param({"endpoint": "none.sock"}, "failed to dial", id="nobody"),
@@ -227,11 +230,22 @@ async def test_plugin_is_called_before_each_start_when_it_wants_that(rig: Rig) -
 async def test_registration_is_refused_when_it_cannot_be_served(rig: Rig, change: dict[str, str], words: str) -> None:
     """The plugin is told why, and what was registered before goes on."""
     foreign = msgspec.structs.replace(rig.settings.foreign, dial_s=2.0)
-    async with rig.kubelet, rig.gateway(foreign=foreign), trivial_plugin(rig, listed("w-0", 0)) as plugin:
+    async with rig.kubelet, rig.gateway(foreign=foreign, profiles=("nvidia",)), trivial_plugin(rig, listed("w-0", 0)) as plugin:
         refusal = await plugin.register(**change)
         await rig.kubelet.wait_for_resource(RESOURCE, allocatable=1)
 
     assert words in refusal
+
+
+async def test_gateway_ends_when_a_plugin_had_registered_with_a_resource_of_a_profile(rig: Rig) -> None:
+    """Two classes would have one list: the operator is told which file to remove, and nothing is served."""
+    known = Path(rig.settings.foreign.dir) / "topobus-resources.json"
+    known.write_text('{"resources": ["acme.example/widget", "nvidia.com/gpu"]}')
+    with pytest.raises(ConfigError, match=r"profiles: nvidia name nvidia.com/gpu,") as refused:
+        async with rig.kubelet, rig.gateway(profiles=("nvidia",)) as gateway:
+            await gateway
+
+    assert str(known) in refused.value.next_step
 
 
 MOUNT = pb.Mount(container_path="/opt/acme", host_path="/opt/acme", read_only=True)

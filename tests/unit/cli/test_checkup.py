@@ -20,6 +20,7 @@ from topobus.cli.checkup import (
     check_node,
     check_rejected,
     check_releases,
+    check_rivals,
     check_runtime,
     check_server,
     check_slice_fields,
@@ -251,6 +252,16 @@ def test_check_slice_fields_warns_with_the_feature_when_a_server_keeps_no_counte
     )
     assert finding.next_step == "switch DRAConsumableCapacity and DRAPartitionableDevices on in kube-apiserver and kube-scheduler"
     assert check_slice_fields("n1", ()) is None
+
+
+def test_check_rivals_fails_when_a_vendors_plugin_has_a_resource_of_a_profile() -> None:
+    """Pods get that plugin's devices then, and ours are offered to nobody."""
+    (finding,) = check_rivals("n1", {"nvidia.com/gpu": "another device plugin serves nvidia.com/gpu at /x/nvidia-gpu.sock"})
+
+    assert (finding.level, finding.what) == (Level.FAIL, "n1: nvidia.com/gpu")
+    assert "/x/nvidia-gpu.sock" in finding.found
+    assert "profiles" in finding.next_step
+    assert check_rivals("n1", {}) == []
 
 
 @pytest.mark.parametrize(
