@@ -26,6 +26,8 @@
 
 #define MOST_CLIENTS 60
 #define TEXT 512
+/* The server's descriptor of a pipe, by which it says that it runs. */
+#define SERVER_RUNS 90
 
 static char pipes[TEXT], logs[TEXT], own_folder[TEXT];
 static char threads[32] = "100", memory[16][32];
@@ -76,11 +78,19 @@ static int connected(void)
 static void start_server(void)
 {
     if (server && waitpid(server, NULL, WNOHANG) == 0) return;
+    int started[2];
+    if (pipe2(started, O_CLOEXEC)) return;
     server = fork();
     if (server == 0) {
+        dup2(started[1], SERVER_RUNS);
         execlp("nvidia-cuda-mps-server", "nvidia-cuda-mps-server", (char *)NULL);
         _exit(127);
     }
+    char nothing;
+    close(started[1]);
+    /* The server closes its end when it runs: before, its environment is nobody's to read. */
+    if (read(started[0], &nothing, 1) < 0) note("no word of the server");
+    close(started[0]);
     note("Starting new server %d for user %d", server, getuid());
 }
 

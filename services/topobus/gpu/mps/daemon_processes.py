@@ -33,6 +33,8 @@ _CONTROL = "nvidia-cuda-mps-control"
 _KILL_S = 10.0
 # A daemon starts a server, a program that goes into the background starts itself once more; nothing of NVIDIA's starts more.
 _ROUNDS = 5
+# The kernel sets name and environment of a new program some microseconds apart (fs/exec.c, begin_new_exec; fs/binfmt_elf.c, create_elf_tables).
+_EXEC_LOOKS, _EXEC_LOOK_S = 20, 0.001
 
 
 class DaemonProcess(Struct, frozen=True, kw_only=True):
@@ -53,7 +55,7 @@ def find_processes(folder: Path) -> tuple[DaemonProcess, ...]:
         if not name.isdecimal() or (_read(name, "comm") or b"").strip() != _COMMAND:
             continue
         started = _started(name)
-        if not started or wanted not in (_read(name, "environ") or b"").split(b"\0") or pod_of(tree, int(name)) not in ("", own_pod):
+        if not started or wanted not in _environment(name).split(b"\0") or pod_of(tree, int(name)) not in ("", own_pod):
             continue
         program = (_read(name, "cmdline") or b"").split(b"\0")[0].decode("utf-8", "replace")
         seen.append(DaemonProcess(pid=int(name), started=started, is_control=program.rpartition("/")[2] == _CONTROL))
@@ -139,6 +141,16 @@ def _read(pid: str, name: str) -> bytes | None:
         return (_PROC / pid / name).read_bytes()
     except OSError:
         return None
+
+
+def _environment(pid: str) -> bytes:
+    """Read a process's environment; waits for one that is just becoming another program, which has its name already and no environment yet."""
+    for _ in range(_EXEC_LOOKS):
+        environment = _read(pid, "environ")
+        if environment != b"":
+            return environment or b""
+        time.sleep(_EXEC_LOOK_S)
+    return b""
 
 
 def _started(pid: str) -> str:
