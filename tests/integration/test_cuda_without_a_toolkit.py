@@ -8,14 +8,16 @@ import shutil
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec import Struct
+from msgspec import Struct, structs
 
+from support.driver_pods import start_pod
 from support.driver_roots import VERSION, driver_root, library, musl_probe, probe_program, require_compiler
+from support.kustomize import built
 from topobus.contracts.messages import Prepared
 from topobus.devicekit.cdi import render
 from topobus.devicekit.driver import PrepareContext
@@ -23,6 +25,7 @@ from topobus.devicekit.oci import OciResult, device_paths, oci_spec
 from topobus.devicekit.oci_host import look_up, read_cdi_files
 from topobus.devicekit.prepare import place_nodes
 from topobus.domain.device import Device
+from topobus.domain.edits import ContainerEdits
 from topobus.domain.names import ClaimUid
 from topobus.domain.outcome import Refusal
 from topobus.domain.request import Owner, OwnerKind
@@ -78,6 +81,24 @@ class Node(Struct, frozen=True, kw_only=True):
         own = EditRights(device_nodes=(f"{seen}/",), mounts=(f"{self.folder}/driver",), hooks=(str(self.hook),))
         assert refuse_forbidden("gpu", prepared, rights_of("gpu", own, is_foreign=False)) is None
         return prepared
+
+
+class ShippedNode(Node, frozen=True, kw_only=True):
+    """The same with the settings and mounts of the overlay `kubernetes-gpu`, on a host that is the folder `host`."""
+
+    rights: EditRights
+
+    def _prepared(self, devices: tuple[Device, ...]) -> Prepared:
+        edits = NvidiaDriver().prepare(self.tree, devices, PrepareContext(owner=Owner(kind=OwnerKind.CLAIM, name="c", uid=_UID)))
+        assert isinstance(edits, Mapping), edits
+        prepared = Prepared(edits={name: edit for name, edit in edits.items() if name}, common=edits[""])
+        assert refuse_forbidden("gpu", prepared, self.rights) is None
+        return Prepared(edits={name: self._on_host(edit) for name, edit in prepared.edits.items()}, common=self._on_host(prepared.common))
+
+    def _on_host(self, edits: ContainerEdits) -> ContainerEdits:
+        """What the runtime of that host would take from its own paths, this machine's takes from below the folder."""
+        mounts = tuple(structs.replace(mount, host_path=f"{self.folder}/host{mount.host_path}") for mount in edits.mounts)
+        return place_nodes(structs.replace(edits, mounts=mounts), f"{self.folder}/host/dev")
 
 
 MakeNode = Callable[[LoaderWay], Node]
@@ -304,6 +325,29 @@ def test_variable_leads_to_the_libraries_when_hooks_cannot_run(make_node: MakeNo
 
     assert done.stdout.splitlines() == _probed(0b01, "/usr/local/nvidia/lib64"), done.stderr
     assert not (bundle / "rootfs/etc/ld.so.cache").exists()
+
+
+@pytest.mark.parametrize("place", ["", "run/nvidia/driver"], ids=["on the host", "in a driver container"])
+def test_shipped_overlay_brings_the_libraries_of_the_hosts_driver(make_node: MakeNode, tmp_path: Path, place: str) -> None:
+    """Device service and gateway have the settings of deploy/kubernetes-gpu, and its pod's view of the host; the container's program finds libcuda and its own GPU."""
+    recorded = make_node("variable").tree.root
+    host = tmp_path / "host"
+    recorded.rename(host)
+    driver_root(host / place)
+    (host / "usr").mkdir(exist_ok=True)
+    pod = start_pod(built("kubernetes-gpu"), host, tmp_path / "pod")
+    # Only of a kernel's own sysfs are files brought without being asked for (tests/unit/build/test_driver_files_overlay.py).
+    files = structs.replace(pod.hardware.driver_files, bring="always")
+    tree = Tree(structs.replace(pod.hardware, driver_files=files))
+    devices = tuple(NvidiaDriver().discover(tree, read_machine(tree, "n1")))
+    node = ShippedNode(folder=tmp_path, tree=tree, devices=devices, hook=tmp_path / "none", rights=pod.rights)
+
+    seen = [_run(_distroless(tmp_path / request), node, request, "/bin/cuda-probe") for request in "ab"]
+
+    libraries = "/usr/local/nvidia/lib64"
+    assert [done.stdout.splitlines() for done in seen] == [_probed(0b01, libraries), _probed(0b10, libraries)], [
+        done.stderr for done in seen
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,16 @@
-"""What the gpu service needs of the machine: to read it; and what Linux wants for NVML, for what tenants leave on GPUs, for MPS, and for cutting cards, where an operator switches that on."""
+"""What the gpu service needs of the machine: to read it; and what Linux wants for each feature of its own that an operator switches on."""
 
 from __future__ import annotations
 
 from topobus.devicekit.rights import HARDWARE_RIGHTS, Right, RightKind, kit_rights
 
-__all__ = ["MPS", "NVML", "PARTITIONS", "RIGHTS"]
+__all__ = ["DRIVER_FILES", "MPS", "NVML", "PARTITIONS", "RIGHTS"]
 
 NVML = "nvml"
 """NVML is used (XIDs, ECC, NVLinks), and each GPU is looked at after its last tenant (setting `leftovers`)."""
+
+DRIVER_FILES = "driver-files"
+"""Containers get the files of the host's driver from this service, which runs in a container itself (setting `hardware.driver_files.host_root`)."""
 
 MPS = "mps"
 """The control daemons of MPS are this service's own (setting `mps.owned`)."""
@@ -43,6 +46,19 @@ RIGHTS = (
         "libnvidia-ml.so.1 of the loaded driver lies there; write your nodes' folder here when it is another one",
         "/usr/lib/x86_64-linux-gnu",
     ),
+    Right(
+        kind=RightKind.MOUNT,
+        what="/usr",
+        why="a driver of packages, of NVIDIA's installer or in /usr/local/nvidia lies there, and containers get its files",
+        feature=DRIVER_FILES,
+    ),
+    Right(
+        kind=RightKind.MOUNT,
+        what="/run/nvidia",
+        why="a driver container shows its driver there when it is ready, and containers get its files; write your nodes' folder here when it is another one",
+        feature=DRIVER_FILES,
+        propagates=True,
+    ),
     _of_mps(
         RightKind.ROOT, "a daemon of MPS serves clients of any user only when it is root's, and only root may set a GPU's compute mode"
     ),
@@ -57,11 +73,6 @@ RIGHTS = (
         "daemon and clients exchange data in it; it is at /dev/shm here and in each client's container",
         "/run/topobus/mps-shm",
         is_writable=True,
-    ),
-    _of_mps(
-        RightKind.MOUNT,
-        "the driver's programs of MPS, and the libraries that they load; write your nodes' driver root here when it is another one",
-        "/usr",
     ),
     Right(
         kind=RightKind.ROOT,

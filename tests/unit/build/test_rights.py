@@ -242,7 +242,7 @@ def test_mps_overlay_mounts_what_its_settings_name() -> None:
     assert mounts["/dev/shm"] == (settings.mps.shared_memory, False)
     assert mounts[f"{settings.hardware.driver_files.host_root}/usr"] == ("/usr", True)
     assert {settings.mps.state_dir, settings.mps.shared_memory} <= set(SHIPPED_RIGHTS["gpu"].writable_mounts)
-    assert (pod["hostPID"], settings.hardware.driver_files.bring) == (True, "never")
+    assert (pod["hostPID"], settings.hardware.driver_files.bring) == (True, "auto")
 
 
 def test_number_of_virtual_functions_can_be_written_where_the_setting_asks_for_it() -> None:

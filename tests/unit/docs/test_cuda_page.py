@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from support.kustomize import built, environment_of, pod_of
 from topobus.domain.errors import ConfigError
 from topobus.gateway.config import GatewaySettings
 from topobus.gateway.config import check as check_gateway
@@ -55,15 +56,17 @@ def test_page_shows_settings_that_are_right() -> None:
 
 
 def test_page_s_patch_meets_the_gpu_service_s_container() -> None:
-    """The number in the patch is the place of container `gpu` in the shipped manifest, and its folder is below what HOST_ROOT names."""
+    """The number in the patch is the place of container `gpu` in the overlay, and its folder is below what HOST_ROOT names there."""
     volume, mount = _yaml()[1]
-    documents = yaml.safe_load_all((ROOT / "deploy/kubernetes/node-services.yaml").read_text(encoding="utf-8"))
-    (pod,) = [document["spec"]["template"]["spec"] for document in documents if document["metadata"]["name"] == "topobus-node"]
+    manifests = built("kubernetes-gpu")
+    pod = pod_of(manifests, "DaemonSet", "topobus-gpu")
 
     index = int(re.findall(r"/containers/(\d+)/", mount["path"])[0])
 
     assert pod["containers"][index]["name"] == "gpu"
-    assert mount["value"]["mountPath"] == f"/host{volume['value']['hostPath']['path']}"
+    host_root = environment_of(manifests, pod["containers"][index])["TOPOBUS_GPU__HARDWARE__DRIVER_FILES__HOST_ROOT"]
+    assert mount["value"]["mountPath"] == f"{host_root}{volume['value']['hostPath']['path']}"
+    assert volume["value"]["name"] not in {it["name"] for it in pod["volumes"]}
 
 
 def test_page_names_the_folders_that_the_service_uses() -> None:

@@ -128,7 +128,8 @@ def _each_name_once(libraries: Sequence[Library]) -> tuple[Library, ...]:
 
 
 def _binaries(view: HostFiles) -> tuple[File, ...]:
-    folders = ("usr/bin", "bin", "usr/sbin", "sbin", "usr/local/bin")
+    # The last one: Debian's, to which links in /etc lead that a container of ours does not see.
+    folders = ("usr/bin", "bin", "usr/sbin", "sbin", "usr/local/bin", "usr/lib/nvidia/current")
     return tuple(
         File(host_path=real, container_path=f"/usr/bin/{name}")
         for name in BINARIES
