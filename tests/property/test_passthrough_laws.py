@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.laws import examples
+from support.mortal_journal import Fate, MortalJournal
 from support.passthrough_bench import ALLOWED, BUS, FIRST, FOURTH, GROUPS, OTHER, OWNER, SECOND, THIRD, PassthroughBench, codes, nodes_of
 from topobus.contracts.messages import Prepared
 from topobus.devicekit.function_switch import FunctionSwitch
-from topobus.devicekit.journal import Journal
-from topobus.devicekit.journal_values import DeviceEntry
-from topobus.domain.device import Device, DeviceRole
+from topobus.domain.device import DeviceRole
 from topobus.domain.outcome import Refusal
 from topobus.domain.request import Owner
 from topobus.simulation.kernel_writes import KernelWrites
@@ -44,54 +41,10 @@ leaves = st.tuples(st.just("leave"), st.sampled_from(OWNERS), st.integers(1, _LA
 flips = st.tuples(st.just("flip"), st.sampled_from(sorted(GROUPS)), st.sampled_from([VFIO, NATIVE, NATIVE, NOBODY]))
 
 
-class _Death(BaseException):
-    """The process is dead: nothing that it still does reaches the machine."""
-
-
-class _Fate:
-    """How many writes one process has left. Each has its own: threads of a dead one may still run beside the next."""
-
-    def __init__(self, left: int) -> None:
-        self._left = left
-        self.is_dead = False
-        self._lock = threading.RLock()
-
-    def write(self, write: Callable[[], None]) -> None:
-        """Write, unless the process dies before; or die after."""
-        with self._lock:
-            self._step()
-            write()
-            self._step()
-
-    def end(self) -> bool:
-        """End the process at the latest now; whether it had died. What is being written is written."""
-        with self._lock:
-            had_died, self.is_dead = self.is_dead, True
-            return had_died
-
-    def _step(self) -> None:
-        self._left -= 1
-        self.is_dead = self.is_dead or self._left <= 0
-        if self.is_dead:
-            raise _Death
-
-
-class _MortalJournal(Journal):
-    """A journal whose process may die."""
-
-    def __init__(self, folder: Path, fate: _Fate) -> None:
-        super().__init__(folder)
-        self._fate = fate
-
-    def change(self, device: Device, change: Callable[[DeviceEntry], DeviceEntry]) -> None:
-        """Write, or die."""
-        self._fate.write(lambda: super(_MortalJournal, self).change(device, change))
-
-
 class _History:
     """Four functions, who has them by a model, and the services that come and go."""
 
-    def __init__(self, root: Path, kernel: KernelWrites, device_class: str, fates: dict[int, _Fate]) -> None:
+    def __init__(self, root: Path, kernel: KernelWrites, device_class: str, fates: dict[int, Fate]) -> None:
         self.bench = PassthroughBench(root, kernel, device_class)
         self.fates = fates
         self._settings: list[HardwareSettings] = []
@@ -117,7 +70,7 @@ class _History:
             return
         self.bench.look()
         fate = self._new_life(act[-1] if act[0] != "use" else _NEVER)
-        async with self.bench.life(journal=_MortalJournal(self.bench.journal_folder, fate)):
+        async with self.bench.life(journal=MortalJournal(self.bench.journal_folder, fate)):
             owner = act[1]
             if act[0] == "leave":
                 refusal = await self.bench.unprepare(*sorted(self.held[owner]), owner=owner) if self.held[owner] else None
@@ -129,15 +82,15 @@ class _History:
         # What was written before the death, the kernel does.
         self.bench.kernel.settle()
 
-    def _new_life(self, left: int) -> _Fate:
+    def _new_life(self, left: int) -> Fate:
         """Give the next process its fate; the settings of its tree tell the kernel's writers whose they are."""
         settings = HardwareSettings(root=str(self.bench.root))
         self._settings.append(settings)
         self.bench.tree = Tree(settings)
-        fate = self.fates[id(settings)] = _Fate(left)
+        fate = self.fates[id(settings)] = Fate(left)
         return fate
 
-    async def _take(self, owner: Owner, addresses: tuple[str, ...], fate: _Fate, *, is_machine: bool) -> None:
+    async def _take(self, owner: Owner, addresses: tuple[str, ...], fate: Fate, *, is_machine: bool) -> None:
         others = {address for other in OWNERS if other != owner for address in self.held[other]}
         if set(addresses) & (others | self.held[owner]):
             # The ledger gives nothing twice; and what one has one does not ask for in another way.
@@ -201,7 +154,7 @@ def _play(device_class: str, acts: list[Act]) -> _History:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         root = Path(folder) / "machine"
         root.mkdir()
-        fates: dict[int, _Fate] = {}
+        fates: dict[int, Fate] = {}
         write = FunctionSwitch._write
 
         def mortal(switch: FunctionSwitch, file: str, text: str) -> None:
