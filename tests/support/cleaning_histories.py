@@ -7,6 +7,7 @@ after each act, as a look of the host may do at any time. Flows out: failed asse
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -219,8 +220,8 @@ class CleaningHistory:
         config = (dict(self.hardware.config),) if self.hardware.config is not None else ()
         request = PrepareRequest(op_id="", owner=owner, devices=(self._name,), config=config)
         async with asyncio.timeout(LIMIT_S):
-            while isinstance(result := (await self._preparer.prepare(request)).result, Accepted) and not self._fate.is_dead:  # noqa: ASYNC110
-                await asyncio.sleep(0)
+            while isinstance(result := (await self._preparer.prepare(request)).result, Accepted) and not self._fate.is_dead:
+                await _let_others_run()
         return result
 
     async def _go(self, _: int) -> None:
@@ -243,8 +244,13 @@ class CleaningHistory:
 
     async def _wait(self, _: int) -> None:
         self._clock.advance(_PAUSE_S)
-        await asyncio.sleep(0)
+        await _let_others_run()
 
     async def _restart(self, _: int) -> None:
         await self._life.aclose()
         await self._start()
+
+
+async def _let_others_run() -> None:
+    """Return after a turn of another thread: a loop that only yields keeps the interpreter's lock from the drivers' threads that it waits for."""
+    await asyncio.to_thread(os.sched_yield)
