@@ -97,6 +97,7 @@ def destroy(tree: Tree, nvml: Nvml | None, device: Device, record: DeviceRecord)
         return
     if nvml is None or device.pci is None:
         raise HardwareError(f"{device.name}: NVML is not there, and destroys alone what was made with it", device=device.name)
+    instance: MigInstance | None = None
     try:
         instance = own_instance(nvml.mig(device.pci), record.steps, boot_of(tree))
         if instance is not None:
