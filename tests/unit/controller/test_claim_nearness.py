@@ -121,15 +121,17 @@ def test_places_that_lack_the_same_are_told_once_when_a_machine_has_many() -> No
 
 
 def test_nearest_node_is_told_first_when_no_node_serves_a_claim() -> None:
-    """Two nodes, of which the second lacks one device and the first four."""
+    """Three nodes: the second lacks one device and the first four; of the third's places the nearest lacks two."""
     far, near = (
         NoFit((Reason(code="too-few-devices", message=f"node {node}: found {granted} of 8", facts={"wanted": 8, "found": granted}),), 1)
         for node, granted in (("n1", 4), ("n2", 7))
     )
 
-    _, reasons = explain_nodes(["n1", "n2"], [far, near])
+    placed = NoFit((Reason(code="locality-not-met", message="node n3: nothing holds all of it", facts={"lacking": 2}),), 1)
 
-    assert [reason.message for reason in reasons] == ["node n2: found 7 of 8", "node n1: found 4 of 8"]
+    _, reasons = explain_nodes(["n1", "n2", "n3"], [far, near, placed])
+
+    assert [reason.message for reason in reasons] == ["node n2: found 7 of 8", "node n3: nothing holds all of it", "node n1: found 4 of 8"]
 
 
 def test_claim_is_told_what_the_engine_objects_when_policy_restricted_cannot_be_kept() -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from topobus.domain import transitions
 from topobus.domain.counters import CapacityPolicy
 from topobus.domain.device import Device
 from topobus.domain.device_sharing import DeviceSharing, HeldShare
-from topobus.domain.ledger import Ledger
+from topobus.domain.errors import InvariantError
+from topobus.domain.ledger import Allocation, Holding, Ledger
+from topobus.domain.ledger_invariant import check_holders
 from topobus.domain.outcome import Refusal
 from topobus.domain.request import Owner, OwnerKind
-from topobus.domain.shares import free_replicas, replica_share, shortage_of
+from topobus.domain.shares import device_of_replica, free_replicas, number_of_replica, replica_id, replica_share, shortage_of
 from topobus.domain.transitions import Step
 
 GPU = Device(
@@ -95,3 +98,42 @@ def test_adopt_of_a_replica_takes_it_from_the_older_allocation_alone() -> None:
         plugin("1").key: replica_share(GPU, [1]),
         plugin("2").key: replica_share(GPU, [2]),
     }
+
+
+def test_replica_is_named_by_its_device_and_number() -> None:
+    """What is written otherwise is a device's own name, or no replica of ours."""
+    assert replica_id("gpu-0", 3) == "gpu-0::3"
+    assert [device_of_replica(name) for name in ("gpu-0::3", "gpu-0")] == ["gpu-0", "gpu-0"]
+    assert [number_of_replica(name) for name in ("gpu-0::3", "gpu-0", "gpu-0::03", "gpu-0::-1", "gpu-0::99999")] == [
+        3,
+        None,
+        None,
+        None,
+        None,
+    ]
+
+
+def test_device_that_is_not_shared_has_no_replicas() -> None:
+    """Its operator took the sharing back."""
+    assert free_replicas(structs.replace(GPU, sharing=None), {}) == 0
+
+
+def test_capacity_that_the_device_does_not_tell_limits_no_replica() -> None:
+    """A policy may name a capacity that a driver has not reported (yet); shares are counted all the same."""
+    assert free_replicas(structs.replace(GPU, capacity={"shares": 4}), {}) == 4
+
+
+def test_ledger_with_one_replica_given_twice_breaks_the_invariant() -> None:
+    """Each replica has one owner."""
+    allocations = {
+        owner.key: Allocation(
+            owner=owner,
+            holdings=(
+                Holding(devices={"gpu": ("gpu-0",)}, shared={"gpu": ("gpu-0",)}, shares={"gpu": {"gpu-0": HeldShare(replicas=(1,))}}),
+            ),
+        )
+        for owner in (plugin("a"), plugin("b"))
+    }
+
+    with pytest.raises(InvariantError, match="replica 1 of gpu gpu-0 is held by"):
+        check_holders(Ledger(node="n", sequence=1, allocations=allocations))

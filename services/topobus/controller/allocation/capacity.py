@@ -47,12 +47,11 @@ def shortage(candidate: Candidate, taken: Mapping[str, Quantity] | None, *in_use
     """Say for people what is short: how much is wanted, what is left, what there is; `taken` None: an amount is asked that the device gives to nobody."""
     if taken is None:
         return "it has no such capacity, or gives no such amount"
-    for name, amount in sorted(taken.items()):
-        used, whole = sum(used[name].nano for used in in_use if name in used), candidate.capacity[name]
-        if used + amount.nano > whole.nano:
-            left = Quantity(max(0, whole.nano - used), whole.form)
-            return f"its free capacity is too small: {name}: {amount} wanted, {left} left of {whole}"
-    return "its free capacity is too small"
+    left = {name: candidate.capacity[name].nano - sum(used[name].nano for used in in_use if name in used) for name in sorted(taken)}
+    # Of several the first by name that is short.
+    name = min(left, key=lambda name: left[name] >= taken[name].nano)
+    whole = candidate.capacity[name]
+    return f"its free capacity is too small: {name}: {taken[name]} wanted, {Quantity(max(0, left[name]), whole.form)} left of {whole}"
 
 
 def rivals(pool: Pool) -> frozenset[DeviceId]:
