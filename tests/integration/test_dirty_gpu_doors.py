@@ -155,6 +155,6 @@ async def test_dirty_gpu_is_offered_at_no_door_until_the_process_that_was_left_e
     assert reason in shown.message
     assert isinstance(refused_pod, Rejection)
     assert "dirty" in refused_call
-    assert "NoExecute" in structured_text
-    assert "topobus.dev/health=unhealthy" in classic_text
+    assert "tainted topobus.dev/health=unhealthy:NoExecute (dirty)" in structured_text
+    assert "topobus.dev/health=unhealthy (dirty)" in classic_text
     assert isinstance(again, Admission)

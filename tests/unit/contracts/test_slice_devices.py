@@ -10,7 +10,7 @@ from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthStat
 from topobus.kubernetes.api.limits import check_slice
 from topobus.kubernetes.api.resource import Pool, RequestPolicy, SliceDevice, SliceSpec, ValidRange
 from topobus.kubernetes.api.slice_limits import check_device
-from topobus.kubernetes.api.slices import fault_of_shares, in_seconds, slice_device
+from topobus.kubernetes.api.slices import fault_of_shares, health_reason, in_seconds, slice_device
 
 
 def test_taint_keeps_the_faults_time_when_a_device_is_sick() -> None:
@@ -26,6 +26,18 @@ def test_taint_keeps_the_faults_time_when_a_device_is_sick() -> None:
         "NoExecute",
         "2026-01-02T03:04:05Z",
     )
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"), [(HealthState.UNHEALTHY, "dirty"), (HealthState.UNKNOWN, "dirty"), (HealthState.DEGRADED, "")]
+)
+def test_reason_stands_beside_the_taint_when_a_device_may_not_be_handed_out(state: HealthState, reason: str) -> None:
+    """Who waits for the device reads why; of a device that may be had nothing is said, for its slice is not to change."""
+    fault = Condition(dimension=Dimension.DRIVER, state=state, reason="dirty")
+    device = slice_device(Device(name="d", device_class="gpu", health=DeviceHealth(state=state, conditions=(fault,))))
+
+    assert [health_reason(device, taint) for taint in device.taints] == ([reason] if reason else [])
+    assert ("healthReason" in device.attributes) is bool(reason)
 
 
 def test_taint_has_no_time_when_nobody_knows_it() -> None:

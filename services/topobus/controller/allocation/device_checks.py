@@ -26,6 +26,7 @@ from topobus.controller.allocation.values import (
 from topobus.domain.outcome import Reason
 from topobus.domain.quantity import Quantity
 from topobus.domain.silence import SERVICE_SILENT
+from topobus.kubernetes.api.slices import health_reason
 from topobus.kubernetes.api.tolerations import tolerates
 
 __all__ = ["DeviceChecks"]
@@ -231,7 +232,9 @@ class DeviceChecks:
                 since = f" since {taint.value}" if taint.value else ""
                 return Blocker(SERVICE_SILENT, f"their service does not answer{since}: whether they are well is unknown")
             if taint.effect in ("NoSchedule", "NoExecute") and not any(tolerates(toleration, taint) for toleration in request.tolerations):
-                return Blocker("tainted", f"tainted {taint.key}={taint.value}:{taint.effect}")
+                reason = health_reason(candidate.device, taint)
+                why = f" ({reason})" if reason else ""
+                return Blocker("tainted", f"tainted {taint.key}={taint.value}:{taint.effect}{why}")
         return None
 
     def _add_constraints(self, request: PreparedRequest, candidate: Candidate) -> Blocker | None:

@@ -17,7 +17,7 @@ def consumed_amounts(result: Mapping[str, Any], driver: str) -> dict[str, int] |
 
     Names stand as the driver's inventory has them, without the driver's domain.
     >>> consumed_amounts({"consumedCapacity": {"memory": "20Gi", "gpu.topobus.dev/shares": "1"}}, "gpu.topobus.dev")
-    {'memory': 21474836480, 'shares': 1}
+    {'shares': 1, 'memory': 21474836480}
     """
     consumed = result.get("consumedCapacity") or {}
     if not isinstance(consumed, Mapping):

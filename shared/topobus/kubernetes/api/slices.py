@@ -33,11 +33,13 @@ from topobus.kubernetes.api.slice_limits import check_device, is_version
 __all__ = [
     "COUNTER_SETS_PER_SLICE",
     "DEVICES_PER_SLICE",
+    "HEALTH_REASON",
     "HEALTH_TAINT",
     "MAINTENANCE_TAINT",
     "SICK_TAINT",
     "STANDARD_DOMAIN",
     "fault_of_shares",
+    "health_reason",
     "in_seconds",
     "shared_counters",
     "slice_device",
@@ -45,6 +47,8 @@ __all__ = [
 ]
 
 STANDARD_DOMAIN = "resource.kubernetes.io"
+HEALTH_REASON = "healthReason"
+"""Attribute of a device that may not be handed out for its health: the reason's code (`dirty`, `xid`), which a taint has no room for."""
 HEALTH_TAINT = "topobus.dev/health"
 MAINTENANCE_TAINT = "topobus.dev/maintenance"
 """On a device that an operator keeps back; its value is `maintain` or `exclude`."""
@@ -69,7 +73,7 @@ def slice_device(device: Device) -> SliceDevice:
     >>> slice_device(Device(name="gpu-0", device_class="gpu", model="T4")).attributes["model"].string
     'T4'
     """
-    attributes = _standard_attributes(device) | _own_attributes(device)
+    attributes = _standard_attributes(device) | _own_attributes(device) | _health_attributes(device)
     room = MAX_ATTRIBUTES - len(device.capacity)
     return SliceDevice(
         name=device.name,
@@ -84,6 +88,12 @@ def slice_device(device: Device) -> SliceDevice:
         # False is the default, which a server that does not know the field would seem to drop.
         allow_multiple_allocations=True if device.allows_multiple else None,
     )
+
+
+def health_reason(device: SliceDevice, taint: Taint) -> str:
+    """Give the code of what is wrong with a device, where a taint says that something is; empty where its slice does not tell."""
+    reason = device.attributes.get(HEALTH_REASON) if taint.key == HEALTH_TAINT else None
+    return reason.string or "" if reason is not None else ""
 
 
 def shared_counters(counter_sets: Iterable[CounterSet]) -> tuple[SharedCounters, ...]:
@@ -181,6 +191,11 @@ def _own_attributes(device: Device) -> dict[str, Attribute]:
     fields |= {name: number for name, number in numbers.items() if number is not None}
     fields |= {_identifier(name): value for name, value in sorted(device.attributes.items())}
     return {name: _attribute(name, value) for name, value in fields.items() if not isinstance(value, int) or -_INT64 <= value < _INT64}
+
+
+def _health_attributes(device: Device) -> dict[str, Attribute]:
+    worst = device.health.worst if not device.health.is_allocatable else None
+    return {HEALTH_REASON: _attribute(HEALTH_REASON, worst.reason)} if worst is not None and worst.reason else {}
 
 
 def _attribute(name: str, value: AttributeValue) -> Attribute:

@@ -15,6 +15,7 @@ from topobus.controller.allocation.values import DeviceId
 from topobus.controller.classic.core.selection import is_wanted
 from topobus.domain.outcome import Reason, Refusal
 from topobus.kubernetes.api.classic_parameters import DeviceSelector
+from topobus.kubernetes.api.slices import health_reason
 
 __all__ = ["Wanted", "choose", "fitting_devices"]
 
@@ -95,7 +96,8 @@ def _first_failure(claim: Wanted, device: Candidate, taken: Mapping[DeviceId, st
         return "shared by claims with structured parameters"
     taint = next((taint for taint in device.device.taints if taint.effect not in _HARMLESS), None)
     if taint is not None:
-        return f"{taint.key}={taint.value}" if taint.value else taint.key
+        reason = health_reason(device.device, taint)
+        return (f"{taint.key}={taint.value}" if taint.value else taint.key) + (f" ({reason})" if reason else "")
     holder = taken.get(device.id)
     return f"taken by {holder}" if holder is not None else None
 
