@@ -15,7 +15,14 @@ from topobus.devicekit.driver import DeviceDriver
 from topobus.devicekit.health import HealthSettings
 from topobus.devicekit.host import serve_devices
 from topobus.devicekit.registry import DriverRegistry, SkippedPlugin
-from topobus.devicekit.settings import CleaningSettings, DeviceServiceSettings, DriverSettings, JournalSettings, PartitionSettings
+from topobus.devicekit.settings import (
+    CleaningSettings,
+    DeviceServiceSettings,
+    DriverSettings,
+    JournalSettings,
+    PartitionSettings,
+    PassthroughSettings,
+)
 from topobus.devicekit.shared_devices import SharedPool
 from topobus.domain.device import Inventory
 from topobus.domain.errors import PeerUnavailable
@@ -74,6 +81,7 @@ class DeviceBench:
         partitions: PartitionSettings | None = None,
         cleaning: CleaningSettings | None = None,
         sharing: tuple[SharedPool, ...] = (),
+        passthrough: PassthroughSettings | None = None,
     ) -> AsyncIterator[None]:
         """Run the gpu service with these drivers on a connection of its own."""
         settings = DeviceServiceSettings(
@@ -85,6 +93,7 @@ class DeviceBench:
             health=health or HealthSettings(poll_s=POLL_S, hold_s=0.2),
             cleaning=cleaning or CleaningSettings(),
             sharing=sharing,
+            passthrough=passthrough or PassthroughSettings(),
         )
         # Each life of the service counts anew.
         self.metrics = CollectorRegistry()

@@ -43,6 +43,7 @@ class PciDrivers:
         self._kernel = kernel
         self._root = kernel.root
         self._functions: dict[str, _Function] = {}
+        self._loaded: set[str] = set()
         self._numbers = 0
         self.log: list[str] = []
         """What drivers did, in order: `vfio-pci takes 0000:0a:00.0`."""
@@ -52,9 +53,10 @@ class PciDrivers:
     def add_driver(self, name: str) -> None:
         """Load a driver."""
         folder = self._root / _BUS / "drivers" / name
-        if folder.is_dir():
+        if name in self._loaded:
             return
-        folder.mkdir()
+        self._loaded.add(name)
+        folder.mkdir(exist_ok=True)
         self._kernel.obey(f"{_BUS}/drivers/{name}/bind", partial(self._asked, name, self._bind), is_write_only=True)
         self._kernel.obey(f"{_BUS}/drivers/{name}/unbind", partial(self._asked, name, self._unbind), is_write_only=True)
 
