@@ -261,9 +261,12 @@ class _Gateway:
             group.create_task(self._open_drivers(group))
             group.create_task(self._report_registration())
             group.create_task(self._rollcall.run())
+            plugins: asyncio.Task[None] | None = None
             if work is None:
                 await self._lock.begin()
                 work = await self._begin()
+                # The lists first: the gateway that had the turn leaves its own up until then, and not longer than three seconds.
+                plugins = group.create_task(self._plugins.run(lists, work.record))
                 for driver in tuple(self._drivers.values()):
                     await driver.take_over()
                 self._state.changed.announce()
@@ -281,7 +284,8 @@ class _Gateway:
             if self._settings.node_labels_dir:
                 group.create_task(FeatureFile(Path(self._settings.node_labels_dir)).follow(self._state))
             self._join_cluster(group, work)
-            await self._plugins.run(lists, work.record)
+            if plugins is None:
+                await self._plugins.run(lists, work.record)
 
     def _join_cluster(self, group: asyncio.TaskGroup, work: _Work) -> None:
         """Publish slices, settle claims and look after pods that wait, where there is a cluster."""
