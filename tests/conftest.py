@@ -31,6 +31,9 @@ settings.register_profile("topobus", deadline=None, max_examples=examples(100))
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.load_profile("topobus")
 
+# A child that a test forks collects no garbage: finalizers of what it inherited (gRPC's channels) wait for threads that it does not have, for ever.
+os.register_at_fork(after_in_child=gc.disable)
+
 _BLOCKING = BlockingCalls()
 _BLOCKING.start()
 
