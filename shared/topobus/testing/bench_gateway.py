@@ -2,7 +2,7 @@
 
 Real processes (nats-server, discovery, device services, topology, gateway) on a recorded machine. The times are taken at kubelet's end of the
 sockets, so they include gRPC, NATS, the ledger's write and the disk. They also include the load of other processes; the load average is printed
-beside them.
+beside them. Allocate and prepare are measured in turns with a floor (`bench_gateway_floor`), so the load hits both, and the ratio is the number to compare.
 """
 
 from __future__ import annotations
@@ -11,20 +11,19 @@ import argparse
 import asyncio
 import contextlib
 import json
-import math
 import os
 import platform
-import statistics
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import grpc
 import grpc.aio
-from msgspec import Struct, structs
+from msgspec import structs
 
 from topobus.contracts.catalogue import INVENTORY, LEDGER, OBJECT
+from topobus.contracts.codec import encode
 from topobus.contracts.messages import ApiObject
 from topobus.domain.device import Device, Inventory, driver_name
 from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState
@@ -33,11 +32,17 @@ from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
 from topobus.kubeletpb.dra.v1 import api_pb2 as dra
 from topobus.simulation.kubelet.simulator import Admission, Container, Pod
+from topobus.testing.bench_figures import Figure, draw_figure, draw_processors, figure, processor_ms
+from topobus.testing.bench_gateway_floor import Floor, floor
 from topobus.testing.bench_node import NODE, BenchNode, bench_node
+from topobus.testing.process_use import processor_s
 
-__all__ = ["Figure", "main"]
+__all__ = ["main"]
 
 _SERVICES = ("discovery", "gpu", "nic", "cpu", "topology", "gateway")
+_GROUPS = ("calls", "claims", "lists", "faults", "pods")
+_UNCOUNTED = 10
+"""Calls of a case that come first and do not count."""
 _PODS = 110
 """kubelet's default of pods a node."""
 _STREAMS = 8
@@ -48,25 +53,6 @@ _NATS_AWAY_S = 3.0
 _LOCAL = [("grpc.use_local_subchannel_pool", 1)]
 
 
-class Figure(Struct, frozen=True, kw_only=True):
-    """One measured thing."""
-
-    case: str
-    unit: str = "ms"
-    value: float
-    """The median, or the one value that there is."""
-    p99: float | None = None
-    rounds: int = 1
-    budget: float | None = None
-    budget_p99: float | None = None
-
-    @property
-    def is_within(self) -> bool:
-        """Say whether it keeps its budgets."""
-        kept = self.budget is None or self.value <= self.budget
-        return kept and (self.budget_p99 is None or self.p99 is None or self.p99 <= self.budget_p99)
-
-
 def main(argv: Sequence[str]) -> int:
     """Measure and print; gives the exit status."""
     parser = argparse.ArgumentParser(
@@ -74,35 +60,45 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
     parser.add_argument("--rounds", type=int, default=300, metavar="N", help="calls a case (300)")
+    parser.add_argument("--only", default=",".join(_GROUPS), metavar="A,B", help=f"groups of cases ({', '.join(_GROUPS)})")
     arguments = parser.parse_args(argv)
+    groups = arguments.only.split(",")
+    if unknown := sorted({*groups} - {*_GROUPS}):
+        parser.error(f"no such group: {', '.join(unknown)}; there are {', '.join(_GROUPS)}")
     before = os.getloadavg()[0]
-    figures = asyncio.run(_measure(max(10, arguments.rounds)))
+    figures = asyncio.run(_measure(max(10, arguments.rounds), groups))
     facts = {"cpus": os.cpu_count(), "kernel": platform.release(), "python": platform.python_version(), "load_before": round(before, 2)}
     if arguments.json:
-        rows = [{**structs.asdict(figure), "is_within": figure.is_within} for figure in figures]
+        rows = [measured.as_row() for measured in figures]
         print(json.dumps({"group": "gateway", "machine": facts, "cases": rows}, indent=2))  # noqa: T201
     else:
         print(" ".join(f"{key}={value}" for key, value in facts.items()))  # noqa: T201
-        for figure in figures:
-            print(_line(figure))  # noqa: T201
+        for measured in figures:
+            print("\n".join([draw_figure(measured), *draw_processors(measured)]))  # noqa: T201
     return 0
 
 
-async def _measure(rounds: int) -> list[Figure]:
+async def _measure(rounds: int, groups: Collection[str]) -> list[Figure]:
     figures: list[Figure] = []
-    async with bench_node(_SERVICES) as node:
-        for resource, count in (("gpu", 8), ("nic", 8)):
-            await node.kubelet.wait_for_resource(f"topobus.dev/{resource}", allocatable=count, timeout_s=30.0)
-            await node.kubelet.wait_for_driver(driver_name(resource))
-        figures.append(Figure(case="gateway resident when ready", unit="MiB", value=_mib(node, "gateway"), budget=60.0))
-        figures += await _calls(node, rounds)
-        figures += await _claims(node, rounds)
-        figures += await _list_update(node, max(10, rounds // 10))
-        figures += await _frozen(node, rounds)
-        figures += await _nats_away(node)
-    # Each admission keeps its device, so the pods get a node of their own.
-    async with bench_node(_SERVICES) as node:
-        figures += await _pods(node)
+    if {*groups} - {"pods"}:
+        async with bench_node(_SERVICES) as node:
+            for resource, count in (("gpu", 8), ("nic", 8)):
+                await node.kubelet.wait_for_resource(f"topobus.dev/{resource}", allocatable=count, timeout_s=30.0)
+                await node.kubelet.wait_for_driver(driver_name(resource))
+            figures.append(Figure(case="gateway resident when ready", unit="MiB", value=_mib(node, "gateway"), budget=60.0))
+            if "calls" in groups:
+                figures += await _calls(node, rounds)
+            if "claims" in groups:
+                figures += await _claims(node, rounds)
+            if "lists" in groups:
+                figures += await _list_update(node, max(10, rounds // 10))
+            if "faults" in groups:
+                figures += await _frozen(node, rounds)
+                figures += await _nats_away(node)
+    if "pods" in groups:
+        # Each admission keeps its device, so the pods get a node of their own.
+        async with bench_node(_SERVICES) as node:
+            figures += await _pods(node, rounds)
     return figures
 
 
@@ -115,20 +111,73 @@ async def _calls(node: BenchNode, rounds: int) -> list[Figure]:
             await stub.GetPreferredAllocation(pb.PreferredAllocationRequest(container_requests=[container]))
 
         preferred = await _timed(prefer, rounds)
-        allocated = await _timed(lambda turn: _allocate(stub, names[turn % len(names)]), rounds)
+        allocated = await _allocations(node, "gpu", names, rounds, "Allocate of one GPU")
         started = await _timed(lambda turn: stub.PreStartContainer(pb.PreStartContainerRequest(devices_ids=[names[turn % 8]])), rounds)
     return [
-        _figure("GetPreferredAllocation, 8 GPUs", preferred, budget_p99=50.0),
-        _figure("Allocate of one GPU", allocated, budget=2.0, budget_p99=10.0),
-        _figure("PreStartContainer, devices looked at again", started),
+        figure("GetPreferredAllocation, 8 GPUs", preferred, budget_p99=50.0),
+        allocated,
+        figure("PreStartContainer, devices looked at again", started),
     ]
+
+
+async def _allocations(node: BenchNode, device_class: str, names: Sequence[str], rounds: int, case: str) -> Figure:
+    async with _plugin(node, device_class) as stub:
+        for name in names:
+            # What the ledger will have, so that the floor's value is as large; and each device once, as it would be asked for after a start.
+            await _allocate(stub, name)
+        async with floor(node.folder / f"floor-{device_class}", await _ledger_bytes(node)) as bare:
+            return await _beside_floor(
+                case, node, device_class, bare, lambda turn: _clocked(_allocate(stub, names[turn % len(names)])), bare.allocate, rounds
+            )
+
+
+async def _beside_floor(
+    case: str,
+    node: BenchNode,
+    device_class: str,
+    bare: Floor,
+    call: Callable[[int], Awaitable[float]],
+    call_floor: Callable[[], Awaitable[object]],
+    rounds: int,
+) -> Figure:
+    """Call in turns with the floor: whatever else the machine does meets both alike. `call` says what it took, in seconds."""
+    pids = {"gateway": "gateway", "topology": "topology", "device": device_class}
+    pids_of = {**{place: node.services[name].process.pid for place, name in pids.items()}, "nats-server": node.nats.pid}
+    others = [service.process.pid for name, service in node.services.items() if name not in pids.values()]
+
+    def used() -> tuple[dict[str, float], dict[str, float]]:
+        own = {place: processor_s(pid) for place, pid in pids_of.items()}
+        return {**own, "others": sum(map(processor_s, others))}, {place: processor_s(pid) for place, pid in bare.pids.items()}
+
+    spent: list[float] = []
+    spent_by_floor: list[float] = []
+    before = used()
+    for turn in range(rounds + _UNCOUNTED):
+        if turn == _UNCOUNTED:
+            before = used()
+        spent.append(await call(turn))
+        spent_by_floor.append(await _clocked(call_floor()))
+    after = used()
+    return figure(
+        case,
+        spent[_UNCOUNTED:],
+        floor_s=spent_by_floor[_UNCOUNTED:],
+        processors=processor_ms(before[0], after[0], rounds),
+        floor_processors=processor_ms(before[1], after[1], rounds),
+        budget_ratio=2.0,
+        budget_ratio_p99=5.0,
+    )
 
 
 async def _claims(node: BenchNode, rounds: int) -> list[Figure]:
     names = sorted(node.kubelet.devices("topobus.dev/nic"))
     driver = driver_name("nic")
-    prepared, undone = [], []
-    async with grpc.aio.insecure_channel(f"unix:{node.driver_socket(driver)}", options=_LOCAL) as channel:
+    undone: list[float] = []
+    async with (
+        grpc.aio.insecure_channel(f"unix:{node.driver_socket(driver)}", options=_LOCAL) as channel,
+        # On the disk of the gateway's own checkpoint.
+        floor(node.folder / "floor-claims", await _ledger_bytes(node)) as bare,
+    ):
 
         def call(verb: str, request: Any, response: Any) -> Any:
             return channel.unary_unary(
@@ -139,23 +188,33 @@ async def _claims(node: BenchNode, rounds: int) -> list[Figure]:
 
         prepare = call("NodePrepareResources", dra.NodePrepareResourcesRequest, dra.NodePrepareResourcesResponse)
         unprepare = call("NodeUnprepareResources", dra.NodeUnprepareResourcesRequest, dra.NodeUnprepareResourcesResponse)
-        for turn in range(rounds + 10):
+        present: list[dra.Claim] = []
+
+        async def prepare_one(turn: int) -> float:
+            """The claim of before is undone first, and not in this call's time."""
+            if present:
+                undone.append(await undo(present.pop()))
             name, uid = f"claim-{turn}", f"uid-{turn}"
             await node.bus.put(OBJECT, _claim(name, uid, driver, names[turn % 8]), kind="resourceclaim", namespace="default", name=name)
-            wanted = dra.Claim(namespace="default", name=name, uid=uid)
+            present.append(dra.Claim(namespace="default", name=name, uid=uid))
             began = time.perf_counter()
-            answer = await prepare(dra.NodePrepareResourcesRequest(claims=[wanted]))
-            prepared.append(time.perf_counter() - began)
+            answer = await prepare(dra.NodePrepareResourcesRequest(claims=present))
+            spent_s = time.perf_counter() - began
             assert not answer.claims[uid].error, answer.claims[uid].error
-            await node.bus.delete(OBJECT, kind="resourceclaim", namespace="default", name=name)
+            return spent_s
+
+        async def undo(claim: dra.Claim) -> float:
+            await node.bus.delete(OBJECT, kind="resourceclaim", namespace="default", name=claim.name)
             began = time.perf_counter()
-            answer = await unprepare(dra.NodeUnprepareResourcesRequest(claims=[wanted]))
-            undone.append(time.perf_counter() - began)
-            assert not answer.claims[uid].error, answer.claims[uid].error
-    return [
-        _figure("prepare of one claim", prepared[10:], budget=10.0, budget_p99=50.0),
-        _figure("unprepare of one claim", undone[10:]),
-    ]
+            answer = await unprepare(dra.NodeUnprepareResourcesRequest(claims=[claim]))
+            spent_s = time.perf_counter() - began
+            assert not answer.claims[claim.uid].error, answer.claims[claim.uid].error
+            return spent_s
+
+        prepared = await _beside_floor("prepare of one claim", node, "nic", bare, prepare_one, bare.prepare, rounds)
+        undone.append(await undo(present.pop()))
+    # Its processor time is that of an unprepare, too, so it is not set against the floor's.
+    return [structs.replace(prepared, processors={}, floor_processors={}), figure("unprepare of one claim", undone[_UNCOUNTED:])]
 
 
 async def _list_update(node: BenchNode, rounds: int) -> list[Figure]:
@@ -192,7 +251,7 @@ async def _list_update(node: BenchNode, rounds: int) -> list[Figure]:
             spent.append(time.perf_counter() - began)
             # Not at once: a burst is one message, and that is not what is measured here.
             await asyncio.sleep(0.05)
-    return [_figure(f"one update, {_DEVICES} devices, {_STREAMS} streams", spent, budget=50.0)]
+    return [figure(f"one update, {_DEVICES} devices, {_STREAMS} streams", spent, budget=50.0)]
 
 
 def _listed(device: Device, health: str) -> pb.Device:
@@ -222,8 +281,8 @@ async def _frozen(node: BenchNode, rounds: int) -> list[Figure]:
         finally:
             node.services["gpu"].thaw()
     return [
-        _figure("Allocate of one NIC, all services well", before, budget=2.0, budget_p99=10.0),
-        _figure("Allocate of one NIC, the gpu service frozen", during, budget_p99=50.0),
+        figure("Allocate of one NIC, all services well", before),
+        figure("Allocate of one NIC, the gpu service frozen", during, budget_p99=50.0),
         Figure(case="Allocate of the frozen class is refused after", unit="s", value=round(waited + sum(during), 2), budget=20.0),
     ]
 
@@ -271,7 +330,7 @@ def _closed(node: BenchNode) -> int:
     return sum(event.event == "ListAndWatch.closed" for event in node.kubelet.events)
 
 
-async def _pods(node: BenchNode) -> list[Figure]:
+async def _pods(node: BenchNode, rounds: int) -> list[Figure]:
     """Admit a node's pods one after another, as kubelet does: choice, Allocate, PreStartContainer; each keeps its device."""
     resource = "topobus.dev/cpu"
     await node.kubelet.wait_for_resource(resource, allocatable=224, timeout_s=30.0)
@@ -287,11 +346,14 @@ async def _pods(node: BenchNode) -> list[Figure]:
             resident.append(_mib(node, "gateway"))
     entry = await node.bus.get(LEDGER, node=NODE)
     tenth = _PODS // 10
+    await node.kubelet.wait_for_resource("topobus.dev/gpu", allocatable=8, timeout_s=30.0)
+    gpus = sorted(node.kubelet.devices("topobus.dev/gpu"))
     return [
-        _figure(f"admission of a pod, first {tenth} of {_PODS}", spent[:tenth]),
-        _figure(f"admission of a pod, last {tenth} of {_PODS}", spent[-tenth:]),
+        figure(f"admission of a pod, first {tenth} of {_PODS}", spent[:tenth]),
+        figure(f"admission of a pod, last {tenth} of {_PODS}", spent[-tenth:]),
         Figure(case=f"gateway resident after {tenth} pods", unit="MiB", value=resident[0], budget=60.0),
         Figure(case=f"gateway resident after {_PODS} pods", unit="MiB", value=resident[1], budget=60.0),
+        await _allocations(node, "gpu", gpus, rounds, f"Allocate of one GPU beside {_PODS} pods"),
         Figure(case="pods in the ledger", unit="pods", value=len(entry.value.allocations) if entry is not None else 0),
     ]
 
@@ -306,27 +368,21 @@ async def _allocate(stub: rpc.DevicePluginStub, name: str) -> None:
     await stub.Allocate(pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=[name])]))
 
 
+async def _ledger_bytes(node: BenchNode) -> int:
+    entry = await node.bus.get(LEDGER, node=NODE)
+    return len(encode(entry.value)) if entry is not None else 0
+
+
+async def _clocked(call: Awaitable[object]) -> float:
+    """Seconds of one call."""
+    began = time.perf_counter()
+    await call
+    return time.perf_counter() - began
+
+
 async def _timed(call: Callable[[int], Awaitable[object]], rounds: int) -> list[float]:
     """Call one after another, after some calls that do not count; seconds each."""
-    spent: list[float] = []
-    for turn in range(rounds + 10):
-        began = time.perf_counter()
-        await call(turn)
-        spent.append(time.perf_counter() - began)
-    return spent[10:]
-
-
-def _figure(case: str, spent_s: Sequence[float], *, budget: float | None = None, budget_p99: float | None = None) -> Figure:
-    ordered = sorted(spent_s)
-    worst = ordered[min(len(ordered) - 1, math.ceil(len(ordered) * 0.99) - 1)]
-    return Figure(
-        case=case,
-        value=round(statistics.median(ordered) * 1000, 3),
-        p99=round(worst * 1000, 3),
-        rounds=len(ordered),
-        budget=budget,
-        budget_p99=budget_p99,
-    )
+    return [await _clocked(call(turn)) for turn in range(rounds + _UNCOUNTED)][_UNCOUNTED:]
 
 
 def _mib(node: BenchNode, service: str) -> float:
@@ -342,13 +398,3 @@ def _claim(name: str, uid: str, driver: str, device: str) -> ApiObject:
         metadata={"name": name, "namespace": "default", "uid": uid},
         status={"allocation": {"devices": {"results": results}}},
     )
-
-
-def _line(figure: Figure) -> str:
-    budgets = [
-        f"{figure.budget:g}" if figure.budget is not None else "-",
-        f"{figure.budget_p99:g}" if figure.budget_p99 is not None else "-",
-    ]
-    budget = f"budget {'/'.join(budgets)}{'' if figure.is_within else '  OVER'}" if budgets != ["-", "-"] else ""
-    worst = f"p99 {figure.p99:9.3f}" if figure.p99 is not None else " " * 13
-    return f"{figure.case:<62} {figure.value:9.3f} {figure.unit:<8} {worst}  {budget}"

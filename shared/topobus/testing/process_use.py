@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import Struct
 
-__all__ = ["Counts", "Use", "count_messages", "parse_field", "read_counts", "use_between"]
+__all__ = ["Counts", "Use", "count_messages", "parse_field", "processor_s", "read_counts", "use_between"]
 
 # clockid of a process's CPU time: include/linux/posix-timers.h, MAKE_PROCESS_CPUCLOCK with CPUCLOCK_SCHED. It counts nanoseconds, where
 # /proc/PID/stat counts ticks of 10 ms: more than an idle process uses in ten seconds.
@@ -61,7 +61,7 @@ def read_counts(pid: int, *, sent: int = 0, received: int = 0) -> Counts:
     status = (folder / "status").read_text(encoding="ascii", errors="replace")
     tasks = [_read_task(path) for path in (folder / "task").iterdir()]
     return Counts(
-        processor_s=time.clock_gettime(~pid << 3 | _CPUCLOCK_SCHED),
+        processor_s=processor_s(pid),
         reads=parse_field((folder / "io").read_text(encoding="ascii"), "syscr"),
         wakeups=sum(parse_field(text, "voluntary_ctxt_switches") for text in tasks if text),
         resident_mib=parse_field(status, "VmRSS") / _PAGE_KIB,
@@ -70,6 +70,14 @@ def read_counts(pid: int, *, sent: int = 0, received: int = 0) -> Counts:
         sent=sent,
         received=received,
     )
+
+
+def processor_s(pid: int) -> float:
+    """Read the processor time of all threads of a process since it began.
+
+    Errors: raises OSError for a process that has ended.
+    """
+    return time.clock_gettime(~pid << 3 | _CPUCLOCK_SCHED)
 
 
 def parse_field(text: str, name: str) -> int:
