@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import os
 import shutil
 import signal
@@ -34,6 +35,7 @@ settings.load_profile("topobus")
 # A child that a test forks collects no garbage: finalizers of what it inherited (gRPC's channels) wait for threads that it does not have, for ever.
 os.register_at_fork(after_in_child=gc.disable)
 
+_NUMBERS = itertools.count()
 _BLOCKING = BlockingCalls()
 _BLOCKING.start()
 
@@ -47,6 +49,17 @@ def own_log_configuration() -> Iterator[None]:
     finally:
         structlog.configure(**before)
         structlog.contextvars.clear_contextvars()
+
+
+@pytest.fixture(autouse=True)
+def own_contexts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the contexts of a test's commands to the test: one that a `topobus up` selected would be the next test's system, and they are never the user's own."""
+    before = os.environ["XDG_CONFIG_HOME"]
+    os.environ["XDG_CONFIG_HOME"] = str(tmp_path_factory.getbasetemp() / f"contexts-{next(_NUMBERS)}")
+    try:
+        yield
+    finally:
+        os.environ["XDG_CONFIG_HOME"] = before
 
 
 @pytest.fixture(autouse=True)
@@ -130,6 +143,7 @@ _LONG = (
     "test_gateway_large.py",
 )
 _QUARANTINED = pytest.StashKey[dict[str, str]]()
+_OWN_CONTEXTS = pytest.StashKey[Path]()
 _OWN_FOLDER = pytest.StashKey[Path]()
 
 
@@ -139,6 +153,10 @@ def pytest_configure(config: pytest.Config) -> None:
     Recorded machines are trees of thousands of small files: on a disk the kernel took four times the processor time that it takes in memory.
     """
     config.stash[_QUARANTINED] = {}
+    # What lives longer than a test (a module's `topobus up`) names its system here: never among the user's own, and no test reads it.
+    config.stash[_OWN_CONTEXTS] = Path(tempfile.mkdtemp(prefix="topobus-tests-"))
+    os.environ["XDG_CONFIG_HOME"] = str(config.stash[_OWN_CONTEXTS])
+    os.environ.pop("TOPOBUS_CONTEXT", None)
     # A run that a shell put into the background ignores both, and so would every program that a test starts and interrupts.
     for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
@@ -157,6 +175,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     """End the fork server, and give the memory of temporary folders back."""
     forked_starts.close()
+    shutil.rmtree(config.stash[_OWN_CONTEXTS], ignore_errors=True)
     folder = config.stash.get(_OWN_FOLDER, None)
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 from cyclopts import App, CycloptsError
 from rich.markup import escape
 
+from topobus.cli.command_words import with_options_behind
 from topobus.cli.exits import ExitCode, code_of
 from topobus.cli.render.output import Output, adapt_streams, error_console
 from topobus.domain.errors import TopobusError
@@ -53,6 +54,7 @@ _COMMANDS = (
         "commands.move_ledger:move_ledger",
         "Copy a node's ledger to another NATS server, while the node's services are stopped.",
     ),
+    ("context", "commands.context:context_app", "Name the systems that commands talk to, and choose one."),
     ("doctor", "commands.doctor:doctor", "Check a deployment, with a next step for each finding."),
 )
 
@@ -75,8 +77,9 @@ def application() -> App:
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and give its exit code."""
     adapt_streams()
+    arguments = with_options_behind(arguments)
     try:
-        answer = application()(list(arguments), exit_on_error=False, print_error=False, error_console=error_console())
+        answer = application()(arguments, exit_on_error=False, print_error=False, error_console=error_console())
     except CycloptsError as err:
         console = error_console()
         console.print(f"[fail]error:[/fail] {escape(str(err))}")

@@ -10,18 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 from cyclopts import Parameter
 
 from topobus.cli.checkup import MISSING
 from topobus.cli.config import CliSettings
-from topobus.cli.exits import UsageError
+from topobus.cli.exits import NotFoundError, UsageError
 from topobus.cli.render.output import Output
-from topobus.cli.system.local_logins import find_login
+from topobus.cli.targets import Target, choose_target, refuses
 from topobus.contracts.catalogue import MACHINE
 from topobus.domain.errors import PeerUnavailable
 from topobus.runtime.bus import Bus
-from topobus.runtime.config import load_settings
 from topobus.runtime.endpoint import read_url
 from topobus.runtime.logging import setup_logging
 from topobus.runtime.readiness import Readiness
@@ -50,29 +48,22 @@ class OutputOptions:
 class BusOptions(OutputOptions):
     """How a command prints, and where it finds the system."""
 
-    nats: Annotated[
-        str | None, Parameter(name="--nats", help="NATS server. Default: TOPOBUS_ALL__NATS__URL, else nats://127.0.0.1:4222.")
+    nats: Annotated[str | None, Parameter(name="--nats", help="NATS server of the system, in place of a context.")] = None
+    context: Annotated[
+        str | None, Parameter(name="--context", help="The system of this name: `topobus context ls`. Default: the selected one.")
     ] = None
     config: Annotated[Path | None, Parameter(name="--config", help="Settings file (TOML) with the same keys as the services'.")] = None
 
-    def source(self) -> str:
-        """Say where the server's address comes from."""
-        if self.nats is not None:
-            return "--nats"
-        named = next((variable for variable in ("TOPOBUS_CLI__NATS__URL", "TOPOBUS_ALL__NATS__URL") if os.environ.get(variable)), "")
-        if named or self.config is None:
-            return named or "the default, for neither --nats nor TOPOBUS_ALL__NATS__URL names one"
-        return f"{self.config}, or the default"
+    def target(self) -> Target:
+        """Choose the system: --nats, --context, the environment's URL, the settings file, TOPOBUS_CONTEXT, the selected context, this machine's default port.
+
+        Errors: raises UsageError and ConfigError for what names no system, PeerUnavailable for the context of a `topobus up` that ended.
+        """
+        return choose_target(nats=self.nats, context=self.context, config=self.config, environ=os.environ)
 
     def settings(self) -> CliSettings:
-        """Read file and environment; the flag wins. Who names no user comes as the one of the `topobus up` that runs there, if it is this user's own."""
-        settings = load_settings(CliSettings, "cli", file=self.config, environ=os.environ)
-        nats = settings.nats if self.nats is None else msgspec.structs.replace(settings.nats, url=self.nats)
-        login = None if nats.user or nats.credentials_file else find_login(nats.url)
-        if login is not None:
-            ca_file = nats.tls_ca_file or login.tls_ca_file
-            nats = msgspec.structs.replace(nats, user=login.user, password_file=login.password_file, tls_ca_file=ca_file)
-        return msgspec.structs.replace(settings, nats=nats)
+        """Read file and environment; the flag wins. Who names no user comes as the one of the context, or of the `topobus up` that runs there, if it is this user's own."""
+        return self.target().settings
 
 
 OUTPUT_DEFAULTS = OutputOptions()
@@ -85,8 +76,13 @@ async def open_bus(options: BusOptions) -> AsyncIterator[Bus]:
 
     Errors: raises PeerUnavailable when no server answers in time; the bus itself would wait for ever, as services want it.
     """
-    settings = options.settings()
+    target = options.target()
+    settings = target.settings
     setup_logging(settings.log, service="cli")
+    if await refuses(settings.nats.url):
+        raise PeerUnavailable(
+            f"no NATS server listens at {target.url} (from {target.source}): connection refused", next_step=target.next_step
+        )
     readiness = Readiness()
     try:
         async with asyncio.timeout(settings.connect_timeout_s):
@@ -97,28 +93,32 @@ async def open_bus(options: BusOptions) -> AsyncIterator[Bus]:
         if _REFUSED in why.lower():
             who = f"as user {settings.nats.user!r}" if settings.nats.user else "without a user"
             raise PeerUnavailable(
-                f"the NATS server at {shown} (from {options.source()}) does not let us in {who}: {why}",
+                f"the NATS server at {shown} (from {target.source}) does not let us in {who}: {why}",
                 next_step="name the user and the file of the password: TOPOBUS_CLI__NATS__USER, TOPOBUS_CLI__NATS__PASSWORD_FILE. Commands of the user who "
                 "runs `topobus up` need neither; its file is nats-users/cli/password in the state folder",
             ) from err
         if "certificate" in why:
             raise PeerUnavailable(
-                f"the NATS server at {shown} (from {options.source()}) is not trusted: {why}",
+                f"the NATS server at {shown} (from {target.source}) is not trusted: {why}",
                 next_step="name the file of the authority that signed it (TOPOBUS_CLI__NATS__TLS_CA_FILE), and the server as its certificate does; "
                 "`topobus keys show FOLDER` at the server says for whom and until when it is good",
             ) from err
         raise PeerUnavailable(
-            f"no NATS server answers at {shown} (from {options.source()}) within {settings.connect_timeout_s:g} s{why and f': {why}'}",
-            next_step="start the system with `topobus up`, or name its server with --nats URL or TOPOBUS_ALL__NATS__URL",
+            f"no NATS server answers at {target.url} (from {target.source}) within {settings.connect_timeout_s:g} s{why and f': {why}'}",
+            next_step=target.next_step,
         ) from err
     try:
         yield bus
     except PeerUnavailable as err:
         problem = await _problem(bus)
         # Whoever talks to another system than they think sees it here.
-        err.message = f"{problem or err.message} ({system_text(options)})"
+        err.message = f"{problem or err.message} ({target.text})"
         if problem:
-            err.next_step = "name the server of your system with --nats URL or TOPOBUS_ALL__NATS__URL; `topobus up` says which one it uses"
+            err.next_step = "choose your system with --context NAME or --nats URL: `topobus context ls` lists those that this user knows"
+        raise
+    except (UsageError, NotFoundError) as err:
+        # What is not there may be in another system.
+        err.message = f"{err.message} ({target.text})"
         raise
     finally:
         await bus.close()
@@ -126,7 +126,7 @@ async def open_bus(options: BusOptions) -> AsyncIterator[Bus]:
 
 def system_text(options: BusOptions) -> str:
     """Say which system a command talks to, without passwords, and where the address comes from."""
-    return f"NATS at {read_url(options.settings().nats.url)[1]}, from {options.source()}"
+    return options.target().text
 
 
 async def _problem(bus: Bus) -> str:
@@ -135,7 +135,11 @@ async def _problem(bus: Bus) -> str:
         differences = await bus.inspect()
     except PeerUnavailable:
         return ""
-    return "this NATS server has no streams of Topobus" if differences and set(differences.values()) == {MISSING} else ""
+    return (
+        "this NATS server has no Topobus streams: it is not the server of a Topobus system"
+        if differences and set(differences.values()) == {MISSING}
+        else ""
+    )
 
 
 async def the_node(bus: Bus, wanted: str | None) -> str:

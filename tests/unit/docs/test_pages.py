@@ -11,6 +11,7 @@ import pytest
 from cyclopts import CycloptsError
 
 from topobus.cli.application import application
+from topobus.cli.command_words import with_options_behind
 
 ROOT = Path(__file__).resolve().parents[3]
 _DOCS = ROOT / "docs"
@@ -88,7 +89,7 @@ def test_page_commands_are_taken_by_the_program(page: Path) -> None:
         if arguments in (["--version"], ["--help"], []):
             continue
         try:
-            application().parse_args(arguments, exit_on_error=False, print_error=False)
+            application().parse_args(with_options_behind(arguments), exit_on_error=False, print_error=False)
         except CycloptsError as err:
             refused[line] = str(err)
 

@@ -43,16 +43,14 @@ _SHOWN = ("name", "condition", "node", "allocations", "reasons")
 def allocate(
     *,
     file: Files = (),
-    dry_run: Annotated[
-        bool, Parameter(negative="", help="Say where it would go; nothing is written. The only way so far: apply allocates.")
-    ] = False,
+    dry_run: Annotated[bool, Parameter(negative="", help="Implied: this command writes nothing, `topobus apply` allocates.")] = False,
     slices: Annotated[
         tuple[Path, ...],
         Parameter(negative="", help="ResourceSlices, DeviceClasses, allocated claims and Nodes, as `kubectl get -o yaml` writes them."),
     ] = (),
     cluster: Annotated[bool, Parameter(negative="", help="Take them from the cluster of a kubeconfig.")] = False,
     kubeconfig: Annotated[Path | None, Parameter(help="Default: $KUBECONFIG, ~/.kube/config, else the pod's service account.")] = None,
-    context: Annotated[str, Parameter(help="Context of the kubeconfig. Default: its current one.")] = "",
+    kube_context: Annotated[str, Parameter(name="--kube-context", help="Context of the kubeconfig. Default: its current one.")] = "",
     mode: Annotated[
         Literal["corrected", "compatible"], Parameter(help="Where kube-scheduler has a defect: answer right, or as it does.")
     ] = "corrected",
@@ -60,10 +58,9 @@ def allocate(
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
     """Say where claims and pods of a manifest would be allocated, or why not and what would fit; without --slices and --cluster, in the running system."""
+    del dry_run  # it says what is so anyway
     if not file:
         raise UsageError("say what to allocate: -f FILE", next_step="examples/claims has manifests to start from")
-    if not dry_run:
-        raise UsageError("nothing was allocated: this is for dry runs", next_step="add --dry-run, or allocate with `topobus apply -f FILE`")
     if slices and cluster:
         raise UsageError("say one of --slices and --cluster", next_step="--slices reads a file, --cluster asks an API server")
     objects = [api_object for path in file for api_object in read_objects(path)]
@@ -71,7 +68,7 @@ def allocate(
         kinds = ", ".join(dict.fromkeys(api_object.kind for api_object in objects))
         raise ContractError(f"{', '.join(map(str, file))}: wanted a ResourceClaim or a Pod, got {kinds}")
     return asyncio.run(
-        _allocate(objects, slices, cluster, kubeconfig, context, mode, Output(is_json=options.json or output == "json"), options)
+        _allocate(objects, slices, cluster, kubeconfig, kube_context, mode, Output(is_json=options.json or output == "json"), options)
     )
 
 

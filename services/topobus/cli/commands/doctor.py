@@ -35,7 +35,7 @@ from topobus.cli.checkup import (
     check_streams,
 )
 from topobus.cli.exits import ExitCode
-from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus, system_text
 from topobus.cli.system.local_logins import is_local
 from topobus.cli.system.responding_services import sign_of_life, silence_text
 from topobus.cli.system.system import Layout
@@ -105,7 +105,11 @@ async def _check_bus(node: str | None, options: BusOptions, *, looks_at_sockets:
                 is_encrypted=bus.is_encrypted,
                 is_local=is_local(nats.url),
             )
-            findings = [check_server(read_url(nats.url)[1], bus.server_version), access]
+            findings = [
+                Finding(level=Level.OK, what="system", found=system_text(options)),
+                check_server(read_url(nats.url)[1], bus.server_version),
+                access,
+            ]
             if (shown := bus.certificate) is not None:
                 days = (shown.not_after - datetime.now(UTC)).days
                 findings.append(check_certificate(issuer=shown.issuer, until=day(shown.not_after), days=days))

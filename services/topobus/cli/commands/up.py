@@ -15,10 +15,12 @@ from rich.live import Live
 from rich.text import Text
 
 from topobus.cli.config import CliSettings
+from topobus.cli.contexts import check_name
 from topobus.cli.exits import ExitCode, InputError, UsageError
 from topobus.cli.options import OUTPUT_DEFAULTS, OutputOptions
 from topobus.cli.render.output import Output
 from topobus.cli.render.program_status import log_text, status_line, status_table
+from topobus.cli.system.announcements import Announcement, Use
 from topobus.cli.system.local_logins import is_local
 from topobus.cli.system.nats_listening import Listening
 from topobus.cli.system.state_folder import state_folder
@@ -30,6 +32,7 @@ from topobus.cli.system.system import (
     System,
     start_system,
 )
+from topobus.cli.targets import check_server_url, refuses
 from topobus.runtime.endpoint import read_url
 from topobus.simulation.machines import PROFILES, build
 
@@ -65,6 +68,10 @@ def up(
             help="With --listen: a host name or address by which others reach this machine, for its certificate.",
         ),
     ] = None,
+    context: Annotated[
+        str | None,
+        Parameter(name="--context", help="Name this system for other commands. Default: its folder's name; `local` without --dir."),
+    ] = None,
     options: OutputOptions = OUTPUT_DEFAULTS,
 ) -> int:
     """Start NATS and the eight services and keep them running; Ctrl-C stops everything."""
@@ -74,18 +81,23 @@ def up(
         raise UsageError(f"unknown profile {profile!r}", next_step=f"known are {', '.join(sorted(PROFILES))}")
     if root is not None and not (root / "sys").is_dir():
         raise InputError(f"--root {root} has no folder sys in it", next_step="give the folder that holds sys and proc")
-    if is_open and nats is not None:
-        _refuse_open(nats)
+    if nats is not None:
+        check_server_url(nats)
+        if is_open:
+            _refuse_open(nats)
     listening = _listening(listen, names or [], nats, is_open=is_open)
     name = node or (socket.gethostname().lower() if real else DEMO_NODE)
+    if context is not None:
+        check_name(context)
     with state_folder(directory) as state:
+        announcement = Announcement(wanted=context, state=state, is_kept=directory is not None)
         if root is None and not real:
             hardware = Layout(state=state).machine
             if not hardware.exists():
                 build(profile or "dgx", hardware)
         else:
             hardware = (root or Path("/")).absolute()
-        return asyncio.run(_up(state, hardware, name, nats, options.output(), listening, is_open=is_open))
+        return asyncio.run(_up(state, hardware, name, nats, options.output(), listening, announcement, is_open=is_open))
 
 
 def _listening(listen: str | None, names: list[str], nats: str | None, *, is_open: bool) -> Listening:
@@ -123,28 +135,41 @@ def _refuse_open(nats: str) -> None:
         )
 
 
-async def _up(state: Path, hardware: Path, node: str, nats: str | None, output: Output, listening: Listening, *, is_open: bool) -> int:
+async def _up(
+    state: Path,
+    hardware: Path,
+    node: str,
+    nats: str | None,
+    output: Output,
+    listening: Listening,
+    announcement: Announcement,
+    *,
+    is_open: bool,
+) -> int:
     me = asyncio.current_task()
     assert me is not None
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, me.cancel)
     output.show(Text(f"node {node}, hardware {hardware}, state {state}", "faint"))
     try:
+        if nats is not None and await refuses(nats):
+            output.note(f"waiting for NATS at {read_url(nats)[1]}: connection refused")
         async with start_system(
             state, hardware_root=hardware, node=node, nats_url=nats, is_open=is_open, listening=listening, say=output.note
         ) as system:
-            await _follow(system, output)
+            with announcement.made(system, output.note) as use:
+                await _follow(system, output, use)
     except asyncio.CancelledError:
         # Ctrl-C and SIGTERM are how this command ends; by now everything is stopped.
         output.show(Text("stopped; nothing is left running", "faint"))
     return ExitCode.OK
 
 
-async def _follow(system: System, output: Output) -> None:
+async def _follow(system: System, output: Output, use: Use) -> None:
     if output.console.is_terminal and not output.is_json:
         with Live(console=output.console, auto_refresh=False) as live:
             async for statuses in system.supervisor.changes(at_least_every_s=1.0):
-                live.update(Group(status_table(statuses), _hint(system, statuses)), refresh=True)
+                live.update(Group(status_table(statuses), _hint(system, statuses, use)), refresh=True)
         return
     seen: dict[str, tuple[ProgramState, int | None]] = {}
     was_ready = False
@@ -174,11 +199,14 @@ async def _follow(system: System, output: Output) -> None:
                         "system": "ready" if is_ready else "not-ready",
                         "node": system.node,
                         "nats": read_url(system.nats_url)[1],
+                        "context": use.name or None,
                         "subscriber": subscriber,
                         "elsewhere": {"nats": system.url_elsewhere, "tls_ca_file": system.tls_ca_file} if system.url_elsewhere else None,
                     }
                 )
-            output.show(_hint(system, statuses))
+            if not output.is_json:
+                # Unbroken, whatever the width: a command that is copied from here must be one.
+                output.console.print(_hint(system, statuses, use), soft_wrap=True)
 
 
 def _is_ready(statuses: tuple[ProgramStatus, ...]) -> bool:
@@ -186,16 +214,20 @@ def _is_ready(statuses: tuple[ProgramStatus, ...]) -> bool:
     return ready >= set(SERVICES)
 
 
-def _hint(system: System, statuses: tuple[ProgramStatus, ...]) -> Text:
-    """Say how far it is, and how to use it once it is there."""
+def _hint(system: System, statuses: tuple[ProgramStatus, ...], use: Use) -> Text:
+    """Say how far it is, and how to use it once it is there; each command on a line of its own, to be copied."""
     if not _is_ready(statuses):
         ready = sum(status.state is ProgramState.READY for status in statuses)
         return Text(f"{ready} of {len(statuses)} ready; Ctrl-C stops everything", "warn")
-    text = Text("all ready. In another terminal: ", "ok")
-    if system.nats_url != CliSettings().nats.url:
-        text.append(f"export TOPOBUS_ALL__NATS__URL={read_url(system.nats_url)[1]}; ", "title")
-    text.append("topobus machine", "title")
-    text.append("   Ctrl-C stops everything", "faint")
+    text = Text("all ready, as context ", "ok") if use.name else Text("all ready", "ok")
+    text.append(use.name, "name")
+    text.append(". In another terminal:\n", "ok")
+    if not use.name and system.nats_url != CliSettings().nats.url:
+        text.append(f"  export TOPOBUS_ALL__NATS__URL={read_url(system.nats_url)[1]}\n", "title")
+    elif use.name and not use.is_selected:
+        text.append(f"  topobus context use {use.name}\n", "title")
+    text.append("  topobus machine", "title")
+    text.append("\nCtrl-C stops everything", "faint")
     if system.url_elsewhere:
         text.append(_hint_elsewhere(system), "faint")
     elif system.has_users:

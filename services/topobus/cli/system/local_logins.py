@@ -17,10 +17,11 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct
 
+from topobus.cli.system.processes import process_start
 from topobus.runtime.endpoint import read_url
 from topobus.runtime.own_folder import objection_to_folder
 
-__all__ = ["LocalLogin", "announced_login", "find_login", "is_local"]
+__all__ = ["LocalLogin", "announced_login", "find_login", "is_local", "port_name", "run_folder"]
 
 # The same for all terminals of a user, whatever their TMPDIR; the folder in it is checked before it is used.
 _PARENT = Path("/tmp")
@@ -48,9 +49,9 @@ class _Note(Struct, frozen=True, kw_only=True):
 @contextlib.contextmanager
 def announced_login(port: int, login: LocalLogin) -> Iterator[bool]:
     """Have commands find this login for the block; gives whether they will: a folder that is not ours alone is not written to."""
-    folder = _folder()
-    note = _Note(login=login, pid=os.getpid(), started=_started(os.getpid()))
-    file = folder / _name(port)
+    folder = run_folder()
+    note = _Note(login=login, pid=os.getpid(), started=process_start(os.getpid()))
+    file = folder / port_name(port)
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         if objection_to_folder(folder.lstat()) or folder.is_symlink():
@@ -79,14 +80,14 @@ def find_login(url: str) -> LocalLogin | None:
         return None
     if "," in url or parts.username is not None:
         return None
-    folder = _folder()
+    folder = run_folder()
     try:
         if objection_to_folder(folder.lstat()):
             return None
     except OSError:
         return None
-    note = _read(folder / _name(port))
-    if note is None or note.started != _started(note.pid):
+    note = _read(folder / port_name(port))
+    if note is None or note.started != process_start(note.pid):
         return None
     host = parts.hostname or ""
     return note.login if _is_loopback(host) or host in note.login.hosts else None
@@ -108,11 +109,13 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _folder() -> Path:
+def run_folder() -> Path:
+    """Name the folder of what runs on this machine as this user; whoever uses it looks first whether it is the user's alone."""
     return _PARENT / f"topobus-logins-{os.geteuid()}"
 
 
-def _name(port: int) -> str:
+def port_name(port: int) -> str:
+    """Give a name for a port of this machine."""
     # Each network namespace has ports of its own; /tmp may be the same.
     return f"{Path('/proc/self/ns/net').stat().st_ino}-{port}"
 
@@ -124,13 +127,3 @@ def _read(file: Path) -> _Note | None:
             return msgspec.json.decode(opened.read(65536), type=_Note)
     except (OSError, msgspec.DecodeError):
         return None
-
-
-def _started(pid: int) -> str:
-    """Give when a process began; empty when there is none. Source: proc_pid_stat(5), field 22."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-    # The name, in parentheses, may hold anything.
-    return text.rpartition(")")[2].split()[19]

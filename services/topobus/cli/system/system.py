@@ -10,10 +10,9 @@ import asyncio
 import os
 import shutil
 import signal
-import socket
 import sysconfig
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,8 @@ from typing import Literal
 
 from topobus.cli.system.account_store import bring_store
 from topobus.cli.system.local_logins import LocalLogin, announced_login
-from topobus.cli.system.nats_listening import Listening, NatsCertificate, free_to_listen
+from topobus.cli.system.nats_listening import Listening, NatsCertificate
+from topobus.cli.system.nats_port import reserved_port
 from topobus.cli.system.nats_store import (
     StoreSize,
     has_room,
@@ -45,7 +45,6 @@ __all__ = ["DEMO_NODE", "SERVICES", "Layout", "System", "start_system"]
 SERVICES = ("discovery", "gpu", "nic", "fpga", "cpu", "topology", "gateway", "controller")
 DEMO_NODE = "demo-node"
 
-_DEFAULT_NATS_PORT = 4222
 _NATS_READY_S = 15.0
 _STREAMS_S = 10.0
 # Before, a server says "nobody is there" to no question that crosses accounts.
@@ -163,7 +162,10 @@ async def start_system(
         folder.mkdir(parents=True, exist_ok=True)
     make_keys(layout.answer_keys, DEVICE_SERVICES)
     has_users = nats_url is None and not is_open
-    async with Supervisor(layout.logs) as supervisor:
+    async with AsyncExitStack() as run:
+        # Before the supervisor: a port is kept from other runs until the server has ended.
+        port = run.enter_context(reserved_port(state, (listening or Listening()).address)) if nats_url is None else 0
+        supervisor = await run.enter_async_context(Supervisor(layout.logs))
         # What somebody says of a server of ours by the environment wins; of theirs we know nothing.
         store: dict[str, str] = {}
         certificate = await asyncio.to_thread(NatsCertificate, listening or Listening(), layout.nats_tls, layout.authority)
@@ -172,7 +174,7 @@ async def start_system(
             store = {"TOPOBUS_ALL__NATS__STORE_MIB": str(size.store_mib)} if size.store_mib else {}
             if size.store_mib:
                 say(f"the disk is small: NATS' store may take {size.store_mib} MiB")
-            nats_url = await start_nats(supervisor, layout, size, say, is_open=is_open, certificate=certificate)
+            nats_url = await start_nats(supervisor, layout, size, say, is_open=is_open, certificate=certificate, port=port)
         ports = {name: free_port() for name in SERVICES}
         environments = {
             name: {
@@ -222,16 +224,6 @@ async def start_system(
             yield system
 
 
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
-
-
 async def start_nats(
     supervisor: Supervisor,
     layout: Layout,
@@ -240,18 +232,19 @@ async def start_nats(
     *,
     is_open: bool,
     certificate: NatsCertificate | None = None,
+    port: int = 0,
 ) -> str:
     """Start a NATS server with its store in the state folder, and keep it storing; gives its URL when it is ready.
 
     Shapes: is_open — without users. With them their passwords are made at the first start. certificate — says where the server listens; None: on loopback, without TLS.
+            port — 0: any that is free.
     """
     certificate = certificate or NatsCertificate(Listening(), layout.nats_tls, layout.authority)
     server = await asyncio.to_thread(provide_nats_server, say)
     account = DEFAULT_ACCOUNT if is_open else STREAMS_ACCOUNT
     if await asyncio.to_thread(bring_store, layout.nats, account):
         say(f"NATS' store {layout.nats} was of another form of users: its streams are now those of account {account}")
-    usual = _DEFAULT_NATS_PORT
-    port = usual if _is_free(usual) and free_to_listen(certificate.address, usual) else free_port()
+    port = port or free_port()
     monitor_port = free_port()
     tls = certificate.folder
     more = certificate.configuration(server.tls_path(tls), 0 if server.image else monitor_port) if tls is not None else ""

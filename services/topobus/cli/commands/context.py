@@ -1,0 +1,186 @@
+"""`topobus context`: names for the systems that a user talks to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from topobus.cli.contexts import Context, ContextFolder, ContextState, check_name
+from topobus.cli.exits import ExitCode, NotFoundError, UsageError
+from topobus.cli.options import OUTPUT_DEFAULTS, OutputOptions
+from topobus.cli.render.output import Output
+from topobus.cli.targets import check_server_url
+from topobus.runtime.endpoint import read_url
+
+__all__ = ["context_app"]
+
+context_app = App(name="context", help="Name the systems that commands talk to, and choose one.")
+
+_STYLES = {ContextState.RUNNING: "ok", ContextState.STOPPED: "warn", ContextState.ADDED: "faint"}
+
+
+@context_app.command(name="ls")
+def ls(*, options: OutputOptions = OUTPUT_DEFAULTS) -> int:
+    """List the contexts; the selected one has a star."""
+    folder = ContextFolder()
+    output = options.output()
+    selected = folder.selected()
+    contexts = folder.all()
+    if output.is_json:
+        output.document({"contexts": [_fields(context, selected) for context in contexts]})
+        return ExitCode.OK
+    if not contexts:
+        output.note("there are no contexts: `topobus up` makes one, `topobus context add` names a system that runs elsewhere")
+        return ExitCode.OK
+    table = Table(box=box.SIMPLE_HEAD, header_style="title", pad_edge=False)
+    for column in ("", "name", "state", "nats", "node", "folder"):
+        table.add_column(column, overflow="fold")
+    for context in contexts:
+        star = "*" if context.name == selected else ""
+        state = Text(context.state, _STYLES[context.state])
+        table.add_row(star, Text(context.name, "name"), state, Text(context.nats), Text(context.node), Text(context.state_dir, "faint"))
+    output.show(table)
+    return ExitCode.OK
+
+
+@context_app.command(name="use")
+def use(
+    name: Annotated[str | None, Parameter(help="The context that commands use from now on.")] = None,
+    /,
+    *,
+    none: Annotated[bool, Parameter(name="--none", negative="", help="Select none: commands go to nats://127.0.0.1:4222.")] = False,
+    options: OutputOptions = OUTPUT_DEFAULTS,
+) -> int:
+    """Select a context for all commands of this user."""
+    folder = ContextFolder()
+    output = options.output()
+    if (name is None) is not none:
+        raise UsageError("give the name of a context, or --none", next_step="topobus context ls")
+    if name is None:
+        folder.select("")
+        output.note("no context is selected")
+        return ExitCode.OK
+    context = _known(folder, name)
+    folder.select(name)
+    _say(output, context, name)
+    return ExitCode.OK
+
+
+@context_app.command(name="show")
+def show(
+    name: Annotated[str | None, Parameter(help="A context. Default: the selected one.")] = None,
+    /,
+    *,
+    options: OutputOptions = OUTPUT_DEFAULTS,
+) -> int:
+    """Show one context: where it is, and the files of its login."""
+    folder = ContextFolder()
+    selected = folder.selected()
+    if name is None and not selected:
+        raise NotFoundError("no context is selected", next_step="topobus context use NAME, or name one: topobus context show NAME")
+    _say(options.output(), _known(folder, name or selected), selected)
+    return ExitCode.OK
+
+
+@context_app.command(name="add")
+def add(
+    name: Annotated[str, Parameter(help="The new context.")],
+    /,
+    *,
+    nats: Annotated[str, Parameter(name="--nats", help="URL of the system's NATS server.")],
+    user: Annotated[str, Parameter(name="--user", help="NATS user, mostly `cli`.")] = "",
+    password_file: Annotated[Path | None, Parameter(name="--password-file", help="File with that user's password.")] = None,
+    credentials_file: Annotated[Path | None, Parameter(name="--credentials-file", help="NATS .creds file, instead of both.")] = None,
+    tls_ca_file: Annotated[
+        Path | None, Parameter(name="--tls-ca-file", help="Authority that signed the server's certificate, PEM.")
+    ] = None,
+    options: OutputOptions = OUTPUT_DEFAULTS,
+) -> int:
+    """Name a system that this user did not start with `topobus up`; the selection stays, but the first context is selected."""
+    folder = ContextFolder()
+    check_name(name)
+    check_server_url(nats)
+    if "@" in nats:
+        raise UsageError("--nats: a context holds no password", next_step="give --user NAME --password-file FILE")
+    if bool(user) != (password_file is not None):
+        raise UsageError("--user and --password-file belong together", next_step="give both, or neither")
+    before = folder.get(name)
+    if before is not None and before.state is not ContextState.ADDED:
+        raise UsageError(f"context {name} is that of a `topobus up` in {before.state_dir}", next_step="choose another name")
+    context = Context(
+        name=name,
+        nats=nats,
+        user=user,
+        password_file=_path(password_file),
+        credentials_file=_path(credentials_file),
+        tls_ca_file=_path(tls_ca_file),
+    )
+    folder.put(context)
+    if folder.get(folder.selected()) is None:
+        folder.select(name)
+    _say(options.output(), context, folder.selected())
+    return ExitCode.OK
+
+
+@context_app.command(name="rm")
+def rm(
+    *names: Annotated[str, Parameter(help="Contexts to forget; their systems go on.")],
+    options: OutputOptions = OUTPUT_DEFAULTS,
+) -> int:
+    """Forget contexts. Nothing of their systems is stopped or removed."""
+    folder = ContextFolder()
+    if not names:
+        raise UsageError("no context is named", next_step="topobus context ls")
+    for name in names:
+        _known(folder, name)
+    for name in names:
+        folder.remove(name)
+        options.output().note(f"context {name} is forgotten")
+    return ExitCode.OK
+
+
+def _known(folder: ContextFolder, name: str) -> Context:
+    context = folder.get(name)
+    if context is None:
+        names = ", ".join(known_context.name for known_context in folder.all())
+        raise NotFoundError(f"there is no context {name!r}", next_step=f"known are {names}" if names else "`topobus up` makes one")
+    return context
+
+
+def _say(output: Output, context: Context, selected: str) -> None:
+    fields = _fields(context, selected)
+    if output.is_json:
+        output.document(fields)
+    if not output.is_json:
+        for key, value in fields.items():
+            if value != "":
+                # Unbroken, whatever the width: paths are copied from here.
+                output.console.print(Text(f"{key.replace('_', ' '):<18}{_shown(value)}"), soft_wrap=True)
+
+
+def _fields(context: Context, selected: str) -> dict[str, str | bool]:
+    return {
+        "name": context.name,
+        "is_selected": context.name == selected,
+        "state": context.state.value,
+        "nats": read_url(context.nats)[1],
+        "node": context.node,
+        "state_dir": context.state_dir,
+        "user": context.user,
+        "password_file": context.password_file,
+        "credentials_file": context.credentials_file,
+        "tls_ca_file": context.tls_ca_file,
+    }
+
+
+def _shown(value: str | bool) -> str:
+    return value if isinstance(value, str) else "yes" if value else "no"
+
+
+def _path(file: Path | None) -> str:
+    return "" if file is None else str(file.absolute())

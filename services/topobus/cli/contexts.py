@@ -1,0 +1,222 @@
+"""Keeps the systems that a user talks to under names: one file each below the user's configuration folder, and the name of the selected one.
+
+Flows in: what `topobus up` says of its system, what `topobus context add` was given. Flows out: where a command connects, and as whom. A context holds paths of password files,
+never a password. One that `topobus up` wrote is running while the process that wrote it runs; after that its port may be somebody else's, so commands refuse it.
+Source of the folder: XDG Base Directory Specification. Why so: docs/adr/0061-contexts-name-systems.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from topobus.cli.exits import UsageError
+from topobus.cli.system.processes import process_start
+from topobus.domain.errors import ConfigError
+from topobus.runtime.own_folder import objection_to_folder
+
+__all__ = ["Context", "ContextFolder", "ContextState", "announced_context", "check_name", "name_of_folder"]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
+# The name of a `topobus up` without --dir, whose folder has a random name.
+_FRESH = "local"
+_LARGEST_FILE = 65_536
+
+
+class ContextState(StrEnum):
+    """What is known of a context's system without asking it."""
+
+    RUNNING = "running"
+    """Its `topobus up` runs."""
+    STOPPED = "stopped"
+    """Its `topobus up` ended."""
+    ADDED = "added"
+    """Somebody named it; whether it runs only the system itself knows."""
+
+
+class Context(Struct, frozen=True, kw_only=True):
+    """Where a system is, and as whom to connect."""
+
+    name: str
+    nats: str
+    """URL of its NATS server."""
+    user: str = ""
+    password_file: str = ""
+    credentials_file: str = ""
+    tls_ca_file: str = ""
+    node: str = ""
+    """The node of a `topobus up`."""
+    state_dir: str = ""
+    """The state folder of the `topobus up` that wrote this; empty for one that was added."""
+    pid: int = 0
+    """The process of that `topobus up`; 0 after its end."""
+    started: str = ""
+    """When that process began, as /proc says it."""
+
+    @property
+    def state(self) -> ContextState:
+        """Say whether its `topobus up` runs."""
+        if not self.state_dir:
+            return ContextState.ADDED
+        is_running = bool(self.pid and self.started and process_start(self.pid) == self.started)
+        return ContextState.RUNNING if is_running else ContextState.STOPPED
+
+
+class ContextFolder:
+    """The contexts of one user."""
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        """Find the folder; nothing is made yet."""
+        # A relative path counts as none, says the specification.
+        given = Path(environ.get("XDG_CONFIG_HOME", ""))
+        self._root = (given if given.is_absolute() else Path(environ.get("HOME") or "/nonexistent") / ".config") / "topobus"
+        self._files = self._root / "contexts"
+        self._selected = self._root / "context"
+
+    def all(self) -> tuple[Context, ...]:
+        """Read all, by name. A file that cannot be read is left out: it must not keep the others from being used."""
+        if not self._is_usable():
+            return ()
+        names = sorted(file.stem for file in self._files.glob("*.json") if _NAME.fullmatch(file.stem))
+        return tuple(context for name in names if (context := self._read(name)) is not None)
+
+    def get(self, name: str) -> Context | None:
+        """Read one; None when there is none of this name."""
+        return self._read(name) if _NAME.fullmatch(name) and self._is_usable() else None
+
+    def selected(self) -> str:
+        """Give the selected name; empty: none."""
+        if not self._is_usable():
+            return ""
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            name = self._selected.read_text(encoding="utf-8").strip()
+            return name if _NAME.fullmatch(name) else ""
+        return ""
+
+    def select(self, name: str) -> None:
+        """Have commands use this one unless they are told otherwise; empty: none.
+
+        Errors: raises ConfigError when it cannot be written.
+        """
+        with self._writing():
+            if name:
+                self._write(self._selected, f"{name}\n".encode())
+            else:
+                self._selected.unlink(missing_ok=True)
+
+    def put(self, context: Context) -> None:
+        """Write one, in place of another of the same name.
+
+        Errors: raises ConfigError when it cannot be written.
+        """
+        with self._writing():
+            self._write(self._files / f"{context.name}.json", msgspec.json.format(msgspec.json.encode(context)) + b"\n")
+
+    def remove(self, name: str) -> None:
+        """Remove one, and its selection.
+
+        Errors: raises ConfigError when it cannot be removed.
+        """
+        with self._writing():
+            (self._files / f"{name}.json").unlink(missing_ok=True)
+        if self.selected() == name:
+            self.select("")
+
+    def free_name(self, wanted: str, state_dir: str) -> str:
+        """Give a name for the `topobus up` of a state folder: the one wanted, else with a number.
+
+        A name is free when nobody has it, when it is this folder's own from a run before, or when it is that of a stopped run whose folder is gone.
+        """
+        for name in (wanted, *(f"{wanted}-{number}" for number in range(2, 1000))):
+            other = self.get(name)
+            if other is None or (
+                other.state is ContextState.STOPPED and (other.state_dir == state_dir or not Path(other.state_dir).is_dir())
+            ):
+                return name
+        raise ConfigError(f"there are a thousand contexts named {wanted}", next_step="topobus context rm NAME…")
+
+    def _is_usable(self) -> bool:
+        """Say whether the folder is ours alone: a context that others can write may send a password anywhere."""
+        try:
+            return not objection_to_folder(self._files.stat())
+        except OSError:
+            return False
+
+    def _read(self, name: str) -> Context | None:
+        try:
+            with (self._files / f"{name}.json").open("rb") as file:
+                return msgspec.structs.replace(msgspec.json.decode(file.read(_LARGEST_FILE), type=Context), name=name)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            self._files.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if objection := objection_to_folder(self._files.stat()):
+                raise ConfigError(f"{self._files} {objection}: contexts there could send a password anywhere", next_step="chmod go-w it")
+            yield
+        except OSError as err:
+            raise ConfigError(f"cannot write {self._root}: {err.strerror}", next_step="set XDG_CONFIG_HOME to a folder of yours") from err
+
+    @staticmethod
+    def _write(file: Path, content: bytes) -> None:
+        unready = file.with_name(f".{secrets.token_hex(4)}")
+        handle = os.open(unready, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(handle, "wb") as opened:
+            opened.write(content)
+        unready.replace(file)
+
+
+def check_name(name: str) -> str:
+    """Check a context's name.
+
+    Errors: raises UsageError for one that is no file name of letters, digits, `-`, `_` and `.`.
+    """
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"a context's name: got {name!r}, wanted letters, digits, '-', '_' and '.'", next_step="topobus context ls")
+    return name
+
+
+def name_of_folder(state: Path, *, is_kept: bool) -> str:
+    """Give the name of a `topobus up` that names none: its folder's.
+
+    >>> name_of_folder(Path("/home/me/my lab"), is_kept=True), name_of_folder(Path("/tmp/topobus-x1y2z3a4"), is_kept=False)
+    ('my-lab', 'local')
+    """
+    name = _NOT_IN_A_NAME.sub("-", state.name).strip("-._")[:60] if is_kept else _FRESH
+    return name or _FRESH
+
+
+@contextlib.contextmanager
+def announced_context(folder: ContextFolder, context: Context, *, is_kept: bool) -> Iterator[bool]:
+    """Keep a context for the run of a `topobus up`; gives whether commands use it from now on without being told.
+
+    It becomes the selected one unless one is selected that runs or was added: a second system does not take a user's commands away from the first.
+    Shapes: is_kept — the state folder outlives the run; then the context stays, marked as stopped.
+    Errors: raises ConfigError when it cannot be written; a failure to take it back at the end is ignored.
+    """
+    context = msgspec.structs.replace(context, pid=os.getpid(), started=process_start(os.getpid()))
+    folder.put(context)
+    before = folder.get(folder.selected())
+    if before is None or before.name == context.name or before.state is ContextState.STOPPED:
+        folder.select(context.name)
+    try:
+        yield folder.selected() == context.name
+    finally:
+        # Somebody may have removed it, or written another of its name.
+        if folder.get(context.name) == context:
+            with contextlib.suppress(ConfigError):
+                if is_kept:
+                    folder.put(msgspec.structs.replace(context, pid=0, started=""))
+                else:
+                    folder.remove(context.name)

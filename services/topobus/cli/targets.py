@@ -1,0 +1,163 @@
+"""Chooses the system that a command talks to, and says where the choice comes from.
+
+Flows in: the options, the environment, the settings file, the user's contexts. Flows out: the settings of one connection, with a text for errors that names the system.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Struct
+
+from topobus.cli.config import CliSettings
+from topobus.cli.contexts import Context, ContextFolder, ContextState
+from topobus.cli.exits import UsageError
+from topobus.cli.system.local_logins import find_login
+from topobus.domain.errors import ConfigError, PeerUnavailable
+from topobus.runtime.config import NatsSettings, load_settings, origin_of
+from topobus.runtime.endpoint import read_url
+
+__all__ = ["VARIABLE", "Target", "check_server_url", "choose_target", "refuses"]
+
+VARIABLE = "TOPOBUS_CONTEXT"
+_DEFAULT = "the default"
+_DEFAULT_PORT = 4222
+# A server that is there or not says so at once; one that is far away is given the time of the connection itself.
+_REFUSAL_S = 1.0
+
+
+class Target(Struct, frozen=True, kw_only=True):
+    """One system, as a command sees it."""
+
+    settings: CliSettings
+    source: str
+    """Where the choice comes from: `--nats`, `context demo, the selected one`."""
+    context: str = ""
+    """The context's name; empty: none."""
+
+    @property
+    def text(self) -> str:
+        """Name the system for people, without passwords."""
+        return f"NATS at {self.url}, from {self.source}"
+
+    @property
+    def url(self) -> str:
+        """Give the server's URL without passwords."""
+        return read_url(self.settings.nats.url)[1]
+
+    @property
+    def next_step(self) -> str:
+        """Say what helps when nobody is there."""
+        if self.context:
+            return "start that system, or choose another one with --context NAME or --nats URL: `topobus context ls`"
+        return "start the system with `topobus up`, or name it with --context NAME, --nats URL or TOPOBUS_ALL__NATS__URL"
+
+
+def choose_target(*, nats: str | None, context: str | None, config: Path | None, environ: Mapping[str, str]) -> Target:
+    """Choose by the first that is given: --nats, --context, a URL of the environment or the settings file, TOPOBUS_CONTEXT, the selected context, the default.
+
+    Errors: raises UsageError and ConfigError for what names no system, PeerUnavailable for the context of a `topobus up` that ended.
+    """
+    if nats is not None and context is not None:
+        raise UsageError("--nats and --context exclude each other: both name the system", next_step="choose one")
+    settings = load_settings(CliSettings, "cli", file=config, environ=environ)
+    if nats is not None:
+        check_server_url(nats)
+        return _with_login(msgspec.structs.replace(settings, nats=msgspec.structs.replace(settings.nats, url=nats)), "--nats")
+    if context is not None:
+        return _of_context(settings, context, "by --context", environ)
+    origin = origin_of(CliSettings, "cli", "nats.url", file=config, environ=environ)
+    if origin != _DEFAULT:
+        return _with_login(settings, origin)
+    if named := environ.get(VARIABLE, ""):
+        return _of_context(settings, named, f"by {VARIABLE}", environ)
+    folder = ContextFolder(environ)
+    if (selected := folder.selected()) and folder.get(selected) is not None:
+        return _of_context(settings, selected, "the selected one", environ)
+    return _with_login(settings, "the default, for no option, variable or context names one")
+
+
+def check_server_url(text: str) -> None:
+    """Check what a person gave as a server's address.
+
+    Errors: raises UsageError for what is no URL; a bare word could be a host, and is far more often a mistake.
+    """
+    try:
+        servers, _ = read_url(text)
+    except ConfigError as err:
+        raise UsageError(f"--nats: {err.message.removeprefix('nats.url: ')}", next_step="for example --nats nats://127.0.0.1:4222") from err
+    for server in servers:
+        if "://" not in server and server != "localhost" and not set(server) & set(".:["):
+            raise UsageError(
+                f"--nats: got {server!r}, which is no URL; wanted nats://HOST:PORT",
+                next_step=f"for the host of this name: --nats nats://{server}:{_DEFAULT_PORT}; for a context: --context {server}",
+            )
+
+
+async def refuses(url: str) -> bool:
+    """Say whether every server of a URL refuses connections: nobody listens there, and waiting helps nobody."""
+    outcomes = await asyncio.gather(*(_is_refused(server) for server in read_url(url)[0]))
+    return all(outcomes)
+
+
+async def _is_refused(server: str) -> bool:
+    parts = urlsplit(server if "://" in server else f"nats://{server}")
+    default = {"ws": 80, "wss": 443}.get(parts.scheme, _DEFAULT_PORT)
+    try:
+        async with asyncio.timeout(_REFUSAL_S):
+            _, writer = await asyncio.open_connection(parts.hostname, parts.port or default)
+    except ConnectionRefusedError:
+        return True
+    except OSError as err:
+        # A name with several addresses: asyncio makes a text of all their errors. An address family that this machine lacks says nothing.
+        numbers = {int(number) for number in re.findall(r"\[Errno (\d+)\]", str(err))}
+        return errno.ECONNREFUSED in numbers and numbers <= {errno.ECONNREFUSED, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
+    writer.close()
+    return False
+
+
+def _of_context(settings: CliSettings, name: str, source: str, environ: Mapping[str, str]) -> Target:
+    folder = ContextFolder(environ)
+    context = folder.get(name)
+    if context is None:
+        names = ", ".join(known_context.name for known_context in folder.all())
+        raise UsageError(
+            f"there is no context {name!r} ({source})",
+            next_step=f"known are {names}" if names else "`topobus up` makes one; `topobus context add` another",
+        )
+    if context.state is ContextState.STOPPED:
+        raise PeerUnavailable(
+            f"context {name} ({source}) is the `topobus up` of {context.state_dir}, which is not running",
+            next_step=f"start it again (topobus up --dir {context.state_dir}), or choose another one: topobus context ls",
+        )
+    return _with_login(msgspec.structs.replace(settings, nats=_nats_of(settings.nats, context)), f"context {name}, {source}", context=name)
+
+
+def _nats_of(nats: NatsSettings, context: Context) -> NatsSettings:
+    """Lay a context over the settings; a login that settings name themselves stays."""
+    nats = msgspec.structs.replace(nats, url=context.nats)
+    if nats.user or nats.credentials_file:
+        return nats
+    return msgspec.structs.replace(
+        nats,
+        user=context.user,
+        password_file=context.password_file,
+        credentials_file=context.credentials_file,
+        tls_ca_file=nats.tls_ca_file or context.tls_ca_file,
+    )
+
+
+def _with_login(settings: CliSettings, source: str, *, context: str = "") -> Target:
+    """Add the login of a `topobus up` of this user that runs at that address, where none is named."""
+    nats = settings.nats
+    login = None if nats.user or nats.credentials_file else find_login(nats.url)
+    if login is not None:
+        ca_file = nats.tls_ca_file or login.tls_ca_file
+        nats = msgspec.structs.replace(nats, user=login.user, password_file=login.password_file, tls_ca_file=ca_file)
+    return Target(settings=msgspec.structs.replace(settings, nats=nats), source=source, context=context)
