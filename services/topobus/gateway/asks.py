@@ -33,7 +33,7 @@ from topobus.domain.sandbox import ContainerName, Sandbox
 from topobus.gateway.config import DeadlineSettings
 from topobus.gateway.core.edit_limits import EditRights, host_paths, refuse_forbidden
 from topobus.gateway.core.preference import fall_back, is_legal, plugin_choices
-from topobus.gateway.links import real_paths, with_own_hook, with_real_folders
+from topobus.gateway.links import in_memory, real_paths, with_own_hook, with_real_folders
 from topobus.gateway.reconcile.ledger_drift import LedgerDrift
 from topobus.runtime.bus import Bus, Held
 from topobus.runtime.logging import get_logger
@@ -246,10 +246,14 @@ class NodeAsks:
         """Look at an answer of `prepare`, whoever gave it: this is the last place before kubelet and a container runtime do it. None is all allowed."""
         rights = with_own_hook(device_class, self._rights(device_class))
         paths = host_paths(prepared)
-        leads_to: dict[str, str] = {}
-        if paths:
-            leads_to, rights = await asyncio.to_thread(lambda: (real_paths(paths), with_real_folders(rights)))
+        # A thread for what may lie on a disk. The nodes of most devices are in memory, and a thread takes longer than to look at them.
+        others = sorted({*paths}.difference(in_memory(paths)))
+        leads_to = await asyncio.to_thread(real_paths, others) if others else {}
         refusal = refuse_forbidden(device_class, prepared, rights, leads_to)
+        if refusal is not None and paths:
+            # Folders of the rights may be links themselves. To follow them allows more, so what is allowed without is allowed.
+            rights = await asyncio.to_thread(with_real_folders, rights)
+            refusal = refuse_forbidden(device_class, prepared, rights, leads_to)
         if refusal is not None:
             get_logger().error(
                 "edits.forbidden",

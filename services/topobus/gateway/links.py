@@ -6,7 +6,9 @@ can write.
 
 from __future__ import annotations
 
+import os
 import os.path
+import stat
 import sys
 from collections.abc import Iterable
 
@@ -15,12 +17,44 @@ import msgspec
 from topobus.gateway.core.edit_limits import EditRights
 from topobus.sysfs.driver_files import HOOK_PROGRAM
 
-__all__ = ["real_paths", "with_own_hook", "with_real_folders"]
+__all__ = ["in_memory", "real_paths", "with_own_hook", "with_real_folders"]
 
 
 def real_paths(paths: Iterable[str]) -> dict[str, str]:
     """Follow all links in paths; those that lead to themselves, and what cannot be a path, are left out."""
-    return {path: target for path in paths if "\0" not in path and path.startswith("/") and (target := os.path.realpath(path)) != path}
+    plain: dict[str, bool] = {"": True}
+    return {
+        path: target
+        for path in paths
+        if "\0" not in path and path.startswith("/") and not _is_plain(path, plain) and (target := os.path.realpath(path)) != path
+    }
+
+
+def in_memory(paths: Iterable[str]) -> tuple[str, ...]:
+    """List the paths that lie in /dev and have no link in them: they lead to themselves. This does not block, for /dev is in memory."""
+    plain: dict[str, bool] = {"": True}
+    return tuple(path for path in paths if path.startswith("/dev/") and "\0" not in path and _is_plain(path, plain))
+
+
+def _is_plain(path: str, plain: dict[str, bool]) -> bool:
+    """Say whether a path is written in its shortest way and no part of it is a link; `plain` remembers folders of the same batch.
+
+    `os.path.realpath` gives the same path for those, and takes ten times as long.
+    """
+    folder, _, name = path.rpartition("/")
+    if name in ("", ".", ".."):
+        return False
+    if folder not in plain:
+        plain[folder] = _is_plain(folder, plain)
+    if not plain[folder]:
+        return False
+    try:
+        return not stat.S_ISLNK(os.lstat(path).st_mode)
+    except FileNotFoundError:
+        # What does not exist is no link, and nothing below it exists.
+        return True
+    except (OSError, ValueError):
+        return False
 
 
 def with_real_folders(rights: EditRights) -> EditRights:
