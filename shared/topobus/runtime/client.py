@@ -3,6 +3,9 @@
 nats-py upgrades a connection only when the server's greeting asks for it, and the greeting is plain text. An attacker in between could remove that request and
 receive user and password in clear. So the connection itself is checked at the last step before CONNECT, whatever the greeting said: at the first connect, at each
 later one, and at every server that a greeting named. A client is connected once: reconnecting is switched off, and whoever loses it makes another.
+
+It also takes the short way where nats-py's own costs turns of the event loop: what is sent goes to the socket at once while that takes it, instead of by a task; and
+answers go from the parser to who awaits them, instead of by a queue and a task. Each of the two is a fifth of a request's time.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ from typing import Any
 
 import nats.errors
 from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport
 
 from topobus.runtime.config import NatsSettings
@@ -38,6 +43,58 @@ class GatedClient(Client):
     def __init__(self, tls_because: str = "") -> None:
         super().__init__()
         self._tls_because = tls_because
+        self._takers: dict[int, Callable[[Msg], None]] = {}
+
+    def take_at_once(self, live: Subscription, taker: Callable[[Msg], None]) -> None:
+        """Call `taker` for each message of a subscription while it is parsed; it must not block. The subscription's own callback hears nothing more."""
+        self._takers[live._id] = taker
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        taker = self._takers.get(sid)
+        if taker is None:
+            await super()._process_msg(sid, subject, reply, data, headers)
+            return
+        self.stats["in_msgs"] += 1
+        self.stats["in_bytes"] += len(data)
+        try:
+            taker(self._build_message(sid, subject, reply, data, await self._process_headers(headers)))
+        except Exception as err:  # noqa: BLE001
+            # boundary: the client's read loop. nats-py ends it for good when anything is raised here.
+            await self._error_cb(err)
+
+    async def _flush_pending(self, force_flush: bool = False) -> Any:
+        """Write at once what is pending. A socket that takes no more is waited for by nats-py's own task, and so is everything sent meanwhile: the order stays."""
+        stream = self._idle_stream()
+        if force_flush or stream is None:
+            return await super()._flush_pending(force_flush)
+        pending, self._pending, self._pending_data_size = self._pending, [], 0
+        stream.writelines(pending)
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        written.set_result(None)
+        return written
+
+    def _idle_stream(self) -> asyncio.StreamWriter | None:
+        """Give what we write to when it holds nothing back and nobody else is about to write; None otherwise."""
+        transport, queue = self._transport, self._flush_queue
+        if not self.is_connected or not isinstance(transport, TcpTransport) or queue is None or not queue.empty():
+            return None
+        stream: asyncio.StreamWriter | None = transport._io_writer
+        if stream is None or stream.is_closing() or stream.transport.get_write_buffer_size() > 0:
+            return None
+        return stream
+
+    @staticmethod
+    def _parse_header_lines(raw: bytes) -> dict[str, str]:
+        """Read headers as nats-py does, in a third of the time: by words instead of by letters."""
+        headers: dict[str, str] = {}
+        for line in raw.split(b"\r\n"):
+            name, colon, value = line.partition(b":")
+            name = name.strip()
+            # A name has no blank in it, and nothing but ASCII: nats-py leaves out what does.
+            key = name.decode("ascii", "replace") if name.isascii() else " "
+            if colon and (not key or key.split() == [key]):
+                headers[key] = value.strip().decode("utf-8", "replace")
+        return headers
 
     def _connect_command(self) -> bytes:
         if self._tls_because and not self.is_encrypted:

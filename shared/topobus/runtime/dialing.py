@@ -16,7 +16,7 @@ from nats.aio.msg import Msg
 
 from topobus.domain.errors import PeerUnavailable
 from topobus.runtime.canary import Canary
-from topobus.runtime.client import connect_client
+from topobus.runtime.client import GatedClient, connect_client
 from topobus.runtime.endpoint import why_tls
 from topobus.runtime.login import Login
 from topobus.runtime.nats_errors import error_text
@@ -81,12 +81,14 @@ class Dialer:
             )
             if not is_beside:
                 self._mailbox.renew()
-            await client.subscribe(
+            answers = await client.subscribe(
                 self._mailbox.pattern,
                 cb=self._on_answer,
                 pending_msgs_limit=PENDING_MESSAGES,
                 pending_bytes_limit=8 * PENDING_BYTES,
             )
+            if isinstance(client, GatedClient):
+                client.take_at_once(answers, self._take_answer)
             await self._subscriptions.attach_beside(client, fresh, is_beside=is_beside)
             await self.echo(client, _FIRST_CANARY_TIMEOUT_S)
             # What was added meanwhile, until nothing is: the caller makes it the present one without another turn of the loop.
@@ -136,5 +138,8 @@ class Dialer:
         task.add_done_callback(self.closing.discard)
 
     async def _on_answer(self, message: Msg) -> None:
-        await self._mailbox.on_message(message)
+        self._take_answer(message)
+
+    def _take_answer(self, message: Msg) -> None:
+        self._mailbox.take(message)
         self._canary.put_off()

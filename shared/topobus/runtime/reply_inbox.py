@@ -129,7 +129,7 @@ class ReplyInbox:
                 # Looked at, even when nobody waits any more: otherwise asyncio complains of an error that nobody took.
                 expected.answer.exception()
 
-    async def on_message(self, message: Msg) -> None:
+    def take(self, message: Msg) -> None:
         """Hand an answer to who waits for it; one that nobody waits for is dropped."""
         expected = self._waiting.get(message.subject)
         if expected is not None:

@@ -27,6 +27,7 @@ from topobus.contracts.catalogue import LEDGER
 from topobus.devicekit.durable_file import write
 from topobus.runtime.bus import Bus
 from topobus.runtime.config import NatsSettings
+from topobus.runtime.provision import bucket_subject
 from topobus.simulation.nats_server import NatsServer
 
 __all__ = ["PLACES", "Floor", "floor"]
@@ -132,7 +133,7 @@ async def _answer_writing(client: Client, ledger_bytes: int) -> None:
     async def adopt(message: Msg) -> None:
         nonlocal sequence
         expected = {"Nats-Expected-Last-Subject-Sequence": str(sequence)}
-        written = await stream.publish(f"$KV.{LEDGER.bucket}.floor", value, headers=expected)
+        written = await stream.publish(bucket_subject(LEDGER, "floor"), value, headers=expected)
         sequence = written.seq
         await message.respond(_BODY)
 
