@@ -13,7 +13,7 @@ from topobus.cli.exits import UsageError
 from topobus.cli.objects.kinds import kind_of, read_target
 from topobus.cli.render.description import describe, view
 from topobus.cli.render.output import THEME
-from topobus.cli.render.tables import age, object_table, state_of
+from topobus.cli.render.tables import age, object_listing, state_of
 from topobus.contracts.messages import ApiObject, DecisionEvent
 from topobus.domain.device import Device, Inventory
 from topobus.domain.idset import NodeSet
@@ -102,7 +102,7 @@ def test_state_tells_reservation_and_reason_when_there_is_one() -> None:
 
 def test_table_has_node_devices_and_users_when_claims_are_listed() -> None:
     """One line says all that matters of a claim."""
-    shown = _shown(object_table("ResourceClaim", [ALLOCATED], now=NOW))
+    shown = _shown(object_listing("ResourceClaim", [ALLOCATED], now=NOW))
 
     assert [word in shown for word in ("fast", "n1", "gpu: gpu-0", "trainer", "5m")] == [True] * 5
     assert age("not a time", NOW) == "-"

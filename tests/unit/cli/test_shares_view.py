@@ -7,7 +7,7 @@ from io import StringIO
 from rich.console import Console
 
 from support.shared_devices import GIB, shared_gpus
-from topobus.cli.commands.inventory import device_table
+from topobus.cli.render.device_listings import device_listing
 from topobus.cli.render.holders import holders_of
 from topobus.cli.render.output import THEME
 from topobus.domain.device import Inventory
@@ -27,7 +27,7 @@ def drawn(ledger: Ledger) -> list[list[str]]:
     inventory = Inventory(node="n1", device_class="gpu", generation=1, devices=shared_gpus("gpu-0", "gpu-1"))
     written = StringIO()
     console = Console(file=written, width=140, theme=THEME)
-    console.print(device_table(inventory, holders_of(ledger)))
+    console.print(device_listing(inventory, holders_of(ledger)))
     return [line.split() for line in written.getvalue().splitlines()]
 
 

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import App, Parameter
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from topobus.cli.commands.objects import apply_files, delete_places, plain_object
 from topobus.cli.exits import ExitCode, UsageError
+from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
 from topobus.cli.objects.applying import find_object
 from topobus.cli.objects.manifests import parse_namespaced, read_objects
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
+from topobus.cli.render.listing import Column, Fit, Listing, Row
 from topobus.cli.render.tables import state_of
 from topobus.contracts.catalogue import OBJECT
 from topobus.contracts.messages import ApiObject
 from topobus.kubernetes.api.classic_handles import shown
-from topobus.kubernetes.api.objects import name_of, object_parts
+from topobus.kubernetes.api.objects import metadata_of, name_of, object_parts
 
 __all__ = ["claim_app"]
 
@@ -45,10 +46,11 @@ def get(
     name: Annotated[str | None, Parameter(name="NAMESPACE/NAME", help="One claim. Without it: all objects.")] = None,
     /,
     *,
+    listing: ListOptions = LIST_DEFAULTS,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
     """Show claims with their allocation; `topobus describe claim NAME` tells more of one."""
-    return asyncio.run(_get(name, options))
+    return asyncio.run(_get(name, listing.lister(is_json=options.json), options))
 
 
 @claim_app.command(name="delete")
@@ -66,15 +68,23 @@ def delete(
     return asyncio.run(delete_places(places, options))
 
 
-async def _get(name: str | None, options: BusOptions) -> int:
-    output = options.output()
+async def _get(name: str | None, lister: Lister, options: BusOptions) -> int:
     async with open_bus(options) as bus:
-        objects = [await find_object(bus, _place(name))] if name is not None else [entry.value for entry in await bus.list(OBJECT)]
-    if output.is_json:
-        plain = [plain_object(api_object) for api_object in objects]
-        output.document(plain[0] if name is not None else {"items": plain})
-    else:
-        output.show(_table(objects))
+
+        async def collect() -> list[Listing]:
+            objects = [await find_object(bus, _place(name))] if name is not None else [entry.value for entry in await bus.list(OBJECT)]
+            return [claims_listing(objects)]
+
+        if lister.options.watch:
+            await lister.follow(bus, [(OBJECT, {})], collect)
+            return ExitCode.OK
+        listings = await collect()
+
+    def document(rows: Sequence[Row]) -> Any:
+        plain = [plain_object(row.document) for row in rows]
+        return plain[0] if name is not None and plain else {"items": plain}
+
+    lister.show(listings, document)
     return ExitCode.OK
 
 
@@ -83,15 +93,36 @@ def _place(name: str) -> dict[str, str]:
     return {"kind": "resourceclaim", "namespace": namespace, "name": plain}
 
 
-def _table(objects: list[ApiObject]) -> Table:
+def claims_listing(objects: Sequence[ApiObject]) -> Listing:
     """List objects of all kinds: claims with node and devices, or with why they wait."""
-    table = Table(box=box.SIMPLE_HEAD, header_style="title")
-    for title in ("object", "state", "node", "devices"):
-        table.add_column(title, overflow="fold")
-    for api_object in objects:
-        allocation = shown(api_object).status.get("allocation") or {}
-        results = (allocation.get("devices") or {}).get("results") or []
-        nodes = sorted({str(result.get("pool", "")) for result in results}) or [str(api_object.spec.get("nodeName") or "-")]
-        devices = "\n".join(f"{result.get('request')}: {result.get('device')}" for result in results)
-        table.add_row(Text(name_of(api_object), "name"), state_of(api_object), ", ".join(nodes), devices or "-")
-    return table
+    return Listing(
+        columns=(
+            Column(title="object", fit=Fit.NAME),
+            Column(title="state"),
+            Column(title="node", fit=Fit.NAME),
+            Column(title="devices", fit=Fit.NAME),
+            Column(title="labels", is_wide=True),
+        ),
+        rows=tuple(map(_row, objects)),
+    )
+
+
+def _row(api_object: ApiObject) -> Row:
+    allocation = shown(api_object).status.get("allocation") or {}
+    results = (allocation.get("devices") or {}).get("results") or []
+    nodes = sorted({str(result.get("pool", "")) for result in results}) or [str(api_object.spec.get("nodeName") or "-")]
+    devices = "\n".join(f"{result.get('request')}: {result.get('device')}" for result in results)
+    metadata = metadata_of(api_object)
+    labels = dict(metadata.labels or {})
+    return Row(
+        name=f"{api_object.kind.lower()}/{metadata.name}",
+        cells=(
+            Text(name_of(api_object), "name"),
+            state_of(api_object),
+            ", ".join(nodes),
+            devices or "-",
+            ", ".join(f"{key}={value}" for key, value in sorted(labels.items())) or "-",
+        ),
+        document=api_object,
+        labels=labels,
+    )

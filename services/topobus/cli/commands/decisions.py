@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated
 
 from cyclopts import Parameter, validators
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from topobus.cli.exits import ExitCode
+from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
 from topobus.cli.render.answers import short_time, summary
+from topobus.cli.render.listing import Column, Fit, Listing, Row
 from topobus.contracts.catalogue import DECISION, LEDGER
 from topobus.contracts.messages import DecisionEvent
 from topobus.domain.ledger import Holders
@@ -23,63 +23,86 @@ from topobus.domain.outcome import Refusal
 from topobus.domain.request import Owner, OwnerKind
 from topobus.runtime.bus import Bus, Start
 
-__all__ = ["decisions"]
+__all__ = ["decision_listing", "decisions"]
 
 
 def decisions(
     *,
     node: Annotated[str | None, Parameter(help="Only this node.")] = None,
     limit: Annotated[int, Parameter(help="At most so many, the newest.", validator=validators.Number(gte=1, lte=4096))] = 20,
-    follow: Annotated[bool, Parameter(negative="", help="Then go on with each new one.")] = False,
+    follow: Annotated[bool, Parameter(negative="", help="Then go on with each new one; the same as -w.")] = False,
+    listing: ListOptions = LIST_DEFAULTS,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
     """List decisions: what was asked for whom and what the answer was."""
-    return asyncio.run(_decisions(node, limit, follow, options))
+    return asyncio.run(_decisions(node, limit, follow or listing.watch, listing.lister(is_json=options.json), options))
 
 
-async def _decisions(node: str | None, limit: int, is_following: bool, options: BusOptions) -> int:
-    output = options.output()
+async def _decisions(node: str | None, limit: int, is_following: bool, lister: Lister, options: BusOptions) -> int:
     parts = {"node": node} if node is not None else {}
     async with open_bus(options) as bus:
         recent = await bus.last(DECISION, limit=limit, **parts)
-        if output.is_json and not is_following:
-            output.document({"decisions": [received_event.value for received_event in recent]})
-        elif not is_following:
-            table = Table(box=box.SIMPLE_HEAD, header_style="title")
-            # An id is there to be copied: it never breaks, however long the rest is.
-            table.add_column("time", no_wrap=True)
-            table.add_column("decision", no_wrap=True)
-            table.add_column("what", overflow="fold")
-            table.add_column("answer", overflow="fold")
-            users = await _users(bus, [received_event.value for received_event in recent])
-            for received_event in recent:
-                event = received_event.value
-                who = event.user or users.get(event.id) or event.owner
-                what = operation_text(event) or f"{event.verb} {who}"
-                table.add_row(short_time(event.time), Text(event.id, "name"), what, _answer(event))
-            output.show(table if recent else Text("no decision yet", "faint"))
         if not is_following:
+            events = [received_event.value for received_event in recent]
+            listing = decision_listing(events, await _users(bus, events))
+            lister.show([listing], lambda rows: {"decisions": [row.document for row in rows]}, empty="no decision yet")
             return ExitCode.OK
         me = asyncio.current_task()
         assert me is not None
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, me.cancel)
         seen = recent[0].sequence if recent else 0
         with contextlib.suppress(asyncio.CancelledError):
-            async with contextlib.aclosing(bus.follow(DECISION, start=Start.ALL, on_waiting=None, **parts)) as events:
-                async for received in events:
-                    if received.sequence < seen:
-                        continue
-                    if output.is_json:
-                        output.line(received.value)
-                    else:
-                        event = received.value
-                        head = Text.assemble(
-                            (f"{short_time(event.time)}  ", "faint"),
-                            (event.id, "name"),
-                            f"  {operation_text(event) or f'{event.verb} {event.user or event.owner}'} at {event.node}: ",
-                        )
-                        output.show(head + _answer(event))
+            async with contextlib.aclosing(bus.follow(DECISION, start=Start.ALL, on_waiting=None, **parts)) as received_events:
+                async for received in received_events:
+                    if received.sequence >= seen:
+                        _show_new(lister, received.value)
     return ExitCode.OK
+
+
+def _show_new(lister: Lister, event: DecisionEvent) -> None:
+    row = _row(event, event.user or event.owner)
+    if not lister.selector.selects(row.labels):
+        return
+    if not lister.is_text:
+        lister.show_row(lister.output(), row)
+        return
+    what = operation_text(event) or f"{event.verb} {event.user or event.owner}"
+    head = Text.assemble((f"{short_time(event.time)}  ", "faint"), (event.id, "name"), f"  {what} at {event.node}: ")
+    lister.output().show(head + _answer(event))
+
+
+def decision_listing(events: Iterable[DecisionEvent], users: Mapping[str, Owner]) -> Listing:
+    """List decisions in their order; `users` are the pods behind what kubelet allocated, by decision."""
+    return Listing(
+        columns=(
+            Column(title="time", fit=Fit.NAME),
+            Column(title="decision", fit=Fit.ID),
+            Column(title="what"),
+            Column(title="answer"),
+            Column(title="node", fit=Fit.NAME, is_wide=True),
+            Column(title="operation", fit=Fit.ID, is_wide=True),
+        ),
+        rows=tuple(_row(event, event.user or users.get(event.id) or event.owner) for event in events),
+    )
+
+
+def _row(event: DecisionEvent, who: Owner) -> Row:
+    what = operation_text(event) or f"{event.verb} {who}"
+    is_refused = isinstance(event.outcome, Refusal)
+    return Row(
+        name=event.id,
+        cells=(short_time(event.time), Text(event.id, "name"), what, _answer(event), event.node, event.op_id or "-"),
+        document=event,
+        labels={
+            "node": event.node,
+            "verb": event.verb,
+            "kind": who.kind.value,
+            "namespace": who.namespace,
+            "name": who.name,
+            "answer": "refused" if is_refused else "placed" if event.outcome is not None else "done",
+            "dry-run": str(event.is_dry_run).lower(),
+        },
+    )
 
 
 async def _users(bus: Bus, events: Iterable[DecisionEvent]) -> dict[str, Owner]:

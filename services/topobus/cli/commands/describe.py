@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from topobus.cli.commands.objects import Namespace, plain_object
+from topobus.cli.commands.objects import plain_object
 from topobus.cli.exits import ExitCode, UsageError
+from topobus.cli.listing.list_options import Namespace
 from topobus.cli.objects.applying import find_object, parts_of
 from topobus.cli.objects.kinds import plural_of, read_target
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus

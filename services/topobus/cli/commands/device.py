@@ -7,22 +7,24 @@ import getpass
 import os
 import socket
 import uuid
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from cyclopts import App, Parameter
 from msgspec import Struct
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from topobus.cli.exits import ExitCode
+from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
 from topobus.cli.objects.device_selection import ChosenDevice, Selection, choose_devices
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus, system_text
 from topobus.cli.render.answers import short_time
 from topobus.cli.render.holders import holders_of
+from topobus.cli.render.listing import Column, Fit, Listing, Row
 from topobus.contracts.catalogue import INVENTORY, LEDGER, MAINTENANCE, OPERATE
-from topobus.contracts.operation_messages import OperateReply, OperateRequest
+from topobus.contracts.operation_messages import ClassMaintenance, OperateReply, OperateRequest
 from topobus.domain.errors import PeerUnavailable
+from topobus.domain.ledger import Ledger
 from topobus.domain.maintenance import DeviceOperation, DeviceVerb, Maintenance
 from topobus.domain.outcome import Refusal
 from topobus.runtime.bus import Bus
@@ -145,9 +147,15 @@ def reset(
 
 
 @device_app.command(name="list")
-def list_kept_back(*, node: NodeFilter = None, device_class: ClassFilter = None, options: BusOptions = BUS_DEFAULTS) -> int:
+def list_kept_back(
+    *,
+    node: NodeFilter = None,
+    device_class: ClassFilter = None,
+    listing: ListOptions = LIST_DEFAULTS,
+    options: BusOptions = BUS_DEFAULTS,
+) -> int:
     """List the devices that are kept back: who, why, since when, and who has them still."""
-    return asyncio.run(_list(node, device_class, options))
+    return asyncio.run(_list(node, device_class, listing.lister(is_json=options.json), options))
 
 
 async def _operate(
@@ -181,7 +189,7 @@ async def _operate(
     if output.is_json:
         output.document({"operation": op_id, "verb": verb, "devices": answers})
     else:
-        output.show(_table(verb, answers))
+        output.show(_answers(verb, answers))
     unknown = [answer for answer in answers if answer.reply is None]
     if unknown:
         raise PeerUnavailable(
@@ -219,23 +227,26 @@ def _refusal(answer: DeviceAnswer) -> Refusal | None:
     return answer.reply.result if answer.reply is not None and isinstance(answer.reply.result, Refusal) else None
 
 
-def _table(verb: DeviceVerb, answers: list[DeviceAnswer]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, header_style="title")
-    for title in ("device", "node", verb.value, "now"):
-        table.add_column(title, overflow="fold")
-    for answer in answers:
-        refusal, result = _refusal(answer), answer.reply.result if answer.reply is not None else None
-        if result is None:
-            table.add_row(Text(answer.device, "name"), answer.node, Text("not known", "warn"), answer.error)
-        elif refusal is not None or isinstance(result, Refusal):
-            reasons = result.reasons if isinstance(result, Refusal) else ()
-            table.add_row(
-                Text(answer.device, "name"), answer.node, Text("refused", "fail"), "; ".join(reason.message for reason in reasons)
-            )
-        else:
-            done = Text("done", "ok") if result.is_changed else Text("was so before", "faint")
-            table.add_row(Text(answer.device, "name"), answer.node, done, _state(result.health.state.value, result.maintenance))
-    return table
+def _answers(verb: DeviceVerb, answers: Sequence[DeviceAnswer]) -> Listing:
+    columns = (
+        Column(title="device", fit=Fit.NAME),
+        Column(title="node", fit=Fit.NAME),
+        Column(title=verb.value, fit=Fit.NAME),
+        Column(title="now"),
+    )
+    return Listing(columns=columns, rows=tuple(map(_answer_row, answers)))
+
+
+def _answer_row(answer: DeviceAnswer) -> Row:
+    refusal, result = _refusal(answer), answer.reply.result if answer.reply is not None else None
+    head = (Text(answer.device, "name"), answer.node)
+    if result is None:
+        return Row(cells=(*head, Text("not known", "warn"), answer.error))
+    if refusal is not None or isinstance(result, Refusal):
+        reasons = result.reasons if isinstance(result, Refusal) else ()
+        return Row(cells=(*head, Text("refused", "fail"), "; ".join(reason.message for reason in reasons)))
+    done = Text("done", "ok") if result.is_changed else Text("was so before", "faint")
+    return Row(cells=(*head, done, _state(result.health.state.value, result.maintenance)))
 
 
 def _state(health: str, maintenance: Maintenance | None) -> str:
@@ -247,29 +258,62 @@ def _what(maintenance: Maintenance) -> str:
     return f"{words}, draining" if maintenance.is_draining else words
 
 
-async def _list(node: str | None, device_class: str | None, options: BusOptions) -> int:
-    output = options.output()
+async def _list(node: str | None, device_class: str | None, lister: Lister, options: BusOptions) -> int:
     async with open_bus(options) as bus:
-        stands = [
-            entry.value
-            for entry in await bus.list(MAINTENANCE)
-            if node in (None, entry.value.node) and device_class in (None, entry.value.device_class)
-        ]
-        ledgers = {entry.parts["node"]: entry.value for entry in await bus.list(LEDGER)} if any(each.devices for each in stands) else {}
-    rows = [(each.node, each.device_class, name, maintenance) for each in stands for name, maintenance in sorted(each.devices.items())]
-    if output.is_json:
-        output.document(
-            {"devices": [{"node": place, "device_class": kind, "device": name, "maintenance": said} for place, kind, name, said in rows]}
-        )
-        return ExitCode.OK
-    if not rows:
-        output.show(Text("no device is kept back", "faint"))
-        return ExitCode.OK
-    table = Table(box=box.SIMPLE_HEAD, header_style="title")
-    for title in ("device", "node", "what", "since", "who", "why", "held by"):
-        table.add_column(title, overflow="fold", no_wrap=title in ("device", "node"))
-    for place, kind, name, said in rows:
-        holder = holders_of(ledgers.get(place)).by_device.get((kind, name))
-        table.add_row(Text(name, "name"), place, _what(said), short_time(said.since), said.who, said.why, holder.name if holder else "-")
-    output.show(table)
+
+        async def collect() -> list[Listing]:
+            kept_back = [
+                entry.value
+                for entry in await bus.list(MAINTENANCE)
+                if node in (None, entry.value.node) and device_class in (None, entry.value.device_class)
+            ]
+            ledgers = (
+                {entry.parts["node"]: entry.value for entry in await bus.list(LEDGER)} if any(each.devices for each in kept_back) else {}
+            )
+            return [kept_back_listing(kept_back, ledgers)]
+
+        if lister.options.watch:
+            await lister.follow(bus, [(MAINTENANCE, {}), (LEDGER, {})], collect)
+            return ExitCode.OK
+        listings = await collect()
+    lister.show(listings, lambda rows: {"devices": [row.document for row in rows]}, empty="no device is kept back")
     return ExitCode.OK
+
+
+def kept_back_listing(kept_back: Sequence[ClassMaintenance], ledgers: Mapping[str, Ledger]) -> Listing:
+    """List devices that an operator keeps back."""
+    return Listing(
+        columns=(
+            Column(title="device", fit=Fit.NAME),
+            Column(title="node", fit=Fit.NAME),
+            Column(title="what"),
+            Column(title="since", fit=Fit.NAME, gives_way=True),
+            Column(title="who", fit=Fit.NAME),
+            Column(title="why"),
+            Column(title="held by", fit=Fit.NAME),
+            Column(title="class", fit=Fit.NAME, is_wide=True),
+        ),
+        rows=tuple(
+            _kept_back_row(each, name, maintenance, ledgers) for each in kept_back for name, maintenance in sorted(each.devices.items())
+        ),
+    )
+
+
+def _kept_back_row(kept_back: ClassMaintenance, name: str, maintenance: Maintenance, ledgers: Mapping[str, Ledger]) -> Row:
+    node, device_class = kept_back.node, kept_back.device_class
+    holder = holders_of(ledgers.get(node)).by_device.get((device_class, name))
+    return Row(
+        name=name,
+        cells=(
+            Text(name, "name"),
+            node,
+            _what(maintenance),
+            short_time(maintenance.since),
+            maintenance.who,
+            maintenance.why or "-",
+            holder.name if holder else "-",
+            device_class,
+        ),
+        document={"node": node, "device_class": device_class, "device": name, "maintenance": maintenance},
+        labels={"node": node, "class": device_class, "name": name, "verb": maintenance.verb.value, "who": maintenance.who},
+    )

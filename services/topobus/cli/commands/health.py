@@ -5,24 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 from msgspec import Struct
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
+from topobus.cli.commands.inventory import read_inventories, read_ledgers, selected
 from topobus.cli.exits import ExitCode
-from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus
+from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
 from topobus.cli.render.answers import short_time
+from topobus.cli.render.device_listings import health_listing
 from topobus.cli.render.leaves import HEALTH_STYLES
-from topobus.cli.system.responding_services import as_of_now
-from topobus.contracts.catalogue import HEALTH, INVENTORY
+from topobus.cli.render.listing import Listing, Row
+from topobus.contracts.catalogue import HEALTH, INVENTORY, LEDGER
 from topobus.contracts.messages import HealthEvent
-from topobus.domain.device import Inventory
-from topobus.domain.silence import SERVICE_SILENT
-from topobus.runtime.bus import Bus, Start
+from topobus.runtime.bus import Start
 
 __all__ = ["WatchedEvent", "event_line", "health_app"]
 
@@ -49,10 +49,11 @@ def health(
     node: NodeFilter = None,
     device_class: ClassFilter = None,
     is_all: Annotated[bool, Parameter(name="--all", negative="", help="Healthy devices, too.")] = False,
+    listing: ListOptions = LIST_DEFAULTS,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
     """Show the devices that are not well now, and count the others."""
-    return asyncio.run(_health(node, device_class, is_all, options))
+    return asyncio.run(_health(node, device_class, is_all, listing.lister(is_json=options.json), options))
 
 
 @health_app.command(name="watch")
@@ -61,62 +62,29 @@ def watch(*, node: NodeFilter = None, device_class: ClassFilter = None, options:
     return asyncio.run(_watch(node, device_class, options))
 
 
-async def _inventories(bus: Bus, node: str | None, device_class: str | None) -> list[Inventory]:
-    inventories = [entry.value for entry in await bus.list(INVENTORY)]
-    if node is not None:
-        one_of("node", node, (inventory.node for inventory in inventories))
-    if device_class is not None:
-        one_of("device class", device_class, (inventory.device_class for inventory in inventories))
-    return [inventory for inventory in inventories if node in (None, inventory.node) and device_class in (None, inventory.device_class)]
-
-
-async def _health(node: str | None, device_class: str | None, is_all: bool, options: BusOptions) -> int:
-    output = options.output()
+async def _health(node: str | None, device_class: str | None, is_all: bool, lister: Lister, options: BusOptions) -> int:
+    well = [0]
     async with open_bus(options) as bus:
-        inventories = await as_of_now(bus, await _inventories(bus, node, device_class))
-    if output.is_json:
-        devices = [
-            {"node": inventory.node, "device_class": inventory.device_class, "device": device.name, "health": device.health}
-            for inventory in inventories
-            for device in inventory.devices
-        ]
-        output.document({"devices": devices})
-        return ExitCode.OK
-    table = Table(box=box.SIMPLE_HEAD, header_style="title")
-    for title in ("device", "node", "health", "since", "what"):
-        table.add_column(title, overflow="fold")
-    well = 0
-    for inventory in inventories:
-        unheard = 0
-        for device in inventory.devices:
-            worst = device.health.worst
-            if worst is not None and worst.reason == SERVICE_SILENT:
-                # The same of all of them; CPUs would fill screens.
-                unheard += 1
-                continue
-            if worst is None and not is_all:
-                well += 1
-                continue
-            what = f"{worst.reason}: {worst.message}" + (f" (do: {worst.action})" if worst.action != "none" else "") if worst else "-"
-            table.add_row(
-                Text(device.name, "name"),
-                inventory.node,
-                _state_text(device.health.state.value),
-                short_time(device.health.since) or "-",
-                what,
-            )
-        if unheard:
-            table.add_row(
-                Text(f"{unheard} of class {inventory.device_class}", "name"),
-                inventory.node,
-                _state_text("unknown"),
-                "-",
-                inventory.warnings[0],
-            )
-    if table.row_count:
-        output.show(table)
-    if not is_all:
-        output.show(Text(f"{well} devices are well", "ok" if not table.row_count else ""))
+
+        async def collect() -> list[Listing]:
+            ledgers = await read_ledgers(bus)
+            inventories = [selected(lister, each, ledgers.get(each.node)) for each in await read_inventories(bus, node, device_class)]
+            table, well[0] = health_listing(inventories, is_all=is_all, ledgers=ledgers)
+            return [table]
+
+        rest = lister.without_selector()
+        if lister.options.watch:
+            await rest.follow(bus, [(INVENTORY, {}), (LEDGER, {})], collect)
+            return ExitCode.OK
+        listings = await collect()
+
+    def document(rows: Sequence[Row]) -> Any:
+        # A service that is silent is one row for people, and all its devices for programs.
+        return {"devices": [device for row in rows for device in (row.document if isinstance(row.document, list) else [row.document])]}
+
+    rest.show(listings, document)
+    if lister.is_text and not is_all and not lister.options.no_headers:
+        lister.output().show(Text(f"{well[0]} devices are well", "ok" if not listings[0].rows else ""))
     return ExitCode.OK
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-import yaml
 from cyclopts import Parameter
 from rich.text import Text
 
 from topobus.cli.commands.nodeallocationstates import show_states
 from topobus.cli.exits import ExitCode, NotFoundError, UsageError
+from topobus.cli.listing.list_options import LIST_DEFAULTS, AllNamespaces, Lister, ListOptions, Namespace
 from topobus.cli.objects.applying import (
     CONDITIONS,
     WRONG,
@@ -27,8 +28,9 @@ from topobus.cli.objects.applying import (
 from topobus.cli.objects.kinds import is_node_allocation_state, plural_of, read_target
 from topobus.cli.objects.manifests import read_objects
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus, system_text
+from topobus.cli.render.listing import Listing, Row
 from topobus.cli.render.output import Output
-from topobus.cli.render.tables import object_table
+from topobus.cli.render.tables import object_listing
 from topobus.contracts.catalogue import OBJECT
 from topobus.contracts.messages import ApiObject
 from topobus.contracts.nouns import CLUSTER
@@ -39,8 +41,9 @@ from topobus.kubernetes.api.objects import (
     name_of,
     object_parts,
 )
+from topobus.runtime.bus import Bus
 
-__all__ = ["Files", "Format", "Namespace", "apply", "apply_files", "delete", "delete_places", "get", "plain_object"]
+__all__ = ["Files", "apply", "apply_files", "delete", "delete_places", "get", "plain_object"]
 
 # The controller answers within milliseconds; five seconds are a busy machine, or no controller.
 _CONDITION_S = 5.0
@@ -49,8 +52,6 @@ Files = Annotated[
     tuple[Path, ...],
     Parameter(name=("--file", "-f"), help="A manifest, or several; - reads standard input.", negative="", allow_leading_hyphen=True),
 ]
-Namespace = Annotated[str, Parameter(name=("--namespace", "-n"), help="The namespace.")]
-Format = Annotated[Literal["table", "wide", "yaml", "json", "name"], Parameter(name=("--output", "-o"), help="How to print.")]
 
 
 def apply(
@@ -72,16 +73,17 @@ def get(
         str, Parameter(name="KIND [NAME...]", help="Such as claims, pods, deviceclasses, claim/fast; several kinds with commas.")
     ],
     namespace: Namespace = "default",
-    all_namespaces: Annotated[bool, Parameter(name=("--all-namespaces", "-A"), negative="", help="Of all namespaces.")] = False,
-    output: Format = "table",
+    all_namespaces: AllNamespaces = False,
+    listing: ListOptions = LIST_DEFAULTS,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
     """List objects, or show those named."""
+    lister = listing.lister(is_json=options.json)
     if target and is_node_allocation_state(target[0].partition("/")[0]):
         named = (target[0].partition("/")[2], *target[1:])
-        return asyncio.run(show_states(tuple(argument for argument in named if argument), "json" if options.json else output, options))
+        return asyncio.run(show_states(tuple(argument for argument in named if argument), lister, options))
     kinds, names = read_target(target, verb="get")
-    return asyncio.run(_get(kinds, names, "" if all_namespaces else namespace, "json" if options.json else output, options))
+    return asyncio.run(_get(kinds, names, "" if all_namespaces else namespace, lister, options))
 
 
 def delete(
@@ -173,40 +175,47 @@ def plain_object(api_object: ApiObject, *, is_brief: bool = False) -> dict[str, 
     }
 
 
-async def _get(kinds: tuple[str, ...], names: tuple[str, ...], namespace: str, form: str, options: BusOptions) -> int:
+async def _get(kinds: tuple[str, ...], names: tuple[str, ...], namespace: str, lister: Lister, options: BusOptions) -> int:
     async with open_bus(options) as bus:
-        if names:
-            api_objects = {kinds[0]: [await find_object(bus, parts_of(kinds[0], namespace or "default", name)) for name in names]}
-        else:
-            api_objects = {}
-            for kind in kinds:
-                inside = CLUSTER if is_of_cluster(kind) else namespace
-                parts = {"kind": kind.lower()} | ({"namespace": inside} if inside else {})
-                api_objects[kind] = [entry.value for entry in await bus.list(OBJECT, on_rejected=None, **parts)]
-    output = Output(is_json=form == "json")
-    everything = [api_object for objects in api_objects.values() for api_object in objects]
-    if form in ("json", "yaml"):
-        plain = [plain_object(api_object, is_brief=form == "yaml") for api_object in everything]
-        document = plain[0] if len(names) == 1 else {"apiVersion": "v1", "kind": "List", "items": plain}
-        if form == "json":
-            output.document(document)
-        else:
-            print(yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=120), end="")
-        return ExitCode.OK
-    if form == "name":
-        for api_object in everything:
-            print(f"{api_object.kind.lower()}/{metadata_of(api_object).name}")
-        return ExitCode.OK
-    for kind, objects in api_objects.items():
-        if objects:
-            if len(api_objects) > 1:
-                output.show(Text(plural_of(kind), "title"))
+
+        async def collect() -> list[Listing]:
             now = datetime.now(UTC)
-            output.show(object_table(kind, objects, now=now, has_namespace=not namespace, is_wide=form == "wide"))
-        elif len(api_objects) == 1:
-            where = f" in namespace {namespace}" if namespace and not is_of_cluster(kind) else ""
-            output.note(f"there are no {plural_of(kind)}{where}" + ("; -A looks into all" if where else ""))
+            return [
+                object_listing(
+                    kind,
+                    await _objects(bus, kind, names, namespace),
+                    now=now,
+                    has_namespace=not namespace,
+                    title=plural_of(kind) if len(kinds) > 1 else "",
+                )
+                for kind in kinds
+            ]
+
+        if lister.options.watch:
+            await lister.follow(bus, [(OBJECT, _parts(kind, namespace)) for kind in kinds], collect)
+            return ExitCode.OK
+        listings = await collect()
+    where = f" in namespace {namespace}" if namespace and not all(map(is_of_cluster, kinds)) else ""
+    what = " and no ".join(map(plural_of, kinds))
+    empty = f"there are no {what}{where}" + ("; -A looks into all" if where else "")
+
+    def document(rows: Sequence[Row]) -> Any:
+        plain = [plain_object(row.document, is_brief=lister.form == "yaml") for row in rows]
+        return plain[0] if len(names) == 1 and plain else {"apiVersion": "v1", "kind": "List", "items": plain}
+
+    lister.show(listings, document, empty=empty)
     return ExitCode.OK
+
+
+async def _objects(bus: Bus, kind: str, names: tuple[str, ...], namespace: str) -> list[ApiObject]:
+    if names:
+        return [await find_object(bus, parts_of(kind, namespace or "default", name)) for name in names]
+    return [entry.value for entry in await bus.list(OBJECT, on_rejected=None, **_parts(kind, namespace))]
+
+
+def _parts(kind: str, namespace: str) -> dict[str, str]:
+    inside = CLUSTER if is_of_cluster(kind) else namespace
+    return {"kind": kind.lower()} | ({"namespace": inside} if inside else {})
 
 
 def _show_result(output: Output, applied: Applied, now: ApiObject, *, waits: bool) -> ExitCode:

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any
 
 from cyclopts import Parameter
-from rich import box
-from rich.table import Table
+from msgspec import structs
 from rich.text import Text
 
 from topobus.cli.exits import ExitCode
+from topobus.cli.listing.list_options import LIST_DEFAULTS, AllNamespaces, Lister, ListOptions
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus
 from topobus.cli.render.leaves import HEALTH_STYLES
-from topobus.contracts.catalogue import MACHINE, PODS
-from topobus.contracts.messages import HeldDevice, PodsReply, PodsRequest
+from topobus.cli.render.listing import Column, Fit, Listing, Row
+from topobus.contracts.catalogue import INVENTORY, LEDGER, MACHINE, PODS
+from topobus.contracts.messages import ContainerDevices, HeldDevice, PodsReply, PodsRequest
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.health import HealthState
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.runtime.bus import Bus
 
-__all__ = ["pods", "pods_table"]
+__all__ = ["pods", "pods_listing"]
 
 _CPU_CLASS = "cpu"
 
@@ -28,28 +30,34 @@ _CPU_CLASS = "cpu"
 def pods(
     *,
     node: Annotated[str | None, Parameter(help="Only this node.")] = None,
-    namespace: Annotated[str, Parameter(help="Only pods of this namespace.")] = "",
+    namespace: Annotated[str, Parameter(name=("--namespace", "-n"), help="Only pods of this namespace. Default: all.")] = "",
+    all_namespaces: AllNamespaces = False,
+    listing: ListOptions = LIST_DEFAULTS,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
     """List pods with their devices. Exit code 1 when kubelet and the ledger disagree about a device."""
-    return asyncio.run(_pods(node, namespace, options))
+    return asyncio.run(_pods(node, "" if all_namespaces else namespace, listing.lister(is_json=options.json), options))
 
 
-async def _pods(node: str | None, namespace: str, options: BusOptions) -> int:
-    output = options.output()
+async def _pods(node: str | None, namespace: str, lister: Lister, options: BusOptions) -> int:
     async with open_bus(options) as bus:
-        nodes = sorted(entry.parts["node"] for entry in await bus.list(MACHINE))
-        if not nodes:
-            raise PeerUnavailable("no node has published its machine", next_step="`topobus doctor` tells what is missing")
-        chosen = [one_of("node", node, nodes)] if node is not None else nodes
-        replies = dict(zip(chosen, await asyncio.gather(*(_ask(bus, pod, namespace) for pod in chosen)), strict=True))
-    if node is not None and replies[node].why:
-        # One node was meant, and nothing is known of it.
-        raise PeerUnavailable(f"{node}: {replies[node].why}", next_step="`topobus doctor` tells what is missing")
-    if output.is_json:
-        output.document({"nodes": replies})
-    else:
-        output.show(*(pods_table(name, reply) for name, reply in replies.items() if not reply.why))
+
+        async def collect() -> list[Listing]:
+            return [pods_listing(name, reply) for name, reply in (await _replies(bus, node, namespace)).items() if not reply.why]
+
+        if lister.options.watch:
+            # Kubelet tells nobody of changes: it is asked again whenever a ledger or an inventory changed.
+            await lister.follow(bus, [(LEDGER, {}), (INVENTORY, {})], collect)
+            return ExitCode.OK
+        replies = await _replies(bus, node, namespace)
+
+    def document(rows: Sequence[Row]) -> Any:
+        if lister.form == "json" and not lister.selector.requirements and not lister.options.sort_by:
+            return {"nodes": replies}
+        return {"nodes": _regrouped(replies, rows)}
+
+    lister.show([pods_listing(name, reply) for name, reply in replies.items() if not reply.why], document)
+    output = lister.output()
     for name, reply in replies.items():
         if reply.why:
             output.show(Text(f"{name}: {reply.why}", "warn"))
@@ -60,6 +68,27 @@ async def _pods(node: str | None, namespace: str, options: BusOptions) -> int:
     return ExitCode.NO if any(reply.disagreements for reply in replies.values()) else ExitCode.OK
 
 
+async def _replies(bus: Bus, node: str | None, namespace: str) -> dict[str, PodsReply]:
+    nodes = sorted(entry.parts["node"] for entry in await bus.list(MACHINE))
+    if not nodes:
+        raise PeerUnavailable("no node has published its machine", next_step="`topobus doctor` tells what is missing")
+    chosen = [one_of("node", node, nodes)] if node is not None else nodes
+    replies = dict(zip(chosen, await asyncio.gather(*(_ask(bus, pod, namespace) for pod in chosen)), strict=True))
+    if node is not None and replies[node].why:
+        # One node was meant, and nothing is known of it.
+        raise PeerUnavailable(f"{node}: {replies[node].why}", next_step="`topobus doctor` tells what is missing")
+    return replies
+
+
+def _regrouped(replies: Mapping[str, PodsReply], rows: Sequence[Row]) -> dict[str, PodsReply]:
+    """Keep of each node's answer the containers that still have a row, in the order of the rows."""
+    containers: dict[str, dict[int, ContainerDevices]] = {}
+    for row in rows:
+        node, place, container = row.document
+        containers.setdefault(node, {})[place] = container
+    return {node: structs.replace(reply, containers=tuple(containers.get(node, {}).values())) for node, reply in replies.items()}
+
+
 async def _ask(bus: Bus, node: str, namespace: str) -> PodsReply:
     try:
         return await bus.ask(PODS, PodsRequest(namespace=namespace), node=node)
@@ -67,33 +96,57 @@ async def _ask(bus: Bus, node: str, namespace: str) -> PodsReply:
         return PodsReply(why=str(err))
 
 
-def pods_table(node: str, reply: PodsReply) -> Table:
+def pods_listing(node: str, reply: PodsReply) -> Listing:
     """List one row a device."""
-    table = Table(box=box.SIMPLE_HEAD, header_style="title", title=node, title_justify="left", pad_edge=False, collapse_padding=True)
-    for title in ("pod", "container", "resource", "device", "NUMA", "health"):
-        # Where a device sits and how it is must not be pushed out by long names.
-        table.add_column(title, overflow="fold", no_wrap=title == "device")
-    for container in reply.containers:
-        origin = f"claim {container.claim}" if container.claim else container.resource
-        where = Text(f"{container.namespace}/{container.pod}", "name")
-        if container.device_class == _CPU_CLASS and container.resource == _CPU_CLASS:
-            # What kubelet's CPU and memory managers gave: a line for all CPUs, one for each kind of memory.
-            if container.devices:
-                table.add_row(where, container.container or "(all)", origin, *_cpus(container.devices))
-            for block in container.memory:
-                table.add_row(where, container.container or "(all)", block.kind, _size(block.size_bytes), str(block.nodes), "")
-            continue
-        for device in container.devices:
-            health = device.health.value + (f": {device.reason}" if device.reason else "")
-            table.add_row(
-                where,
-                container.container,
-                origin,
-                device.name,
-                str(device.numa_nodes) if device.numa_nodes is not None else "?",
-                Text(health, HEALTH_STYLES[device.health] or "ok"),
-            )
-    return table
+    rows = [row for place, container in enumerate(reply.containers) for row in _rows(node, place, container)]
+    return Listing(
+        title=node,
+        columns=(
+            Column(title="pod", fit=Fit.NAME),
+            Column(title="container", fit=Fit.NAME),
+            Column(title="resource", fit=Fit.NAME, gives_way=True),
+            Column(title="device", fit=Fit.NAME),
+            Column(title="NUMA", fit=Fit.NAME),
+            Column(title="health"),
+            Column(title="class", fit=Fit.NAME, is_wide=True),
+            Column(title="node", fit=Fit.NAME, is_wide=True),
+        ),
+        rows=tuple(rows),
+    )
+
+
+def _rows(node: str, place: int, container: ContainerDevices) -> Iterable[Row]:
+    origin = f"claim {container.claim}" if container.claim else container.resource
+    where = Text(f"{container.namespace}/{container.pod}", "name")
+
+    def row(name: str, kind: str, device: str, numa: str, health: Text | str) -> Row:
+        return Row(
+            name=f"pod/{container.pod}",
+            cells=(where, name, kind, device, numa, health, container.device_class or "-", node),
+            document=(node, place, container),
+            labels={
+                "node": node,
+                "namespace": container.namespace,
+                "pod": container.pod,
+                "container": container.container,
+                "class": container.device_class,
+                "device": device,
+                "numa": numa,
+                "health": str(health).partition(":")[0],
+            },
+        )
+
+    if container.device_class == _CPU_CLASS and container.resource == _CPU_CLASS:
+        # What kubelet's CPU and memory managers gave: a line for all CPUs, one for each kind of memory.
+        if container.devices:
+            yield row(container.container or "(all)", origin, *_cpus(container.devices))
+        for block in container.memory:
+            yield row(container.container or "(all)", block.kind, _size(block.size_bytes), str(block.nodes), "")
+        return
+    for device in container.devices:
+        health = device.health.value + (f": {device.reason}" if device.reason else "")
+        numa = str(device.numa_nodes) if device.numa_nodes is not None else "?"
+        yield row(container.container, origin, device.name, numa, Text(health, HEALTH_STYLES[device.health] or "ok"))
 
 
 def _cpus(devices: tuple[HeldDevice, ...]) -> tuple[str, str, Text]:

@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from topobus.cli.commands.health import WatchedEvent, event_line
-from topobus.cli.commands.inventory import device_table
 from topobus.cli.demo.kubelet import as_kubelet_pod, resource
 from topobus.cli.demo.placing import EXPECTED_DEVICES, TRAINER
 from topobus.cli.demo.scene import Scene, manifest
 from topobus.cli.demo.stage import ExpectationError
 from topobus.cli.objects.manifests import read_pod
+from topobus.cli.render.device_listings import device_listing
 from topobus.cli.render.holders import holders_of
 from topobus.contracts.catalogue import LEDGER
 from topobus.contracts.codec import decode
@@ -137,7 +137,7 @@ async def _fail(scene: Scene, kubelet: KubeletSimulator, subscriber: Subscriber,
         f"{all_but_one} allocatable GPUs in the inventory",
     )
     ledger = await scene.bus.get(LEDGER, node=scene.node)
-    stage.show(device_table(inventory, holders_of(ledger.value if ledger else None)))
+    stage.show(device_listing(inventory, holders_of(ledger.value if ledger else None)))
     capacity = await kubelet.wait_for_resource(resource("gpu"), allocatable=all_but_one)
     stage.expect(
         capacity.allocatable == all_but_one,

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from rich import box
 from rich.columns import Columns
 from rich.panel import Panel
-from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
@@ -16,6 +15,7 @@ from topobus.cli.demo.scene import Scene, manifest
 from topobus.cli.demo.stage import ExpectationError
 from topobus.cli.objects.applying import apply_object, delete_object, is_allocated
 from topobus.cli.objects.manifests import read_objects, read_pod
+from topobus.cli.render.syntax_colours import coloured
 from topobus.contracts.catalogue import LEDGER, OBJECT
 from topobus.domain.edits import ContainerEdits
 from topobus.domain.request import OwnerKind, PodRequest
@@ -90,7 +90,7 @@ async def show_claim(scene: Scene, kubelet: KubeletSimulator) -> None:
     stage = scene.stage
     title = "A ResourceClaim: CEL selectors, matchAttribute pcieRoot, prepared over the DRA socket"
     with stage.step(title, "topobus claim apply -f examples/claims/gpu-nic-pair.yaml"):
-        stage.show(Syntax(_spec_of(CLAIM), "yaml", background_color="default", word_wrap=True), indent=2)
+        stage.show(coloured(_spec_of(CLAIM), "yaml"), indent=2)
         for api_object in (*read_objects(manifest(CLASSES)), *read_objects(manifest(CLAIM))):
             await apply_object(scene.bus, api_object)
         parts = object_parts(read_objects(manifest(CLAIM))[0])
@@ -128,7 +128,7 @@ async def show_claim(scene: Scene, kubelet: KubeletSimulator) -> None:
         shown = next((file for file in files if "gpu" in file.name), files[0])
         stage.show(
             Panel(
-                Syntax(shown.read_text(encoding="utf-8").strip(), "json", background_color="default", word_wrap=True),
+                coloured(shown.read_text(encoding="utf-8").strip(), "json"),
                 title=shown.name,
                 title_align="left",
             ),

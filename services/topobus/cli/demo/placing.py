@@ -8,11 +8,11 @@ from collections.abc import Callable
 from rich.text import Text
 
 from topobus.cli.commands.explain import replay
-from topobus.cli.commands.inventory import summary_table
 from topobus.cli.commands.place import reply_view
 from topobus.cli.demo.scene import Scene, manifest
 from topobus.cli.demo.stage import ExpectationError
 from topobus.cli.objects.manifests import read_pod
+from topobus.cli.render.device_listings import summary_listing
 from topobus.contracts.catalogue import DECISION, INVENTORY, LEDGER, PLAN, RELEASE
 from topobus.contracts.messages import PlaceReply, ReleaseRequest
 from topobus.contracts.nouns import CLUSTER
@@ -36,7 +36,7 @@ async def show_node(scene: Scene) -> None:
             await scene.inventory(device_class, _has_devices(count), f"{count} devices of class {device_class}")
         await scene.ledger(lambda ledger: True, "a ledger")
         inventories = [entry.value for entry in await scene.bus.list(INVENTORY, node=scene.node)]
-        scene.stage.show(summary_table(inventories, {}))
+        scene.stage.show(summary_listing(inventories, {}))
         scene.stage.show(await scene.drawing())
         counts = ", ".join(f"{count} {device_class}" for device_class, count in EXPECTED_DEVICES.items())
         scene.stage.expect(

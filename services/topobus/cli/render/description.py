@@ -10,13 +10,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from msgspec import Struct
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from topobus.cli.render.answers import reason_lines, short_time, summary
 from topobus.cli.render.leaves import HEALTH_STYLES, short_address
+from topobus.cli.render.listing import Column, Fit, Listing, Row
 from topobus.cli.render.tables import named_claim, state_of
 from topobus.contracts.messages import ApiObject, DecisionEvent
 from topobus.domain.device import Device, Inventory, driver_name
@@ -107,7 +107,7 @@ def view(api_object: ApiObject, description: Description) -> RenderableType:
     if asks:
         parts += [Text("asks for", "title"), *(Text(f"  {line}") for line in asks)]
     if description.devices:
-        parts += [Text("devices", "title"), _device_table(description.devices)]
+        parts += [Text("devices", "title"), _device_listing(description.devices)]
     for held in description.held:
         names = ", ".join(f"{len(devices)} {device_class}" for device_class, devices in sorted(held.devices.items()) if devices)
         cpus = f"CPUs {held.cpus}" if held.cpus else ""
@@ -130,7 +130,7 @@ def view(api_object: ApiObject, description: Description) -> RenderableType:
     if description.reasons:
         parts += [Text("why not", "title"), *reason_lines(description.reasons)]
     if description.decisions:
-        parts += [Text("decisions", "title"), _decision_table(description.decisions)]
+        parts += [Text("decisions", "title"), _decision_listing(description.decisions)]
     return Group(*parts)
 
 
@@ -193,27 +193,45 @@ def _device_asks(devices: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _device_table(devices: Sequence[Granted]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, header_style="title", pad_edge=False)
-    for column in ("request", "device", "driver", "node", "NUMA", "below", "health"):
-        table.add_column(column, overflow="fold", no_wrap=column in ("device", "NUMA", "below"))
-    for device in devices:
-        style = next((style for state, style in HEALTH_STYLES.items() if state.value == device.health), "") or "ok"
-        health = Text(f"{device.health}{f': {device.reason}' if device.reason else ''}", style)
-        table.add_row(
-            device.request, Text(device.device, "name"), device.driver, device.pool, device.numa_nodes, device.below or "-", health
-        )
-    return table
+def _device_listing(devices: Sequence[Granted]) -> Listing:
+    return Listing(
+        columns=(
+            Column(title="request", fit=Fit.NAME),
+            Column(title="device", fit=Fit.NAME),
+            Column(title="driver", fit=Fit.NAME, gives_way=True),
+            Column(title="node", fit=Fit.NAME, gives_way=True),
+            Column(title="NUMA", fit=Fit.NAME),
+            Column(title="below", fit=Fit.NAME),
+            Column(title="health"),
+        ),
+        rows=tuple(map(_granted_row, devices)),
+        all_of_it="-o json has all",
+    )
 
 
-def _decision_table(decisions: Sequence[DecisionEvent]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, header_style="title", pad_edge=False)
-    for column in ("time", "decision", "what", "answer"):
-        table.add_column(column, no_wrap=column == "time", overflow="fold")
-    for event in decisions:
-        answer = Text(summary(event.outcome), "fail" if isinstance(event.outcome, Refusal) else "ok")
-        table.add_row(short_time(event.time), Text(event.id, "name"), f"{event.verb} at {event.node}", answer)
-    return table
+def _granted_row(device: Granted) -> Row:
+    style = next((style for state, style in HEALTH_STYLES.items() if state.value == device.health), "") or "ok"
+    health = Text(f"{device.health}{f': {device.reason}' if device.reason else ''}", style)
+    return Row(
+        cells=(device.request, Text(device.device, "name"), device.driver, device.pool, device.numa_nodes, device.below or "-", health)
+    )
+
+
+def _decision_listing(decisions: Sequence[DecisionEvent]) -> Listing:
+    return Listing(
+        columns=(
+            Column(title="time", fit=Fit.NAME),
+            Column(title="decision", fit=Fit.ID),
+            Column(title="what"),
+            Column(title="answer"),
+        ),
+        rows=tuple(map(_decision_row, decisions)),
+    )
+
+
+def _decision_row(event: DecisionEvent) -> Row:
+    answer = Text(summary(event.outcome), "fail" if isinstance(event.outcome, Refusal) else "ok")
+    return Row(cells=(short_time(event.time), Text(event.id, "name"), f"{event.verb} at {event.node}", answer))
 
 
 def _reasons(card: ApiObject, events: Sequence[DecisionEvent]) -> tuple[Reason, ...]:

@@ -14,8 +14,8 @@ from topobus.domain.ledger import Allocation, Ledger
 
 __all__ = ["Holder", "Holders", "holders_of"]
 
-# Colours that read on dark and on light terminals; letters tell owners apart where colours repeat.
-_STYLES = ("bold cyan", "bold magenta", "bold yellow", "bold blue", "bold green", "bold bright_red")
+# Plain ANSI colours read on dark, light and Solarized terminals; bright ones and white do not, and many terminals make bold colours bright. So letters tell owners apart where colours repeat.
+_STYLES = ("cyan", "magenta", "yellow", "blue", "green", "bold")
 _LETTERS = string.ascii_uppercase + "0123456789"
 # More owners than letters: the rest share one sign, and the legend still lists each.
 _MANY = "#"

@@ -30,7 +30,7 @@ THEME = Theme(
         "ok": "green",
         "warn": "yellow",
         "fail": "bold red",
-        "faint": "bright_black",
+        "faint": "dim",
         "title": "bold",
         "name": "cyan",
     }

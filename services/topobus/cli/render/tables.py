@@ -1,6 +1,6 @@
-"""Renders objects of the stand-alone API as tables, with the most useful columns of each kind.
+"""Renders objects of the stand-alone API as listings, with the most useful columns of each kind.
 
-Flows in: stored objects of one kind. Flows out: rich tables. Pure but for the age, which needs the present time.
+Flows in: stored objects of one kind. Flows out: listings. Pure but for the age, which needs the present time.
 """
 
 from __future__ import annotations
@@ -9,39 +9,59 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from topobus.cli.objects.applying import WRONG, condition_of, is_allocated
+from topobus.cli.render.listing import Cell, Column, Fit, Listing, Row
 from topobus.contracts.messages import ApiObject
 from topobus.kubernetes.api.classic_handles import shown
 from topobus.kubernetes.api.objects import is_of_cluster, metadata_of
 
-__all__ = ["age", "named_claim", "object_table", "state_of"]
+__all__ = ["age", "named_claim", "object_listing", "state_of"]
 
-Row = Callable[[ApiObject], tuple[str | Text, ...]]
+Cells = Callable[[ApiObject], tuple[Cell, ...]]
 
 
-def object_table(kind: str, objects: Sequence[ApiObject], *, now: datetime, has_namespace: bool = False, is_wide: bool = False) -> Table:
+def object_listing(kind: str, objects: Sequence[ApiObject], *, now: datetime, has_namespace: bool = False, title: str = "") -> Listing:
     """List objects of one kind."""
     columns, row = _KINDS.get(kind, ((), _plain))
-    table = Table(box=box.SIMPLE_HEAD, header_style="title", pad_edge=False)
     has_namespace = has_namespace and not is_of_cluster(kind)
-    # A name is there to be copied; what explains may be cut, and `describe` has all of it.
-    for title in (*(["namespace"] if has_namespace else []), "name", "state", *columns, "age"):
-        table.add_column(title, no_wrap=title in ("namespace", "name", "node", "age"), overflow="fold")
-    for api_object in objects:
-        metadata = metadata_of(api_object)
-        head = [Text(metadata.namespace or "default")] if has_namespace else []
-        table.add_row(
-            *head,
+    return Listing(
+        title=title,
+        columns=(
+            *([Column(title="namespace", fit=Fit.NAME)] if has_namespace else []),
+            Column(title="name", fit=Fit.NAME),
+            Column(title="state"),
+            *columns,
+            Column(title="age", fit=Fit.NAME),
+            Column(title="why", is_wide=True),
+            Column(title="labels", is_wide=True),
+            Column(title="generation", fit=Fit.NUMBER, is_wide=True),
+        ),
+        rows=tuple(_object_row(api_object, row(api_object), now, has_namespace=has_namespace) for api_object in objects),
+    )
+
+
+def _object_row(api_object: ApiObject, cells: tuple[Cell, ...], now: datetime, *, has_namespace: bool) -> Row:
+    metadata = metadata_of(api_object)
+    condition = condition_of(api_object) or {}
+    labels = {str(key): str(value) for key, value in (metadata.labels or {}).items()}
+    return Row(
+        name=f"{api_object.kind.lower()}/{metadata.name}",
+        cells=(
+            *([metadata.namespace or "default"] if has_namespace else []),
             Text(metadata.name, "name"),
-            state_of(api_object, is_wide=is_wide),
-            *row(api_object),
+            state_of(api_object, is_wide=False),
+            *cells,
             age(metadata.creation_timestamp, now),
-        )
-    return table
+            str(condition.get("message") or "-"),
+            ", ".join(f"{key}={value}" for key, value in sorted(labels.items())) or "-",
+            str(metadata.generation or "-"),
+        ),
+        document=api_object,
+        labels=labels,
+        sort_keys={"age": metadata.creation_timestamp},
+    )
 
 
 def state_of(api_object: ApiObject, *, is_wide: bool = True) -> Text:
@@ -82,15 +102,15 @@ def age(created: str, now: datetime) -> str:
     return f"{hours}h" if hours < 48 else f"{days}d"
 
 
-def _claim(api_object: ApiObject) -> tuple[str | Text, ...]:
+def _claim(api_object: ApiObject) -> tuple[Cell, ...]:
     results = _results(api_object)
     users = [str(user.get("name")) for user in _dicts(api_object.status.get("reservedFor"))]
     nodes = sorted({str(result.get("pool", "")) for result in results})
     devices = "\n".join(f"{result.get('request')}: {result.get('device')}" for result in results)
-    return ", ".join(nodes) or "-", devices or "-", ", ".join(users) or "-"
+    return ", ".join(nodes) or "-", devices or "-", "\n".join(users) or "-"
 
 
-def _pod(api_object: ApiObject) -> tuple[str | Text, ...]:
+def _pod(api_object: ApiObject) -> tuple[Cell, ...]:
     made = {
         str(status.get("name")): str(status.get("resourceClaimName")) for status in _dicts(api_object.status.get("resourceClaimStatuses"))
     }
@@ -105,22 +125,22 @@ def named_claim(entry: dict[str, Any]) -> str:
     return str(entry.get("resourceClaimName") or (source.get("resourceClaimName") if isinstance(source, dict) else "") or "")
 
 
-def _class(api_object: ApiObject) -> tuple[str | Text, ...]:
+def _class(api_object: ApiObject) -> tuple[Cell, ...]:
     selectors = [str((entry.get("cel") or {}).get("expression", "")) for entry in _dicts(api_object.spec.get("selectors"))]
     return (" && ".join(" ".join(text.split()) for text in selectors) or "every device",)
 
 
-def _template(api_object: ApiObject) -> tuple[str | Text, ...]:
+def _template(api_object: ApiObject) -> tuple[Cell, ...]:
     return (_requests(api_object.spec.get("spec") or {}),)
 
 
-def _slice(api_object: ApiObject) -> tuple[str | Text, ...]:
+def _slice(api_object: ApiObject) -> tuple[Cell, ...]:
     pool = api_object.spec.get("pool") or {}
     where = api_object.spec.get("nodeName") or ("all nodes" if api_object.spec.get("allNodes") else "selected nodes")
     return str(api_object.spec.get("driver", "-")), str(pool.get("name", "-")), str(where), str(len(_dicts(api_object.spec.get("devices"))))
 
 
-def _plain(_: ApiObject) -> tuple[str | Text, ...]:
+def _plain(_: ApiObject) -> tuple[Cell, ...]:
     return ()
 
 
@@ -144,10 +164,19 @@ def _dicts(value: object) -> list[dict[str, Any]]:
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
-_KINDS: dict[str, tuple[tuple[str, ...], Row]] = {
-    "ResourceClaim": (("node", "devices", "used by"), _claim),
-    "Pod": (("node", "claims"), _pod),
-    "DeviceClass": (("selects",), _class),
-    "ResourceClaimTemplate": (("requests",), _template),
-    "ResourceSlice": (("driver", "pool", "where", "devices"), _slice),
+_NODE = Column(title="node", fit=Fit.NAME, gives_way=True)
+_KINDS: dict[str, tuple[tuple[Column, ...], Cells]] = {
+    "ResourceClaim": ((_NODE, Column(title="devices", fit=Fit.NAME), Column(title="used by", fit=Fit.NAME, gives_way=True)), _claim),
+    "Pod": ((_NODE, Column(title="claims", fit=Fit.NAME)), _pod),
+    "DeviceClass": ((Column(title="selects"),), _class),
+    "ResourceClaimTemplate": ((Column(title="requests", fit=Fit.NAME),), _template),
+    "ResourceSlice": (
+        (
+            Column(title="driver", fit=Fit.NAME),
+            Column(title="pool", fit=Fit.NAME),
+            Column(title="where", fit=Fit.NAME),
+            Column(title="devices", fit=Fit.NUMBER),
+        ),
+        _slice,
+    ),
 }

@@ -1,0 +1,210 @@
+"""Options that every listing takes, and what prints a listing by them: table, wide table, YAML, JSON, JSONPath or names; selected, sorted, and followed.
+
+Flows in: listings, made by a command from what it read on the bus. Flows out: text on stdout. A wrong option is refused before anything is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import yaml
+from cyclopts import Parameter
+from rich.text import Text
+
+from topobus.cli.exits import UsageError
+from topobus.cli.listing.json_path import JsonPath, read_path
+from topobus.cli.listing.label_selector import LabelSelector
+from topobus.cli.render.listing import Listing, Row
+from topobus.cli.render.output import Output
+from topobus.contracts.codec import to_builtins
+from topobus.contracts.nouns import State
+from topobus.runtime.bus import Bus
+from topobus.sysfs.tree import natural_key
+
+__all__ = ["LIST_DEFAULTS", "AllNamespaces", "ListOptions", "Lister", "Namespace", "Source"]
+
+_FORMS = ("table", "wide", "yaml", "json", "name")
+_PATH = "jsonpath="
+
+Namespace = Annotated[str, Parameter(name=("--namespace", "-n"), help="The namespace.")]
+AllNamespaces = Annotated[bool, Parameter(name=("--all-namespaces", "-A"), negative="", help="Of all namespaces.")]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ListOptions:
+    """What of a listing is printed, and how."""
+
+    output: Annotated[str, Parameter(name=("--output", "-o"), help="How to print: table, wide, yaml, json, name or jsonpath=TEMPLATE.")] = (
+        "table"
+    )
+    selector: Annotated[
+        str, Parameter(name=("--selector", "-l"), help="Only what has these labels, such as 'class in (gpu,nic),model!=H100'.")
+    ] = ""
+    sort_by: Annotated[str, Parameter(name="--sort-by", help="Sort by this column, or by a JSONPath such as .metadata.name.")] = ""
+    no_headers: Annotated[bool, Parameter(name="--no-headers", negative="", help="Rows alone.")] = False
+    watch: Annotated[bool, Parameter(name=("--watch", "-w"), negative="", help="Then go on with each change, until Ctrl-C.")] = False
+
+    def lister(self, *, is_json: bool = False) -> Lister:
+        """Read the options.
+
+        Errors: raises UsageError.
+        """
+        form = "json" if is_json and self.output == "table" else self.output
+        path = JsonPath.read(form.removeprefix(_PATH)) if form.startswith(_PATH) else None
+        if path is None and form not in _FORMS:
+            raise UsageError(f"there is no output {form!r}", next_step=f"use one of {', '.join(_FORMS)}, or jsonpath='{{.items[*].name}}'")
+        if is_json and form != "json":
+            raise UsageError(f"--json and --output {form} are two forms", next_step="leave one of them out")
+        if self.sort_by.startswith((".", "{")):
+            read_path(self.sort_by)
+        return Lister(form=form, path=path, selector=LabelSelector.read(self.selector), options=self)
+
+
+LIST_DEFAULTS = ListOptions()
+Source = tuple[State[Any], dict[str, str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lister:
+    """Prints listings as the options say."""
+
+    form: str
+    path: JsonPath | None
+    selector: LabelSelector
+    options: ListOptions
+
+    @property
+    def is_text(self) -> bool:
+        """Say whether people read it."""
+        return self.form in ("table", "wide")
+
+    def without_selector(self) -> Lister:
+        """Give one that takes all rows, for a command that has selected already."""
+        return replace(self, selector=LabelSelector())
+
+    def output(self) -> Output:
+        """Open the output that fits."""
+        return Output(is_json=not self.is_text)
+
+    def chosen(self, listing: Listing) -> Listing:
+        """Select and sort the rows, and set the form.
+
+        Errors: raises UsageError for a column to sort by that is not there.
+        """
+        rows = [row for row in listing.rows if self.selector.selects(row.labels)]
+        if self.options.sort_by:
+            rows = sorted(rows, key=self._sort_key(listing))
+        return replace(listing, rows=tuple(rows), is_wide=self.form == "wide", has_headers=not self.options.no_headers)
+
+    def show(self, listings: Sequence[Listing], document: Callable[[list[Row]], Any], *, empty: str = "") -> None:
+        """Print listings; `document` makes of the rows that are left what programs read."""
+        output = self.output()
+        chosen = [self.chosen(listing) for listing in listings]
+        rows = [row for listing in chosen for row in listing.rows]
+        if self.form == "name":
+            for row in rows:
+                print(row.name, flush=True)
+        elif not self.is_text:
+            self._show_document(output, to_builtins(document(rows)))
+        elif not rows and empty:
+            output.note(empty)
+        else:
+            with_rows = [listing for listing in chosen if listing.rows]
+            for number, listing in enumerate(with_rows):
+                output.show(*([Text()] if number and listing.title and listing.has_headers else []), listing)
+
+    async def follow(self, bus: Bus, sources: Sequence[Source], collect: Callable[[], Awaitable[Sequence[Listing]]]) -> None:
+        """Print all rows, then those that changed whenever one of the sources did, until Ctrl-C or SIGTERM. A row that goes is told as gone."""
+        me = asyncio.current_task()
+        assert me is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, me.cancel)
+        changed = asyncio.Event()
+
+        async def listen(state: State[Any], parts: dict[str, str]) -> None:
+            async with contextlib.aclosing(bus.watch(state, **parts)) as changes:
+                async for _ in changes:
+                    changed.set()
+
+        with contextlib.suppress(asyncio.CancelledError):
+            async with asyncio.TaskGroup() as group:
+                for state, parts in sources:
+                    group.create_task(listen(state, parts))
+                shown: dict[str, tuple[Any, ...]] | None = None
+                while True:
+                    # Cleared before it is read: what changes meanwhile is read once more.
+                    changed.clear()
+                    shown = self._show_changes(await collect(), shown)
+                    await changed.wait()
+
+    def _show_changes(self, listings: Sequence[Listing], shown: dict[str, tuple[Any, ...]] | None) -> dict[str, tuple[Any, ...]]:
+        output = self.output()
+        seen: dict[str, tuple[Any, ...]] = {}
+        for listing in listings:
+            chosen = self.chosen(listing)
+            new: list[Row] = []
+            for row in chosen.rows:
+                key = f"{listing.title}/{row.name}"
+                facts = (repr(to_builtins(row.document)),) if row.document is not None else tuple(map(str, row.cells))
+                seen[key] = facts
+                if shown is None or shown.get(key) != facts:
+                    new.append(row)
+            if not new:
+                continue
+            if self.is_text:
+                output.show(replace(chosen, rows=tuple(new), has_headers=chosen.has_headers and shown is None))
+            else:
+                for row in new:
+                    self.show_row(output, row)
+        for key in sorted((shown or {}).keys() - seen.keys()):
+            if self.is_text:
+                output.show(Text(f"{key.rpartition('/')[2]}  gone", "warn"))
+        return seen
+
+    def show_row(self, output: Output, row: Row) -> None:
+        """Print one row of a stream for programs."""
+        if self.form == "name":
+            print(row.name, flush=True)
+        elif self.form == "json":
+            output.line(row.document)
+        else:
+            self._show_document(output, to_builtins(row.document), is_stream=True)
+
+    def _show_document(self, output: Output, document: Any, *, is_stream: bool = False) -> None:
+        if self.path is not None:
+            text = self.path.text(document)
+            print(text, end="" if text.endswith("\n") else "\n", flush=True)
+        elif self.form == "yaml":
+            print(
+                ("---\n" if is_stream else "") + yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=120),
+                end="",
+                flush=True,
+            )
+        else:
+            output.document(document)
+
+    def _sort_key(self, listing: Listing) -> Callable[[Row], Any]:
+        wanted = self.options.sort_by
+        if wanted.startswith((".", "{")):
+            values_of = read_path(wanted)
+            return lambda row: [_sortable(value) for value in values_of(to_builtins(row.document))]
+        titles = [column.title for column in listing.columns]
+        if wanted.lower() not in map(str.lower, titles):
+            raise UsageError(
+                f"there is no column {wanted!r} to sort by",
+                next_step=f"use one of {', '.join(titles)}, or a JSONPath such as .metadata.name",
+            )
+        place = [title.lower() for title in titles].index(wanted.lower())
+        return lambda row: natural_key(row.sort_keys.get(titles[place]) or str(row.cells[place]))
+
+
+def _sortable(value: Any) -> tuple[int, float, Any]:
+    """Order numbers before texts, each among themselves."""
+    if isinstance(value, (int, float)):
+        return 0, float(value), []
+    return 1, 0.0, natural_key(str(value))
