@@ -42,13 +42,13 @@ async def sign_of_life(bus: Bus, ask: Ask[Any, Any], **parts: str) -> Answered |
     return await bus.is_answered(ask, timeout_s=_PATIENCE_S, **parts)
 
 
-def silence_text(answer: Answered | Silent) -> str:
+def silence_text(answer: Answered | Silent, patience_s: float = _PATIENCE_S) -> str:
     """Say why there was no answer; empty when there was one."""
     if isinstance(answer, Answered):
         return ""
     return {
         SilentBecause.NOBODY: "nobody answers there",
-        SilentBecause.TIMEOUT: f"no answer within {_PATIENCE_S:g} s",
+        SilentBecause.TIMEOUT: f"no answer within {patience_s:g} s",
         SilentBecause.NO_BUS: "NATS went away",
     }[answer.because]
 

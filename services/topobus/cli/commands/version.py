@@ -1,0 +1,103 @@
+"""`topobus version`: of this program, of the NATS server, and of each running service."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+from msgspec import Struct
+from rich.text import Text
+
+from topobus.cli.exits import ExitCode
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus, system_text
+from topobus.cli.render.output import Output
+from topobus.cli.system.responding_services import silence_text
+from topobus.contracts.catalogue import DEVICE_SERVICES, HINTS, INVENTORY, MACHINE, PLAN, PODS, PREFER, RELAY
+from topobus.contracts.nouns import CLUSTER
+from topobus.domain.silence import Answered, Silent
+from topobus.runtime.asker_releases import OWN_RELEASE
+from topobus.runtime.bus import Bus
+
+__all__ = ["version"]
+
+# A service that runs and is busy says its version all the same; where nobody listens the server says so at once.
+_PATIENCE_S = 5.0
+_UNSAID = "runs, and does not say its version"
+
+
+class ServiceVersion(Struct, frozen=True, kw_only=True):
+    """One service of one node."""
+
+    node: str
+    """Empty: of the whole cluster."""
+    service: str
+    version: str
+    """Empty: it is not known."""
+    remark: str = ""
+
+
+def version(
+    *,
+    client: Annotated[bool, Parameter(name="--client", negative="", help="Only this program's; asks nobody.")] = False,
+    output: Annotated[Literal["text", "json"], Parameter(name=("--output", "-o"), help="How to print.")] = "text",
+    options: BusOptions = BUS_DEFAULTS,
+) -> int:
+    """Versions of this program, of the NATS server and of each running service. Services that are silent are named with the reason."""
+    out = Output(is_json=options.json or output == "json")
+    if client:
+        out.document({"client": OWN_RELEASE}) if out.is_json else out.show(Text(f"topobus {OWN_RELEASE}"))
+        return ExitCode.OK
+    # First: it is true whoever answers or does not.
+    out.show(Text.assemble(("client       ", "faint"), OWN_RELEASE))
+    server, services = asyncio.run(_ask(options))
+    if out.is_json:
+        out.document({"client": OWN_RELEASE, "nats_server": server, "system": system_text(options), "services": services})
+        return ExitCode.OK
+    out.show(Text.assemble(("nats-server  ", "faint"), server, (f"   {system_text(options)}", "faint")))
+    for node in dict.fromkeys(service.node for service in services):
+        out.show(Text(node or "cluster", "name"))
+        for service in services:
+            if service.node == node:
+                style = "warn" if service.version and service.version != OWN_RELEASE else ""
+                remark = service.remark or ("another version than this program" if style else "")
+                out.show(
+                    Text.assemble(f"  {service.service:<11}", (service.version or "-", style), (f"  {remark}" if remark else "", "faint"))
+                )
+    return ExitCode.OK
+
+
+async def _ask(options: BusOptions) -> tuple[str, list[ServiceVersion]]:
+    async with open_bus(options) as bus:
+        server = ".".join(map(str, bus.server_version))
+        machines = {entry.parts["node"]: entry for entry in await bus.list(MACHINE)}
+        relays = {entry.parts["node"]: entry for entry in await bus.list(RELAY)}
+        inventories = [entry.value for entry in await bus.list(INVENTORY)]
+        classes = {node: {*DEVICE_SERVICES} for node in machines}
+        for inventory in inventories:
+            classes.setdefault(inventory.node, {*DEVICE_SERVICES}).add(inventory.device_class)
+        services: list[ServiceVersion] = []
+        for node in sorted(classes):
+            # These answer nothing: what they wrote says their version.
+            for service, entries in (("discovery", machines), ("relay", relays)):
+                if (entry := entries.get(node)) is not None:
+                    remark = "wrote its state last" if entry.origin.release else "wrote its state, and does not say its version"
+                    services.append(ServiceVersion(node=node, service=service, version=entry.origin.release, remark=remark))
+            services += await _of_node(bus, node, sorted(classes[node]))
+        controller = await bus.is_answered(PLAN, timeout_s=_PATIENCE_S, node=CLUSTER)
+        return server, [*services, _service("", "controller", controller)]
+
+
+async def _of_node(bus: Bus, node: str, classes: list[str]) -> list[ServiceVersion]:
+    signs = await asyncio.gather(
+        *(bus.is_answered(HINTS, timeout_s=_PATIENCE_S, node=node, device_class=device_class) for device_class in classes),
+        bus.is_answered(PREFER, timeout_s=_PATIENCE_S, node=node),
+        bus.is_answered(PODS, timeout_s=_PATIENCE_S, node=node),
+    )
+    return [_service(node, service, sign) for service, sign in zip((*classes, "topology", "gateway"), signs, strict=True)]
+
+
+def _service(node: str, service: str, sign: Answered | Silent) -> ServiceVersion:
+    if isinstance(sign, Answered):
+        return ServiceVersion(node=node, service=service, version=sign.release, remark="" if sign.release else _UNSAID)
+    return ServiceVersion(node=node, service=service, version="", remark=silence_text(sign, _PATIENCE_S))

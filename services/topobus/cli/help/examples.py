@@ -1,0 +1,133 @@
+"""Examples of each command: what one shows, and its command line. A test parses every line, and wants one of each command.
+
+Only the standard library: help is printed before anything else is imported.
+"""
+
+from __future__ import annotations
+
+__all__ = ["EXAMPLES"]
+
+EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
+    "allocate": (
+        ("Where a claim would go now, or why it would not", "topobus allocate -f examples/claims/gpu-nic-pair.yaml"),
+        ("The same against a cluster", "topobus allocate -f claim.yaml --cluster --kube-context test"),
+    ),
+    "apply": (
+        ("Store the example classes, then a claim for a GPU and a NIC close to it", "topobus apply -f examples/claims/classes.yaml"),
+        ("Several files; do not wait for the controller", "topobus apply -f classes.yaml -f claims.yaml --no-wait"),
+    ),
+    "claim apply": (("Store a claim and say what came of it", "topobus claim apply -f examples/claims/gpu-nic-pair.yaml"),),
+    "claim delete": (("Delete one claim; its devices are released first", "topobus claim delete default/pair"),),
+    "claim get": (("All claims", "topobus claim get"), ("One claim as JSON", "topobus claim get default/pair --json")),
+    "completion": (
+        ("For this bash", "source <(topobus completion bash)"),
+        ("For every zsh", "topobus completion zsh > ~/.zfunc/_topobus"),
+        ("For every fish", "topobus completion fish > ~/.config/fish/completions/topobus.fish"),
+    ),
+    "context add": (
+        (
+            "Name a system that runs elsewhere",
+            "topobus context add prod --nats tls://nats.example.org:4222 --user cli --password-file ~/cli.password",
+        ),
+    ),
+    "context ls": (("Which systems this user knows, and which of them run", "topobus context ls"),),
+    "context rm": (("Forget two; their systems go on", "topobus context rm lab old"),),
+    "context show": (("Where commands go now, and by which login", "topobus context show"),),
+    "context use": (("Have all commands use the system of `topobus up --dir ~/lab`", "topobus context use lab"),),
+    "decisions": (("The last ten", "topobus decisions --limit 10"), ("Each as it is made", "topobus decisions --follow")),
+    "delete": (
+        ("Delete a pod; its devices are released first", "topobus delete pod trainer"),
+        ("All that a file holds", "topobus delete -f examples/claims/gpu-nic-pair.yaml"),
+    ),
+    "demo": (("See everything in half a minute; nothing is left behind", "topobus demo"),),
+    "describe": (
+        ("Why a claim waits, and what would fit", "topobus describe claim pair"),
+        ("A pod of another namespace", "topobus describe pod trainer -n research"),
+    ),
+    "device exclude": (("Give no pod this GPU any more", "topobus device exclude gpu-0000-18-00-0 --why 'ECC errors, ticket 812'"),),
+    "device forgive": (("Take a fault as repaired that does not end by itself", "topobus device forgive gpu-0000-18-00-0"),),
+    "device list": (("What is kept back: by whom, why, since when", "topobus device list"),),
+    "device maintain": (
+        (
+            "Keep all FPGAs of a node back, and have pods that use them end",
+            "topobus device maintain --class fpga --node n1 --why firmware --drain",
+        ),
+    ),
+    "device reset": (("Reset a GPU that nobody holds", "topobus device reset gpu-0000-18-00-0"),),
+    "device return": (("Give it out again", "topobus device return gpu-0000-18-00-0"),),
+    "doctor": (("Check the selected system", "topobus doctor"), ("Another one, one node of it", "topobus doctor --context prod --node n1")),
+    "explain": (
+        ("Take one of `topobus decisions` apart", "topobus explain place-4f1c"),
+        ("One that `simulate --decisions` wrote", "topobus explain --file decisions/0001.json"),
+    ),
+    "get": (
+        ("All claims of all namespaces", "topobus get claims -A"),
+        ("One pod as YAML", "topobus get pod trainer -o yaml"),
+        ("Names alone, for a script", "topobus get claims,pods -o name"),
+    ),
+    "health": (("Devices that are not well", "topobus health"), ("All NICs", "topobus health --class nic --all")),
+    "health watch": (("Each change from now on, as one JSON object a line", "topobus health watch --json"),),
+    "help": (("The same as `topobus keys make --help`", "topobus help keys make"),),
+    "inventory": (("How many devices of which class, and how many are free", "topobus inventory"), ("Each GPU", "topobus inventory gpu")),
+    "keys certify": (
+        ("A certificate for nats.example.org, by an authority made on the spot", "topobus keys certify tls --name nats.example.org"),
+    ),
+    "keys forget": (("End the passwords from before `keys rotate --overlap`", "topobus keys forget users --server-file users.conf"),),
+    "keys make": (("Passwords of all users, and the file that nats-server includes", "topobus keys make users --server-file users.conf"),),
+    "keys operator make": (("An operator, and credentials of all users", "topobus keys operator make operator"),),
+    "keys operator revoke": (("Have the server refuse what two users have", "topobus keys operator revoke operator gpu nic"),),
+    "keys operator rotate": (("Newer credentials for everybody", "topobus keys operator rotate operator"),),
+    "keys rotate": (
+        (
+            "Newer passwords of two users, the older ones good for now",
+            "topobus keys rotate users gpu cli --overlap --server-file users.conf",
+        ),
+    ),
+    "keys secrets forget": (("End the passwords from before a rotation", "topobus keys secrets forget topobus"),),
+    "keys secrets make": (("What deploy/kubernetes needs, as Secrets", "topobus keys secrets make topobus"),),
+    "keys secrets renew": (("Another certificate of NATS by the same authority", "topobus keys secrets renew topobus"),),
+    "keys secrets rotate": (("Newer passwords for everybody", "topobus keys secrets rotate topobus --overlap"),),
+    "keys secrets show": (("The password of the operator's user, for a file", "topobus keys secrets show topobus cli"),),
+    "keys show": (
+        ("One user's password", "topobus keys show users cli"),
+        ("Until when a certificate is good", "topobus keys show tls"),
+    ),
+    "machine": (
+        ("Draw the node with who holds what", "topobus machine"),
+        ("This machine, without any server", "topobus machine --root /"),
+        ("A node of a cluster, as a picture too", "topobus machine --node n1 --svg n1.svg"),
+    ),
+    "migrate": (("Structured manifests from classic ones", "topobus migrate claims.yaml parameters.yaml"),),
+    "move-ledger": (("To the node's own NATS server, its services stopped", "topobus move-ledger n1 --to nats://n1:4222"),),
+    "nodeallocationstates": (("Of one node", "topobus nodeallocationstates n1"),),
+    "oci": (
+        ("What a pod's container would get", "topobus oci --pod default/trainer"),
+        ("The same merged into a spec of your own", "topobus oci --pod default/trainer --spec config.json"),
+    ),
+    "oci hook": (("What a runtime runs before the container starts", "topobus oci hook attach --interface eth1"),),
+    "place": (
+        ("Where the example would go, and why; nothing is held", "topobus place examples/pods/trainer.yaml --dry-run"),
+        ("Hold it; `topobus release pod trainer` ends that", "topobus place examples/pods/trainer.yaml"),
+    ),
+    "pods": (
+        ("Which container has which devices", "topobus pods"),
+        ("Of one node and namespace", "topobus pods --node n1 --namespace research"),
+    ),
+    "record": (("This machine as a folder, to try pods on it elsewhere", "topobus record my-server"),),
+    "release pod": (("End what `topobus place` held", "topobus release pod default/trainer"),),
+    "simulate": (
+        ("Do these pods fit on a DGX?", "topobus simulate --machine dgx --pods examples/pods"),
+        (
+            "On a recorded machine, as a node with another policy would",
+            "topobus simulate --machine my-server --pods pods --policy single-numa-node",
+        ),
+    ),
+    "up": (
+        ("A recorded machine with eight GPUs", "topobus up"),
+        ("This machine's own devices, with a state that stays", "topobus up --real --dir ~/topobus"),
+    ),
+    "version": (
+        ("Of everything that runs, by node", "topobus version"),
+        ("Of this program alone, for a script", "topobus version --client -o json"),
+    ),
+}

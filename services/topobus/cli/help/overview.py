@@ -1,0 +1,66 @@
+"""The commands of `topobus` in groups, as its help shows them: name, where the command is below topobus.cli, and what the overview says of it.
+
+Only the standard library: help is printed before anything else is imported.
+"""
+
+from __future__ import annotations
+
+__all__ = ["COMMANDS", "GROUPS", "PROGRAM"]
+
+PROGRAM = "Place pods on GPUs, NICs, FPGAs and CPUs that sit close to each other."
+
+COMMANDS: dict[str, tuple[tuple[str, str, str], ...]] = {
+    "Try it": (
+        ("demo", "demo:demo", "The whole story in under a minute: start, place, refuse, kubelet, claim, fault."),
+        ("up", "commands.up:up", "Start NATS and the eight services and keep them running; Ctrl-C stops everything."),
+        ("simulate", "commands.simulate:simulate", "Plan pods on a recorded machine, without any server."),
+        ("record", "commands.record:record_machine", "Copy this machine's hardware tree, to read, test and break it elsewhere."),
+    ),
+    "Look": (
+        ("machine", "commands.machine:machine", "Draw a machine: sockets, NUMA nodes, CPUs, devices, and who holds what."),
+        ("inventory", "commands.inventory:inventory", "List devices: where they sit, how they are, who holds them."),
+        ("pods", "commands.pods:pods", "List pods: container, resource, devices, NUMA node and health, as kubelet tells it."),
+        ("health", "commands.health:health_app", "How devices are, and how they are from now on."),
+        ("decisions", "commands.decisions:decisions", "What was decided lately."),
+        ("explain", "commands.explain:explain", "Take one decision apart and replay it offline."),
+    ),
+    "Allocate": (
+        ("place", "commands.place:place", "Place a pod and say where and why, or why not and what would have to be freed."),
+        ("release", "commands.place:release_app", "Let go of what an owner holds."),
+        (
+            "apply",
+            "commands.objects:apply",
+            "Create or replace objects of the stand-alone API: classes, claims, pods, in Kubernetes' YAML.",
+        ),
+        ("get", "commands.objects:get", "List objects, or show those named: topobus get claims, pods, deviceclasses."),
+        ("describe", "commands.describe:describe", "All about one object: devices, users, decisions, and why a claim waits."),
+        ("delete", "commands.objects:delete", "Delete objects; what holds devices lets go of them first."),
+        ("allocate", "commands.allocate:allocate", "Say where claims would be allocated, or why not, without writing anything."),
+        ("claim", "commands.claim:claim_app", "Short for apply, get and delete of claims."),
+        ("oci", "commands.oci:oci_app", "Print a container's OCI spec with its devices, as kubelet and a runtime would make it."),
+        ("migrate", "commands.migrate:migrate", "Turn classic DRA manifests into structured ones."),
+        (
+            "nodeallocationstates",
+            "commands.nodeallocationstates:nodeallocationstates",
+            "Allocatable, allocated and prepared devices, as classic DRA has it.",
+        ),
+    ),
+    "Operate": (
+        ("doctor", "commands.doctor:doctor", "Check a deployment, with a next step for each finding."),
+        ("version", "commands.version:version", "Versions of this program, of the NATS server and of each running service."),
+        ("device", "commands.device:device_app", "Work on single devices: maintain, exclude, return, forgive, reset, list."),
+        (
+            "move-ledger",
+            "commands.move_ledger:move_ledger",
+            "Copy a node's ledger to another NATS server, while the node's services are stopped.",
+        ),
+    ),
+    "Set up": (
+        ("context", "commands.context:context_app", "Name the systems that commands talk to, and choose one."),
+        ("keys", "commands.keys:keys_app", "Make, change and show the passwords of NATS' users."),
+        ("completion", "commands.completion:completion", "Print the script by which a shell completes commands, options and names."),
+        ("help", "commands.help:show_help", "Help for a command: the same as COMMAND --help."),
+    ),
+}
+
+GROUPS = tuple(COMMANDS)

@@ -1,0 +1,117 @@
+"""Answers what needs no command: help and this program's own version, before the parser or any command is imported.
+
+Flows in: the command line. Flows out: text on standard output, or nothing, and then the program goes on as ever. With everything imported, `topobus place --help` took half a second of processor time.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+
+from topobus.cli.command_words import with_options_behind
+from topobus.cli.help.command_data import CommandData, find_command, read_commands
+from topobus.cli.help.completing import complete, script_lines
+from topobus.cli.help.examples import EXAMPLES
+from topobus.cli.help.rendering import command_help, program_help
+
+__all__ = ["COMPLETE", "answer_quickly", "help_of", "print_help", "show_version"]
+
+COMPLETE = "__complete"
+"""What a shell's script asks: the words after the program's name follow."""
+
+_HELP = ("--help", "-h")
+# Lines of prose beyond this are hard to read.
+_WIDEST = 100
+
+
+def answer_quickly(arguments: list[str]) -> bool:
+    """Print help or the version when that is all that is asked for; says whether it was."""
+    if arguments[:1] == [COMPLETE]:
+        _complete(arguments[1:])
+        return True
+    words = with_options_behind(arguments)
+    if words == ["--version"]:
+        show_version()
+        return True
+    options = words[: words.index("--")] if "--" in words else words
+    asks_help = any(option in options for option in _HELP)
+    if options[:1] == ["help"] and not asks_help:
+        options, asks_help = options[1:], True
+    if not asks_help and options:
+        commands = read_commands()
+        group, rest = find_command(commands, options)
+        if group is None or group["is_command"] or rest or not group["words"] or len(options) > len(group["words"].split()):
+            return False
+        print_help(help_of(group, commands))
+        return True
+    commands = read_commands()
+    command, rest = find_command(commands, options)
+    # A word that is no command is the parser's to refuse, unless it is an argument of one.
+    if command is None or (rest and not command["is_command"]):
+        return False
+    print_help(help_of(command, commands))
+    return True
+
+
+def help_of(command: CommandData, commands: dict[str, CommandData]) -> str:
+    """Write the help of a command, or of the program."""
+    width = _width()
+    if not command["words"]:
+        return program_help(width)
+    return command_help(command, commands, EXAMPLES.get(command["words"], ()), width)
+
+
+def print_help(text: str) -> None:
+    """Print help; on a terminal headings are bold and remarks of examples faint."""
+    if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
+        text = "".join(_emphasized(line) for line in text.splitlines(keepends=True))
+    encoding = sys.stdout.encoding or "ascii"
+    if not encoding.lower().replace("-", "").startswith("utf"):
+        text = text.replace("…", "...").encode("ascii", "replace").decode()
+    _write(text)
+
+
+def show_version() -> None:
+    """Print this program's version."""
+    # Here: it costs more than all the rest, and help does not need it.
+    from importlib.metadata import version
+
+    _write(f"topobus {version('topobus')}\n")
+
+
+def _complete(words: Sequence[str]) -> None:
+    """Print what may stand at the end of a command line."""
+    completion = complete(words, read_commands())
+    last = words[-1] if words else ""
+    names: list[str] = []
+    if completion.names:
+        # Only here is the system asked, as it is by any command; the system that the line itself names is the one meant.
+        from topobus.cli.system.names import names_of, options_of
+
+        names = names_of(completion.names, options_of(words))
+    _write("".join(f"{line}\n" for line in script_lines(completion, names, last)))
+
+
+def _write(text: str) -> None:
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader is gone (`| head`): point stdout away, or the interpreter complains at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _width() -> int:
+    # 80 columns unless a terminal says otherwise: pages are compared and copied.
+    return max(40, min(_WIDEST, shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else 80))
+
+
+def _emphasized(line: str) -> str:
+    body = line.rstrip("\n")
+    if body.endswith(":") and not body.startswith(" "):
+        return f"\x1b[1m{body}\x1b[0m\n"
+    if body.startswith("  # "):
+        return f"\x1b[2m{body}\x1b[0m\n"
+    return line

@@ -1,0 +1,133 @@
+"""Commands find the system of a `topobus up` by its context, with no variable and no option, and say which one it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.integration
+
+_TOPOBUS = (sys.executable, "-m", "topobus.cli.main")
+_LIMIT_S = 60.0
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """A user with a configuration folder of its own, and nothing said of any system."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("TOPOBUS_") or name == "TOPOBUS_NATS_SERVER"}
+    return {**own, "XDG_CONFIG_HOME": str(tmp_path / "config"), "TOPOBUS_CLI__CONNECT_TIMEOUT_S": "60"}
+
+
+@pytest.fixture
+def topobus(environment: dict[str, str]) -> Command:
+    """One command of that user."""
+
+    def run(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run([*_TOPOBUS, *arguments], env=environment, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+        assert done.returncode == code, f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    return run
+
+
+@pytest.fixture
+def state() -> Iterator[Path]:
+    """A state folder with a short path: sockets are in it."""
+    folder = Path(tempfile.mkdtemp(prefix="tb-"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _up(environment: dict[str, str], *arguments: str) -> Iterator[dict[str, Any]]:
+    """Run a system and give what it says when it is ready."""
+    command = [*_TOPOBUS, "up", "--profile", "laptop", "--json", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert process.stdout is not None
+        while (ready := json.loads(process.stdout.readline())).get("system") != "ready":
+            pass
+        yield ready
+    finally:
+        process.terminate()
+        process.communicate(timeout=_LIMIT_S)
+
+
+def test_commands_use_the_running_system_and_refuse_it_when_it_has_ended(
+    environment: dict[str, str], topobus: Command, state: Path
+) -> None:
+    """Its context is selected while it runs; then a command says that it is stopped, instead of asking whoever has the port now. The next run has the port again."""
+    with _up(environment, "--dir", str(state), "--context", "lab") as ready:
+        inventory = json.loads(topobus("inventory", "--json").stdout)
+        versions = json.loads(topobus("version", "-o", "json").stdout)
+        doctor = json.loads(topobus("--json", "doctor").stdout)["findings"][0]
+        unknown = topobus("machine", "--node", "nope", code=2).stderr
+        nodes = topobus("__complete", "machine", "--node", "d").stdout
+        running = json.loads(topobus("context", "ls", "--json").stdout)["contexts"]
+    stopped = topobus("inventory", code=69).stderr
+    with _up(environment, "--dir", str(state)) as again:
+        pass
+
+    text = f"NATS at {ready['nats']}, from context lab, the selected one"
+    assert ready["context"] == "lab"
+    assert {entry["node"] for entry in inventory["inventories"]} == {"demo-node"}
+    assert (doctor["what"], doctor["found"]) == ("system", text)
+    assert f"unknown node 'nope' ({text})" in unknown
+    assert nodes == "demo-node\n:4\n"
+    assert [(context["name"], context["state"], context["is_selected"]) for context in running] == [("lab", "running", True)]
+    assert f"`topobus up` of {state}, which is not running" in stopped
+    assert again["nats"] == ready["nats"]
+    services = {(service["node"], service["service"]): service["version"] for service in versions["services"]}
+    on_node = ("cpu", "discovery", "fpga", "gateway", "gpu", "nic", "topology")
+    assert services == {**{("demo-node", service): versions["client"] for service in on_node}, ("", "controller"): versions["client"]}
+    assert versions["nats_server"].count(".") == 2
+    assert versions["system"] == text
+
+
+def test_second_system_is_reached_by_its_name_when_the_first_still_runs(environment: dict[str, str], topobus: Command, state: Path) -> None:
+    """Two systems of one user have ports and names of their own; the first stays the selected one, and a fresh folder leaves no context behind."""
+    with _up(environment, "--dir", str(state), "--node", "first") as first, _up(environment, "--node", "second") as second:
+        nodes = {
+            name: {entry["node"] for entry in json.loads(topobus(*words, "inventory", "--json").stdout)["inventories"]}
+            for name, words in (("selected", ()), ("named", ("--context", second["context"])))
+        }
+    left = json.loads(topobus("context", "ls", "--json").stdout)["contexts"]
+
+    assert first["nats"] != second["nats"]
+    assert (first["context"], second["context"]) == (state.name, "local")
+    assert nodes == {"selected": {"first"}, "named": {"second"}}
+    assert [(context["name"], context["state"]) for context in left] == [(state.name, "stopped")]
+
+
+def test_command_says_that_it_is_no_topobus_when_the_server_is_somebody_elses(topobus: Command, nats_binary: Path, tmp_path: Path) -> None:
+    """A NATS server with JetStream and without our streams is named for what it is."""
+    ports = tmp_path / "ports"
+    ports.mkdir()
+    server = subprocess.Popen(
+        [str(nats_binary), "-a", "127.0.0.1", "-p", "-1", "-js", "-sd", str(tmp_path / "store"), "--ports_file_dir", str(ports)],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert server.stderr is not None
+        # Its file of ports is there before it says so.
+        while "Server is ready" not in (line := server.stderr.readline()):
+            assert line
+        url = json.loads(next(ports.glob("*.ports")).read_text())["nats"][0]
+        said = topobus("inventory", "--nats", url, code=69).stderr
+    finally:
+        server.terminate()
+        server.communicate(timeout=_LIMIT_S)
+
+    assert f"no Topobus streams: it is not the server of a Topobus system (NATS at {url}, from --nats)" in said
