@@ -14,6 +14,8 @@ from topobus.cli.help.command_data import CommandData, OptionData
 __all__ = ["KINDS", "Completion", "complete", "script_lines"]
 
 KINDS = ("pods", "claims", "templates", "deviceclasses", "slices")
+# Where --output takes a template, too, the parser has no list.
+_FORMATS = ("table", "wide", "yaml", "json", "name", "jsonpath=")
 # Placeholders of values that a running system, or the user's own files, have names for.
 _NAMED = {"NODE": "nodes", "CLASS": "classes", "CONTEXT": "contexts"}
 
@@ -94,6 +96,8 @@ def _waiting_option(word: str, path: str, commands: Mapping[str, CommandData]) -
 def _of_option(option: OptionData, path: str) -> Completion:
     if option["choices"]:
         return Completion(values=tuple((choice, "") for choice in option["choices"]))
+    if option["value"] == "OUTPUT":
+        return Completion(values=tuple((output_format, "") for output_format in _FORMATS))
     if "--context" in option["names"] and path != "up":
         return Completion(names="contexts")
     if option["value"] in _NAMED:
