@@ -60,7 +60,14 @@ def help_of(command: CommandData, commands: dict[str, CommandData]) -> str:
     width = _width()
     if not command["words"]:
         return program_help(width)
-    return command_help(command, commands, EXAMPLES.get(command["words"], ()), width)
+    program = program_name()
+    examples = [(text, line.replace("topobus ", f"{program} ", 1)) for text, line in EXAMPLES.get(command["words"], ())]
+    return command_help(command, commands, examples, width, program=program)
+
+
+def program_name() -> str:
+    """Say how this program is called: as itself, or by kubectl."""
+    return "kubectl topobus" if sys.argv[:1] and os.path.basename(sys.argv[0]) == "kubectl-topobus" else "topobus"  # noqa: PTH119 - pathlib would cost an import
 
 
 def print_help(text: str) -> None:
