@@ -87,9 +87,23 @@ async def show_machine(bus: Bus) -> None:
     await bus.put(MACHINE, Machine(node=NODE, numa_nodes=numa_nodes, cpus=cpus), node=NODE)
 
 
-async def show(bus: Bus, device_class: str, *devices: Device, generation: int = 1, counter_sets: tuple[CounterSet, ...] = ()) -> int:
+async def show(
+    bus: Bus,
+    device_class: str,
+    *devices: Device,
+    generation: int = 1,
+    counter_sets: tuple[CounterSet, ...] = (),
+    reading_drivers: tuple[str, ...] = (),
+) -> int:
     """Publish an inventory; gives its revision."""
-    value = Inventory(node=NODE, device_class=device_class, generation=generation, devices=tuple(devices), counter_sets=counter_sets)
+    value = Inventory(
+        node=NODE,
+        device_class=device_class,
+        generation=generation,
+        devices=tuple(devices),
+        counter_sets=counter_sets,
+        reading_drivers=reading_drivers,
+    )
     return await bus.put(INVENTORY, value, node=NODE, device_class=device_class)
 
 
@@ -154,10 +168,19 @@ class NodePlane:
             await self.bus.answer(DETACH, self._detach, node=NODE, device_class=device_class)
             await self.bus.answer(ADJUST, self._adjust, node=NODE, device_class=device_class)
 
-    async def show(self, device_class: str, *devices: Device, counter_sets: tuple[CounterSet, ...] = ()) -> None:
+    async def show(
+        self, device_class: str, *devices: Device, counter_sets: tuple[CounterSet, ...] = (), reading_drivers: tuple[str, ...] = ()
+    ) -> None:
         """Publish an inventory, and wait until topology has heard of it."""
         self._generation += 1
-        revision = await show(self.bus, device_class, *devices, generation=self._generation, counter_sets=counter_sets)
+        revision = await show(
+            self.bus,
+            device_class,
+            *devices,
+            generation=self._generation,
+            counter_sets=counter_sets,
+            reading_drivers=reading_drivers,
+        )
         await self.topology.wait_until_heard(INVENTORY, revision)
 
     async def hold(self, owner: Owner, **devices: tuple[str, ...]) -> None:

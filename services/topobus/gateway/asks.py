@@ -205,12 +205,14 @@ class NodeAsks:
         *,
         shares: Mapping[str, Mapping[str, int]] = MappingProxyType({}),
         is_again: bool = False,
+        is_ahead: bool = False,
     ) -> Prepared | Refusal:
         """Have devices made ready, each with its configuration; `looked_at` are those of admin access, `cpus` what was chosen of groups.
 
         `shares` says how much the owner has of devices that it shares: device to capacity to amount.
 
-        `is_again`: the owner has them already, and they are made ready once more.
+        `is_again`: the owner has them already, and they are made ready once more. `is_ahead`: the owner does not have them yet; refused as `not-ahead` where that
+        would change anything.
 
         Refused, too, when the answer has anything that devices of this class may not bring into a container, and when two answers came that say different
         things. Who takes the answer itself into `answers` looks for the latter by `contradicted`, when all is done that must be done before kubelet hears of it.
@@ -227,6 +229,7 @@ class NodeAsks:
             cpus={name: chosen for name, chosen in cpus.items() if name in names},
             shares={name: dict(amounts) for name, amounts in shares.items() if name in names},
             is_again=is_again,
+            is_ahead=is_ahead,
         )
         answer = await self._bus.ask_held(PREPARE, request, timeout_s=self._deadlines.prepare_s, node=self._node, device_class=device_class)
         if isinstance(answer.reply.result, Refusal):

@@ -319,6 +319,9 @@ class PrepareRequest(Struct, frozen=True, kw_only=True):
     """True: the owner has had them prepared before, and uses them: they are its own also when an operator keeps them back."""
     shares: dict[str, dict[str, int]] = {}
     """How much the owner has of those of `devices` that it shares with others: device to capacity to amount."""
+    is_ahead: bool = False
+    """True: the owner does not hold them yet, and may never. Answered only when nothing is changed by it, else refused as `not-ahead`; asked only of services
+    whose inventory names `reading_drivers`, for older ones do not know this field."""
 
 
 class Prepared(Struct, frozen=True, kw_only=True, tag="prepared", tag_field="outcome"):

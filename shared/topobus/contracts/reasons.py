@@ -180,6 +180,11 @@ SECTIONS: tuple[ReasonSection, ...] = (
                 ("driver", "device"),
             ),
             ReasonGroup(
+                ("not-ahead",),
+                "preparing a device changes something, so it waits until the ledger has its owner; the gateway asks again then",
+                ("devices",),
+            ),
+            ReasonGroup(
                 ("attach-unsupported",), "a device is to be attached to a sandbox, and its driver attaches none", ("driver", "device")
             ),
             ReasonGroup(

@@ -24,7 +24,7 @@ from topobus.devicekit.device_holders import DeviceHolders
 from topobus.devicekit.device_operator import DeviceOperator
 from topobus.devicekit.driver import CuttingDriver, ParentingDriver, RecallingDriver, RememberingDriver
 from topobus.devicekit.driver_poller import DriverPoller
-from topobus.devicekit.hands import AttachingDriver
+from topobus.devicekit.hands import AttachingDriver, is_reading
 from topobus.devicekit.health import clear_sticky_faults
 from topobus.devicekit.hints import hinting_driver, hints_of
 from topobus.devicekit.inventory_merge import DriverView, MergedInventory
@@ -286,6 +286,7 @@ class _DeviceHost:
             counter_sets=merged.counter_sets,
             kept=merged.kept,
             resource=self._resource,
+            reading_drivers=tuple(sorted(name for name, isolated in self._drivers.items() if is_reading(isolated.driver))),
         )
 
     def _find(self, name: str) -> Device | None:

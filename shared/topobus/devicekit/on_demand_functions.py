@@ -127,6 +127,10 @@ class OnDemandFunctions:
         else:
             self.cuts.undo(tree, wish[0], wish[1], record, context.in_use)
 
+    def has_any(self, devices: Sequence[Device]) -> bool:
+        """Say whether a device is of a card that is cut on demand, or that may be, as long as nobody has looked."""
+        return (bool(self.rules) and not self._has_looked) or any(self._wish(device) is not None for device in devices)
+
     def _wish(self, device: Device) -> tuple[PciAddress, FunctionWish] | None:
         for address, plan in self._plans.items():
             is_whole = device.name == plan.name

@@ -17,7 +17,7 @@ from topobus.contracts.sandbox_messages import Accepted
 from topobus.devicekit import journaled_verbs
 from topobus.devicekit.device_hands import DeviceHands, driver_reason
 from topobus.devicekit.driver import DeviceDriver, PrepareContext
-from topobus.devicekit.hands import AdjustingDriver, AttachingDriver, CheckingDriver, is_cleaning
+from topobus.devicekit.hands import AttachingDriver, is_adjusting, is_checking, is_cleaning, is_reading
 from topobus.devicekit.isolation import DriverFailed, DriverHung, IsolatedDriver
 from topobus.devicekit.passthrough_request import asks_for_passthrough
 from topobus.devicekit.sharing import refuse_sharing, with_operators_sharing
@@ -163,7 +163,7 @@ class Preparer:
                 return refusal
         for isolated, driver, own_devices in groups:
             name = driver.name
-            answer, attached = await self._prepare_own(isolated, driver, own_devices, context, request.looked_at)
+            answer, attached = await self._prepare_own(isolated, driver, own_devices, context, request.looked_at, is_ahead=request.is_ahead)
             if isinstance(answer, Refusal | Accepted):
                 return answer
             missing = sorted(device.name for device in own_devices if device.name not in answer)
@@ -180,7 +180,7 @@ class Preparer:
         self._hands.jobs.forget(request.owner, names)
         seen = self._hands.tree.settings.runtime_dev
         # Only a claim's containers can be kept from starting without it.
-        adjusting = [name for name, isolated in self._hands.drivers.items() if isinstance(isolated.driver, AdjustingDriver)]
+        adjusting = [name for name, isolated in self._hands.drivers.items() if is_adjusting(isolated.driver)]
         is_claim = request.owner.kind is OwnerKind.CLAIM
         to_adjust = [
             device.name
@@ -210,7 +210,7 @@ class Preparer:
     ) -> Refusal | None:
         # What is being worked on was checked when it began, and is neither here nor there now.
         is_begun = any(self._hands.jobs.is_under_way(device.name, context.owner) for device in devices)
-        if is_begun or not isinstance(driver, CheckingDriver):
+        if is_begun or not is_checking(driver):
             return None
         try:
             return await isolated.call("check", partial(driver.check, self._hands.tree, devices, context))
@@ -224,8 +224,13 @@ class Preparer:
         devices: Sequence[Device],
         context: PrepareContext,
         looked_at: Sequence[str],
+        *,
+        is_ahead: bool,
     ) -> tuple[Mapping[str, ContainerEdits] | Refusal | Accepted, Sequence[str]]:
-        """Have one driver prepare its devices; gives also those that must be attached. Who only looks attaches nothing, and leaves nothing to clean."""
+        """Have one driver prepare its devices; gives also those that must be attached. Who only looks attaches nothing, and leaves nothing to clean.
+
+        Ahead of its owner a driver is asked only when that changes nothing: the ledger may still refuse.
+        """
         hands = self._hands
         names = [device.name for device in devices]
 
@@ -239,6 +244,9 @@ class Preparer:
             # Allocate is a call that kubelet waits for: the journal hears of such an owner when the gateway sees that its pod has gone. Of a shared device it
             # must know all owners: who leaves it is the last one, or is not.
             is_plugin = context.owner.kind is OwnerKind.DEVICE_PLUGIN
+            if is_ahead and not (is_plugin and _only_reads(driver, devices)):
+                text = f"preparing {', '.join(names)} changes something, so it waits until they are somebody's"
+                return _refuse("not-ahead", text, devices=",".join(names)), ()
             shared = {device.name for device in devices if device.sharing is not None}
             used = [name for name in names if name not in looked_at and (not is_plugin or name in shared)]
             kept = [name for name in used if is_cleaning(driver) or name in to_attach or name in shared]
@@ -297,6 +305,11 @@ class Preparer:
         self._answers[request.op_id] = (request, reply)
         while len(self._answers) > _KEPT_ANSWERS:
             self._answers.popitem(last=False)
+
+
+def _only_reads(driver: DeviceDriver, devices: Sequence[Device]) -> bool:
+    """Say whether preparing devices changes nothing. Of a shared one the journal must know who has it."""
+    return is_reading(driver) and all(device.sharing is None for device in devices) and driver.only_reads(devices)
 
 
 def merge_edits(first: ContainerEdits, second: ContainerEdits) -> ContainerEdits | str:

@@ -171,6 +171,8 @@ class Inventory(Struct, frozen=True, kw_only=True):
     """Functions that no device stands for, by address: what they are for instead."""
     resource: str = ""
     """The resource name under which kubelet and pods know the class, when it is not ours: `nvidia.com/gpu` of somebody else's device plugin."""
+    reading_drivers: tuple[str, ...] = ()
+    """Those of `drivers` that can say of devices that preparing them changes nothing: `prepare` may be asked before the devices are anybody's (`is_ahead`)."""
 
     def device(self, name: str) -> Device | None:
         """Find a device by name."""

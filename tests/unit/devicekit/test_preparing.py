@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from topobus.devicekit.isolation import IsolatedDriver
 from topobus.devicekit.journal import Journal
 from topobus.devicekit.prepare import Preparer, merge_edits
 from topobus.domain.device import Device
+from topobus.domain.device_sharing import DeviceSharing
 from topobus.domain.edits import ContainerEdits, DeviceNode
 from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState
 from topobus.domain.outcome import Refusal
@@ -41,8 +43,15 @@ class _Bench:
         self.clock = ManualClock()
         isolated = {name: IsolatedDriver(driver, timeout_s=_TIMEOUT_S, clock=self.clock) for name, driver in self.drivers.items()}
         tree = Tree(HardwareSettings(root=str(root), runtime_dev=runtime_dev))
-        hands = DeviceHands(isolated, tree, self.devices.get, Journal(root / "journal"), clock=self.clock, wait_s=_TIMEOUT_S)
+        self.journal = Journal(root / "journal")
+        self.isolated = isolated
+        hands = DeviceHands(isolated, tree, self.devices.get, self.journal, clock=self.clock, wait_s=_TIMEOUT_S)
         self.preparer = Preparer("gpu", hands, self.devices.get)
+
+    def add(self, toy: ToyDriver) -> None:
+        """Load one driver more."""
+        self.isolated[toy.name] = IsolatedDriver(toy, timeout_s=_TIMEOUT_S, clock=self.clock)
+        self.devices.update({name: Device(name=name, device_class="gpu", driver=toy.name) for name in toy.names})
 
     async def prepare(self, *names: str, op_id: str = "op-1") -> PrepareReply:
         return await self.preparer.prepare(PrepareRequest(op_id=op_id, owner=_OWNER, devices=names))
@@ -212,3 +221,48 @@ async def test_prepare_takes_nodes_from_the_runtimes_folder_when_one_is_named(tm
         DeviceNode(path="/dev/toy0", host_path="/machine/dev/toy0", permissions="r"),
         other,
     )
+
+
+class _ReadingToy(ToyDriver):
+    """A driver that says of some devices that preparing them changes nothing."""
+
+    reads: frozenset[str] = frozenset()
+
+    def only_reads(self, devices: Sequence[Device]) -> bool:
+        """Say so of the devices in `reads`."""
+        return self.reads.issuperset(device.name for device in devices)
+
+
+_KUBELET = Owner(kind=OwnerKind.DEVICE_PLUGIN, name="topobus.dev/gpu", uid="u2")
+
+
+@pytest.mark.parametrize(
+    ("owner", "names", "is_shared", "code"),
+    [
+        pytest.param(_KUBELET, ("reading-0", "reading-1"), False, "", id="reads"),
+        pytest.param(_KUBELET, ("reading-0", "reading-2"), False, "not-ahead", id="one-acts"),
+        pytest.param(_KUBELET, ("reading-0", "acme-0"), False, "not-ahead", id="driver-cannot-say"),
+        pytest.param(_KUBELET, ("reading-0",), True, "not-ahead", id="shared"),
+        pytest.param(_OWNER, ("reading-0",), False, "not-ahead", id="claim"),
+    ],
+)
+async def test_prepare_ahead_is_refused_when_anything_might_change(
+    bench: _Bench, owner: Owner, names: tuple[str, ...], is_shared: bool, code: str
+) -> None:
+    """Before the ledger has an owner only a driver that surely changes nothing is asked; afterwards all are."""
+    toy = _ReadingToy("reading", count=3)
+    toy.reads = frozenset({"reading-0", "reading-1"})
+    bench.add(toy)
+    if is_shared:
+        bench.devices["reading-0"] = msgspec.structs.replace(bench.devices["reading-0"], sharing=DeviceSharing(replicas=2))
+    request = PrepareRequest(op_id="op", owner=owner, devices=names, is_ahead=True)
+
+    ahead = await bench.preparer.prepare(request)
+    prepared_ahead = [*bench.drivers["acme"].prepared]
+    journal_ahead = dict(bench.journal.entries)
+    later = await bench.preparer.prepare(msgspec.structs.replace(request, op_id="op-2", is_ahead=False))
+
+    assert (_code(ahead) if code else "") == code
+    assert isinstance(ahead.result, Prepared) is not bool(code)
+    assert (prepared_ahead, journal_ahead) == ([], {})
+    assert isinstance(later.result, Prepared)

@@ -134,6 +134,10 @@ class LinuxCpuDriver:
             )
         return {**edits, "": ContainerEdits(env={"TOPOBUS_CPUS": str(wanted)})}
 
+    def only_reads(self, devices: Sequence[Device]) -> bool:
+        """Say that nothing changes: CPUs are set when a container is made."""
+        return True
+
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
         """Undo nothing: this service changes nothing on the machine; the gateway gives the CPU back to the shared pool."""
 

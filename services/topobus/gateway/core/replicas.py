@@ -6,7 +6,7 @@ many replicas are healthy as are left. A held one never leaves the list. Source:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from msgspec import Struct, structs
 
@@ -23,6 +23,7 @@ __all__ = [
     "chosen_of",
     "fault_of_many",
     "ids_of",
+    "may_ask_ahead",
     "prefer_replicas",
     "replica_entries",
     "replica_holders",
@@ -105,6 +106,20 @@ def chosen_of(names: Iterable[str], inventory: Inventory | None) -> Chosen:
         for name, replicas in sorted(numbers.items())
     }
     return Chosen(devices=tuple(sorted(devices)), shares=shares)
+
+
+def may_ask_ahead(inventory: Inventory, chosen: Chosen, asked_in_vain: Collection[str]) -> bool:
+    """Say whether these may be prepared before they are anybody's: their drivers can say that it changes nothing, and did not say the contrary of one of them.
+
+    Shapes: asked_in_vain — devices of which they did, in this generation of the inventory.
+    """
+    drivers = {device.name: device.driver for device in inventory.devices if device.name in chosen.devices}
+    return (
+        not chosen.shares
+        and {*drivers} == {*chosen.devices}
+        and {*drivers.values()} <= {*inventory.reading_drivers}
+        and not {*asked_in_vain} & {*chosen.devices}
+    )
 
 
 def fault_of_many(resource: str, names: Sequence[str], inventory: Inventory | None) -> str:

@@ -19,7 +19,7 @@ import grpc
 import grpc.aio
 from msgspec import structs
 
-from topobus.contracts.messages import Prepared
+from topobus.contracts.messages import Adopted, Prepared
 from topobus.domain.device import Inventory
 from topobus.domain.edits import ContainerEdits
 from topobus.domain.errors import PeerUnavailable, TopobusError
@@ -32,6 +32,7 @@ from topobus.gateway.core.edits import container_edits, differences, foreign_var
 from topobus.gateway.core.list_entry import ListEntry
 from topobus.gateway.core.lists import first_that_fit
 from topobus.gateway.core.replicas import Chosen, chosen_of, fault_of_many, prefer_replicas
+from topobus.gateway.kubelet.ahead import Ahead, PreparationAhead
 from topobus.gateway.kubelet.allocation_record import AllocationRecord
 from topobus.gateway.kubelet.pci_devices import PciDevices
 from topobus.gateway.kubelet.sockets import (
@@ -41,6 +42,7 @@ from topobus.gateway.kubelet.sockets import (
     refuse,
     within,
 )
+from topobus.gateway.kubelet.wire_forms import allocate_response, wire_list
 from topobus.gateway.node_state import Broadcast, NodeState, Offer
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
@@ -102,6 +104,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
         self._before_start = before_start
         self._is_from_end = is_from_end
         self._pci_devices = pci_devices
+        self._ahead = PreparationAhead(asks, offer.device_class)
         self._list: tuple[tuple[ListEntry, ...], pb.ListAndWatchResponse] | None = None
         self._parts: dict[ListEntry, bytes] = {}
 
@@ -138,7 +141,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
         if self._list is not None and self._list[0] is entries:
             return self._list[1]
         # One device of a thousand changes; to write the others again would take most of the time.
-        parts = [self._parts.get(list_entry) or _to_wire(list_entry) for list_entry in entries]
+        parts = [self._parts.get(list_entry) or wire_list(list_entry) for list_entry in entries]
         self._parts = dict(zip(entries, parts, strict=True))
         size = sum(map(len, parts))
         left_out = 0
@@ -221,7 +224,9 @@ class DevicePlugin(rpc.DevicePluginServicer):
             if fault:
                 raise CallRefused(grpc.StatusCode.INVALID_ARGUMENT, fault)
         async with self._state.hand_overs.of(self.device_class):
-            return pb.AllocateResponse(container_responses=[_response(await self._allocate_container(names)) for names in containers])
+            return pb.AllocateResponse(
+                container_responses=[allocate_response(await self._allocate_container(names)) for names in containers]
+            )
 
     def _names(self, wire_ids: Iterable[str]) -> list[str]:
         """Give our names of the devices that kubelet names."""
@@ -240,12 +245,17 @@ class DevicePlugin(rpc.DevicePluginServicer):
         chosen = chosen_of(names, self._inventory)
         shares = {self.device_class: chosen.shares} if chosen.shares else {}
         shared = {self.device_class: tuple(chosen.shares)} if chosen.shares else {}
-        adopted = await self._asks.adopt(op_id, owner, {self.device_class: chosen.devices}, shared=shared, shares=shares)
-        if isinstance(adopted, Refusal):
-            refuse(adopted, f"{self.resource}: cannot take {', '.join(names)}")
-        self._state.hand_out(self.device_class, chosen.devices, owner, adopted.ledger_sequence, chosen.shares)
+        async with self._ahead.begun(f"{op_id}-ahead", owner, chosen, self._inventory) as ahead:
+            adopted = await self._asks.adopt(op_id, owner, {self.device_class: chosen.devices}, shared=shared, shares=shares)
+            if isinstance(adopted, Refusal):
+                refuse(adopted, f"{self.resource}: cannot take {', '.join(names)}")
+            self._state.hand_out(self.device_class, chosen.devices, owner, adopted.ledger_sequence, chosen.shares)
+            return await self._complete(op_id, owner, names, chosen, adopted, ahead)
+
+    async def _complete(self, op_id: str, owner: Owner, names: list[str], chosen: Chosen, adopted: Adopted, ahead: Ahead) -> ContainerEdits:
+        """Have what the owner holds prepared, and say what the container gets; without it nobody holds it any more."""
         try:
-            prepared = await self._prepare(f"{op_id}-prepare", owner, names)
+            prepared = await self._prepare(f"{op_id}-prepare", owner, names, ahead=ahead)
             edits = self._joined(prepared, names)
         except (TopobusError, CallRefused, asyncio.CancelledError):
             # Cancelled: the deadline, or a kubelet that went away. Either way nobody gets the devices.
@@ -267,10 +277,12 @@ class DevicePlugin(rpc.DevicePluginServicer):
         # Not recorded: what they say is in the devices' ids, which kubelet names at each start.
         return structs.replace(edits, env=edits.env | await self._pci_devices.tell(chosen.devices, prepared))
 
-    async def _prepare(self, op_id: str, owner: Owner, names: list[str], *, is_again: bool = False) -> Prepared:
+    async def _prepare(self, op_id: str, owner: Owner, names: list[str], *, is_again: bool = False, ahead: Ahead = None) -> Prepared:
         """Have the devices made ready."""
         chosen = chosen_of(names, self._inventory)
-        prepared = await self._asks.prepare(op_id, owner, self.device_class, chosen.devices, shares=chosen.amounts, is_again=is_again)
+        prepared: Prepared | Refusal | None = await ahead if ahead is not None else None
+        if prepared is None:
+            prepared = await self._asks.prepare(op_id, owner, self.device_class, chosen.devices, shares=chosen.amounts, is_again=is_again)
         if isinstance(prepared, Refusal):
             refuse(prepared, f"{self.resource}: cannot prepare {', '.join(names)}")
         return prepared
@@ -373,28 +385,3 @@ class DevicePlugin(rpc.DevicePluginServicer):
         self.open_streams += step
         self.streams_seen += max(step, 0)
         self.streams_changed.announce()
-
-
-def _to_wire(entry: ListEntry) -> bytes:
-    """Write a list of this one entry: such lists, one after the other, are the list of all of them."""
-    # No topology message at all when the node is unknown: an empty one or -1 would be an opinion.
-    topology = None if entry.nodes is None else pb.TopologyInfo(nodes=[pb.NUMANode(ID=node) for node in entry.nodes])
-    device = pb.Device(ID=entry.wire_id, health="Healthy" if entry.is_healthy else "Unhealthy", topology=topology)
-    return pb.ListAndWatchResponse(devices=[device]).SerializeToString()
-
-
-def _response(edits: ContainerEdits) -> pb.ContainerAllocateResponse:
-    return pb.ContainerAllocateResponse(
-        envs=edits.env,
-        annotations=edits.annotations,
-        mounts=[
-            pb.Mount(container_path=mount.container_path, host_path=mount.host_path, read_only="ro" in mount.options)
-            for mount in edits.mounts
-        ],
-        devices=[
-            pb.DeviceSpec(
-                container_path=device_node.path, host_path=device_node.host_path or device_node.path, permissions=device_node.permissions
-            )
-            for device_node in edits.device_nodes
-        ],
-    )

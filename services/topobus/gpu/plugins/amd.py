@@ -134,6 +134,10 @@ class AmdDriver(ChecksLeftovers):
             return wishes
         return self.on_demand.prepare(tree, wishes, context, partial(self._edits, tree, devices, context))
 
+    def only_reads(self, devices: Sequence[Device]) -> bool:
+        """Say that nothing changes, unless one of them is of a card that is cut on demand."""
+        return not any(device.consumes for device in devices)
+
     def _edits(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
         parts = [device for device in devices if device.attributes.get("type") == PARTITION]
         parents = [device for device in devices if device.role is DeviceRole.PARTITION_PARENT]

@@ -137,6 +137,10 @@ class IntelDriver(ChecksLeftovers):
         """Give each GPU's card and render node; virtual functions that are cut on demand are made first."""
         return self.on_demand_functions.prepare(tree, devices, context, partial(self._edits, tree, devices, context))
 
+    def only_reads(self, devices: Sequence[Device]) -> bool:
+        """Say that nothing changes, unless one of them is of a card that is cut on demand."""
+        return not self.on_demand_functions.has_any(devices)
+
     def _edits(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
         self.leftovers.before(context, devices, partial(self.use, tree))
         parents = [device for device in devices if device.role is DeviceRole.PARTITION_PARENT]

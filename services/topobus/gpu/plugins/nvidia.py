@@ -53,7 +53,7 @@ from topobus.gpu.mig.values import LiveInstance, MigGpu
 from topobus.gpu.mps.claims import MpsPlan, MpsSharing
 from topobus.gpu.nvidia_proc import PROC, driver_version, information, information_if_readable, information_path
 from topobus.gpu.plugins.nvidia_passthrough import LetsGpusGo
-from topobus.gpu.plugins.nvidia_sharing import STRATEGIES, sharing_edits
+from topobus.gpu.plugins.nvidia_sharing import STRATEGIES, ReadsWholeGpus, sharing_edits
 from topobus.gpu.plugins.nvml import Nvml, NvmlGpu, load_nvml
 from topobus.gpu.plugins.nvml_library import NvmlUnavailable
 from topobus.gpu.processes import holders_of, process_of
@@ -76,7 +76,7 @@ _MAKING_S = 15.0
 _ALWAYS_SHARED = ("nvidiactl", "nvidia-uvm")
 
 
-class NvidiaDriver(LetsGpusGo, ChecksLeftovers):
+class NvidiaDriver(LetsGpusGo, ReadsWholeGpus, ChecksLeftovers):
     """Finds and watches NVIDIA GPUs. Keeps the NVML session, error counters, and nothing of a container's."""
 
     name = "nvidia"

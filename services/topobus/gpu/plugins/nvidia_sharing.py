@@ -7,13 +7,18 @@ Source: CUDA Multi-Process Service guide, "Environment Variables" and "MPS contr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from topobus.domain.device import Device, DeviceRole
 from topobus.domain.edits import ContainerEdits, Mount
 from topobus.domain.outcome import Reason, Refusal
 from topobus.domain.quantity import Quantity
+from topobus.gpu.mig.offer import is_mig
+from topobus.gpu.mps.claims import MpsSharing
 from topobus.kubernetes.api.classic_parameters import MPS, TIME_SLICING, Sharing
 from topobus.sysfs.tree import Tree
 
-__all__ = ["STRATEGIES", "sharing_edits"]
+__all__ = ["STRATEGIES", "ReadsWholeGpus", "sharing_edits"]
 
 STRATEGIES = frozenset({TIME_SLICING, MPS})
 
@@ -27,6 +32,18 @@ _ENVIRONMENT_BYTES = 1 << 16
 _SHARED_MEMORY = "/dev/shm"
 _WRITABLE = ("rw", "nosuid", "nodev", "bind")
 _MIB = 1 << 20
+
+
+class ReadsWholeGpus:
+    """What NVIDIA's driver inherits to say when preparing changes nothing."""
+
+    mps: MpsSharing
+
+    def only_reads(self, devices: Sequence[Device]) -> bool:
+        """Say so of whole GPUs that nobody shares: no instance is made and no slice is set. Where the service owns daemons, stale ones may be ended."""
+        return not self.mps.is_owned and all(
+            not is_mig(device) and device.role is DeviceRole.COMPUTE and device.sharing is None for device in devices
+        )
 
 
 def sharing_edits(tree: Tree, sharing: Sharing, count: int) -> ContainerEdits | Refusal:

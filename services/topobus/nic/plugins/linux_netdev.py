@@ -112,6 +112,10 @@ class LinuxNetdevDriver(AttachesInterfaces):
             return Refusal(reasons=(Reason(code="device-gone", message=text, facts={"devices": tuple(sorted(names))}),))
         return {device.name: ContainerEdits(env={own_variable(device): self._name(device, context)}) for device in devices}
 
+    def only_reads(self, devices: Sequence[Device]) -> bool:
+        """Say that nothing changes on an interface before it is attached."""
+        return True
+
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
         """Undo nothing: preparing changes nothing on the interface."""
 

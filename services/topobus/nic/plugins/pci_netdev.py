@@ -143,6 +143,10 @@ class PciNetdevDriver(AttachesInterfaces):
         """Give each function's nodes and variables; virtual functions that are cut on demand are made first."""
         return self.on_demand_functions.prepare(tree, devices, context, partial(self._edits, tree, devices, context))
 
+    def only_reads(self, devices: Sequence[Device]) -> bool:
+        """Say that nothing changes, unless one of them is of a card that is cut on demand."""
+        return not self.on_demand_functions.has_any(devices)
+
     def _edits(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
         """Give RDMA nodes (or the VFIO group) and tell addresses, interfaces and RDMA devices in variables; the kit adds `TOPOBUS_NIC_DEVICES`."""
         edits: dict[str, ContainerEdits] = {}

@@ -20,7 +20,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from topobus.devicekit.device_record import DeviceRecord
 from topobus.devicekit.driver import DeviceDriver, LongWork, PrepareContext
+from topobus.devicekit.hands import is_reading
 from topobus.devicekit.registry import unserved
 from topobus.domain.device import Device
 from topobus.domain.edits import ContainerEdits
@@ -213,6 +215,22 @@ class DriverContract:
 
         assert [path for path in paths if not path.startswith("/") or path.startswith(str(tree.root))] == []
 
+    def test_prepare_changes_nothing_when_the_driver_says_that_it_only_reads(self, driver: DeviceDriver, doomed: RecordedMachine) -> None:
+        """Such devices are prepared before they are anybody's: no file is written, and there is nothing in the record to undo."""
+        if not is_reading(driver):
+            pytest.skip("the driver does not say that it only reads (only_reads)")
+        tree = Tree(HardwareSettings(root=str(doomed.root)))
+        devices = [device for device in driver.discover(tree, read_machine(tree, _NODE)) if driver.only_reads([device])]
+        records = {device.name: DeviceRecord() for device in devices}
+        kubelet = Owner(kind=OwnerKind.DEVICE_PLUGIN, name="contract", uid="contract-uid")
+        before = _writes(doomed.root)
+
+        answer = driver.prepare(tree, devices, PrepareContext(owner=kubelet, records=records))
+
+        assert not isinstance(answer, LongWork), "what changes nothing takes no long work"
+        assert [name for name, record in records.items() if record.steps] == [], "devices whose record says that something changed"
+        assert _writes(doomed.root) == before, "prepare has written a file"
+
     def test_unprepare_is_fine_when_repeated_or_never_prepared(self, driver: DeviceDriver, tree: Tree, devices: tuple[Device, ...]) -> None:
         """Undoing twice, or what was never done, is no error."""
         driver.unprepare(tree, devices, _CONTEXT)
@@ -272,6 +290,11 @@ def _use_all(driver: DeviceDriver, tree: Tree, machine: Machine) -> None:
     driver.observe(tree, devices)
     driver.prepare(tree, devices, _CONTEXT)
     driver.unprepare(tree, devices, _CONTEXT)
+
+
+def _writes(root: Path) -> dict[str, tuple[int, int]]:
+    """Say of each file when it was written last, and how long it is."""
+    return {str(path): (path.lstat().st_mtime_ns, path.lstat().st_size) for path in root.rglob("*") if not path.is_dir()}
 
 
 def _prepared(driver: DeviceDriver, tree: Tree, devices: Sequence[Device]) -> Mapping[str, ContainerEdits]:
