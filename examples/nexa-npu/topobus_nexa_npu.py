@@ -38,8 +38,7 @@ class NexaDriver:
     """Finds, watches, hands over and wipes Nexa cards and their halves."""
 
     name = "nexa"
-    # There is no class of its own for neural processors: attributes and the vendor tell them apart.
-    device_class = "gpu"
+    device_class = "npu"
 
     def __init__(self) -> None:
         self._pci_health = PciHealth()
@@ -122,11 +121,11 @@ class NexaDriver:
 
 
 def _device(function: PciDevice, halves: Sequence[int]) -> Device:
-    whole = pci_device_name("gpu", function.address)
+    whole = pci_device_name("npu", function.address)
     # `parent` says with what it goes away, `partition_of` with what it is never held.
     name, card = (whole, "") if len(halves) == len(_HALVES) else (f"{whole}-half-{halves[0]}", whole)
     device = pci_device(
-        function, device_class="gpu", driver="nexa", vendor="nexa", model="Nexa N2", name=name, parent=card, partition_of=card
+        function, device_class="npu", driver="nexa", vendor="nexa", model="Nexa N2", name=name, parent=card, partition_of=card
     )
     attributes = {**device.attributes, "type": "npu-half" if card else "npu", "halves": "".join(map(str, halves))}
     uses = (CounterUse(counter_set=whole, counter="cores", amount=_HALF_CORES * len(halves)),)

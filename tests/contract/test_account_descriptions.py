@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from support.account_attacks import is_granted
-from topobus.contracts.catalogue import ASKS, DEVICE_SERVICES, EVENTS, NODE_CLAIM, STATES
-from topobus.contracts.nats_accounts import Account, Shape, User, accounts, vendor_account
+from topobus.contracts.catalogue import ASKS, EVENTS, NODE_CLAIM, STATES
+from topobus.contracts.device_classes import DEVICE_SERVICES, class_complaint
+from topobus.contracts.nats_accounts import Account, Shape, User, accounts, crossings, vendor_account
 from topobus.contracts.nats_accounts_config import render_accounts, render_passwords, render_shape
-from topobus.contracts.nats_permissions import PRINCIPALS
+from topobus.contracts.nats_permissions import LEAF_PRINCIPALS, PRINCIPALS, rights
 from topobus.contracts.streams import wanted_streams
 from topobus.domain.errors import ContractError
 
@@ -67,6 +68,48 @@ def test_vendor_speaks_for_its_class_alone_when_it_writes(device_class: str) -> 
             f"$KV.topobus_maintenances_{device_class}.{node}.{device_class}",
             f"topobus.v1.health.{node}.{device_class}.*",
         ]
+
+
+@pytest.mark.parametrize(("shape", "nodes"), [(Shape.CENTRAL, ()), (Shape.CENTRAL, ("n1", "n2")), (Shape.LEAF, ("n1",))])
+def test_class_of_ones_own_has_the_rights_of_ours_for_itself_alone(shape: Shape, nodes: tuple[str, ...]) -> None:
+    """Its account is that of a gpu service with the other name in each subject, but for the common buckets; nothing else changes."""
+    described, before = accounts(shape, nodes=nodes, classes=("npu",)), accounts(shape, nodes=nodes)
+    named = _named(described)
+
+    assert {account.name for account in described} - {account.name for account in before} == {
+        vendor_account("npu", node) for node in (nodes if shape is Shape.CENTRAL and nodes else ("",))
+    }
+    for account in described:
+        for user in account.users:
+            if user.principal == "npu":
+                twin = next(other for other in named[account.name.replace("NPU", "GPU")].users)
+                for verb, subjects in user.rights.items():
+                    ours = {
+                        subject.replace("inventories_gpu", "inventories").replace("maintenances_gpu", "maintenances").replace("gpu", "npu")
+                        for subject in twin.rights[verb]
+                    }
+                    assert set(subjects) == ours
+            else:
+                assert user == next(other for other in _named(before)[account.name].users if other.name == user.name)
+
+
+@pytest.mark.parametrize("shape", list(Shape))
+def test_every_ask_for_a_class_of_ones_own_reaches_its_service(shape: Shape) -> None:
+    """What crosses for ours crosses for it; a hub asks nodes, whatever classes they have."""
+    ours = {crossing for crossing in crossings(shape, classes=("npu",)) if "V_GPU" in (crossing.owner, crossing.importer)}
+    own = {crossing for crossing in crossings(shape, classes=("npu",)) if "V_NPU" in (crossing.owner, crossing.importer)}
+
+    assert len(own) == len({crossing.subject.replace("_gpu", "") for crossing in ours})
+    assert bool(own) is (shape is not Shape.HUB)
+
+
+def test_no_class_can_have_the_name_of_another_principal() -> None:
+    """Who connects as `gateway` is the gateway."""
+    others = {*LEAF_PRINCIPALS, "leaf"} - {*DEVICE_SERVICES}
+
+    assert [name for name in sorted(others) if not class_complaint(name)] == []
+    with pytest.raises(ValueError, match="unknown principal"):
+        rights("smart-card")
 
 
 def test_hub_maps_what_a_node_says_and_nothing_else_when_it_comes_from_a_leaf() -> None:

@@ -11,7 +11,8 @@ import pytest
 import yaml
 from docpages.asyncapi import render_asyncapi
 
-from topobus.contracts.catalogue import ALL, ASKS, DEVICE_SERVICES, PROVISIONER
+from topobus.contracts.catalogue import ALL, ASKS, PROVISIONER
+from topobus.contracts.device_classes import DEVICE_SERVICES
 from topobus.contracts.inboxes import connection_name
 from topobus.contracts.nats_permissions import PRINCIPALS, render_server, rights
 

@@ -27,8 +27,9 @@ from nats.aio.msg import Msg
 from support.alignment_nodes import container, pod
 from support.malformed import GARBAGE, ODD_NAMES, spoilt
 from support.running import LIMIT_S, NODE, Service, all_services, until_all_ready
-from topobus.contracts.catalogue import ASKS, DEVICE_SERVICES, EVENTS, INVENTORY, OBJECT, PLACE, PLAN, RELEASE, STATES
+from topobus.contracts.catalogue import ASKS, EVENTS, INVENTORY, OBJECT, PLACE, PLAN, RELEASE, STATES
 from topobus.contracts.codec import decode, encode, to_builtins
+from topobus.contracts.device_classes import DEVICE_SERVICES
 from topobus.contracts.messages import ApiObject, PlaceRequest, ReleaseRequest
 from topobus.contracts.nouns import CLUSTER, PREFIX, Ask
 from topobus.contracts.plan_messages import PlanRequest

@@ -18,7 +18,8 @@ from prometheus_client import CollectorRegistry
 from support.account_nats import LIMIT_S, AccountNats
 from support.gateway_rig import WatchedReadiness
 from topobus.cli.application import run
-from topobus.contracts.catalogue import ADOPT, DEVICE_SERVICES, PREPARE
+from topobus.contracts.catalogue import ADOPT, PREPARE
+from topobus.contracts.device_classes import DEVICE_SERVICES
 from topobus.contracts.nats_accounts import Account, Shape, accounts
 from topobus.contracts.nats_keys import parse_credentials
 from topobus.contracts.nouns import Ask

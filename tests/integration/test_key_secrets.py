@@ -73,8 +73,8 @@ async def test_secrets_are_completed_when_the_job_was_killed_at_any_step(server:
 
     assert _is_complete(secret_data(server))
     assert secret_data(server) == left
-    # Two at the write of each user, two at the last look at each, and the same for the server.
-    assert kills == 2 * (2 * len(PRINCIPALS) + 2)
+    # Two at the write of each user, two at the last look at each, the same for the server, and two at the first look at it: for which classes it has users.
+    assert kills == 2 * (2 * len(PRINCIPALS) + 3)
 
 
 async def test_nothing_is_written_when_all_is_there(server: ApiServerSimulator, tmp_path: Path) -> None:
@@ -88,6 +88,23 @@ async def test_nothing_is_written_when_all_is_there(server: ApiServerSimulator, 
     assert objects.written == []
     assert server.objects("Secret") == before
     assert len({data["password"] for name, data in secret_data(server).items() if name != SERVER_SECRET}) == len(PRINCIPALS)
+
+
+async def test_class_of_ones_own_has_a_user_until_the_secrets_are_gone(server: ApiServerSimulator, tmp_path: Path) -> None:
+    """A later run that names no class keeps its user, and a rotation of everybody's password takes it along."""
+    async with objects_of(server, tmp_path) as objects:
+        await make_users(objects, classes=("npu",))
+        first = secret_data(server)
+        await make_users(objects)
+        second = secret_data(server)
+        rotated = await rotate_users(objects, (), server_after_s=0)
+        last = secret_data(server)
+
+    assert first == second
+    assert f'TOPOBUS_NPU_PASSWORD: "{first[user_secret("npu")]["password"]}"' in first[SERVER_SECRET]["users.conf"]
+    assert "npu" in rotated
+    assert last[user_secret("npu")]["password"] != first[user_secret("npu")]["password"]
+    assert f'TOPOBUS_NPU_PASSWORD: "{last[user_secret("npu")]["password"]}"' in last[SERVER_SECRET]["users.conf"]
 
 
 async def test_two_jobs_agree_when_they_run_at_once(server: ApiServerSimulator, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from msgspec import Struct
 
 from topobus.contracts.catalogue import INVENTORY
+from topobus.contracts.device_classes import DEVICE_SERVICES
 from topobus.domain.device import Inventory
 from topobus.domain.health import HealthState
 from topobus.runtime.bus import Bus
@@ -53,13 +54,20 @@ class Vendor(Struct, frozen=True, kw_only=True):
     """How many devices are sick then."""
 
     @property
+    def command(self) -> tuple[str, ...]:
+        """The module, and its arguments, that serves its class."""
+        if self.device_class in DEVICE_SERVICES:
+            return (f"topobus.{self.device_class}.main",)
+        return ("topobus.device.main", "--class", self.device_class)
+
+    @property
     def path(self) -> Path:
         """Where it is."""
         return _EXAMPLES / self.folder
 
 
 ACME = Vendor(folder="acme-fpga", device_class="fpga", driver="acme", devices=2, tests=15, fault=("acme/state", "failed"), sick=1)
-NEXA = Vendor(folder="nexa-npu", device_class="gpu", driver="nexa", devices=6, tests=28, fault=("nexa/fault", "parity"), sick=3)
+NEXA = Vendor(folder="nexa-npu", device_class="npu", driver="nexa", devices=6, tests=28, fault=("nexa/fault", "parity"), sick=3)
 
 
 @pytest.fixture(params=[ACME, NEXA], ids=["acme", "nexa"])
@@ -107,8 +115,8 @@ async def test_service_finds_the_vendors_card_when_the_package_is_installed(
         "TOPOBUS_ALL__HARDWARE__ROOT": str(recorded.root),
         f"TOPOBUS_{vendor.device_class.upper()}__HEALTH__POLL_S": "0.1",
     }
-    commands = ("topobus.discovery.main", f"topobus.{vendor.device_class}.main")
-    processes = [await asyncio.create_subprocess_exec(sys.executable, "-m", command, env=env) for command in commands]
+    commands = (("topobus.discovery.main",), vendor.command)
+    processes = [await asyncio.create_subprocess_exec(sys.executable, "-m", *command, env=env) for command in commands]
     try:
         inventory = await _inventory(bus, vendor, lambda each_inventory: len(each_inventory.devices) == vendor.devices)
         file, text = vendor.fault

@@ -22,8 +22,9 @@ from nats.aio.client import Client
 from prometheus_client import CollectorRegistry
 
 from support.secured_nats import Attacker
-from topobus.contracts.catalogue import DEVICE_SERVICES, EVENTS, STATES
+from topobus.contracts.catalogue import EVENTS, STATES
 from topobus.contracts.codec import encode
+from topobus.contracts.device_classes import DEVICE_SERVICES
 from topobus.contracts.inboxes import connection_name, inbox_branch
 from topobus.contracts.nats_accounts import Account, User
 from topobus.contracts.nats_accounts_config import render_accounts, render_passwords

@@ -15,7 +15,7 @@ import nats
 from support.kustomize import built, container_of, named, pod_of
 from topobus.cli.secrets.namespace_objects import NamespaceObjects
 from topobus.cli.secrets.secret_objects import AUTHORITY_MAP, SERVER_SECRET, TLS_SECRET, user_secret
-from topobus.contracts.catalogue import DEVICE_SERVICES
+from topobus.contracts.device_classes import DEVICE_SERVICES
 from topobus.kubernetes.access import Access, AccessSettings
 from topobus.kubernetes.answers import Plain, Rejected
 from topobus.kubernetes.client import KubernetesClient

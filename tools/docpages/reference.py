@@ -9,7 +9,8 @@ from docpages.describe import describe_fields, nested_structs, summary
 from docpages.samples import MESSAGES
 from msgspec import Struct
 
-from topobus.contracts.catalogue import ASKS, BUCKETS, DEVICE_SERVICES, EVENTS, STATES
+from topobus.contracts.catalogue import ASKS, BUCKETS, EVENTS, STATES
+from topobus.contracts.device_classes import DEVICE_SERVICES
 from topobus.contracts.nouns import CLUSTER, PREFIX, Ask, Event, Noun, State
 
 __all__ = ["render_reference"]

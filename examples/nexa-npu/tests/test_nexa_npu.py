@@ -17,7 +17,7 @@ from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.drivers.hands_contract import HandsContract
 
-WHOLE = "gpu-0000-16-00-0"
+WHOLE = "npu-0000-16-00-0"
 HALVES = (f"{WHOLE}-half-0", f"{WHOLE}-half-1")
 
 
@@ -33,7 +33,7 @@ def discovered(recorded: RecordedMachine) -> tuple[Tree, dict[str, Device]]:
 
 
 class TestNexaContract(HandsContract):
-    """All that the gpu service relies on, for the whole card: its verbs do all that a half's do, twice."""
+    """All that the service relies on, for the whole card: its verbs do all that a half's do, twice."""
 
     def make_driver(self) -> DeviceDriver:
         """Make the driver."""

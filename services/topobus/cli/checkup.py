@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from topobus.contracts.catalogue import DEVICE_SERVICES
+from topobus.contracts.device_classes import DEVICE_SERVICES
 from topobus.contracts.messages import RuntimeConnection
 from topobus.contracts.nouns import State, from_token
 from topobus.contracts.origin import Origin

@@ -10,6 +10,7 @@ from typing import Any
 
 from topobus.contracts import adjust_messages, node_claim_messages, operation_messages, plan_messages, relay_messages, sandbox_messages
 from topobus.contracts import messages as m
+from topobus.contracts.device_classes import DEVICE_SERVICES
 from topobus.contracts.nouns import Ask, Event, Noun, State
 from topobus.domain.device import Inventory
 from topobus.domain.ledger import Ledger
@@ -58,7 +59,6 @@ __all__ = [
 PROVISIONER = "controller"
 # Reads all that its node's server stores, to say it to the hub.
 _RELAY = "relay"
-DEVICE_SERVICES = ("gpu", "nic", "fpga", "cpu")
 # Who serves a class: its own service, and the gateway for classes of device plugins that are somebody else's.
 _CLASS_SERVERS = (*DEVICE_SERVICES, "gateway")
 

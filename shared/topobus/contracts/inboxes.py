@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from topobus.contracts.device_classes import class_server
 from topobus.contracts.nouns import Ask
 
 __all__ = ["IMPORTED_REPLIES", "SERVER", "answerer_of", "askers_of", "connection_name", "inbox_branch", "is_imported_reply", "is_inbox_of"]
@@ -57,12 +58,12 @@ def answerer_of(ask: Ask[Any, Any], device_class: str = "") -> str:
     """Give the connection name of who answers an ask: a class's own service, the gateway for classes of somebody else's device plugins.
 
     >>> from topobus.contracts.catalogue import PLACE, PREPARE
-    >>> answerer_of(PLACE), answerer_of(PREPARE, "gpu"), answerer_of(PREPARE, "smart-card")
-    ('topology', 'gpu', 'gateway')
+    >>> answerer_of(PLACE), answerer_of(PREPARE, "gpu"), answerer_of(PREPARE, "npu"), answerer_of(PREPARE, "gpu-nvidia")
+    ('topology', 'gpu', 'npu', 'gateway')
     """
     if len(ask.writer) == 1:
         return connection_name(ask.writer[0])
-    return connection_name(device_class if device_class in ask.writer else "gateway")
+    return connection_name(class_server(device_class))
 
 
 def is_inbox_of(askers: tuple[str, ...], reply: str) -> bool:

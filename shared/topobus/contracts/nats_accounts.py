@@ -15,7 +15,8 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from topobus.contracts.catalogue import ASKS, DEVICE_SERVICES, EVENTS, STATES
+from topobus.contracts.catalogue import ASKS, EVENTS, STATES
+from topobus.contracts.device_classes import DEVICE_SERVICES, principal_role
 from topobus.contracts.inboxes import IMPORTED_REPLIES, connection_name
 from topobus.contracts.nats_permissions import PRINCIPALS, Rights, rights
 from topobus.contracts.nouns import PREFIX, Noun, to_token
@@ -149,21 +150,22 @@ def node_account(node: str = "") -> str:
     return f"{_NODES}-{to_token(node)}" if node else _NODES
 
 
-def accounts(shape: Shape, *, nodes: Sequence[str] = ()) -> tuple[Account, ...]:
+def accounts(shape: Shape, *, nodes: Sequence[str] = (), classes: Sequence[str] = ()) -> tuple[Account, ...]:
     """Describe all accounts of a server, sorted by name.
 
     Shapes: nodes — central: none, and each kind of process is a user that speaks for any node, or the nodes whose processes are users of their own
             (`gpu-n1`), their device services in accounts of their own (`V_GPU-n1`);
             leaf: the node's own name, or none for a file that fits every node; hub: the nodes whose leaves may connect, each as its own user
             (`leaf-n1`) in an account of its own (`NODES-n1`), or none for a single user that may speak for any node.
+            classes — device classes besides ours, which `topobus-device` serves: each has users and accounts as ours have (`V_NPU`).
     Errors: raises ValueError for a leaf with several nodes, ContractError for a name that no subject can hold.
     """
     if shape is Shape.LEAF and len(nodes) > 1:
         raise ValueError(f"a leaf server has one node, got {list(nodes)}")
-    users = dict(_users(shape, nodes))
+    users = dict(_users(shape, nodes, classes))
     exports: dict[str, list[Crossing]] = {}
     imports: dict[str, list[Crossing]] = {}
-    for crossing in crossings(shape, nodes=nodes):
+    for crossing in crossings(shape, nodes=nodes, classes=classes):
         exports.setdefault(crossing.owner, []).append(crossing)
         imports.setdefault(crossing.importer, []).append(crossing)
     return tuple(
@@ -179,8 +181,8 @@ def accounts(shape: Shape, *, nodes: Sequence[str] = ()) -> tuple[Account, ...]:
     )
 
 
-def crossings(shape: Shape, *, nodes: Sequence[str] = ()) -> tuple[Crossing, ...]:
-    """List what crosses between the accounts of a server, sorted; `nodes` as for `accounts`.
+def crossings(shape: Shape, *, nodes: Sequence[str] = (), classes: Sequence[str] = ()) -> tuple[Crossing, ...]:
+    """List what crosses between the accounts of a server, sorted; `nodes` and `classes` as for `accounts`.
 
     Shapes: what a user of an account without JetStream may publish or hear besides its inboxes and its asks is what crosses, so neither can be without the other.
     """
@@ -190,7 +192,7 @@ def crossings(shape: Shape, *, nodes: Sequence[str] = ()) -> tuple[Crossing, ...
         for node in nodes or ("",):
             crossed.update(_crossings_of_node(node))
     else:
-        for device_class in DEVICE_SERVICES:
+        for device_class in (*DEVICE_SERVICES, *classes):
             for node in nodes or ("",):
                 account = vendor_account(device_class, node if shape is Shape.CENTRAL else "")
                 crossed.update(_crossings_of(rights_across(device_class, node=node), owner, account))
@@ -238,7 +240,7 @@ def _owner(shape: Shape) -> str:
     return _CORE if shape is Shape.HUB else _NODE
 
 
-def _users(shape: Shape, nodes: Sequence[str]) -> Iterator[tuple[str, tuple[User, ...]]]:
+def _users(shape: Shape, nodes: Sequence[str], classes: Sequence[str]) -> Iterator[tuple[str, tuple[User, ...]]]:
     if shape is Shape.HUB:
         yield _CORE, tuple(_user(name, "", rights(name)) for name in _CLUSTER_PROCESSES)
         for node in nodes or ("",):
@@ -246,7 +248,7 @@ def _users(shape: Shape, nodes: Sequence[str]) -> Iterator[tuple[str, tuple[User
     else:
         # A leaf's users need no node in their names: there is one only.
         named = nodes if shape is Shape.CENTRAL else ()
-        for device_class in DEVICE_SERVICES:
+        for device_class in (*DEVICE_SERVICES, *classes):
             for node in nodes or ("",):
                 yield vendor_account(device_class, node if named else ""), (_vendor(device_class, node, is_named=bool(named)),)
         if shape is Shape.CENTRAL:
@@ -331,10 +333,9 @@ def _noun(subject: str) -> str:
 
 def _state_subjects(principal: str, node: str) -> set[str]:
     """Give the subjects at which a principal without consumers hears of the states that it reads, or writes."""
+    role = principal_role(principal)
     return {
-        _pattern(state, node, principal if principal in state.writer else "*")
-        for state in STATES
-        if principal in (*state.writer, *state.readers)
+        _pattern(state, node, principal if role in state.writer else "*") for state in STATES if role in (*state.writer, *state.readers)
     }
 
 

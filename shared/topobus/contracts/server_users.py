@@ -53,28 +53,30 @@ def is_password(text: str) -> bool:
     return _PASSWORD.fullmatch(text) is not None
 
 
-def server_configuration(passwords: Mapping[str, str]) -> str:
+def server_configuration(passwords: Mapping[str, str], *, classes: Sequence[str] = ()) -> str:
     """Give the users of a server that all share one account, with their passwords and rights.
 
     Shapes: passwords — one for each of `PRINCIPALS`, or for one or both of its `logins_of`, as `is_password` wants them; the server itself looks them up as variables,
-            which stand before the users.
+            which stand before the users. classes — as for `accounts`; each is a principal.
     Errors: raises ValueError for a principal without a password, and for a password that the server might read as something else.
     """
-    logins = {principal: _logins(principal, passwords) for principal in PRINCIPALS}
+    logins = {principal: _logins(principal, passwords) for principal in (*PRINCIPALS, *classes)}
     variables = {f"TOPOBUS_{login.upper()}_PASSWORD": passwords[login] for names in logins.values() for login in names}
-    return render_passwords(variables) + render_permissions(logins=logins)
+    return render_passwords(variables) + render_permissions(logins=logins, classes=classes)
 
 
-def accounts_configuration(passwords: Mapping[str, str], shape: Shape = Shape.CENTRAL, *, nodes: Sequence[str] = ()) -> str:
+def accounts_configuration(
+    passwords: Mapping[str, str], shape: Shape = Shape.CENTRAL, *, nodes: Sequence[str] = (), classes: Sequence[str] = ()
+) -> str:
     """Give the users of a server in accounts of their own (docs/adr/0029), with their passwords.
 
     The streams of this form are not seen in the other: a store has to be moved with it (docs/adr/0035).
-    Shapes: passwords — one for each user of the shape, by its name or by one or both of its `logins_of`, as `is_password` wants them. nodes — as for `accounts`.
+    Shapes: passwords — one for each user of the shape, by its name or by one or both of its `logins_of`, as `is_password` wants them. nodes, classes — as for `accounts`.
     Errors: raises ValueError as `server_configuration` does.
     """
     described = [
         replace(account, users=tuple(replace(user, name=login) for user in account.users for login in _logins(user.name, passwords)))
-        for account in accounts(shape, nodes=nodes)
+        for account in accounts(shape, nodes=nodes, classes=classes)
     ]
     variables = {user.variable: passwords[user.name] for account in described for user in account.users}
     return render_passwords(variables) + render_accounts(described)

@@ -16,6 +16,7 @@ import msgspec
 from prometheus_client import Counter
 
 from topobus.contracts.catalogue import ADJUST, ATTACH, DETACH, HINTS, PERFORM, PREPARE, UNPREPARE
+from topobus.contracts.device_classes import has_own_service
 from topobus.contracts.messages import HintsReply, HintsRequest
 from topobus.devicekit.adjust import Adjuster
 from topobus.devicekit.attach import Attacher
@@ -38,7 +39,7 @@ from topobus.devicekit.on_demand_functions import FunctionCuttingDriver
 from topobus.devicekit.pool_assignment import check_pools
 from topobus.devicekit.prepare import Preparer
 from topobus.devicekit.publishing import DevicePublisher
-from topobus.devicekit.registry import DriverRegistry, load_drivers, unserved
+from topobus.devicekit.registry import DriverRegistry, load_drivers
 from topobus.devicekit.settings import DeviceServiceSettings
 from topobus.devicekit.shared_devices import check_sharing_settings
 from topobus.domain.device import Device, Inventory
@@ -158,11 +159,13 @@ class _DeviceHost:
             self._log.warning("plugin.skipped", plugin=skipped_plugin.name, value=skipped_plugin.value, why=skipped_plugin.why)
             self._skips.labels(skipped_plugin.name).inc()
         for driver in self._ignored:
-            self._log.warning("drivers.ignored", driver=driver.name, device_class=driver.device_class, why=unserved(driver.device_class))
+            # A driver that its own service runs is nothing to warn of, and must be found by who looks here for it.
+            log = self._log.info if driver.is_served_elsewhere else self._log.warning
+            log("drivers.ignored", driver=driver.name, device_class=driver.device_class, why=driver.why)
         self._log.info("drivers.loaded", device_class=self._class, drivers=sorted(self._drivers), root=str(self._tree.root))
         self._runtime.readiness.set("machine", is_ready=False, why="waiting for discovery to publish the machine")
         self._runtime.readiness.set("inventory", is_ready=False, why="no inventory published yet")
-        if self._class in PERFORM.writer:
+        if has_own_service(self._class):
             await self._maintenance.load()
         await self._load_inventory()
         await self._hands.load(self._runtime.readiness)
@@ -174,12 +177,10 @@ class _DeviceHost:
     async def _serve(self) -> None:
         await self._bus.answer(PREPARE, self._preparer.prepare, node=self._node, device_class=self._class)
         await self._bus.answer(UNPREPARE, self._preparer.unprepare, node=self._node, device_class=self._class)
-        if self._class in ATTACH.writer:
+        if has_own_service(self._class):
             await self._bus.answer(ATTACH, self._attacher.attach, node=self._node, device_class=self._class)
             await self._bus.answer(DETACH, self._attacher.detach, node=self._node, device_class=self._class)
-        if self._class in ADJUST.writer:
             await self._bus.answer(ADJUST, self._adjuster.adjust, node=self._node, device_class=self._class)
-        if self._class in PERFORM.writer:
             await self._bus.answer(PERFORM, self._operator.perform, node=self._node, device_class=self._class)
         await self._bus.answer(HINTS, self._hints, node=self._node, device_class=self._class)
         async with asyncio.TaskGroup() as group:

@@ -10,16 +10,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import metadata
 
+from topobus.contracts.device_classes import DEVICE_SERVICES, class_complaint
 from topobus.devicekit.driver import DeviceDriver
 from topobus.devicekit.settings import DriverSettings
 from topobus.domain.errors import ConfigError
 from topobus.domain.names import is_dns_label
 
-__all__ = ["GROUP", "SERVED_CLASSES", "DriverRegistry", "IgnoredDriver", "SkippedPlugin", "load_drivers", "unserved"]
+__all__ = ["GROUP", "DriverRegistry", "IgnoredDriver", "SkippedPlugin", "load_drivers"]
 
 GROUP = "topobus.drivers"
-SERVED_CLASSES = ("cpu", "fpga", "gpu", "nic")
-"""The device classes that have a service of ours: a driver of another class is loaded by nobody."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +32,14 @@ class SkippedPlugin:
 
 @dataclass(frozen=True, kw_only=True)
 class IgnoredDriver:
-    """A driver that is sound and that no service runs: its class has none."""
+    """A driver that none of our own services runs: its class is somebody's own, or no name of a class at all."""
 
     name: str
     device_class: str
+    why: str
+    """Who runs it, or why nobody can."""
+    is_served_elsewhere: bool
+    """True: `topobus-device --class …` runs it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,15 +49,6 @@ class DriverRegistry:
     drivers: tuple[DeviceDriver, ...]
     skipped: tuple[SkippedPlugin, ...] = ()
     ignored: tuple[IgnoredDriver, ...] = ()
-
-
-def unserved(device_class: str) -> str:
-    """Say that a class has no service; empty for one that has.
-
-    >>> unserved("npu"), unserved("gpu")
-    ('device class npu has no service; there are cpu, fpga, gpu, nic', '')
-    """
-    return "" if device_class in SERVED_CLASSES else f"device class {device_class} has no service; there are {', '.join(SERVED_CLASSES)}"
 
 
 def load_drivers(
@@ -86,8 +80,8 @@ def load_drivers(
             skipped.append(SkippedPlugin(name=line.name, value=line.value, why=why))
             continue
         if driver.device_class != device_class:
-            if unserved(str(driver.device_class)):
-                ignored.append(IgnoredDriver(name=driver.name, device_class=str(driver.device_class)))
+            if driver.device_class not in DEVICE_SERVICES:
+                ignored.append(_ignored(driver.name, str(driver.device_class)))
             continue
         if driver.name in drivers:
             raise ConfigError(
@@ -113,6 +107,12 @@ def _is_of_another_service(module: str, device_class: str) -> bool:
     """Say whether a plugin of our own belongs to another service, whose dependencies may not be installed here."""
     parts = module.split(".")
     return len(parts) > 2 and parts[0] == "topobus" and parts[2] == "plugins" and parts[1] != device_class
+
+
+def _ignored(name: str, device_class: str) -> IgnoredDriver:
+    complaint = class_complaint(device_class)
+    why = complaint or f"class {device_class} has a service of its own: topobus-device --class {device_class}"
+    return IgnoredDriver(name=name, device_class=device_class, why=why, is_served_elsewhere=not complaint)
 
 
 def _make(line: metadata.EntryPoint) -> tuple[DeviceDriver | None, str]:

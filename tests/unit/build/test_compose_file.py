@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from topobus.cli.application import run
-from topobus.contracts.catalogue import DEVICE_SERVICES
+from topobus.contracts.device_classes import DEVICE_SERVICES
 from topobus.contracts.nats_permissions import PRINCIPALS
 from topobus.contracts.server_users import has_accounts_in
 from topobus.controller.config import ControllerSettings

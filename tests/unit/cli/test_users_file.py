@@ -37,6 +37,25 @@ def test_node_is_added_and_left_out_when_a_hub_has_others(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("form", ["--accounts", "--one-account"])
+def test_class_of_ones_own_keeps_its_user_when_a_later_call_names_none(tmp_path: Path, form: str) -> None:
+    """With accounts and without; naming one of our own classes changes nothing."""
+    _make(tmp_path, form, "--class", "npu", "--class", "gpu")
+    _make(tmp_path, "--class", "dpu")
+
+    assert changed_form(tmp_path / "users.conf").classes == ("dpu", "npu")
+    assert [_has_user(tmp_path, name) for name in ("npu", "dpu", "gpu")] == [True, True, True]
+    assert (tmp_path / "keys" / "npu" / "password").exists()
+
+
+@pytest.mark.parametrize("name", ["smart-card", "gateway", "Npu", "", "a" * 21])
+def test_class_is_refused_when_no_service_can_have_the_name(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The name is a user's and a subject's; nothing is written."""
+    assert run(["keys", "make", str(tmp_path / "keys"), "--class", name]) == 2
+    assert f"device class {name!r}" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("form", ["--accounts", "--one-account"])
 def test_form_of_the_users_stays_when_a_password_is_made_anew(tmp_path: Path, form: str) -> None:
     """A server with streams in one form would not see them in the other."""
     _make(tmp_path, form)

@@ -39,7 +39,8 @@ from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus, syst
 from topobus.cli.system.local_logins import is_local
 from topobus.cli.system.responding_services import sign_of_life, silence_text
 from topobus.cli.system.system import Layout
-from topobus.contracts.catalogue import ALIGNMENT, DEVICE_SERVICES, HINTS, INVENTORY, LEDGER, MACHINE, PLAN, PODS, PREFER, RELAY
+from topobus.contracts.catalogue import ALIGNMENT, HINTS, INVENTORY, LEDGER, MACHINE, PLAN, PODS, PREFER, RELAY
+from topobus.contracts.device_classes import DEVICE_SERVICES
 from topobus.contracts.messages import NodeFolders, PodsRequest
 from topobus.contracts.nouns import CLUSTER, State
 from topobus.contracts.plan_messages import PlanRequest

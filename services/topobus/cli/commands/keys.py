@@ -86,6 +86,15 @@ LeftOut = Annotated[
     Parameter(name="--without-node", negative="", help="A node of the server file whose user goes. Its password stays in FOLDER."),
 ]
 
+Classes = Annotated[
+    list[str] | None,
+    Parameter(
+        name="--class",
+        negative="",
+        help="A device class of your own, which topobus-device serves: it gets a user, too. Besides those of the server file.",
+    ),
+]
+
 
 @keys_app.command(name="make")
 def make(
@@ -95,12 +104,15 @@ def make(
     shape: ServerShape = None,
     nodes: Nodes = None,
     left_out: LeftOut = None,
+    classes: Classes = None,
     has_accounts: HasAccounts = None,
     is_for_group: ForGroup = False,
     options: OutputOptions = OUTPUT_DEFAULTS,
 ) -> int:
     """Make the passwords that are missing; those that are there stay."""
-    form = changed_form(server_file, shape=shape, has_accounts=has_accounts, nodes=nodes or (), left_out=left_out or ())
+    form = changed_form(
+        server_file, shape=shape, has_accounts=has_accounts, nodes=nodes or (), left_out=left_out or (), classes=classes or ()
+    )
     passwords = make_passwords(folder, user_names(form), is_for_group=is_for_group)
     if server_file is not None:
         write_users(server_file, form, passwords)

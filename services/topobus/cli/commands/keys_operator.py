@@ -17,6 +17,7 @@ from rich.text import Text
 from topobus.cli.commands.key_users import known_user
 from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.options import OUTPUT_DEFAULTS, OutputOptions
+from topobus.cli.system.users_file import extra_classes
 from topobus.contracts.nats_accounts import Shape, accounts
 from topobus.domain.errors import ConfigError, ContractError
 from topobus.runtime.operator_keys import SERVER_FILE, IssuedUser, OperatorFolder
@@ -51,6 +52,7 @@ class _Installation(Struct, frozen=True, kw_only=True):
 
     shape: Shape = Shape.CENTRAL
     nodes: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
 
 
 @operator_app.command(name="make")
@@ -62,6 +64,12 @@ def make(
         tuple[str, ...],
         Parameter(name="--node", help="A node whose processes are users of their own; again for each. Default: as the first time."),
     ] = (),
+    classes: Annotated[
+        tuple[str, ...],
+        Parameter(
+            name="--class", help="A device class of your own, which topobus-device serves; again for each. Default: as the first time."
+        ),
+    ] = (),
     valid: Valid = None,
     is_for_group: ForGroup = False,
     options: OutputOptions = OUTPUT_DEFAULTS,
@@ -69,7 +77,9 @@ def make(
     """Make what is missing or has expired; what is there stays. A node that is left out of `--node` is revoked."""
     valid_s = _seconds(valid)
     installed = _installed(folder)
-    wanted = _Installation(shape=shape or installed.shape, nodes=nodes or installed.nodes)
+    wanted = _Installation(
+        shape=shape or installed.shape, nodes=nodes or installed.nodes, classes=extra_classes(classes) or installed.classes
+    )
     files = _open(folder, wanted, is_for_group)
     make_folder(folder, is_for_group, is_shared=True)
     write_whole(folder / _INSTALLATION, f"{msgspec.json.encode(wanted).decode()}\n", is_for_group=is_for_group)
@@ -104,7 +114,7 @@ def revoke(
 
 def _open(folder: Path, installation: _Installation, is_for_group: bool) -> OperatorFolder:
     try:
-        described = accounts(installation.shape, nodes=installation.nodes)
+        described = accounts(installation.shape, nodes=installation.nodes, classes=installation.classes)
     except (ValueError, ContractError) as err:
         raise UsageError(str(err), next_step="give --node as Kubernetes calls it; a leaf has one") from err
     return OperatorFolder(folder, described, now=int(time.time()), is_for_group=is_for_group)

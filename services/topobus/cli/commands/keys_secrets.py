@@ -21,6 +21,8 @@ from topobus.cli.secrets.cluster_certificates import make_certificate, server_na
 from topobus.cli.secrets.cluster_secrets import forget_previous_passwords, make_users, rotate_users, user_password
 from topobus.cli.secrets.namespace_objects import NamespaceObjects
 from topobus.cli.secrets.secret_objects import users_of
+from topobus.cli.system.users_file import extra_classes
+from topobus.contracts.device_classes import has_own_service
 from topobus.contracts.server_users import takes_second_name
 from topobus.kubernetes.access import AccessSettings
 from topobus.kubernetes.client import KubernetesClient
@@ -61,15 +63,22 @@ def make(
             help="Nodes have servers of their own (deploy/kubernetes-leaf): users of the hub and of the nodes.",
         ),
     ] = False,
+    classes: Annotated[
+        list[str] | None,
+        Parameter(
+            name="--class", negative="", help="A device class of your own, which topobus-device serves: it gets a user, and keeps it."
+        ),
+    ] = None,
     has_tls: Annotated[bool, Parameter(name="--tls", help="Whether the server gets a certificate, too.")] = True,
     kubeconfig: Kubeconfig = None,
     options: OutputOptions = OUTPUT_DEFAULTS,
 ) -> int:
     """Make the Secrets that are missing, and the server's from them; those that are there stay. A certificate of ours is made anew when a third of its life is left."""
+    own_classes = extra_classes(classes or ())
 
     async def work() -> list[str]:
         async with _opened(kubeconfig, namespace) as objects:
-            await make_users(objects, has_leaves=has_leaves)
+            await make_users(objects, has_leaves=has_leaves, classes=own_classes)
             if has_tls:
                 await make_certificate(objects, (*server_names(namespace), *(names or ())), now=datetime.now(UTC))
             return objects.written
@@ -116,7 +125,7 @@ def rotate(
     options: OutputOptions = OUTPUT_DEFAULTS,
 ) -> int:
     """Make passwords anew: first those of the users, then the server's file of them."""
-    changed = [known_user(user, users_of(has_leaves=True)) for user in users or ()]
+    changed = [known_user(user, users_of(has_leaves=True, classes=tuple(filter(has_own_service, users or ())))) for user in users or ()]
     others = [user for user in changed if not takes_second_name(user)]
     if is_overlapping and others:
         raise UsageError(f"{others[0]!r} takes no second name: its clients are not ours", next_step="rotate it without --overlap")
@@ -158,7 +167,7 @@ def show(
     options: OutputOptions = OUTPUT_DEFAULTS,
 ) -> int:
     """Print the password of a user, for a file or a URL."""
-    principal = known_user(user, users_of(has_leaves=True))
+    principal = known_user(user, users_of(has_leaves=True, classes=[user] if has_own_service(user) else []))
 
     async def work() -> str:
         async with _opened(kubeconfig, namespace) as objects:

@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import signal
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -27,11 +28,11 @@ from topobus.cli.system.state_folder import state_folder
 from topobus.cli.system.supervision import ProgramState, ProgramStatus
 from topobus.cli.system.system import (
     DEMO_NODE,
-    SERVICES,
     Layout,
     System,
     start_system,
 )
+from topobus.cli.system.users_file import extra_classes
 from topobus.cli.targets import check_server_url, refuses
 from topobus.runtime.endpoint import read_url
 from topobus.simulation.machines import PROFILES, build
@@ -72,6 +73,14 @@ def up(
         str | None,
         Parameter(name="--context", help="Name this system for other commands. Default: its folder's name; `local` without --dir."),
     ] = None,
+    classes: Annotated[
+        list[str] | None,
+        Parameter(
+            name="--class",
+            negative="",
+            help="A device class of your own: its installed drivers run in a topobus-device (docs/how-to/write-a-driver.md). Again for each.",
+        ),
+    ] = None,
     options: OutputOptions = OUTPUT_DEFAULTS,
 ) -> int:
     """Start NATS and the eight services and keep them running; Ctrl-C stops everything."""
@@ -85,6 +94,7 @@ def up(
         check_server_url(nats)
         if is_open:
             _refuse_open(nats)
+    own_classes = extra_classes(classes or ())
     listening = _listening(listen, names or [], nats, is_open=is_open)
     name = node or (socket.gethostname().lower() if real else DEMO_NODE)
     if context is not None:
@@ -97,7 +107,7 @@ def up(
                 build(profile or "dgx", hardware)
         else:
             hardware = (root or Path("/")).absolute()
-        return asyncio.run(_up(state, hardware, name, nats, options.output(), listening, announcement, is_open=is_open))
+        return asyncio.run(_up(state, hardware, name, nats, options.output(), listening, announcement, own_classes, is_open=is_open))
 
 
 def _listening(listen: str | None, names: list[str], nats: str | None, *, is_open: bool) -> Listening:
@@ -143,6 +153,7 @@ async def _up(
     output: Output,
     listening: Listening,
     announcement: Announcement,
+    classes: Sequence[str],
     *,
     is_open: bool,
 ) -> int:
@@ -155,7 +166,7 @@ async def _up(
         if nats is not None and await refuses(nats):
             output.note(f"waiting for NATS at {read_url(nats)[1]}: connection refused")
         async with start_system(
-            state, hardware_root=hardware, node=node, nats_url=nats, is_open=is_open, listening=listening, say=output.note
+            state, hardware_root=hardware, node=node, nats_url=nats, is_open=is_open, listening=listening, classes=classes, say=output.note
         ) as system:
             with announcement.made(system, output.note) as use:
                 await _follow(system, output, use)
@@ -210,8 +221,7 @@ async def _follow(system: System, output: Output, use: Use) -> None:
 
 
 def _is_ready(statuses: tuple[ProgramStatus, ...]) -> bool:
-    ready = {status.name for status in statuses if status.state is ProgramState.READY}
-    return ready >= set(SERVICES)
+    return all(status.state is ProgramState.READY for status in statuses)
 
 
 def _hint(system: System, statuses: tuple[ProgramStatus, ...], use: Use) -> Text:

@@ -13,7 +13,8 @@ from topobus.cli.exits import ExitCode
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus, system_text
 from topobus.cli.render.output import Output
 from topobus.cli.system.responding_services import silence_text
-from topobus.contracts.catalogue import DEVICE_SERVICES, HINTS, INVENTORY, MACHINE, PLAN, PODS, PREFER, RELAY
+from topobus.contracts.catalogue import HINTS, INVENTORY, MACHINE, PLAN, PODS, PREFER, RELAY
+from topobus.contracts.device_classes import DEVICE_SERVICES
 from topobus.contracts.nouns import CLUSTER
 from topobus.domain.silence import Answered, Silent
 from topobus.runtime.asker_releases import OWN_RELEASE

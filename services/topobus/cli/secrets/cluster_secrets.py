@@ -10,10 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
+from msgspec import Struct
+
 from topobus.cli.secrets.namespace_objects import NamespaceObjects
 from topobus.cli.secrets.secret_objects import (
     LEAVES_SECRET,
+    SERVER_SECRET,
     changed_secret,
+    classes_in,
     forgotten_secret,
     has_previous,
     is_ours,
@@ -33,14 +37,25 @@ from topobus.runtime.user_keys import new_password
 __all__ = ["forget_previous_passwords", "make_users", "rotate_users", "user_password"]
 
 
-async def make_users(objects: NamespaceObjects, *, has_leaves: bool = False) -> None:
+class _Form(Struct, frozen=True, kw_only=True):
+    """For what there are users."""
+
+    has_leaves: bool
+    """Nodes have servers of their own."""
+    classes: tuple[str, ...]
+    """Device classes besides ours."""
+
+
+async def make_users(objects: NamespaceObjects, *, has_leaves: bool = False, classes: Iterable[str] = ()) -> None:
     """Make what is missing, and the servers' as the others are now.
 
-    Shapes: has_leaves — nodes have servers of their own, and the one in the middle is their hub.
+    Shapes: has_leaves — nodes have servers of their own, and the one in the middle is their hub. classes — device classes that `topobus-device` serves, besides those that
+            the server's Secret has users for.
     Errors: raises ConfigError for a Secret that cannot be used and for a right that is missing, PeerUnavailable when the API server does not answer.
     """
-    await _passwords(objects, has_leaves)
-    await _settle_servers(objects, has_leaves)
+    form = _Form(has_leaves=has_leaves, classes=tuple(sorted({*await _classes(objects), *classes})))
+    await _passwords(objects, form)
+    await _settle_servers(objects, form)
 
 
 async def rotate_users(
@@ -54,12 +69,12 @@ async def rotate_users(
            that had the old password then would be refused until it has the new one.
     Errors: as `make_users`, and ConfigError before anything is changed for a Secret that somebody else made. Interrupted in between, `make_users` writes the server's file.
     """
-    has_leaves = await objects.read("Secret", LEAVES_SECRET) is not None
-    everybody = users_of(has_leaves=has_leaves)
+    form = await _present_form(objects)
+    everybody = users_of(has_leaves=form.has_leaves, classes=form.classes)
     wanted = tuple(principals) or tuple(user for user in everybody if not is_overlapping or takes_second_name(user))
     if unknown := sorted({*wanted} - {*everybody}):
         raise ConfigError(f"namespace {objects.namespace} has no user {', '.join(unknown)}", next_step=f"known are {', '.join(everybody)}")
-    await _passwords(objects, has_leaves)
+    await _passwords(objects, form)
     for principal in wanted:
         await _own(objects, principal)
     for principal in wanted:
@@ -69,7 +84,7 @@ async def rotate_users(
                 break
             # Somebody else changed it at the same moment: the last one counts.
     await asyncio.sleep(server_after_s)
-    await _settle_servers(objects, has_leaves)
+    await _settle_servers(objects, form)
     return wanted
 
 
@@ -78,9 +93,9 @@ async def forget_previous_passwords(objects: NamespaceObjects) -> tuple[str, ...
 
     Errors: as `make_users`. Interrupted in between, `make_users` writes the servers' files.
     """
-    has_leaves = await objects.read("Secret", LEAVES_SECRET) is not None
+    form = await _present_form(objects)
     forgotten = []
-    for principal in users_of(has_leaves=has_leaves):
+    for principal in users_of(has_leaves=form.has_leaves, classes=form.classes):
         while True:
             present = await objects.read("Secret", user_secret(principal))
             if present is None or not is_ours(present) or not has_previous(present):
@@ -88,7 +103,7 @@ async def forget_previous_passwords(objects: NamespaceObjects) -> tuple[str, ...
             if await objects.replace(present, forgotten_secret(present)):
                 forgotten.append(principal)
                 break
-    await _settle_servers(objects, has_leaves)
+    await _settle_servers(objects, form)
     return tuple(forgotten)
 
 
@@ -117,25 +132,35 @@ async def _own(objects: NamespaceObjects, principal: str) -> Plain | None:
     return present
 
 
-async def _passwords(objects: NamespaceObjects, has_leaves: bool) -> dict[str, str]:
+async def _classes(objects: NamespaceObjects) -> tuple[str, ...]:
+    return classes_in(await objects.read("Secret", SERVER_SECRET))
+
+
+async def _present_form(objects: NamespaceObjects) -> _Form:
+    """Say for what there are Secrets now."""
+    has_leaves = await objects.read("Secret", LEAVES_SECRET) is not None
+    return _Form(has_leaves=has_leaves, classes=await _classes(objects))
+
+
+async def _passwords(objects: NamespaceObjects, form: _Form) -> dict[str, str]:
     """Give the passwords that count, by login; a missing one is made."""
     passwords: dict[str, str] = {}
-    for user in users_of(has_leaves=has_leaves):
+    for user in users_of(has_leaves=form.has_leaves, classes=form.classes):
         passwords |= logins_in(await objects.made(password_secret(user, new_password())), user)
     return passwords
 
 
-async def _settle_servers(objects: NamespaceObjects, has_leaves: bool) -> None:
+async def _settle_servers(objects: NamespaceObjects, form: _Form) -> None:
     """Bring the servers' users in line with the passwords."""
-    while not await _settled(objects, has_leaves):
+    while not await _settled(objects, form):
         # Somebody else wrote at the same moment: look again.
         continue
 
 
-async def _settled(objects: NamespaceObjects, has_leaves: bool) -> bool:
+async def _settled(objects: NamespaceObjects, form: _Form) -> bool:
     """Write the servers' users once; False when one was another by then."""
-    before = {name: await objects.read("Secret", name) for name in server_secret_names(has_leaves=has_leaves)}
-    for wanted in server_secrets(await _passwords(objects, has_leaves), has_leaves=has_leaves):
+    before = {name: await objects.read("Secret", name) for name in server_secret_names(has_leaves=form.has_leaves)}
+    for wanted in server_secrets(await _passwords(objects, form), has_leaves=form.has_leaves, classes=form.classes):
         present = before[wanted["metadata"]["name"]]
         if present is not None and (not is_ours(present) or present.get("data") == wanted["data"]):
             # Somebody else's is theirs to keep right.

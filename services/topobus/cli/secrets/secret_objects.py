@@ -23,6 +23,7 @@ __all__ = [
     "SERVER_SECRET",
     "TLS_SECRET",
     "changed_secret",
+    "classes_in",
     "decoded",
     "forgotten_secret",
     "has_previous",
@@ -51,6 +52,7 @@ AUTHORITY_MAP = "topobus-nats-ca"
 _PASSWORD = "password"
 _PREVIOUS = "previous"
 _USERS_FILE = "users.conf"
+_CLASSES = "topobus.dev/device-classes"
 _OWNER_LABEL, _OWNER = "app.kubernetes.io/managed-by", "topobus-keys"
 
 
@@ -112,13 +114,16 @@ def logins_in(secret: Plain, principal: str) -> dict[str, str]:
     return dict(_login_of(secret, key, principal) for key in keys)
 
 
-def users_of(*, has_leaves: bool) -> tuple[str, ...]:
+def users_of(*, has_leaves: bool, classes: Sequence[str] = ()) -> tuple[str, ...]:
     """Name all users, sorted: of one server for everything, or of a hub and the servers of nodes. A node's server is user `leaf` at the hub, whichever node it is.
+
+    Shapes: classes — device classes besides ours, which `topobus-device` serves.
 
     >>> sorted({*users_of(has_leaves=True)} - {*users_of(has_leaves=False)})
     ['leaf', 'relay']
     """
-    return tuple(sorted({user.name for shape in _shapes(has_leaves).values() for account in accounts(shape) for user in account.users}))
+    described = (account for shape in _shapes(has_leaves).values() for account in accounts(shape, classes=classes))
+    return tuple(sorted({user.name for account in described for user in account.users}))
 
 
 def server_secret_names(*, has_leaves: bool) -> tuple[str, ...]:
@@ -126,11 +131,23 @@ def server_secret_names(*, has_leaves: bool) -> tuple[str, ...]:
     return tuple(_shapes(has_leaves))
 
 
-def server_secrets(passwords: Mapping[str, str], *, has_leaves: bool) -> tuple[Plain, ...]:
-    """Give the Secrets of the servers; `passwords` has one for each user, by its name or by one or both of its `logins_of`."""
-    return tuple(
-        object_made("Secret", name, {_USERS_FILE: accounts_configuration(passwords, shape)}) for name, shape in _shapes(has_leaves).items()
+def server_secrets(passwords: Mapping[str, str], *, has_leaves: bool, classes: Sequence[str] = ()) -> tuple[Plain, ...]:
+    """Give the Secrets of the servers; `passwords` has one for each user, by its name or by one or both of its `logins_of`. They say for which `classes` they are."""
+    secrets = (
+        object_made("Secret", name, {_USERS_FILE: accounts_configuration(passwords, shape, classes=classes)})
+        for name, shape in _shapes(has_leaves).items()
     )
+    return tuple(_annotated(secret, {_CLASSES: ",".join(classes)}) if classes else secret for secret in secrets)
+
+
+def classes_in(server_secret: Plain | None) -> tuple[str, ...]:
+    """Read for which device classes besides ours a server's Secret has users; none of one that is not there."""
+    annotations = ((server_secret or {}).get("metadata") or {}).get("annotations") or {}
+    return tuple(sorted(filter(None, str(annotations.get(_CLASSES, "")).split(","))))
+
+
+def _annotated(secret: Plain, annotations: Mapping[str, str]) -> Plain:
+    return secret | {"metadata": {**secret["metadata"], "annotations": dict(annotations)}}
 
 
 def _shapes(has_leaves: bool) -> dict[str, Shape]:

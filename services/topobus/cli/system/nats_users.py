@@ -7,7 +7,7 @@ told, and the server keeps the users that it has.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from topobus.cli.system.nats_store import StoreSize, write_config
@@ -23,14 +23,20 @@ __all__ = ["NatsUsers"]
 class NatsUsers:
     """The users of one server; none when `folder` is None."""
 
-    def __init__(self, folder: Path | None, store: Path, size: StoreSize, seen_as: str, more: str = "") -> None:
-        """Make the passwords that are missing, and write the server's configuration; `seen_as` is the store's path for the server, `more` other lines."""
+    def __init__(
+        self, folder: Path | None, store: Path, size: StoreSize, seen_as: str, more: str = "", *, classes: Sequence[str] = ()
+    ) -> None:
+        """Make the passwords that are missing, and write the server's configuration.
+
+        Shapes: seen_as — the store's path for the server. more — other lines. classes — device classes besides ours: each is a user, too.
+        """
         self._folder = folder
         self._store = store
         self._size = size
         self._seen_as = seen_as
         self._more = more
-        self._passwords = make_passwords(folder, PRINCIPALS) if folder is not None else {}
+        self._classes = tuple(classes)
+        self._passwords = make_passwords(folder, (*PRINCIPALS, *classes)) if folder is not None else {}
         self.config = self._write()
         """Name of the configuration's file in the store."""
 
@@ -56,7 +62,9 @@ class NatsUsers:
 
     def _take_over(self, folder: Path) -> bool:
         """Read the passwords, and write the configuration when they are others; only read, for what is made here would be heard as the next change."""
-        passwords = {login: password for principal in PRINCIPALS for login, password in read_logins(folder, principal).items()}
+        passwords = {
+            login: password for principal in (*PRINCIPALS, *self._classes) for login, password in read_logins(folder, principal).items()
+        }
         if passwords == self._passwords:
             return False
         self._passwords = passwords
@@ -64,5 +72,5 @@ class NatsUsers:
         return True
 
     def _write(self) -> str:
-        users = accounts_configuration(self._passwords) if self._passwords else render_open_api()
+        users = accounts_configuration(self._passwords, classes=self._classes) if self._passwords else render_open_api()
         return write_config(self._store, self._size, self._more + users, seen_as=self._seen_as)

@@ -11,7 +11,7 @@ import os
 import shutil
 import signal
 import sysconfig
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,7 +30,8 @@ from topobus.cli.system.nats_store import (
 )
 from topobus.cli.system.nats_users import NatsUsers
 from topobus.cli.system.supervision import Program, Supervisor, probe_http
-from topobus.contracts.catalogue import DEVICE_SERVICES, PROVISIONER
+from topobus.contracts.catalogue import PROVISIONER
+from topobus.contracts.device_classes import DEVICE_SERVICES, has_own_service
 from topobus.contracts.nats_accounts import DEFAULT_ACCOUNT, STREAMS_ACCOUNT
 from topobus.domain.errors import ConfigError, TopobusError
 from topobus.runtime.bus import Bus
@@ -117,6 +118,8 @@ class System:
     nats_url: str
     supervisor: Supervisor
     http_ports: Mapping[str, int] = field(default_factory=dict)
+    services: tuple[str, ...] = SERVICES
+    """Those that run here besides NATS."""
     has_users: bool = False
     """Whether this NATS wants a login: one that we started ourselves, and not open."""
     tls_ca_file: str = ""
@@ -137,7 +140,7 @@ class System:
 
     async def until_ready(self, *, timeout_s: float) -> None:
         """Wait until all services say that they are ready."""
-        await self.supervisor.until_ready(SERVICES, timeout_s=timeout_s)
+        await self.supervisor.until_ready(self.services, timeout_s=timeout_s)
 
 
 @asynccontextmanager
@@ -150,17 +153,20 @@ async def start_system(
     is_open: bool = False,
     listening: Listening | None = None,
     environment: Mapping[str, str] | None = None,
+    classes: Sequence[str] = (),
     say: Callable[[str], None] = lambda _: None,
 ) -> AsyncIterator[System]:
     """Start NATS (unless one is given) and all services; stop everything at the end, whatever ends it.
 
     Shapes: environment — settings of services as their variables, on top of what this process's environment says. is_open — start NATS without users: whoever reaches
             this machine's loopback interface may do everything. listening — where NATS listens; None: on loopback. A server that is given is used as the environment says.
+            classes — device classes besides ours, each with a `topobus-device`.
     """
     layout = Layout(state=state)
     for folder in (layout.logs, layout.nats, layout.kubelet, layout.cdi, layout.gateway):
         folder.mkdir(parents=True, exist_ok=True)
-    make_keys(layout.answer_keys, DEVICE_SERVICES)
+    make_keys(layout.answer_keys, (*DEVICE_SERVICES, *classes))
+    services = (*SERVICES, *classes)
     has_users = nats_url is None and not is_open
     async with AsyncExitStack() as run:
         # Before the supervisor: a port is kept from other runs until the server has ended.
@@ -174,8 +180,8 @@ async def start_system(
             store = {"TOPOBUS_ALL__NATS__STORE_MIB": str(size.store_mib)} if size.store_mib else {}
             if size.store_mib:
                 say(f"the disk is small: NATS' store may take {size.store_mib} MiB")
-            nats_url = await start_nats(supervisor, layout, size, say, is_open=is_open, certificate=certificate, port=port)
-        ports = {name: free_port() for name in SERVICES}
+            nats_url = await start_nats(supervisor, layout, size, say, is_open=is_open, certificate=certificate, port=port, classes=classes)
+        ports = {name: free_port() for name in services}
         environments = {
             name: {
                 **store,
@@ -183,7 +189,7 @@ async def start_system(
                 **(_login(layout, name, certificate.authority_file) if has_users else {}),
                 **(environment or {}),
             }
-            for name in SERVICES
+            for name in services
         }
         if has_users:
             version = await _make_streams(environments[PROVISIONER])
@@ -193,11 +199,11 @@ async def start_system(
                     f"nats-server {'.'.join(map(str, version))}: commands that ask a device service which does not run wait for their full time instead of ending at "
                     "once; use 2.10 or later"
                 )
-        for name in SERVICES:
+        for name in services:
             supervisor.start(
                 Program(
                     name=name,
-                    command=(str(_program(f"topobus-{name}")),),
+                    command=_command(name),
                     environment=environments[name],
                     probe=partial(probe_http, ports[name]),
                 )
@@ -208,6 +214,7 @@ async def start_system(
             nats_url=nats_url,
             supervisor=supervisor,
             http_ports=ports,
+            services=services,
             has_users=has_users,
             tls_ca_file=certificate.authority_file,
             url_elsewhere=certificate.url_elsewhere(_port_of(nats_url)),
@@ -233,11 +240,13 @@ async def start_nats(
     is_open: bool,
     certificate: NatsCertificate | None = None,
     port: int = 0,
+    classes: Sequence[str] = (),
 ) -> str:
     """Start a NATS server with its store in the state folder, and keep it storing; gives its URL when it is ready.
 
     Shapes: is_open — without users. With them their passwords are made at the first start. certificate — says where the server listens; None: on loopback, without TLS.
             port — 0: any that is free.
+            classes — as for `start_system`: each is a user.
     """
     certificate = certificate or NatsCertificate(Listening(), layout.nats_tls, layout.authority)
     server = await asyncio.to_thread(provide_nats_server, say)
@@ -249,7 +258,7 @@ async def start_nats(
     tls = certificate.folder
     more = certificate.configuration(server.tls_path(tls), 0 if server.image else monitor_port) if tls is not None else ""
     users = await asyncio.to_thread(
-        NatsUsers, None if is_open else layout.nats_users, layout.nats, size, server.store_path(layout.nats), more
+        NatsUsers, None if is_open else layout.nats_users, layout.nats, size, server.store_path(layout.nats), more, classes=classes
     )
 
     async def probe() -> bool:
@@ -304,6 +313,13 @@ async def _make_streams(environment: Mapping[str, str]) -> tuple[int, int, int]:
     return version
 
 
+def _command(service: str) -> tuple[str, ...]:
+    """Give what starts a service: its own program, or the one for a class that has none of ours."""
+    if service in SERVICES:
+        return (str(_program(f"topobus-{service}")),)
+    return (str(_program("topobus-device")), "--class", service)
+
+
 def _program(name: str) -> Path:
     """Find a console script of this installation.
 
@@ -320,8 +336,8 @@ def _environment(layout: Layout, service: str, *, node: str, hardware_root: Path
     """Settings of one service. What the caller's environment says to this one service wins; where it must agree with the others it cannot."""
     defaults = {
         "TOPOBUS_ALL__LOG__FORMAT": "json",
-    } | {f"TOPOBUS_{name}__{key}": value for (name, key), value in _folders(layout).items() if name == service.upper()}
-    if service in (*DEVICE_SERVICES, "topology", "gateway"):
+    } | {f"TOPOBUS_{name}__{key}": value for (name, key), value in _folders(layout, service).items() if name == service.upper()}
+    if has_own_service(service) or service in ("topology", "gateway"):
         defaults[f"TOPOBUS_{service.upper()}__ANSWERS__KEY_DIR"] = str(layout.answer_keys)
     return {
         **defaults,
@@ -348,15 +364,15 @@ def _login(layout: Layout, service: str, ca_file: str) -> dict[str, str]:
 
 def _zone(principal: str) -> Literal["core", "vendor"]:
     """Say on which side of the accounts a user is."""
-    return "vendor" if principal in DEVICE_SERVICES else "core"
+    return "vendor" if has_own_service(principal) else "core"
 
 
 def _port_of(url: str) -> int:
     return int(url.rpartition(":")[2])
 
 
-def _folders(layout: Layout) -> dict[tuple[str, str], str]:
-    """The gateway's folders, by the names of its settings."""
+def _folders(layout: Layout, service: str) -> dict[tuple[str, str], str]:
+    """Folders of the gateway and of device services, by the names of their settings."""
     return {
         ("GATEWAY", "KUBELET__DEVICE_PLUGIN_DIR"): str(layout.kubelet / "device-plugins"),
         ("GATEWAY", "KUBELET__PLUGINS_REGISTRY_DIR"): str(layout.kubelet / "plugins_registry"),
@@ -364,7 +380,7 @@ def _folders(layout: Layout) -> dict[tuple[str, str], str]:
         ("GATEWAY", "POD_RESOURCES_SOCKET"): str(layout.kubelet / "pod-resources" / "kubelet.sock"),
         ("GATEWAY", "CDI_DIR"): str(layout.cdi),
         ("GATEWAY", "CHECKPOINT_PATH"): str(layout.gateway / "checkpoint.json"),
-        **{(name.upper(), "JOURNAL__DIR"): str(layout.state / "journal" / name) for name in DEVICE_SERVICES},
+        **({(service.upper(), "JOURNAL__DIR"): str(layout.state / "journal" / service)} if has_own_service(service) else {}),
         ("NIC", "INTERFACES__KEPT_NAMESPACES_DIR"): str(layout.state / "netns"),
         ("NIC", "CNI__STATE_DIR"): str(layout.state / "cni"),
     }

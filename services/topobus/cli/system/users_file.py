@@ -13,13 +13,14 @@ import msgspec
 from msgspec import Struct
 
 from topobus.cli.exits import InputError, UsageError
+from topobus.contracts.device_classes import DEVICE_SERVICES, class_complaint
 from topobus.contracts.nats_accounts import Shape, accounts
 from topobus.contracts.nats_permissions import PRINCIPALS
 from topobus.contracts.server_users import accounts_configuration, has_accounts_in, server_configuration
 from topobus.domain.errors import ContractError
 from topobus.runtime.user_keys import write_whole
 
-__all__ = ["UsersForm", "changed_form", "user_names", "write_users"]
+__all__ = ["UsersForm", "changed_form", "extra_classes", "user_names", "write_users"]
 
 _FORM = "# topobus keys: "
 
@@ -31,6 +32,8 @@ class UsersForm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     nodes: tuple[str, ...] = ()
     """Central, hub: those with users of their own. Leaf: the one whose server it is, or none for a file that fits any."""
     has_accounts: bool = True
+    classes: tuple[str, ...] = ()
+    """Device classes besides ours, each with users of its own (`topobus-device --class`)."""
 
 
 def changed_form(
@@ -40,8 +43,9 @@ def changed_form(
     has_accounts: bool | None = None,
     nodes: Sequence[str] = (),
     left_out: Sequence[str] = (),
+    classes: Sequence[str] = (),
 ) -> UsersForm:
-    """Give the form of a file, changed by what is wanted: nodes are added to those that it has.
+    """Give the form of a file, changed by what is wanted: nodes and classes are added to those that it has.
 
     Errors: raises InputError for a file that cannot be read, UsageError for a form that there is not.
     """
@@ -50,8 +54,9 @@ def changed_form(
         shape=before.shape if shape is None else shape,
         nodes=tuple(sorted({*before.nodes, *nodes} - set(left_out))),
         has_accounts=before.has_accounts if has_accounts is None else has_accounts,
+        classes=tuple(sorted({*before.classes, *extra_classes(classes)})),
     )
-    if not form.has_accounts and form != UsersForm(has_accounts=False):
+    if not form.has_accounts and form != UsersForm(has_accounts=False, classes=form.classes):
         raise UsageError("--one-account is for one server without named nodes", next_step="leave it out: hubs and leaves have accounts")
     try:
         user_names(form)
@@ -60,16 +65,30 @@ def changed_form(
     return form
 
 
+def extra_classes(classes: Sequence[str]) -> tuple[str, ...]:
+    """Give those device classes that have no service among ours, sorted.
+
+    Errors: raises UsageError for a name that `topobus-device` cannot serve.
+    """
+    if complaint := next(filter(None, map(class_complaint, classes)), ""):
+        raise UsageError(f"--class: {complaint}", next_step="choose another name; your driver says it in device_class")
+    return tuple(sorted({*classes} - {*DEVICE_SERVICES}))
+
+
 def user_names(form: UsersForm) -> tuple[str, ...]:
     """Name all users of a form, sorted."""
     if not form.has_accounts:
-        return tuple(sorted(PRINCIPALS))
-    return tuple(sorted(user.name for account in accounts(form.shape, nodes=form.nodes) for user in account.users))
+        return tuple(sorted((*PRINCIPALS, *form.classes)))
+    return tuple(sorted(user.name for account in accounts(form.shape, nodes=form.nodes, classes=form.classes) for user in account.users))
 
 
 def write_users(file: Path, form: UsersForm, passwords: Mapping[str, str]) -> None:
     """Write the file, which nobody else can read; `passwords` has at least those of all users."""
-    text = accounts_configuration(passwords, form.shape, nodes=form.nodes) if form.has_accounts else server_configuration(passwords)
+    text = (
+        accounts_configuration(passwords, form.shape, nodes=form.nodes, classes=form.classes)
+        if form.has_accounts
+        else server_configuration(passwords, classes=form.classes)
+    )
     write_whole(file, f"{_FORM}{msgspec.json.encode(form).decode()}\n{text}")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 
-from topobus.contracts.catalogue import PERFORM
+from topobus.contracts.device_classes import has_own_service
 from topobus.domain.device import Device, Inventory
 from topobus.domain.device_users import owners_of_devices, reset_together
 from topobus.domain.ledger import Ledger
@@ -45,7 +45,7 @@ def fault_of_operation(operation: DeviceOperation, inventory: Inventory | None, 
     if inventory is None:
         text = f"node {ledger.node} has no devices of class {device_class!r}"
         return _refuse("unknown-class", text, resource=device_class)
-    if device_class not in PERFORM.writer:
+    if not has_own_service(device_class):
         text = f"class {device_class} is served by somebody else's device plugin on node {ledger.node}: operate its devices by that plugin's own means"
         return _refuse("not-ours", text, resource=device_class)
     device = inventory.device(name)

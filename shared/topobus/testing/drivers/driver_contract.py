@@ -20,10 +20,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from topobus.contracts.device_classes import class_complaint
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.devicekit.driver import DeviceDriver, LongWork, PrepareContext
 from topobus.devicekit.hands import is_reading
-from topobus.devicekit.registry import unserved
 from topobus.domain.device import Device
 from topobus.domain.edits import ContainerEdits
 from topobus.domain.errors import HardwareError
@@ -100,7 +100,7 @@ class DriverContract:
         assert isinstance(driver, DeviceDriver), f"{driver!r} lacks a method of DeviceDriver"
         assert is_dns_label(driver.name), f"name {driver.name!r} is no DNS label"
         assert is_dns_label(driver.device_class), f"device_class {driver.device_class!r} is no DNS label"
-        complaint = unserved(driver.device_class)
+        complaint = class_complaint(driver.device_class)
         assert not complaint, f"{complaint}: no service would load driver {driver.name}"
 
     def test_discover_gives_usable_devices_when_they_are_there(self, driver: DeviceDriver, devices: tuple[Device, ...]) -> None:

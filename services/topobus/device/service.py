@@ -1,0 +1,32 @@
+"""The device host, run for a class of somebody's own."""
+
+from __future__ import annotations
+
+from topobus.device.config import DeviceSettings
+from topobus.devicekit.host import serve_devices
+from topobus.devicekit.pool_assignment import check_pools
+from topobus.devicekit.registry import load_drivers
+from topobus.devicekit.shared_devices import check_sharing_settings
+from topobus.runtime.service import Runtime
+
+__all__ = ["ClassService"]
+
+
+class ClassService:
+    """Serves one class with the drivers that other packages installed for it."""
+
+    def __init__(self, device_class: str) -> None:
+        self._class = device_class
+
+    def check(self, settings: DeviceSettings) -> None:
+        """Refuse names of plugins that are not installed, and pools that cannot be.
+
+        Errors: raises ConfigError that names the key.
+        """
+        load_drivers(self._class, settings.drivers)
+        check_pools(self._class, settings.pools)
+        check_sharing_settings(self._class, settings.sharing, settings.pools)
+
+    async def serve(self, settings: DeviceSettings, runtime: Runtime) -> None:
+        """Serve this node's devices of the class until cancelled."""
+        await serve_devices(settings, runtime, self._class)
