@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import nats
 import nats.errors
 import pytest
 import pytest_asyncio

@@ -145,9 +145,7 @@ class Connection:
     @property
     def may_provision(self) -> bool:
         """Say whether we may make streams: where each process is a user of its own, one of them alone has that right."""
-        is_of_a_kind = (
-            self.settings.user in (*LEAF_PRINCIPALS, self.name) or bool(self.settings.credentials_file) or bool(self.settings.zone)
-        )
+        is_of_a_kind = self.settings.user in (*LEAF_PRINCIPALS, self.name) or self.settings.credentials_file or self.settings.zone
         return self.name == self.settings.provisioner or not is_of_a_kind
 
     @property

@@ -6,6 +6,7 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
+from topobus.contracts.device_classes import class_complaint
 from topobus.devicekit.registry import GROUP, load_drivers
 from topobus.devicekit.settings import DriverSettings
 from topobus.domain.errors import ConfigError
@@ -125,27 +126,48 @@ def test_registry_never_imports_another_service_of_ours_when_loading() -> None:
 
 
 class NpuToy(ToyDriver):
-    """A plugin of a class that no service runs."""
+    """A plugin of a class of its own."""
 
     def __init__(self) -> None:
         super().__init__("npu-toy", "npu")
 
 
-def test_driver_of_a_class_without_service_is_told_and_not_run() -> None:
-    """Whoever brings a class of their own hears of it from each service, in place of nothing at all."""
+class BadClassToy(ToyDriver):
+    """A driver whose class can have no service."""
+
+    def __init__(self) -> None:
+        super().__init__("card-toy", "smart-card")
+
+
+def test_driver_of_a_class_of_ones_own_is_told_and_not_run() -> None:
+    """Whoever brings a class of their own hears of it from each of our services, with what serves it."""
     lines = [EntryPoint("npu", f"{__name__}:NpuToy", GROUP), EntryPoint("first", f"{__name__}:FirstToy", GROUP)]
 
     registry = load_drivers("gpu", entry_points=lines)
 
     assert [driver.name for driver in registry.drivers] == ["first"]
     assert [(ignored_driver.name, ignored_driver.device_class) for ignored_driver in registry.ignored] == [("npu-toy", "npu")]
+    assert [ignored_driver.why for ignored_driver in registry.ignored] == ["class npu has a service of its own: topobus-device --class npu"]
+    assert [ignored_driver.is_served_elsewhere for ignored_driver in registry.ignored] == [True]
+    assert [driver.name for driver in load_drivers("npu", entry_points=lines).drivers] == ["npu-toy"]
     assert load_drivers("gpu", entry_points=lines[1:]).ignored == ()
 
 
-def test_contract_suite_fails_for_a_class_without_service() -> None:
-    """The suite that vendors run says which classes there are."""
+def test_driver_is_told_with_the_reason_when_no_service_can_have_its_class() -> None:
+    """A hyphen marks classes of other vendors' device plugins."""
+    (ignored_driver,) = load_drivers("gpu", entry_points=[EntryPoint("card", f"{__name__}:BadClassToy", GROUP)]).ignored
+
+    assert ignored_driver.why == class_complaint("smart-card")
+    assert not ignored_driver.is_served_elsewhere
+
+
+def test_contract_suite_fails_for_a_class_that_no_service_can_have() -> None:
+    """The suite that vendors run takes our classes and their own, and says what a class's name may be."""
     suite = DriverContract()
 
     suite.test_driver_is_one_when_the_service_loads_it(FirstToy())
-    with pytest.raises(AssertionError, match="device class npu has no service; there are cpu, fpga, gpu, nic: no service would load"):
-        suite.test_driver_is_one_when_the_service_loads_it(NpuToy())
+    suite.test_driver_is_one_when_the_service_loads_it(NpuToy())
+    with pytest.raises(
+        AssertionError, match=r"device class 'smart-card': wanted 1 to 20 lowercase letters and digits.*no service would load"
+    ):
+        suite.test_driver_is_one_when_the_service_loads_it(BadClassToy())

@@ -37,7 +37,10 @@ _OVERLAYS = (
     "kubernetes-node-labels",
     "kubernetes-device-reset",
     "kubernetes-passthrough",
+    "kubernetes-own-class",
 )
+# Device classes besides ours, by the overlay that serves them.
+_CLASSES = {"kubernetes-own-class": ("npu",)}
 
 
 def _services(manifests: list[Manifest]) -> dict[str, tuple[Manifest, Manifest]]:
@@ -47,7 +50,8 @@ def _services(manifests: list[Manifest]) -> dict[str, tuple[Manifest, Manifest]]
 
 
 def _nats(manifests: list[Manifest], service: str, container: Manifest) -> NatsSettings:
-    module = importlib.import_module(f"topobus.{service}.config")
+    is_own = any(service in classes for classes in _CLASSES.values())
+    module = importlib.import_module(f"topobus.{'device' if is_own else service}.config")
     kinds = [it for it in vars(module).values() if isinstance(it, type) and issubclass(it, ServiceSettings)]
     (kind,) = [it for it in kinds if it.__module__ == module.__name__]
     environment = environment_of(manifests, container)
@@ -69,7 +73,9 @@ def test_each_service_is_its_own_user_in_its_own_account(overlay: str) -> None:
     services = _services(manifests)
     for service, (_, container) in services.items():
         shape = Shape.CENTRAL if not has_leaves else Shape.HUB if service == "controller" else Shape.LEAF
-        (account,) = [account for account in accounts(shape) if service in {user.name for user in account.users}]
+        (account,) = [
+            account for account in accounts(shape, classes=_CLASSES.get(overlay, ())) if service in {user.name for user in account.users}
+        ]
         settings = _nats(manifests, service, container)
 
         assert settings.user == service
@@ -78,7 +84,9 @@ def test_each_service_is_its_own_user_in_its_own_account(overlay: str) -> None:
         # Within a node nothing leaves the machine.
         assert settings.url.startswith("nats://" if shape is Shape.LEAF else "tls://nats.topobus.svc:")
         assert bool(settings.tls_ca_file) is (shape is not Shape.LEAF)
-    assert {*services, "cli", "user", *(("leaf",) if has_leaves else ())} == {*users_of(has_leaves=has_leaves)}
+    assert {*services, "cli", "user", *(("leaf",) if has_leaves else ())} == {
+        *users_of(has_leaves=has_leaves, classes=_CLASSES.get(overlay, ()))
+    }
 
 
 @pytest.mark.parametrize("overlay", [*_OVERLAYS, *_LEAVES])
@@ -152,7 +160,7 @@ def test_server_is_reached_by_a_name_of_its_certificate(overlay: str) -> None:
     assert {"localhost", "127.0.0.1", "*.nats.topobus.svc"} <= {*names}
 
 
-@pytest.mark.parametrize("overlay", ["kubernetes", "kubernetes-nic-hand-over", *_LEAVES])
+@pytest.mark.parametrize("overlay", ["kubernetes", "kubernetes-nic-hand-over", "kubernetes-own-class", *_LEAVES])
 def test_rights_of_the_job_name_the_objects_that_it_makes(overlay: str) -> None:
     """It may read and write no other one of the namespace; what it may write anew is derived, or expires. It makes the users of the shape that it is in."""
     manifests = built(overlay)
@@ -167,7 +175,12 @@ def test_rights_of_the_job_name_the_objects_that_it_makes(overlay: str) -> None:
         for name in rule.get("resourceNames", ("*",))
     }
     servers = server_secret_names(has_leaves=has_leaves)
-    secrets = {*servers, TLS_SECRET, AUTHORITY_SECRET, *map(user_secret, users_of(has_leaves=has_leaves))}
+    secrets = {
+        *servers,
+        TLS_SECRET,
+        AUTHORITY_SECRET,
+        *map(user_secret, users_of(has_leaves=has_leaves, classes=_CLASSES.get(overlay, ()))),
+    }
 
     assert granted == {
         *(("create", resource, "*") for resource in ("secrets", "configmaps")),
@@ -175,10 +188,17 @@ def test_rights_of_the_job_name_the_objects_that_it_makes(overlay: str) -> None:
         *(("patch", "secrets", name) for name in (*servers, TLS_SECRET)),
         *((verb, "configmaps", AUTHORITY_MAP) for verb in ("get", "patch")),
     }
-    assert container_of(job, "keys")["args"] == ["keys", "secrets", "make", "topobus", *(("--leaves",) if has_leaves else ())]
+    assert container_of(job, "keys")["args"] == [
+        "keys",
+        "secrets",
+        "make",
+        "topobus",
+        *(("--leaves",) if has_leaves else ()),
+        *(f"--class={name}" for name in _CLASSES.get(overlay, ())),
+    ]
 
 
-@pytest.mark.parametrize("overlay", ["kubernetes", *_LEAVES])
+@pytest.mark.parametrize("overlay", ["kubernetes", "kubernetes-own-class", *_LEAVES])
 def test_job_of_the_week_is_the_job_of_the_first_apply(overlay: str) -> None:
     """A certificate is made anew by the same pod, with the same rights, as it was made."""
     manifests = built(overlay)
