@@ -72,7 +72,7 @@ def test_commands_use_the_running_system_and_refuse_it_when_it_has_ended(
         inventory = json.loads(topobus("inventory", "--json").stdout)
         versions = json.loads(topobus("version", "-o", "json").stdout)
         doctor = json.loads(topobus("--json", "doctor").stdout)["findings"][0]
-        unknown = topobus("machine", "--node", "nope", code=2).stderr
+        unknown = topobus("machine", "--node", "nope", code=1).stderr
         nodes = topobus("__complete", "machine", "--node", "d").stdout
         running = json.loads(topobus("context", "ls", "--json").stdout)["contexts"]
     stopped = topobus("inventory", code=69).stderr
@@ -108,26 +108,3 @@ def test_second_system_is_reached_by_its_name_when_the_first_still_runs(environm
     assert (first["context"], second["context"]) == (state.name, "local")
     assert nodes == {"selected": {"first"}, "named": {"second"}}
     assert [(context["name"], context["state"]) for context in left] == [(state.name, "stopped")]
-
-
-def test_command_says_that_it_is_no_topobus_when_the_server_is_somebody_elses(topobus: Command, nats_binary: Path, tmp_path: Path) -> None:
-    """A NATS server with JetStream and without our streams is named for what it is."""
-    ports = tmp_path / "ports"
-    ports.mkdir()
-    server = subprocess.Popen(
-        [str(nats_binary), "-a", "127.0.0.1", "-p", "-1", "-js", "-sd", str(tmp_path / "store"), "--ports_file_dir", str(ports)],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert server.stderr is not None
-        # Its file of ports is there before it says so.
-        while "Server is ready" not in (line := server.stderr.readline()):
-            assert line
-        url = json.loads(next(ports.glob("*.ports")).read_text())["nats"][0]
-        said = topobus("inventory", "--nats", url, code=69).stderr
-    finally:
-        server.terminate()
-        server.communicate(timeout=_LIMIT_S)
-
-    assert f"no Topobus streams: it is not the server of a Topobus system (NATS at {url}, from --nats)" in said

@@ -14,13 +14,16 @@ from cyclopts import App, CycloptsError, Parameter
 from rich.markup import escape
 
 from topobus.cli.command_words import with_options_behind
-from topobus.cli.exits import ExitCode, code_of
+from topobus.cli.exits import ExitCode, UsageError, code_of
+from topobus.cli.help.command_data import find_command, read_commands
 from topobus.cli.help.overview import COMMANDS, PROGRAM
 from topobus.cli.help.quick import answer_quickly
 from topobus.cli.render.output import Output, adapt_streams, error_console
-from topobus.domain.errors import TopobusError
+from topobus.domain.errors import ContractError, TopobusError
 
 __all__ = ["application", "run"]
+
+_READ_MANIFESTS = (["allocate"], ["apply"], ["claim"], ["delete"], ["place"], ["simulate"])
 
 
 def application() -> App:
@@ -49,10 +52,11 @@ def run(arguments: Sequence[str]) -> int:
         answer = application()(arguments, exit_on_error=False, print_error=False, error_console=error_console())
     except CycloptsError as err:
         console = error_console()
-        console.print(f"[fail]error:[/fail] {escape(str(err))}")
+        console.print(f"[fail]error:[/fail] {escape(_in_our_words(str(err), arguments))}")
         console.print(f"  [name]next:[/name] topobus {' '.join((*_command_of(arguments), '--help'))}")
         return ExitCode.USAGE
     except TopobusError as err:
+        err.next_step = err.next_step or _next_step(err, arguments)
         Output().error(err)
         return code_of(err)
     except KeyboardInterrupt:
@@ -77,6 +81,25 @@ def _command_of(arguments: Sequence[str]) -> list[str]:
         words.append(word)
         app = app[word]
     return words
+
+
+def _in_our_words(message: str, arguments: Sequence[str]) -> str:
+    """Name arguments as help does: the parser knows FOLDER as --folder, too."""
+    command, _ = find_command(read_commands(), arguments)
+    for argument in command["arguments"] if command is not None else ():
+        message = message.replace(f"parameter --{argument['name'].lower()} ", f"parameter {argument['name']} ")
+    return message
+
+
+def _next_step(error: TopobusError, arguments: Sequence[str]) -> str:
+    """Say what to do where the error itself does not: it has said what is wrong, and where."""
+    if isinstance(error, UsageError):
+        return " ".join(("topobus", *_command_of(arguments), "--help"))
+    if isinstance(error, ContractError):
+        if _command_of(arguments)[:1] in _READ_MANIFESTS:
+            return "correct it there, and run the command again: docs/reference/pods.md and docs/reference/allocation.md have the fields"
+        return "correct the file; where no file was given, `topobus doctor` names what cannot be read"
+    return ""
 
 
 def _report_defect(error: Exception) -> None:

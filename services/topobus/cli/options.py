@@ -145,7 +145,7 @@ async def _problem(bus: Bus) -> str:
 async def the_node(bus: Bus, wanted: str | None) -> str:
     """Choose the node: the one named, else the only one there is.
 
-    Errors: raises PeerUnavailable when no node reports, UsageError when the name is unknown or several could be meant.
+    Errors: raises PeerUnavailable when no node reports, NotFoundError when the name is unknown, UsageError when several could be meant.
     """
     nodes = [entry.parts["node"] for entry in await bus.list(MACHINE)]
     if not nodes:
@@ -158,11 +158,11 @@ async def the_node(bus: Bus, wanted: str | None) -> str:
 def one_of(what: str, wanted: str, nodes: Iterable[str]) -> str:
     """Check a name against those that exist.
 
-    Errors: raises UsageError that lists what exists.
+    Errors: raises NotFoundError that lists what exists.
     """
     names = sorted(set(nodes))
     if wanted in names:
         return wanted
-    raise UsageError(
+    raise NotFoundError(
         f"unknown {what} {wanted!r}", next_step=f"known are {', '.join(names[:12]) or 'none'}{' …' if len(names) > 12 else ''}"
     )

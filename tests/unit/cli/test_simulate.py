@@ -117,7 +117,7 @@ def test_simulate_reads_a_folder_and_its_archive_alike(tmp_path: Path, capsys: p
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        pytest.param(["--machine", "vax", "--pods", "p.yaml"], ExitCode.USAGE, "is no folder, no file and no profile", id="no-machine"),
+        pytest.param(["--machine", "vax", "--pods", "p.yaml"], ExitCode.NO_INPUT, "is no folder, no file and no profile", id="no-machine"),
         pytest.param(["--machine", ".", "--pods", "."], ExitCode.NO_INPUT, "holds no pod", id="no-pod"),
         pytest.param(["--machine", ".", "--pods", "p.yaml"], ExitCode.NO_INPUT, "has no folder sys", id="no-tree"),
         pytest.param(["--machine", "p.yaml", "--pods", "p.yaml"], ExitCode.DATA, "cannot read this as Machine", id="no-json"),

@@ -111,7 +111,7 @@ async def _fetch(wanted: str, options: BusOptions) -> DecisionEvent:
         for received_event in reversed(await bus.last(DECISION, limit=_SEARCHED)):
             if received_event.value.id == wanted:
                 return received_event.value
-    raise NotFoundError(f"there is no decision {wanted} among the newest {_SEARCHED}", next_step="`topobus decisions` lists the ids")
+        raise NotFoundError(f"there is no decision {wanted} among the newest {_SEARCHED}", next_step="`topobus decisions` lists the ids")
 
 
 def _facts(event: DecisionEvent) -> Table:

@@ -13,7 +13,7 @@ from msgspec import Struct
 from rich.text import Text
 
 from topobus.cli.commands.inventory import read_inventories, read_ledgers, selected
-from topobus.cli.exits import ExitCode
+from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
 from topobus.cli.render.answers import short_time
@@ -45,6 +45,8 @@ ClassFilter = Annotated[str | None, Parameter(name="--class", help="Only this de
 
 @health_app.default
 def health(
+    of_class: Annotated[str | None, Parameter(name="CLASS", help="gpu, nic, fpga, cpu or a plugin's class.")] = None,
+    /,
     *,
     node: NodeFilter = None,
     device_class: ClassFilter = None,
@@ -53,7 +55,9 @@ def health(
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
     """Show the devices that are not well now, and count the others."""
-    return asyncio.run(_health(node, device_class, is_all, listing.lister(is_json=options.json), options))
+    if device_class is not None and of_class not in (None, device_class):
+        raise UsageError(f"two classes are named: {of_class} and {device_class}", next_step="name one of them")
+    return asyncio.run(_health(node, of_class or device_class, is_all, listing.lister(is_json=options.json), options))
 
 
 @health_app.command(name="watch")

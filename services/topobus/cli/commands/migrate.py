@@ -43,7 +43,8 @@ def migrate(
         output.document({"objects": list(done.objects), "notes": notes, "isComplete": done.is_complete})
     elif done.objects:
         sys.stdout.write(as_yaml(done))
-    for note in done.notes:
+    # In JSON they stand in the document.
+    for note in () if output.is_json else done.notes:
         output.errors.print(Text.assemble((note.severity.value, _STYLES[note.severity]), f" {note}"))
     return ExitCode.OK if done.is_complete else ExitCode.NO
 

@@ -198,6 +198,8 @@ async def _get(kinds: tuple[str, ...], names: tuple[str, ...], namespace: str, l
     where = f" in namespace {namespace}" if namespace and not all(map(is_of_cluster, kinds)) else ""
     what = " and no ".join(map(plural_of, kinds))
     empty = f"there are no {what}{where}" + ("; -A looks into all" if where else "")
+    if "Node" in kinds:
+        empty += "; none is stored: `topobus inventory` and `topobus machine` show those that run"
 
     def document(rows: Sequence[Row]) -> Any:
         plain = [plain_object(row.document, is_brief=lister.form == "yaml") for row in rows]

@@ -60,6 +60,17 @@ def _differences(original: Machine, copy: Machine) -> list[str]:
     return [name for name in original.__struct_fields__ if getattr(original, name) != getattr(copy, name)]
 
 
+def _size_text(size_bytes: int) -> str:
+    """Write a size in the unit that has a digit before the point.
+
+    >>> _size_text(300), _size_text(40_000), _size_text(5 << 20)
+    ('300 B', '39.1 KiB', '5.0 MiB')
+    """
+    if size_bytes < 1 << 10:
+        return f"{size_bytes} B"
+    return f"{size_bytes / 1024:.1f} KiB" if size_bytes < 1 << 20 else f"{size_bytes / 1024 / 1024:.1f} MiB"
+
+
 def _report(output: Output, folder: Path, done: Recording, different: list[str]) -> None:
     if output.is_json:
         output.document(
@@ -72,7 +83,7 @@ def _report(output: Output, folder: Path, done: Recording, different: list[str])
                 "different": different,
             }
         )
-    output.show(Text(f"{folder}: {done.files} files and {done.links} links, {done.size_bytes / 1024 / 1024:.1f} MiB"))
+    output.show(Text(f"{folder}: {done.files} files and {done.links} links, {_size_text(done.size_bytes)}"))
     if different:
         output.show(
             Text(f"the copy reads otherwise than the original in: {', '.join(different)}; did the machine change meanwhile?", "fail")

@@ -33,7 +33,7 @@ class Completion(NamedTuple):
 def complete(words: Sequence[str], commands: Mapping[str, CommandData]) -> Completion:
     """Complete the last of the words after the program's name.
 
-    >>> data = {"": {"options": []}, "up": {"words": "up", "help": "Start.", "options": [], "arguments": []}}
+    >>> data = {"": {"options": [], "arguments": []}, "up": {"words": "up", "help": "Start.", "options": [], "arguments": []}}
     >>> complete(["u"], data).values
     (('up', 'Start.'),)
     """

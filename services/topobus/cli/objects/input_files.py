@@ -7,6 +7,7 @@ FIFO or device named by its path is refused, because opening one may block or ch
 from __future__ import annotations
 
 import os
+import re
 import stat
 import sys
 from pathlib import Path
@@ -31,6 +32,8 @@ _KINDS = (
     (stat.S_ISBLK, "a device file"),
     (stat.S_ISSOCK, "a socket"),
 )
+# A path has no double slash any more.
+_URL = re.compile(r"(https?|ftp):/+(.*)")
 # What bash and others hand over for `<(…)` and `<file`.
 _HANDED_OVER = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 
@@ -46,6 +49,11 @@ def read_bytes(path: Path, *, limit_bytes: int, next_step: str) -> bytes:
     Errors: raises InputError for what cannot be read or is no file, ContractError for more than `limit_bytes`; no more than that is ever kept.
     """
     where = shown_name(path)
+    if (url := _URL.match(str(path))) is not None:
+        text = f"{url[1]}://{url[2]}"
+        raise InputError(
+            f"cannot read {text}: URLs are not read", next_step=f"fetch it, and look at it: curl -fsSL {text} -o manifest.yaml"
+        )
     try:
         if str(path) == "-":
             return _bounded(sys.stdin.buffer, where, limit_bytes)

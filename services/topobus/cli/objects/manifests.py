@@ -5,6 +5,7 @@ The parser, strict and with line numbers, is in `topobus.kubernetes.api`; this m
 
 from __future__ import annotations
 
+import re
 import uuid
 from pathlib import Path
 
@@ -22,6 +23,9 @@ __all__ = ["NamespacedName", "parse_namespaced", "placed_uid", "read_folder", "r
 NamespacedName = tuple[str, str]
 
 _MANIFESTS = (".json", ".yaml", ".yml")
+
+# What the parser says of a kind that there is not.
+_KINDS_WANTED = re.compile(r"(kind: got '[^']*', wanted) one of (?:[A-Z]\w*, )*[A-Z]\w*")
 
 # A pod of the stand-alone tool has no API server to give it a uid: the same name is the same pod, on every machine and at every run.
 _POD_SPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "pods.topobus.dev")
@@ -49,7 +53,11 @@ def read_stored_pod(path: Path) -> ApiObject:
 
     Errors: raises ContractError when the file holds no pod or several.
     """
-    objects = read_objects(path)
+    try:
+        objects = read_objects(path)
+    except ContractError as err:
+        # Of the kinds that a manifest may have, this is the one of use here.
+        raise ContractError(_KINDS_WANTED.sub(r"\1 a Pod", err.message), next_step=err.next_step) from err
     pods = [api_object for api_object in objects if api_object.kind == "Pod"]
     if len(pods) != 1:
         kinds = ", ".join(api_object.kind for api_object in objects)

@@ -19,6 +19,7 @@ from topobus.cli.render.leaves import HEALTH_STYLES, short_address
 from topobus.cli.render.listing import Column, Fit, Listing, Row
 from topobus.cli.render.tables import named_claim, state_of
 from topobus.contracts.messages import ApiObject, DecisionEvent
+from topobus.contracts.nouns import CLUSTER
 from topobus.domain.device import Device, Inventory, driver_name
 from topobus.domain.ledger import Allocation, Ledger
 from topobus.domain.outcome import Reason, Refusal
@@ -122,7 +123,7 @@ def view(api_object: ApiObject, description: Description) -> RenderableType:
         if has_advice and condition.get("type") == _ADVICE:
             continue  # the reasons below say the same with their codes
         is_true = condition.get("status") == "True"
-        head = Text.assemble((f"{condition.get('type')}: ", "title"), (str(condition.get("reason")), "ok" if is_true else "warn"))
+        head = Text.assemble((f"{condition.get('type')}: ", "title"), (_reason_of(condition), "ok" if is_true else "warn"))
         head.append(f"  since {short_time(str(condition.get('lastTransitionTime') or '')) or '?'}", "faint")
         parts.append(head)
         if not description.reasons or is_true:
@@ -231,7 +232,20 @@ def _decision_listing(decisions: Sequence[DecisionEvent]) -> Listing:
 
 def _decision_row(event: DecisionEvent) -> Row:
     answer = Text(summary(event.outcome), "fail" if isinstance(event.outcome, Refusal) else "ok")
-    return Row(cells=(short_time(event.time), Text(event.id, "name"), f"{event.verb} at {event.node}", answer))
+    return Row(cells=(short_time(event.time), Text(event.id, "name"), _what(event), answer))
+
+
+def _what(event: DecisionEvent) -> str:
+    """Say what was decided: of one node, or among all."""
+    return event.verb if event.node == CLUSTER else f"{event.verb} on {event.node}"
+
+
+def _reason_of(condition: dict[str, Any]) -> str:
+    """Give a condition's reason; one that only says its type again is a plain yes or no."""
+    reason = str(condition.get("reason"))
+    if reason != condition.get("type"):
+        return reason
+    return "yes" if condition.get("status") == "True" else "no"
 
 
 def _reasons(card: ApiObject, events: Sequence[DecisionEvent]) -> tuple[Reason, ...]:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from topobus.cli.exits import InputError, UsageError
+from topobus.cli.exits import InputError
 from topobus.cli.objects.input_files import SNAPSHOT_BYTES, read_bytes
 from topobus.contracts.codec import decode
 from topobus.contracts.messages import DecisionEvent
@@ -73,7 +73,7 @@ class _Node:
 def open_machine(what: str) -> Iterator[_Node]:
     """Read a machine by profile name, folder, archive (tar) or JSON file (a snapshot, or a Machine alone: then CPUs are all its devices).
 
-    Errors: raises UsageError for what is none of these, InputError for a file that cannot be read, ContractError for JSON that is no machine,
+    Errors: raises InputError for what is none of these and for a file that cannot be read, ContractError for JSON that is no machine,
             HardwareError for a tree that cannot be read as a machine.
     """
     path = Path(what)
@@ -90,7 +90,7 @@ def open_machine(what: str) -> Iterator[_Node]:
             build(what, Path(folder) / what)
             yield _read_tree(Path(folder) / what, path)
     else:
-        raise UsageError(
+        raise InputError(
             f"--machine {what} is no folder, no file and no profile",
             next_step=f"give a folder with sys and proc (/ is this machine), an archive of one, a JSON file, or one of {', '.join(sorted(PROFILES))}",
         )
