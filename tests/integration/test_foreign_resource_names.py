@@ -172,4 +172,4 @@ async def test_server_without_our_streams_is_said_to_be_none_of_ours() -> None:
     assert done.returncode == 69
     said = " ".join(done.stderr.split())
     assert f"this NATS server has no Topobus streams: it is not the server of a Topobus system (NATS at {server.url}, from --nats)" in said
-    assert "next: name the server of your system" in said
+    assert "next: choose your system with --context NAME or --nats URL" in said
