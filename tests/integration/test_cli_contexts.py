@@ -72,6 +72,7 @@ def test_commands_use_the_running_system_and_refuse_it_when_it_has_ended(
         inventory = json.loads(topobus("inventory", "--json").stdout)
         versions = json.loads(topobus("version", "-o", "json").stdout)
         doctor = json.loads(topobus("--json", "doctor").stdout)["findings"][0]
+        stored_nodes = topobus("get", "nodes").stderr
         unknown = topobus("machine", "--node", "nope", code=1).stderr
         nodes = topobus("__complete", "machine", "--node", "d").stdout
         running = json.loads(topobus("context", "ls", "--json").stdout)["contexts"]
@@ -84,6 +85,7 @@ def test_commands_use_the_running_system_and_refuse_it_when_it_has_ended(
     assert {entry["node"] for entry in inventory["inventories"]} == {"demo-node"}
     assert (doctor["what"], doctor["found"]) == ("system", text)
     assert f"unknown node 'nope' ({text})" in unknown
+    assert "`topobus inventory`" in stored_nodes
     assert nodes == "demo-node\n:4\n"
     assert [(context["name"], context["state"], context["is_selected"]) for context in running] == [("lab", "running", True)]
     assert f"`topobus up` of {state}, which is not running" in stopped
@@ -108,3 +110,17 @@ def test_second_system_is_reached_by_its_name_when_the_first_still_runs(environm
     assert (first["context"], second["context"]) == (state.name, "local")
     assert nodes == {"selected": {"first"}, "named": {"second"}}
     assert [(context["name"], context["state"]) for context in left] == [(state.name, "stopped")]
+
+
+def test_up_says_for_whom_it_waits_when_nobody_is_at_the_given_server(environment: dict[str, str], state: Path) -> None:
+    """It goes on waiting, as its services do; the user sees for what."""
+    command = [*_TOPOBUS, "up", "--profile", "laptop", "--dir", str(state), "--nats", "nats://127.0.0.1:1"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert process.stderr is not None
+        said = process.stderr.readline()
+    finally:
+        process.terminate()
+        process.communicate(timeout=_LIMIT_S)
+
+    assert said == "waiting for NATS at nats://127.0.0.1:1: connection refused\n"

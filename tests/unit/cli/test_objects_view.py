@@ -156,3 +156,20 @@ def test_description_has_the_conditions_words_when_no_event_is_left() -> None:
     assert [(reason.code, reason.facts["reason"], reason.message) for reason in description.reasons] == [
         ("condition", "DoesNotFit", "node n1: too few")
     ]
+
+
+def test_description_says_conditions_and_decisions_in_plain_words() -> None:
+    """A condition whose reason only says its type again is a yes; a decision among all nodes names none, one of a node names it."""
+    owner = Owner(kind=OwnerKind.CLAIM, name="fast", uid="u-1")
+    refusal = Refusal(reasons=(Reason(code="too-few-devices", message="too few"),))
+    events = [
+        DecisionEvent(id=f"e-{node}", verb=verb, node=node, op_id="o", time="", owner=owner, outcome=refusal)
+        for verb, node in (("allocate", "_"), ("place", "n1"))
+    ]
+    allocated = _claim(conditions=[_condition("True", "Allocated", "1 device allocated")])
+
+    shown = " ".join(_shown(view(allocated, describe(allocated, {}, [], [], events))).split())
+
+    assert "Allocated: yes since" in shown
+    assert "e-_ allocate refused" in shown
+    assert "place on n1" in shown

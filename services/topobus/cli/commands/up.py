@@ -37,7 +37,7 @@ from topobus.cli.targets import check_server_url, refuses
 from topobus.runtime.endpoint import read_url
 from topobus.simulation.machines import PROFILES, build
 
-__all__ = ["up"]
+__all__ = ["ready_text", "up"]
 
 
 def up(
@@ -180,7 +180,7 @@ async def _follow(system: System, output: Output, use: Use) -> None:
     if output.console.is_terminal and not output.is_json:
         with Live(console=output.console, auto_refresh=False) as live:
             async for statuses in system.supervisor.changes(at_least_every_s=1.0):
-                live.update(Group(status_table(statuses), _hint(system, statuses, use)), refresh=True)
+                live.update(Group(status_table(statuses), ready_text(system, statuses, use)), refresh=True)
         return
     seen: dict[str, tuple[ProgramState, int | None]] = {}
     was_ready = False
@@ -217,14 +217,14 @@ async def _follow(system: System, output: Output, use: Use) -> None:
                 )
             if not output.is_json:
                 # Unbroken, whatever the width: a command that is copied from here must be one.
-                output.console.print(_hint(system, statuses, use), soft_wrap=True)
+                output.console.print(ready_text(system, statuses, use), soft_wrap=True)
 
 
 def _is_ready(statuses: tuple[ProgramStatus, ...]) -> bool:
     return all(status.state is ProgramState.READY for status in statuses)
 
 
-def _hint(system: System, statuses: tuple[ProgramStatus, ...], use: Use) -> Text:
+def ready_text(system: System, statuses: tuple[ProgramStatus, ...], use: Use) -> Text:
     """Say how far it is, and how to use it once it is there; each command on a line of its own, to be copied."""
     if not _is_ready(statuses):
         ready = sum(status.state is ProgramState.READY for status in statuses)
