@@ -44,6 +44,8 @@ Preference = Callable[[Sequence[str], Sequence[str], int], Awaitable[tuple[str, 
 """Chooses out of what is available, with what must be included, so many; None is no opinion."""
 
 
+# Answers whose edits were looked at and allowed: more sets of devices than a node has containers; each takes some KiB.
+_ALLOWED_LIMIT = 256
 _ALL_CPUS = CpuSet.of(range(CpuSet.MAX_ID + 1))
 
 
@@ -63,6 +65,8 @@ class NodeAsks:
         self._bus = bus
         self._node = node
         self._deadlines = deadlines
+        self._allowed: dict[tuple[str, ...], tuple[EditRights, dict[str, str], Prepared]] = {}
+        """By class and devices: the newest answer of `prepare` that was allowed, by which rights, and where its paths led. The same need not be looked at again."""
         self.preferences: dict[str, Preference] = {}
         """By class: who has a choice of his own."""
         self.disagreements = LedgerDrift(bus, node)
@@ -252,8 +256,15 @@ class NodeAsks:
         # A thread for what may lie on a disk. The nodes of most devices are in memory, and a thread takes longer than to look at them.
         others = sorted({*paths}.difference(in_memory(paths)))
         leads_to = await asyncio.to_thread(real_paths, others) if others else {}
+        seen = (rights, leads_to, prepared)
+        place = (device_class, *sorted(prepared.edits))
+        if self._allowed.get(place) == seen:
+            # The same answer as the last time, leading to the same places, was allowed.
+            return None
         refusal = refuse_forbidden(device_class, prepared, rights, leads_to)
-        if refusal is not None and paths:
+        if refusal is None:
+            self._note_allowed(place, seen)
+        elif paths:
             # Folders of the rights may be links themselves. To follow them allows more, so what is allowed without is allowed.
             rights = await asyncio.to_thread(with_real_folders, rights)
             refusal = refuse_forbidden(device_class, prepared, rights, leads_to)
@@ -265,6 +276,12 @@ class NodeAsks:
                 next_step=f"if the driver needs this, allow it: TOPOBUS_GATEWAY__EDITS (class {device_class}); if not, find out who answered",
             )
         return refusal
+
+    def _note_allowed(self, place: tuple[str, ...], seen: tuple[EditRights, dict[str, str], Prepared]) -> None:
+        self._allowed.pop(place, None)
+        self._allowed[place] = seen
+        if len(self._allowed) > _ALLOWED_LIMIT:
+            del self._allowed[next(iter(self._allowed))]
 
     async def attach(
         self,

@@ -24,7 +24,7 @@ from topobus.domain.errors import ConfigError, ContractError, PeerUnavailable
 from topobus.runtime.asker_releases import OWN_RELEASE, AskerReleases
 from topobus.runtime.backoff import full_jitter
 from topobus.runtime.canary import Canary
-from topobus.runtime.client import GatedClient
+from topobus.runtime.client import GatedClient, headers_bytes
 from topobus.runtime.clock import Clock
 from topobus.runtime.config import NatsSettings
 from topobus.runtime.dialing import Dialer
@@ -208,7 +208,7 @@ class Connection:
     async def _send(self, client: Client | None, subject: str, payload: bytes, headers: Headers | None, reply: str) -> None:
         if client is None or not client.is_connected:
             raise PeerUnavailable(f"cannot send to {subject}: not connected to NATS at {self._url}", subject=subject)
-        size = len(payload) + sum(len(key) + len(value.encode()) + 4 for key, value in (headers or {}).items())
+        size = len(payload) + headers_bytes(headers or {})
         if size > self.max_message_bytes:
             raise ContractError(
                 f"cannot send to {subject}: the message has {size} bytes with headers, the server takes {self.max_message_bytes}",

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import nats.errors
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nats.aio.client import Client
 from nats.aio.transport import TcpTransport
 
-from topobus.runtime.client import GatedClient
+from topobus.runtime.client import GatedClient, headers_bytes
 
 LINES = st.lists(
     st.sampled_from(
@@ -32,6 +33,32 @@ def test_headers_are_those_of_nats_py_when_lines_are_odd(lines: list[bytes]) -> 
 def test_headers_are_those_of_nats_py_when_bytes_are_random(raw: bytes) -> None:
     """Whatever a peer sends is read in the same way."""
     assert GatedClient._parse_header_lines(raw) == Client._parse_header_lines(raw)
+
+
+NAMES = st.sampled_from(["Topobus-Sent-Ms", "traceparent", "A", "a b", " A", "", "\u00e4", "a:b", "Nats-Expected-Stream", "x_y"])
+VALUES = st.sampled_from(["1", "", " padded ", "two\nlines", "carriage\rreturn", "\u00fcber", "a: b", "x" * 300])
+
+
+@given(headers=st.dictionaries(NAMES, VALUES, max_size=5), reply=st.sampled_from(["", "_INBOX.a"]))
+async def test_sent_bytes_are_those_of_nats_py_when_headers_are_plain_or_odd(headers: dict[str, str], reply: str) -> None:
+    """The short way writes what the long way would, and leaves to it what is not plain: its refusals stay, too."""
+    sent: list[list[bytes]] = []
+    for kind in (GatedClient, Client):
+        client = kind()
+        client._flush_queue = None
+        try:
+            await client._send_publish("a.b", reply, b"payload", 7, headers)
+        except nats.errors.BadHeaderError as err:
+            client._pending = [str(err).encode()]
+        sent.append([bytes(part) for part in client._pending])
+
+    assert sent[0] == sent[1]
+
+
+@pytest.mark.parametrize("headers", [{}, {"a": "b"}, {"Long": "\u00fc\u20ac", "B": ""}])
+def test_headers_bytes_is_their_length_on_the_wire_when_letters_take_more_than_a_byte(headers: dict[str, str]) -> None:
+    """A message is refused by its bytes, not by its letters."""
+    assert headers_bytes(headers) == len("".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode())
 
 
 class _Live:
