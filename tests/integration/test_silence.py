@@ -137,7 +137,7 @@ async def test_operators_see_unknown_when_a_device_service_is_silent(nats_server
 
     await bus.answer(HINTS, never, node=NODE, device_class="nic")
     listed, health, text, doctor = await asyncio.gather(
-        topobus("inventory", "--json"), topobus("health", "--json"), topobus("health"), topobus("doctor", "--json")
+        topobus("inventory", "--json"), topobus("health", "--all", "--json"), topobus("health"), topobus("doctor", "--json")
     )
 
     gpu, nic = json.loads(listed)["inventories"]

@@ -62,7 +62,13 @@ class Announcement:
             yield use
 
     def _context(self, folder: ContextFolder, system: System) -> Context:
-        name = self.wanted or folder.free_name(name_of_folder(self.state, is_kept=self.is_kept), str(self.state))
+        before = [context.name for context in folder.all() if context.state_dir == str(self.state)]
+        usual = name_of_folder(self.state, is_kept=self.is_kept)
+        name = self.wanted or (before[0] if before else folder.free_name(usual, str(self.state)))
+        for other in before:
+            # A system has one name: the one that this run was given.
+            if other != name:
+                folder.remove(other)
         # A server that was given may want a login that the environment names; its file is as good for other commands.
         login = system.settings_of("cli")
         return Context(
