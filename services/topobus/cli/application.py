@@ -7,7 +7,6 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 
 from cyclopts import App, CycloptsError, Parameter
@@ -30,7 +29,7 @@ def application() -> App:
     """Assemble the program. Commands are named by import path, so that only the one that runs is loaded."""
     app = App(
         name="topobus",
-        version=f"topobus {version('topobus')}",
+        version=_version,
         help=PROGRAM,
         default_parameter=Parameter(negative_iterable=()),
         result_action="return_value",
@@ -40,6 +39,12 @@ def application() -> App:
         for name, path, text in commands:
             app.command(f"topobus.cli.{path}", name=name, help=text)
     return app
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return f"topobus {version('topobus')}"
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -19,10 +19,11 @@ from topobus.cli.render.output import Output
 from topobus.cli.targets import Target, choose_target, refuses
 from topobus.contracts.catalogue import MACHINE
 from topobus.domain.errors import PeerUnavailable
-from topobus.runtime.bus import Bus
 from topobus.runtime.endpoint import read_url
-from topobus.runtime.logging import setup_logging
 from topobus.runtime.readiness import Readiness
+
+if TYPE_CHECKING:
+    from topobus.runtime.bus import Bus
 
 __all__ = ["BUS_DEFAULTS", "OUTPUT_DEFAULTS", "BusOptions", "OutputOptions", "one_of", "open_bus", "system_text", "the_node"]
 
@@ -76,6 +77,10 @@ async def open_bus(options: BusOptions) -> AsyncIterator[Bus]:
 
     Errors: raises PeerUnavailable when no server answers in time; the bus itself would wait for ever, as services want it.
     """
+    # Here: the client of NATS, metrics and logs are a third of a start, and half of the commands ask nobody.
+    from topobus.runtime.bus import Bus
+    from topobus.runtime.logging import setup_logging
+
     target = options.target()
     settings = target.settings
     setup_logging(settings.log, service="cli")

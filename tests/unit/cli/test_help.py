@@ -60,6 +60,18 @@ def test_help_imports_neither_bus_nor_parser_when_it_is_printed() -> None:
     assert done.stdout.count("Usage:") == len(lines) - 1
 
 
+@pytest.mark.parametrize(
+    "words", [["context", "ls"], ["keys", "show", "/nonexistent", "cli"], ["migrate", "/nonexistent"], ["completion", "bash"]], ids=_text
+)
+def test_command_that_asks_nobody_imports_no_client(words: list[str]) -> None:
+    """NATS' client, metrics and logs come with the connection, not with the options that name it."""
+    script = "import sys\nfrom topobus.cli.application import run\nrun(sys.argv[1:])\nsys.stderr.write(repr([name for name in ('nats', 'structlog', 'prometheus_client') if name in sys.modules]))"
+
+    done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, timeout=60, check=True)
+
+    assert done.stderr.splitlines()[-1] == "[]"
+
+
 def test_every_command_stands_in_one_group_of_the_overview(capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing is listed twice, and what is listed exists."""
     listed = [name for commands in COMMANDS.values() for name, _, _ in commands]
