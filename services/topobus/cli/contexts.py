@@ -8,6 +8,7 @@ Source of the folder: XDG Base Directory Specification. Why so: docs/adr/0061-co
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import secrets
@@ -130,6 +131,19 @@ class ContextFolder:
             (self._files / f"{name}.json").unlink(missing_ok=True)
         if self.selected() == name:
             self.select("")
+
+    @contextlib.contextmanager
+    def choosing(self) -> Iterator[None]:
+        """Keep other runs from choosing a name for the block: two that start at the same moment would choose the same.
+
+        Errors: raises ConfigError when the folder cannot be written.
+        """
+        with contextlib.ExitStack() as held:
+            with self._writing():
+                lock = os.open(self._root / ".lock", os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+                held.callback(os.close, lock)
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
     def free_name(self, wanted: str, state_dir: str) -> str:
         """Give a name for the `topobus up` of a state folder: the one wanted, else with a number.

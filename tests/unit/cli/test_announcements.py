@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import cast
 
 import pytest
@@ -12,6 +14,8 @@ from topobus.cli.exits import UsageError
 from topobus.cli.system.announcements import Announcement
 from topobus.cli.system.supervision import Supervisor
 from topobus.cli.system.system import Layout, System
+
+_LIMIT_S = 60.0
 
 
 @pytest.fixture
@@ -59,6 +63,26 @@ def test_name_of_another_system_is_refused_before_anything_starts(state: Path) -
 
     with pytest.raises(UsageError, match="--context prod: another system has this name"):
         Announcement(wanted="prod", state=state, is_kept=True)
+
+
+def test_systems_have_names_of_their_own_when_they_start_at_the_same_moment(tmp_path: Path) -> None:
+    """Each of eight finds its own context, and one is selected."""
+    at_once, all_named = Barrier(8), Barrier(8)
+
+    def run(number: int) -> tuple[str, bool]:
+        at_once.wait(_LIMIT_S)
+        with Announcement(wanted=None, state=tmp_path / str(number), is_kept=False).made(
+            _system(tmp_path / str(number)), lambda _: None
+        ) as use:
+            all_named.wait(_LIMIT_S)
+            return use.name, use.is_selected
+
+    with ThreadPoolExecutor(8) as threads:
+        uses = list(threads.map(run, range(8)))
+
+    assert sorted(name for name, _ in uses) == sorted(["local", *(f"local-{number}" for number in range(2, 9))])
+    assert sum(is_selected for _, is_selected in uses) == 1
+    assert ContextFolder().all() == ()
 
 
 def test_system_runs_without_a_context_when_none_can_be_written(state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,8 +54,10 @@ class Announcement:
         folder = ContextFolder()
         with ExitStack() as held:
             try:
-                context = self._context(folder, system)
-                use = Use(name=context.name, is_selected=held.enter_context(announced_context(folder, context, is_kept=self.is_kept)))
+                with folder.choosing():
+                    context = self._context(folder, system)
+                    is_selected = held.enter_context(announced_context(folder, context, is_kept=self.is_kept))
+                use = Use(name=context.name, is_selected=is_selected)
             except ConfigError as err:
                 say(f"this system gets no context: {err.message}")
                 use = Use()
