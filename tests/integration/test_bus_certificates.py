@@ -31,7 +31,7 @@ _LIMIT_S = 60.0
 _LOOK_EVERY_S = 0.05
 # How often the bus looks at a certificate that is about to end.
 _LOOK_S = 6 * 3600.0
-_EXPIRES = "topobus_bus_certificate_expires_seconds"
+_EXPIRES = "topobus_bus_certificate_expiry_timestamp_seconds"
 
 
 class _Secure:

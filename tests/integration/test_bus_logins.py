@@ -141,7 +141,7 @@ async def test_service_says_why_and_comes_back_when_its_credentials_expired(nats
         operated.files().rotate(["gpu"], valid_s=_VALID_S)
         async with operated.nats.bus("gpu", readiness=readiness, registry=registry) as gpu:
             expires_at = parse_credentials(credentials_file(operated.folder, "gpu").read_text()).expires_at
-            assert registry.get_sample_value("topobus_bus_credentials_expire_seconds") == expires_at
+            assert registry.get_sample_value("topobus_bus_credentials_expiry_timestamp_seconds") == expires_at
             await readiness.until(lambda parts: "expire at" in parts["bus"], timeout_s=LIMIT_S)
             await readiness.until(lambda parts: "expired at" in parts["bus"], timeout_s=LIMIT_S)
             assert "users/gpu/user.creds" in readiness.report()["bus"]

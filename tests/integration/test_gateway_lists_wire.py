@@ -20,7 +20,8 @@ from topobus.domain.request import Owner, OwnerKind
 from topobus.gateway.config import DeadlineSettings
 from topobus.gateway.kubelet.allocation_record import AllocationRecord
 from topobus.gateway.kubelet.device_plugin import LIST_LIMIT_BYTES, DevicePlugin
-from topobus.gateway.kubelet.sockets import CallMetrics, serving
+from topobus.gateway.kubelet.sockets import serving
+from topobus.gateway.metrics import CallMetrics
 from topobus.gateway.node_state import NodeState, Offer
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc

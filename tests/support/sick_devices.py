@@ -114,10 +114,13 @@ class SickNode:
 
     async def counts(self, wanted: Mapping[tuple[str, HealthState], int]) -> dict[tuple[str, HealthState], int]:
         """Give how many events the service's metric has of these reasons and states, as soon as it has as many as wanted: it counts what was published a moment after."""
-        name = f"topobus_{self.device_class}_health_events_total"
+        name = "topobus_device_health_events_total"
         async with asyncio.timeout(_LIMIT_S):
             while True:
-                samples = {sign: self.metrics.get_sample_value(name, {"reason": sign[0], "state": str(sign[1])}) or 0.0 for sign in wanted}
+                samples = {
+                    sign: self.metrics.get_sample_value(name, {"class": self.device_class, "reason": sign[0], "state": str(sign[1])}) or 0.0
+                    for sign in wanted
+                }
                 if all(samples[sign] >= count for sign, count in wanted.items()):
                     return {sign: int(count) for sign, count in samples.items()}
                 # Each round is a round trip to the server, so this loop does not spin.

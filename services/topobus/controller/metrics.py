@@ -1,46 +1,66 @@
-"""Metrics of the controller."""
+"""Metrics of the controller; those that it has in a cluster alone stand in `cluster_metrics`."""
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry
 
 from topobus.domain.errors import ContractError
+from topobus.runtime.metric_descriptors import CounterDescriptor, GaugeDescriptor, HistogramDescriptor
 
 __all__ = ["ControllerMetrics"]
 
 # From a tenth of a millisecond (a small node, no constraint) to the second at which a search gives up.
 _SECONDS = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
+DECISIONS = CounterDescriptor(
+    name="topobus_controller_decisions_total",
+    meaning="Decisions on claims.",
+    labels={"outcome": ("allocated", "refused", "refused-by-node", "released", "taken-back")},
+)
+SEARCH_SECONDS = HistogramDescriptor(
+    name="topobus_controller_search_seconds", meaning="Searches of one claim on one node.", buckets=_SECONDS
+)
+SEARCH_STEPS = CounterDescriptor(name="topobus_controller_search_steps_total", meaning="Steps of all searches.")
+PLANS = CounterDescriptor(
+    name="topobus_controller_plans_total", meaning="Plans answered.", labels={"outcome": ("placed", "refused", "dry-run")}
+)
+PODS = CounterDescriptor(
+    name="topobus_controller_pods_total",
+    meaning="Stored pods that got a node, or were told why not.",
+    labels={"outcome": ("scheduled", "waiting")},
+)
+OWNERS_QUARANTINED = GaugeDescriptor(
+    name="topobus_controller_owners_quarantined", meaning="Deleted claims and pods whose devices a node has not let go of."
+)
+CLAIMS_WAITING = GaugeDescriptor(
+    name="topobus_controller_claims_waiting", meaning="Claims that are not allocated; in a cluster pods that wait behind the gate."
+)
+OBJECTS_MALFORMED = CounterDescriptor(name="topobus_controller_objects_malformed_total", meaning="Stored objects that nobody can read.")
+NODES_REMARKED = GaugeDescriptor(
+    name="topobus_controller_nodes_remarked",
+    meaning="Nodes of another release, with a wrong clock, or of which a value cannot be read: /readyz names them.",
+)
+OBJECTS_SET_ASIDE = CounterDescriptor(
+    name="topobus_controller_objects_set_aside_total",
+    meaning="Objects and nodes whose work failed and that wait until they change.",
+    labels={"loop": "a loop of the controller; `classic-<driver>` for each classic driver of its settings"},
+)
+
 
 class ControllerMetrics:
     """All metrics of one controller, registered once."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.decisions = Counter("topobus_controller_decisions_total", "Decisions on claims, by outcome.", ["outcome"], registry=registry)
-        self.searches = Histogram(
-            "topobus_controller_search_seconds", "Searches of one claim on one node.", buckets=_SECONDS, registry=registry
-        )
-        self.steps = Counter("topobus_controller_search_steps_total", "Steps of all searches.", registry=registry)
-        self.plans = Counter("topobus_controller_plans_total", "Plans answered, by outcome.", ["outcome"], registry=registry)
-        self.pods = Counter(
-            "topobus_controller_pods_total", "Stored pods that got a node, or were told why not.", ["outcome"], registry=registry
-        )
-        self.quarantined = Gauge(
-            "topobus_controller_owners_quarantined", "Deleted claims and pods whose devices a node has not let go of.", registry=registry
-        )
-        self.waiting = Gauge("topobus_controller_claims_waiting", "Claims that are not allocated.", registry=registry)
-        self.malformed = Counter("topobus_controller_objects_malformed_total", "Stored objects that nobody can read.", registry=registry)
-        self.remarked = Gauge(
-            "topobus_controller_nodes_remarked",
-            "Nodes of another release, with a wrong clock, or of which a value cannot be read: /readyz names them.",
-            registry=registry,
-        )
-        self.set_aside = Counter(
-            "topobus_controller_objects_set_aside_total",
-            "Objects and nodes whose work failed and that wait until they change, by loop.",
-            ["loop"],
-            registry=registry,
-        )
+        self.decisions = DECISIONS.register(registry)
+        self.searches = SEARCH_SECONDS.register(registry)
+        self.steps = SEARCH_STEPS.register(registry)
+        self.plans = PLANS.register(registry)
+        self.pods = PODS.register(registry)
+        self.quarantined = OWNERS_QUARANTINED.register(registry)
+        self.waiting = CLAIMS_WAITING.register(registry)
+        self.malformed = OBJECTS_MALFORMED.register(registry)
+        self.remarked = NODES_REMARKED.register(registry)
+        self.set_aside = OBJECTS_SET_ASIDE.register(registry)
 
     def count_refused(self, err: Exception) -> None:
         """Count a stored object that a copy did not take in: one that nobody can read, or one that failed in a way that nobody thought of."""

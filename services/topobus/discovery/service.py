@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from prometheus_client import Counter, Gauge, Histogram
-
 from topobus.contracts.catalogue import MACHINE
 from topobus.discovery.config import DiscoverySettings
 from topobus.discovery.core.changes import describe_changes, machine_to_publish, steady
+from topobus.discovery.metrics import LOOK_SECONDS, LOOKS, MACHINE_GENERATION
 from topobus.domain.errors import ContractError, HardwareError, PeerUnavailable
 from topobus.domain.machine import Machine
 from topobus.runtime.clock import until_tick
@@ -73,9 +72,9 @@ class _Publisher:
         """Fingerprint of the published entry as it was last seen to be `_last`; empty when it was not."""
         self._unreadable = ""
         self._unpublished = ""
-        self._looks = Counter("topobus_discovery_looks_total", "Looks at the tree.", ["outcome"], registry=runtime.registry)
-        self._seconds = Histogram("topobus_discovery_look_seconds", "How long one look at the tree takes.", registry=runtime.registry)
-        self._generation = Gauge("topobus_discovery_machine_generation", "The published machine's generation.", registry=runtime.registry)
+        self._looks = LOOKS.register(runtime.registry)
+        self._seconds = LOOK_SECONDS.register(runtime.registry)
+        self._generation = MACHINE_GENERATION.register(runtime.registry)
 
     def distrust(self) -> None:
         """Read everything at the next look: the kernel told of a change."""

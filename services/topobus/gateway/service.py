@@ -38,7 +38,8 @@ from topobus.gateway.kubelet.feature_file import FeatureFile
 from topobus.gateway.kubelet.plugin_set import DevicePlugins
 from topobus.gateway.kubelet.pod_resources import PodResourcesReader
 from topobus.gateway.kubelet.registration import KUBELET_SOCKET, socket_pattern
-from topobus.gateway.kubelet.sockets import CallMetrics, FolderWatch, identity, remove_stale
+from topobus.gateway.kubelet.sockets import FolderWatch, identity, remove_stale
+from topobus.gateway.metrics import CallMetrics, ClaimMetrics
 from topobus.gateway.node_lock import NodeLock, open_node_lock
 from topobus.gateway.node_state import NodeState
 from topobus.gateway.reconcile.pod_usage import PodLook, folders_of
@@ -124,6 +125,7 @@ class _Gateway:
         )
         self._asks = NodeAsks(runtime.bus, runtime.node, settings.deadlines, self._rights_of, owned_cpus(settings.cpus) or None)
         self._metrics = CallMetrics(runtime.registry)
+        self._claim_metrics = ClaimMetrics(runtime.registry)
         self._cluster = cluster
         self._lock = lock
         self._forwarder = ClaimForwarder(settings.kubelet, lock, settings.deadlines.claim_s)
@@ -212,6 +214,7 @@ class _Gateway:
             pinning=runtime_door.pinning if runtime_door is not None else None,
             reports=reports,
             metadata=metadata,
+            metrics=self._claim_metrics,
             boot_id=await asyncio.to_thread(boot_id),
             tell_cdi=lambda why: self._readiness.set("cdi", is_ready=True, why=why),
         )

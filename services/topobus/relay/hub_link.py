@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from prometheus_client import Counter, Gauge
-
 from topobus.contracts.relay_messages import NodeRelay
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.timestamps import rfc3339
+from topobus.relay.metrics import JOINED, JOINS, LOST_EVENTS, SAID, WAITING
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
 
@@ -37,18 +36,11 @@ class HubLink:
         self.note = NodeRelay(node=runtime.node)
         self._cut_since = rfc3339(runtime.clock.now())
         self._why = "not reached yet"
-        self.said = Counter("topobus_relay_said_total", "What was said to the hub.", ["noun", "outcome"], registry=runtime.registry)
-        self.joins = Counter(
-            "topobus_relay_joins_total", "How often the hub was found again, the first time included.", registry=runtime.registry
-        )
-        self.lost_events = Counter(
-            "topobus_relay_lost_events_total",
-            "Events that the node's own server had to drop before they were said.",
-            ["noun"],
-            registry=runtime.registry,
-        )
-        self._is_joined = Gauge("topobus_relay_joined", "1 while the hub is there.", registry=runtime.registry)
-        self._waiting = Gauge("topobus_relay_waiting", "What the hub does not have yet.", ["kind"], registry=runtime.registry)
+        self.said = SAID.register(runtime.registry)
+        self.joins = JOINS.register(runtime.registry)
+        self.lost_events = LOST_EVENTS.register(runtime.registry)
+        self._is_joined = JOINED.register(runtime.registry)
+        self._waiting = WAITING.register(runtime.registry)
         self.set_remark(0, 0)
 
     def lose(self, err: PeerUnavailable) -> None:

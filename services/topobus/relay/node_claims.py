@@ -10,13 +10,12 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 
-from prometheus_client import Counter
-
 from topobus.contracts.catalogue import CLAIMS, HELD_CLAIMS, LEDGER, NODE_CLAIM
 from topobus.contracts.node_claim_messages import ClaimsReply, ClaimsRequest, HeldClaims, NodeClaim, place_of
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.relay.core.node_claims import HeldClaim, objection_to, prepared_claims, steps_of
 from topobus.relay.hub_link import HubLink
+from topobus.relay.metrics import CLAIMS_WRITTEN
 from topobus.runtime.backoff import full_jitter
 from topobus.runtime.bus import Change, ChangeKind, Conflict
 from topobus.runtime.failures import AmbiguousWrite
@@ -45,9 +44,7 @@ class NodeClaims:
         self._changed = asyncio.Event()
         link.on_join = self._changed.set
         self._turn = asyncio.Lock()
-        self._written = Counter(
-            "topobus_relay_claims_total", "What was done with stand-alone claims of this node.", ["outcome"], registry=runtime.registry
-        )
+        self._written = CLAIMS_WRITTEN.register(runtime.registry)
 
     async def run(self) -> None:
         """Follow the bucket, answer the controller, and keep the note; for ever."""

@@ -12,6 +12,7 @@ without one the service does not start.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable
 
 from msgspec import structs
@@ -26,7 +27,7 @@ from topobus.runtime.failures import AmbiguousWrite
 from topobus.runtime.heartbeat import Heartbeat
 from topobus.runtime.logging import get_logger
 from topobus.runtime.readiness import Readiness
-from topobus.runtime.state import Conflict
+from topobus.runtime.state import Conflict, Written
 from topobus.topology.core.ledger_check import CheckedLedger, Discrepancy, check_stored_ledger, is_plausible
 from topobus.topology.metrics import TopologyMetrics
 
@@ -128,11 +129,11 @@ class LedgerStore:
         new = announce(ledger, announced) if announced else ledger
         try:
             try:
-                outcome = await self._bus.compare_and_set(LEDGER, new, self._revision, node=self._node)
+                outcome = await self._compare_and_set(new, self._revision)
             except ContractError as err:
                 get_logger().warning("ledger.shed", sequence=new.sequence, operations=len(new.operations), why=err.message)
                 new = shed(new)
-                outcome = await self._bus.compare_and_set(LEDGER, new, self._revision, node=self._node)
+                outcome = await self._compare_and_set(new, self._revision)
         except AmbiguousWrite:
             # Neither done nor undone. The reload tells; until it has, nothing is decided.
             self._is_known = False
@@ -146,6 +147,19 @@ class LedgerStore:
         self._take(new, outcome.revision)
         self._announced -= announced
         return True
+
+    async def _compare_and_set(self, ledger: Ledger, revision: int) -> Written | Conflict:
+        outcome, began_s = "failed", time.monotonic()
+        try:
+            answer = await self._bus.compare_and_set(LEDGER, ledger, revision, node=self._node)
+            outcome = "conflict" if isinstance(answer, Conflict) else "written"
+            return answer
+        except AmbiguousWrite:
+            outcome = "ambiguous"
+            raise
+        finally:
+            self._metrics.ledger_writes.labels(outcome).inc()
+            self._metrics.ledger_write_s.observe(time.monotonic() - began_s)
 
     async def _reload(self) -> None:
         """Read the bucket; write back what is known when what stands there cannot have come from a topology service after us.
@@ -229,7 +243,7 @@ class LedgerStore:
 
     async def _begin(self) -> None:
         """Write the first ledger of this node."""
-        outcome = await self._bus.compare_and_set(LEDGER, self.ledger, 0, node=self._node)
+        outcome = await self._compare_and_set(self.ledger, 0)
         if not isinstance(outcome, Conflict):
             self._take(self.ledger, outcome.revision)
 
@@ -239,7 +253,7 @@ class LedgerStore:
         self._metrics.rewrites.labels(why).inc()
         if expected_revision:
             restored = structs.replace(restored, disbelieved=(*restored.disbelieved, expected_revision)[-LEDGER.history :])
-        outcome = await self._bus.compare_and_set(LEDGER, restored, expected_revision, node=self._node)
+        outcome = await self._compare_and_set(restored, expected_revision)
         if isinstance(outcome, Conflict):
             # Another instance was faster; the next look reads what it wrote.
             return

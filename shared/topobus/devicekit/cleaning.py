@@ -86,7 +86,11 @@ class DeviceCleaner:
         if entry is None or device is None or entry.to_clean is None or not entry.is_due_for_cleaning or name in self._jobs:
             return
         own = self._drivers.get(device.driver)
-        isolated = None if own is None else IsolatedDriver(own.driver, timeout_s=self._settings.limit_s, clock=self._clock)
+        isolated = (
+            None
+            if own is None
+            else IsolatedDriver(own.driver, timeout_s=self._settings.limit_s, clock=self._clock, note_call=own.note_call)
+        )
         self._jobs[name] = job = _Job(owner=entry.to_clean, isolated=isolated, is_visible=is_visible)
         self._new.put_nowait((name, job))
         if is_visible:

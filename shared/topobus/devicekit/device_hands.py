@@ -109,7 +109,9 @@ class DeviceHands:
         if entry is None or not entry.is_passed_through:
             return isolated
         limit_s = self._passthrough.switch_s * 2
-        return IsolatedDriver(self.passthrough_driver(isolated.driver, owner), timeout_s=limit_s, clock=self._clock)
+        return IsolatedDriver(
+            self.passthrough_driver(isolated.driver, owner), timeout_s=limit_s, clock=self._clock, note_call=isolated.note_call
+        )
 
     def refuse_passed_through(self, names: Iterable[str], owner: Owner, asked: Collection[str]) -> Refusal | None:
         """Refuse devices that another owner has in passthrough, and such among `asked` (for a virtual machine) as another one has at all."""

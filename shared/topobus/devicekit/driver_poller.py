@@ -14,13 +14,13 @@ from dataclasses import replace
 from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import msgspec
-from prometheus_client import Counter
 
 from topobus.devicekit.driver import CountingDriver, KeepingDriver
 from topobus.devicekit.health import silence
 from topobus.devicekit.inventory_merge import DriverView
 from topobus.devicekit.isolation import DriverFailed, DriverHung, IsolatedDriver
 from topobus.devicekit.journal import PassedThrough
+from topobus.devicekit.metrics import DeviceMetrics
 from topobus.devicekit.pci import pci_folder
 from topobus.devicekit.settings import DeviceServiceSettings
 from topobus.domain.device import Device
@@ -52,7 +52,7 @@ class _WarningDriver(Protocol):
 
 
 class DriverPoller:
-    """Polls one driver. `failures` counts calls that failed or hung, by driver, verb and outcome."""
+    """Polls one driver. `metrics` counts calls that failed or hung."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class DriverPoller:
         tree: Tree,
         settings: DeviceServiceSettings,
         clock: Clock,
-        failures: Counter,
+        metrics: DeviceMetrics,
         *,
         away: Callable[[], Mapping[str, Device]] = dict,
         passed: Callable[[], PassedThrough] = lambda: PassedThrough(0, {}),
@@ -79,7 +79,7 @@ class DriverPoller:
         self._poll_s = settings.health.poll_s
         self._rescan_s = settings.hardware.rescan_s
         self._clock = clock
-        self._failures = failures
+        self._metrics = metrics
         self._away = away
         self._passed = passed
         self._switched: frozenset[PciAddress] = frozenset()
@@ -203,7 +203,7 @@ class DriverPoller:
         before = self.view
         is_hung = isinstance(err, DriverHung)
         outcome = "hung" if is_hung else "failed"
-        self._failures.labels(self._isolated.name, verb, outcome).inc()
+        self._metrics.count_failure(self._isolated.name, verb, outcome)
         if before.silence is None:
             get_logger().warning("driver.silent", driver=self._isolated.name, verb=verb, outcome=outcome, why=str(err))
         reason = "driver-hung" if is_hung else "driver-failed"

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 import msgspec
-from prometheus_client import Counter
 
 from topobus.contracts.catalogue import ADJUST, ATTACH, DETACH, HINTS, PERFORM, PREPARE, UNPREPARE
 from topobus.contracts.device_classes import has_own_service
@@ -34,6 +33,7 @@ from topobus.devicekit.isolation import DriverFailed, DriverHung, IsolatedDriver
 from topobus.devicekit.journal import Journal, journal_folder
 from topobus.devicekit.leftovers import with_leftovers
 from topobus.devicekit.maintenance_store import MaintenanceStore
+from topobus.devicekit.metrics import DeviceMetrics
 from topobus.devicekit.node_machine import NodeMachine
 from topobus.devicekit.on_demand_functions import FunctionCuttingDriver
 from topobus.devicekit.pool_assignment import check_pools
@@ -91,8 +91,12 @@ class _DeviceHost:
                 driver.cuts_on_demand = settings.partitions.on_demand
             if isinstance(driver, FunctionCuttingDriver):
                 driver.on_demand_functions.rules = settings.partitions.virtual_functions
+        self._metrics = DeviceMetrics(runtime.registry, device_class)
         self._drivers = {
-            driver.name: IsolatedDriver(driver, timeout_s=settings.drivers.timeout_s, clock=runtime.clock) for driver in registry.drivers
+            driver.name: IsolatedDriver(
+                driver, timeout_s=settings.drivers.timeout_s, clock=runtime.clock, note_call=self._metrics.note_call
+            )
+            for driver in registry.drivers
         }
         self._hands = DeviceHands(
             self._drivers,
@@ -110,31 +114,27 @@ class _DeviceHost:
         self._preparer = Preparer(device_class, self._hands, self._find)
         self._attacher = Attacher(device_class, self._hands)
         self._adjuster = Adjuster(device_class, self._hands)
-        prefix = f"topobus_{device_class.replace('-', '_')}"
-        self._failures = Counter(
-            f"{prefix}_driver_failures", "Calls of a driver that failed or hung.", ("driver", "verb", "outcome"), registry=runtime.registry
-        )
         self._pollers = {
             name: DriverPoller(
                 isolated,
                 self._tree,
                 settings,
                 runtime.clock,
-                self._failures,
+                self._metrics,
                 away=self._hands.journal.away,
                 passed=self._hands.journal.passed,
             )
             for name, isolated in self._drivers.items()
         }
-        self._skips = Counter(f"{prefix}_plugins_skipped", "Plugins that could not be loaded.", ("plugin",), registry=runtime.registry)
         self._machine = NodeMachine(runtime)
-        self._store = InventoryStore(runtime, device_class, metric_prefix=prefix, root=str(self._tree.root))
+        self._store = InventoryStore(runtime, device_class, metrics=self._metrics, root=str(self._tree.root))
         self._publisher = DevicePublisher(
             settings,
             runtime,
             device_class,
             machine=self._machine,
             store=self._store,
+            metrics=self._metrics,
             views=self._views,
             note_published=self._note_published,
             make_inventory=self._inventory,
@@ -157,7 +157,7 @@ class _DeviceHost:
         """Serve until cancelled."""
         for skipped_plugin in self._skipped:
             self._log.warning("plugin.skipped", plugin=skipped_plugin.name, value=skipped_plugin.value, why=skipped_plugin.why)
-            self._skips.labels(skipped_plugin.name).inc()
+            self._metrics.count_skipped(skipped_plugin.name)
         for driver in self._ignored:
             # A driver that its own service runs is nothing to warn of, and must be found by who looks here for it.
             log = self._log.info if driver.is_served_elsewhere else self._log.warning

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
-from prometheus_client import Gauge
 
 from topobus.contracts.catalogue import INVENTORY
 from topobus.contracts.codec import encode
 from topobus.contracts.stored import objection
+from topobus.devicekit.metrics import DeviceMetrics
 from topobus.domain.device import Inventory
 from topobus.domain.errors import ContractError
 from topobus.domain.health import HealthState
@@ -29,7 +29,7 @@ __all__ = ["InventoryStore"]
 class InventoryStore:
     """The one inventory that this process writes."""
 
-    def __init__(self, runtime: Runtime, device_class: str, *, metric_prefix: str, root: str) -> None:
+    def __init__(self, runtime: Runtime, device_class: str, *, metrics: DeviceMetrics, root: str) -> None:
         """Take the class; `root` is the tree that the devices come from, for the log."""
         self._bus = runtime.bus
         self._readiness = runtime.readiness
@@ -44,12 +44,7 @@ class InventoryStore:
         self._has_published = False
         self._refused: Inventory | None = None
         """The inventory that could not be published, without its generations; None when the newest stands in the bucket."""
-        self._unpublished = Gauge(
-            f"{metric_prefix}_inventory_unpublished",
-            "1 while the newest inventory cannot be published and an older one stands.",
-            registry=runtime.registry,
-        )
-        self._gauge = Gauge(f"{metric_prefix}_devices", "Devices in the inventory.", ("state",), registry=runtime.registry)
+        self._metrics = metrics
 
     @property
     def is_refused(self) -> bool:
@@ -110,7 +105,7 @@ class InventoryStore:
         if not self._has_published or self._refused is not None:
             self._has_published = True
             self._refused = None
-            self._unpublished.set(0)
+            self._metrics.set_unpublished(is_unpublished=False)
             self._readiness.set("inventory", is_ready=True)
             if not inventory.devices:
                 get_logger().info("inventory.empty", device_class=self._class, drivers=list(inventory.drivers), root=self._root)
@@ -158,7 +153,7 @@ class InventoryStore:
             return True
         is_told = self._refused is not None and len(self._refused.devices) == len(inventory.devices)
         self._refused = plain
-        self._unpublished.set(1)
+        self._metrics.set_unpublished(is_unpublished=True)
         text = f"{len(inventory.devices)} devices cannot be published: {why}"
         self._readiness.set("inventory", is_ready=self._has_published, why=text)
         if is_told:
@@ -175,8 +170,7 @@ class InventoryStore:
 
     def _report_inventory(self, inventory: Inventory) -> None:
         counts = {state: sum(device.health.state is state for device in inventory.devices) for state in HealthState}
-        for state, count in counts.items():
-            self._gauge.labels(str(state)).set(count)
+        self._metrics.set_devices(inventory.devices)
         get_logger().info(
             "inventory.published",
             generation=inventory.generation,

@@ -16,6 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from topobus.devicekit.driver import DeviceDriver
@@ -42,7 +43,16 @@ class DriverHung(HardwareError):
 class IsolatedDriver:
     """A driver whose every call is bounded."""
 
-    def __init__(self, driver: DeviceDriver, *, timeout_s: float, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        driver: DeviceDriver,
+        *,
+        timeout_s: float,
+        clock: Clock | None = None,
+        note_call: Callable[[str, str, float], None] = lambda *_: None,
+    ) -> None:
+        """Take the driver; `note_call` hears its name, the method, and how many seconds that ran, in the driver's thread."""
+        self.note_call = note_call
         self._clock = clock or SystemClock()
         self.driver = driver
         self.name = driver.name
@@ -80,7 +90,7 @@ class IsolatedDriver:
         """
         if self.is_hung:
             return None
-        watch = self._watch = _Watch(look, pause_s, asyncio.get_running_loop())
+        watch = self._watch = _Watch(look, pause_s, asyncio.get_running_loop(), partial(self.note_call, self.name, "look"))
         self._hand_over(watch)
         check_s = min(_CHECK_S, self._timeout_s)
         try:
@@ -106,7 +116,7 @@ class IsolatedDriver:
     async def _run(self, verb: str, function: Callable[[], T]) -> T:
         if self.is_hung:
             raise DriverHung(f"driver {self.name}: an earlier call has not come back yet", driver=self.name, verb=verb)
-        call = _Call(function, asyncio.get_running_loop())
+        call = _Call(function, asyncio.get_running_loop(), partial(self.note_call, self.name, verb))
         self._hand_over(call)
         try:
             await asyncio.shield(call.done)
@@ -168,8 +178,13 @@ class _Watch(Generic[T]):
     """One look, repeated in a thread until it finds news."""
 
     def __init__(
-        self, look: Callable[[Callable[[], None]], T | None], pause_s: Callable[[], float], loop: asyncio.AbstractEventLoop
+        self,
+        look: Callable[[Callable[[], None]], T | None],
+        pause_s: Callable[[], float],
+        loop: asyncio.AbstractEventLoop,
+        note: Callable[[float], None] = lambda _: None,
     ) -> None:
+        self._note = note
         self._look = look
         self._loop = loop
         self.pause_s = pause_s
@@ -190,11 +205,13 @@ class _Watch(Generic[T]):
         if self.is_ended:
             return
         self._begin_method()
+        first_began_s = self.began_s or 0.0
         try:
             self.result = self._look(self._begin_method)
         except BaseException as err:  # noqa: BLE001 - boundary: vendor code; the error is handed to the waiting coroutine
             self.error = err
         self.began_s = None
+        self._note(time.monotonic() - first_began_s)
         if self.result is None and self.error is None:
             return
         self.is_ended = True
@@ -216,7 +233,8 @@ class _Watch(Generic[T]):
 class _Call(Generic[T]):
     """One call on its way through a thread."""
 
-    def __init__(self, function: Callable[[], T], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, function: Callable[[], T], loop: asyncio.AbstractEventLoop, note: Callable[[float], None]) -> None:
+        self._note = note
         self._function = function
         self._loop = loop
         self.done: asyncio.Future[None] = loop.create_future()
@@ -231,10 +249,12 @@ class _Call(Generic[T]):
         self.has_begun = True
         if self.is_given_up:
             return
+        began_s = time.monotonic()
         try:
             self.result.append(self._function())
         except BaseException as err:  # noqa: BLE001 - boundary: vendor code; the error is handed to the waiting coroutine
             self.error = err
+        self._note(time.monotonic() - began_s)
         self.is_over = True
         try:
             self._loop.call_soon_threadsafe(self._finish)

@@ -12,13 +12,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from datetime import datetime
 
-from prometheus_client import Counter
-
 from topobus.devicekit.announcer import HealthAnnouncer
 from topobus.devicekit.device_holders import DeviceHolders
 from topobus.devicekit.inventory_merge import DriverView, MergedInventory, advance_inventory
 from topobus.devicekit.inventory_store import InventoryStore
 from topobus.devicekit.maintenance import forgiven, sticky_signs, with_forgiveness, with_maintenance
+from topobus.devicekit.metrics import DeviceMetrics
 from topobus.devicekit.node_machine import NodeMachine
 from topobus.devicekit.pool_assignment import odd_pools, with_pools
 from topobus.devicekit.settings import DeviceServiceSettings
@@ -38,8 +37,6 @@ __all__ = ["DevicePublisher"]
 
 # So many health events are on their way at a time.
 _PARALLEL_EVENTS = 64
-# So many reasons have a line of their own in the metric: a driver of somebody's that makes them up must not fill the memory of who reads metrics.
-_REASONS = 64
 # Seconds that an answer waits for what it says to be seen: a fifth of what the gateway gives it.
 _PUBLISH_S = 2.0
 
@@ -55,6 +52,7 @@ class DevicePublisher:
         *,
         machine: NodeMachine,
         store: InventoryStore,
+        metrics: DeviceMetrics,
         views: Callable[[], dict[str, DriverView]],
         make_inventory: Callable[[MergedInventory, Machine], Inventory],
         note_published: Callable[[Mapping[str, DriverView]], object],
@@ -86,14 +84,7 @@ class DevicePublisher:
         """What this class has: from the life before, then from each step."""
         self.counter_sets: tuple[CounterSet, ...] = ()
         """What these devices take from."""
-        self._events = Counter(
-            f"topobus_{device_class.replace('-', '_')}_health_events",
-            "Health events, by the state and the reason that decides; healthy ones have no reason.",
-            ("state", "reason"),
-            registry=runtime.registry,
-        )
-        self._reasons: set[str] = set()
-        """That the metric has a line of."""
+        self._metrics = metrics
         self._published: tuple[Device, ...] | None = None
         """What everybody has been told, or is being told; None when that may not be so."""
         self._has_news = asyncio.Event()
@@ -217,6 +208,7 @@ class DevicePublisher:
         published = {device.name for device in self.devices} if self._store.is_refused else None
         self.devices = tuple(device for device in merged.devices if published is None or device.name in published)
         self.counter_sets = merged.counter_sets
+        self._metrics.set_affected(self.devices, self._holders.owners, self._holders.pods)
         news = [device for device in self.devices if self._announcer.is_news(device)]
         # Each device has a subject of its own, so nothing of one device is overtaken; one after the other, thousands would take a minute.
         for start in range(0, len(news), _PARALLEL_EVENTS):
@@ -260,8 +252,4 @@ class DevicePublisher:
             device, affected=affected, pods=pods, inventory_generation=generation, time=time, is_removed=is_removed
         )
         if is_told and not is_removed:
-            worst = device.health.worst
-            reason = worst.reason if worst is not None else ""
-            if reason and len(self._reasons) < _REASONS:
-                self._reasons.add(reason)
-            self._events.labels(str(device.health.state), reason if reason in self._reasons or not reason else "other").inc()
+            self._metrics.count_event(device)

@@ -1,59 +1,113 @@
-"""What the bus counts, for Prometheus. Labels are bounded: nouns, streams and outcomes, never a name of a pod or a device."""
+"""What every service counts, for Prometheus: its build, and its bus. Labels are bounded: nouns, streams and outcomes, never a name of a pod or a device."""
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+import importlib.metadata
 
-__all__ = ["BusMetrics"]
+from prometheus_client import CollectorRegistry
+
+from topobus.runtime.metric_descriptors import CounterDescriptor, GaugeDescriptor, HistogramDescriptor
+
+__all__ = ["BusMetrics", "register_build_info"]
 
 # Seconds; from the 0.3 ms of a round trip on one machine up to the longest timeout of the catalogue.
 _BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_NOUN = "a noun of the catalogue"
+_STREAM = "a stream of the catalogue"
+
+BUILD_INFO = GaugeDescriptor(
+    name="topobus_build_info",
+    meaning="Always 1; the labels say which service this is and of which release.",
+    labels={"service": "the service's name", "version": "its release"},
+)
+CONNECTED = GaugeDescriptor(name="topobus_bus_connected", meaning="1 while the canary comes back.")
+CONNECTS = CounterDescriptor(name="topobus_bus_connects_total", meaning="Clients made, the first one included.")
+LOSSES = CounterDescriptor(
+    name="topobus_bus_losses_total", meaning="Clients given up.", labels={"reason": "why: `closed`, `canary`, or a name of the code's"}
+)
+CERTIFICATE_EXPIRY = GaugeDescriptor(
+    name="topobus_bus_certificate_expiry_timestamp_seconds", meaning="When the server's certificate ends, since 1970; 0: no TLS."
+)
+CHANGEOVERS = CounterDescriptor(
+    name="topobus_bus_changeovers_total",
+    meaning="Clients made beside one that lives, for another password or other credentials.",
+    labels={"outcome": ("changed", "refused")},
+)
+CREDENTIALS_EXPIRY = GaugeDescriptor(
+    name="topobus_bus_credentials_expiry_timestamp_seconds", meaning="When the credentials in use end, since 1970; 0: never."
+)
+ERRORS = CounterDescriptor(
+    name="topobus_bus_errors_total",
+    meaning="Errors that the client reported aside.",
+    labels={"kind": "the error's class in the client library"},
+)
+ECHO_SECONDS = HistogramDescriptor(name="topobus_bus_echo_seconds", meaning="Round trip of the canary.", buckets=_BUCKETS)
+ASK_SECONDS = HistogramDescriptor(
+    name="topobus_bus_ask_seconds",
+    meaning="Asks that we made.",
+    labels={"noun": _NOUN, "outcome": ("answered", "timeout", "nobody", "lost", "contract", "failed")},
+    buckets=_BUCKETS,
+)
+ANSWER_SECONDS = HistogramDescriptor(
+    name="topobus_bus_answer_seconds",
+    meaning="Asks that we answered.",
+    labels={
+        "noun": _NOUN,
+        "outcome": ("answered", "busy", "expired", "contract", "unavailable", "hardware", "config", "internal"),
+    },
+    buckets=_BUCKETS,
+)
+WRITES = CounterDescriptor(
+    name="topobus_bus_writes_total",
+    meaning="Writes to buckets and streams.",
+    labels={"noun": _NOUN, "outcome": ("written", "conflict", "failed")},
+)
+RESYNCS = CounterDescriptor(
+    name="topobus_bus_resyncs_total", meaning="Feeds that were opened anew.", labels={"stream": _STREAM, "reason": "a constant of the code"}
+)
+FEED_PENDING = GaugeDescriptor(name="topobus_bus_feed_pending_messages", meaning="Stored and not yet read.", labels={"stream": _STREAM})
+REJECTS = CounterDescriptor(name="topobus_bus_rejects_total", meaning="Messages that no contract accepts.", labels={"noun": _NOUN})
+STRAYS = CounterDescriptor(
+    name="topobus_bus_strays_total",
+    meaning="Messages at an ask's subject that are no request for it, or deliveries of another's consumer; dropped.",
+    labels={"noun": "a noun or a stream of the catalogue", "why": ("subject", "reply", "consumer")},
+)
+UNPROVEN = CounterDescriptor(
+    name="topobus_bus_unproven_answers_total",
+    meaning="Answers without the proof that their class has a key for, ignored.",
+    labels={"noun": _NOUN},
+)
+RIVALS = CounterDescriptor(
+    name="topobus_bus_rival_answers_total", meaning="Asks to which two answers came that say different things.", labels={"noun": _NOUN}
+)
 
 
 class BusMetrics:
-    """All counters of one bus, in the given registry.
+    """All metrics of one bus, in the given registry.
 
     Errors: raises ValueError when the registry has those of another bus already (prometheus_client takes a name once).
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.is_connected = Gauge("topobus_bus_connected", "1 while the canary comes back", registry=registry)
-        self.connects = Counter("topobus_bus_connects_total", "Clients made, the first one included", registry=registry)
-        self.losses = Counter("topobus_bus_losses_total", "Clients given up", ["reason"], registry=registry)
-        self.certificate_expires_s = Gauge(
-            "topobus_bus_certificate_expires_seconds", "When the server's certificate ends, since 1970; 0: no TLS", registry=registry
-        )
-        self.changeovers = Counter(
-            "topobus_bus_changeovers_total",
-            "Clients made beside one that lives, for another password or other credentials",
-            ["outcome"],
-            registry=registry,
-        )
-        self.credentials_expire = Gauge(
-            "topobus_bus_credentials_expire_seconds", "When the credentials in use end, since 1970; 0: never", registry=registry
-        )
-        self.errors = Counter("topobus_bus_errors_total", "Errors that the client reported aside", ["kind"], registry=registry)
-        self.echo_s = Histogram("topobus_bus_echo_seconds", "Round trip of the canary", registry=registry, buckets=_BUCKETS)
-        self.asks_s = Histogram("topobus_bus_ask_seconds", "Asks that we made", ["noun", "outcome"], registry=registry, buckets=_BUCKETS)
-        self.answers_s = Histogram(
-            "topobus_bus_answer_seconds", "Asks that we answered", ["noun", "outcome"], registry=registry, buckets=_BUCKETS
-        )
-        self.writes = Counter("topobus_bus_writes_total", "Writes to buckets and streams", ["noun", "outcome"], registry=registry)
-        self.resyncs = Counter("topobus_bus_resyncs_total", "Feeds that were opened anew", ["stream", "reason"], registry=registry)
-        self.pending = Gauge("topobus_bus_feed_pending_messages", "Stored and not yet read", ["stream"], registry=registry)
-        self.rejects = Counter("topobus_bus_rejects_total", "Messages that no contract accepts", ["noun"], registry=registry)
-        self.strays = Counter(
-            "topobus_bus_strays_total",
-            "Messages at an ask's subject that are no request for it, dropped",
-            ["noun", "why"],
-            registry=registry,
-        )
-        self.unproven = Counter(
-            "topobus_bus_unproven_answers_total",
-            "Answers without the proof that their class has a key for, ignored",
-            ["noun"],
-            registry=registry,
-        )
-        self.rivals = Counter(
-            "topobus_bus_rival_answers_total", "Asks to which two answers came that say different things", ["noun"], registry=registry
-        )
+        self.is_connected = CONNECTED.register(registry)
+        self.connects = CONNECTS.register(registry)
+        self.losses = LOSSES.register(registry)
+        self.certificate_expires_s = CERTIFICATE_EXPIRY.register(registry)
+        self.changeovers = CHANGEOVERS.register(registry)
+        self.credentials_expire = CREDENTIALS_EXPIRY.register(registry)
+        self.errors = ERRORS.register(registry)
+        self.echo_s = ECHO_SECONDS.register(registry)
+        self.asks_s = ASK_SECONDS.register(registry)
+        self.answers_s = ANSWER_SECONDS.register(registry)
+        self.writes = WRITES.register(registry)
+        self.resyncs = RESYNCS.register(registry)
+        self.pending = FEED_PENDING.register(registry)
+        self.rejects = REJECTS.register(registry)
+        self.strays = STRAYS.register(registry)
+        self.unproven = UNPROVEN.register(registry)
+        self.rivals = RIVALS.register(registry)
+
+
+def register_build_info(registry: CollectorRegistry, service: str) -> None:
+    """Have a registry say which service this is."""
+    BUILD_INFO.register(registry).labels(service, importlib.metadata.version("topobus")).set(1)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, disable_created_metrics
 
 from topobus.domain.errors import ConfigError, ContractError, HardwareError, InvariantError, PeerUnavailable, TopobusError
 from topobus.runtime.bus import Bus
@@ -24,6 +24,7 @@ from topobus.runtime.heartbeat import Heartbeats
 from topobus.runtime.http import Endpoint
 from topobus.runtime.logging import get_logger, setup_logging
 from topobus.runtime.login import read_login
+from topobus.runtime.metrics import register_build_info
 from topobus.runtime.probe import ask_ready
 from topobus.runtime.readiness import Readiness
 
@@ -134,9 +135,12 @@ async def _life(name: str, settings: S, serve: Callable[[S, Runtime], Awaitable[
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_number, stop.set)
     readiness = Readiness()
+    # When each series began is of no use to anybody, and half of all lines.
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # of the library
     registry = CollectorRegistry()
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=registry)
+    register_build_info(registry, name)
     log = get_logger()
     beats = Heartbeats(SystemClock(), event_loop_limit_s=settings.http.stalled_s, work_limit_s=settings.http.stuck_s)
     with Endpoint(settings.http, readiness, registry, beats):

@@ -171,7 +171,7 @@ async def _until_published(server: ApiServerSimulator, device_class: str, names:
 async def _strike(placed: PlacedFault, node: BenchNode, server: ApiServerSimulator, listener: _Listener) -> Taken:
     fault, names = placed.fault, placed.names
     service = node.services[fault.device_class]
-    metric = f'topobus_{fault.device_class}_health_events_total{{reason="{fault.code}",state="{fault.state}"}}'
+    metric = f'topobus_device_health_events_total{{class="{fault.device_class}",reason="{fault.code}",state="{fault.state}"}}'
     wanted = await _sample(service.port, metric) + len(names)
     word = _KUBELETS_WORD.get(fault.state)
     driver = driver_name(fault.device_class)

@@ -6,10 +6,11 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry
 
 from topobus.devicekit.driver_poller import DriverPoller
 from topobus.devicekit.isolation import IsolatedDriver
+from topobus.devicekit.metrics import DeviceMetrics
 from topobus.devicekit.settings import DeviceServiceSettings, DriverSettings
 from topobus.domain.health import Dimension, HealthState, Observation
 from topobus.domain.machine import Machine
@@ -29,9 +30,9 @@ class Polled:
         self.driver = ToyDriver(count=1)
         settings = DeviceServiceSettings(node="n", hardware=HardwareSettings(root=str(root)), drivers=DriverSettings(timeout_s=60.0))
         clock = ManualClock()
-        failures = Counter("failures", "", ("driver", "verb", "outcome"), registry=CollectorRegistry())
+        metrics = DeviceMetrics(CollectorRegistry(), "toy")
         self.poller = DriverPoller(
-            IsolatedDriver(self.driver, timeout_s=60.0, clock=clock), Tree(settings.hardware), settings, clock, failures
+            IsolatedDriver(self.driver, timeout_s=60.0, clock=clock), Tree(settings.hardware), settings, clock, metrics
         )
 
     async def look(self, *faults: Observation) -> tuple[str, ...]:

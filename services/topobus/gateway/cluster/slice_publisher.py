@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from msgspec import structs
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry
 
 from topobus.contracts.messages import ApiObject
 from topobus.domain.device import Device, Inventory, driver_name
@@ -23,6 +23,7 @@ from topobus.gateway.cluster.objects import (
     ClusterChangeKind,
     Rejected,
 )
+from topobus.gateway.cluster.slice_metrics import SliceMetrics
 from topobus.gateway.config import ClusterSettings
 from topobus.gateway.core.slices import (
     LIST_FIELDS,
@@ -54,20 +55,6 @@ _GONE = 404
 _CONFLICT = 409
 _OVERTAKEN = "somebody else changed a slice in the meantime"
 _UNCOUNTED = "the API server keeps no counters: the pool is made anew without partitions"
-
-
-class SliceMetrics:
-    """What the publisher counts."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.slices = Gauge("topobus_gateway_slices", "ResourceSlices of this node in the API server", ["class"], registry=registry)
-        self.writes = Counter("topobus_gateway_slice_writes_total", "Writes of ResourceSlices", ["verb", "outcome"], registry=registry)
-        self.foreign = Counter(
-            "topobus_gateway_foreign_slices_total", "ResourceSlices in this node's pools that no gateway made, deleted", registry=registry
-        )
-        self.dropped = Gauge(
-            "topobus_gateway_slice_fields_dropped", "1: the API server does not keep this field", ["field"], registry=registry
-        )
 
 
 class SlicePublisher:

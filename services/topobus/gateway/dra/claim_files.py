@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from topobus.devicekit.cdi import CdiSpec, file_name, render
@@ -31,13 +32,16 @@ class ClaimFiles:
         tell: Callable[[str], None],
         is_guarded: Callable[[ClaimEntry], bool] = lambda _: False,
         described: Callable[[ClaimEntry], CdiSpec | None] = lambda entry: entry.cdi,
+        writing: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext(),
     ) -> None:
         """Take the folder; `tell` hears what is wrong with it, nothing when it is good.
 
-        Shapes: is_guarded — whose containers start only past the gateway; described — an entry's file with what describes its devices, None: it needs none.
+        Shapes: is_guarded — whose containers start only past the gateway; described — an entry's file with what describes its devices, None: it needs none; writing — is entered around each write,
+                for a class.
         """
         self._is_guarded = is_guarded
         self._described = described
+        self._writing = writing
         self._folder = folder
         self._tell = tell
         self._disk = DiskWork()
@@ -78,7 +82,8 @@ class ClaimFiles:
             if only_missing:
                 await self._disk.do(lambda: asyncio.to_thread(write_missing, self._folder, wanted))
             else:
-                await self._disk.do(lambda: asyncio.to_thread(write, self._folder, *wanted.popitem()))
+                with self._writing(entry.device_class):
+                    await self._disk.do(lambda: asyncio.to_thread(write, self._folder, *wanted.popitem()))
         except OSError as err:
             self._tell(why_unwritable(err))
             raise

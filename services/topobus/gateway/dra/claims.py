@@ -36,6 +36,7 @@ from topobus.gateway.dra.claim_reading import NOT_YET, ClaimReader
 from topobus.gateway.dra.claim_reports import ClaimReports, NoClaimReports
 from topobus.gateway.dra.pinning import NoPinning, Pinning
 from topobus.gateway.key_locks import KeyLocks
+from topobus.gateway.metrics import ClaimMetrics
 from topobus.gateway.node_state import NodeState
 from topobus.runtime.logging import get_logger
 
@@ -69,6 +70,7 @@ class ClaimPreparer:
         pinning: Pinning | None = None,
         reports: ClaimReports | None = None,
         metadata: ClaimMetadata | None = None,
+        metrics: ClaimMetrics,
         boot_id: str = "",
         tell_cdi: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -86,8 +88,13 @@ class ClaimPreparer:
         self._reports = reports or NoClaimReports()
         self._metadata = metadata or ClaimMetadata(cdi_dir / "device-metadata")
         self._files = ClaimFiles(
-            cdi_dir, tell_cdi, lambda entry: bool(entry.to_attach or entry.to_adjust) or self._pinning.pins(entry), self._metadata.described
+            cdi_dir,
+            tell_cdi,
+            lambda entry: bool(entry.to_attach or entry.to_adjust) or self._pinning.pins(entry),
+            self._metadata.described,
+            metrics.writing,
         )
+        self._metrics = metrics
         self._ledger = ClaimLedger(state, asks, reader, checkpoint, settler)
         self._locks = KeyLocks()
         self._has_left = asyncio.Event()
@@ -105,6 +112,7 @@ class ClaimPreparer:
         await asyncio.to_thread(self._checkpoint.sweep)
         await self._metadata.restore(self._checkpoint.entries())
         await self._files.restore(wanted)
+        self._count_prepared()
         if is_offered:
             await self._files.check()
 
@@ -149,7 +157,8 @@ class ClaimPreparer:
         """Prepare a claim's devices of one class; the text is the claim's error."""
         with self.attempts.running(claim.uid):
             try:
-                prepared = await self._patiently(claim, lambda: self._prepare(device_class, claim))
+                with self._metrics.preparing(device_class):
+                    prepared = await self._patiently(claim, lambda: self._prepare(device_class, claim))
             except (ClaimFailed, TopobusError) as err:
                 error, code = str(err), err.code if isinstance(err, ClaimFailed) else ""
             except TimeoutError:
@@ -168,7 +177,8 @@ class ClaimPreparer:
     async def unprepare(self, device_class: str, claim: ClaimKey) -> str:
         """Undo a claim; empty when done. A claim that is not known here was undone before."""
         try:
-            await self._patiently(claim, lambda: self._unprepare(device_class, claim))
+            with self._metrics.unpreparing(device_class):
+                await self._patiently(claim, lambda: self._unprepare(device_class, claim))
             self.attempts.ended(claim.uid, device_class)
             return ""
         except PeerUnavailable as err:
@@ -321,6 +331,7 @@ class ClaimPreparer:
                 await self._checkpoint.put(msgspec.structs.replace(entry, is_prepared=False, boot_id="", cdi=None))
                 await self._files.delete(entry)
                 raise refused(refusal)
+        self._count_prepared()
         self._reports.prepared(entry)
         where = f"{claim.namespace}/{claim.name}"
         get_logger().info("claim.prepared", claim_uid=claim.uid, claim=where, device_class=device_class, devices=list(allocation.names))
@@ -343,11 +354,15 @@ class ClaimPreparer:
             await self._ledger.let_go(entry.attempt, claim)
         self._ledger.leave(claim)
         await self._checkpoint.remove(claim.uid, device_class)
+        self._count_prepared()
         self._devices.forget(entry)
         await self._pinning.released()
         self._reports.unprepared(claim, device_class)
         where = f"{entry.namespace}/{entry.name}"
         get_logger().info("claim.unprepared", claim_uid=claim.uid, claim=where, device_class=device_class, devices=list(names))
+
+    def _count_prepared(self) -> None:
+        self._metrics.set_prepared(entry.device_class for entry in self._checkpoint.entries() if entry.is_running)
 
     async def _refusal(self, entry: ClaimEntry) -> Refusal | None:
         """Look at what the checkpoint would have us write: rights may be fewer than when it was prepared."""

@@ -27,7 +27,8 @@ from topobus.gateway.dra.claim_forwarder import ClaimForwarder
 from topobus.gateway.dra.claim_key import ClaimKey
 from topobus.gateway.dra.claims import ClaimPreparer
 from topobus.gateway.kubelet.device_plugin import LIST_LIMIT_BYTES
-from topobus.gateway.kubelet.sockets import CallMetrics, FolderWatch, answer, identity, remove_stale, serving
+from topobus.gateway.kubelet.sockets import FolderWatch, answer, identity, remove_stale, serving
+from topobus.gateway.metrics import CallMetrics
 from topobus.gateway.node_state import NodeState
 from topobus.kubeletpb.dra.v1 import api_pb2 as dra
 from topobus.kubeletpb.drahealth.v1 import api_pb2 as health

@@ -36,13 +36,13 @@ from topobus.gateway.kubelet.ahead import Ahead, PreparationAhead
 from topobus.gateway.kubelet.allocation_record import AllocationRecord
 from topobus.gateway.kubelet.pci_devices import PciDevices
 from topobus.gateway.kubelet.sockets import (
-    CallMetrics,
     CallRefused,
     answer,
     refuse,
     within,
 )
 from topobus.gateway.kubelet.wire_forms import allocate_response, wire_list
+from topobus.gateway.metrics import CallMetrics
 from topobus.gateway.node_state import Broadcast, NodeState, Offer
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc

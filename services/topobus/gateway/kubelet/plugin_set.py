@@ -15,8 +15,9 @@ from topobus.gateway.core.vendor_profiles import profile_in
 from topobus.gateway.foreign.foreign_plugins import ForeignPlugins
 from topobus.gateway.kubelet.allocation_record import AllocationRecord
 from topobus.gateway.kubelet.registration import PluginRegistrar
-from topobus.gateway.kubelet.sockets import CallMetrics, FolderWatch
+from topobus.gateway.kubelet.sockets import FolderWatch
 from topobus.gateway.kubelet.vendor_plugins import VendorPlugins
+from topobus.gateway.metrics import CallMetrics
 from topobus.gateway.node_state import NodeState, Offer
 from topobus.runtime.clock import Clock
 

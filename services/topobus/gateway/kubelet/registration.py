@@ -25,13 +25,13 @@ from topobus.gateway.kubelet.allocation_record import AllocationRecord
 from topobus.gateway.kubelet.device_plugin import BeforeStart, DevicePlugin
 from topobus.gateway.kubelet.pci_devices import PciDevices
 from topobus.gateway.kubelet.sockets import (
-    CallMetrics,
     FolderWatch,
     dialling,
     identity,
     serving,
 )
 from topobus.gateway.kubelet.vendor_plugins import VendorPlugins
+from topobus.gateway.metrics import CallMetrics
 from topobus.gateway.node_state import NodeState, Offer
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc

@@ -15,22 +15,19 @@ from typing import Any, NoReturn, TypeVar
 
 import grpc
 import grpc.aio
-from prometheus_client import CollectorRegistry, Gauge, Histogram
 
 from topobus.domain.errors import ConfigError, ContractError, PeerUnavailable, TopobusError
 from topobus.domain.outcome import Refusal
 from topobus.gateway.kubelet.malformed_calls import MalformedCalls
+from topobus.gateway.metrics import CallMetrics
 from topobus.gateway.node_state import Broadcast
 from topobus.runtime.clock import until_tick
 from topobus.runtime.folder_events import FolderEvents
 from topobus.runtime.logging import get_logger
 
-__all__ = ["CallMetrics", "CallRefused", "FolderWatch", "answer", "dialling", "identity", "refuse", "remove_stale", "serving", "within"]
+__all__ = ["CallRefused", "FolderWatch", "answer", "dialling", "identity", "refuse", "remove_stale", "serving", "within"]
 
 T = TypeVar("T")
-
-# Seconds: from a call that only reads memory to kubelet's longest deadline.
-_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 45.0)
 
 # A status travels in a header, where three bytes may stand for one, and gRPC begins to drop headers of 8 KiB: a longer text would hide the status itself.
 _TEXT_LIMIT_BYTES = 2048
@@ -42,18 +39,6 @@ class CallRefused(Exception):
     def __init__(self, code: grpc.StatusCode, message: str) -> None:
         super().__init__(message)
         self.code = code
-
-
-class CallMetrics:
-    """How long calls of kubelet's took, and how they ended."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.calls_s = Histogram(
-            "topobus_gateway_call_seconds", "kubelet's calls", ["method", "class", "outcome"], registry=registry, buckets=_BUCKETS
-        )
-        self.left_out = Gauge(
-            "topobus_gateway_devices_left_out", "Devices that did not fit into kubelet's largest message", ["resource"], registry=registry
-        )
 
 
 def refuse(refusal: Refusal, doing: str) -> NoReturn:

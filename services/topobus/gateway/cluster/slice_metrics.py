@@ -1,0 +1,36 @@
+"""What the gateway counts of its ResourceSlices, for Prometheus; in a cluster alone."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry
+
+from topobus.runtime.metric_descriptors import CounterDescriptor, GaugeDescriptor
+
+__all__ = ["SliceMetrics"]
+
+_CLASS = "a device class, or a resource of the settings"
+
+SLICES = GaugeDescriptor(name="topobus_gateway_slices", meaning="ResourceSlices of this node in the API server.", labels={"class": _CLASS})
+SLICE_WRITES = CounterDescriptor(
+    name="topobus_gateway_slice_writes_total",
+    meaning="Writes of ResourceSlices.",
+    labels={"verb": ("create", "update", "delete"), "outcome": "`ok`, or the API server's reason or code"},
+)
+FOREIGN_SLICES = CounterDescriptor(
+    name="topobus_gateway_foreign_slices_total", meaning="ResourceSlices in this node's pools that no gateway made, deleted."
+)
+SLICE_FIELDS_DROPPED = GaugeDescriptor(
+    name="topobus_gateway_slice_fields_dropped",
+    meaning="1: the API server does not keep this field.",
+    labels={"field": "a field of a ResourceSlice"},
+)
+
+
+class SliceMetrics:
+    """What the publisher of slices does."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.slices = SLICES.register(registry)
+        self.writes = SLICE_WRITES.register(registry)
+        self.foreign = FOREIGN_SLICES.register(registry)
+        self.dropped = SLICE_FIELDS_DROPPED.register(registry)

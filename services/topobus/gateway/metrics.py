@@ -1,0 +1,139 @@
+"""What the gateway counts, for Prometheus. Labels are bounded: methods, classes, resources of the settings, outcomes."""
+
+from __future__ import annotations
+
+from collections import Counter as Count
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from time import monotonic
+
+from prometheus_client import CollectorRegistry, Counter
+
+from topobus.domain.errors import PeerUnavailable
+from topobus.gateway.dra.claim_key import ClaimFailed
+from topobus.runtime.metric_descriptors import CounterDescriptor, GaugeDescriptor, HistogramDescriptor
+
+__all__ = ["CallMetrics", "ClaimMetrics"]
+
+# Seconds: from a call that only reads memory to kubelet's longest deadline.
+_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 45.0)
+_CLASS = "a device class, or a resource of the settings"
+_OUTCOMES = ("refused", "unavailable", "timeout", "unwritable", "failed")
+
+CALL_SECONDS = HistogramDescriptor(
+    name="topobus_gateway_call_seconds",
+    meaning="kubelet's calls, of the device-plugin API and of DRA.",
+    labels={
+        "method": "a method of kubelet's APIs",
+        "class": _CLASS,
+        "outcome": ("ok", "refused", "unavailable", "failed", "cancelled", "crashed"),
+    },
+    buckets=_BUCKETS,
+)
+DEVICES_LEFT_OUT = GaugeDescriptor(
+    name="topobus_gateway_devices_left_out",
+    meaning="Devices that did not fit into kubelet's largest message.",
+    labels={"resource": "a resource of this node"},
+)
+CLAIMS_PREPARED = GaugeDescriptor(
+    name="topobus_gateway_claims_prepared", meaning="Claims that are prepared on this node now.", labels={"class": _CLASS}
+)
+CLAIM_PREPARES = CounterDescriptor(
+    name="topobus_gateway_claim_prepares_total",
+    meaning="Claims that kubelet wanted prepared, by how that ended.",
+    labels={"class": _CLASS, "outcome": ("prepared", *_OUTCOMES)},
+)
+CLAIM_UNPREPARES = CounterDescriptor(
+    name="topobus_gateway_claim_unprepares_total",
+    meaning="Claims that kubelet wanted undone, by how that ended; after `unavailable` kubelet may go on, and it is undone later.",
+    labels={"class": _CLASS, "outcome": ("unprepared", *_OUTCOMES)},
+)
+CLAIM_PREPARE_SECONDS = HistogramDescriptor(
+    name="topobus_gateway_claim_prepare_seconds",
+    meaning="How long one claim took to prepare, with all tries, whatever the outcome.",
+    labels={"class": _CLASS},
+    buckets=_BUCKETS,
+)
+CDI_WRITE_SECONDS = HistogramDescriptor(
+    name="topobus_gateway_cdi_write_seconds",
+    meaning="How long a claim's CDI file took to be on disk.",
+    labels={"class": _CLASS, "outcome": ("written", "failed")},
+    buckets=_BUCKETS,
+)
+
+
+class CallMetrics:
+    """How long calls of kubelet's took, and how they ended."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.calls_s = CALL_SECONDS.register(registry)
+        self.left_out = DEVICES_LEFT_OUT.register(registry)
+
+
+class ClaimMetrics:
+    """What became of claims on this node."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.prepares = CLAIM_PREPARES.register(registry)
+        self.unprepares = CLAIM_UNPREPARES.register(registry)
+        self.prepare_s = CLAIM_PREPARE_SECONDS.register(registry)
+        self.cdi_write_s = CDI_WRITE_SECONDS.register(registry)
+        self._prepared = CLAIMS_PREPARED.register(registry)
+        self._classes: set[str] = set()
+
+    @contextmanager
+    def preparing(self, device_class: str) -> Iterator[None]:
+        """Count and time what prepares one claim; errors pass."""
+        began_s = monotonic()
+        try:
+            with _counted(self.prepares, device_class, "prepared"):
+                yield
+        finally:
+            self.prepare_s.labels(device_class).observe(monotonic() - began_s)
+
+    @contextmanager
+    def unpreparing(self, device_class: str) -> Iterator[None]:
+        """Count what undoes one claim; errors pass."""
+        with _counted(self.unprepares, device_class, "unprepared"):
+            yield
+
+    @contextmanager
+    def writing(self, device_class: str) -> Iterator[None]:
+        """Time the write of one CDI file; errors pass."""
+        began_s, outcome = monotonic(), "failed"
+        try:
+            yield
+            outcome = "written"
+        finally:
+            self.cdi_write_s.labels(device_class, outcome).observe(monotonic() - began_s)
+
+    def set_prepared(self, classes: Iterable[str]) -> None:
+        """Take the class of each claim that is prepared now."""
+        counts = Count(classes)
+        self._classes |= counts.keys()
+        for device_class in self._classes:
+            self._prepared.labels(device_class).set(counts[device_class])
+
+
+@contextmanager
+def _counted(counter: Counter, device_class: str, done: str) -> Iterator[None]:
+    """Count how a block ends; one that is cancelled has not ended."""
+    try:
+        yield
+    except ClaimFailed:
+        counter.labels(device_class, "refused").inc()
+        raise
+    except PeerUnavailable:
+        counter.labels(device_class, "unavailable").inc()
+        raise
+    except TimeoutError:
+        # Before OSError, of which it is one.
+        counter.labels(device_class, "timeout").inc()
+        raise
+    except OSError:
+        counter.labels(device_class, "unwritable").inc()
+        raise
+    except Exception:
+        counter.labels(device_class, "failed").inc()
+        raise
+    counter.labels(device_class, done).inc()

@@ -1,0 +1,114 @@
+"""Describes metrics: name, kind, meaning and labels, declared once; `docs/reference/metrics.md` and the checks of deploy/monitoring are made from them.
+
+A service's metrics stand as constants in its metrics module, and a registry gets them from there alone. Names follow Prometheus: `topobus_<service>_<noun>_<unit>`, with
+`_total` for counters only; a device class is a label. Labels are bounded: either all values are listed, or a text says what bounds them. Never a uid, pod or claim name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+__all__ = ["CounterDescriptor", "GaugeDescriptor", "HistogramDescriptor", "LabelValues", "MetricDescriptor", "descriptors_of"]
+
+LabelValues = str | tuple[str, ...]
+"""All values that a label has; or a text that says what bounds them."""
+
+_NAME = re.compile(r"topobus_[a-z]+(_[a-z]+)*")
+_LABEL = re.compile(r"[a-z][a-z_]*")
+_UNBOUNDED = frozenset({"uid", "pod", "claim", "namespace", "name"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricDescriptor:
+    """One metric. Errors: raises ValueError for a name or a label that breaks the conventions."""
+
+    name: str
+    meaning: str
+    labels: Mapping[str, LabelValues] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise ValueError(f"metric {self.name}: wanted topobus_<service>_<noun>_<unit|total> in small letters")
+        if self.name.endswith("_total") != isinstance(self, CounterDescriptor):
+            raise ValueError(f"metric {self.name}: _total ends the names of counters, and of nothing else")
+        for label in self.labels:
+            if not _LABEL.fullmatch(label) or label in _UNBOUNDED:
+                raise ValueError(f"metric {self.name}: label {label!r} is not allowed: its values have no bound, or it is misspelt")
+
+    @property
+    def kind(self) -> str:
+        """Prometheus' word for the type."""
+        raise NotImplementedError
+
+    @property
+    def series(self) -> tuple[str, ...]:
+        """The names under which samples of it are stored.
+
+        >>> HistogramDescriptor(name="topobus_test_call_seconds", meaning="Calls.", buckets=(1.0,)).series
+        ('topobus_test_call_seconds_bucket', 'topobus_test_call_seconds_count', 'topobus_test_call_seconds_sum')
+        """
+        return (self.name,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CounterDescriptor(MetricDescriptor):
+    """A number that only rises while the process lives."""
+
+    @property
+    def kind(self) -> str:
+        """Prometheus' word for the type."""
+        return "counter"
+
+    def register(self, registry: CollectorRegistry) -> Counter:
+        """Make it in a registry. Errors: raises ValueError when the registry has it already."""
+        return Counter(self.name, self.meaning, tuple(self.labels), registry=registry)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaugeDescriptor(MetricDescriptor):
+    """A number that rises and falls."""
+
+    @property
+    def kind(self) -> str:
+        """Prometheus' word for the type."""
+        return "gauge"
+
+    def register(self, registry: CollectorRegistry) -> Gauge:
+        """Make it in a registry. Errors: raises ValueError when the registry has it already."""
+        return Gauge(self.name, self.meaning, tuple(self.labels), registry=registry)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistogramDescriptor(MetricDescriptor):
+    """Counts of observed values by upper bound."""
+
+    buckets: tuple[float, ...]
+
+    @property
+    def kind(self) -> str:
+        """Prometheus' word for the type."""
+        return "histogram"
+
+    @property
+    def series(self) -> tuple[str, ...]:
+        """The names under which samples of it are stored."""
+        return tuple(f"{self.name}_{part}" for part in ("bucket", "count", "sum"))
+
+    def register(self, registry: CollectorRegistry) -> Histogram:
+        """Make it in a registry. Errors: raises ValueError when the registry has it already."""
+        return Histogram(self.name, self.meaning, tuple(self.labels), registry=registry, buckets=self.buckets)
+
+
+def descriptors_of(modules: Iterable[ModuleType]) -> tuple[MetricDescriptor, ...]:
+    """List what modules declare, sorted by name.
+
+    >>> descriptors_of([])
+    ()
+    """
+    declared = {value.name: value for module in modules for value in vars(module).values() if isinstance(value, MetricDescriptor)}
+    return tuple(declared[name] for name in sorted(declared))

@@ -1,0 +1,75 @@
+"""Metrics are declared once, with names and labels that Prometheus' users expect."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from topobus.devicekit.metrics import DeviceMetrics
+from topobus.domain.device import Device
+from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState
+from topobus.runtime.metric_descriptors import CounterDescriptor, GaugeDescriptor, MetricDescriptor
+
+_ROOT = Path(__file__).resolve().parents[3]
+_DESCRIPTORS = "shared/topobus/runtime/metric_descriptors.py"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "labels"),
+    [
+        pytest.param(GaugeDescriptor, "topobus_test_things_total", {}, id="a gauge with a counter's name"),
+        pytest.param(CounterDescriptor, "topobus_test_things", {}, id="a counter with a gauge's name"),
+        pytest.param(GaugeDescriptor, "test_things", {}, id="not ours"),
+        pytest.param(GaugeDescriptor, "topobus_Test_things", {}, id="a capital letter"),
+        pytest.param(GaugeDescriptor, "topobus_test_things", {"uid": "a claim's"}, id="a uid"),
+        pytest.param(GaugeDescriptor, "topobus_test_things", {"pod": "a pod's"}, id="a pod"),
+    ],
+)
+def test_descriptor_is_refused_when_it_breaks_the_conventions(kind: type[MetricDescriptor], name: str, labels: dict[str, str]) -> None:
+    """A name or a label that breaks the conventions fails where it is declared."""
+    with pytest.raises(ValueError, match=name):
+        kind(name=name, meaning="Things.", labels=labels)
+
+
+def test_metrics_are_made_from_descriptors_alone() -> None:
+    """No module of a service makes a metric that is not declared: what is not declared is in no page and in no check."""
+    made = [
+        str(path.relative_to(_ROOT))
+        for room in ("shared", "services", "examples")
+        for path in (_ROOT / room).rglob("*.py")
+        if re.search(
+            r"from prometheus_client import .*\b(Counter|Gauge|Histogram|Summary|Info)\b", text := path.read_text(encoding="utf-8")
+        )
+        and re.search(r"\b(Counter|Gauge|Histogram|Summary|Info)\(\s*f?\"", text)
+    ]
+
+    assert made == []
+
+
+def test_device_metrics_follow_the_inventory_when_a_device_gets_sick_and_well() -> None:
+    """A device stands under its state and reason, and under no other one afterwards."""
+    registry = CollectorRegistry()
+    metrics = DeviceMetrics(registry, "gpu")
+    sick = DeviceHealth(
+        state=HealthState.UNHEALTHY,
+        conditions=(Condition(dimension=Dimension.MEMORY, state=HealthState.UNHEALTHY, reason="ecc", message="", since=""),),
+    )
+
+    def lines() -> dict[tuple[str, str], float]:
+        name = "topobus_device_inventory_devices"
+        samples = [sample for metric in registry.collect() for sample in metric.samples if sample.name == name]
+        return {(sample.labels["state"], sample.labels["reason"]): sample.value for sample in samples if sample.value}
+
+    metrics.set_devices([_device("g0", sick), _device("g1", DeviceHealth())])
+    when_sick = lines()
+    metrics.set_devices([_device("g0", DeviceHealth()), _device("g1", DeviceHealth())])
+
+    assert when_sick == {("unhealthy", "ecc"): 1, ("healthy", ""): 1}
+    assert lines() == {("healthy", ""): 2}
+
+
+def _device(name: str, health: DeviceHealth) -> Device:
+    return Device(name=name, device_class="gpu", driver="toy", health=health)
