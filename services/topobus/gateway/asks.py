@@ -44,8 +44,8 @@ Preference = Callable[[Sequence[str], Sequence[str], int], Awaitable[tuple[str, 
 """Chooses out of what is available, with what must be included, so many; None is no opinion."""
 
 
-# Answers whose edits were looked at and allowed: more sets of devices than a node has containers; each takes some KiB.
-_ALLOWED_LIMIT = 256
+# Answers whose edits were looked at and allowed: those of the containers that start now, each of some KiB.
+_ALLOWED_LIMIT = 32
 _ALL_CPUS = CpuSet.of(range(CpuSet.MAX_ID + 1))
 
 

@@ -31,6 +31,7 @@ __all__ = [
     "Step",
     "SwitchedDriver",
     "is_adjusting",
+    "is_attaching",
     "is_checking",
     "is_cleaning",
     "is_reading",
@@ -142,6 +143,15 @@ def is_reading(driver: DeviceDriver) -> TypeGuard[ReadingDriver]:
 def is_checking(driver: DeviceDriver) -> TypeGuard[CheckingDriver]:
     """Say whether a driver checks configuration, as quickly."""
     return callable(getattr(driver, "check", None))
+
+
+def is_attaching(driver: DeviceDriver) -> TypeGuard[AttachingDriver]:
+    """Say whether a driver's devices move into sandboxes, as quickly."""
+    return (
+        callable(getattr(driver, "to_attach", None))
+        and callable(getattr(driver, "attach", None))
+        and callable(getattr(driver, "detach", None))
+    )
 
 
 def is_adjusting(driver: DeviceDriver) -> TypeGuard[AdjustingDriver]:

@@ -17,7 +17,7 @@ from topobus.contracts.sandbox_messages import Accepted
 from topobus.devicekit import journaled_verbs
 from topobus.devicekit.device_hands import DeviceHands, driver_reason
 from topobus.devicekit.driver import DeviceDriver, PrepareContext
-from topobus.devicekit.hands import AttachingDriver, is_adjusting, is_checking, is_cleaning, is_reading
+from topobus.devicekit.hands import AttachingDriver, is_adjusting, is_attaching, is_checking, is_cleaning, is_reading
 from topobus.devicekit.isolation import DriverFailed, DriverHung, IsolatedDriver
 from topobus.devicekit.passthrough_request import asks_for_passthrough
 from topobus.devicekit.sharing import refuse_sharing, with_operators_sharing
@@ -239,7 +239,7 @@ class Preparer:
             return stands, ()
 
         def prepare() -> tuple[journaled_verbs.Edits | Refusal | journaled_verbs.JournaledWork, Sequence[str]]:
-            wanted = driver.to_attach(devices, context) if isinstance(driver, AttachingDriver) else ()
+            wanted = driver.to_attach(devices, context) if is_attaching(driver) else ()
             to_attach = [name for name in names if name in wanted and name not in looked_at]
             # Allocate is a call that kubelet waits for: the journal hears of such an owner when the gateway sees that its pod has gone. Of a shared device it
             # must know all owners: who leaves it is the last one, or is not.

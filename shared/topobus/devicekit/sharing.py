@@ -98,8 +98,10 @@ def refuse_sharing(driver: DeviceDriver, devices: Sequence[Device], context: Pre
     sharing = sharing_of(devices, context)
     if isinstance(sharing, Refusal):
         return sharing
+    if sharing.strategy == EXCLUSIVE:
+        return None
     sharing_strategies = driver.sharing_strategies if isinstance(driver, SharingDriver) else frozenset()
-    if sharing.strategy == EXCLUSIVE or sharing.strategy in sharing_strategies:
+    if sharing.strategy in sharing_strategies:
         return None
     able = ", ".join((EXCLUSIVE, *sorted(sharing_strategies)))
     message = f"driver {driver.name} cannot share devices by {sharing.strategy}: it knows {able}"

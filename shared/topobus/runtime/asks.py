@@ -101,7 +101,7 @@ class Asks:
         expectations: list[Expectation] = []
 
         def expect(expected: Expectation) -> None:
-            self._expect(ask, parts, expected)
+            self._expect(ask, parts, subject, expected)
             expectations.append(expected)
             headers.update(self._awaited_at(expected))
 
@@ -141,14 +141,15 @@ class Asks:
         self._check_asker(ask)
         started = self._connection.clock.monotonic()
         question = {PING: self._connection.instance, RELEASE: self._connection.release}
+        subject = ask.subject(**parts)
 
         def expect(expected: Expectation) -> None:
-            self._expect(ask, parts, expected)
+            self._expect(ask, parts, subject, expected)
             question.update(self._awaited_at(expected))
 
         try:
             answer = await self._connection.request(
-                ask.subject(**parts),
+                subject,
                 headers=question,
                 timeout_s=timeout_s,
                 answerer=answerer_of(ask, parts.get("device_class", "")),
@@ -196,11 +197,10 @@ class Asks:
                 # The connection is being replaced: the new client listens before it is called connected.
                 pass
 
-    def _expect(self, ask: Ask[Any, Any], parts: dict[str, str], expected: Expectation) -> None:
+    def _expect(self, ask: Ask[Any, Any], parts: dict[str, str], subject: str, expected: Expectation) -> None:
         """Say what an answer must prove, and what becomes of a second one."""
         device_class = parts.get("device_class", "")
         key = self._demanded.get(device_class) or (self._process_key if device_class in self._own_classes else None)
-        subject = ask.subject(**parts)
 
         def is_genuine(message: Msg) -> bool:
             headers = message.headers or {}

@@ -100,7 +100,7 @@ def chosen_of(names: Iterable[str], inventory: Inventory | None) -> Chosen:
         number = number_of_replica(name)
         if number is not None:
             numbers.setdefault(device_of_replica(name), []).append(number)
-    by_name = {device.name: device for device in (inventory.devices if inventory is not None else ())}
+    by_name = {device.name: device for device in (inventory.devices if numbers and inventory is not None else ())}
     shares = {
         name: replica_share(by_name[name], replicas) if name in by_name else HeldShare(replicas=tuple(sorted(replicas)))
         for name, replicas in sorted(numbers.items())
