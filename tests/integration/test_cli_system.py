@@ -142,7 +142,7 @@ def test_place_and_release_move_the_ledger_when_a_pod_fits(system: Running, tmp_
 
     placed = system.json("place", manifest)["chosen"]
     assert placed["result"]["containers"][0]["cpus"] == "0-7,112-119"
-    assert "A gpu-0000-18-00-0" in system.topobus("machine").stdout
+    assert "T gpu-0000-18-00-0" in system.topobus("machine").stdout
     refused = system.json("place", manifest, "--node", "demo-node", code=1)
     assert [reason["code"] for reason in refused["result"]["reasons"]] == ["already-placed"]
 

@@ -105,8 +105,8 @@ def test_draw_machine_marks_held_cpus_by_letter_when_a_pod_holds_them() -> None:
     """One capital letter a core that is held whole, a small one where a thread is free, and the legend says whose letter it is."""
     lines = drawn(machine_of(2, 4), ledger=ledger_of("trainer", "0,1,9"))
 
-    assert any(line.startswith("│ ") and line.split("│")[1].strip() == "aA··" for line in lines)
-    assert any(line.startswith(" A ") and "pod default/trainer" in line and "3 cpus 0-1,9" in line for line in lines)
+    assert any(line.startswith("│ ") and line.split("│")[1].strip() == "tT··" for line in lines)
+    assert any(line.startswith(" T ") and "pod default/trainer" in line and "3 cpus 0-1,9" in line for line in lines)
     assert any("8 (4 cores x 2), 5 free" in line for line in lines)
 
 
@@ -114,7 +114,7 @@ def test_draw_machine_marks_held_devices_by_letter_when_a_pod_holds_them() -> No
     """A held device carries its owner's letter and a free one a dot, without any colour."""
     lines = drawn(machine_of(2, 4), inventory_of(gpu(0x17), gpu(0x18)), ledger=ledger_of("trainer", gpus=("gpu-0000-17-00-0",)))
 
-    assert any("A gpu-0000-17-00-0" in " ".join(line.split()) for line in lines)
+    assert any("T gpu-0000-17-00-0" in " ".join(line.split()) for line in lines)
     assert any("· gpu-0000-18-00-0" in " ".join(line.split()) for line in lines)
 
 
@@ -176,7 +176,7 @@ def test_draw_machine_says_the_scale_when_cores_do_not_fit() -> None:
     lines = drawn(machine_of(2, 512), ledger=ledger_of("trainer", "0"))
 
     assert any("cores a sign)" in line for line in lines)
-    assert any("a···" in line for line in lines)
+    assert any("t···" in line for line in lines)
 
 
 def test_drawing_tells_what_a_function_is_for_when_it_is_not_offered() -> None:

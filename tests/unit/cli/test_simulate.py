@@ -92,7 +92,7 @@ def test_simulate_draws_the_machine_and_the_reasons_when_people_read(dgx: Path, 
     assert code == ExitCode.OK
     assert "pod default/small placed on dgx" in text
     assert "[devices-chosen]" in text
-    assert "A gpu-0000-18-00-0" in text
+    assert "S gpu-0000-18-00-0" in text
     assert "1 placed, 0 refused" in text
 
 

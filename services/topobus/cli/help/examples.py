@@ -122,6 +122,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
             "topobus simulate --machine my-server --pods pods --policy single-numa-node",
         ),
     ),
+    "top": (
+        ("Machines live; q ends it, arrow keys show other nodes and more of the drawing", "topobus top"),
+        ("Begin with one node", "topobus top --node node-a"),
+    ),
     "up": (
         ("A recorded machine with eight GPUs", "topobus up"),
         ("This machine's own devices, with a state that stays", "topobus up --real --dir ~/topobus"),

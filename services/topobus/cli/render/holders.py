@@ -6,6 +6,7 @@ Flows in: a Ledger. Flows out: letters by owner, by CPU and by device. Pure; the
 from __future__ import annotations
 
 import string
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from topobus.domain.device_sharing import HeldShare
@@ -60,16 +61,20 @@ class Holders:
     """Who has shares of a device, with what they have, by class and name; owners by key."""
 
 
-def holders_of(ledger: Ledger | None) -> Holders:
-    """Give each owner a letter, in the order of their keys."""
+def holders_of(ledger: Ledger | None, letters: Mapping[str, str] | None = None) -> Holders:
+    """Give each owner the letter that it has had (`letters`, by key), else one of its name, else a free one; in the order of their keys.
+
+    So a letter says whose it is, and does not change when others come and go, but for owners of one first letter.
+    """
+    given = _letters({key: allocation.shown.name for key, allocation in (ledger.allocations if ledger else {}).items()}, letters or {})
     holders: list[Holder] = []
     by_cpu: dict[int, Holder] = {}
     by_device: dict[tuple[str, str], Holder] = {}
     sharers: dict[tuple[str, str], list[tuple[Holder, HeldShare]]] = {}
-    for place, (_, allocation) in enumerate(sorted((ledger.allocations if ledger else {}).items())):
+    for place, (key, allocation) in enumerate(sorted((ledger.allocations if ledger else {}).items())):
         holder = Holder(
-            letter=_LETTERS[place] if place < len(_LETTERS) else _MANY,
-            style=_STYLES[place % len(_STYLES)],
+            letter=given[key],
+            style=_STYLES[(_LETTERS.index(given[key]) if given[key] in _LETTERS else place) % len(_STYLES)],
             name=str(allocation.shown),
             allocation=allocation,
         )
@@ -84,3 +89,14 @@ def holders_of(ledger: Ledger | None) -> Holders:
     return Holders(
         all=tuple(holders), by_cpu=by_cpu, by_device=by_device, sharers={place: tuple(parts) for place, parts in sharers.items()}
     )
+
+
+def _letters(names: Mapping[str, str], had: Mapping[str, str]) -> dict[str, str]:
+    """Choose a letter for each key; those of owners that are gone are free again."""
+    given = {key: had[key] for key in sorted(names) if had.get(key, _MANY) in _LETTERS}
+    taken = set(given.values())
+    for key in sorted(names.keys() - given.keys()):
+        own = [letter for letter in names[key].upper() if letter in _LETTERS]
+        given[key] = next((letter for letter in (*own, *_LETTERS) if letter not in taken), _MANY)
+        taken.add(given[key])
+    return given

@@ -177,10 +177,10 @@ def _widths(columns: Sequence[Column], cells: Sequence[Sequence[Text]], width: i
         natural.append(longest)
         words = [len(_bare(word)) for line in lines for word in words_of(line)]
         least.append(max([title, min(longest, _LEAST_TEXT), *words]) if column.fit is Fit.TEXT else longest)
-    for gap in _GAPS:
-        room = width - gap * (len(columns) - 1)
-        if sum(natural) <= room:
-            return natural, gap
+    gap = next((gap for gap in _GAPS if sum(natural) + gap * (len(columns) - 1) <= width), _GAPS[-1])
+    room = width - gap * (len(columns) - 1)
+    if sum(natural) <= room:
+        return natural, gap
     if sum(least) > room:
         return None
     widths = list(natural)

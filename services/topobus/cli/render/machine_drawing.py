@@ -7,7 +7,7 @@ colour shows.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, zip_longest
 
 from rich import box
@@ -41,14 +41,19 @@ _LABEL = "memory  "
 
 
 def draw_machine(
-    machine: Machine, inventories: Iterable[Inventory] = (), ledger: Ledger | None = None, *, width: int = DRAWING_WIDTH
+    machine: Machine,
+    inventories: Iterable[Inventory] = (),
+    ledger: Ledger | None = None,
+    *,
+    width: int = DRAWING_WIDTH,
+    letters: Mapping[str, str] | None = None,
 ) -> RenderableType:
     """Draw one machine; without inventories the PCI functions are drawn as the kernel names them.
 
-    Order: by socket and node id; two sockets make two columns. Letters follow the order of the owners' keys.
+    Order: by socket and node id; two sockets make two columns. Letters are those that owners have had (`letters`, by key), else of their names.
     """
     all_inventories = tuple(inventories)
-    holders = holders_of(ledger)
+    holders = holders_of(ledger, letters)
     leaves = leaves_of(machine, all_inventories)
     sick_cpus = _sick_cpus(all_inventories)
     cpus_by_node = _cpus_by_node(machine)

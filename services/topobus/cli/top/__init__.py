@@ -1,0 +1,1 @@
+"""`topobus top`: the drawing of machines, live."""

@@ -1,0 +1,98 @@
+"""Takes a terminal over for a full screen, and gives it back however the program ends.
+
+Flows in: a file descriptor for keys and a stream for text. Flows out: keys, changes of size, and the terminal as it was: after the end, an exception, a signal, and
+while the program is stopped by Ctrl-Z.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import termios
+import tty
+from collections.abc import Callable, Iterator
+from typing import TextIO
+
+from topobus.cli.top.keys import Key, read_keys
+
+__all__ = ["FullScreen", "full_screen"]
+
+# Alternate screen, cursor away, no wrapping at the edge; and all of it undone (xterm's control sequences, DEC private modes 1049, 25 and 7).
+_ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J"
+_LEAVE = "\x1b[?7h\x1b[?25h\x1b[?1049l"
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+class FullScreen:
+    """A terminal that is ours for a block."""
+
+    def __init__(self, keys_fd: int, out: TextIO) -> None:
+        self._keys_fd = keys_fd
+        self._out = out
+        self._before = termios.tcgetattr(keys_fd)
+        self._rest = b""
+
+    def enter(self) -> None:
+        """Take the terminal: keys come one by one and are not shown; signals by keys stay."""
+        tty.setcbreak(self._keys_fd, termios.TCSANOW)
+        self.write(_ENTER)
+
+    def leave(self) -> None:
+        """Give the terminal back as it was. A terminal that is gone wants nothing back."""
+        with contextlib.suppress(OSError, ValueError):
+            self.write(_LEAVE)
+        with contextlib.suppress(termios.error):
+            termios.tcsetattr(self._keys_fd, termios.TCSANOW, self._before)
+
+    def write(self, text: str) -> None:
+        """Write at once."""
+        self._out.write(text)
+        self._out.flush()
+
+    def size(self) -> tuple[int, int]:
+        """Columns and lines."""
+        size = os.get_terminal_size(self._out.fileno())
+        # A pseudo terminal that nobody has told its size has none.
+        return size.columns or 80, size.lines or 24
+
+    def keys(self) -> list[Key]:
+        """Read the keys that were pressed; a terminal that is gone says quit."""
+        try:
+            data = os.read(self._keys_fd, 1024)
+        except OSError:
+            data = b""
+        if not data:
+            return [Key.QUIT]
+        keys, self._rest = read_keys(self._rest + data)
+        return keys
+
+
+@contextlib.contextmanager
+def full_screen(
+    keys_fd: int, out: TextIO, *, on_keys: Callable[[list[Key]], None], on_change: Callable[[], None], on_end: Callable[[], object]
+) -> Iterator[FullScreen]:
+    """Have the terminal for a block, with the running event loop telling of keys, of a new size, and of a signal that ends the program."""
+    loop = asyncio.get_running_loop()
+    screen = FullScreen(keys_fd, out)
+
+    def stop() -> None:
+        # The shell gets its terminal while we are stopped, and we take it again when we go on.
+        screen.leave()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        screen.enter()
+        on_change()
+
+    handlers = {**dict.fromkeys(_ENDING, on_end), signal.SIGWINCH: on_change, signal.SIGTSTP: stop}
+    try:
+        for number, handler in handlers.items():
+            loop.add_signal_handler(number, handler)
+        screen.enter()
+        loop.add_reader(keys_fd, lambda: on_keys(screen.keys()))
+        yield screen
+    finally:
+        loop.remove_reader(keys_fd)
+        screen.leave()
+        for number in handlers:
+            loop.remove_signal_handler(number)

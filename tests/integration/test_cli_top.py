@@ -1,0 +1,164 @@
+"""`topobus top` on a pseudo terminal: what it shows as things happen, and the terminal as it was before, however it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+import pytest_asyncio
+from msgspec import structs
+
+from support.terminals import TerminalSession
+from topobus.contracts.catalogue import DECISION, HEALTH, INVENTORY, LEDGER, MACHINE
+from topobus.contracts.messages import DecisionEvent, HealthEvent
+from topobus.domain.device import Inventory
+from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState
+from topobus.domain.ledger import Allocation, Holding, Ledger
+from topobus.domain.machine import Machine
+from topobus.domain.outcome import Reason, Refusal
+from topobus.domain.request import Owner, OwnerKind
+from topobus.runtime.bus import Bus
+from topobus.simulation.nats_server import NatsServer
+
+pytestmark = pytest.mark.integration
+
+_TOP = (sys.executable, "-m", "topobus.cli.main", "top")
+_LEAVE = "\x1b[?7h\x1b[?25h\x1b[?1049l"
+_TRAINER = Owner(kind=OwnerKind.POD, name="trainer", uid="1")
+
+
+@pytest_asyncio.fixture
+async def machines(bus: Bus, recorded: tuple[Machine, list[Inventory]]) -> list[Inventory]:
+    """Two nodes on the bus, as recorded."""
+    machine, inventories = recorded
+    for node in ("demo-node", "other-node"):
+        await bus.put(MACHINE, structs.replace(machine, node=node), node=node)
+        for inventory in inventories:
+            await bus.put(INVENTORY, structs.replace(inventory, node=node), node=node, device_class=inventory.device_class)
+    return inventories
+
+
+@asynccontextmanager
+async def _top(server: NatsServer, *, columns: int = 80, lines: int = 24) -> AsyncIterator[TerminalSession]:
+    environment = {**os.environ, "TERM": "xterm-256color", "TOPOBUS_ALL__NATS__URL": server.url, "PYTHONIOENCODING": "utf-8"}
+    session = TerminalSession(_TOP, environment, columns=columns, lines=lines)
+    try:
+        yield session
+    finally:
+        session.close()
+
+
+def _says(*texts: str) -> Callable[[list[str]], bool]:
+    return lambda screen: all(any(text in line for line in screen) for text in texts)
+
+
+async def test_top_shows_what_happens_when_it_happens(nats_server: NatsServer, bus: Bus, machines: list[Inventory]) -> None:
+    """A new holder, a refusal, a sick device, another node and another size are on the screen without a key or a command."""
+    gpus = next(inventory for inventory in machines if inventory.device_class == "gpu")
+    name = gpus.devices[0].name
+    condition = Condition(dimension=Dimension.PRESENCE, state=HealthState.UNHEALTHY, reason="fell-off-bus")
+    sick = DeviceHealth(state=HealthState.UNHEALTHY, conditions=(condition,))
+    async with _top(nats_server, columns=100, lines=40) as session:
+        first = await session.until(_says("topobus top  demo-node", name, "q quit"))
+
+        holding = Holding(container="main", devices={"gpu": (name,)})
+        allocations = {_TRAINER.key: Allocation(owner=_TRAINER, holdings=(holding,))}
+        await bus.put(LEDGER, Ledger(node="demo-node", allocations=allocations), node="demo-node")
+        await session.until(_says("1 holder", f"T?{name}"))
+        refusal = Refusal(reasons=(Reason(code="too-few", message="too few"),))
+        decision = DecisionEvent(
+            id="d-1",
+            verb="place",
+            node="demo-node",
+            op_id="o",
+            time="2026-11-24T00:00:00Z",
+            owner=_TRAINER,
+            outcome=refusal,
+            ledger_sequence=1,
+        )
+        await bus.publish(DECISION, decision, event_id="d-1", node="demo-node")
+        await session.until(_says("place pod default/trainer: refused: too-few"))
+        event = HealthEvent(
+            node="demo-node",
+            device_class="gpu",
+            device=name,
+            health=sick,
+            previous=HealthState.HEALTHY,
+            generation=2,
+            time="2026-11-24T00:00:01Z",
+        )
+        await bus.publish(HEALTH, event, event_id="h-1", node="demo-node", device_class="gpu", device=name)
+        await session.until(_says(f"demo-node/{name}  healthy -> unhealthy  fell-off-bus"))
+        session.press(b"\x1b[C")
+        await session.until(_says("topobus top  other-node", "0 holders"))
+        session.resize(60, 12)
+        small = await session.until(lambda screen: len(screen) == 12 and "q quit" in screen[-1])
+        session.press(b"q")
+        code = await session.end()
+
+    assert [len(line) for line in first if "socket 0" in line] == [100]
+    assert max(map(len, small)) <= 60
+    assert code == 0
+
+
+@pytest.mark.parametrize("ending", [b"q", b"\x04", signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT], ids=str)
+async def test_top_gives_the_terminal_back_however_it_ends(
+    nats_server: NatsServer, machines: list[Inventory], ending: bytes | signal.Signals
+) -> None:
+    """A key or a signal: exit code 0, modes as before, the cursor and the user's screen back, and nothing written after that."""
+    async with _top(nats_server) as session:
+        await session.until(_says("q quit"))
+        during = session.modes()
+
+        if isinstance(ending, bytes):
+            session.press(ending)
+        else:
+            session.process.send_signal(ending)
+        code = await session.end()
+
+        assert during != session.modes_before
+        assert session.modes() == session.modes_before
+    assert code == 0
+    assert session.written.endswith(_LEAVE)
+
+
+async def test_top_gives_the_terminal_to_the_shell_while_it_is_stopped(nats_server: NatsServer, machines: list[Inventory]) -> None:
+    """Ctrl-Z: the terminal is as it was while the program is stopped; after `fg` it is drawn anew."""
+    async with _top(nats_server) as session:
+        await session.until(_says("q quit"))
+
+        session.process.send_signal(signal.SIGTSTP)
+        _, status = await asyncio.to_thread(os.waitpid, session.process.pid, os.WUNTRACED)
+        stopped = session.modes()
+        await session.until_written(_LEAVE)
+        session.written = session.written.replace(_LEAVE, "")
+        session.process.send_signal(signal.SIGCONT)
+        await session.until(_says("topobus top  demo-node", "q quit"))
+        session.press(b"q")
+        await session.end()
+
+    assert os.WIFSTOPPED(status)
+    assert stopped == session.modes_before
+
+
+def test_top_prints_once_when_there_is_no_terminal(nats_server: NatsServer, machines: list[Inventory]) -> None:
+    """The whole drawing and the events on stdout, why on stderr, and the end."""
+    done = subprocess.run(
+        [*_TOP, "--node", "other-node", "--nats", nats_server.url],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert done.returncode == 0
+    assert "topobus top  other-node" in done.stdout
+    assert "\x1b" not in done.stdout
+    assert "stdout is no terminal: printed once" in done.stderr
