@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Awaitable, Mapping, Sequence
 
 from msgspec import Struct
 
-__all__ = ["Figure", "draw_figure", "draw_processors", "figure", "percentile", "processor_ms"]
+__all__ = ["Figure", "clocked", "draw_figure", "draw_processors", "figure", "percentile", "processor_ms"]
 
 
 class Figure(Struct, frozen=True, kw_only=True):
@@ -101,6 +102,13 @@ def figure(
         processors=dict(processors or {}),
         floor_processors=dict(floor_processors or {}),
     )
+
+
+async def clocked(call: Awaitable[object]) -> float:
+    """Give the seconds of one call."""
+    began = time.perf_counter()
+    await call
+    return time.perf_counter() - began
 
 
 def percentile(values: Sequence[float], part: float) -> float:

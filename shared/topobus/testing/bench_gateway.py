@@ -32,7 +32,7 @@ from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
 from topobus.kubeletpb.dra.v1 import api_pb2 as dra
 from topobus.simulation.kubelet.simulator import Admission, Container, Pod
-from topobus.testing.bench_figures import Figure, draw_figure, draw_processors, figure, processor_ms
+from topobus.testing.bench_figures import Figure, clocked, draw_figure, draw_processors, figure, processor_ms
 from topobus.testing.bench_gateway_floor import Floor, floor
 from topobus.testing.bench_node import NODE, BenchNode, bench_node
 from topobus.testing.process_use import processor_s
@@ -43,6 +43,8 @@ _SERVICES = ("discovery", "gpu", "nic", "cpu", "topology", "gateway")
 _GROUPS = ("calls", "claims", "lists", "faults", "pods")
 _UNCOUNTED = 10
 """Calls of a case that come first and do not count."""
+_REST_S = 0.012
+"""After each call that is measured beside the floor: what follows an answer (the decision's event, the ledger's way to its readers) would fall into the floor's time."""
 _PODS = 110
 """kubelet's default of pods a node."""
 _STREAMS = 8
@@ -127,7 +129,7 @@ async def _allocations(node: BenchNode, device_class: str, names: Sequence[str],
             await _allocate(stub, name)
         async with floor(node.folder / f"floor-{device_class}", await _ledger_bytes(node)) as bare:
             return await _beside_floor(
-                case, node, device_class, bare, lambda turn: _clocked(_allocate(stub, names[turn % len(names)])), bare.allocate, rounds
+                case, node, device_class, bare, lambda turn: clocked(_allocate(stub, names[turn % len(names)])), bare.allocate, rounds
             )
 
 
@@ -156,7 +158,9 @@ async def _beside_floor(
         if turn == _UNCOUNTED:
             before = used()
         spent.append(await call(turn))
-        spent_by_floor.append(await _clocked(call_floor()))
+        await asyncio.sleep(_REST_S)
+        spent_by_floor.append(await clocked(call_floor()))
+        await asyncio.sleep(_REST_S)
     after = used()
     return figure(
         case,
@@ -373,16 +377,9 @@ async def _ledger_bytes(node: BenchNode) -> int:
     return len(encode(entry.value)) if entry is not None else 0
 
 
-async def _clocked(call: Awaitable[object]) -> float:
-    """Seconds of one call."""
-    began = time.perf_counter()
-    await call
-    return time.perf_counter() - began
-
-
 async def _timed(call: Callable[[int], Awaitable[object]], rounds: int) -> list[float]:
     """Call one after another, after some calls that do not count; seconds each."""
-    return [await _clocked(call(turn)) for turn in range(rounds + _UNCOUNTED)][_UNCOUNTED:]
+    return [await clocked(call(turn)) for turn in range(rounds + _UNCOUNTED)][_UNCOUNTED:]
 
 
 def _mib(node: BenchNode, service: str) -> float:
