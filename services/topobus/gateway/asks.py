@@ -37,6 +37,7 @@ from topobus.gateway.links import in_memory, real_paths, with_own_hook, with_rea
 from topobus.gateway.reconcile.ledger_drift import LedgerDrift
 from topobus.runtime.bus import Bus, Held
 from topobus.runtime.logging import get_logger
+from topobus.runtime.tracing import annotate
 
 __all__ = ["NodeAsks", "Preference", "StillAtWork", "contradicted"]
 
@@ -168,6 +169,8 @@ class NodeAsks:
             owned_cpus=choosable if group_cpus else None,
         )
         reply = await self._bus.ask(ADOPT, request, timeout_s=self._deadlines.adopt_s, node=self._node)
+        if isinstance(reply.result, Adopted):
+            annotate(decision_id=reply.result.decision_id, owner=owner.key)
         return reply.result
 
     async def name_pods(

@@ -28,6 +28,7 @@ from topobus.runtime.heartbeat import Heartbeat
 from topobus.runtime.logging import get_logger
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.state import Conflict, Written
+from topobus.runtime.tracing import annotate, span
 from topobus.topology.core.ledger_check import CheckedLedger, Discrepancy, check_stored_ledger, is_plausible
 from topobus.topology.metrics import TopologyMetrics
 
@@ -85,6 +86,7 @@ class LedgerStore:
                     await self._reload()
                 step = await decide(self.ledger)
                 if step.is_repeat or await self._write(step.ledger):
+                    annotate(decision_id=step.record.decision_id)
                     return step
             raise PeerUnavailable(
                 f"ledger of {self._node}: others wrote {_ROUNDS} times in a row", next_step="run one topology service a node"
@@ -129,7 +131,8 @@ class LedgerStore:
         new = announce(ledger, announced) if announced else ledger
         try:
             try:
-                outcome = await self._compare_and_set(new, self._revision)
+                with span("write ledger", sequence=new.sequence):
+                    outcome = await self._compare_and_set(new, self._revision)
             except ContractError as err:
                 get_logger().warning("ledger.shed", sequence=new.sequence, operations=len(new.operations), why=err.message)
                 new = shed(new)

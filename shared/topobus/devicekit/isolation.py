@@ -22,6 +22,7 @@ from typing import Any, Generic, TypeVar
 from topobus.devicekit.driver import DeviceDriver
 from topobus.domain.errors import HardwareError
 from topobus.runtime.clock import Clock, SystemClock, until_tick
+from topobus.runtime.tracing import span
 
 __all__ = ["DriverFailed", "DriverHung", "IsolatedDriver"]
 
@@ -74,11 +75,12 @@ class IsolatedDriver:
         Errors: raises DriverHung after the time limit (waiting for an earlier call included), DriverFailed when the method raised.
         """
         limit_s = self._timeout_s if timeout_s is None else timeout_s
-        try:
-            async with self._clock.timeout(limit_s), self._lock:
-                return await self._run(verb, function)
-        except TimeoutError as err:
-            raise self._hung(verb, limit_s) from err
+        with span(f"driver {verb}", driver=self.name):
+            try:
+                async with self._clock.timeout(limit_s), self._lock:
+                    return await self._run(verb, function)
+            except TimeoutError as err:
+                raise self._hung(verb, limit_s) from err
 
     async def watch(self, look: Callable[[Callable[[], None]], T | None], pause_s: Callable[[], float]) -> T | None:
         """Repeat a look in the driver's thread until it finds news: gives what `look` gives unless that is None; None after `interrupt`.

@@ -67,6 +67,7 @@ class Answerer:
     ) -> None:
         self._connection = connection
         self._ask = ask
+        self._span = f"answer {ask.name}"
         self.subject = ask.subject(**parts)
         self._askers = askers_of(ask)
         # Who looks for a twin would answer here itself.
@@ -223,7 +224,7 @@ class Answerer:
         headers: Headers = {}
         data = b""
         try:
-            with continued(message.headers):
+            with continued(message.headers, self._span):
                 request = decode(message.data, self._ask.request, where=message.subject)
                 data = encode(await self._handler(request))
         except TopobusError as err:

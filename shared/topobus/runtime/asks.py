@@ -43,7 +43,7 @@ from topobus.runtime.heavy_lane import Workload
 from topobus.runtime.logging import get_logger
 from topobus.runtime.proof import PROOF, is_proven
 from topobus.runtime.reply_inbox import Expectation
-from topobus.runtime.tracing import injected
+from topobus.runtime.tracing import called, injected
 
 __all__ = ["Asks", "Held"]
 
@@ -90,6 +90,10 @@ class Asks:
 
     async def ask_held(self, ask: Ask[Q, R], request: Q, timeout_s: float | None, listen_s: float, parts: dict[str, str]) -> Held[R]:
         """Ask, and wait for the first answer; for `listen_s` more a second one is noticed that says something else."""
+        with called(f"ask {ask.name}", **parts):
+            return await self._ask_held(ask, request, timeout_s, listen_s, parts)
+
+    async def _ask_held(self, ask: Ask[Q, R], request: Q, timeout_s: float | None, listen_s: float, parts: dict[str, str]) -> Held[R]:
         self._check_asker(ask)
         subject = ask.subject(**parts)
         limit_s = ask.timeout_s if timeout_s is None else timeout_s

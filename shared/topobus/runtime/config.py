@@ -21,6 +21,7 @@ from topobus.domain.errors import ConfigError
 from topobus.domain.names import is_dns_subdomain
 from topobus.runtime.endpoint import read_url
 from topobus.runtime.environment import choices_at, fields_at, overlay
+from topobus.runtime.tracing import TracingSettings
 
 __all__ = ["HttpSettings", "LogSettings", "NatsSettings", "ServiceSettings", "load_settings", "origin_of"]
 
@@ -91,6 +92,7 @@ class ServiceSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     nats: NatsSettings = NatsSettings()
     http: HttpSettings = HttpSettings()
     log: LogSettings = LogSettings()
+    tracing: TracingSettings = TracingSettings()
 
 
 S = TypeVar("S", bound=ServiceSettings)

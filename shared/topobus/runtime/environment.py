@@ -21,7 +21,7 @@ from topobus.sysfs.tree import HardwareSettings
 __all__ = ["choices_at", "fields_at", "overlay"]
 
 _ALL = "TOPOBUS_ALL__"
-_SHARED_SECTIONS = ("node", "nats", "http", "log", "hardware")
+_SHARED_SECTIONS = ("node", "nats", "http", "log", "tracing", "hardware")
 
 
 def overlay(raw: dict[str, Any], kind: type[msgspec.Struct], service: str, environ: Mapping[str, str]) -> dict[tuple[str, ...], str]:

@@ -27,6 +27,7 @@ from topobus.runtime.login import read_login
 from topobus.runtime.metrics import register_build_info
 from topobus.runtime.probe import ask_ready
 from topobus.runtime.readiness import Readiness
+from topobus.runtime.tracing import check_tracing, start_tracing, stop_tracing
 
 __all__ = ["Clock", "Readiness", "Runtime", "SystemClock", "run"]
 
@@ -76,6 +77,7 @@ def run(
     arguments = _parse(name, argv)
     try:
         settings = load_settings(settings_type, name, file=arguments.config, environ=os.environ)
+        check_tracing(settings.tracing)
         if check is not None and not arguments.probe:
             check(settings)
         if arguments.check_config:
@@ -87,7 +89,11 @@ def run(
             print(report.strip())  # noqa: T201 - the answer of a command
             return EX_OK if is_ready else 1
         setup_logging(settings.log, service=name, node=settings.node)
-        return asyncio.run(_life(name, settings, serve))
+        start_tracing(settings.tracing, service=name, node=settings.node)
+        try:
+            return asyncio.run(_life(name, settings, serve))
+        finally:
+            stop_tracing()
     except TopobusError as err:
         return _fail(name, _with_origin(err, name, settings_type, arguments.config))
     except KeyboardInterrupt:

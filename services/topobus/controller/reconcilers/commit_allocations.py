@@ -36,6 +36,7 @@ from topobus.domain.errors import PeerUnavailable
 from topobus.domain.outcome import Reason, Refusal
 from topobus.kubernetes.api.resource import AllocationResult
 from topobus.runtime.logging import get_logger
+from topobus.runtime.tracing import entered
 
 __all__ = ["AllocationCommitter", "Attempted", "CommitRules", "Progress", "refused_devices"]
 
@@ -137,6 +138,10 @@ class AllocationCommitter:
 
         Errors: raises PeerUnavailable: neither done nor undone.
         """
+        with entered("commit allocations", claims=len(group), node=group[0].attempt.node if group else ""):
+            return await self._commit(group, rules)
+
+    async def _commit(self, group: Sequence[Attempted], rules: CommitRules) -> Progress | Refusal:
         results = await rules.revalidate(group)
         if isinstance(results, Progress):
             return results

@@ -24,6 +24,7 @@ from topobus.domain.names import ClaimUid
 from topobus.domain.sandbox import AttachedInterface, Sandbox
 from topobus.gateway.core.claim_allocation import AllocatedDevice, cdi_device_name
 from topobus.gateway.disk import DiskWork
+from topobus.runtime.tracing import span
 
 __all__ = ["Checkpoint", "ClaimEntry", "SandboxAttachment"]
 
@@ -200,7 +201,8 @@ class Checkpoint:
 
         Errors: raises OSError when the disk refuses; memory then is as before.
         """
-        await self._disk.do(lambda: self._save(lambda: {**self._entries, entry.key: entry}))
+        with span("write checkpoint", claim_uid=entry.uid):
+            await self._disk.do(lambda: self._save(lambda: {**self._entries, entry.key: entry}))
 
     async def change(self, key: str, change: Callable[[ClaimEntry], ClaimEntry]) -> ClaimEntry | None:
         """Change an entry as it is when nothing is being written any more, and store it; None when there is none by then.
@@ -218,7 +220,8 @@ class Checkpoint:
     async def remove(self, uid: ClaimUid, device_class: str) -> None:
         """Forget an entry; one that is not there is no error."""
         key = f"{uid}/{device_class}"
-        await self._disk.do(lambda: self._save(lambda: {other: entry for other, entry in self._entries.items() if other != key}))
+        with span("write checkpoint", claim_uid=uid):
+            await self._disk.do(lambda: self._save(lambda: {other: entry for other, entry in self._entries.items() if other != key}))
 
     async def finish(self) -> None:
         """Wait until nothing is being written: then the file may be another process's."""

@@ -19,6 +19,7 @@ from topobus.gateway.core.container_guard import guarded
 from topobus.gateway.disk import DiskWork
 from topobus.gateway.dra.checkpoint import ClaimEntry
 from topobus.runtime.logging import get_logger
+from topobus.runtime.tracing import span
 
 __all__ = ["ClaimFiles", "why_unwritable"]
 
@@ -79,11 +80,12 @@ class ClaimFiles:
             return
         wanted = {_file(entry): self._render(entry, spec)}
         try:
-            if only_missing:
-                await self._disk.do(lambda: asyncio.to_thread(write_missing, self._folder, wanted))
-            else:
-                with self._writing(entry.device_class):
-                    await self._disk.do(lambda: asyncio.to_thread(write, self._folder, *wanted.popitem()))
+            with span("write CDI file", claim_uid=entry.uid, device_class=entry.device_class):
+                if only_missing:
+                    await self._disk.do(lambda: asyncio.to_thread(write_missing, self._folder, wanted))
+                else:
+                    with self._writing(entry.device_class):
+                        await self._disk.do(lambda: asyncio.to_thread(write, self._folder, *wanted.popitem()))
         except OSError as err:
             self._tell(why_unwritable(err))
             raise

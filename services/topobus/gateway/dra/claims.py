@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import msgspec
 
-from topobus.contracts.messages import Prepared
+from topobus.contracts.messages import ApiObject, Prepared
 from topobus.domain.device import driver_name
 from topobus.domain.errors import PeerUnavailable, TopobusError
 from topobus.domain.names import ClaimUid
@@ -39,6 +39,7 @@ from topobus.gateway.key_locks import KeyLocks
 from topobus.gateway.metrics import ClaimMetrics
 from topobus.gateway.node_state import NodeState
 from topobus.runtime.logging import get_logger
+from topobus.runtime.tracing import span
 
 __all__ = ["ClaimPreparer"]
 
@@ -268,7 +269,7 @@ class ClaimPreparer:
             await self._files.write(entry, only_missing=True)
             return answer_of(entry)
         allocation = allocation_of(
-            await self._reader.read(claim.namespace, claim.name),
+            await self._read(claim),
             namespace=claim.namespace,
             name=claim.name,
             uid=claim.uid,
@@ -363,6 +364,10 @@ class ClaimPreparer:
 
     def _count_prepared(self) -> None:
         self._metrics.set_prepared(entry.device_class for entry in self._checkpoint.entries() if entry.is_running)
+
+    async def _read(self, claim: ClaimKey) -> ApiObject | None:
+        with span("read claim", claim=f"{claim.namespace}/{claim.name}"):
+            return await self._reader.read(claim.namespace, claim.name)
 
     async def _refusal(self, entry: ClaimEntry) -> Refusal | None:
         """Look at what the checkpoint would have us write: rights may be fewer than when it was prepared."""

@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 from msgspec import Struct
 
 from topobus.runtime.logging import get_logger
+from topobus.runtime.tracing import entered
 
 __all__ = ["Malformed", "MalformedCalls", "reading"]
 
@@ -64,10 +65,13 @@ class MalformedCalls(grpc.aio.ServerInterceptor):
 
 
 def _call(method: str, work: Any) -> Any:
+    name = f"kubelet {method.rpartition('/')[2]}"
+
     async def call(request: Any, context: Context) -> Any:
         if isinstance(request, Malformed):
             await _refuse(method, request, context)
-        return await work(request, context)
+        with entered(name, method=method):
+            return await work(request, context)
 
     return call
 

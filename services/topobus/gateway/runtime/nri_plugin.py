@@ -37,6 +37,7 @@ from topobus.gateway.runtime.values import (
 )
 from topobus.runtime.clock import Clock
 from topobus.runtime.logging import get_logger
+from topobus.runtime.tracing import entered
 from topobus.runtimepb.nri.v1alpha1 import api_pb2 as nri
 
 __all__ = ["PLUGIN_INDEX", "PLUGIN_NAME", "NriPlugin", "RuntimeEvents"]
@@ -193,7 +194,8 @@ class NriPlugin:
         if service != _PLUGIN or handler is None:
             raise CallFailed(StatusCode.UNIMPLEMENTED, f"topobus has no {service}/{method}")
         try:
-            answer = await handler(request)
+            with entered(f"runtime {method}"):
+                answer = await handler(request)
         except (DecodeError, ContractError) as err:
             raise CallFailed(StatusCode.INVALID_ARGUMENT, f"topobus: {method}: {err}") from err
         return answer.SerializeToString()
