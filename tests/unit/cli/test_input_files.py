@@ -41,8 +41,8 @@ def odd(tmp_path: Path) -> dict[str, Path]:
         pytest.param(words, kind, id=f"{words[0]}-{kind}")
         for words in COMMANDS
         for kind in ("a FIFO", "a device file", "a folder")
-        # A folder of pods is what simulate is for.
-        if (words[0], kind) != ("simulate", "a folder")
+        # These take folders of manifests.
+        if kind != "a folder" or words[0] not in ("simulate", "apply", "delete")
     ],
 )
 def test_command_refuses_what_is_no_file(

@@ -26,7 +26,7 @@ from topobus.cli.objects.applying import (
     wait_for_condition,
 )
 from topobus.cli.objects.kinds import is_node_allocation_state, plural_of, read_target
-from topobus.cli.objects.manifests import read_objects
+from topobus.cli.objects.manifests import manifest_files, read_objects
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus, system_text
 from topobus.cli.render.listing import Listing, Row
 from topobus.cli.render.output import Output
@@ -50,13 +50,21 @@ _CONDITION_S = 5.0
 
 Files = Annotated[
     tuple[Path, ...],
-    Parameter(name=("--file", "-f"), help="A manifest, or several; - reads standard input.", negative="", allow_leading_hyphen=True),
+    Parameter(
+        name=("--file", "-f"),
+        help="A manifest or a folder of them, or several; - reads standard input.",
+        negative="",
+        allow_leading_hyphen=True,
+    ),
 ]
+Recursive = Annotated[bool, Parameter(name=("--recursive", "-R"), negative="", help="With a folder: those within it, too.")]
 
 
 def apply(
     *,
     file: Files = (),
+    is_recursive: Recursive = False,
+    is_dry_run: Annotated[bool, Parameter(name="--dry-run", negative="", help="Check and say what would change; store nothing.")] = False,
     waits: Annotated[
         bool, Parameter(name="--wait", negative="--no-wait", help="Wait for the controller's first word on each object.")
     ] = True,
@@ -65,7 +73,8 @@ def apply(
     """Create or replace the objects of manifests, all or none of them, and say what the controller says of them."""
     if not file:
         raise UsageError("say what to apply: -f FILE", next_step="examples/claims and examples/pods have manifests to start from")
-    return asyncio.run(apply_files(file, options, waits=waits))
+    files = tuple(manifest_files(file, is_recursive=is_recursive))
+    return asyncio.run(apply_files(files, options, waits=waits and not is_dry_run, is_dry_run=is_dry_run))
 
 
 def get(
@@ -89,6 +98,8 @@ def get(
 def delete(
     *target: Annotated[str, Parameter(name="KIND NAME...", help="Such as claim fast, or claim/fast.")],
     file: Files = (),
+    is_recursive: Recursive = False,
+    is_dry_run: Annotated[bool, Parameter(name="--dry-run", negative="", help="Say what would be deleted; delete nothing.")] = False,
     namespace: Namespace = "default",
     force: Annotated[
         bool,
@@ -103,36 +114,44 @@ def delete(
         raise UsageError("say what to delete: either KIND NAME or -f FILE", next_step="such as `topobus delete claim fast`")
     if file:
         # What names others goes before what is named: the reverse of the order in which a manifest lists them.
-        places = [object_parts(api_object) for path in reversed(file) for api_object in reversed(read_objects(path))]
+        places = [
+            object_parts(api_object)
+            for path in reversed(manifest_files(file, is_recursive=is_recursive))
+            for api_object in reversed(read_objects(path))
+        ]
     else:
         kinds, names = read_target(target, verb="delete")
         if len(kinds) != 1 or not names:
             raise UsageError("say which one to delete", next_step=f"write `topobus delete {plural_of(kinds[0])[:-1]} NAME`")
         places = [parts_of(kinds[0], namespace, name) for name in names]
-    return asyncio.run(delete_places(places, options, is_forced=force))
+    return asyncio.run(delete_places(places, options, is_forced=force, is_dry_run=is_dry_run))
 
 
-async def apply_files(files: tuple[Path, ...], options: BusOptions, *, waits: bool) -> int:
+async def apply_files(files: tuple[Path, ...], options: BusOptions, *, waits: bool, is_dry_run: bool = False) -> int:
     """Apply manifests and print what came of it."""
     output = options.output()
     objects = [api_object for path in files for api_object in read_objects(path)]
     async with open_bus(options) as bus:
         output.note(system_text(options))
-        applied = await apply_objects(bus, objects)
+        applied = await apply_objects(bus, objects, is_dry_run=is_dry_run)
         async with asyncio.TaskGroup() as group:
             waits_for = [
                 group.create_task(wait_for_condition(bus, applied_object.stored, _CONDITION_S)) for applied_object in applied if waits
             ]
     heard = [wait.result() for wait in waits_for] or [applied_object.stored for applied_object in applied]
     if output.is_json:
-        output.document({"applied": [plain_object(api_object) for api_object in heard]})
+        document = {"applied": [plain_object(api_object) for api_object in heard]}
+        output.document(document | {"dry_run": True} if is_dry_run else document)
     return max(
-        (_show_result(output, applied_object, now, waits=waits) for applied_object, now in zip(applied, heard, strict=True)),
+        (
+            _show_result(output, applied_object, now, waits=waits, is_dry_run=is_dry_run)
+            for applied_object, now in zip(applied, heard, strict=True)
+        ),
         default=ExitCode.OK,
     )
 
 
-async def delete_places(places: list[dict[str, str]], options: BusOptions, *, is_forced: bool = False) -> int:
+async def delete_places(places: list[dict[str, str]], options: BusOptions, *, is_forced: bool = False, is_dry_run: bool = False) -> int:
     """Delete objects by their places; those that are not there are told after the others are done."""
     output = options.output()
     gone: list[ApiObject] = []
@@ -141,13 +160,16 @@ async def delete_places(places: list[dict[str, str]], options: BusOptions, *, is
         output.note(system_text(options))
         for parts in places:
             try:
-                gone.append(await delete_object(bus, parts, is_forced=is_forced))
+                gone.append(await (find_object(bus, parts) if is_dry_run else delete_object(bus, parts, is_forced=is_forced)))
             except NotFoundError as err:
                 missing.append(err)
     if output.is_json:
         output.document({"deleted": [object_parts(api_object) for api_object in gone]})
     for api_object in gone:
         holds = bool(metadata_of(api_object).finalizers)
+        if is_dry_run:
+            output.show(Text.assemble((name_of(api_object), "name"), " would be deleted (dry run)"))
+            continue
         verb = "deletion asked" if holds and not is_forced else "deleted by force" if holds else "deleted"
         output.show(Text.assemble((name_of(api_object), "name"), f" {verb}"))
         if holds and is_forced:
@@ -220,10 +242,10 @@ def _parts(kind: str, namespace: str) -> dict[str, str]:
     return {"kind": kind.lower()} | ({"namespace": inside} if inside else {})
 
 
-def _show_result(output: Output, applied: Applied, now: ApiObject, *, waits: bool) -> ExitCode:
+def _show_result(output: Output, applied: Applied, now: ApiObject, *, waits: bool, is_dry_run: bool) -> ExitCode:
     """Say what became of one object, and what the controller said."""
     name = name_of(applied.stored)
-    output.show(Text.assemble((name, "name"), f" {applied.verb}"))
+    output.show(Text.assemble((name, "name"), f" {applied.verb}{' (dry run)' if is_dry_run else ''}"))
     condition = condition_of(now) if waits else None
     if condition is None:
         if waits and now.kind in CONDITIONS and not is_classic(now):

@@ -108,8 +108,9 @@ class Lister:
         chosen = [self.chosen(listing) for listing in listings]
         rows = [row for listing in chosen for row in listing.rows]
         if self.form == "name":
-            for row in rows:
-                print(row.name, flush=True)
+            # A pod has a row for each of its devices, and one name.
+            for name in dict.fromkeys(row.name for row in rows):
+                print(name, flush=True)
         elif not self.is_text:
             self._show_document(output, to_builtins(document(rows)))
         elif not rows and empty:
@@ -150,6 +151,9 @@ class Lister:
             new: list[Row] = []
             for row in chosen.rows:
                 key = f"{listing.title}/{row.name}"
+                # Rows of one name, such as the devices of a pod, are told apart by their order.
+                while key in seen:
+                    key += "'"
                 facts = (repr(to_builtins(row.document)),) if row.document is not None else tuple(map(str, row.cells))
                 seen[key] = facts
                 if shown is None or shown.get(key) != facts:
@@ -163,7 +167,7 @@ class Lister:
                     self.show_row(output, row)
         for key in sorted((shown or {}).keys() - seen.keys()):
             if self.is_text:
-                output.show(Text(f"{key.rpartition('/')[2]}  gone", "warn"))
+                output.show(Text(f"{key.rpartition('/')[2].rstrip(chr(39))}  gone", "warn"))
         return seen
 
     def show_row(self, output: Output, row: Row) -> None:

@@ -78,8 +78,8 @@ class Applied:
     """`created`, `changed` or `unchanged`."""
 
 
-async def apply_objects(bus: Bus, wanted: Sequence[ApiObject]) -> list[Applied]:
-    """Write all objects of a manifest, or none when one of them cannot be written over what is stored.
+async def apply_objects(bus: Bus, wanted: Sequence[ApiObject], *, is_dry_run: bool = False) -> list[Applied]:
+    """Write all objects of a manifest, or none when one of them cannot be written over what is stored; a dry run says what would be done.
 
     Errors: raises ContractError before anything is written; PeerUnavailable names what was written by then.
     """
@@ -109,6 +109,8 @@ async def apply_objects(bus: Bus, wanted: Sequence[ApiObject]) -> list[Applied]:
             problems.append(f"{name_of(api_object)}: it has {size} bytes, wanted at most {OBJECT.max_value_bytes}")
     if problems:
         raise ContractError("\n".join(problems), next_step="nothing was applied; mend or delete what is named and apply the manifest again")
+    if is_dry_run:
+        return [await _would_apply(bus, api_object) for api_object in ordered]
     applied: list[Applied] = []
     for index, api_object in enumerate(ordered):
         try:
@@ -120,6 +122,13 @@ async def apply_objects(bus: Bus, wanted: Sequence[ApiObject]) -> list[Applied]:
             raise
         applied.append(Applied(stored=stored, verb=verb))
     return applied
+
+
+async def _would_apply(bus: Bus, wanted: ApiObject) -> Applied:
+    entry = await _read(bus, object_parts(wanted))
+    stored = _admitted(wanted, entry)
+    verb = "created" if entry is None else "unchanged" if stored == entry.value else "changed"
+    return Applied(stored=stored, verb=verb)
 
 
 async def _placed_pods(bus: Bus) -> dict[str, str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Iterable
 from pathlib import Path
 
 from topobus.cli.exits import InputError, UsageError
@@ -18,7 +19,17 @@ from topobus.kubernetes.api.manifest import parse_manifest
 from topobus.kubernetes.api.objects import metadata_of
 from topobus.kubernetes.api.pod import pod_request
 
-__all__ = ["NamespacedName", "parse_namespaced", "placed_uid", "read_folder", "read_objects", "read_pod", "read_stored_pod", "request_of"]
+__all__ = [
+    "NamespacedName",
+    "manifest_files",
+    "parse_namespaced",
+    "placed_uid",
+    "read_folder",
+    "read_objects",
+    "read_pod",
+    "read_stored_pod",
+    "request_of",
+]
 
 NamespacedName = tuple[str, str]
 
@@ -65,17 +76,37 @@ def read_stored_pod(path: Path) -> ApiObject:
     return pods[0]
 
 
+def manifest_files(paths: Iterable[Path], *, is_recursive: bool = False) -> list[Path]:
+    """List the files that are meant: those named, and of a folder every manifest in it, by name; those of folders within it only when it is said.
+
+    Errors: raises InputError for a folder without a manifest.
+    """
+    files: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            files.append(path)
+            continue
+        inside = _manifests_in(path, is_recursive=is_recursive)
+        if not inside:
+            deeper = _manifests_in(path, is_recursive=True)
+            next_step = "add -R for the folders within it" if deeper else "examples/pods and examples/claims have manifests to start from"
+            raise InputError(f"{path} holds no manifest ({', '.join(_MANIFESTS)})", next_step=next_step)
+        files += inside
+    return files
+
+
+def _manifests_in(folder: Path, *, is_recursive: bool = False) -> list[Path]:
+    return sorted(
+        path for path in (folder.rglob("*") if is_recursive else folder.iterdir()) if path.suffix in _MANIFESTS and path.is_file()
+    )
+
+
 def read_folder(path: Path) -> tuple[ApiObject, ...]:
     """Read all objects of a manifest, or of every manifest in a folder, in the order of file names and then as written.
 
     Errors: raises InputError when there is no such file or folder, or no pod and no claim in it.
     """
-    files = (
-        sorted(other_path for other_path in path.iterdir() if other_path.suffix in _MANIFESTS and other_path.is_file())
-        if path.is_dir()
-        else [path]
-    )
-    objects = tuple(api_object for file in files for api_object in read_objects(file))
+    objects = tuple(api_object for file in (_manifests_in(path) if path.is_dir() else [path]) for api_object in read_objects(file))
     if not any(api_object.kind in ("Pod", "ResourceClaim") for api_object in objects):
         raise InputError(
             f"{path} holds no pod", next_step=f"give a folder with manifests of pods ({', '.join(_MANIFESTS)}), such as examples/pods"
