@@ -31,6 +31,7 @@ __all__ = [
     "GatewaySettings",
     "KubeletSettings",
     "MetadataSettings",
+    "ResourcesBy",
     "RuntimeSettings",
     "check",
     "owned_cpus",
@@ -39,6 +40,9 @@ __all__ = [
 
 Exposure = Literal["both", "dra", "device-plugin", "none"]
 """How a class is offered to kubelet."""
+
+ResourcesBy = Literal["auto", "claims", "device-plugin"]
+"""How pods that ask for a resource by its name are served."""
 
 Seconds = Annotated[float, Meta(gt=0)]
 
@@ -211,6 +215,11 @@ class GatewaySettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown
     Whatever else a device service wants to give is refused, for a container runtime does as root what it is told."""
     default_exposure: Exposure = "both"
     """For classes not named in `exposure`. `both`: a pod may take a device either way; the ledger keeps it from being given twice."""
+
+    resources_by: ResourcesBy = "auto"
+    """How pods that ask for `topobus.dev/gpu: 1` are served, where a class is offered both ways and there is a cluster. `auto`: by claims that kube-scheduler makes, as soon as the
+    API server has a DeviceClass whose `extendedResourceName` is the resource and which selects its devices and no others; else by the device plugin. `claims`, `device-plugin`:
+    always so. Pods that have devices keep them when it changes: docs/explanation/double-hand-out.md."""
 
     def offers_plugin(self, device_class: str, pool: str = "") -> bool:
         """Say whether a pool of a class (or what no pool has) is offered as a device plugin."""

@@ -51,6 +51,7 @@ from topobus.runtime.proof import read_keys
 from topobus.runtime.service import Runtime
 
 if TYPE_CHECKING:
+    from topobus.gateway.cluster.served_by_claims import ServedByClaims
     from topobus.gateway.runtime.runtime_events import RuntimeDoor
 
 __all__ = ["serve"]
@@ -142,6 +143,12 @@ class _Gateway:
             self._foreign = ForeignPlugins(
                 settings.foreign, runtime, folders, watchdog_s, own_prefix=settings.resource_prefix, profiles=settings.profiles
             )
+        self._claimed: ServedByClaims | None = None
+        if cluster is not None and settings.resources_by != "device-plugin":
+            # With the evaluator of selectors, which a gateway without a cluster does not need.
+            from topobus.gateway.cluster.served_by_claims import ServedByClaims
+
+            self._claimed = ServedByClaims(cluster, self._state, settings)
         self._plugins = DevicePlugins(
             settings,
             watch=self._plugin_watch,
@@ -151,6 +158,7 @@ class _Gateway:
             foreign=self._foreign,
             clock=runtime.clock,
             is_awaited=lambda: self._is_awaited,
+            claimed=self._claimed,
         )
         self._drivers: dict[str, DraDriver] = {}
 
@@ -264,6 +272,8 @@ class _Gateway:
             group.create_task(self._open_drivers(group))
             group.create_task(self._report_registration())
             group.create_task(self._rollcall.run())
+            if self._claimed is not None:
+                group.create_task(self._claimed.run())
             plugins: asyncio.Task[None] | None = None
             if work is None:
                 await self._lock.begin()
@@ -372,9 +382,9 @@ class _Gateway:
             missing += [
                 f"{driver.driver}: {driver.status}"
                 for name, driver in self._drivers.items()
-                if driver.status != "registered" and (is_patient or not self._settings.offers_plugin(name))
+                if driver.status != "registered" and (is_patient or not self._plugins.offers(name))
             ]
-            remark = "device plugins are registered when it is our turn" if self._checkpoint is None else ""
+            remark = "device plugins are registered when it is our turn" if self._checkpoint is None else self._plugins.remarks()
             news = (not missing, "; ".join(missing) or remark) if here else (True, "no kubelet here")
             if news != said and (here or said is not None or is_patient):
                 said = news

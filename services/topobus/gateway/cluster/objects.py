@@ -17,6 +17,7 @@ from topobus.kubernetes.answers import Rejected
 
 __all__ = [
     "CLAIMS",
+    "DEVICE_CLASSES",
     "NODES",
     "NOT_KEPT",
     "PODS",
@@ -45,6 +46,7 @@ class ResourceKind(Struct, frozen=True, kw_only=True):
 
 SLICES = ResourceKind(api_version="resource.k8s.io/v1", kind="ResourceSlice", plural="resourceslices")
 CLAIMS = ResourceKind(api_version="resource.k8s.io/v1", kind="ResourceClaim", plural="resourceclaims", is_namespaced=True)
+DEVICE_CLASSES = ResourceKind(api_version="resource.k8s.io/v1", kind="DeviceClass", plural="deviceclasses")
 PODS = ResourceKind(api_version="v1", kind="Pod", plural="pods", is_namespaced=True)
 NODES = ResourceKind(api_version="v1", kind="Node", plural="nodes")
 

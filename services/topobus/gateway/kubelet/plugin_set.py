@@ -1,6 +1,7 @@
 """Serves each class, pool and vendor's resource of the node as a device plugin, from its first device on.
 
-Flows in: what there is to offer. Flows out: a registrar each. None is ever closed again while the gateway runs.
+Flows in: what there is to offer, and which of it claims serve. Flows out: a registrar each. None is closed again while the gateway runs, but for a resource that claims
+serve from now on: its list is taken back, and it is closed when no pod has devices by it.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from topobus.gateway.asks import NodeAsks
 from topobus.gateway.config import GatewaySettings
@@ -17,14 +19,32 @@ from topobus.gateway.kubelet.allocation_record import AllocationRecord
 from topobus.gateway.kubelet.registration import PluginRegistrar
 from topobus.gateway.kubelet.sockets import FolderWatch
 from topobus.gateway.kubelet.vendor_plugins import VendorPlugins
+from topobus.gateway.kubelet.withdrawn_plugin import held_by_plugin
 from topobus.gateway.metrics import CallMetrics
 from topobus.gateway.node_state import NodeState, Offer
 from topobus.runtime.clock import Clock
+from topobus.runtime.logging import get_logger
 
 __all__ = ["DevicePlugins"]
 
 # kubelet itself would wait for ever; all admissions of the node wait with it.
 _FOREIGN_PREFER_S = 1.0
+
+
+class ClaimedResources(Protocol):
+    """Says which resources claims serve."""
+
+    async def wait(self) -> None:
+        """Wait until the first answers are good, and not long."""
+        ...
+
+    def serves(self, offer: Offer) -> bool:
+        """Say whether claims serve a resource; `changed` of the node's state tells of changes."""
+        ...
+
+    async def is_known_to_kubelet(self, resource: str) -> bool:
+        """Say whether kubelet counts devices of a resource."""
+        ...
 
 
 class DevicePlugins:
@@ -41,10 +61,11 @@ class DevicePlugins:
         foreign: ForeignPlugins | None,
         clock: Clock,
         is_awaited: Callable[[], bool],
+        claimed: ClaimedResources | None = None,
     ) -> None:
-        """Take what they work with; `foreign` has the plugins that registered with us."""
+        """Take what they work with; `foreign` has the plugins that registered with us; `claimed` is None without a cluster."""
         self.classes: dict[str, str] = {}
-        """Resource to class, of those that are served."""
+        """Resource to class, of those that pods can have devices by."""
         self._settings = settings
         self._watch = watch
         self._state = state
@@ -53,7 +74,10 @@ class DevicePlugins:
         self._foreign = foreign
         self._clock = clock
         self._is_awaited = is_awaited
+        self._claimed = claimed
         self._registrars: dict[str, PluginRegistrar] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._by_claims: set[str] = set()
         self._variables: dict[str, str] = {}
         kubelet = settings.kubelet
         self._vendors = VendorPlugins(
@@ -62,19 +86,61 @@ class DevicePlugins:
 
     async def run(self, lists: asyncio.TaskGroup, record: AllocationRecord) -> None:
         """Serve what is offered, for ever; the registrars run in `lists`."""
+        if self._claimed is not None:
+            await self._claimed.wait()
         while True:
             ticket = self._state.changed.ticket()
             for offer in self._offers():
-                if offer.resource not in self._registrars:
+                self.classes[offer.resource] = offer.device_class
+                by_claims = self._claimed is not None and self._claimed.serves(offer)
+                if offer.resource in self._tasks and by_claims == (offer.resource in self._by_claims):
+                    continue
+                await self._close(offer.resource)
+                if by_claims:
+                    self._by_claims.add(offer.resource)
+                    self._tasks[offer.resource] = lists.create_task(self._withdraw(offer, record))
+                else:
+                    self._by_claims.discard(offer.resource)
                     self._registrars[offer.resource] = self._registrar(offer, record)
-                    self.classes[offer.resource] = offer.device_class
-                    lists.create_task(self._registrars[offer.resource].run())
+                    self._tasks[offer.resource] = lists.create_task(self._registrars[offer.resource].run())
             await ticket.wait()
+
+    async def _close(self, resource: str) -> None:
+        """End what serves a resource now."""
+        task = self._tasks.pop(resource, None)
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+        self._registrars.pop(resource, None)
+
+    async def _withdraw(self, offer: Offer, record: AllocationRecord) -> None:
+        """Take back what kubelet knows of a resource, whoever told it, and answer for it until no pod has devices by it."""
+        if not held_by_plugin(self._state, offer) and not (
+            self._claimed is not None and await self._claimed.is_known_to_kubelet(offer.resource)
+        ):
+            return
+        registrar = self._registrars[offer.resource] = self._registrar(offer, record, is_withdrawn=True)
+        self._watch.wake()
+        await registrar.run()
+        self._registrars.pop(offer.resource, None)
+        get_logger().info("plugin.withdrawn", resource=offer.resource)
+        self._watch.wake()
 
     def statuses(self) -> dict[str, str]:
         """Tell of each resource to offer whether it is registered, or what stands in the way."""
-        statuses = dict.fromkeys((offer.resource for offer in self._offers()), "not served yet")
+        served = (offer.resource for offer in self._offers() if offer.resource not in self._by_claims)
+        statuses = dict.fromkeys(served, "not served yet")
         return statuses | {resource: registrar.status for resource, registrar in self._registrars.items()}
+
+    def remarks(self) -> str:
+        """Name the resources that claims serve while pods still have devices by kubelet's allocation."""
+        taken_back = [name for name in sorted(self._by_claims) if name in self._registrars]
+        return f"claims serve {', '.join(taken_back)}; pods keep the devices that kubelet gave them" if taken_back else ""
+
+    def offers(self, device_class: str) -> bool:
+        """Say whether pods can have devices of a class by a device plugin."""
+        own = {offer.resource for offer in self._offers() if offer.device_class == device_class}
+        return self._settings.offers_plugin(device_class) and not (own and own <= self._by_claims)
 
     def rivals(self) -> dict[str, str]:
         """Tell which resources are not registered because a vendor's own plugin has them."""
@@ -83,7 +149,7 @@ class DevicePlugins:
     def _offers(self) -> list[Offer]:
         return [offer for offer in self._state.offers() if self._settings.offers_plugin(offer.device_class, offer.pool)]
 
-    def _registrar(self, offer: Offer, record: AllocationRecord) -> PluginRegistrar:
+    def _registrar(self, offer: Offer, record: AllocationRecord, *, is_withdrawn: bool = False) -> PluginRegistrar:
         settings, device_class = self._settings, offer.device_class
         foreign = self._foreign if self._foreign is not None and self._foreign.resource_of(device_class) else None
         if foreign is not None:
@@ -103,4 +169,5 @@ class DevicePlugins:
             is_from_end=settings.offers_dra(device_class, offer.pool),
             device_info_dir=Path(settings.device_info_dir) if settings.ids_of(device_class, offer.resource) == "pci" else None,
             vendors=self._vendors if profile_in(offer.resource, device_class, settings.profiles) is not None else None,
+            is_withdrawn=is_withdrawn,
         )

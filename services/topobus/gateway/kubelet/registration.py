@@ -31,6 +31,7 @@ from topobus.gateway.kubelet.sockets import (
     serving,
 )
 from topobus.gateway.kubelet.vendor_plugins import VendorPlugins
+from topobus.gateway.kubelet.withdrawn_plugin import WithdrawnPlugin
 from topobus.gateway.metrics import CallMetrics
 from topobus.gateway.node_state import NodeState, Offer
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
@@ -85,6 +86,7 @@ class PluginRegistrar:
         clock: Clock | None = None,
         device_info_dir: Path | None = None,
         vendors: VendorPlugins | None = None,
+        is_withdrawn: bool = False,
     ) -> None:
         """Take what it works with; `device_info_dir` where the resource's devices are named by PCI addresses, for Multus; `vendors` where its name is a vendor's."""
         self.resource = offer.resource
@@ -102,8 +104,10 @@ class PluginRegistrar:
         self._deadlines = deadlines
         self._before_start = before_start
         self._is_from_end = is_from_end
-        self._pci_devices = PciDevices(offer, state, device_info_dir) if device_info_dir is not None else None
+        self._pci_devices = PciDevices(offer, state, device_info_dir) if device_info_dir is not None and not is_withdrawn else None
         self._vendors = vendors
+        self._is_withdrawn = is_withdrawn
+        self._is_over = False
         # A vendor's name in it, where several resources of a class could have the same one.
         self._short_name = short_name(offer.name if vendors is None else re.sub("[^a-z0-9]", "-", offer.resource))
         self._was_registered = False
@@ -114,7 +118,7 @@ class PluginRegistrar:
         self._server_number = 0
 
     async def run(self) -> None:
-        """Serve and register, again and again."""
+        """Serve and register, again and again; a resource that is withdrawn until kubelet has its list back and no pod a device by it."""
         async with asyncio.TaskGroup() as group:
             if self._pci_devices is not None:
                 group.create_task(self._pci_devices.follow())
@@ -129,6 +133,8 @@ class PluginRegistrar:
                 why, pause_s = str(err), self._deadlines.retry_s
                 if why != self.status:
                     get_logger().error("plugin.serve-failed", resource=self.resource, error=why)
+            if self._is_over:
+                return
             self._set_status(why)
             await asyncio.sleep(pause_s)
 
@@ -140,18 +146,7 @@ class PluginRegistrar:
             return self.rival, self._deadlines.retry_s
         self._server_number += 1
         path = self._watch.folder / f"topobus-{self._short_name}-{self._token}-{self._server_number % 100:02d}.sock"
-        plugin = DevicePlugin(
-            self._offer,
-            state=self._state,
-            asks=self._asks,
-            record=self._record,
-            metrics=self._metrics,
-            variables=self._variables,
-            deadlines=self._deadlines,
-            before_start=self._before_start,
-            is_from_end=self._is_from_end,
-            pci_devices=self._pci_devices,
-        )
+        plugin = self._plugin()
         async with serving(path, lambda server: rpc.add_DevicePluginServicer_to_server(plugin, server)):
             own, kubelet_path = identity(path), self._watch.folder / KUBELET_SOCKET
             await self._watch.until(lambda: identity(kubelet_path) is not None or identity(path) != own)
@@ -174,10 +169,28 @@ class PluginRegistrar:
                     if self._is_awaited():
                         await self._hand_over(plugin)
                     raise
-                if why != _STREAM_CLOSED or self._clock.monotonic() - since_s < _SETTLED_S:
+                self._is_over = isinstance(plugin, WithdrawnPlugin) and plugin.is_over
+                if self._is_over or why != _STREAM_CLOSED or self._clock.monotonic() - since_s < _SETTLED_S:
                     return why, _QUICK_S
                 # At once and on the same socket: kubelets with the race in them (before 1.36) cut this gateway off when the one that it replaces ends, and until it is registered again
                 # kubelet counts its devices as unhealthy and admits no pod that asks for one.
+
+    def _plugin(self) -> DevicePlugin | WithdrawnPlugin:
+        """Make what answers kubelet's calls."""
+        if self._is_withdrawn:
+            return WithdrawnPlugin(self._offer, self._state)
+        return DevicePlugin(
+            self._offer,
+            state=self._state,
+            asks=self._asks,
+            record=self._record,
+            metrics=self._metrics,
+            variables=self._variables,
+            deadlines=self._deadlines,
+            before_start=self._before_start,
+            is_from_end=self._is_from_end,
+            pci_devices=self._pci_devices,
+        )
 
     async def _look_for_rival(self) -> str:
         """Say which plugin of the vendor's own has the resource: registering would take it away from that one, which then does the same to us."""
@@ -208,7 +221,7 @@ class PluginRegistrar:
         get_logger().info("plugin.registered", resource=self.resource, endpoint=path.name, devices=len(self._state.entries(self.resource)))
         return ""
 
-    async def _wait_for_list(self, plugin: DevicePlugin, streams_before: int) -> bool:
+    async def _wait_for_list(self, plugin: DevicePlugin | WithdrawnPlugin, streams_before: int) -> bool:
         try:
             async with self._clock.timeout(self._deadlines.first_list_s):
                 while plugin.streams_seen == streams_before:
@@ -219,7 +232,7 @@ class PluginRegistrar:
 
     async def _stay(
         self,
-        plugin: DevicePlugin,
+        plugin: DevicePlugin | WithdrawnPlugin,
         path: Path,
         own: tuple[int, int, int] | None,
         kubelet_path: Path,
@@ -248,7 +261,7 @@ class PluginRegistrar:
         get_logger().info("plugin.lost", resource=self.resource, why=why)
         return why
 
-    async def _hand_over(self, plugin: DevicePlugin) -> None:
+    async def _hand_over(self, plugin: DevicePlugin | WithdrawnPlugin) -> None:
         """Leave the list up until kubelet has taken the next gateway's: without a list every device would be unhealthy for a moment."""
         try:
             async with self._clock.timeout(_HAND_OVER_S):

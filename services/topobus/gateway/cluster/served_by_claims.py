@@ -1,0 +1,126 @@
+"""Knows which resources claims serve on this node: follows the DeviceClasses of the API server and asks the pure rule.
+
+Flows in: classes, the node's inventories, the setting `resources_by`. Flows out: one answer a resource, and a wake-up when it changes. Until the API server has
+answered, and where it never does, the device plugins serve as they would without a cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from topobus.cel.selector import CelCompiler
+from topobus.contracts.messages import ApiObject
+from topobus.domain.errors import PeerUnavailable
+from topobus.gateway.cluster.objects import DEVICE_CLASSES, NODES, Cluster, ClusterChangeKind
+from topobus.gateway.config import GatewaySettings
+from topobus.gateway.core.served_resources import is_too_old, obstacle
+from topobus.gateway.node_state import NodeState, Offer
+from topobus.runtime.logging import get_logger
+
+__all__ = ["ServedByClaims"]
+
+# An API server answers within some hundredths of a second; one that does not must not keep kubelet waiting (a node is registered within three seconds).
+_FIRST_ANSWER_S = 2.0
+
+
+class ServedByClaims:
+    """Says of each resource whether claims serve it."""
+
+    def __init__(self, cluster: Cluster, state: NodeState, settings: GatewaySettings) -> None:
+        self._cluster = cluster
+        self._state = state
+        self._settings = settings
+        self._compiler = CelCompiler()
+        self._classes: dict[str, ApiObject] | None = None
+        """By name; None: the API server has not told yet."""
+        self._is_known = asyncio.Event()
+        self._too_old = ""
+        self._said: dict[str, str] = {}
+
+    async def run(self) -> None:
+        """Follow the classes, for ever."""
+        if self._settings.resources_by != "auto":
+            return
+        async for change in self._cluster.watch(DEVICE_CLASSES, fields=""):
+            classes = {} if change.kind is ClusterChangeKind.SNAPSHOT or self._classes is None else dict(self._classes)
+            for api_object in change.objects:
+                name = str(api_object.metadata.get("name", ""))
+                if change.kind is ClusterChangeKind.DELETE:
+                    classes.pop(name, None)
+                else:
+                    classes[name] = api_object
+            if change.kind is ClusterChangeKind.SNAPSHOT:
+                await self._read_version()
+            self._classes = classes
+            self._is_known.set()
+            self._state.changed.announce()
+
+    async def wait(self) -> None:
+        """Wait for the first answer of the API server, and not long."""
+        if self._settings.resources_by != "auto":
+            return
+        try:
+            async with asyncio.timeout(_FIRST_ANSWER_S):
+                await self._is_known.wait()
+        except TimeoutError:
+            get_logger().warning(
+                "device-classes.unknown", waited_s=_FIRST_ANSWER_S, next_step="let the gateway list and watch deviceclasses"
+            )
+
+    def serves(self, offer: Offer) -> bool:
+        """Say whether claims serve a resource."""
+        why = self._obstacle(offer)
+        if self._said.get(offer.resource) != why:
+            self._said[offer.resource] = why
+            get_logger().info("resource.served", resource=offer.resource, by="device-plugin" if why else "claims", why=why)
+        return not why
+
+    async def is_known_to_kubelet(self, resource: str) -> bool:
+        """Say whether kubelet counts devices of a resource, as its Node says: those of a gateway of before. True where nobody can tell."""
+        try:
+            status = await self._node_status()
+        except PeerUnavailable:
+            return True
+        capacity = status.get("capacity")
+        return isinstance(capacity, dict) and str(capacity.get(resource, "0")) != "0"
+
+    def _obstacle(self, offer: Offer) -> str:
+        settings = self._settings
+        if settings.resources_by == "device-plugin" or not settings.offers_dra(offer.device_class, offer.pool):
+            return "the settings say so"
+        if settings.resources_by == "claims":
+            return ""
+        if self._classes is None:
+            return "the API server has not told its DeviceClasses"
+        if self._too_old:
+            return self._too_old
+        if settings.ids_of(offer.device_class, offer.resource) != "topobus":
+            return "its devices have ids of another kind, which only kubelet's device plugins tell"
+        inventory = self._state.inventories().get(offer.device_class)
+        listed = {entry.id for entry in self._state.entries(offer.resource)}
+        devices = [device for device in (inventory.devices if inventory is not None else ()) if not device.is_excluded]
+        # A shared device is listed by its replicas.
+        offered = {
+            device.name: settings.shown(device)
+            for device in devices
+            if device.name in listed or (device.sharing is not None and device.pool == offer.pool)
+        }
+        if not offered:
+            # Nothing to compare: what was said before goes on, for nothing but devices that are away has changed.
+            return self._said.get(offer.resource, "it has no device")
+        others = [shown for device in devices if device.name not in offered and (shown := settings.shown(device)) is not None]
+        return obstacle(offer.resource, offered, others, self._classes.values(), self._compiler)
+
+    async def _read_version(self) -> None:
+        try:
+            status = await self._node_status()
+        except PeerUnavailable:
+            return
+        info = status.get("nodeInfo")
+        version = str(info.get("kubeletVersion", "")) if isinstance(info, dict) else ""
+        self._too_old = f"kubelet {version} does not prepare such claims" if is_too_old(version) else ""
+
+    async def _node_status(self) -> dict[str, Any]:
+        node = await self._cluster.get(NODES, self._state.node)
+        return dict(node.status) if node is not None else {}
