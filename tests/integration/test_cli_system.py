@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -148,6 +149,18 @@ def test_place_and_release_move_the_ledger_when_a_pod_fits(system: Running, tmp_
 
     released = system.json("release", "pod", "default/trainer")["released"]
     assert {key: len(names) for key, names in released[0]["devices"].items()} == {"cpu": 16, "gpu": 2, "nic": 2}
+
+
+def test_refusal_names_the_pod_and_its_decision_when_a_pod_does_not_fit(system: Running, tmp_path: Path) -> None:
+    """The frame says whom which node refused, and how to take the decision apart."""
+    manifest = tmp_path / "greedy.yaml"
+    manifest.write_text(pod("greedy", topobus__gpu=9))
+
+    refused = system.topobus("place", manifest, code=1).stdout
+
+    assert "pod default/greedy refused by demo-node" in refused
+    (decision,) = re.findall(r"topobus explain (\S+)", refused)
+    assert f"decision   {decision}" in system.topobus("explain", decision).stdout
 
 
 def test_place_answers_the_same_when_an_operation_is_asked_again(system: Running) -> None:

@@ -98,7 +98,7 @@ class Planner:
             if reply is None:
                 return PlanReply(silent_nodes=nodes)
             chosen = reply if isinstance(reply.result, Placement) else None
-            return PlanReply(chosen=chosen, answers=(NodeAnswer(node=reply.node, result=reply.result),))
+            return PlanReply(chosen=chosen, answers=(NodeAnswer(node=reply.node, result=reply.result, decision_id=reply.decision_id),))
         return await self._choose(nodes, request)
 
     def _nodes_to_ask(self, request: PlanRequest) -> tuple[str, ...]:
@@ -131,10 +131,15 @@ class Planner:
                 silent.append(node)
                 break
             results[node] = committed.result
+            replies[node] = committed
             if isinstance(committed.result, Placement):
                 chosen = committed
                 break
-        answers = tuple(NodeAnswer(node=node, result=results[node]) for node in nodes if node in results and node not in silent)
+        answers = tuple(
+            NodeAnswer(node=node, result=results[node], decision_id=replies[node].decision_id)
+            for node in nodes
+            if node in results and node not in silent
+        )
         return PlanReply(chosen=chosen, answers=answers, silent_nodes=tuple(sorted(silent)))
 
     async def ask_node(

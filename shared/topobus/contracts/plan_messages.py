@@ -26,6 +26,8 @@ class NodeAnswer(Struct, frozen=True, kw_only=True):
 
     node: str
     result: Placement | Refusal
+    decision_id: str = ""
+    """Of the decision that says so; empty where no node was asked, or by a controller of an older release."""
 
 
 class PlanReply(Struct, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from topobus.cli.objects.applying import is_scheduled
 from topobus.cli.objects.manifests import parse_namespaced, request_of
 from topobus.cli.objects.manifests import read_stored_pod as read_pod
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus, system_text
-from topobus.cli.render.answers import answer_view, summary
+from topobus.cli.render.answers import answer_view
 from topobus.contracts.catalogue import LEDGER, MACHINE, OBJECT, PLACE, PLAN, RELEASE
 from topobus.contracts.messages import ApiObject, PlaceReply, PlaceRequest, ReleaseRequest
 from topobus.contracts.nouns import CLUSTER
@@ -86,7 +86,7 @@ async def _place(manifest: ApiObject, node: str | None, is_dry_run: bool, op_id:
     if reply is not None:
         output.show(reply_view(pod, reply, is_dry_run=is_dry_run))
     if plan is not None:
-        output.show(*_other_answers(plan))
+        output.show(*_other_answers(pod, plan))
     if reply is None and not (plan and plan.answers):
         silent = ", ".join(plan.silent_nodes) if plan else ""
         raise PeerUnavailable(
@@ -127,11 +127,19 @@ def reply_view(pod: PodRequest, reply: PlaceReply, *, is_dry_run: bool = False) 
     )
 
 
-def _other_answers(plan: PlanReply) -> Iterable[RenderableType]:
+def _other_answers(pod: PodRequest, plan: PlanReply) -> Iterable[RenderableType]:
     chosen = plan.chosen.node if plan.chosen else ""
     for answer in plan.answers:
         if answer.node != chosen:
-            yield Panel(answer_view(answer.result), title=Text(f"{answer.node}: {summary(answer.result)}"), title_align="left")
+            is_possible = isinstance(answer.result, Placement)
+            yield Panel(
+                answer_view(answer.result),
+                title=Text(f"{pod.owner} {'would fit on' if is_possible else 'refused by'} {answer.node}"),
+                title_align="left",
+                border_style="ok" if is_possible else "fail",
+                subtitle=Text(f"topobus explain {answer.decision_id}") if answer.decision_id else None,
+                subtitle_align="left",
+            )
     for node in plan.silent_nodes:
         yield Text(f"{node} did not answer in time: unknown, not refused", "warn")
 
