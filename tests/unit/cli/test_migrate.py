@@ -76,3 +76,13 @@ def test_migrate_names_the_file_when_there_is_none(tmp_path: Path, capsys: pytes
     """Exit 66, as for every missing file."""
     assert run(["migrate", str(tmp_path / "none.yaml")]) == 66
     assert "none.yaml" in capsys.readouterr().err
+
+
+def test_example_of_the_page_loses_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """examples/classic is what the how-to names: all of it has a counterpart."""
+    example = Path(__file__).resolve().parents[3] / "examples" / "classic" / "gpus.yaml"
+    assert run(["migrate", str(example), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+
+    assert [made["kind"] for made in answer["objects"]] == ["DeviceClass", "ResourceClaim", "Pod"]
+    assert [note for note in answer["notes"] if note["severity"] != "info"] == []

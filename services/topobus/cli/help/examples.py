@@ -113,6 +113,16 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("Which container has which devices", "topobus pods"),
         ("Of one node and namespace", "topobus pods --node n1 --namespace research"),
     ),
+    "profile build": (
+        ("A DGX to run on", "topobus profile build dgx /tmp/dgx"),
+        ("One of your own", "topobus profile build lab.toml /tmp/lab"),
+    ),
+    "profile list": (("Which machines come with Topobus", "topobus profile list"),),
+    "profile offline": (("Take CPU 5 offline", "topobus profile offline /tmp/dgx 5"),),
+    "profile online": (("Bring CPU 5 back", "topobus profile online /tmp/dgx 5"),),
+    "profile play": (("A bad day, five times as fast", "topobus profile play /tmp/flaky --speed 5"),),
+    "profile remove": (("Pull a GPU out", "topobus profile remove /tmp/dgx 0000:18:00.0"),),
+    "profile restore": (("Put it back", "topobus profile restore /tmp/dgx 0000:18:00.0"),),
     "record": (("This machine as a folder, to try pods on it elsewhere", "topobus record my-server"),),
     "release pod": (("End what `topobus place` held", "topobus release pod default/trainer"),),
     "simulate": (

@@ -14,6 +14,7 @@ COMMANDS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("demo", "demo:demo", "The whole story in under a minute: start, place, refuse, kubelet, claim, fault."),
         ("up", "commands.up:up", "Start NATS and the eight services and keep them running; Ctrl-C stops everything."),
         ("simulate", "commands.simulate:simulate", "Plan pods on a recorded machine, without any server."),
+        ("profile", "commands.profile:profile_app", "Recorded machines: list, build, break and play them."),
         ("record", "commands.record:record_machine", "Copy this machine's hardware tree, to read, test and break it elsewhere."),
     ),
     "Look": (

@@ -54,9 +54,7 @@ class RecordedMachine:
         """Take over a tree that another process built."""
         mark = root / _STORE / "profile"
         if not mark.is_file():
-            raise ConfigError(
-                f"{root} is not a recorded machine", next_step="make one: python -m topobus.simulation.machines build dgx DIR"
-            )
+            raise ConfigError(f"{root} is not a recorded machine", next_step="make one: topobus profile build dgx DIR")
         profile = load_profile(mark.read_text(encoding="utf-8").strip())
         return cls(root, profile, lay_out(profile))
 
@@ -193,15 +191,19 @@ class RecordedMachine:
         self._played_to_s = max(self._played_to_s, to_s)
         return tuple(done)
 
-    async def play(self, *, speed: float = 1.0, wait: Callable[[float], Awaitable[None]] = asyncio.sleep) -> tuple[str, ...]:
-        """Play the script in real time (`speed` 2: twice as fast); ends after the last step. Tests give a `wait` of their own."""
+    async def play(
+        self, *, speed: float = 1.0, wait: Callable[[float], Awaitable[None]] = asyncio.sleep, say: Callable[[str], None] = lambda _: None
+    ) -> tuple[str, ...]:
+        """Play the script in real time (`speed` 2: twice as fast); ends after the last step. Tests give a `wait` of their own; `say` hears of each step when it is done."""
         done: list[str] = []
         now_s = 0.0
         for at_s, _, _ in self._script():
             if at_s > now_s:
                 await wait((at_s - now_s) / speed)
                 now_s = at_s
-            done.extend(self.advance(at_s))
+            for step in self.advance(at_s):
+                say(step)
+                done.append(step)
         return tuple(done)
 
     def _script(self) -> list[tuple[float, Fault, bool]]:
