@@ -39,6 +39,7 @@ def render_metrics() -> str:
         "",
         "With `http.port` set a service has these at `/metrics`, and beside them `process_*` and `python_*` of the Prometheus client. Names are",
         "`topobus_<service>_<noun>_<unit>`, with `_total` for counters only; a device class is a label. No label holds a uid, or the name of a pod or a claim.",
+        "How to have them collected, with alerts and a dashboard: [watch with Prometheus](../how-to/watch-with-prometheus.md).",
     ]
     written: set[str] = set()
     for service, modules in METRIC_MODULES.items():

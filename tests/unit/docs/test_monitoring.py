@@ -1,0 +1,126 @@
+"""Alerts and the dashboard of deploy/monitoring ask for what services really have."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from docpages.metrics import METRIC_MODULES
+
+from topobus.runtime.metric_descriptors import MetricDescriptor, descriptors_of
+
+_ROOT = Path(__file__).resolve().parents[3]
+_MONITORING = _ROOT / "deploy" / "monitoring"
+# What the scrape jobs add to each sample, and a histogram's bound.
+_TARGET_LABELS = {"namespace", "node", "pod", "container", "instance", "job", "le"}
+_SELECTOR = re.compile(r"\b(topobus_[a-z_]+)(?:\{([^}]*)\})?")
+_MATCHER = re.compile(r'\s*([a-z_]+)\s*(=~|!~|!=|=)\s*"([^"]*)"\s*')
+_GROUPING = re.compile(r"\b(?:by|without|on|ignoring)\s*\(([^)]*)\)")
+
+
+def _declared() -> dict[str, MetricDescriptor]:
+    modules = [__import__(module, fromlist=["*"]) for names in METRIC_MODULES.values() for module in names]
+    return {series: metric for metric in descriptors_of(modules) for series in metric.series}
+
+
+def _alerts() -> list[dict[str, Any]]:
+    return [rule for group in yaml.safe_load((_MONITORING / "alerts.yaml").read_text())["groups"] for rule in group["rules"]]
+
+
+def _panels() -> list[dict[str, Any]]:
+    return [panel for panel in json.loads((_MONITORING / "grafana-dashboard.json").read_text())["panels"] if panel["type"] != "row"]
+
+
+def _expressions() -> dict[str, str]:
+    return {
+        **{rule["alert"]: rule["expr"] for rule in _alerts()},
+        **{panel["title"]: target["expr"] for panel in _panels() for target in panel["targets"]},
+    }
+
+
+def _faults(expression: str) -> Iterator[str]:
+    """Tell what an expression names and no service has."""
+    declared = _declared()
+    allowed = set(_TARGET_LABELS)
+    for name, matchers in _SELECTOR.findall(expression):
+        if name not in declared:
+            yield f"no metric {name}"
+            continue
+        labels = declared[name].labels
+        allowed |= labels.keys()
+        for matcher in filter(str.strip, matchers.split(",")):
+            match = _MATCHER.fullmatch(matcher)
+            assert match is not None, matcher
+            label, operator, text = match.groups()
+            if label not in {*labels, *_TARGET_LABELS}:
+                yield f"{name} has no label {label}"
+            listed = labels.get(label, "")
+            for value in text.split("|") if "~" in operator else [text]:
+                if isinstance(listed, tuple) and value not in listed:
+                    yield f"{name}: {label} is never {value!r}"
+    for grouping in _GROUPING.findall(expression):
+        yield from (f"no label {label}" for label in map(str.strip, grouping.split(",")) if label not in allowed)
+
+
+@pytest.mark.parametrize(("title", "expression"), sorted(_expressions().items()))
+def test_expression_names_what_services_have(title: str, expression: str) -> None:
+    """Each metric, label and listed value of an expression is declared by a service."""
+    assert list(_faults(expression)) == [], title
+
+
+@pytest.mark.parametrize(
+    ("expression", "fault"),
+    [
+        ("topobus_gateway_slices_total > 0", "no metric topobus_gateway_slices_total"),
+        ('topobus_bus_connected{class="gpu"}', "topobus_bus_connected has no label class"),
+        ('topobus_device_affected_pods{state="Unhealthy"}', "topobus_device_affected_pods: state is never 'Unhealthy'"),
+        ("sum by (verb) (topobus_gateway_slices)", "no label verb"),
+    ],
+)
+def test_check_finds_an_expression_of_something_else(expression: str, fault: str) -> None:
+    """The check above finds each kind of mistake."""
+    assert list(_faults(expression)) == [fault]
+
+
+@pytest.mark.parametrize("rule", _alerts(), ids=lambda rule: str(rule["alert"]))
+def test_alert_says_what_to_do(rule: dict[str, Any]) -> None:
+    """Each alert has a severity, a summary, a description and a page that exists."""
+    notes = rule["annotations"]
+
+    assert rule["labels"]["severity"] in {"info", "warning", "critical"}
+    assert notes["summary"]
+    assert notes["description"]
+    assert (_ROOT / notes["runbook"]).is_file()
+
+
+def test_every_alert_is_tried_on_a_recorded_sample() -> None:
+    """No alert is missing in alerts-test.yaml, which promtool runs."""
+    assert {name for rule in _alerts() if (name := rule["alert"]) not in (_MONITORING / "alerts-test.yaml").read_text()} == set()
+
+
+def test_monitors_name_ports_that_the_pods_have() -> None:
+    """A PodMonitor asks at ports of containers of deploy/kubernetes, or of the relay on leaves."""
+    monitors = yaml.safe_load_all((_MONITORING / "prometheus-operator" / "pod-monitors.yaml").read_text())
+    manifests = [*(_ROOT / "deploy/kubernetes").glob("*.yaml"), *(_ROOT / "deploy/kubernetes-leaf").glob("*.yaml")]
+    named = set(re.findall(r"name: ([a-z-]+), containerPort", "".join(path.read_text() for path in manifests)))
+    wanted = {endpoint["port"] for monitor in monitors for endpoint in monitor["spec"]["podMetricsEndpoints"]}
+
+    assert wanted >= {"discovery", "gpu", "gateway", "controller"}
+    assert wanted <= named
+
+
+def test_alerts_fire_on_recorded_samples() -> None:
+    """On a sick node every alert fires, on a quiet one none."""
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed (Debian: prometheus)")
+    ended = subprocess.run([promtool, "test", "rules", str(_MONITORING / "alerts-test.yaml")], capture_output=True, text=True, check=False)
+
+    assert ended.returncode == 0, ended.stdout + ended.stderr
