@@ -35,6 +35,11 @@ async def test_metric_pages_have_what_is_declared_when_all_services_run(nats_ser
     assert {name: types_of(page) for name, page in pages.items()} == declared
     odd = {name: _odd_labels(families_of(page), metrics_of(name)) for name, page in pages.items()}
     assert not any(odd.values()), odd
+    values = {
+        name: {sample.name for family in families_of(page) for sample in family.samples if sample.value} for name, page in pages.items()
+    }
+    assert "topobus_topology_ledger_writes_total" in values["topology"]
+    assert {"topobus_device_inventory_devices", "topobus_device_driver_call_seconds_count"} <= values["gpu"]
     assert all(f'topobus_build_info{{service="{name}"' in page for name, page in pages.items())
 
 

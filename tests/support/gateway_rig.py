@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -86,6 +86,8 @@ class Rig:
     readiness: WatchedReadiness
     nats: NatsSettings
     """By which the gateway connects."""
+    registry: CollectorRegistry = field(default_factory=CollectorRegistry)
+    """What the present gateway counts."""
 
     @property
     def cdi_dir(self) -> Path:
@@ -101,10 +103,10 @@ class Rig:
     async def gateway(self, *, clock: Clock | None = None, **changes: object) -> AsyncIterator[asyncio.Task[None]]:
         """Run a gateway for the length of a block, on a connection of its own; `changes` are settings."""
         settings = msgspec.structs.replace(self.settings, **changes)
-        self.readiness = WatchedReadiness()
+        self.readiness, self.registry = WatchedReadiness(), CollectorRegistry()
         async with Bus.session(self.nats, name="gateway") as bus:
             runtime = Runtime(
-                name="gateway", node=NODE, bus=bus, clock=clock or SystemClock(), readiness=self.readiness, registry=CollectorRegistry()
+                name="gateway", node=NODE, bus=bus, clock=clock or SystemClock(), readiness=self.readiness, registry=self.registry
             )
             task = asyncio.create_task(serve(settings, runtime))
             try:

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from topobus.devicekit.metrics import DeviceMetrics
 from topobus.domain.device import Device
 from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState
+from topobus.domain.request import Owner, OwnerKind
 from topobus.runtime.metric_descriptors import CounterDescriptor, GaugeDescriptor, MetricDescriptor
 
 _ROOT = Path(__file__).resolve().parents[3]
@@ -69,6 +70,41 @@ def test_device_metrics_follow_the_inventory_when_a_device_gets_sick_and_well() 
 
     assert when_sick == {("unhealthy", "ecc"): 1, ("healthy", ""): 1}
     assert lines() == {("healthy", ""): 2}
+
+
+def test_affected_pods_are_counted_once_when_they_use_several_sick_devices() -> None:
+    """A pod with two sick devices is one pod, and who uses a healthy device is not affected."""
+    registry = CollectorRegistry()
+    metrics = DeviceMetrics(registry, "gpu")
+    condition = Condition(dimension=Dimension.MEMORY, state=HealthState.UNHEALTHY, reason="ecc")
+    sick = DeviceHealth(state=HealthState.UNHEALTHY, conditions=(condition,))
+    pod, other = (Owner(kind=OwnerKind.POD, name=name, uid=name) for name in ("trainer", "other"))
+    claimed = Owner(kind=OwnerKind.CLAIM, name="training", uid="c1")
+
+    metrics.set_affected(
+        [_device("g0", sick), _device("g1", sick), _device("g2", DeviceHealth())],
+        lambda name: (claimed,) if name == "g0" else (pod,),
+        lambda name: (other,) if name == "g2" else (pod,),
+    )
+
+    def sample(what: str) -> float | None:
+        return registry.get_sample_value(f"topobus_device_affected_{what}", {"class": "gpu", "state": "unhealthy"})
+
+    assert (sample("pods"), sample("claims")) == (1, 1)
+
+
+def test_reasons_share_a_line_when_a_driver_makes_them_up() -> None:
+    """A driver that gives each device a reason of its own fills no more than 64 lines and `other`."""
+    registry = CollectorRegistry()
+    metrics = DeviceMetrics(registry, "gpu")
+    for number in range(100):
+        condition = Condition(dimension=Dimension.MEMORY, state=HealthState.UNHEALTHY, reason=f"made-up-{number}")
+        metrics.count_event(_device("g0", DeviceHealth(state=HealthState.UNHEALTHY, conditions=(condition,))))
+
+    name = "topobus_device_health_events_total"
+    reasons = {sample.labels["reason"] for metric in registry.collect() for sample in metric.samples if sample.name == name}
+    others = registry.get_sample_value(name, {"class": "gpu", "state": "unhealthy", "reason": "other"})
+    assert (len(reasons), others) == (65, 36)
 
 
 def _device(name: str, health: DeviceHealth) -> Device:
