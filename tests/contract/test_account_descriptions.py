@@ -175,7 +175,7 @@ def test_nodes_have_passwords_of_their_own_when_their_names_differ_in_a_dot() ->
     nodes = ["a-b", "a.b", "a--b", "a-dot-b"]
     users = [user for account in accounts(Shape.HUB, nodes=nodes) for user in account.users]
 
-    assert len({user.variable for user in users}) == len(users) == len(nodes) + 3
+    assert len({user.variable for user in users}) == len(users) == len(nodes) + 4
 
 
 def test_accounts_are_refused_when_a_leaf_has_several_nodes() -> None:

@@ -125,7 +125,7 @@ class Account(Struct, frozen=True, kw_only=True):
 
 _NODE, _CORE, _NODES, _OBSERVERS, _SYSTEM = STREAMS_ACCOUNT, "CORE", "NODES", "OBS", "SYS"
 # Who is neither a device service nor a subscriber. Where there is one server, the controllers and the CLI are among those who serve the node.
-_CLUSTER_PROCESSES = ("controller", "cli")
+_CLUSTER_PROCESSES = ("controller", "console", "cli")
 _NODE_PROCESSES = tuple(name for name in PRINCIPALS if name not in (*DEVICE_SERVICES, *_CLUSTER_PROCESSES, "user"))
 _LEAF = "leaf"
 _RELAY = "relay"

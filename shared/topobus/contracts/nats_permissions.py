@@ -19,12 +19,12 @@ from topobus.contracts.up_subjects import up_branch
 
 __all__ = ["LEAF_PRINCIPALS", "PRINCIPALS", "Rights", "render_open_api", "render_permissions", "render_server", "rights"]
 
-PRINCIPALS = ("discovery", *DEVICE_SERVICES, "topology", "gateway", "controller", "cli", "user")
+PRINCIPALS = ("discovery", *DEVICE_SERVICES, "topology", "gateway", "controller", "console", "cli", "user")
 LEAF_PRINCIPALS = (*PRINCIPALS, "relay")
 """Those of an installation where nodes have servers of their own."""
 
 # These speak for the whole cluster: a node in their subjects is always any.
-_CLUSTER_WIDE = ("controller", "cli", "user")
+_CLUSTER_WIDE = ("controller", "console", "cli", "user")
 # Who stands in the catalogue under another name than that of its connection.
 _READER_NAMES = {"user": "users"}
 

@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-SERVICES = ("discovery", "gpu", "nic", "fpga", "cpu", "topology", "gateway", "controller", "cli")
+SERVICES = ("discovery", "gpu", "nic", "fpga", "cpu", "topology", "gateway", "controller", "console", "cli")
 # What the pages count for: CPython 3.11 on Linux.
 _MARKERS = {
     "python_version": "3.11",

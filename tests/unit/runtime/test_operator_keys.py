@@ -155,7 +155,7 @@ def test_command_remembers_what_the_first_call_was_told(tmp_path: Path, capsys: 
     assert run(["keys", "operator", "make", folder, "--json"]) == 0
 
     users = {user["user"]: user["expires"] for user in json.loads(capsys.readouterr().out)["users"] if user["file"]}
-    assert sorted(users) == ["cli", "controller", "leaf-n2", "user"]
+    assert sorted(users) == ["cli", "console", "controller", "leaf-n2", "user"]
     assert users["leaf-n2"] > users["cli"]
 
 

@@ -24,6 +24,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("For every zsh", "topobus completion zsh > ~/.zfunc/_topobus"),
         ("For every fish", "topobus completion fish > ~/.config/fish/completions/topobus.fish"),
     ),
+    "console": (
+        ("The fleet in a browser, at http://127.0.0.1:8765/", "topobus console"),
+        ("At another port", "topobus console --port 9000"),
+    ),
     "context add": (
         (
             "Name a system that runs elsewhere",

@@ -20,6 +20,11 @@ COMMANDS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "Look": (
         ("machine", "commands.machine:machine", "Draw a machine: sockets, NUMA nodes, CPUs, devices, and who holds what."),
         ("top", "commands.top:top", "Draw machines live: holders, health and the newest events, as they change."),
+        (
+            "console",
+            "commands.console:console",
+            "Show the fleet live in a browser: devices, faults, who waits and why; it changes nothing.",
+        ),
         ("inventory", "commands.inventory:inventory", "List devices: where they sit, how they are, who holds them."),
         ("pods", "commands.pods:pods", "List pods: container, resource, devices, NUMA node and health, as kubelet tells it."),
         ("health", "commands.health:health_app", "How devices are, and how they are from now on."),

@@ -1,0 +1,1 @@
+"""The console: one page in a browser with the fleet, its health, what waits and why; it reads the bus and writes nothing."""

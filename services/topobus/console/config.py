@@ -1,0 +1,73 @@
+"""Settings of the console, and which of them cannot work together."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from topobus.console.core.access import is_loopback
+from topobus.domain.errors import ConfigError
+from topobus.runtime.config import ServiceSettings
+
+__all__ = ["ConsoleSettings", "PageSettings", "check_settings"]
+
+Port = Annotated[int, Meta(ge=0, le=65535)]
+
+
+class PageSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where browsers find the page, and who may see it."""
+
+    host: str = "127.0.0.1"
+    """The address to listen at. The default lets in nobody but users of this machine; any other address needs `page.password_file`."""
+    port: Port = 8765
+    """The port to listen at; 0: a free one, which the log names."""
+    hosts: tuple[str, ...] = ()
+    """Names and addresses by which browsers reach the page, besides `host` and the names of loopback: `("console.example",)`. A request for any other name is refused, for a
+    page of somebody else could have its own name lead here (DNS rebinding)."""
+    password_file: str = ""
+    """A file that holds the password for the page, at least 12 characters; empty: no login. Read anew at each login."""
+    session_s: Annotated[float, Meta(gt=0, le=2_592_000)] = 43_200.0
+    """Seconds until somebody has to log in again. 43200 s: a working day with its evening. A restart of the console ends all sessions."""
+    attempts: Annotated[int, Meta(ge=1, le=1000)] = 5
+    """Wrong passwords within a minute from one address, after which that address waits for the rest of it. All addresses together may have twenty times as many."""
+    certificate_file: str = ""
+    """The page's certificate with its chain, PEM; empty: plain HTTP, for loopback or behind a proxy that has TLS."""
+    key_file: str = ""
+    """The certificate's private key, PEM."""
+    is_behind_tls: bool = False
+    """Whether a proxy in front has TLS: then the cookie is sent over TLS alone."""
+    streams: Annotated[int, Meta(ge=1, le=10_000)] = 64
+    """Pages that may be open at once; one more is told to try again later. 64: each takes a connection and some 100 KiB, and what is shown is stored once for all."""
+
+
+class ConsoleSettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of the console; `http.*` is for probes and metrics, `page.*` for people."""
+
+    page: PageSettings = PageSettings()
+    decisions: Annotated[int, Meta(ge=1, le=10_000)] = 200
+    """How many of the newest decisions the page lists. Each with all that is shown of it; together at most 16 MiB."""
+    events: Annotated[int, Meta(ge=1, le=10_000)] = 200
+    """How many of the newest health events the page lists."""
+
+
+def check_settings(settings: ConsoleSettings) -> None:
+    """Refuse what would let in everybody, or cannot work.
+
+    Errors: raises ConfigError that names the key.
+    """
+    page = settings.page
+    if not is_loopback(page.host) and not page.password_file:
+        raise ConfigError(
+            f"page.host: {page.host} is not an address of loopback, and without a login whoever reaches it sees everything",
+            next_step="name a file with a password by page.password_file, or leave page.host at 127.0.0.1",
+            key="page.host",
+        )
+    if bool(page.certificate_file) != bool(page.key_file):
+        raise ConfigError(
+            "page.certificate_file and page.key_file go together, and only one of them is given",
+            next_step="give both, or neither",
+            key="page.key_file" if page.certificate_file else "page.certificate_file",
+        )
+    if settings.http.port and settings.http.port == page.port:
+        raise ConfigError(f"page.port: http.port is {page.port}, too", next_step="choose another port for one of them", key="page.port")

@@ -1,0 +1,103 @@
+"""Who may look at the page: by which name it was asked for, whether a form came from the page itself, how many wrong passwords are too many.
+
+Flows in: headers, addresses, times of a monotonic clock. Flows out: yes or no, and when to try again. Pure: it compares no password and reads no clock.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import OrderedDict
+from collections.abc import Iterable
+
+__all__ = ["Attempts", "allowed_hosts", "is_allowed_host", "is_loopback", "is_same_origin"]
+
+_LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+_WINDOW_S = 60.0
+# All addresses together: who has many must not have many times as many tries.
+_TOGETHER = 20
+# Addresses remembered; the oldest goes first.
+_MOST_ADDRESSES = 1024
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether only this machine reaches an address.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("::1"), is_loopback("localhost"), is_loopback("0.0.0.0"), is_loopback("example.com")
+    (True, True, True, False, False)
+    """
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def allowed_hosts(host: str, more: Iterable[str]) -> frozenset[str]:
+    """Give the names, in lower case and without ports, by which browsers may ask for the page.
+
+    >>> sorted(allowed_hosts("0.0.0.0", ["Console.example"]))
+    ['127.0.0.1', '::1', 'console.example', 'localhost']
+    """
+    own = () if host in ("0.0.0.0", "::") else (host,)
+    return frozenset(name.strip("[]").lower().rstrip(".") for name in (*_LOOPBACK_NAMES, *own, *more))
+
+
+def is_allowed_host(header: str, allowed: frozenset[str]) -> bool:
+    """Say whether a Host header names us; an empty one does not.
+
+    >>> names = allowed_hosts("127.0.0.1", [])
+    >>> is_allowed_host("localhost:8765", names), is_allowed_host("[::1]:1", names), is_allowed_host("evil.example:8765", names)
+    (True, True, False)
+    """
+    return _host_of(header) in allowed
+
+
+def is_same_origin(origin: str, header: str) -> bool:
+    """Say whether a form came from the page that it was sent to; browsers name the origin with every form.
+
+    >>> is_same_origin("http://localhost:8765", "localhost:8765"), is_same_origin("https://evil.example", "localhost:8765")
+    (True, False)
+    >>> is_same_origin("null", "localhost:8765")
+    False
+    """
+    scheme, separator, host = origin.partition("://")
+    return bool(separator) and scheme in ("http", "https") and host.lower() == header.lower()
+
+
+class Attempts:
+    """Counts wrong passwords by address, within a minute; times are seconds of one monotonic clock.
+
+    >>> attempts = Attempts(1)
+    >>> attempts.wait_s("a", 0.0), attempts.note_wrong("a", 0.0), attempts.wait_s("a", 20.0), attempts.wait_s("b", 20.0)
+    (0.0, None, 40.0, 0.0)
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._wrong: OrderedDict[str, list[float]] = OrderedDict()
+        self._all: list[float] = []
+
+    def wait_s(self, address: str, now: float) -> float:
+        """Say how long an address has to wait until its next try counts; 0: none."""
+        own = [at for at in self._wrong.get(address, ()) if now - at < _WINDOW_S]
+        together = [at for at in self._all if now - at < _WINDOW_S]
+        waits = [0.0]
+        if len(own) >= self._most:
+            waits.append(_WINDOW_S - (now - own[-self._most]))
+        if len(together) >= self._most * _TOGETHER:
+            waits.append(_WINDOW_S - (now - together[-self._most * _TOGETHER]))
+        return max(waits)
+
+    def note_wrong(self, address: str, now: float) -> None:
+        """Remember a wrong password."""
+        self._wrong[address] = [*self._wrong.get(address, ()), now][-self._most :]
+        self._wrong.move_to_end(address)
+        while len(self._wrong) > _MOST_ADDRESSES:
+            self._wrong.popitem(last=False)
+        self._all = [*self._all, now][-self._most * _TOGETHER :]
+
+
+def _host_of(header: str) -> str:
+    text = header.strip().lower()
+    if text.startswith("["):
+        return text[1:].partition("]")[0]
+    return text.partition(":")[0].rstrip(".")

@@ -1,0 +1,188 @@
+"""Follows the bus and keeps the board equal to what it says: nodes, sick devices, waiting objects, health events, decisions.
+
+Flows in: the watches of inventories, ledgers and objects, and the streams of health and decisions. Flows out: entries of the board. Nothing is written to the bus.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import msgspec
+
+from topobus.console.config import ConsoleSettings
+from topobus.console.core.board import Board
+from topobus.console.core.views import View, decision_view, event_view, node_row, node_view, sick_view, waiting_view
+from topobus.contracts.catalogue import DECISION, HEALTH, INVENTORY, LEDGER, MACHINE, OBJECT
+from topobus.contracts.messages import DecisionEvent, HealthEvent
+from topobus.domain.device import Inventory
+from topobus.domain.errors import PeerUnavailable
+from topobus.domain.ledger import Holders
+from topobus.runtime.bus import Bus, Change, ChangeKind, Received, Start
+from topobus.runtime.logging import get_logger
+
+__all__ = ["Followers"]
+
+_LEDGER = LEDGER.read_as(Holders)
+# All decisions that are shown, together: with the settings' most of them none may take the memory.
+_MOST_DECISION_BYTES = 16 * 1024 * 1024
+
+
+class Followers:
+    """What the console knows, and the board that shows it."""
+
+    def __init__(self, bus: Bus, settings: ConsoleSettings) -> None:
+        self.board = Board()
+        self.is_settled = asyncio.Event()
+        """Set when all that was there at the start has been read."""
+        self._bus = bus
+        self._settings = settings
+        self._news = asyncio.Condition()
+        self._inventories: dict[str, dict[str, Inventory]] = {}
+        self._ledgers: dict[str, Holders] = {}
+        self._health: dict[tuple[str, str, str], HealthEvent] = {}
+        self._decisions: dict[str, tuple[str, int]] = {}
+        """Decision to its time and what it takes."""
+        self._unsettled = {"inventories", "ledgers", "objects"}
+
+    async def run(self) -> None:
+        """Follow for ever."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._watch("inventories", self._bus.watch(INVENTORY), self._take_inventory, self._forget_inventories))
+            tasks.create_task(self._watch("ledgers", self._bus.watch(_LEDGER), self._take_ledger, self._forget_ledgers))
+            tasks.create_task(self._watch("objects", self._bus.watch(OBJECT), self._take_object, lambda: self._forget("waiting")))
+            tasks.create_task(self._follow(self._bus.follow(HEALTH, start=Start.PRESENT), self._take_health))
+            tasks.create_task(self._follow_decisions())
+
+    async def wait_newer(self, version: int) -> None:
+        """Wait until the board has something newer than a version."""
+        async with self._news:
+            await self._news.wait_for(lambda: self.board.version > version)
+
+    async def node(self, node: str) -> View | None:
+        """Give a node as it is drawn, with its machine as the bus has it now; None when no machine of that name reports."""
+        entry = await self._bus.get(MACHINE, node=node)
+        if entry is None:
+            return None
+        return node_view(entry.value, tuple(self._inventories.get(node, {}).values()), self._ledgers.get(node))
+
+    async def _watch(
+        self, name: str, changes: AsyncGenerator[Change[Any], None], take: Callable[[Change[Any]], None], forget: Callable[[], None]
+    ) -> None:
+        async for change in changes:
+            match change.kind:
+                case ChangeKind.RESET:
+                    forget()
+                case ChangeKind.SNAPSHOT_END:
+                    self._unsettled.discard(name)
+                    if not self._unsettled:
+                        self.is_settled.set()
+                case _:
+                    take(change)
+            await self._tell()
+
+    async def _follow(self, events: AsyncGenerator[Received[Any], None], take: Callable[[Received[Any]], None]) -> None:
+        async for received in events:
+            take(received)
+            await self._tell()
+
+    async def _follow_decisions(self) -> None:
+        """Follow decisions from the newest of each node on, and read the older ones that are shown once that has begun: none falls between both."""
+        has_older = False
+        async for received in self._bus.follow(DECISION, start=Start.PRESENT):
+            self._take_decision(received.value)
+            if not has_older:
+                has_older = True
+                try:
+                    for older in await self._bus.last(DECISION, limit=self._settings.decisions):
+                        self._take_decision(older.value)
+                except PeerUnavailable as err:
+                    get_logger().info("console.decisions-unread", reason=err.message)
+            await self._tell()
+
+    async def _tell(self) -> None:
+        async with self._news:
+            self._news.notify_all()
+
+    def _take_inventory(self, change: Change[Inventory]) -> None:
+        node, device_class = change.parts["node"], change.parts["device_class"]
+        if change.value is None:
+            self._inventories.get(node, {}).pop(device_class, None)
+        else:
+            self._inventories.setdefault(node, {})[device_class] = change.value
+        self._show_node(node)
+
+    def _take_ledger(self, change: Change[Holders]) -> None:
+        node = change.parts["node"]
+        if change.value is None:
+            self._ledgers.pop(node, None)
+        else:
+            self._ledgers[node] = change.value
+        self._show_node(node)
+
+    def _take_object(self, change: Change[Any]) -> None:
+        key = "/".join(change.parts.values())
+        self._show("waiting", key, waiting_view(change.value) if change.value is not None else None)
+
+    def _take_health(self, received: Received[HealthEvent]) -> None:
+        event = received.value
+        place = (event.node, event.device_class, event.device)
+        if event.health.worst is None:
+            self._health.pop(place, None)
+        else:
+            self._health[place] = event
+        # Of all devices that are well nothing is news at the start.
+        if event.health.worst is not None or not received.is_replay:
+            self._show("health", str(received.sequence), event_view(event))
+            self._trim("health", self._settings.events)
+        self._show_node(event.node)
+
+    def _take_decision(self, event: DecisionEvent) -> None:
+        data = msgspec.json.encode(decision_view(event))
+        self.board.post("decisions", event.id, data)
+        self._decisions[event.id] = (event.time, len(data))
+        while len(self._decisions) > self._settings.decisions or sum(size for _, size in self._decisions.values()) > _MOST_DECISION_BYTES:
+            oldest = min(self._decisions, key=lambda key: self._decisions[key])
+            del self._decisions[oldest]
+            self.board.drop("decisions", oldest)
+
+    def _show_node(self, node: str) -> None:
+        inventories, ledger = self._inventories.get(node, {}), self._ledgers.get(node)
+        self._show("nodes", node, node_row(node, inventories.values(), ledger) if inventories else None)
+        sick = {
+            f"{node}/{device.device_class}/{device.name}": view
+            for inventory in inventories.values()
+            for device in inventory.devices
+            if (view := sick_view(device, node, ledger, self._health.get((node, device.device_class, device.name)))) is not None
+        }
+        for key, view in sick.items():
+            self._show("sick", key, view)
+        for key in self.board.keys("sick"):
+            if key.startswith(f"{node}/") and key not in sick:
+                self.board.drop("sick", key)
+
+    def _show(self, topic: str, key: str, view: View | None) -> None:
+        if view is None:
+            self.board.drop(topic, key)
+        else:
+            self.board.post(topic, key, msgspec.json.encode(view))
+
+    def _trim(self, topic: str, most: int) -> None:
+        for key in self.board.keys(topic)[:-most]:
+            self.board.drop(topic, key)
+
+    def _forget_inventories(self) -> None:
+        self._inventories.clear()
+        self._forget("nodes")
+        self._forget("sick")
+
+    def _forget_ledgers(self) -> None:
+        nodes = tuple(self._ledgers)
+        self._ledgers.clear()
+        for node in nodes:
+            self._show_node(node)
+
+    def _forget(self, topic: str) -> None:
+        for key in self.board.keys(topic):
+            self.board.drop(topic, key)

@@ -1,0 +1,22 @@
+"""Console script `topobus-console`."""
+
+import sys
+
+from topobus.runtime.packages import needing_extra
+from topobus.runtime.probe import answer_probe
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the console; the exit code is the process's."""
+    answer_probe("console")
+    with needing_extra("console"):
+        from topobus.console.config import ConsoleSettings, check_settings
+        from topobus.console.service import serve
+        from topobus.runtime.service import run
+    sys.exit(run("console", ConsoleSettings, serve, check=check_settings))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Runs the console: follows the bus, and answers browsers until cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+
+from topobus.console.config import ConsoleSettings
+from topobus.console.followers import Followers
+from topobus.console.web import console_app, read_password
+from topobus.domain.errors import ConfigError
+from topobus.runtime.logging import get_logger
+from topobus.runtime.service import Runtime
+
+__all__ = ["serve"]
+
+
+async def serve(settings: ConsoleSettings, runtime: Runtime) -> None:
+    """Show the fleet until cancelled."""
+    page = settings.page
+    if page.password_file:
+        await asyncio.to_thread(read_password, page.password_file)
+    followers = Followers(runtime.bus, settings)
+    with _listening(page.host, page.port) as listener:
+        scheme, (host, port, *_) = "https" if page.certificate_file else "http", listener.getsockname()
+        config = uvicorn.Config(
+            console_app(followers, page, is_tls=bool(page.certificate_file)),
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            lifespan="off",
+            ws="none",
+            http="h11",
+            loop="none",
+            limit_concurrency=4 * page.streams + 64,
+            timeout_keep_alive=15,
+            timeout_graceful_shutdown=1,
+            ssl_certfile=page.certificate_file or None,
+            ssl_keyfile=page.key_file or None,
+        )
+        server = _Server(config)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(followers.run(), name="followers")
+            serving = tasks.create_task(server.serve(sockets=[listener]), name="browsers")
+            get_logger().info("console.listening", url=f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/")
+            runtime.readiness.set("page", is_ready=True)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                server.should_exit = True
+                serving.cancel()
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to `runtime.run`."""
+        yield
+
+
+@contextlib.contextmanager
+def _listening(host: str, port: int) -> Iterator[socket.socket]:
+    try:
+        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=128)
+    except (OSError, OverflowError) as err:
+        raise ConfigError(
+            f"page.port: cannot listen at {host}:{port}: {err}", next_step="choose another port, or 0 for a free one", key="page.port"
+        ) from err
+    with listener:
+        yield listener

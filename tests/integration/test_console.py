@@ -1,0 +1,165 @@
+"""The console as a real process: who gets in, what a browser is told, and the live stream of a fleet."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from support.running import NODE, Service, service
+from topobus.contracts.catalogue import HEALTH, INVENTORY
+from topobus.contracts.messages import HealthEvent
+from topobus.domain.device import Device, Inventory
+from topobus.domain.health import HEALTHY, Condition, DeviceHealth, Dimension, HealthState
+from topobus.domain.request import Owner, OwnerKind
+from topobus.runtime.bus import Bus
+from topobus.simulation.nats_server import NatsServer
+
+pytestmark = pytest.mark.integration
+
+PASSWORD = "correct-horse-battery"
+SICK = DeviceHealth(
+    state=HealthState.UNHEALTHY,
+    conditions=(Condition(dimension=Dimension.PRESENCE, state=HealthState.UNHEALTHY, reason="fell-off-bus", message="gone"),),
+)
+
+
+def inventory(generation: int, health: DeviceHealth = HEALTHY) -> Inventory:
+    """Two GPUs, of which the first may be sick."""
+    devices = (Device(name="gpu-0", device_class="gpu", health=health), Device(name="gpu-1", device_class="gpu"))
+    return Inventory(node=NODE, device_class="gpu", generation=generation, devices=devices)
+
+
+@asynccontextmanager
+async def console(server: NatsServer, **page: str) -> AsyncIterator[tuple[Service, int]]:
+    """Run a console at a free port."""
+    settings = {"TOPOBUS_CONSOLE__PAGE__PORT": "0", **{f"TOPOBUS_CONSOLE__PAGE__{key.upper()}": value for key, value in page.items()}}
+    async with service("console", server.url, settings) as running:
+        line = await running.logged("console.listening")
+        yield running, urlsplit(line["url"]).port or 0
+
+
+async def ask(port: int, path: str, *, method: str = "GET", body: str = "", **headers: str) -> tuple[int, dict[str, str], str]:
+    """Send one request and read its answer to the end."""
+    sent = {"Host": f"127.0.0.1:{port}", "Connection": "close", "Content-Length": str(len(body)), **headers}
+    async with asyncio.timeout(60):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        lines = "".join(f"{key}: {value}\r\n" for key, value in sent.items())
+        writer.write(f"{method} {path} HTTP/1.1\r\n{lines}\r\n{body}".encode())
+        head, _, content = (await reader.read()).decode().partition("\r\n\r\n")
+        writer.close()
+    lines = head.split("\r\n")
+    return int(lines[0].split()[1]), {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:])}, content
+
+
+@asynccontextmanager
+async def stream(port: int, **headers: str) -> AsyncIterator[AsyncIterator[tuple[str, str, list[dict[str, Any]]]]]:
+    """Open the live stream; gives id, kind and entries of each event."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**22)
+    lines = "".join(f"{key.replace('_', '-')}: {value}\r\n" for key, value in headers.items())
+    writer.write(f"GET /api/stream HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n{lines}\r\n".encode())
+
+    async def events() -> AsyncIterator[tuple[str, str, list[dict[str, Any]]]]:
+        fields: dict[str, str] = {}
+        async for raw in reader:
+            name, _, value = raw.decode().rstrip("\r\n").partition(": ")
+            if name in ("id", "event", "data"):
+                fields[name] = value
+            if name == "data":
+                yield fields["id"], fields["event"], json.loads(value)
+
+    try:
+        async with asyncio.timeout(60):
+            yield events()
+    finally:
+        writer.close()
+
+
+async def test_console_lets_in_who_knows_the_password_when_it_has_one(nats_server: NatsServer, tmp_path: Path) -> None:
+    """Without a session the page leads to the login and the stream is refused; the right password gives a cookie that scripts and other sites cannot use."""
+    file = tmp_path / "password"
+    file.write_text(f"{PASSWORD}\n", encoding="utf-8")
+    async with console(nats_server, password_file=str(file), attempts="2") as (_, port):
+        origin = {"Origin": f"http://127.0.0.1:{port}"}
+        first, refused = await ask(port, "/"), await ask(port, "/api/stream")
+        wrong = await ask(port, "/login", method="POST", body="password=wrong", **origin)
+        right = await ask(port, "/login", method="POST", body=f"password={PASSWORD}", **origin)
+        foreign = await ask(port, "/login", method="POST", body=f"password={PASSWORD}", Origin="https://evil.example")
+        await ask(port, "/login", method="POST", body="password=wrong", **origin)
+        limited = await ask(port, "/login", method="POST", body=f"password={PASSWORD}", **origin)
+        cookie = right[1]["set-cookie"]
+        page = await ask(port, "/", Cookie=cookie.partition(";")[0])
+
+    assert (first[0], first[1]["location"], refused[0]) == (303, "/login", 401)
+    assert (wrong[1]["location"], "set-cookie" in wrong[1]) == ("/login?wrong", False)
+    assert right[1]["location"] == "/"
+    assert "httponly" in cookie.lower()
+    assert "samesite=strict" in cookie.lower()
+    assert (foreign[0], limited[0], int(limited[1]["retry-after"]) > 0) == (403, 429, True)
+    assert page[0] == 200
+
+
+async def test_console_refuses_other_names_and_foreign_content_when_it_answers(nats_server: NatsServer) -> None:
+    """A request under a name that is not the console's is refused (DNS rebinding); every answer says that the page may load nothing from elsewhere."""
+    async with console(nats_server) as (_, port):
+        rebound = await ask(port, "/", Host=f"evil.example:{port}")
+        page = await ask(port, "/")
+        missing = await ask(port, "/api/nodes/nobody")
+
+    assert (rebound[0], page[0], missing[0]) == (421, 200, 404)
+    for answer in (rebound, page, missing):
+        assert answer[1]["content-security-policy"].startswith("default-src 'self'; frame-ancestors 'none'")
+    assert "<script>" not in page[2]
+    assert "style=" not in page[2]
+
+
+async def test_stream_tells_a_fault_with_its_pods_when_a_device_gets_sick(nats_server: NatsServer, bus: Bus) -> None:
+    """A page first gets all there is, then what changes; who comes back with the last id gets only what was missed."""
+    pod = Owner(kind=OwnerKind.POD, name="trainer", uid="u-1")
+    await bus.put(INVENTORY, inventory(1), node=NODE, device_class="gpu")
+    async with console(nats_server) as (_, port):
+        async with stream(port) as events:
+            seen, kind, entries = await anext(events)
+            assert kind == "snapshot"
+            assert [(entry["topic"], entry["value"]["classes"][0]["free"]) for entry in entries] == [("nodes", 2)]
+            event = HealthEvent(
+                node=NODE, device_class="gpu", device="gpu-0", health=SICK, generation=1, pods=(pod,), time="2026-11-24T00:00:00Z"
+            )
+            await bus.publish(HEALTH, event, event_id="e-1", node=NODE, device_class="gpu", device="gpu-0")
+            await bus.put(INVENTORY, inventory(2, SICK), node=NODE, device_class="gpu")
+            sick = await _until(events, "sick", lambda value: value["users"] == ["pod default/trainer"])
+        async with stream(port, Last_Event_ID=seen) as events:
+            _, kind, missed = await anext(events)
+        async with stream(port, Last_Event_ID="another-1") as events:
+            _, strange, _ = await anext(events)
+
+    assert (sick["reason"], sick["state"], sick["device"]) == ("fell-off-bus", "unhealthy", "gpu-0")
+    assert (kind, strange) == ("changes", "snapshot")
+    assert {entry["topic"] for entry in missed} == {"nodes", "sick", "health"}
+
+
+async def test_stream_refuses_one_page_more_when_all_are_taken(nats_server: NatsServer, bus: Bus) -> None:
+    """The number of open pages has a bound, and who is refused hears it; the pages that are open go on."""
+    async with console(nats_server, streams="1") as (_, port), stream(port) as events:
+        await anext(events)
+        refused = await ask(port, "/api/stream")
+        await bus.put(INVENTORY, inventory(1), node=NODE, device_class="gpu")
+        row = await _until(events, "nodes", lambda value: True)
+
+    assert refused[0] == 503
+    assert row["node"] == NODE
+
+
+async def _until(events: AsyncIterator[tuple[str, str, list[dict[str, Any]]]], topic: str, is_wanted: Any) -> dict[str, Any]:
+    """Read until an entry of a topic is as wanted."""
+    async for _, _, entries in events:
+        for entry in entries:
+            if entry["topic"] == topic and entry["value"] is not None and is_wanted(entry["value"]):
+                return dict(entry["value"])
+    raise AssertionError("the stream ended")
