@@ -50,7 +50,14 @@ SHARED = ("devicekit", "domain", "contracts", "runtime", "sysfs", "kubernetes", 
 
 
 # Overlays that change where things run and give no service a right more: without users, for trying out, and the two shapes with servers on nodes.
-_WITHOUT_FEATURES = ("kubernetes-leaf", "kubernetes-open", "kubernetes-own-class", "kubernetes-replicated-hub", "kubernetes-try-out")
+_WITHOUT_FEATURES = (
+    "kubernetes-leaf",
+    "kubernetes-console",
+    "kubernetes-open",
+    "kubernetes-own-class",
+    "kubernetes-replicated-hub",
+    "kubernetes-try-out",
+)
 
 
 class Given(NamedTuple):

@@ -27,6 +27,7 @@ from topobus.runtime.config import NatsSettings, ServiceSettings, load_settings
 _WORKLOADS = ("DaemonSet", "Deployment")
 _LEAVES = ("kubernetes-leaf", "kubernetes-replicated-hub")
 _OVERLAYS = (
+    "kubernetes-console",
     "kubernetes",
     "kubernetes-exclusive-cpus",
     "kubernetes-fpga-functions",

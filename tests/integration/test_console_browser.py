@@ -1,0 +1,128 @@
+"""The console's page in a real browser: a sick GPU is clicked, the keyboard is enough, no width makes it scroll sideways, and its texts can be read."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from support.chromium import Page, chromium_path, open_page
+from support.running import NODE, service
+from topobus.contracts.catalogue import INVENTORY, LEDGER, MACHINE
+from topobus.domain.device import Device, Inventory
+from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState
+from topobus.domain.idset import CpuSet, NodeSet
+from topobus.domain.ledger import Allocation, Holding, Ledger
+from topobus.domain.machine import Cpu, Machine, NumaNode
+from topobus.domain.request import Owner, OwnerKind
+from topobus.runtime.bus import Bus
+from topobus.simulation.nats_server import NatsServer
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(not chromium_path(), reason="no chromium is installed (apt-get install chromium)"),
+]
+
+SICK = DeviceHealth(
+    state=HealthState.UNHEALTHY,
+    conditions=(
+        Condition(dimension=Dimension.PRESENCE, state=HealthState.UNHEALTHY, reason="fell-off-bus", message="config space reads ff"),
+    ),
+)
+TRAINER = Owner(kind=OwnerKind.POD, name="trainer", uid="u-1")
+# The ratio of WCAG 2.2 (1.4.3) for every element with text of its own, against the nearest background that is not transparent; gives those below 4.5.
+CONTRAST = """(() => {
+  const parts = (text) => text.match(/[\\d.]+/g).map(Number);
+  const light = (color) => { const [r, g, b] = color.slice(0, 3).map((c) => { c /= 255; return c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4; }); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+  const behind = (element) => { for (; element; element = element.parentElement) { const color = parts(getComputedStyle(element).backgroundColor); if (color.length === 3 || color[3] === 1) return color; } return [255, 255, 255]; };
+  const bad = [];
+  let looked = 0;
+  for (const element of document.querySelectorAll("body *")) {
+    if (![...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim()) || !element.getClientRects().length) continue;
+    looked += 1;
+    const [a, b] = [light(parts(getComputedStyle(element).color)), light(behind(element))].sort((x, y) => y - x);
+    if ((a + 0.05) / (b + 0.05) < 4.5) bad.push(element.textContent);
+  }
+  return looked > 20 ? bad : ["only " + looked + " texts"];
+})()"""
+
+
+@pytest_asyncio.fixture
+async def url(nats_server: NatsServer, bus: Bus) -> AsyncIterator[str]:
+    """A console of a node with two sockets and four GPUs, of which a pod holds a sick one."""
+    cpus = tuple(Cpu(id=cpu, online=True, core=cpu, socket=cpu // 16, numa_node=cpu // 16) for cpu in range(32))
+    nodes = tuple(NumaNode(id=node, cpus=CpuSet(*range(16 * node, 16 * node + 16)), memory_bytes=2**38) for node in range(2))
+    gpus = tuple(
+        Device(name=f"gpu-{number}", device_class="gpu", model="H100", numa_nodes=NodeSet(number // 2), pcie_root=f"pci0000:{number // 2}0")
+        for number in range(4)
+    )
+    sick = Device(name="gpu-0", device_class="gpu", model="H100", numa_nodes=NodeSet(0), pcie_root="pci0000:00", health=SICK)
+    allocation = Allocation(owner=TRAINER, holdings=(Holding(container="main", devices={"gpu": ("gpu-0",)}, cpus=CpuSet(0, 1, 2, 3)),))
+    await bus.put(MACHINE, Machine(node=NODE, numa_nodes=nodes, cpus=cpus, distances=((10, 21), (21, 10))), node=NODE)
+    await bus.put(LEDGER, Ledger(node=NODE, allocations={TRAINER.key: allocation}), node=NODE)
+    await bus.put(
+        INVENTORY, Inventory(node=NODE, device_class="gpu", generation=1, devices=(sick, *gpus[1:])), node=NODE, device_class="gpu"
+    )
+    async with service("console", nats_server.url, {"TOPOBUS_CONSOLE__PAGE__PORT": "0"}) as running:
+        yield (await running.logged("console.listening"))["url"]
+
+
+async def _drawn(page: Page, url: str, **window: object) -> None:
+    await page.show(url, **window)  # type: ignore[arg-type]  # width, height, scheme
+    await page.until("document.querySelectorAll('#drawing .device').length === 4 && document.querySelector('#sick-rows .row')")
+    if folder := os.environ.get("CONSOLE_PICTURES"):
+        picture = await page.send("Page.captureScreenshot", format="png")
+        file = Path(folder, f"console-{'-'.join(map(str, window.values())) or 'default'}.png")
+        await asyncio.to_thread(file.write_bytes, base64.b64decode(picture["data"]))
+
+
+async def test_click_on_a_sick_gpu_shows_its_pods_and_the_reason(url: str) -> None:
+    """In the node's drawing the sick GPU is a button that opens who uses it and what is wrong."""
+    async with open_page() as page:
+        await _drawn(page, url)
+        await page.run("document.querySelector('#drawing .device[data-key=\"gpu/gpu-0\"]').click()")
+        text = await page.run("document.querySelector('#detail[open]').innerText")
+
+    assert "fell-off-bus" in text
+    assert "config space reads ff" in text
+    assert "pod default/trainer" in text
+
+
+async def test_keyboard_alone_opens_and_closes_a_device(url: str) -> None:
+    """Tab reaches the drawing with a focus that is seen, arrows move in it, Enter opens a device, Escape closes it and gives the focus back."""
+    async with open_page() as page:
+        await _drawn(page, url)
+        for _ in range(3):
+            # The link to the drawing, the list of nodes, the drawing.
+            await page.key("Tab")
+        first = await page.run("[document.activeElement.dataset.key, getComputedStyle(document.activeElement).outlineStyle]")
+        await page.key("ArrowDown")
+        second = await page.run("document.activeElement.dataset.key")
+        await page.key("Enter")
+        await page.until("document.querySelector('#detail').open")
+        label = await page.run("document.querySelector('#detail-title').textContent")
+        await page.key("Escape")
+        await page.until("!document.querySelector('#detail').open")
+        after = await page.run("document.activeElement.dataset.key")
+
+    assert first == ["gpu/gpu-0", "solid"]
+    assert (second, label, after) == ("gpu/gpu-1", f"gpu-1 of {NODE}", "gpu/gpu-1")
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "scheme"), [(400, 800, "light"), (1440, 900, "light"), (1440, 900, "dark"), (3840, 2160, "dark")]
+)
+async def test_page_fits_and_can_be_read_when_the_window_has_another_size_or_theme(url: str, width: int, height: int, scheme: str) -> None:
+    """No width scrolls sideways, and each text has a contrast of 4.5:1 or more in both themes."""
+    async with open_page() as page:
+        await _drawn(page, url, width=width, height=height, scheme=scheme)
+        wide = await page.run("document.documentElement.scrollWidth")
+        unreadable = await page.run(CONTRAST)
+
+    assert wide <= width
+    assert unreadable == []
