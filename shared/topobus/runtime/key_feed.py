@@ -33,8 +33,6 @@ _FIRST_CHECK_S = 2.0
 _POLL_S = 0.5
 # Looks come at whole seconds, when the process's other loops wake up, too.
 _TICK_S = 1.0
-# From a hint to its read: several writes in a row are read once, and not while whoever caused them is still being answered.
-_SETTLE_S = 0.01
 # A key may be read so many times at once, and so many times a second for ever: a ledger is written for each pod, and a busy node has tens of them in a second.
 _BURST = 64
 _READS_PER_S = 32.0
@@ -118,7 +116,7 @@ class KeyFeed:
                 await self._hinted.wait()
         except TimeoutError:
             return False
-        await asyncio.sleep(max(_SETTLE_S, self._budget.take(asyncio.get_running_loop().time())))
+        await asyncio.sleep(self._budget.take(asyncio.get_running_loop().time()))
         return True
 
     async def _look(self) -> AsyncGenerator[Delivery | Mark, None]:

@@ -82,12 +82,8 @@ async def test_gateway_lets_go_of_what_it_does_not_know_when_its_checkpoint_was_
     assert rig.plane.ledger.allocations == {}
 
 
-async def test_gateway_lets_go_of_what_was_undone_when_topology_begins_from_an_older_ledger(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_gateway_lets_go_of_what_was_undone_when_topology_begins_from_an_older_ledger(rig: Rig) -> None:
     """A copy of the ledger has a claim as prepared that was undone and is gone since: the running gateway says so, and its devices are free."""
-    # The gateway reads the ledger in which the claim is undone before the copy is back, as on a node, where a store is not put back within milliseconds.
-    monkeypatch.setattr("topobus.runtime.key_feed._SETTLE_S", 0.0)
     async with rig.kubelet, rig.gateway():
         await prepare(rig)
         older = rig.plane.ledger
