@@ -123,6 +123,21 @@ SECTIONS: tuple[ReasonSection, ...] = (
                 "(in a cluster) the pod's own word, or a taint of the node, keeps it off this node",
                 ("node",),
             ),
+            ReasonGroup(
+                ("host-port-taken",),
+                "(in a cluster) pods on the node, or about to go there, have host ports that the pod wants",
+                ("node", "ports", "wanted"),
+            ),
+            ReasonGroup(
+                ("pod-affinity", "pod-anti-affinity", "anti-affinity-of-others"),
+                "(in a cluster) no pod is near that the pod has to be near to; or pods are near that it does not bear, or that do not bear it",
+                ("node", "topology_key", "pods"),
+            ),
+            ReasonGroup(
+                ("topology-spread",),
+                "(in a cluster) the pod would make its kind lie more unevenly over the domains than its constraint allows",
+                ("node", "topology_key", "pods", "least", "skew", "max_skew", "domains"),
+            ),
             ReasonGroup(("unschedulable",), "(in a cluster) kube-scheduler could not place the pod on this node a moment ago", ("node",)),
             ReasonGroup(("gated",), "the pod waits behind scheduling gates"),
         ),

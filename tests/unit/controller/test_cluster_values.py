@@ -134,7 +134,8 @@ def test_pod_is_not_kept_when_it_has_neither_claims_nor_gates() -> None:
 
 def test_pod_is_kept_without_what_nobody_reads() -> None:
     """Volumes and environment of a pod that matters are not kept, of its containers only what they ask for, and once it is bound not even that."""
-    spec = {"containers": [{"name": "c", "env": [1]}], "volumes": [1], "resourceClaims": [{"name": "a"}], "affinity": {"podAffinity": {}}}
+    affinity = {"podAffinity": {"a": 1}, "nodeAffinity": {"b": 1}, "other": {}}
+    spec = {"containers": [{"name": "c", "env": [1]}], "volumes": [1], "resourceClaims": [{"name": "a"}], "affinity": affinity}
     pod = read("Pod", spec=spec, status={"phase": "Pending", "podIPs": []})
 
     bound = read("Pod", spec={**spec, "nodeName": "n1"})
@@ -142,7 +143,8 @@ def test_pod_is_kept_without_what_nobody_reads() -> None:
     assert sorted(pod.spec) == ["affinity", "containers", "resourceClaims"]
     assert pod.spec["containers"] == [{"name": "c"}]
     assert sorted(bound.spec) == ["affinity", "nodeName", "resourceClaims"]
-    assert pod.spec["affinity"] == {"nodeAffinity": {}}
+    assert pod.spec["affinity"] == {"podAffinity": {"a": 1}, "nodeAffinity": {"b": 1}}
+    assert bound.spec["affinity"] == {"nodeAffinity": {"b": 1}}
     assert pod.status == {"phase": "Pending"}
 
 

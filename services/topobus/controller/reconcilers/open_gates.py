@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
+from topobus.controller.allocation.values import NoFit
 from topobus.controller.claims.gate import ALLOCATED_CONDITION, has_allocated_condition, version_of, with_allocated_condition, without_gate
 from topobus.controller.claims.objects import Claim
 from topobus.controller.claims.stored import ObjectKey, Stored
@@ -37,6 +38,7 @@ from topobus.controller.scheduling.decisions import (
     post_filter,
     pre_filter,
 )
+from topobus.controller.scheduling.placement_rules import PLACEMENT_CODES
 from topobus.controller.state.api_server_state import ApiServerState, Key
 from topobus.controller.store.cluster_events import EventRecorder
 from topobus.controller.store.object_writer import ObjectWriter
@@ -287,6 +289,11 @@ class GatedPodReconciler:
         if refused:
             # Every other node was tried: those that the scheduler refused are worth another look later.
             self._queue.due[key] = Due(self._clock.monotonic() + self._settings.cluster.unschedulable_s, None)
+        elif any(
+            isinstance(miss.outcome, NoFit) and any(why.code in PLACEMENT_CODES for why in miss.outcome.reasons) for miss in chosen.misses
+        ):
+            # Other pods come and go without a change of what there is to allocate.
+            self._queue.due[key] = Due(self._clock.monotonic() + self._settings.cluster.unschedulable_s, versions)
         reason, reasons = explain_misses(chosen.misses)
         self._metrics.decisions.labels("refused").inc()
         await self._report_waiting(key, pod, reason, (*reasons, *chosen.advice))

@@ -1,7 +1,7 @@
 """Checks whether kube-scheduler would admit a pod to a node, by the node's labels, taints and unschedulable mark.
 
-Flows in: a pod and a node as stored. Flows out: a Reason or None, and the pod's preference for the node. Checks that depend on other pods (CPU and
-memory, ports, spreading) are left to the scheduler: when it finds no room, the allocation is deallocated.
+Flows in: a pod and a node as stored. Flows out: a Reason or None, and the pod's preference for the node. What depends on other pods is
+in `placement_rules` and `node_resources`.
 Source: kube-scheduler's NodeName, NodeUnschedulable, TaintToleration and NodeAffinity plugins; k8s.io/component-helpers/scheduling/corev1, 1.36.
 """
 
@@ -31,6 +31,8 @@ __all__ = [
     "NodeFacts",
     "Placing",
     "has_preferences",
+    "is_tolerated",
+    "is_wanted",
     "node_facts",
     "node_selector",
     "preference_of",
@@ -116,7 +118,7 @@ def why_not(pod: Placing, at: NodeFacts) -> Reason | None:
         # It is bound: nobody asks again whether it may.
         return None if pod.node_name == node.name else _reason("node-name", node, f"the pod is to run on {pod.node_name}")
     for taint in at.taints:
-        if taint.effect in ("NoSchedule", "NoExecute") and not any(_tolerates(toleration, taint) for toleration in pod.tolerations):
+        if not _bears(pod, taint):
             shown = f"{taint.key}={taint.value}" if taint.value else taint.key
             return _reason("node-tainted", node, f"the pod does not tolerate its taint {shown}:{taint.effect}")
     for key, value in sorted(pod.node_selector.items()):
@@ -128,6 +130,20 @@ def why_not(pod: Placing, at: NodeFacts) -> Reason | None:
     if required is not None and not any(_term_matches(node_selector_term, node) for node_selector_term in required.node_selector_terms):
         return _reason("node-affinity", node, "it matches none of the terms of the pod's required node affinity")
     return None
+
+
+def is_wanted(pod: Placing, node: Node) -> bool:
+    """Say whether a pod's node selector and required node affinity let it be on a node."""
+    affinity = pod.affinity.node_affinity if pod.affinity is not None else None
+    required = affinity.required_during_scheduling_ignored_during_execution if affinity is not None else None
+    return all(node.labels.get(key) == value for key, value in pod.node_selector.items()) and (
+        required is None or any(_term_matches(term, node) for term in required.node_selector_terms)
+    )
+
+
+def is_tolerated(pod: Placing, at: NodeFacts) -> bool:
+    """Say whether a pod tolerates all taints of a node that keep pods off."""
+    return all(_bears(pod, taint) for taint in at.taints)
 
 
 def node_selector(pod: Pod) -> NodeSelector | None:
@@ -201,6 +217,10 @@ def _holds(node_requirement: NodeRequirement, values: Mapping[str, str]) -> bool
 
 def _is_number(text: str) -> bool:
     return text.isascii() and text.removeprefix("-").isdecimal()
+
+
+def _bears(pod: Placing, taint: Taint) -> bool:
+    return taint.effect not in ("NoSchedule", "NoExecute") or any(_tolerates(toleration, taint) for toleration in pod.tolerations)
 
 
 def _tolerates(toleration: Toleration, taint: Taint) -> bool:

@@ -6,7 +6,7 @@ ledger, from the ledger as well. No I/O; the copy is the only mutable thing and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from topobus.contracts.messages import ApiObject
@@ -22,6 +22,7 @@ from topobus.controller.scheduling.node_resources import NodeResources
 from topobus.controller.state.cluster_objects import read_object
 from topobus.controller.state.cluster_state import ClusterState, read_class, read_slice
 from topobus.controller.state.gated_pods_index import GatedPodsIndex
+from topobus.controller.state.placed_pods import PlacedPods
 from topobus.controller.state.slice_origin import only_known_devices, why_foreign
 from topobus.controller.state.taint_index import read_rule
 from topobus.domain.device import Inventory, class_of_driver
@@ -47,6 +48,7 @@ class ApiServerState(ClusterState):
         self.claims: dict[Key, Stored] = {}
         self.templates: dict[Key, Stored] = {}
         self.room = NodeResources()
+        self.placed = PlacedPods()
         self.let_go: dict[Key, Stored] = {}
         """Claims as they were when they lost an allocation of ours: their nodes' ledgers are to hear of it."""
         self.foreign: dict[str, str] = {}
@@ -78,6 +80,7 @@ class ApiServerState(ClusterState):
             api_object = read_object(kind, version, plain)
             if kind == "Pod":
                 self.room.put_pod(key, plain)
+                self.placed.put_pod(key, plain, is_ours=api_object is not None)
             elif kind == "Node":
                 self.room.put_node(key[1], (plain.get("status") or {}).get("allocatable"))
             if api_object is None:
@@ -129,6 +132,7 @@ class ApiServerState(ClusterState):
                     self.stock.outdate(key[1])
             case "Pod":
                 self.room.put_pod(key, None)
+                self.placed.put_pod(key, None)
                 self._drop_pod(key)
             case "ResourceClaim":
                 gone = self._pop_claim(key) or self._unreadable.pop(key, None)
@@ -218,6 +222,16 @@ class ApiServerState(ClusterState):
     def doubles(self) -> tuple[tuple[DeviceId, tuple[Key, ...]], ...]:
         """List devices that two claims or more have been given whole: two writers allocated at one moment."""
         return tuple((device, tuple(sorted(self._holders[device]))) for device in sorted(self._doubles))
+
+    def intended_nodes(self, *, without: str, ignoring: Collection[str] = ()) -> dict[Key, str]:
+        """Say which pods that have no node yet are to go where, by the intents and allocations noted in their claims.
+
+        Shapes: without — uid of a pod that is left out; ignoring — uids of claims whose notes count for nothing.
+        """
+        return self.gated_pods.intended(
+            lambda key: not self.is_taken_back(key) and self.claims[key].uid not in ignoring if key in self.claims else False,
+            without=without,
+        )
 
     def put_inventory(self, inventory: Inventory) -> None:
         """Store a node's inventory; devices for allocation come from its ResourceSlices, not from here."""

@@ -32,6 +32,8 @@ _METADATA = (
     "ownerReferences",
 )
 _POD_SPEC = ("schedulingGates", "resourceClaims", "nodeName", "nodeSelector", "tolerations", "affinity", "priority", "overhead")
+_WAITING_POD_SPEC = ("topologySpreadConstraints",)
+_AFFINITY = ("nodeAffinity", "podAffinity", "podAntiAffinity")
 _POD_STATUS = ("phase", "resourceClaimStatuses", "conditions")
 _NODE_SPEC = ("taints", "unschedulable")
 # Characters of the longest name of any object (apimachinery, NameMaximumLength is 253).
@@ -61,12 +63,14 @@ def read_object(kind: str, version: str, plain: Mapping[str, Any]) -> ApiObject 
                 for key in ("containers", "initContainers")
                 if waits and key in spec
             }
-            spec = {key: spec[key] for key in _POD_SPEC if key in spec} | containers
+            fields = _POD_SPEC + (_WAITING_POD_SPEC if waits else ())
+            spec = {key: spec[key] for key in fields if key in spec} | containers
             if "affinity" in spec:
                 affinity = spec["affinity"] if isinstance(spec["affinity"], Mapping) else {}
-                spec["affinity"] = {"nodeAffinity": affinity.get("nodeAffinity") or {}}
+                spec["affinity"] = {key: affinity[key] for key in (_AFFINITY if waits else _AFFINITY[:1]) if affinity.get(key)}
             status = {key: status[key] for key in _POD_STATUS if key in status}
-            metadata.pop("labels", None)
+            if not waits:
+                metadata.pop("labels", None)
         case "Node":
             spec, status = {key: spec[key] for key in _NODE_SPEC if key in spec}, {}
             metadata.pop("annotations", None)
@@ -107,9 +111,10 @@ def downgraded_claim(spec: Mapping[str, Any], version: str) -> dict[str, Any]:
 
 
 def _sized(container: object) -> dict[str, Any]:
-    """Keep of a container what it asks for."""
+    """Keep of a container what it asks for; of its ports those of the host."""
     fields = container if isinstance(container, Mapping) else {}
-    return {key: fields[key] for key in ("name", "resources", "restartPolicy") if key in fields}
+    ports = [port for port in _list(fields.get("ports")) if isinstance(port, Mapping) and port.get("hostPort")]
+    return {key: fields[key] for key in ("name", "resources", "restartPolicy") if key in fields} | ({"ports": ports} if ports else {})
 
 
 def _upgraded_claim(devices: object) -> dict[str, Any]:

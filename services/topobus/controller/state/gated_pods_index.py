@@ -6,6 +6,7 @@ the attempts noted in claims.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from topobus.controller.claims.attempts import Attempt, holds_what_was_attempted
@@ -120,6 +121,22 @@ class GatedPodsIndex:
         unbound = [self._pods[uid] for uid in self._unbound if uid in self._of_pod]
         left = (self._pods.get(self._noted[key].note.pod) for key in self._unreserved)
         return frozenset(unbound) | frozenset(key for key in left if key is not None)
+
+    def intended(self, counts: Callable[[Key], bool], *, without: str) -> dict[Key, str]:
+        """Name the nodes that are intended for pods which have none, by the notes in their claims.
+
+        Shapes: counts — says whether a claim's note does; without — uid of a pod that is left out.
+        """
+        nodes: dict[Key, str] = {}
+        for uid in self._unbound:
+            if uid == without:
+                continue
+            for claim in self._of_pod.get(uid, ()):
+                node = self._noted[claim].note.node
+                if node and counts(claim):
+                    nodes[self._pods[uid]] = node
+                    break
+        return nodes
 
     def pod_of(self, uid: str) -> Key | None:
         """Find a pod by its uid."""

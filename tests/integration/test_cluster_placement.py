@@ -1,0 +1,104 @@
+"""The controller in a cluster chooses no node, and binds no device there, that other pods keep a gated pod off."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from support.cluster_home import ClusterHome, Object, claim, pod
+from topobus.simulation.nats_server import NatsServer
+from topobus.testing.apiserver import ApiServerSimulator
+
+pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
+
+HOST = "kubernetes.io/hostname"
+WEB = {"matchLabels": {"app": "web"}}
+
+
+@pytest_asyncio.fixture
+async def home(nats_server: NatsServer, tmp_path: Path) -> AsyncIterator[ClusterHome]:
+    """An API server with two nodes of two devices each."""
+    async with ApiServerSimulator(token="secret", bookmark_s=0.5) as server:
+        made = ClusterHome(server, nats_server.url, tmp_path)
+        made.machine_room()
+        yield made
+
+
+def labelled(made: Object) -> Object:
+    """Give a pod the label of the web."""
+    return {**made, "metadata": {**made["metadata"], "labels": {"app": "web"}}}
+
+
+def on(node: str, name: str, **spec: Any) -> Object:
+    """A pod of the web on a node, which has nothing to do with us."""
+    return labelled(
+        {
+            "kind": "Pod",
+            "metadata": {"name": name, "namespace": "default"},
+            "spec": {"nodeName": node, "containers": [{"name": "c"}], **spec},
+        }
+    )
+
+
+PORT: dict[str, Any] = {"containers": [{"name": "c", "ports": [{"hostPort": 8080, "containerPort": 8080}]}]}
+APART: dict[str, Any] = {
+    "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": HOST, "labelSelector": WEB}]}}
+}
+BESIDE: dict[str, Any] = {
+    "affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": HOST, "labelSelector": WEB}]}}
+}
+EVEN: dict[str, Any] = {
+    "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": HOST, "whenUnsatisfiable": "DoNotSchedule", "labelSelector": WEB}]
+}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "present"),
+    [
+        (pod("p", "c", **PORT), on("n1", "q", **PORT)),
+        (pod("p", "c", **APART), on("n1", "q")),
+        (labelled(pod("p", "c")), on("n1", "q", **APART)),
+        (pod("p", "c", **BESIDE), on("n2", "q")),
+        (labelled(pod("p", "c", **EVEN)), on("n1", "q")),
+    ],
+    ids=["host port", "anti-affinity", "anti-affinity of the other", "affinity", "spread"],
+)
+async def test_devices_are_bound_on_the_node_that_the_pod_can_go_to(home: ClusterHome, wanted: Object, present: Object) -> None:
+    """The first node has free devices and would be taken, but a pod stands in the way, or is missing there."""
+    home.put(present, claim("c"), wanted)
+
+    async with home.controller():
+        await home.until(lambda: not home.gates("p"), "an open gate")
+
+    assert home.node_of("c") == "n2"
+
+
+@pytest.mark.parametrize("rule", [PORT, APART, EVEN], ids=["host port", "anti-affinity", "spread"])
+async def test_pods_placed_in_one_round_see_each_other(home: ClusterHome, rule: dict[str, Any]) -> None:
+    """Nobody has bound the first pod yet, and the second goes to another node all the same."""
+    home.put(*(claim(f"c{index}") for index in (1, 2)), *(labelled(pod(f"p{index}", f"c{index}", **rule)) for index in (1, 2)))
+
+    async with home.controller():
+        await home.until(lambda: not home.gates("p1") and not home.gates("p2"), "two open gates")
+
+    assert sorted(home.node_of(f"c{index}") for index in (1, 2)) == ["n1", "n2"]
+
+
+async def test_pod_that_fits_nowhere_gets_no_device_until_its_port_is_free(home: ClusterHome) -> None:
+    """It is told the port, node by node; when one of the pods ends it is placed, though no device became free."""
+    home.put(on("n1", "q1", **PORT), on("n2", "q2", **PORT), claim("c"), pod("p", "c", **PORT))
+
+    async with home.controller():
+        await home.until(lambda: home.events("p"), "an event")
+        event, before = home.events("p")[0], home.devices("c")
+        home.set_status("Pod", "q2", phase="Succeeded")
+        await home.until(lambda: not home.gates("p"), "an open gate")
+
+    assert event[0] == "DoesNotFit"
+    assert "node n1: host port 8080/TCP of 1 wanted is taken by pods there" in event[1]
+    assert "node n2: host port 8080/TCP of 1 wanted is taken by pods there" in event[1]
+    assert (before, home.node_of("c")) == ([], "n2")
