@@ -59,10 +59,10 @@ def test_installation_that_a_text_names_is_one_that_is_shipped() -> None:
     charts: list[str] = []
     for path in _texts():
         text = path.read_text(encoding="utf-8")
-        named_folders |= {folder: str(path) for folder in re.findall(r"kubectl (?:apply|delete) -k\s+(deploy/[\w-]+)", text)}
+        named_folders |= {folder: str(path) for folder in re.findall(r"kubectl (?:apply|delete) -k\s+(deploy/[\w/-]+)", text)}
         if path.suffix != ".md" and re.search(r"\bhelm\b|\bchart\b", text, re.IGNORECASE):
             charts.append(str(path))
 
-    assert {folder: named_in for folder, named_in in named_folders.items() if Path(folder).name not in OVERLAYS} == {}
+    assert {folder: where for folder, where in named_folders.items() if not (DEPLOY.parent / folder / "kustomization.yaml").exists()} == {}
     assert {"deploy/kubernetes", "deploy/kubernetes-leaf"} <= set(named_folders)
     assert charts == []
