@@ -41,7 +41,7 @@ from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import Owner, PodRequest
 from topobus.domain.timestamps import rfc3339
 from topobus.domain.view import AlignmentOptions, NodeAlignment, NodeView
-from topobus.simulation.machines import PROFILES, build
+from topobus.simulation.machines import PROFILES, MemoryTree, content_of
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
 
@@ -86,9 +86,9 @@ def open_machine(what: str) -> Iterator[_Node]:
         with tempfile.TemporaryDirectory(prefix="topobus-simulate-") as folder:
             yield _read_file(path, Path(folder))
     elif what in PROFILES:
-        with tempfile.TemporaryDirectory(prefix="topobus-simulate-") as folder:
-            build(what, Path(folder) / what)
-            yield _read_tree(Path(folder) / what, path)
+        # In memory: a profile's tree has thousands of files.
+        tree = MemoryTree(content_of(what))
+        yield _find_devices(tree, read_machine(tree, what.split(".")[0].lower()))
     else:
         raise InputError(
             f"--machine {what} is no folder, no file and no profile",

@@ -33,7 +33,7 @@ from topobus.simulation.machines.processors import (
 )
 from topobus.simulation.machines.profile import Fault, Profile, load_profile
 
-__all__ = ["RecordedMachine", "build"]
+__all__ = ["RecordedMachine", "build", "content_of"]
 
 # Beside the tree, in the same file system, so that a device folder leaves and returns by one rename.
 _STORE = ".topobus"
@@ -228,6 +228,14 @@ class RecordedMachine:
             content.add(other_content)
         return content
 
+    def _whole_content(self) -> Content:
+        """All files and links of the machine as it is at first: every CPU online, every function there."""
+        content = self._cpu_state(CpuSet.of(thread.cpu for thread in all_threads(self.profile)))
+        for function_content in function_contents(self.profile, self.functions).values():
+            content.add(function_content)
+        _add_shared_nodes(content)
+        return content
+
     def _at(self, address: str) -> PlacedFunction:
         wanted = PciAddress.parse(address)
         for function in self.functions:
@@ -242,6 +250,15 @@ class RecordedMachine:
             if function is top or function.folder.startswith(f"{top.folder}/") or function.physfn == top.address
         ]
         return sorted(functions, key=lambda placed_function: placed_function.folder.count("/"))
+
+
+def content_of(profile: str | Path) -> Content:
+    """Give all that `build` writes of a profile's machine, but what marks the folder as one; nothing is written.
+
+    Errors: raises ConfigError for a profile that is none.
+    """
+    what = load_profile(profile)
+    return RecordedMachine(Path(), what, lay_out(what))._whole_content()
 
 
 def build(profile: str | Path, into: Path, *, has_device_nodes: bool = False) -> RecordedMachine:
@@ -260,12 +277,8 @@ def build(profile: str | Path, into: Path, *, has_device_nodes: bool = False) ->
             raise ConfigError(f"{into} is not empty and not a recorded machine", next_step="give an empty folder")
         shutil.rmtree(into)
     machine = RecordedMachine(into, what, lay_out(what))
-    online = CpuSet.of(thread.cpu for thread in all_threads(what))
-    content = machine._cpu_state(online)
-    for function_content in function_contents(what, machine.functions).values():
-        content.add(function_content)
+    content = machine._whole_content()
     content.text(f"{_STORE}/profile", profile if str(profile) == what.name else Path(profile).resolve())
-    _add_shared_nodes(content)
     if has_device_nodes:
         content.text(DEVICE_NODES, "")
     try:
