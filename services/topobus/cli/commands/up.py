@@ -6,7 +6,7 @@ import asyncio
 import ipaddress
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -34,8 +34,9 @@ from topobus.cli.system.system import (
 )
 from topobus.cli.system.users_file import extra_classes
 from topobus.cli.targets import check_server_url, refuses
+from topobus.domain.errors import ConfigError
 from topobus.runtime.endpoint import read_url
-from topobus.simulation.machines import PROFILES, build
+from topobus.simulation.machines import PROFILES, RecordedMachine, build
 
 __all__ = ["ready_text", "up"]
 
@@ -168,12 +169,31 @@ async def _up(
         async with start_system(
             state, hardware_root=hardware, node=node, nats_url=nats, is_open=is_open, listening=listening, classes=classes, say=output.note
         ) as system:
+            if hardware != Path("/"):
+                system.supervisor.attend(_play(hardware, system, output.note))
             with announcement.made(system, output.note) as use:
                 await _follow(system, output, use)
     except asyncio.CancelledError:
         # Ctrl-C and SIGTERM are how this command ends; by now everything is stopped.
         output.show(Text("stopped; nothing is left running", "faint"))
     return ExitCode.OK
+
+
+async def _play(hardware: Path, system: System, say: Callable[[str], None]) -> None:
+    """Play the faults that a recorded machine's profile scripts, from the moment at which all is ready."""
+    try:
+        machine = RecordedMachine.open(hardware)
+    except ConfigError:
+        # Somebody's own tree: no profile, no script.
+        return
+    if not machine.profile.faults:
+        return
+    async for statuses in system.supervisor.changes(at_least_every_s=1.0):
+        if _is_ready(statuses):
+            break
+    say(f"profile {machine.profile.name} scripts {len(machine.profile.faults)} faults; they begin now")
+    await machine.play(say=say)
+    say(f"the faults of profile {machine.profile.name} are over")
 
 
 async def _follow(system: System, output: Output, use: Use) -> None:
