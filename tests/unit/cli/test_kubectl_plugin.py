@@ -37,7 +37,11 @@ def environment(tmp_path: Path) -> dict[str, str]:
         # As pip writes them: the name of the file is how the program knows by whom it is called.
         script.write_text(f"#!{sys.executable}\nimport sys\nfrom topobus.cli.kubectl_plugin import {function}\nsys.exit({function}())\n")
         script.chmod(0o755)
-    return {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path), "KUBECONFIG": str(tmp_path / "none")}
+    # Where the plugin is installed, kubectl would tell of two.
+    others = [folder for folder in os.environ["PATH"].split(":") if not Path(folder, "kubectl-topobus").exists()]
+    kubectl = tmp_path / "kubectl"
+    kubectl.symlink_to(shutil.which("kubectl") or "")
+    return {**os.environ, "PATH": ":".join([str(tmp_path), *others]), "HOME": str(tmp_path), "KUBECONFIG": str(tmp_path / "none")}
 
 
 def _kubectl(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
