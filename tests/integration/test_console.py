@@ -97,7 +97,7 @@ async def test_console_lets_in_who_knows_the_password_when_it_has_one(nats_serve
         page = await ask(port, "/", Cookie=cookie.partition(";")[0])
 
     assert (first[0], first[1]["location"], refused[0]) == (303, "/login", 401)
-    assert (wrong[1]["location"], "set-cookie" in wrong[1]) == ("/login?wrong", False)
+    assert (wrong[1]["location"], "set-cookie" in wrong[1]) == ("/login#wrong", False)
     assert right[1]["location"] == "/"
     assert "httponly" in cookie.lower()
     assert "samesite=strict" in cookie.lower()

@@ -126,3 +126,24 @@ async def test_page_fits_and_can_be_read_when_the_window_has_another_size_or_the
 
     assert wide <= width
     assert unreadable == []
+
+
+async def test_wrong_password_is_told_where_it_is_typed(nats_server: NatsServer, bus: Bus, tmp_path: Path) -> None:
+    """The form says so after a wrong one and not before; the right one leads to the page."""
+    password = tmp_path / "password"
+    password.write_text("correct-horse-battery")
+    settings = {"TOPOBUS_CONSOLE__PAGE__PORT": "0", "TOPOBUS_CONSOLE__PAGE__PASSWORD_FILE": str(password)}
+    shown = "getComputedStyle(document.querySelector('#wrong')).display"
+    type_in = "document.querySelector('#password').value = '{}'; document.querySelector('form').requestSubmit()"
+    async with service("console", nats_server.url, settings) as running, open_page() as page:
+        url = (await running.logged("console.listening"))["url"]
+        await page.show(f"{url}login")
+        await page.until("document.readyState === 'complete' && document.querySelector('#wrong')")
+        before = await page.run(shown)
+        await page.run(type_in.format("wrong"))
+        await page.until("location.hash === '#wrong' && document.readyState === 'complete' && document.querySelector('#wrong')")
+        after = await page.run(shown)
+        await page.run(type_in.format("correct-horse-battery"))
+        await page.until("location.pathname === '/'")
+
+    assert (before, after) == ("none", "block")

@@ -35,16 +35,20 @@ class Page:
 
     async def send(self, method: str, **parameters: Any) -> dict[str, Any]:
         """Send one command and give its result; events in between are dropped."""
+        answer = await self._answer(method, **parameters)
+        assert "error" not in answer, answer
+        return dict(answer["result"])
+
+    async def _answer(self, method: str, **parameters: Any) -> dict[str, Any]:
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters} | ({"sessionId": self._session} if self._session else {})
         self._writer.write(json.dumps(message).encode() + b"\0")
         await self._writer.drain()
         async with asyncio.timeout(60):
             while True:
-                answer = json.loads((await self._reader.readuntil(b"\0"))[:-1])
+                answer: dict[str, Any] = json.loads((await self._reader.readuntil(b"\0"))[:-1])
                 if answer.get("id") == self._number:
-                    assert "error" not in answer, answer
-                    return dict(answer["result"])
+                    return answer
 
     async def run(self, code: str) -> Any:
         """Evaluate an expression in the page; a promise is waited for."""
@@ -53,9 +57,17 @@ class Page:
         return result["result"].get("value")
 
     async def until(self, condition: str) -> None:
-        """Wait until an expression is true of what the page shows."""
+        """Wait until an expression is true of what the page shows; a form may lead to another page meanwhile."""
         look = f"document.body && ({condition}) ? done(true) : requestAnimationFrame(look)"
-        await self.run(f"new Promise((done) => {{ const look = () => {look}; look(); }})")
+        code = f"new Promise((done) => {{ const look = () => {look}; look(); }})"
+        async with asyncio.timeout(60):
+            while True:
+                answer = await self._answer("Runtime.evaluate", expression=code, awaitPromise=True, returnByValue=True)
+                if "error" not in answer:
+                    assert "exceptionDetails" not in answer["result"], answer
+                    return
+                # The page that was asked is gone: the next one is asked.
+                assert "navigated" in answer["error"]["message"] or "context" in answer["error"]["message"], answer
 
     async def key(self, name: str) -> None:
         """Press and release one key."""

@@ -43,7 +43,8 @@ _HEADERS = [
     (b"content-security-policy", b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"),
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
-    (b"referrer-policy", b"no-referrer"),
+    # Not no-referrer: by that a browser names no origin with the page's own forms (Fetch, serializing a request origin), and the login would refuse them.
+    (b"referrer-policy", b"same-origin"),
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"cache-control", b"no-store"),
@@ -181,7 +182,7 @@ class _Sessions:
         if not wanted or not hmac.compare_digest(given, wanted):
             self._attempts.note_wrong(address, time.monotonic())
             get_logger().warning("console.login-refused", address=address)
-            return RedirectResponse("/login?wrong", status_code=303)
+            return RedirectResponse("/login#wrong", status_code=303)
         now = time.monotonic()
         self._ends = {key: ends for key, ends in self._ends.items() if ends > now}
         while len(self._ends) >= _MOST_SESSIONS:
