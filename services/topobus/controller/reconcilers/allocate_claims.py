@@ -275,7 +275,8 @@ class ClaimReconciler:
             return None
         members = self._together(key, stored)
         nodes = self._state.nodes_for(stored.claim)
-        read = self._read(key)
+        # A number for each node, and only a costly search's entry needs it.
+        read = None if is_cheap else self._read(key)
         choice = await self._finder.first(nodes, members, is_cheap=is_cheap)
         if isinstance(choice, tuple):
             node, outcome = choice
