@@ -71,7 +71,7 @@ class OciResult(Struct, frozen=True, kw_only=True):
     spec: dict[str, Any]
     conflicts: tuple[Conflict, ...] = ()
     missing: tuple[str, ...] = ()
-    """Device nodes that the host does not have: a runtime would refuse to start the container."""
+    """Device nodes that the host does not have: a runtime would refuse to start the container. In the spec they have a path alone, for nobody knows type and numbers."""
 
 
 def device_paths(answers: Iterable[PluginAnswer], cdi_devices: Iterable[str], files: Iterable[CdiFile]) -> tuple[str, ...]:
@@ -172,7 +172,9 @@ class _Merge:
             self._set(self._mounts, mount.container_path, _mount(mount), answer.resource, "mount")
         for node in edits.device_nodes:
             host_node = self._find(node)
-            if host_node is not None:
+            if host_node is None:
+                self._set(self._devices, node.path, {"path": node.path}, answer.resource, "device node")
+            else:
                 # The host's own mode and owner, as a runtime takes them for a device that kubelet names.
                 device = {**_device(node, host_node), "fileMode": host_node.mode, "uid": host_node.uid, "gid": host_node.gid}
                 if self._set(self._devices, node.path, device, answer.resource, "device node"):
@@ -197,7 +199,9 @@ class _Merge:
             self._spec.setdefault("linux", {})["intelRdt"] = _rdt(edits.intel_rdt)
         for node in edits.device_nodes:
             host_node = self._find(node)
-            if host_node is not None:
+            if host_node is None:
+                self._replace(self._devices, node.path, {"path": node.path}, source, "device node")
+            else:
                 device = _device(node, host_node)
                 # A node belongs to the container's user, unless that is root.
                 device |= {key: self._user[key] for key in ("uid", "gid") if self._user.get(key, 0) > 0}

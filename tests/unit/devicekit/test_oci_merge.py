@@ -179,11 +179,13 @@ def test_names_are_refused_when_a_runtime_would_refuse_them(files: list[CdiFile]
 
 
 def test_missing_nodes_are_told_when_the_host_has_them_not() -> None:
-    """A runtime would fail; here the rest is shown, and what is missing is named."""
+    """A runtime would fail; here all is shown, and what is missing is named and has no numbers, and no access is granted to it."""
     oci_result = merged(answers=[answer("one", device_nodes=(DeviceNode(path="/dev/none"), DeviceNode(path="/dev/x")))])
 
     assert oci_result.missing == ("/dev/none",)
-    assert [device["path"] for device in oci_result.spec["linux"]["devices"]] == ["/dev/x"]
+    assert oci_result.spec["linux"]["devices"][0] == {"path": "/dev/none"}
+    assert [device["path"] for device in oci_result.spec["linux"]["devices"]] == ["/dev/none", "/dev/x"]
+    assert len([rule for rule in oci_result.spec["linux"]["resources"]["devices"] if rule["allow"]]) == 1
 
 
 def test_cpus_are_set_when_the_container_has_exclusive_ones() -> None:
