@@ -89,7 +89,7 @@ def _why(available: NodeAvailability, demand: ContainerDemand, aligned: Aligned,
         reasons.append(
             Reason(
                 code="cpus-taken",
-                message=f"CPUs {taken.cpus} on NUMA node {nodes}: {cores} whole cores, the most used units first",
+                message=f"CPUs {taken.cpus} on NUMA node {nodes}: {cores} whole core{'' if cores == 1 else 's'}, the most used units first",
                 facts={"resource": CPU_CLASS, "cpus": str(taken.cpus), "whole_cores": cores, "numa_nodes": str(nodes)},
             )
         )
