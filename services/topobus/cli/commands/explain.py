@@ -25,12 +25,14 @@ from topobus.cli.render.answers import (
 from topobus.contracts.catalogue import DECISION
 from topobus.contracts.codec import decode
 from topobus.contracts.messages import DecisionEvent
-from topobus.domain.alignment.planning.placement import place
+from topobus.domain.alignment.planning.placement import place, plan
+from topobus.domain.alignment.planning.refusal_reasons import Conflict
+from topobus.domain.alignment.planning.search_budget import GaveUp
 from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import PodRequest
 from topobus.domain.view import NodeView, PlanMode
 
-__all__ = ["explain", "explanation", "replay"]
+__all__ = ["conflict_of", "explain", "explanation", "replay"]
 
 # As many as the stream keeps of one node.
 _SEARCHED = 4096
@@ -82,6 +84,15 @@ def explanation(event: DecisionEvent, again: Placement | Refusal | None) -> list
                 hint_table(container.hints),
                 Text(f"  merged to {hint_text(container.alignment)}"),
             ]
+    elif isinstance(event.outcome, Refusal) and (conflict := conflict_of(event)) is not None:
+        parts += [
+            Rule(f"hints of {f'container {conflict.demand.name}' if conflict.demand.name else 'claim'}", align="left", style="faint"),
+            hint_table(resource_hints.record() for resource_hints in conflict.lists),
+        ]
+        if conflict.merged is not None:
+            hint, policy = conflict.merged.hint, conflict.policy
+            merged = f"merged to {hint_text(hint)}, which policy {policy} does not admit"
+            parts.append(Text(f"  {merged if hint.nodes is not None else f'no merge of these is one that policy {policy} admits'}"))
     if event.outcome is not None:
         parts.append(
             Panel(
@@ -99,6 +110,15 @@ def explanation(event: DecisionEvent, again: Placement | Refusal | None) -> list
         parts.append(Text(f"replayed offline from the event's inputs: another answer: {summary(again)}", "fail"))
         parts.append(Text("this program and the service that decided are of different versions, or one of them has a defect", "faint"))
     return parts
+
+
+def conflict_of(event: DecisionEvent) -> Conflict | None:
+    """Find the container whose hints could not be merged, by planning again; None for a refusal that has another cause, as too few devices."""
+    if event.view is None or event.request is None:
+        return None
+    tried = plan(event.view, event.request)
+    conflict = tried.conflict if isinstance(tried, GaveUp) else tried
+    return conflict if isinstance(conflict, Conflict) and conflict.lists else None
 
 
 def _read(file: Path) -> DecisionEvent:
