@@ -147,6 +147,8 @@ class KernelWrites:
                 text = os.read(pipe, _READ_BYTES).decode()
             except BlockingIOError:
                 continue
+            # Who wrote `driver_override` before this line did so after the events were read: they count before it.
+            self._obey_events()
             for line in text.splitlines():
                 self._reactions[path](line)
 
