@@ -48,6 +48,8 @@ class GatedClient(Client):
         super().__init__()
         self._tls_because = tls_because
         self._takers: dict[int, Callable[[Msg], None]] = {}
+        self._has_written = False
+        """Whether something was written in this turn of the event loop."""
 
     def take_at_once(self, live: Subscription, taker: Callable[[Msg], None]) -> None:
         """Call `taker` for each message of a subscription while it is parsed; it must not block. The subscription's own callback hears nothing more."""
@@ -78,15 +80,35 @@ class GatedClient(Client):
             await self._flush_pending()
 
     async def _flush_pending(self, force_flush: bool = False) -> Any:
-        """Write at once what is pending. A socket that takes no more is waited for by nats-py's own task, and so is everything sent meanwhile: the order stays."""
+        """Write at once what is pending, once a turn of the event loop: what many tasks send in one turn goes to the socket together at its end.
+
+        A socket that takes no more is waited for by nats-py's own task, and so is everything sent meanwhile: the order stays.
+        """
         stream = self._idle_stream()
         if force_flush or stream is None:
             return await super()._flush_pending(force_flush)
-        pending, self._pending, self._pending_data_size = self._pending, [], 0
-        stream.writelines(pending)
-        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        if not self._has_written:
+            self._write_pending(stream)
+            self._has_written = True
+            loop.call_soon(self._end_turn)
+        written: asyncio.Future[None] = loop.create_future()
         written.set_result(None)
         return written
+
+    def _write_pending(self, stream: asyncio.StreamWriter) -> None:
+        pending, self._pending, self._pending_data_size = self._pending, [], 0
+        stream.writelines(pending)
+
+    def _end_turn(self) -> None:
+        """Write what was sent in the turn after the first; where the socket takes no more, nats-py's own task writes it."""
+        self._has_written = False
+        stream = self._idle_stream() if self._pending else None
+        if stream is not None:
+            self._write_pending(stream)
+        elif self._pending and self._flush_queue is not None and not self._flush_queue.full():
+            # Whoever looks for a full queue is that task, which writes all that is pending.
+            self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
 
     def _idle_stream(self) -> asyncio.StreamWriter | None:
         """Give what we write to when it holds nothing back and nobody else is about to write; None otherwise."""

@@ -104,6 +104,7 @@ class _Stream:
 
     def __init__(self, waiting_bytes: int = 0) -> None:
         self.written: list[bytes] = []
+        self.writes: list[bytes] = []
         self.waiting_bytes = waiting_bytes
 
     @property
@@ -118,6 +119,7 @@ class _Stream:
 
     def writelines(self, parts: list[bytes]) -> None:
         self.written += parts
+        self.writes.append(b"".join(parts))
 
 
 def _connected(stream: _Stream) -> GatedClient:
@@ -155,5 +157,35 @@ async def test_publish_waits_its_turn_when_the_socket_has_not_taken_what_came_be
 
     assert stream.written == []
     assert client._pending == [b"PUB a.b  1\r\nx\r\n", b"PUB a.b  1\r\ny\r\n"]
+    assert client._flush_queue is not None
+    assert client._flush_queue.qsize() == 1
+
+
+async def test_messages_of_one_turn_go_to_the_socket_in_two_writes() -> None:
+    """The first goes at once, for most are alone; all others together at the turn's end, in order."""
+    stream = _Stream()
+    client = _connected(stream)
+    for number in range(4):
+        await client.publish(f"a.{number}", b"x")
+    in_turn = list(stream.writes)
+
+    await asyncio.sleep(0)
+    await client.publish("a.4", b"x")
+
+    assert in_turn == [b"PUB a.0  1\r\nx\r\n"]
+    assert stream.writes[1:] == [b"".join(b"PUB a.%d  1\r\nx\r\n" % number for number in (1, 2, 3)), b"PUB a.4  1\r\nx\r\n"]
+
+
+async def test_messages_of_one_turn_are_left_to_nats_py_when_the_socket_is_full_at_its_end() -> None:
+    """What cannot be written now is not lost: nats-py's own task is told to write it."""
+    stream = _Stream()
+    client = _connected(stream)
+    await client.publish("a.0", b"x")
+    await client.publish("a.1", b"x")
+    stream.waiting_bytes = 1
+
+    await asyncio.sleep(0)
+
+    assert client._pending == [b"PUB a.1  1\r\nx\r\n"]
     assert client._flush_queue is not None
     assert client._flush_queue.qsize() == 1
