@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from support.card_node import CARDS, MACHINE
 from support.real_topology import real_topology
 from topobus.contracts.catalogue import PLACE, RELEASE
 from topobus.contracts.messages import PlaceRequest, ReleaseRequest
-from topobus.controller.bench.overnats import StandInNode
 from topobus.domain.alignment.planning.placement import place
 from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
 from topobus.runtime.bus import Bus
@@ -55,21 +55,19 @@ async def test_release_waits_for_two_plans_at_most_when_many_are_asked_for(
     bus: Bus, topologies: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A flood of plans, however long each of them takes, holds a release up for the one that is being made and one more."""
-    node = StandInNode(bus, 0)
-    await topologies.enter_async_context(real_topology(bus, node.machine, [node.inventory]))
-    first = await bus.ask(PLACE, _request("first"), timeout_s=_LIMIT_S, node=node.name)
+    node = MACHINE.node
+    await topologies.enter_async_context(real_topology(bus, MACHINE, [CARDS]))
+    first = await bus.ask(PLACE, _request("first"), timeout_s=_LIMIT_S, node=node)
     plans = _SlowPlans()
     monkeypatch.setattr(ask_handlers, "place", plans.place)
-    flood = [
-        asyncio.create_task(bus.ask(PLACE, _request(f"flood-{number}"), timeout_s=_LIMIT_S, node=node.name)) for number in range(_FLOOD)
-    ]
+    flood = [asyncio.create_task(bus.ask(PLACE, _request(f"flood-{number}"), timeout_s=_LIMIT_S, node=node)) for number in range(_FLOOD)]
     try:
         await asyncio.wait_for(plans.began.wait(), _LIMIT_S)
         # Answered behind all of the flood: it has arrived.
-        await bus.is_answered(PLACE, timeout_s=_LIMIT_S, node=node.name)
+        await bus.is_answered(PLACE, timeout_s=_LIMIT_S, node=node)
         released = ReleaseRequest(op_id="op-release", owner=_request("first").pod.owner)
-        release = asyncio.create_task(bus.ask(RELEASE, released, timeout_s=_LIMIT_S, node=node.name))
-        await bus.is_answered(RELEASE, timeout_s=_LIMIT_S, node=node.name)
+        release = asyncio.create_task(bus.ask(RELEASE, released, timeout_s=_LIMIT_S, node=node))
+        await bus.is_answered(RELEASE, timeout_s=_LIMIT_S, node=node)
         permits = 0
         while not release.done() and permits < _FLOOD:
             plans.permit()

@@ -1,4 +1,4 @@
-"""What asks for a place may rely on, of the real topology service and of the node that stands in for it in the controller's benchmark."""
+"""What asks for a place may rely on, of the real topology service and of the one that benchmarks play."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from support.card_node import CARDS, MACHINE, VIEW
 from support.real_topology import real_topology
 from topobus.contracts.catalogue import LEDGER, PLACE
 from topobus.contracts.messages import PlaceReply, PlaceRequest
-from topobus.controller.bench.overnats import StandInNode
 from topobus.domain.ledger import Ledger
 from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
 from topobus.runtime.bus import Bus
+from topobus.testing.played_ledger import PlayedLedger
 
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.memory_bus,
     pytest.mark.virtual_time,
-    pytest.mark.parametrize("is_real", [True, False], ids=["service", "bench"]),
+    pytest.mark.parametrize("is_real", [True, False], ids=["service", "played"]),
 ]
 
 
 async def start(bus: Bus, topologies: AsyncExitStack, *, is_real: bool) -> str:
     """Begin to answer for a node of eight cards; gives its name."""
-    node = StandInNode(bus, 0)
     if is_real:
-        await topologies.enter_async_context(real_topology(bus, node.machine, [node.inventory]))
+        await topologies.enter_async_context(real_topology(bus, MACHINE, [CARDS]))
     else:
-        await node.start()
-    return node.name
+        await PlayedLedger(bus, VIEW).start()
+    return MACHINE.node
 
 
 def request(op_id: str, name: str, count: int) -> PlaceRequest:

@@ -1,6 +1,6 @@
 """Measure what the architecture gives budgets for: `python -m topobus.testing.bench merge [--json] [--plot FILE.svg]`.
 
-`gateway` measures processes at kubelet's sockets, `health` how long a fault takes to be known, `idle` what they cost while nothing happens, `leaves` a hub with many nodes. Other groups come with the installed packages, by the entry point group `topobus.bench`:
+`fleet` measures the controller with a whole fleet, `gateway` processes at kubelet's sockets, `health` how long a fault takes to be known, `idle` what they cost while nothing happens, `leaves` a hub with many nodes. Other groups come with the installed packages, by the entry point group `topobus.bench`:
 `python -m topobus.testing.bench allocate --help`.
 
 Each case builds its hints anew in every round, so generation counts, and reports median, 99th percentile and the budget, in milliseconds. No test times
@@ -70,6 +70,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from topobus.testing import bench_gateway
 
         return bench_gateway.main(given[1:])
+    if given[:1] == ["fleet"]:
+        from topobus.testing import bench_fleet
+
+        return bench_fleet.main(given[1:])
     if given[:1] == ["health"]:
         from topobus.testing import bench_health
 
@@ -89,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m topobus.testing.bench",
         description="Measure the alignment engine.",
-        epilog=_other_groups(["gateway", "health", "idle", "leaves", *others]),
+        epilog=_other_groups(["fleet", "gateway", "health", "idle", "leaves", *others]),
     )
     parser.add_argument("group", choices=["merge"], nargs="?", default="merge", help="what to measure (merge)")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")

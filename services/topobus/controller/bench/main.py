@@ -1,7 +1,7 @@
-"""Measures the allocator and prints the results: `python -m topobus.testing.bench allocate [--json] [--quick] [--nats] [--plot FILE.svg]`.
+"""Measures the allocator and prints the results: `python -m topobus.testing.bench allocate [--json] [--quick] [--plot FILE.svg]`.
 
 Tables: one claim against many nodes, filling a cluster, partitions against plain devices, growth, equal devices and puzzles. A figure that has a
-target is printed beside it. No test depends on these times.
+target is printed beside it. The whole controller over NATS is measured by `python -m topobus.testing.bench fleet`. No test depends on these times.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from topobus.controller.allocation.values import Mode
 from topobus.controller.bench.cases import DRIVER, Cluster, claim, puzzles
 from topobus.controller.bench.drawing import draw_growth
 from topobus.controller.bench.measures import Bench, Filled, fill, solve
-from topobus.controller.bench.overnats import fill_over_nats
 
 __all__ = ["main"]
 
@@ -32,7 +31,6 @@ _MANY_NODES = 5000
 _PARTITIONED = 200
 _GROWTH = (500, 1000, 2000, 4000, 8000)
 _PUZZLES = (16, 32, 64)
-_OVER_NATS = (500, 5000)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -40,9 +38,6 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m topobus.testing.bench allocate", description="Measure the allocator.")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of tables")
     parser.add_argument("--quick", action="store_true", help="a tenth of the nodes: whether it runs, not how fast it is")
-    parser.add_argument(
-        "--nats", action="store_true", help="also the whole controller over a NATS server of its own, with nodes that answer"
-    )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the growth as SVG")
     arguments = parser.parse_args(argv)
     scale = 10 if arguments.quick else 1
@@ -55,8 +50,6 @@ def main(argv: Sequence[str]) -> int:
         "equal": equal_devices(),
         "puzzles": puzzled(_PUZZLES[:1] if arguments.quick else _PUZZLES),
     }
-    if arguments.nats:
-        tables["nats"] = [fill_over_nats(nodes // scale, 2000 // scale) for nodes in _OVER_NATS]
     if arguments.plot:
         arguments.plot.write_text(draw_growth(tables["growth_nodes"], tables["growth_taken"]), encoding="utf-8")
     if arguments.json:

@@ -1,7 +1,7 @@
 """The measurements of the allocator: fills a controller state with the objects of a case and allocates claims as the controller does.
 
 A figure includes reading the claim, the search on each node that is tried, writing the allocation into the claim's status, and the update of the
-state for the new claim. It excludes writes to a store and requests to the node (`overnats` includes these). Times are processor times of this
+state for the new claim. It excludes writes to a store and requests to the node (`python -m topobus.testing.bench fleet` includes these). Times are processor times of this
 process, so other load on the machine changes them little.
 """
 

@@ -1,0 +1,80 @@
+"""Plays the topology service of one node for benchmarks: a ledger with one writer, and answers to `place` and `release` by the rules of `topobus.domain`.
+
+Flows in: the node as its engine sees it, and asks of the bus. Flows out: answers, and the ledger, written by compare-and-set. Dry runs and reservations are not served. Thousands of
+real services would keep watches of their own on the machine that measures something else. tests/integration/test_topology_places.py holds it to what the service answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from topobus.contracts import catalogue
+from topobus.contracts.messages import PlaceReply, PlaceRequest
+from topobus.contracts.release_messages import ReleaseReply, ReleaseRequest
+from topobus.domain import transitions
+from topobus.domain.alignment.planning.node_view import with_ledger
+from topobus.domain.alignment.planning.placement import place
+from topobus.domain.errors import PeerUnavailable
+from topobus.domain.ledger import Ledger
+from topobus.domain.outcome import Placement, Refusal
+from topobus.domain.view import NodeView
+from topobus.runtime.bus import Bus, Written
+
+__all__ = ["PlayedLedger"]
+
+
+class PlayedLedger:
+    """The ledger of one node. Make it, then `start`.
+
+    Args: view — the node while nothing is held.
+    """
+
+    def __init__(self, bus: Bus, view: NodeView) -> None:
+        self.node = view.node
+        self.ledger = Ledger(node=view.node)
+        self._bus = bus
+        self._view = view
+        self._revision = 0
+        # One writer, and each write is awaited: as in the service, asks are answered one after the other.
+        self._turn = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Answer from now on."""
+        await self._bus.answer(catalogue.PLACE, self._place, node=self.node)
+        await self._bus.answer(catalogue.RELEASE, self._release, node=self.node)
+
+    async def _place(self, request: PlaceRequest) -> PlaceReply:
+        async with self._turn:
+            recorded = transitions.recorded_operation(self.ledger, request.op_id)
+            if recorded is not None:
+                return self._placed(recorded.decision_id, transitions.placed_by(self.ledger, recorded))
+            result = place(with_ledger(self._view, self.ledger), request.pod)
+            if isinstance(result, Placement):
+                step = transitions.reserve(
+                    self.ledger, op_id=request.op_id, request=request.pod, placement=result, decision_id=request.op_id
+                )
+                await self._write(step.ledger)
+            return self._placed(request.op_id, result)
+
+    async def _release(self, request: ReleaseRequest) -> ReleaseReply:
+        async with self._turn:
+            step = transitions.release(
+                self.ledger, op_id=request.op_id, owner=request.owner, decision_id=request.op_id, only=request.decision_id
+            )
+            if isinstance(step, Refusal):
+                return ReleaseReply(refusal=step)
+            await self._write(step.ledger)
+            return ReleaseReply(devices=step.record.devices, ledger_sequence=self.ledger.sequence)
+
+    async def _write(self, ledger: Ledger) -> None:
+        """Write the next ledger.
+
+        Errors: raises PeerUnavailable: the asker is told nothing, and asks again by the same operation id.
+        """
+        written = await self._bus.compare_and_set(catalogue.LEDGER, ledger, self._revision, node=self.node)
+        if not isinstance(written, Written):
+            raise PeerUnavailable(f"{self.node}: somebody else wrote its ledger")
+        self.ledger, self._revision = ledger, written.revision
+
+    def _placed(self, decision_id: str, result: Placement | Refusal) -> PlaceReply:
+        return PlaceReply(decision_id=decision_id, node=self.node, result=result, ledger_sequence=self.ledger.sequence)
