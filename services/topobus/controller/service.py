@@ -54,6 +54,7 @@ class _Controller:
         self._settings = settings
         self._runtime = runtime
         self._state = StandaloneState()
+        self._changed = asyncio.Event()
         self._beat = runtime.beats.loop("reconcile")
         metrics = ControllerMetrics(runtime.registry)
         self._metrics = metrics
@@ -76,7 +77,16 @@ class _Controller:
         )
         deallocation = ClaimDeallocation(runtime.clock, self._state, writer, ledgers, metrics)
         self._claims = ClaimReconciler(
-            settings, runtime, self._state, finder, self._consumers, metrics, ledgers, deallocation, self._boundary("claims")
+            settings,
+            runtime,
+            self._state,
+            finder,
+            self._consumers,
+            metrics,
+            ledgers,
+            deallocation,
+            self._boundary("claims"),
+            self._changed.set,
         )
         self._evictor = Evictor(runtime, self._state, deallocation, self._boundary("evictions"))
         self._binding = BindingConditions(settings.binding_timeout_s, runtime, self._state, finder, deallocation, self._boundary("binding"))
@@ -100,7 +110,6 @@ class _Controller:
             ledgers,
             self._boundary("pods"),
         )
-        self._changed = asyncio.Event()
         self._presence = SilentServices(
             settings.silence, settings.parallel_asks, runtime, self._state, self._wake, is_needed=self._state.has_waiting
         )
@@ -127,6 +136,7 @@ class _Controller:
             self._copies.start(group)
             group.create_task(self._objects.run())
             group.create_task(self._releases.run())
+            group.create_task(self._claims.commits.run())
             group.create_task(self._reconcile())
             group.create_task(self._drivers.run())
             group.create_task(self._presence.run())

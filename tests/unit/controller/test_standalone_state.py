@@ -213,3 +213,60 @@ def test_world_gives_nobody_a_device_on_a_node_that_the_machine_lacks() -> None:
     state.put_machine(_machine(0, 1))
 
     assert (before, _devices(_input(state, claim))) == (["gpu-1"], ["gpu-0"])
+
+
+def test_assumed_claim_holds_its_devices_until_it_is_restored() -> None:
+    """While an attempt is being written the next decision does not see its devices; when it was not written, it does."""
+    state = _state("n1")
+    waiting = _claim("waiting")
+    _put(state, waiting)
+    drafted = _drafted(state, waiting)
+    state.assume(ObjectKey("resourceclaim", "default", "waiting"), drafted)
+    while_written = _devices(_input(state, _claim("next", 3)))
+
+    state.restore(ObjectKey("resourceclaim", "default", "waiting"))
+
+    assert while_written == ["gpu-1", "gpu-2", "gpu-3"]
+    assert _devices(_input(state, _claim("next", 4))) == ["gpu-0", "gpu-1", "gpu-2", "gpu-3"]
+    assert state.objects[ObjectKey("resourceclaim", "default", "waiting")].value is waiting
+
+
+def test_nothing_changes_when_a_claim_is_written_as_it_was_assumed() -> None:
+    """The copy learns the revision; what is free is as before, so no other claim is tried again for it."""
+    state = _state("n1")
+    waiting = _claim("waiting")
+    _put(state, waiting)
+    drafted = _drafted(state, waiting)
+    state.assume(ObjectKey("resourceclaim", "default", "waiting"), drafted)
+    mark = state.stock.changes_since((0, -1)).mark
+
+    _put(state, drafted, revision=2)
+
+    assert state.stock.changes_since(mark).nodes == ()
+    assert _devices(_input(state, _claim("next", 3))) == ["gpu-1", "gpu-2", "gpu-3"]
+
+
+def _drafted(state: StandaloneState, waiting: ApiObject) -> ApiObject:
+    """Make the next version of a claim, with an attempt at the first device."""
+    outcome = solve(_input(state, waiting))
+    assert isinstance(outcome, Allocated)
+    return attempts.with_attempt(waiting, attempts.Attempt(number=1, node="n1", allocation=outcome.results[0]))
+
+
+def test_claims_have_a_next_step_when_they_changed_since_they_were_settled() -> None:
+    """A round looks at these alone; the oldest comes first, and a claim that is gone is not looked for."""
+    state = _state("n1")
+    for name, day in (("young", 2), ("old", 1), ("gone", 3)):
+        _put(state, _claim(name, creationTimestamp=f"2026-01-0{day}T00:00:00Z"))
+    keys = {name: ObjectKey("resourceclaim", "default", name) for name in ("young", "old", "gone")}
+    state.drop_object(keys["gone"])
+    all_keys = state.unsettled_claims()
+    state.settle(keys["young"])
+    settled = state.unsettled_claims()
+
+    _put(state, _claim("young", creationTimestamp="2026-01-02T00:00:00Z"), revision=2)
+
+    assert all_keys == (keys["old"], keys["young"])
+    assert settled == (keys["old"],)
+    assert state.unsettled_claims() == (keys["old"], keys["young"])
+    assert [key for key, _ in state.claims()] == [keys["old"], keys["young"]]

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from topobus.contracts.messages import ApiObject
 from topobus.controller.claims.objects import Claim, Pod, ReadObject
+from topobus.controller.claims.reservations import Consumer
+from topobus.domain.errors import ContractError
 from topobus.kubernetes.api.classic_handles import as_structured
 from topobus.kubernetes.api.objects import Metadata
 
@@ -53,6 +55,14 @@ class Stored:
         """The object as a claim of structured parameters, also where it is one of classic DRA."""
         value = as_structured(self.value)
         return self.claim if value is self.value else Claim(value)
+
+    @property
+    def known_consumers(self) -> tuple[Consumer, ...]:
+        """Those who have reserved a claim, one of classic DRA too; a claim that nobody can read is reserved for nobody."""
+        try:
+            return self.structured.consumers
+        except ContractError:
+            return ()
 
     @property
     def metadata(self) -> Metadata:

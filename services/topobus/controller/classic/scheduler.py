@@ -25,6 +25,7 @@ from topobus.controller.classic.core.negotiation import (
     TakeBack,
     Wait,
 )
+from topobus.controller.reconcilers.claim_users import is_stored
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.nats_store import NatsStore
@@ -82,7 +83,7 @@ class ClassicScheduler:
             set_aside = self._boundary.reason(key)
             if set_aside is not None:
                 waiting[key] = (set_aside,)
-        self._boundary.keep({*self._state.objects, *(("users", key) for key, _ in self._state.classic_claims())})
+        self._boundary.keep_where(partial(is_stored, self._state.objects))
         self._waiting = waiting
         self._settled = {key: seen for key, seen in self._settled.items() if key in waiting}
         self._uses = {key: use for key, use in self._uses.items() if key in self._state.objects}

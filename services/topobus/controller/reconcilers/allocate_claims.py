@@ -7,7 +7,6 @@ compare-and-set is dropped, since the watch brings the newer object.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,8 +27,11 @@ from topobus.controller.reconcilers.claim_users import ClaimUsers
 from topobus.controller.reconcilers.commit_allocations import (
     AllocationCommitter,
     Attempted,
+    Draft,
+    next_attempts,
     refused_devices,
 )
+from topobus.controller.reconcilers.commit_tasks import CommitTasks, Peer
 from topobus.controller.reconcilers.deallocate_claims import ClaimDeallocation
 from topobus.controller.reconcilers.decision_publisher import DecisionPublisher
 from topobus.controller.reconcilers.node_ledgers import NODE_FAILED, NodeLedgers
@@ -77,6 +79,7 @@ class ClaimReconciler:
         ledgers: NodeLedgers,
         deallocation: ClaimDeallocation,
         boundary: ObjectBoundary | None = None,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
         self._boundary = boundary or ObjectBoundary("claims")
         self._settings = settings
@@ -89,11 +92,10 @@ class ClaimReconciler:
         self._deallocation = deallocation
         self._advice_left = _MOST_ADVICE
         self._settled: dict[ObjectKey, _Seen] = {}
-        self._done: dict[ObjectKey, int] = {}
-        """At which revision a claim was found to be allocated for good: nothing but a change of itself concerns it."""
         self._costly: CostlyWork[ObjectKey] = CostlyWork(settings.retry_s)
-        self._slots = asyncio.Semaphore(settings.parallel_asks)
         self._is_due = False
+        self.commits = CommitTasks(settings.parallel_asks, settings.retry_s, runtime.clock, wake)
+        """The writes of decided claims, beside the rounds."""
         self._decisions = DecisionPublisher(runtime.bus, runtime.clock)
         self.committer = AllocationCommitter(self._writer, ledgers, self._decisions, metrics)
         """Writes attempts and allocations."""
@@ -107,31 +109,32 @@ class ClaimReconciler:
         self._is_due = False
         waiting = 0
         # Claims are decided on one after the other, for each sees what those before it took; what follows for one concerns no other, so that goes side by side.
-        async with asyncio.TaskGroup() as commits:
-            for key, _ in self._state.claims():
+        async with self.commits.during_round():
+            for key in self._state.unsettled_claims():
                 stored = self._state.objects.get(key)
-                if stored is None or self._done.get(key) == stored.revision:
-                    continue  # gone while the claims before it were worked on, or allocated for good as it stands
-                await self._bounded(key, stored, partial(self._reconcile, key, stored, commits))
+                if stored is None:
+                    continue  # gone while the claims before it were worked on
                 waiting += not self._is_allocated(stored.value)
+                if not self.commits.is_busy(key) and not self.commits.rests(key, self._peer(stored)):
+                    await self._bounded(key, stored, partial(self._reconcile, key, stored))
         self._boundary.keep(self._state.objects.keys())
         self._metrics.waiting.set(waiting)
         self._settled = {key: seen for key, seen in self._settled.items() if key in self._state.objects}
         self._deallocation.keep()
-        if len(self._done) > 2 * len(self._state.of_kind("resourceclaim")):
-            self._done = {key: revision for key, revision in self._done.items() if key in self._state.objects}
-        return self._is_due or self._finder.refusals.is_waiting
+        self.commits.keep(self._state.objects.keys())
+        return self._is_due or self._finder.refusals.is_waiting or self.commits.is_resting
 
     async def reconcile_costly(self) -> bool:
         """Search for claims that need more than a short search, as far as one round's budget goes; True says that more of them are due at once."""
         spent = self._finder.spent
         self._costly.keep(lambda key: key in self._state.objects)
-        async with asyncio.TaskGroup() as commits:
+        async with self.commits.during_round():
             for key in self._costly.due(self._read, now_s=self._runtime.clock.monotonic()):
                 if self._finder.spent - spent > _ROUND_STEPS:
                     return True
                 stored, turn = self._state.objects[key], self._costly.turn_of(key)
-                await self._bounded(key, stored, partial(self._reconcile, key, stored, commits, is_cheap=False))
+                if not self.commits.is_busy(key):
+                    await self._bounded(key, stored, partial(self._reconcile, key, stored, is_cheap=False))
                 if self._costly.turn_of(key) == turn:
                     self._costly.drop(key)  # it has what it wanted, or waits for something else
         return False
@@ -147,8 +150,8 @@ class ClaimReconciler:
         nodes = self._state.nodes_for(stored.claim) if stored is not None else ()
         return self._state.shared_epoch, self._state.class_epoch, tuple(self._state.freedom_of(node) for node in nodes)
 
-    async def _bounded(self, key: ObjectKey, stored: Stored, work: Callable[[], Coroutine[None, None, None]]) -> None:
-        """Do one piece of work for a claim, and set the claim aside when it fails in a way that nobody thought of."""
+    async def _bounded(self, key: ObjectKey, stored: Stored, work: Callable[[], Coroutine[None, None, None]]) -> bool:
+        """Do one piece of work for a claim, and set the claim aside when it fails in a way that nobody thought of; True: a peer was silent, and it is due again."""
 
         async def guarded() -> bool:
             try:
@@ -162,7 +165,17 @@ class ClaimReconciler:
             await self.set_condition(key, stored, "Malformed", (reason,))
 
         version = (stored.revision, self._state.supply, self._state.shared_epoch)
-        self._is_due = await self._boundary.run(key, version, guarded, name=stored.shown, report=report) or self._is_due
+        is_due = await self._boundary.run(key, version, guarded, name=stored.shown, report=report)
+        self._is_due = is_due or self._is_due
+        return is_due
+
+    def _peer(self, stored: Stored) -> Peer:
+        """Say what changes when there is a reason to ask a claim's node again."""
+        try:
+            attempt = stored.claim.attempt
+        except ContractError:
+            attempt = None
+        return Peer(stored.revision, self._state.ledgers.get(attempt.node) if attempt is not None else None)
 
     def _expire_refusals(self) -> None:
         """Let refused devices be tried again when their time has come."""
@@ -178,7 +191,7 @@ class ClaimReconciler:
             if isinstance(key, ObjectKey):
                 self._costly.drop(key)
 
-    async def _reconcile(self, key: ObjectKey, stored: Stored, commits: asyncio.TaskGroup, *, is_cheap: bool = True) -> None:
+    async def _reconcile(self, key: ObjectKey, stored: Stored, *, is_cheap: bool = True) -> None:
         if object_parts(stored.value) != key._asdict():
             raise ContractError(f"{stored.shown} is stored under {key.kind} {key.namespace}/{key.name}: wanted its own name there")
         if stored.claim.is_deleting:
@@ -190,30 +203,50 @@ class ClaimReconciler:
         if stored.claim.allocation is not None:
             await self._deallocation.release_leftovers(key, stored)
             if (stored.claim.mode or self._settings.claim_allocation) is AllocationMode.IMMEDIATE:
-                self._done[key] = stored.revision
+                self._state.settle(key)
             elif not stored.claim.consumers and not self._consumers.users(key):
                 await self._deallocation.begin(key, stored, "no pod uses it any more")
             return
         attempt = stored.claim.attempt
-        attempted = Attempted(key, stored, attempt) if attempt is not None else None
-        if attempted is None:
-            if not await self._is_independent(key, stored):
-                if not self._consumers.waiting(key):
-                    await self._deallocation.release_leftovers(key, self._state.objects.get(key, stored))
-                return
-            attempted = await self._begin(key, stored, is_cheap=is_cheap)
-            if attempted is None:
-                return
-        await self._slots.acquire()
-        commits.create_task(self._commit_in_slot(attempted))
+        if attempt is not None:
+            # A pod's claims are committed before the pods have their next turn: the oldest goes first, however long its claim's write takes.
+            has_users = bool(self._consumers.users(key))
+            await self.commits.begin((key,), partial(self._commit_bounded, Attempted(key, stored, attempt)), ends_with_round=has_users)
+        elif await self._is_independent(key, stored):
+            drafts = await self._decide(key, stored, is_cheap=is_cheap)
+            if drafts:
+                await self._begin(stored, drafts)
+        elif not self._consumers.waiting(key):
+            await self._deallocation.release_leftovers(key, self._state.objects.get(key, stored))
 
-    async def _commit_in_slot(self, attempted: Attempted) -> None:
+    async def _begin(self, stored: Stored, drafts: Sequence[Draft]) -> None:
+        """Write a decision beside the round. From now on its devices count as taken, so that the next decision sees it."""
+        for draft in drafts:
+            self._state.assume(draft.key, draft.value)
+        await self.commits.begin([draft.key for draft in drafts], partial(self._write, stored, drafts))
+
+    async def _write(self, stored: Stored, drafts: Sequence[Draft]) -> None:
+        """Write the attempts of a decision's claims, and make them true."""
+        group: list[Attempted] = []
+
+        async def write_attempts() -> None:
+            group.extend(await self.committer.write_attempts(drafts))
+
         try:
-            await self._bounded(attempted.key, attempted.stored, partial(self._commit, attempted.key, attempted))
+            if await self._bounded(drafts[0].key, stored, write_attempts):
+                self.commits.rest(drafts[0].key, self._peer(stored))
         finally:
-            self._slots.release()
+            # Conflict or silence: what is stored counts, and a write that takes effect later comes by the watch.
+            for draft in drafts[len(group) :]:
+                self._state.restore(draft.key)
+        for attempted in group:
+            await self._commit_bounded(attempted)
 
-    async def _commit(self, key: ObjectKey, attempted: Attempted) -> None:
+    async def _commit_bounded(self, attempted: Attempted) -> None:
+        if await self._bounded(attempted.key, attempted.stored, partial(self._commit, attempted)):
+            self.commits.rest(attempted.key, self._peer(self._state.objects.get(attempted.key, attempted.stored)))
+
+    async def _commit(self, attempted: Attempted) -> None:
         await self.committer.commit([attempted], self)
 
     @property
@@ -265,14 +298,16 @@ class ClaimReconciler:
         await self.set_condition(key, stored, "WaitsForPod", (Reason(code="waits-for-pod", message=message),))
         return False
 
-    async def _begin(self, key: ObjectKey, stored: Stored, *, is_cheap: bool) -> Attempted | None:
-        """Search for devices and write the attempt down; None when there is no way forward now, or somebody else wrote first.
+    async def _decide(self, key: ObjectKey, stored: Stored, *, is_cheap: bool) -> Sequence[Draft]:
+        """Search for devices; gives the next version of each claim that gets some, none when there is no way forward now.
 
         Shapes: is_cheap — a claim that needs more than a short search is put behind all others.
         """
         seen = _Seen(stored.revision, self._state.supply)
         if self._settled.get(key) == seen or (is_cheap and self._costly.holds(key, stored.revision)):
-            return None
+            return ()
+        if any(self.commits.is_busy(mate) for mate, _ in self._state.mates(stored.claim)):
+            return ()  # on which node it gets its devices decides on this one's, and is being written
         members = self._together(key, stored)
         nodes = self._state.nodes_for(stored.claim)
         # A number for each node, and only a costly search's entry needs it.
@@ -280,13 +315,11 @@ class ClaimReconciler:
         choice = await self._finder.first(nodes, members, is_cheap=is_cheap)
         if isinstance(choice, tuple):
             node, outcome = choice
-            # The others' attempts are committed in their own turns.
-            group = await self.committer.attempt(node, members, outcome.results)
-            return group[0] if group else None
+            return next_attempts(node, members, outcome.results)
         refused = choice
         if is_cheap and any(isinstance(outcome, GaveUp) for outcome in refused):
             self._costly.put(key, stored.revision)
-            return None
+            return ()
         await self._finder.refresh(nodes, refused, members)
         self._settled[key] = seen
         reason, reasons = explain_nodes(nodes, refused)
@@ -294,7 +327,7 @@ class ClaimReconciler:
         if not is_cheap:
             newest = self._state.objects.get(key, stored)
             self._costly.tried(key, newest.revision, read, now_s=self._runtime.clock.monotonic())
-        return None
+        return ()
 
     def _together(self, key: ObjectKey, stored: Stored) -> list[Member]:
         """List the claims to be allocated at once: this one, and those of its pod that wait, too.

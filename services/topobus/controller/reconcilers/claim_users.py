@@ -5,13 +5,15 @@ Flows in: the controller's state. Flows out: the users of a claim, and those of 
 
 from __future__ import annotations
 
+from collections.abc import Container, Hashable
+
 from topobus.controller.claims.reservations import Consumer
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.domain.errors import ContractError
 
-__all__ = ["ClaimUsers", "consuming_pods", "known_consumers"]
+__all__ = ["ClaimUsers", "consuming_pods", "is_stored"]
 
 
 class ClaimUsers:
@@ -24,9 +26,13 @@ class ClaimUsers:
         self._users: dict[tuple[str, str], list[ObjectKey]] = {}
         self.pods: list[tuple[ObjectKey, Stored]] = []
         """All stored pods, oldest first."""
+        self._epoch = -1
 
     def update(self) -> None:
-        """Read the pods that are new or were changed."""
+        """Read the pods that are new or were changed. Cost: nothing while no pod has changed."""
+        if self._epoch == self._state.pod_epoch:
+            return
+        self._epoch = self._state.pod_epoch
         self.pods = sorted(
             self._state.of_kind("pod").items(), key=lambda item: (str(item[1].value.metadata.get("creationTimestamp") or ""), item[0])
         )
@@ -65,17 +71,14 @@ def is_waiting(pod: Stored) -> bool:
     return bool(metadata.uid) and not metadata.deletion_timestamp and not pod.pod.is_bound
 
 
-def known_consumers(claim: Stored) -> tuple[Consumer, ...]:
-    """List those who have reserved a claim, one of classic DRA too; a claim that nobody can read is reserved for nobody."""
-    try:
-        return claim.structured.consumers
-    except ContractError:
-        return ()
+def is_stored(objects: Container[Hashable], key: Hashable) -> bool:
+    """Say whether an object of which a loop's boundary keeps notes is stored: a pod, or a claim (behind the word "users") whose users are looked at."""
+    return (key[1] if isinstance(key, tuple) and key[0] == "users" else key) in objects
 
 
 def consuming_pods(claim: Stored) -> tuple[Consumer, ...]:
     """List the pods that have reserved a claim; a claim that nobody can read is reserved for nobody."""
-    return tuple(consumer for consumer in known_consumers(claim) if consumer.resource == "pods")
+    return tuple(consumer for consumer in claim.known_consumers if consumer.resource == "pods")
 
 
 def _names(pod: Stored) -> tuple[str, ...]:

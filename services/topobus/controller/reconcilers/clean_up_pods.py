@@ -12,7 +12,6 @@ from topobus.controller.claims.lifecycle import without_finalizer
 from topobus.controller.claims.objects import Pod
 from topobus.controller.claims.reservations import PodRef, without_reservations
 from topobus.controller.claims.stored import ObjectKey, Stored
-from topobus.controller.reconcilers.claim_users import known_consumers
 from topobus.controller.reconcilers.ledger_releases import UnderWay
 from topobus.controller.reconcilers.node_ledgers import NodeLedgers
 from topobus.controller.scheduling.pod_alignment import own_request
@@ -83,14 +82,10 @@ class PodCleanup:
             if not isinstance(await self._ledgers.release_on(node, owner, op_id, decision_id=decision_id), UnderWay):
                 self._log.info("pod.left-node", pod=stored.shown, node=node, bound=bound)
 
-    def reserved_claims(self) -> list[tuple[ObjectKey, Stored]]:
-        """List the claims with reservations."""
-        return [(key, stored) for key, stored in self._state.claims() if stored.value.status.get("reservedFor")]
-
     async def drop_gone_users(self, key: ObjectKey, stored: Stored) -> bool:
         """Remove pods from a claim's reservedFor that were deleted in spite of their finalizer: they are missing in the copy and in the store."""
         gone: list[str] = []
-        for user in known_consumers(stored):
+        for user in stored.known_consumers:
             pod_key = ObjectKey("pod", key.namespace, user.name)
             pod = self._state.objects.get(pod_key)
             if user.resource != "pods" or (pod is not None and pod.uid == user.uid):
@@ -112,7 +107,7 @@ class PodCleanup:
         for key, stored in self._state.of_kind("resourceclaim").items():
             if key.namespace != who.namespace or is_classic(stored.value):
                 continue  # a classic claim's user is dropped once it is gone, for its driver is asked to take the claim back then
-            if any(user.uid == who.uid for user in known_consumers(stored)):
+            if any(user.uid == who.uid for user in stored.known_consumers):
                 reserved.append((key, stored))
         return sorted(reserved)
 

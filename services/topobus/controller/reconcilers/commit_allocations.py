@@ -38,7 +38,7 @@ from topobus.kubernetes.api.resource import AllocationResult
 from topobus.runtime.logging import get_logger
 from topobus.runtime.tracing import entered
 
-__all__ = ["AllocationCommitter", "Attempted", "CommitRules", "Progress", "refused_devices"]
+__all__ = ["AllocationCommitter", "Attempted", "CommitRules", "Draft", "Progress", "next_attempts", "refused_devices"]
 
 
 class Progress(Enum):
@@ -64,6 +64,17 @@ class Attempted:
     def op_id(self) -> str:
         """The operation at the node: whoever goes on with the attempt repeats the very same."""
         return self.attempt.op_id(self.stored.uid)
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A claim's next version, which has an attempt and is not written yet."""
+
+    key: ObjectKey
+    revision: int
+    """At which it is to be written."""
+    value: ApiObject
+    attempt: Attempt
 
 
 class CommitRules(Protocol):
@@ -117,20 +128,19 @@ class AllocationCommitter:
 
         Shapes: results — one a claim; pod, refused — as in `Attempt`; result — those that have their attempt, in order.
         """
+        return await self.write_attempts(next_attempts(node, claims, results, pod=pod, refused=refused))
+
+    async def write_attempts(self, drafts: Sequence[Draft]) -> list[Attempted]:
+        """Write the attempts of a group's claims; ends early when a claim is another by now.
+
+        Shapes: result — those that have their attempt, in order.
+        """
         group: list[Attempted] = []
-        for claim, result in zip(claims, results, strict=True):
-            attempt = Attempt(
-                number=claim.stored.claim.number + 1,
-                node=node,
-                allocation=lifecycle.with_uuids(result, claim.stored.uid),
-                wishes=claim.wishes,
-                pod=pod,
-                refused=tuple(refused[-attempts.MAX_REFUSED_NODES :]),
-            )
-            written = await self._writer.write(claim.key, claim.stored.revision, attempts.with_attempt(claim.stored.value, attempt))
+        for draft in drafts:
+            written = await self._writer.write(draft.key, draft.revision, draft.value)
             if written is None:
                 break
-            group.append(Attempted(claim.key, written, attempt))
+            group.append(Attempted(draft.key, written, draft.attempt))
         return group
 
     async def commit(self, group: Sequence[Attempted], rules: CommitRules) -> Progress | Refusal:
@@ -217,6 +227,27 @@ class AllocationCommitter:
 
     def _fields(self, attempted: Attempted, rules: CommitRules) -> dict[str, str]:
         return {"claim": attempted.stored.shown, "node": attempted.attempt.node, "op_id": attempted.op_id, **rules.log_fields}
+
+
+def next_attempts(
+    node: str, claims: Sequence[Member], results: Sequence[AllocationResult], *, pod: str = "", refused: Sequence[str] = ()
+) -> list[Draft]:
+    """Make the next attempt of each claim of a group.
+
+    Shapes: results — one a claim; pod, refused — as in `Attempt`.
+    """
+    drafts: list[Draft] = []
+    for claim, result in zip(claims, results, strict=True):
+        attempt = Attempt(
+            number=claim.stored.claim.number + 1,
+            node=node,
+            allocation=lifecycle.with_uuids(result, claim.stored.uid),
+            wishes=claim.wishes,
+            pod=pod,
+            refused=tuple(refused[-attempts.MAX_REFUSED_NODES :]),
+        )
+        drafts.append(Draft(claim.key, claim.stored.revision, attempts.with_attempt(claim.stored.value, attempt), attempt))
+    return drafts
 
 
 def refused_devices(attempt: Attempt, refusal: Refusal, all_of_node: Iterable[DeviceId]) -> Collection[DeviceId]:

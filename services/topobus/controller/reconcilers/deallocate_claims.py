@@ -20,7 +20,7 @@ from topobus.controller.claims.objects import Pod
 from topobus.controller.claims.reservations import with_retreat, without_allocation
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.metrics import ControllerMetrics
-from topobus.controller.reconcilers.claim_users import consuming_pods, known_consumers
+from topobus.controller.reconcilers.claim_users import consuming_pods
 from topobus.controller.reconcilers.ledger_releases import UnderWay
 from topobus.controller.reconcilers.node_ledgers import NodeLedgers
 from topobus.controller.state.api_server_state import ApiServerState, Key
@@ -91,7 +91,7 @@ class ClaimDeallocation:
         Errors: raises PeerUnavailable.
         """
         claim = stored.value
-        users = tuple(str(consumer) for consumer in known_consumers(stored))
+        users = tuple(str(consumer) for consumer in stored.known_consumers)
         if users:
             message = f"it is reserved for {', '.join(users)}: it goes when no pod uses it any more"
             await self._wait_for_release(key, stored, "InUse", message)

@@ -8,7 +8,6 @@ pods are served (`GatedPodClaims`), and an existing claim for an entry is accept
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from functools import partial
 
 import msgspec
@@ -26,7 +25,6 @@ from topobus.controller.claims.templates import (
     POD_CLAIM_NAME,
     WantedClaim,
     claim_from_template,
-    owner_pod_uid,
     wanted_claims,
     with_claim_names,
 )
@@ -113,18 +111,21 @@ class ClaimTemplateReconciler:
         self._writer = ObjectWriter(NatsStore(runtime.bus, state))
         self._maker = _ClaimMaker(runtime.clock, self._writer)
         self._logged: dict[ObjectKey, str] = {}
+        self._seen: tuple[int, int, int] | None = None
+        """What pods, claims and templates there were when no pod had anything left to be done."""
 
     async def reconcile_all(self) -> bool:
         """Bring every pod's claims up to date; True says that a write was not confirmed and another try is due."""
         is_due = False
-        for key, stored in sorted(self._state.of_kind("pod").items()):
+        epochs = (self._state.pod_epoch, self._state.claim_set_epoch, self._state.shared_epoch)
+        pods = sorted(self._state.of_kind("pod").items()) if epochs != self._seen else ()
+        for key, stored in pods:
             version = (stored.revision, self._state.shared_epoch)
             is_due = await self._boundary.run(key, version, partial(self._guarded, key, stored), name=stored.shown) or is_due
+        self._seen = None if is_due else epochs
         # As it is now, and at once with the claims: while the pods were worked on others may have come, with claims that another replica made.
-        uids = {stored.uid for stored in self._state.of_kind("pod").values()}
-        for key, stored in (*self._state.claims(), *self._state.classic_claims()):
-            version = (stored.revision, len(uids))
-            is_due = await self._boundary.run(key, version, partial(self._end_orphan, key, stored, uids), name=stored.shown) or is_due
+        for key, stored in self._state.claims_of_gone_pods():
+            is_due = await self._boundary.run(key, stored.revision, partial(self._end_orphan, key, stored), name=stored.shown) or is_due
         self._logged = {key: why for key, why in self._logged.items() if key in self._state.objects}
         self._boundary.keep(self._state.objects.keys())
         return is_due
@@ -137,10 +138,9 @@ class ClaimTemplateReconciler:
             self._log_once(key, stored.value, str(err))
         return False
 
-    async def _end_orphan(self, key: ObjectKey, stored: Stored, uids: Collection[str]) -> bool:
+    async def _end_orphan(self, key: ObjectKey, stored: Stored) -> bool:
         """End a claim whose pod is gone."""
-        owner = owner_pod_uid(stored.value)
-        if owner is not None and owner not in uids and not stored.metadata.deletion_timestamp:
+        if not stored.metadata.deletion_timestamp:
             await self._end(key, stored)
         return False
 

@@ -98,9 +98,13 @@ class ObjectBoundary:
 
     def keep(self, keys: Collection[Hashable]) -> None:
         """Drop the notes about objects that are not among these. Call it once each round."""
+        self.keep_where(keys.__contains__)
+
+    def keep_where(self, is_there: Callable[[Hashable], bool]) -> None:
+        """Drop the notes about objects of which this is not true: nothing is asked while there are no notes."""
         if self._set_aside or self._logged:
-            self._set_aside = {key: set_aside for key, set_aside in self._set_aside.items() if key in keys}
-            self._logged = {key: text for key, text in self._logged.items() if key in keys}
+            self._set_aside = {key: set_aside for key, set_aside in self._set_aside.items() if is_there(key)}
+            self._logged = {key: text for key, text in self._logged.items() if is_there(key)}
 
     async def _put_aside(
         self, key: Hashable, version: Hashable, err: Exception, name: str, report: Callable[[Reason], Awaitable[object]] | None

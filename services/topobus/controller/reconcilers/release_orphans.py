@@ -86,9 +86,7 @@ class OrphanedAllocations:
     async def reconcile_all(self) -> bool:
         """Search the ledgers that changed, and release orphans; True when another try is due after a while."""
         is_due = False
-        for node, ledger in sorted(self._state.ledgers.items()):
-            if self._checked.get(node) is ledger:
-                continue
+        for node, ledger in self._unchecked():
             is_due = (
                 await self._boundary.run(
                     node, (ledger.epoch, ledger.sequence), partial(self._find_in_ledger, node, ledger), name=f"ledger {node}"
@@ -110,6 +108,11 @@ class OrphanedAllocations:
         self._boundary.keep({*self._state.ledgers, *((node, key) for node, owners in self._found.items() for key in owners)})
         self._drop_unnamed()
         return is_due
+
+    def _unchecked(self) -> list[tuple[str, Ledger]]:
+        """List the ledgers that have changed since they were searched, by node."""
+        changed = [node for node, ledger in self._state.ledgers.items() if self._checked.get(node) is not ledger]
+        return [(node, self._state.ledgers[node]) for node in sorted(changed)]
 
     async def _find_in_ledger(self, node: str, ledger: Ledger) -> bool:
         """Find the orphans of one ledger."""

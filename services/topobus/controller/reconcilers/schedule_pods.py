@@ -23,7 +23,7 @@ from topobus.controller.planner import Planner
 from topobus.controller.reconcilers.allocate_claims import ClaimReconciler
 from topobus.controller.reconcilers.allocator import Allocator
 from topobus.controller.reconcilers.binding_conditions import BindingConditions
-from topobus.controller.reconcilers.claim_users import ClaimUsers
+from topobus.controller.reconcilers.claim_users import ClaimUsers, is_stored
 from topobus.controller.reconcilers.clean_up_pods import PodCleanup, own_request
 from topobus.controller.reconcilers.deallocate_claims import ClaimDeallocation
 from topobus.controller.reconcilers.decision_publisher import DecisionPublisher
@@ -110,7 +110,7 @@ class PodScheduler:
             if isinstance(key, ObjectKey):
                 self._costly.drop(key)
         is_due = False
-        for key, stored in self._cleanup.reserved_claims():
+        for key, stored in self._state.claims_with_gone_users():
             work = partial(self._cleanup.drop_gone_users, key, stored)
             is_due = await self._boundary.run(("users", key), stored.revision, work, name=stored.shown) or is_due
         for key, _ in self._consumers.pods:
@@ -119,7 +119,7 @@ class PodScheduler:
                 work = partial(self._reconcile, key, pod)
                 report = partial(self._report, key, pod)
                 is_due = await self._boundary.run(key, self._version(key, pod), work, name=pod.shown, report=report) or is_due
-        self._boundary.keep({*self._state.objects, *(("users", key) for key in self._state.of_kind("resourceclaim"))})
+        self._boundary.keep_where(partial(is_stored, self._state.objects))
         self._settled = {key: seen for key, seen in self._settled.items() if key in self._state.objects}
         self._passing = {key: since for key, since in self._passing.items() if key in self._state.objects}
         return is_due or self._nodes.refused.is_waiting

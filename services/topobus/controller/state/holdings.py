@@ -10,6 +10,7 @@ from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.values import DeviceId, PoolId
 from topobus.controller.claims.attempts import allocation_of
 from topobus.controller.claims.lifecycle import owner_of
@@ -35,6 +36,8 @@ class Shift(NamedTuple):
 class _Held:
     """What one claim holds."""
 
+    source: ApiObject | None = None
+    """What this was read from."""
     uid: str = ""
     holder: str = ""
     devices: frozenset[DeviceId] = frozenset()
@@ -61,6 +64,9 @@ class ClaimHoldings:
 
         A claim that nobody can read holds nothing here: what it has stands in the ledger.
         """
+        known = self._claims.get(key)
+        if known is not None and claim is not None and known.source is claim.value:
+            return Shift()  # assumed before it was written, and written as it was assumed
         before = self._claims.pop(key, _Held())
         for pool in before.pools:
             self._by_pool[pool].discard(key)
@@ -103,6 +109,7 @@ def _read(stored: Stored) -> _Held:
         allocation, owner = allocation_of(value), owner_of(value)
         results = allocation.devices.results if allocation is not None else ()
         return _Held(
+            stored.value,
             owner.uid,
             str(owner),
             frozenset(

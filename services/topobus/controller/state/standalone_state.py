@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from topobus.contracts.messages import ApiObject
 from topobus.contracts.nouns import CLUSTER
 from topobus.controller.allocation.values import (
     Node,
@@ -17,8 +18,11 @@ from topobus.controller.allocation.values import (
 from topobus.controller.claims.extended_resources import ClassName
 from topobus.controller.claims.objects import Claim
 from topobus.controller.claims.stored import ObjectKey, Stored
+from topobus.controller.claims.templates import owner_pod_uid
+from topobus.controller.state.age_order import AgeOrder
 from topobus.controller.state.cluster_state import ClusterState, read_class, read_slice
 from topobus.controller.state.inventory_slices import built_in_class, slices_from_inventory
+from topobus.controller.state.pod_links import PodLinks
 from topobus.controller.state.taint_index import read_rule, silenced
 from topobus.domain.device import Inventory, class_of_driver, driver_name
 from topobus.domain.errors import ContractError
@@ -44,9 +48,16 @@ class StandaloneState(ClusterState):
         self.objects: dict[ObjectKey, Stored] = {}
         self.shared_epoch = 0
         """Grows with every change of an object that others refer to: classes, templates, slices, rules, parameters, nodes; not of claims and pods."""
+        self.pod_epoch = 0
+        """Grows with every change of a pod."""
+        self.claim_set_epoch = 0
+        """Grows when a claim comes or goes, not when it changes."""
         self._built_in: dict[str, DeviceClassSpec] = {}
         self._all_classes: tuple[int, dict[str, DeviceClassSpec]] | None = None
         self._of_kind: dict[str, dict[ObjectKey, Stored]] = {}
+        self._claims = AgeOrder()
+        self._unsettled = AgeOrder()
+        self._links = PodLinks()
         self._classic: set[ObjectKey] = set()
         self._claims_of: dict[ObjectKey, tuple[str, ...]] = {}
         self._users: dict[tuple[str, str], set[ObjectKey]] = {}
@@ -93,7 +104,9 @@ class StandaloneState(ClusterState):
         if machine is not None:
             inventory = without_strays(inventory, machine)
         slices = (
-            slices_from_inventory(inventory) if since is None else silenced(slices_from_inventory(unheard(inventory, since=since)), since)
+            slices_from_inventory(inventory, self.shared.slice_device)
+            if since is None
+            else silenced(slices_from_inventory(unheard(inventory, since=since)), since)
         )
         self._put_slices((0, place), slices)
 
@@ -108,7 +121,7 @@ class StandaloneState(ClusterState):
         self._of_kind.setdefault(key.kind, {})[key] = stored
         if key.kind == "resourceclaim":
             self.stock.put_claim(key, stored)
-            (self._classic.add if is_classic(stored.value) else self._classic.discard)(key)
+            self._put_claim(key, stored)
         elif key.kind == "pod":
             self._put_pod(key, stored)
         elif key.kind == "node":
@@ -134,11 +147,38 @@ class StandaloneState(ClusterState):
         elif key.kind in ("resourceclass", "namespace") or key.kind.endswith("parameters"):
             self.stock.free(None)
 
+    def _put_claim(self, key: ObjectKey, claim: Stored) -> None:
+        """Put a claim into its order; a changed one may have a next step."""
+        self.claim_set_epoch += key not in self._claims and key not in self._classic
+        created = _creation_of(claim)
+        if is_classic(claim.value):
+            self._classic.add(key)
+            self._claims.drop(key)
+            self._unsettled.drop(key)
+        else:
+            self._classic.discard(key)
+            self._claims.put(key, created)
+            self._unsettled.put(key, created)
+        # Another than is kept: what is read of a claim stays as long as that does.
+        users = claim.unread().known_consumers if claim.value.status.get("reservedFor") else ()
+        self._links.put_claim(key, owner_pod_uid(claim.value) if claim.value.metadata.get("ownerReferences") else None, users)
+
+    def assume(self, key: ObjectKey, claim: ApiObject) -> None:
+        """Count a claim's devices as taken while its next version is being written; what is stored stays as it is, until `put_object` or `restore`."""
+        self.stock.put_claim(key, Stored(0, claim))
+
+    def restore(self, key: ObjectKey) -> None:
+        """Count of a claim what is stored: what was assumed has not been written."""
+        self.stock.put_claim(key, self.objects.get(key))
+
     def _put_pod(self, key: ObjectKey, pod: Stored | None) -> None:
         """Remember which claims a pod uses."""
+        self.pod_epoch += 1
         for name in self._claims_of.pop(key, ()):
             self._users[key.namespace, name].discard(key)
+        self._links.drop_pod(key)
         if pod is not None:
+            self._links.put_pod(key, pod.uid)
             self._claims_of[key] = pod.pod.claim_names
             for name in self._claims_of[key]:
                 self._users.setdefault((key.namespace, name), set()).add(key)
@@ -150,6 +190,10 @@ class StandaloneState(ClusterState):
         if key.kind == "resourceclaim":
             self.stock.put_claim(key, None)
             self._classic.discard(key)
+            self._claims.drop(key)
+            self._unsettled.drop(key)
+            self._links.put_claim(key, None, ())
+            self.claim_set_epoch += 1
         elif key.kind == "pod":
             self._put_pod(key, None)
         elif key.kind == "devicetaintrule":
@@ -175,7 +219,23 @@ class StandaloneState(ClusterState):
 
     def claims(self) -> tuple[tuple[ObjectKey, Stored], ...]:
         """List all claims of structured parameters, oldest first."""
-        return _by_age((key, stored) for key, stored in self.of_kind("resourceclaim").items() if key not in self._classic)
+        return tuple((key, self.objects[key]) for key in self._claims)
+
+    def claims_of_gone_pods(self) -> list[tuple[ObjectKey, Stored]]:
+        """List the claims, classic ones too, that were made for a pod that is not stored."""
+        return [(key, self.objects[key]) for key in self._links.owned_by_gone_pods()]
+
+    def claims_with_gone_users(self) -> list[tuple[ObjectKey, Stored]]:
+        """List the claims of structured parameters that a pod has reserved that is not stored."""
+        return [(key, self.objects[key]) for key in self._links.reserved_by_gone_pods() if key not in self._classic]
+
+    def unsettled_claims(self) -> tuple[ObjectKey, ...]:
+        """List the claims of structured parameters that have changed since `settle`, oldest first. Cost: O(unsettled claims)."""
+        return tuple(self._unsettled)
+
+    def settle(self, key: ObjectKey) -> None:
+        """Note that nothing but a change of the claim itself gives it a next step."""
+        self._unsettled.drop(key)
 
     def has_waiting(self) -> bool:
         """Say whether any claim waits for its devices, or any pod for its node. Cost: each claim and pod is looked at, until one waits."""
@@ -271,5 +331,9 @@ class StandaloneState(ClusterState):
         return bool(self.stock.nodes_holding(claim.owner.key))
 
 
+def _creation_of(stored: Stored) -> str:
+    return str(stored.value.metadata.get("creationTimestamp") or "")
+
+
 def _by_age(items: Iterable[tuple[ObjectKey, Stored]]) -> tuple[tuple[ObjectKey, Stored], ...]:
-    return tuple(sorted(items, key=lambda item: (str(item[1].value.metadata.get("creationTimestamp") or ""), item[0])))
+    return tuple(sorted(items, key=lambda item: (_creation_of(item[1]), item[0])))

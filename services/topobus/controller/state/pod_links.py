@@ -1,0 +1,84 @@
+"""Indexes which claims belong to pods: those that a pod owns, and those that a pod has reserved.
+
+Flows in: claims and pods as they change. Flows out: the claims whose pod is not stored any more. The cost of a query depends on the number of pods that own or reserve claims
+by one set difference alone, so a round may ask each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Set as AbstractSet
+from typing import Generic, TypeVar
+
+from topobus.controller.claims.reservations import Consumer
+from topobus.controller.claims.stored import ObjectKey
+
+__all__ = ["PodLinks"]
+
+H = TypeVar("H", bound=Hashable)
+
+_Pod = tuple[str, str, str]
+"""Namespace, name and uid: another pod of the same name is another one."""
+
+
+class PodLinks:
+    """The links between claims and pods."""
+
+    def __init__(self) -> None:
+        self._pods: dict[ObjectKey, _Pod] = {}
+        self._stored: set[_Pod] = set()
+        self._uids: dict[str, int] = {}
+        self._owners: _Links[str] = _Links()
+        self._users: _Links[_Pod] = _Links()
+
+    def put_claim(self, key: ObjectKey, owner_uid: str | None, users: Iterable[Consumer]) -> None:
+        """Take in a claim's owner and who has reserved it, or neither for one that is gone."""
+        self._owners.put(key, () if owner_uid is None else (owner_uid,))
+        self._users.put(key, {(key.namespace, user.name, user.uid) for user in users if user.resource == "pods"})
+
+    def put_pod(self, key: ObjectKey, uid: str) -> None:
+        """Take in a pod."""
+        self.drop_pod(key)
+        pod = self._pods[key] = (key.namespace, key.name, uid)
+        self._stored.add(pod)
+        self._uids[uid] = self._uids.get(uid, 0) + 1
+
+    def drop_pod(self, key: ObjectKey) -> None:
+        """Remove a pod; one that is not there is no error."""
+        pod = self._pods.pop(key, None)
+        if pod is None:
+            return
+        self._stored.discard(pod)
+        self._uids[pod[2]] -= 1
+        if not self._uids[pod[2]]:
+            del self._uids[pod[2]]
+
+    def owned_by_gone_pods(self) -> list[ObjectKey]:
+        """List the claims that were made for a pod that is not stored."""
+        return self._owners.without(self._uids.keys())
+
+    def reserved_by_gone_pods(self) -> list[ObjectKey]:
+        """List the claims that a pod has reserved that is not stored."""
+        return self._users.without(self._stored)
+
+
+class _Links(Generic[H]):
+    """Claims by what they refer to."""
+
+    def __init__(self) -> None:
+        self._of_claim: dict[ObjectKey, frozenset[H]] = {}
+        self._claims: dict[H, set[ObjectKey]] = {}
+
+    def put(self, key: ObjectKey, targets: Collection[H]) -> None:
+        for target in self._of_claim.pop(key, ()):
+            self._claims[target].discard(key)
+            if not self._claims[target]:
+                del self._claims[target]
+        if targets:
+            self._of_claim[key] = frozenset(targets)
+            for target in targets:
+                self._claims.setdefault(target, set()).add(key)
+
+    def without(self, targets: AbstractSet[H]) -> list[ObjectKey]:
+        """List the claims that refer to anything but these."""
+        return sorted({key for target in self._claims.keys() - targets for key in self._claims[target]})
