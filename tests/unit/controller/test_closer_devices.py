@@ -14,7 +14,7 @@ from topobus.controller.allocation.search import allocate
 from topobus.controller.allocation.values import Allocated, AllocationInput, DeviceId
 from topobus.controller.claims.lifecycle import read_claim, with_allocation
 from topobus.controller.claims.objects import Claim
-from topobus.controller.scheduling.closer_devices import bring_closer, spanned_nodes
+from topobus.controller.scheduling.closer_devices import bring_closer, our_devices, spanned_nodes
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.domain.idset import NodeSet
 from topobus.kubernetes.api import admit
@@ -114,6 +114,47 @@ def test_closer_devices_are_as_many_free_ones_and_never_span_more_nodes(held: se
     assert len(set(after)) == len(after) == len(before)
     assert not set(after) & held
     assert len(_sockets(after)) <= len(_sockets(before))
+
+
+@settings(deadline=None)
+@for_all(
+    held=st.sets(st.sampled_from([*GPUS, *(name.replace("gpu", "nic") for name in GPUS)]), max_size=12),
+    wanted=st.sampled_from([{"gpu": 2}, {"gpu": 1, "nic": 1}, {"gpu": 2, "nic": 2}, {"gpu": 3}, {"gpu": 1, "cpu": 1}]),
+)
+def test_nothing_closer_is_there_when_devices_are_said_to_lie_closest(held: set[str], wanted: dict[str, int]) -> None:
+    """The short look, by which most claims are done, never misses what the long one would find."""
+    there = state(
+        gpu=tuple(sorted(name for name in held if name.startswith("gpu"))),
+        nic=tuple(sorted(name for name in held if name.startswith("nic"))),
+    )
+    specs: list[tuple[Claim, Any]] = [(Claim(each), read_claim(each)) for each in [claim(wanted)]]
+    given = there.input_for(NODE, specs)
+    first = allocate(given, COMPILER)
+    if not isinstance(first, Allocated) or not there.lie_together(NODE, our_devices(first.results, NODE)):
+        return
+
+    assert names(_closer(there, given, first)) == names(first)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "is_closest"),
+    [({"gpu": 2}, True), ({"gpu": 3}, False), ({"gpu": 1, "cpu": 1}, False), ({"gpu": 1}, True)],
+    ids=["one-switch", "two-switches", "with-a-cpu", "one-device"],
+)
+def test_devices_are_said_to_lie_closest_when_one_switch_has_them(wanted: dict[str, int], *, is_closest: bool) -> None:
+    """CPUs lie under no switch: with them it takes the long look."""
+    first, _ = _both(state(), claim(wanted))
+
+    assert state().lie_together(NODE, our_devices(first.results, NODE)) is is_closest
+
+
+def test_devices_are_not_said_to_lie_closest_when_nobody_knows_them() -> None:
+    """Without a machine, without devices of our own, and where a device is not published any more."""
+    there, unknown = state(), DeviceId("gpu.topobus.dev", NODE, "gpu-99")
+
+    assert not there.lie_together("elsewhere", [unknown])
+    assert not there.lie_together(NODE, [])
+    assert not there.lie_together(NODE, [unknown])
 
 
 def _sockets(devices: list[str]) -> set[bool]:

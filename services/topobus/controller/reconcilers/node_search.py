@@ -22,7 +22,7 @@ from topobus.controller.allocation.values import (
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.reconcilers.allocation_runner import AllocationRunner
-from topobus.controller.scheduling.closer_devices import has_closer
+from topobus.controller.scheduling.closer_devices import has_closer, our_devices
 from topobus.controller.scheduling.node_trials import (
     WantedClaim,
     aligned_claims,
@@ -119,7 +119,11 @@ class NodeSearch:
         pod: PodRequest | None = None,
     ) -> Allocated:
         """Exchange what was found on a node for equal devices that lie closer together; claims that wish for a place have what they wish already."""
-        view = self._state.view_of(node) if self._prefers_near and has_closer(outcome.results) and not is_aligned(claims, pod) else None
+        if not self._prefers_near or not has_closer(outcome.results) or is_aligned(claims, pod):
+            return outcome
+        if self._state.lie_together(node, our_devices(outcome.results, node)):
+            return outcome  # most are: a look at the devices alone is a thousandth of what follows
+        view = self._state.view_of(node)
         if view is None:
             return outcome
         try:

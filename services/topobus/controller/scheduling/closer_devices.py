@@ -18,17 +18,18 @@ from topobus.cel.seam import SelectorCompiler
 from topobus.controller.allocation.pools import Candidate, gather_pools
 from topobus.controller.allocation.search import allocate
 from topobus.controller.allocation.values import Allocated, AllocationInput, DeviceId
+from topobus.domain.alignment.devices.proximity import site_of
 from topobus.domain.alignment.planning.demands import ContainerDemand
 from topobus.domain.alignment.planning.locality_domains import Domain, tiers
 from topobus.domain.alignment.planning.node_availability import NodeAvailability
 from topobus.domain.alignment.planning.node_view import CPU_CLASS, cpu_of_name
-from topobus.domain.device import class_of_driver
+from topobus.domain.device import Device, class_of_driver
 from topobus.domain.idset import NodeSet
 from topobus.domain.request import ContainerKind, Locality, LocalityLevel
 from topobus.domain.view import NodeView
 from topobus.kubernetes.api.resource import AllocationResult
 
-__all__ = ["bring_closer", "has_closer", "spanned_nodes"]
+__all__ = ["bring_closer", "has_closer", "is_closest", "our_devices", "spanned_nodes"]
 
 # The widest first: what is left out last is what is wished most.
 _LEVELS = tuple(Locality(level=level, is_hard=False) for level in (LocalityLevel.SOCKET, LocalityLevel.NUMA, LocalityLevel.SWITCH))
@@ -56,6 +57,24 @@ def has_closer(results: Iterable[AllocationResult]) -> bool:
     """
     granted = [granted_device for result in results for granted_device in result.devices.results if not granted_device.admin_access]
     return len(granted) > 1 and any(class_of_driver(granted_device.driver) not in (CPU_CLASS, None) for granted_device in granted)
+
+
+def is_closest(devices: Sequence[Device], nodes: NodeSet) -> bool:
+    """Say whether devices lie under one PCIe switch, or on one card, on one NUMA node: then `bring_closer` would find nothing closer.
+
+    Shapes: devices — as their node published them; nodes — all NUMA nodes of the machine. CPUs are judged by the whole node: with one among the devices the answer is False.
+    Cost: O(devices).
+
+    >>> is_closest([], NodeSet(0))
+    False
+    """
+    if not devices or any(device.device_class == CPU_CLASS for device in devices):
+        return False
+    sites = [site_of(device, {}) for device in devices]
+    places = {site.switch or site.parent for site in sites}
+    unknown = nodes if len(nodes) <= 1 else NodeSet()
+    common = reduce(lambda shared, device: shared & (device.numa_nodes or unknown), devices, nodes)
+    return len(places) == 1 and "" not in places and bool(common)
 
 
 def bring_closer(
@@ -101,6 +120,11 @@ def bring_closer(
             if isinstance(attempt, Allocated) and _answers(attempt.results) == _answers(outcome.results):
                 return replace(attempt, steps=steps)
     return replace(outcome, steps=steps)
+
+
+def our_devices(results: Iterable[AllocationResult], node: str) -> list[DeviceId]:
+    """List what is granted of the node's own devices: where another vendor's lies nobody tells."""
+    return [device for device in _granted(results) if device.pool == node and class_of_driver(device.driver) is not None]
 
 
 def spanned_nodes(result: AllocationResult, numa_of: Callable[[DeviceId], NodeSet | None]) -> NodeSet:

@@ -7,9 +7,10 @@ controller.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from topobus.controller.allocation.values import DeviceId
+from topobus.controller.scheduling.closer_devices import is_closest
 from topobus.domain.alignment.planning.node_view import aligned_view
 from topobus.domain.device import Device, Inventory, class_of_driver
 from topobus.domain.idset import NodeSet
@@ -33,6 +34,7 @@ class NodeState:
         self.silent: dict[tuple[str, str], str] = {}
         """Services that do not answer, by node and class, and since when (RFC 3339)."""
         self._inventories_of: dict[str, dict[str, Inventory]] = {}
+        self._by_name: dict[tuple[str, str], dict[str, Device]] = {}
         self._nodes: tuple[str, ...] | None = None
 
     def nodes(self) -> tuple[str, ...]:
@@ -63,12 +65,14 @@ class NodeState:
         if node not in self._inventories_of:
             self._nodes = None
         self.inventories[node, device_class] = inventory
+        self._by_name.pop((node, device_class), None)
         self._inventories_of.setdefault(node, {})[device_class] = inventory
 
     def drop_inventory(self, node: str, device_class: str) -> None:
         """Remove an inventory."""
         self._nodes = None
         self.inventories.pop((node, device_class), None)
+        self._by_name.pop((node, device_class), None)
         self._inventories_of.get(node, {}).pop(device_class, None)
         if not self._inventories_of.get(node, True):
             del self._inventories_of[node]
@@ -120,6 +124,25 @@ class NodeState:
 
     def numa_nodes_of(self, device_id: DeviceId) -> NodeSet | None:
         """Give the NUMA nodes of a device; None when they are unknown."""
-        inventory = self.inventories.get((device_id.pool, class_of_driver(device_id.driver) or ""))
-        devices = inventory.devices if inventory is not None else ()
-        return next((device.numa_nodes for device in devices if device.name == device_id.device), None)
+        device = self.device(device_id)
+        return device.numa_nodes if device is not None else None
+
+    def device(self, device_id: DeviceId) -> Device | None:
+        """Give one of our devices as its node published it; None for another vendor's, and for one that is not published.
+
+        Cost: O(1); the first device of an inventory is looked up in O(devices).
+        """
+        place = (device_id.pool, class_of_driver(device_id.driver) or "")
+        by_name = self._by_name.get(place)
+        if by_name is None:
+            inventory = self.inventories.get(place)
+            if inventory is None:
+                return None
+            by_name = self._by_name[place] = {device.name: device for device in inventory.devices}
+        return by_name.get(device_id.device)
+
+    def lie_together(self, node: str, devices: Iterable[DeviceId]) -> bool:
+        """Say whether devices lie so close that nothing on the node lies closer; False where that takes a closer look."""
+        machine = self.machines.get(node)
+        published = [self.device(device_id) for device_id in devices]
+        return machine is not None and is_closest([device for device in published if device is not None], machine.node_set)
