@@ -28,7 +28,7 @@ from topobus.kubernetes.api.resource import (
     SliceSpec,
 )
 
-__all__ = ["Candidate", "Pool", "PoolState", "gather_pools", "node_matches"]
+__all__ = ["Candidate", "DeviceViews", "Pool", "PoolState", "gather_pools", "node_matches", "reasons_unreadable"]
 
 
 class PoolState(StrEnum):
@@ -42,6 +42,24 @@ class PoolState(StrEnum):
     """Another node's slices are of a newer generation: what this node sees is over. It counts as absent, and is told."""
 
 
+class DeviceViews:
+    """Works out what a search needs of a device. Who has equal devices of many nodes gives another that does it once for all of them."""
+
+    def facts(self, driver: str, device: SliceDevice) -> DeviceFacts:
+        """Give what selectors see.
+
+        Errors: raises ValueError for a capacity that is no quantity.
+        """
+        return facts_of(driver, device)
+
+    def unreadable(self, device: SliceDevice) -> tuple[str, str]:
+        """Say why selectors fail on the device whatever they ask, as `reasons_unreadable` does."""
+        return reasons_unreadable(device)
+
+
+_FRESH = DeviceViews()
+
+
 @dataclass(frozen=True, eq=False)
 class Candidate:
     """A device that the node may reach, with what is derived from it once."""
@@ -50,16 +68,17 @@ class Candidate:
     device: SliceDevice
     slice: SliceSpec
     pool_index: int = -1
+    views: DeviceViews = _FRESH
 
     @cached_property
     def facts(self) -> DeviceFacts:
         """What selectors see."""
-        return facts_of(self.id.driver, self.device)
+        return self.views.facts(self.id.driver, self.device)
 
     @cached_property
     def unreadable(self) -> tuple[str, str]:
         """Say why selectors fail on the device whatever they ask, without and with list attributes; empty when they do not."""
-        return unreadable(self.device, has_lists=False), unreadable(self.device, has_lists=True)
+        return self.views.unreadable(self.device)
 
     @cached_property
     def capacity(self) -> dict[str, Quantity]:
@@ -92,7 +111,12 @@ class Pool:
     """Counter set to counter to the amount that the hardware has."""
 
 
-def gather_pools(slices: Sequence[Slice], node: Node, gates: frozenset[Gate]) -> tuple[Pool, ...]:
+def reasons_unreadable(device: SliceDevice) -> tuple[str, str]:
+    """Say why selectors fail on a device whatever they ask, without and with list attributes; empty when they do not."""
+    return unreadable(device, has_lists=False), unreadable(device, has_lists=True)
+
+
+def gather_pools(slices: Sequence[Slice], node: Node, gates: frozenset[Gate], views: DeviceViews = _FRESH) -> tuple[Pool, ...]:
     """Sort slices into the pools that matter for a node."""
     has_partitions = Gate.PARTITIONABLE_DEVICES in gates
     newest: dict[PoolId, list[Slice]] = {}
@@ -112,7 +136,7 @@ def gather_pools(slices: Sequence[Slice], node: Node, gates: frozenset[Gate]) ->
         pool = _build(pool_id, newest[pool_id], slices, has_partitions=has_partitions)
         has_binding = any(candidate.device.binding_conditions for candidate in pool.candidates)
         (obsolete if pool.state is PoolState.OBSOLETE else binding if has_binding else plain).append(pool)
-    return tuple(_number(index, pool) for index, pool in enumerate((*plain, *binding, *obsolete)))
+    return tuple(_number(index, pool, views) for index, pool in enumerate((*plain, *binding, *obsolete)))
 
 
 def node_matches(node: Node, name: str | None, selector: NodeSelector | None, *, is_everywhere: bool) -> bool:
@@ -228,6 +252,6 @@ def _candidates(pool_id: PoolId, slices: Iterable[Slice]) -> Iterable[Candidate]
             yield Candidate(DeviceId(pool_id.driver, pool_id.pool, device.name), device, resource_slice.spec)
 
 
-def _number(index: int, pool: Pool) -> Pool:
-    candidates = tuple(Candidate(candidate.id, candidate.device, candidate.slice, index) for candidate in pool.candidates)
+def _number(index: int, pool: Pool, views: DeviceViews) -> Pool:
+    candidates = tuple([Candidate(candidate.id, candidate.device, candidate.slice, index, views) for candidate in pool.candidates])
     return Pool(pool.id, pool.state, pool.why, candidates, pool.elsewhere, pool.counters)

@@ -88,7 +88,7 @@ class BusCopies:
         elif change.kind is ChangeKind.DELETE:
             self._state.drop_machine(change.parts["node"])
         elif change.value is not None:
-            self._state.put_machine(change.value)
+            self._state.put_machine(self._state.shared.machine(change.value))
 
     def _on_inventory(self, change: Change[Inventory]) -> None:
         if change.kind is ChangeKind.RESET:
@@ -96,7 +96,7 @@ class BusCopies:
         elif change.kind is ChangeKind.DELETE:
             self._state.drop_inventory(change.parts["node"], change.parts["device_class"])
         elif change.value is not None:
-            self._state.put_inventory(change.value)
+            self._state.put_inventory(self._state.shared.inventory(change.value))
 
     def _on_ledger(self, change: Change[Ledger]) -> None:
         if change.kind is ChangeKind.RESET:

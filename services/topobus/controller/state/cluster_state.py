@@ -41,7 +41,7 @@ class ClusterState(NodeState):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stock = FreeDevices(self.described_with_cpus)
+        self.stock = FreeDevices(self.described_with_cpus, self.shared)
         self.taints = TaintIndex()
         self.class_epoch = 0
         self._classes: dict[str, DeviceClassSpec] = {}

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from typing import NamedTuple
 
 from topobus.controller.allocation.node_table import NodeTable
+from topobus.controller.allocation.pools import DeviceViews
 from topobus.controller.allocation.values import (
     DeviceId,
     Node,
@@ -60,15 +61,15 @@ class _Taken(NamedTuple):
 class FreeDevices:
     """Slices and what is taken of them. `count` grows with every change that may let a waiting claim fit.
 
-    Args: describe — a node as node selectors see it, by its name; who changes the answer calls `outdate`.
+    Args: describe — a node as node selectors see it, by its name; who changes the answer calls `outdate`. views — works out what searches need of a device.
     """
 
-    def __init__(self, describe: Callable[[str], Node] = node_of) -> None:
+    def __init__(self, describe: Callable[[str], Node] = node_of, views: DeviceViews | None = None) -> None:
         self._describe = describe
         self.count = 0
         self.epoch = 0
         """Grows when everything may be different."""
-        self._book = SliceIndex()
+        self._book = SliceIndex(views)
         self._held = ClaimHoldings()
         self._ledgers: dict[str, Ledger] = {}
         self._cpus: dict[str, tuple[Device, ...]] = {}

@@ -6,7 +6,7 @@ conversion of a device is in `topobus.kubernetes.api.slices`, which the gateway 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from topobus.controller.allocation.values import DeviceId, Slice
 from topobus.domain.device import Device, Inventory, driver_name
@@ -19,6 +19,7 @@ from topobus.kubernetes.api.resource import (
     DeviceClassSpec,
     Pool,
     Selector,
+    SliceDevice,
     SliceSpec,
 )
 from topobus.kubernetes.api.slices import COUNTER_SETS_PER_SLICE, DEVICES_PER_SLICE, shared_counters, slice_device, slice_order
@@ -26,13 +27,14 @@ from topobus.kubernetes.api.slices import COUNTER_SETS_PER_SLICE, DEVICES_PER_SL
 __all__ = ["built_in_class", "consumed_by_pods", "devices_of_owner", "holders_from_ledger", "slices_from_inventory"]
 
 
-def slices_from_inventory(inventory: Inventory) -> tuple[Slice, ...]:
+def slices_from_inventory(inventory: Inventory, form: Callable[[Device], SliceDevice] = slice_device) -> tuple[Slice, ...]:
     """Show an inventory as slices; counters have slices of their own, as in a cluster.
 
+    Shapes: form — shows one device, as `slice_device` does.
     Order: devices as `slice_order` has them; slice names carry an index, so the order of slices is theirs.
     """
     driver = driver_name(inventory.device_class)
-    devices = tuple(slice_device(device) for device in slice_order(inventory.devices))
+    devices = tuple(form(device) for device in slice_order(inventory.devices))
     chunks = [devices[start : start + DEVICES_PER_SLICE] for start in range(0, len(devices), DEVICES_PER_SLICE)]
     sets = shared_counters(inventory.counter_sets)
     counters = [sets[start : start + COUNTER_SETS_PER_SLICE] for start in range(0, len(sets), COUNTER_SETS_PER_SLICE)]

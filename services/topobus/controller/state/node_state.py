@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from topobus.controller.allocation.values import DeviceId
 from topobus.controller.scheduling.closer_devices import is_closest
+from topobus.controller.state.shared_values import SharedValues
 from topobus.domain.alignment.planning.node_view import aligned_view
 from topobus.domain.device import Device, Inventory, class_of_driver
 from topobus.domain.idset import NodeSet
@@ -26,6 +27,8 @@ class NodeState:
     """Copies of what each node published. Removing an unknown value is no error."""
 
     def __init__(self) -> None:
+        self.shared = SharedValues()
+        """Machines and inventories pass through it before they are put here."""
         self.machines: dict[str, Machine] = {}
         self.inventories: dict[tuple[str, str], Inventory] = {}
         """By node and device class."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 
 from topobus.controller.allocation.node_table import NodeTable, Numbers
-from topobus.controller.allocation.pools import PoolState, gather_pools
+from topobus.controller.allocation.pools import DeviceViews, PoolState, gather_pools
 from topobus.controller.allocation.values import (
     ALL_GATES,
     Node,
@@ -27,7 +27,8 @@ Origin = tuple[int, Hashable]
 class SliceIndex:
     """Slices, and the tables made of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, views: DeviceViews | None = None) -> None:
+        self._views = views or DeviceViews()
         self._slices: dict[Origin, tuple[Slice, ...]] = {}
         self._by_node: dict[str, set[Origin]] = {}
         self._unbound: set[Origin] = set()
@@ -55,7 +56,9 @@ class SliceIndex:
         """Give a node's devices; made once until a slice changes that matters there."""
         node_table = self._tables.get(node.name)
         if node_table is None:
-            node_table = self._tables[node.name] = NodeTable(node, gather_pools(self._relevant(node.name), node, ALL_GATES), self._numbers)
+            node_table = self._tables[node.name] = NodeTable(
+                node, gather_pools(self._relevant(node.name), node, ALL_GATES, self._views), self._numbers
+            )
         return node_table
 
     def drop_table(self, node: str) -> None:

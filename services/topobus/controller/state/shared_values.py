@@ -1,0 +1,131 @@
+"""Keeps equal values of different nodes once, since most nodes of a fleet are alike.
+
+Flows in: machines and inventories as they were read. Flows out: equal values, made of parts that other nodes have, too; and what a search needs of a device, worked out once for all
+nodes that have its like. Values are frozen, so nobody can tell a shared one from another. What is a node's own stays its own: devices with a uuid, health, names.
+
+Measured with DGX nodes (242 devices, 224 of them CPUs): 0.33 MiB a node instead of 1.35, and half of the processor time to take one in (docs/explanation/large-fleets.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
+
+from msgspec import structs
+
+from topobus.cel.seam import DeviceFacts, facts_of
+from topobus.contracts.codec import encode
+from topobus.controller.allocation.pools import DeviceViews, reasons_unreadable
+from topobus.domain.device import Device, Inventory, driver_name
+from topobus.domain.health import HEALTHY, DeviceHealth, HealthState
+from topobus.domain.machine import Machine
+from topobus.kubernetes.api.resource import SliceDevice
+from topobus.kubernetes.api.slices import slice_device
+
+__all__ = ["SharedValues"]
+
+T = TypeVar("T")
+
+# Different values kept; beyond that all are forgotten, and kept anew as they come. A kind of node has some hundred, each of some kilobytes.
+_MOST_VALUES = 50_000
+
+
+@dataclass(eq=False)
+class _Form:
+    """A device as slices show it, with what searches derive of it."""
+
+    device: SliceDevice
+    driver: str
+
+    @cached_property
+    def facts(self) -> DeviceFacts:
+        return facts_of(self.driver, self.device)
+
+    @cached_property
+    def unreadable(self) -> tuple[str, str]:
+        return reasons_unreadable(self.device)
+
+
+@dataclass(eq=False)
+class _Kind:
+    """Devices that differ in their health alone."""
+
+    device: Device
+    form: _Form | None = None
+
+
+class SharedValues(DeviceViews):
+    """Values that are kept once."""
+
+    def __init__(self) -> None:
+        self._parts: dict[bytes, Any] = {}
+        self._kinds: dict[bytes, _Kind] = {}
+        self._kinds_by_attributes: dict[int, _Kind] = {}
+        """By the identity of the attributes, which all devices of a kind share."""
+        self._forms: dict[int, _Form] = {}
+        """By the identity of the slice's device."""
+
+    def machine(self, machine: Machine) -> Machine:
+        """Give an equal machine. Cost: one encoding."""
+        self._bound()
+        return structs.replace(
+            machine,
+            numa_nodes=self._part(machine.numa_nodes),
+            cpus=self._part(machine.cpus),
+            distances=self._part(machine.distances),
+            pci_devices=self._part(machine.pci_devices),
+        )
+
+    def inventory(self, inventory: Inventory) -> Inventory:
+        """Give an equal inventory. Cost: one encoding of the devices without a uuid."""
+        self._bound()
+        healths: dict[tuple[HealthState, str], DeviceHealth] = {}
+        return structs.replace(inventory, devices=tuple([self._device(device, healths) for device in inventory.devices]))
+
+    def slice_device(self, device: Device) -> SliceDevice:
+        """Show a device as a slice does; healthy devices of one kind are one value."""
+        kind = self._kinds_by_attributes.get(id(device.attributes))
+        is_plain = device.health.state is HealthState.HEALTHY and not device.health.conditions and device.maintenance is None
+        if kind is None or kind.device.attributes is not device.attributes or not is_plain:
+            return slice_device(device)
+        if kind.form is None:
+            kind.form = _Form(slice_device(device), driver_name(device.device_class))
+            self._forms[id(kind.form.device)] = kind.form
+        return kind.form.device
+
+    def facts(self, driver: str, device: SliceDevice) -> DeviceFacts:
+        """Give what selectors see.
+
+        Errors: raises ValueError for a capacity that is no quantity.
+        """
+        form = self._forms.get(id(device))
+        is_known = form is not None and form.device is device and form.driver == driver
+        return form.facts if form is not None and is_known else facts_of(driver, device)
+
+    def unreadable(self, device: SliceDevice) -> tuple[str, str]:
+        """Say why selectors fail on the device whatever they ask."""
+        form = self._forms.get(id(device))
+        return form.unreadable if form is not None and form.device is device else reasons_unreadable(device)
+
+    def _part(self, value: T) -> T:
+        part: T = self._parts.setdefault(encode(value), value)
+        return part
+
+    def _device(self, device: Device, healths: dict[tuple[HealthState, str], DeviceHealth]) -> Device:
+        if device.uuid:
+            return device  # no other node has its like
+        kind = self._kinds.setdefault(encode(structs.replace(device, health=HEALTHY)), _Kind(device))
+        self._kinds_by_attributes[id(kind.device.attributes)] = kind
+        health = device.health
+        if not health.conditions:
+            health = healths.setdefault((health.state, health.since), health)
+        return structs.replace(kind.device, health=health)
+
+    def _bound(self) -> None:
+        """Forget all when there is too much, so that what nodes had years ago does not stay."""
+        if len(self._kinds) + len(self._parts) > _MOST_VALUES:
+            self._parts.clear()
+            self._kinds.clear()
+            self._kinds_by_attributes.clear()
+            self._forms.clear()
