@@ -65,6 +65,7 @@ class Journal:
         self._entries: Mapping[str, DeviceEntry] = {}
         self._unreadable: Mapping[str, str] = {}
         self._turn: int | None = None
+        self._is_closed = False
         self._passed = PassedThrough(0, {})
 
     @property
@@ -88,7 +89,7 @@ class Journal:
     def load(self) -> None:
         """Read all files of the earlier run; no folder is no entry.
 
-        Errors: raises JournalTaken while another process has the folder, HardwareError when the folder cannot be read.
+        Errors: raises JournalTaken while another process has the folder, HardwareError when the folder cannot be read, or after `close`.
         """
         with self._lock:
             try:
@@ -106,8 +107,9 @@ class Journal:
             return sorted(before.keys() - self._unreadable.keys())
 
     def close(self) -> None:
-        """Let another process have the folder."""
+        """Let another process have the folder, for good: a driver's thread that ends later writes no more, and the next start finishes or undoes what it did."""
         with self._lock:
+            self._is_closed = True
             if self._turn is not None:
                 os.close(self._turn)
                 self._turn = None
@@ -125,7 +127,7 @@ class Journal:
     def change(self, device: Device, change: Callable[[DeviceEntry], DeviceEntry]) -> None:
         """Change a device's entry; it is on the disk when this returns. An empty entry has no file.
 
-        Errors: raises HardwareError when it cannot be written, or the device's file is one that nobody can read; then nothing has changed.
+        Errors: raises HardwareError when it cannot be written, after `close`, or when the device's file is one that nobody can read; then nothing has changed.
         """
         with self._lock:
             name = device.name
@@ -224,6 +226,11 @@ class Journal:
         """Have the folder for this process, and read what is in it."""
         if self._turn is not None:
             return
+        if self._is_closed:
+            # Taken again it would be nobody's to close, and no other process would ever have it while this one runs.
+            raise HardwareError(
+                f"journal {self.folder}: this service has ended", next_step="the next start finishes or undoes what is half done"
+            )
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         turn = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

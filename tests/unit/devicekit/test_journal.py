@@ -130,6 +130,22 @@ def test_journal_is_not_shared_when_another_process_has_it(journal: Journal) -> 
     assert sorted(rival.entries) == ["nic-0"]
 
 
+def test_journal_stays_given_up_when_a_thread_writes_after_its_close(journal: Journal) -> None:
+    """What a driver's thread does when its service has ended is refused, and keeps no other process from the folder."""
+    record = journal.prepare_record(DEVICE, OWNER)
+    record.intend("mtu")
+    journal.close()
+
+    with pytest.raises(HardwareError, match="this service has ended"):
+        record.done("mtu")
+    with pytest.raises(HardwareError, match="this service has ended"):
+        journal.load()
+    rival = Journal(journal.folder)
+    rival.load()
+
+    assert [step.is_done for step in rival.steps_of("nic-0")] == [False]
+
+
 def test_journal_reads_what_another_wrote_meanwhile_when_it_first_writes(journal: Journal) -> None:
     """A service that started without a folder takes over what the one before it left in the meantime."""
     late = Journal(journal.folder)

@@ -79,9 +79,6 @@ async def settled(bench: PassthroughBench) -> dict[str, Any]:
 WHOLE, HOME = ("vfio-pci", True), ("i915", False)
 
 
-@pytest.mark.quarantined(
-    reason="hangs now and then on a loaded machine: the function ends with no driver, and why is not found yet", issue=14
-)
 async def test_killed_while_it_goes_it_is_whole_or_back(bench: PassthroughBench) -> None:
     """Whatever the step, the next start leaves each function with its own driver, or with VFIO for a claim that has it whole; then the claim gets both, or gives both back."""
     seen = []
@@ -100,9 +97,6 @@ async def test_killed_while_it_goes_it_is_whole_or_back(bench: PassthroughBench)
     assert {HOME} in seen
 
 
-@pytest.mark.quarantined(
-    reason="hangs now and then on a loaded machine: the function ends with no driver, and why is not found yet", issue=14
-)
 async def test_killed_while_it_comes_back_it_comes_back(bench: PassthroughBench) -> None:
     """A way back that was begun is finished by the next start, and one that was not is still the claim's."""
     seen = []
