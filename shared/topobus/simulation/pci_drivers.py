@@ -70,7 +70,7 @@ class PciDrivers:
         folder = self._folder(address)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "driver_override").write_text(_NONE)
-        self._kernel.obey(f"{_BUS}/devices/{address}/driver_override", lambda text: self._set_override(function, text))
+        self._kernel.obey(f"{_BUS}/devices/{address}/driver_override", partial(self._set_override, function))
         if group is not None:
             members = self._root / f"sys/kernel/iommu_groups/{group}/devices"
             members.mkdir(parents=True, exist_ok=True)
@@ -95,13 +95,11 @@ class PciDrivers:
         if function is not None:
             act(driver, function)
 
-    def _set_override(self, function: _Function, text: str) -> None:
+    @staticmethod
+    def _set_override(function: _Function, text: str) -> None:
+        # The file is left as it was written, so an override that is taken away shows nothing in place of "(null)": what is written while this goes on would be lost
+        # with a file that is replaced, and what was put there instead would be obeyed in its place.
         function.override = text.split("\n")[0]
-        # In one step, and by a rename, which is no write: else this would be obeyed, too.
-        path = self._folder(function.address) / "driver_override"
-        new = path.with_name(".driver_override")
-        new.write_text(f"{function.override}\n" if function.override else _NONE)
-        new.replace(path)
 
     def _probe(self, address: str) -> None:
         function = self._functions.get(address)

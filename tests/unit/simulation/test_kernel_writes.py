@@ -142,6 +142,24 @@ def test_driver_takes_no_function_that_it_does_not_match(machine: Machine, overr
     assert machine.drivers.driver_of(GPU) == ""
 
 
+def test_last_override_counts_when_two_are_written_before_the_first_is_obeyed(machine: Machine) -> None:
+    """A kernel that is late sees the second text at the first write already, and nothing that it makes of it stands in the second one's place."""
+    is_let_go = threading.Event()
+    write(machine.root, {"sys/a/slow": ""})
+    machine.kernel.obey("sys/a/slow", lambda _: is_let_go.wait(LIMIT_S))
+    machine.write(GPU, "drivers/nvidia/unbind")
+
+    # The write between the two keeps inotify from making one event of both.
+    override = f"{BUS}/devices/{GPU}/driver_override"
+    for text, file in (("", "sys/a/slow"), ("vfio-pci", override), ("", "sys/a/slow"), ("", override)):
+        echo(machine.root, text, file)
+    is_let_go.set()
+    machine.kernel.settle()
+    machine.write(GPU, "drivers/nvidia/bind")
+
+    assert (machine.drivers.override_of(GPU), machine.drivers.driver_of(GPU)) == ("", "nvidia")
+
+
 def test_group_has_its_node_as_long_as_a_function_of_it_is_with_vfio(machine: Machine) -> None:
     """Two functions of one group share its node; it goes with the last."""
     for address in (GPU, SOUND):
