@@ -89,7 +89,7 @@ class NodeState:
         self.ledger_changed = Broadcast()
         """Also when nobody holds anything else than before: a decision, or a pod's name, is another one."""
         self.ledger_went_back = Broadcast()
-        """The ledger that is shown is an older one than before."""
+        """The ledger that is shown is an older one than before, or was rebuilt, or its store is another one, so that it may be older although its number is not."""
         self.hand_overs = KeyLocks()
         """By class: kubelet is given devices, or they are taken back and cleaned; never both at once."""
         self.awaited: frozenset[str] = frozenset()
@@ -287,20 +287,26 @@ class NodeState:
 
     async def follow_ledger(self) -> None:
         """Keep the ledger, for ever."""
+        is_other_store = False
         async for change in self._bus.watch(LEDGER.read_as(Holders), node=self.node):
             if change.kind is ChangeKind.SNAPSHOT_END:
                 self._seen["ledger"].set()
+            elif change.kind is ChangeKind.RESET:
+                is_other_store = True
             elif change.kind is ChangeKind.PUT and change.value is not None:
-                self.take_ledger(change.value)
+                self.take_ledger(change.value, is_other_store=is_other_store)
+                is_other_store = False
 
-    def take_ledger(self, ledger: Holders) -> None:
-        """Take over the ledger."""
-        if self._ledger is not None and ledger.sequence < self._ledger.sequence:
+    def take_ledger(self, ledger: Holders, *, is_other_store: bool = False) -> None:
+        """Take over the ledger; `is_other_store`: what was seen before was never stored where it stands now."""
+        before, self._ledger = self._ledger, ledger
+        if before is not None and ledger.sequence < before.sequence:
             # The store was lost and the service began anew: no later ledger will confirm what was adopted before. Kept, it would hide that nobody holds it now.
             self._handed_out.clear()
             self._shares_out.clear()
+        # An older ledger may have been written on past the number that was seen here before it was read: then its epoch, or the store, tells.
+        if before is not None and (ledger.sequence < before.sequence or ledger.epoch != before.epoch or is_other_store):
             self.ledger_went_back.announce()
-        self._ledger = ledger
         self.ledger_changed.announce()
         self._drop_confirmed(ledger)
         holdings = [holding for allocation in ledger.allocations.values() for holding in allocation.holdings]

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from topobus.domain.ledger import Allocation, Holding, Ledger
 from topobus.domain.request import Owner, OwnerKind
 from topobus.gateway.node_state import NodeState
+from topobus.runtime.bus import ChangeKind
 
 NODE = "demo-node"
 OWNER = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name="topobus.dev/gpu", uid="u")
 
 
-def state_with_ledger(ledger: Ledger) -> NodeState:
+def state_with_ledger(ledger: Ledger, bus: Any = None) -> NodeState:
     """Give a view that has seen a ledger."""
-    nobody: Any = None
-    state = NodeState(nobody, NODE, lambda device_class: f"topobus.dev/{device_class}")
+    state = NodeState(bus, NODE, lambda device_class: f"topobus.dev/{device_class}")
     state.take_ledger(ledger)
     return state
 
@@ -42,3 +47,31 @@ def test_device_is_held_no_more_when_the_ledger_began_anew_after_it_was_handed_o
 
     assert state.holders("gpu") == {}
     assert not state.is_holder(OWNER.key)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "sequence", "is_other_store", "is_announced"),
+    [
+        pytest.param(1, 8, False, False, id="next"),
+        pytest.param(1, 6, False, True, id="older"),
+        pytest.param(2, 8, False, True, id="rebuilt"),
+        pytest.param(1, 8, True, True, id="of-another-store"),
+    ],
+)
+async def test_ledger_went_back_when_it_is_older_or_may_have_been_meanwhile(
+    epoch: int, sequence: int, is_other_store: bool, is_announced: bool
+) -> None:
+    """A store that was put back and written on before it was read has a higher number: the ledger's epoch, or the feed's word that the store is another one, tells."""
+
+    async def watch(*_: object, **_parts: object) -> AsyncIterator[Any]:
+        if is_other_store:
+            yield SimpleNamespace(kind=ChangeKind.RESET)
+        yield SimpleNamespace(kind=ChangeKind.PUT, value=Ledger(node=NODE, epoch=epoch, sequence=sequence))
+
+    state = state_with_ledger(Ledger(node=NODE, sequence=7), SimpleNamespace(watch=watch))
+    ticket = state.ledger_went_back.ticket()
+
+    async with asyncio.timeout(60):
+        await state.follow_ledger()
+
+    assert ticket.is_set() == is_announced
