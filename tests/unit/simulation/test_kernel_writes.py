@@ -145,8 +145,12 @@ def test_driver_takes_no_function_that_it_does_not_match(machine: Machine, overr
 def test_last_override_counts_when_two_are_written_before_the_first_is_obeyed(machine: Machine) -> None:
     """A kernel that is late sees the second text at the first write already, and nothing that it makes of it stands in the second one's place."""
     is_let_go = threading.Event()
+
+    def hold(_: str) -> None:
+        is_let_go.wait(LIMIT_S)
+
     write(machine.root, {"sys/a/slow": ""})
-    machine.kernel.obey("sys/a/slow", lambda _: is_let_go.wait(LIMIT_S))
+    machine.kernel.obey("sys/a/slow", hold)
     machine.write(GPU, "drivers/nvidia/unbind")
 
     # The write between the two keeps inotify from making one event of both.
