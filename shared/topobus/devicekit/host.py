@@ -168,10 +168,11 @@ class _DeviceHost:
         if has_own_service(self._class):
             await self._maintenance.load()
         await self._load_inventory()
-        await self._hands.load(self._runtime.readiness)
         try:
+            await self._hands.load(self._runtime.readiness)
             await self._serve()
         finally:
+            # Also when it ends while the journal is read: that thread would have the folder for as long as the process runs.
             self._hands.journal.close()
 
     async def _serve(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from topobus.contracts.catalogue import HINTS, INVENTORY, PREPARE, UNPREPARE
 from topobus.contracts.messages import HintsRequest, Prepared, PrepareRequest, UnprepareRequest
 from topobus.devicekit import publishing
 from topobus.devicekit.inventory_merge import MergedInventory
+from topobus.devicekit.journal import Journal
 from topobus.devicekit.registry import SkippedPlugin
 from topobus.domain.device import Device
 from topobus.domain.health import Dimension, HealthState, Observation
@@ -251,3 +253,32 @@ async def test_prepare_and_hints_are_answered_when_asked_over_the_bus(bench: Dev
     assert isinstance(unknown.result, Refusal)
     assert undone.refusal is None
     assert hints.hints == (Hint(NodeSet(0), True),)  # noqa: FBT003 - Hint's own shape
+
+
+async def test_journal_is_free_for_the_next_life_when_a_service_ends_while_it_reads_it(
+    bench: DeviceBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that reads the folder cannot be ended with its service, and takes nothing that nobody would give back."""
+    bench.journal.mkdir()
+    loop, load = asyncio.get_running_loop(), Journal.load
+    has_begun, is_let_go, has_ended = asyncio.Event(), threading.Event(), threading.Event()
+
+    def late_load(journal: Journal) -> None:
+        loop.call_soon_threadsafe(has_begun.set)
+        is_let_go.wait(LIMIT_S)
+        try:
+            load(journal)
+        finally:
+            has_ended.set()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "load", late_load)
+        async with bench.service(NvidiaDriver()), asyncio.timeout(LIMIT_S):
+            await has_begun.wait()
+        is_let_go.set()
+        await asyncio.to_thread(has_ended.wait, LIMIT_S)
+    rival = Journal(bench.journal)
+    rival.load()
+
+    assert (rival.entries, (bench.journal / "lock").exists()) == ({}, True)
+    rival.close()
