@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 
 from integration.values import inventory
-from topobus.contracts.catalogue import INVENTORY, OBJECT
+from topobus.contracts.catalogue import INVENTORY, LEDGER, OBJECT
 from topobus.contracts.codec import encode
 from topobus.contracts.messages import ApiObject
 from topobus.contracts.stored import from_stored
 from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.domain.ledger import Allocation, Ledger
+from topobus.domain.request import Owner, OwnerKind
 from topobus.runtime import state as state_module
-from topobus.runtime.bus import Bus, Conflict, Written
+from topobus.runtime.bus import Bus, ChangeKind, Conflict, Written
 from topobus.runtime.config import NatsSettings
 from topobus.runtime.jetstream import JetStream, StoredMessage
 from topobus.simulation.nats_server import NatsServer
@@ -230,3 +232,25 @@ async def test_large_values_are_read_beside_the_loop_when_they_come(bus: Bus, mo
         break
 
     assert [thread == threading.get_ident() for thread in threads] == [True, False, False]
+
+
+@pytest.mark.parametrize(("parts", "taken_over"), [({"node": "n1"}, True), ({}, False)], ids=["one-node", "all-nodes"])
+async def test_unchanged_entries_are_taken_over_when_one_key_is_followed(bus: Bus, parts: dict[str, str], taken_over: bool) -> None:
+    """Who follows one node's ledger decodes what has changed; of all nodes nothing is remembered, for it would take their size in memory."""
+    owners = [Owner(kind=OwnerKind.POD, name=name, uid=name) for name in ("a", "b")]
+    written = [
+        Ledger(node="n1", sequence=sequence, allocations={owner.key: Allocation(owner=owner) for owner in owners[:sequence]})
+        for sequence in (1, 2)
+    ]
+    await bus.put(LEDGER, written[0], node="n1")
+    read: list[Ledger] = []
+    async for change in bus.watch(LEDGER, **parts):
+        if change.value is not None:
+            read.append(change.value)
+        if len(read) == 2:
+            break
+        if change.kind is ChangeKind.SNAPSHOT_END:
+            await bus.put(LEDGER, written[1], node="n1")
+
+    assert read == written
+    assert (read[1].allocations[owners[0].key] is read[0].allocations[owners[0].key]) == taken_over

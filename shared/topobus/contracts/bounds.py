@@ -15,7 +15,7 @@ from functools import cache
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Raw, Struct
 
 from topobus.domain.counters import CounterUse
 from topobus.domain.device import Device
@@ -94,16 +94,19 @@ _IDS = {
     (CoreView, "numa_node"): _NODE_ID,
     (NumaMemory, "id"): _NODE_ID,
 }
-_PLAIN = (float, bool, type(None), Any)
+_PLAIN = (float, bool, type(None), Any, Raw)
 
 
 @cache
-def bounded(kind: type[Struct]) -> type[Struct]:
+def bounded(kind: type[Struct], unread: str = "") -> type[Struct]:
     """Make a message type's twin with limits; it is only ever decoded into, and thrown away.
 
+    Shapes: unread — the field of a map whose values stay bytes (`Raw`), for a reader who looks which of them are new; keys and number of entries have their limits.
     Errors: raises TypeError for a field of a type that nobody gave limits to.
     """
     hints = typing.get_type_hints(kind, include_extras=True)
+    if unread:
+        hints[unread] = dict[typing.get_args(hints[unread])[0], Raw]  # type: ignore[misc]  # made at run time
     config = kind.__struct_config__
     fields = [
         (field.name, _limited(hints[field.name], field.name, _IDS.get((kind, field.name), _INTEGER)), _field(field))

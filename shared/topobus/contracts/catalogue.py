@@ -102,6 +102,7 @@ LEDGER = State(
     max_value_bytes=900 * 1024,
     # The most of all: sixteen revisions a node, each with its newest answers, and without room for them nothing can be placed.
     max_bucket_bytes=768 * 1024 * 1024,
+    entries="allocations",
 )
 ALIGNMENT = State(
     name="alignment",

@@ -17,7 +17,7 @@ from topobus.domain.errors import ContractError
 from topobus.domain.idset import CpuSet, IdSet, NodeSet
 from topobus.domain.pci import PciAddress
 
-__all__ = ["decode", "encode", "from_builtins", "to_builtins"]
+__all__ = ["decode", "decode_within", "encode", "from_builtins", "to_builtins"]
 
 T = TypeVar("T")
 
@@ -62,9 +62,7 @@ def decode(data: bytes | str, wanted: type[T], *, where: str = "message") -> T:
     """
     try:
         message = _messages().get(wanted)
-        if message is not None:
-            msgspec.json.decode(data, type=bounded(message))
-        return msgspec.json.decode(data, type=wanted, dec_hook=_decode_custom)
+        return decode_within(data, wanted, bounded(message) if message is not None else None)
     except (msgspec.MsgspecError, ValueError, UnicodeDecodeError, RecursionError) as err:
         # RecursionError: nested deeper than msgspec goes, at which it raises Python's own error.
         raw = data.encode() if isinstance(data, str) else bytes(data)
@@ -72,6 +70,16 @@ def decode(data: bytes | str, wanted: type[T], *, where: str = "message") -> T:
         raise ContractError(
             f"{where}: cannot read this as {getattr(wanted, '__name__', wanted)}: {err}", sample=sample, size_bytes=len(raw)
         ) from err
+
+
+def decode_within(data: bytes | str | msgspec.Raw, wanted: type[T], limits: type[Struct] | None) -> T:
+    """Hold JSON to the limits of a twin (`bounds.bounded`), then read it.
+
+    Errors: raises msgspec's own errors, ValueError, UnicodeDecodeError and RecursionError, which name no message.
+    """
+    if limits is not None:
+        msgspec.json.decode(data, type=limits)
+    return msgspec.json.decode(data, type=wanted, dec_hook=_decode_custom)
 
 
 @cache

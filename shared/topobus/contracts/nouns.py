@@ -97,6 +97,8 @@ class State(Noun, Generic[M]):
     """Device classes whose keys have a bucket each, so that who fills one starves no other class (ADR 0041); keys of all other classes share `bucket`."""
     max_class_bytes: int = 0
     """As `max_bucket_bytes`, of each bucket of one class."""
+    entries: str = ""
+    """The field of a map of which a write changes few entries: who follows one key decodes only those (`topobus.contracts.entry_decoder`). Empty: the value is one."""
     stays_on_node: bool = False
     """True when the relay says nothing of it to the hub, though it belongs to a node."""
 

@@ -7,13 +7,14 @@ Flows in: a state of the catalogue and its value, or stored bytes. Flows out: by
 from __future__ import annotations
 
 import zlib
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from topobus.contracts.codec import decode, encode
+from topobus.contracts.entry_decoder import EntryDecoder
 from topobus.contracts.nouns import State
 from topobus.domain.errors import ContractError
 
-__all__ = ["MAX_UNPACKED_BYTES", "from_stored", "is_packed", "objection", "to_stored"]
+__all__ = ["MAX_UNPACKED_BYTES", "StoredReader", "from_stored", "is_packed", "objection", "to_stored"]
 
 M = TypeVar("M")
 
@@ -50,9 +51,23 @@ def from_stored(state: State[M], data: bytes, *, where: str) -> M:
 
     Errors: raises ContractError when no contract accepts it, or when it unpacks to more than 16 MiB (found while unpacking).
     """
-    if is_packed(state, data):
-        data = _unpacked(data, where)
-    return decode(data, state.message, where=where)
+    return decode(_plain(state, data, where), state.message, where=where)
+
+
+class StoredReader(Generic[M]):
+    """Reads the stored values of one key, one after the other; what an entry's bytes said before is not decoded again."""
+
+    def __init__(self, state: State[M]) -> None:
+        """Make a reader for a state that has `entries`."""
+        self._state = state
+        self._decoder = EntryDecoder(state.message, state.entries)
+
+    def read(self, data: bytes, *, where: str) -> M:
+        """Read the next value.
+
+        Errors: raises ContractError as `from_stored` does.
+        """
+        return self._decoder.decode(_plain(self._state, data, where), where=where)
 
 
 def is_packed(state: State[Any], data: bytes) -> bool:
@@ -74,6 +89,10 @@ def objection(state: State[Any], value: Any) -> str:
     except ContractError as err:
         return err.message
     return ""
+
+
+def _plain(state: State[Any], data: bytes, where: str) -> bytes:
+    return _unpacked(data, where) if is_packed(state, data) else data
 
 
 def _unpacked(data: bytes, where: str) -> bytes:

@@ -8,12 +8,13 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from topobus.contracts.nouns import State
 from topobus.contracts.origin import NO_ORIGIN, Origin
 from topobus.contracts.releases import Standing, standing
-from topobus.contracts.stored import from_stored, is_packed, to_stored
+from topobus.contracts.stored import StoredReader, from_stored, is_packed, to_stored
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.runtime.bucket_feed import state_feed
 from topobus.runtime.connection import Connection, Headers
@@ -209,6 +210,8 @@ class States:
         After the snapshot also the deletion of a key that was not told: its value may have come and gone while the feed was made anew, and whoever wrote it knows it.
         """
         prefix = bucket_subject(state, "")
+        # Of one key: what is remembered of many would take their size in memory.
+        reader = StoredReader(state) if state.entries and state.is_whole(parts) else None
         keys: set[str] = set()
         is_whole = False
         async with aclosing(state_feed(self._connection, state, parts).messages()) as items:
@@ -223,7 +226,7 @@ class States:
                 elif isinstance(item, Delivery):
                     key = item.subject.removeprefix(prefix)
                     try:
-                        change = await self._read(state, item, key, keys, is_whole=is_whole)
+                        change = await self._read(state, item, key, keys, reader, is_whole=is_whole)
                     except ContractError as err:
                         origin = read_origin(item.headers, item.time_ns)
                         self._note_rejected(state, item, key, err, origin)
@@ -233,7 +236,9 @@ class States:
                     if change is not None:
                         yield change
 
-    async def _read(self, state: State[M], item: Delivery, key: str, keys: set[str], *, is_whole: bool) -> Change[M] | None:
+    async def _read(
+        self, state: State[M], item: Delivery, key: str, keys: set[str], reader: StoredReader[M] | None, *, is_whole: bool
+    ) -> Change[M] | None:
         """Make a change of what was delivered; None when it is none.
 
         Errors: raises ContractError for a key or a value that no contract accepts.
@@ -244,7 +249,7 @@ class States:
                 return None
             keys.discard(key)
             return Change(kind=ChangeKind.DELETE, parts=parts, revision=item.sequence, value=None)
-        value = await _read_value(state, item.data, where=f"{state.home(**parts).bucket}/{key}")
+        value = await _read_value(state, item.data, where=f"{state.home(**parts).bucket}/{key}", reader=reader)
         state.check_place(value, parts)
         keys.add(key)
         return Change(kind=ChangeKind.PUT, parts=parts, revision=item.sequence, value=value, origin=read_origin(item.headers, item.time_ns))
@@ -292,11 +297,12 @@ class States:
             self._connection.metrics.writes.labels(state.name, outcome).inc()
 
 
-async def _read_value(state: State[M], data: bytes, *, where: str) -> M:
+async def _read_value(state: State[M], data: bytes, *, where: str, reader: StoredReader[M] | None = None) -> M:
     """Read stored bytes; many of them in a thread, in which this process goes on to answer others."""
+    read = partial(from_stored, state) if reader is None else reader.read
     if len(data) < _LARGE_BYTES and not is_packed(state, data):
-        return from_stored(state, data, where=where)
-    return await asyncio.to_thread(from_stored, state, data, where=where)
+        return read(data, where=where)
+    return await asyncio.to_thread(read, data, where=where)
 
 
 class _Lost(Exception):
