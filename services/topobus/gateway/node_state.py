@@ -15,13 +15,13 @@ from msgspec import Struct
 from topobus.contracts.catalogue import INVENTORY, LEDGER
 from topobus.domain.device import Device, Inventory
 from topobus.domain.device_sharing import HeldShare
-from topobus.domain.ledger import Holders
+from topobus.domain.ledger import Holders, changed_owners
 from topobus.domain.names import is_dns_label
 from topobus.domain.request import Owner
 from topobus.domain.silence import unheard
 from topobus.gateway.core.device_ids import with_kubelet_ids
 from topobus.gateway.core.list_entry import ListEntry
-from topobus.gateway.core.lists import HealthEntry, health_list, holders_of, plugin_lists
+from topobus.gateway.core.lists import HealthEntry, classes_held, health_list, holders_of, plugin_lists
 from topobus.gateway.core.replicas import ShareHolders, share_holders
 from topobus.gateway.core.vendor_profiles import IdProfile, VendorProfile, pool_in, profile_in
 from topobus.gateway.key_locks import KeyLocks
@@ -298,31 +298,40 @@ class NodeState:
                 is_other_store = False
 
     def take_ledger(self, ledger: Holders, *, is_other_store: bool = False) -> None:
-        """Take over the ledger; `is_other_store`: what was seen before was never stored where it stands now."""
-        before, self._ledger = self._ledger, ledger
-        if before is not None and ledger.sequence < before.sequence:
+        """Take over the ledger; `is_other_store`: what was seen before was never stored where it stands now.
+
+        Cost: O(owners), and O(what they hold) for the classes of those that changed.
+        """
+        known, self._ledger = self._ledger, ledger
+        before = known if known is not None else Holders(node=self.node)
+        classes: set[str] = set()
+        if ledger.sequence < before.sequence:
             # The store was lost and the service began anew: no later ledger will confirm what was adopted before. Kept, it would hide that nobody holds it now.
+            classes |= self._handed_out.keys() | self._shares_out.keys()
             self._handed_out.clear()
             self._shares_out.clear()
         # An older ledger may have been written on past the number that was seen here before it was read: then its epoch, or the store, tells.
-        if before is not None and (ledger.sequence < before.sequence or ledger.epoch != before.epoch or is_other_store):
+        if known is not None and (ledger.sequence < before.sequence or ledger.epoch != before.epoch or is_other_store):
             self.ledger_went_back.announce()
         self.ledger_changed.announce()
-        self._drop_confirmed(ledger)
-        holdings = [holding for allocation in ledger.allocations.values() for holding in allocation.holdings]
-        held = {device_class for holding in holdings for device_class in holding.devices}
-        if any(holding.cpus for holding in holdings):
-            held.add("cpu")
-        self._refresh_holders({*held, *self._holders, *self._inventories})
+        classes |= self._drop_confirmed(ledger)
+        for key in changed_owners(before, ledger):
+            classes |= classes_held(before.allocations.get(key)) | classes_held(ledger.allocations.get(key))
+        self._refresh_holders(classes)
 
-    def _drop_confirmed(self, ledger: Holders) -> None:
+    def _drop_confirmed(self, ledger: Holders) -> set[str]:
+        """Forget what was handed out and is in the ledger by now; gives the classes of it."""
+        classes: set[str] = set()
         for device_class, entries in self._handed_out.items():
             self._handed_out[device_class] = {name: entry for name, entry in entries.items() if entry[1] > ledger.sequence}
+            classes |= {device_class} if len(self._handed_out[device_class]) < len(entries) else set()
         for device_class, parts in self._shares_out.items():
             self._shares_out[device_class] = {place: part for place, part in parts.items() if part[2] > ledger.sequence}
+            classes |= {device_class} if len(self._shares_out[device_class]) < len(parts) else set()
         # Else every claim that ever was would be remembered.
         waiting = self._waiting()
         self._hand_outs = {key: count for key, count in self._hand_outs.items() if key in ledger.allocations or key in waiting}
+        return classes
 
     def _waiting(self) -> set[str]:
         """Keys of owners whose devices were handed out and are not in the ledger yet."""

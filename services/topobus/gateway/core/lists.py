@@ -16,7 +16,7 @@ from topobus.domain.alignment.planning.claims_only import claims_only
 from topobus.domain.device import Device, Inventory
 from topobus.domain.device_sharing import HeldShare
 from topobus.domain.health import HealthState
-from topobus.domain.ledger import Holders
+from topobus.domain.ledger import Allocation, Holders
 from topobus.domain.names import is_dns_label
 from topobus.domain.pools import resource_split
 from topobus.domain.request import Owner, OwnerKind
@@ -28,6 +28,7 @@ __all__ = [
     "DraHealth",
     "HealthEntry",
     "ListEntry",
+    "classes_held",
     "first_that_fit",
     "health_list",
     "holders_of",
@@ -66,6 +67,12 @@ def holders_of(ledger: Holders | None, device_class: str) -> dict[str, Owner]:
             if device_class == "cpu":
                 holders.update({f"cpu-{cpu}": allocation.owner for cpu in holding.cpus})
     return holders
+
+
+def classes_held(allocation: Allocation | None) -> frozenset[str]:
+    """List the classes of which an allocation holds a device."""
+    holdings = allocation.holdings if allocation is not None else ()
+    return frozenset(device_class for holding in holdings for device_class in (*holding.devices, *(("cpu",) if holding.cpus else ())))
 
 
 def sharers_of(ledger: Holders | None) -> dict[tuple[str, str], frozenset[Owner]]:
