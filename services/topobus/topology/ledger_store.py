@@ -29,6 +29,7 @@ from topobus.runtime.logging import get_logger
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.state import Conflict, Written
 from topobus.runtime.tracing import annotate, span
+from topobus.topology.core.held_counts import next_counts
 from topobus.topology.core.ledger_check import CheckedLedger, Discrepancy, check_stored_ledger, is_plausible
 from topobus.topology.metrics import TopologyMetrics
 
@@ -266,16 +267,10 @@ class LedgerStore:
         self._take(restored, outcome.revision)
 
     def _take(self, ledger: Ledger, revision: int) -> None:
+        held = next_counts(self._held, self.ledger, ledger)
         self.ledger, self._revision, self._is_known = ledger, revision, True
         self._announced &= ledger.operations.keys()
         self._metrics.sequence.set(ledger.sequence)
-        held: dict[str, int] = {}
-        for allocation in ledger.allocations.values():
-            for holding in allocation.holdings:
-                for device_class, names in holding.devices.items():
-                    held[device_class] = held.get(device_class, 0) + len(names)
-                if holding.cpus:
-                    held["cpu"] = held.get("cpu", 0) + len(holding.cpus)
         # Seldom another count: most writes are marks, and devices that go from one pod to the next.
         if held != self._held:
             self._held = held
