@@ -6,18 +6,16 @@ Flows in: kubelet's List, never more often than its rate limit allows. Flows out
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import grpc
 import grpc.aio
-from msgspec import Struct, structs
+from msgspec import Struct
 
-from topobus.domain.device import class_of_driver
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.outcome import MemoryBlock
 from topobus.gateway.core.exclusive import ExclusiveUse
 from topobus.gateway.core.pods import PodUse
+from topobus.gateway.kubelet.pod_contents import PodContents
 from topobus.gateway.kubelet.sockets import dialling, identity
 from topobus.kubeletpb.podresources.v1 import api_pb2 as pb
 from topobus.kubeletpb.podresources.v1 import api_pb2_grpc as rpc
@@ -64,6 +62,7 @@ class PodResourcesReader:
         self._seen: tuple[int, Listing | str] = (0, "")
         """Which look was the last to end, and what it gave."""
         self._rests_until = 0.0
+        self._contents = PodContents()
 
     async def read(self) -> Listing | str:
         """Look; the text says why kubelet does not tell. The answer is no older than the call, which may wait a tenth of a second for its turn."""
@@ -95,24 +94,18 @@ class PodResourcesReader:
         in_use: dict[str, set[str]] = {}
         devices: dict[tuple[str, ...], set[str]] = {}
         exclusive: list[ExclusiveUse] = []
-        for pod in answer.pod_resources:
-            exclusive_uses = [_exclusive(pod, container.name, container) for container in pod.containers]
-            exclusive += [_whole(pod, exclusive_uses), *exclusive_uses]
-            for container in pod.containers:
-                where = (pod.namespace, pod.name, container.name)
-                # One entry a device and NUMA node: a device with two nodes is there twice.
-                for entry in container.devices:
-                    names = {self._name_of(entry.resource_name, device_id) for device_id in entry.device_ids}
-                    in_use.setdefault(entry.resource_name, set()).update(names)
-                    device_class = self._resources.get(entry.resource_name)
-                    if device_class is not None:
-                        devices.setdefault((*where, entry.resource_name, "", "", device_class), set()).update(names)
-                for claim in container.dynamic_resources:
-                    for claim_resource in claim.claim_resources:
-                        device_class = class_of_driver(claim_resource.driver_name)
-                        if device_class and claim_resource.pool_name == self._node:
-                            key = (*where, "", claim.claim_namespace, claim.claim_name, device_class)
-                            devices.setdefault(key, set()).add(claim_resource.device_name)
+        for pod, content in self._contents.read(answer):
+            where = (pod.namespace, pod.name)
+            exclusive += content.exclusive
+            for container, resource, ids in content.devices:
+                names = {self._name_of(resource, device_id) for device_id in ids}
+                in_use.setdefault(resource, set()).update(names)
+                device_class = self._resources.get(resource)
+                if device_class is not None:
+                    devices.setdefault((*where, container, resource, "", "", device_class), set()).update(names)
+            for container, claim_namespace, claim, pool, device_class, device in content.claimed:
+                if pool == self._node:
+                    devices.setdefault((*where, container, "", claim_namespace, claim, device_class), set()).add(device)
         return Listing(
             kubelet=kubelet,
             in_use={resource: frozenset(ids) for resource, ids in in_use.items()},
@@ -129,31 +122,5 @@ class PodResourcesReader:
                 )
                 for key, held in sorted(devices.items())
             ),
-            exclusive=tuple(exclusive_use for exclusive_use in exclusive if exclusive_use.cpus or exclusive_use.memory),
+            exclusive=tuple(exclusive),
         )
-
-
-def _exclusive(pod: pb.PodResources, container: str, resources: pb.PodResources | pb.ContainerResources) -> ExclusiveUse:
-    memory = sorted(
-        (_block(container_memory) for container_memory in resources.memory if container_memory.size),
-        key=lambda memory_block: (memory_block.kind, memory_block.nodes.ids),
-    )
-    return ExclusiveUse(namespace=pod.namespace, pod=pod.name, container=container, cpus=CpuSet.of(resources.cpu_ids), memory=tuple(memory))
-
-
-def _whole(pod: pb.PodResources, containers: Sequence[ExclusiveUse]) -> ExclusiveUse:
-    """Give what the pod has as a whole (pod-level resources), without what its containers are told to have of it."""
-    whole = _exclusive(pod, "", pod)
-    left = whole.cpus
-    for container in containers:
-        left -= container.cpus
-    has_memory = any(container.memory for container in containers)
-    return structs.replace(whole, cpus=left, memory=() if has_memory else whole.memory)
-
-
-def _block(container_memory: pb.ContainerMemory) -> MemoryBlock:
-    """Read one entry. Of a group of nodes kubelet tells only the sum: it counts evenly here, the rest on the lowest."""
-    nodes = sorted({node.ID for node in container_memory.topology.nodes})
-    share, rest = divmod(container_memory.size, len(nodes)) if nodes else (0, 0)
-    shares = tuple((node, share + (rest if index == 0 else 0)) for index, node in enumerate(nodes))
-    return MemoryBlock(kind=container_memory.memory_type, nodes=NodeSet.of(nodes), shares=shares)

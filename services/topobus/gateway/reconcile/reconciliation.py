@@ -145,9 +145,10 @@ class Reconciler:
         ledger = self._state.ledger
         if ledger is None or listing.kubelet != self._kubelet:
             return
-        idle = idle_allocations(ledger, listing.in_use)
-        plugins = (allocation for allocation in ledger.allocations.values() if allocation.owner.kind is OwnerKind.DEVICE_PLUGIN)
-        self._used |= {self._mark(allocation) for allocation in plugins if allocation not in idle}
+        # By key: to compare each allocation with each idle one would grow with the square of a node's pods.
+        idle = {allocation.owner.key for allocation in idle_allocations(ledger, listing.in_use)}
+        plugins = ((key, allocation) for key, allocation in ledger.allocations.items() if allocation.owner.kind is OwnerKind.DEVICE_PLUGIN)
+        self._used |= {self._mark(allocation) for key, allocation in plugins if key not in idle}
 
     def _is_believed(self, mark: _Mark) -> bool:
         """A kubelet that has just started lists no pods yet: believe it when it has listed this very allocation before, or after a while."""
