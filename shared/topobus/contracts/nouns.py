@@ -98,7 +98,7 @@ class State(Noun, Generic[M]):
     max_class_bytes: int = 0
     """As `max_bucket_bytes`, of each bucket of one class."""
     entries: str = ""
-    """The field of a map of which a write changes few entries: who follows one key decodes only those (`topobus.contracts.entry_decoder`). Empty: the value is one."""
+    """The field of a map of which a write changes few entries: who follows one key decodes only those (`topobus.contracts.entry_codec`). Empty: the value is one."""
     stays_on_node: bool = False
     """True when the relay says nothing of it to the hub, though it belongs to a node."""
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import zlib
 from typing import Any, Generic, TypeVar
 
+from msgspec import Struct
+
 from topobus.contracts.codec import decode, encode
-from topobus.contracts.entry_decoder import EntryDecoder
+from topobus.contracts.entry_codec import EntryDecoder, EntryEncoder
 from topobus.contracts.nouns import State
 from topobus.domain.errors import ContractError
 
-__all__ = ["MAX_UNPACKED_BYTES", "StoredReader", "from_stored", "is_packed", "objection", "to_stored"]
+__all__ = ["MAX_UNPACKED_BYTES", "StoredReader", "StoredWriter", "from_stored", "is_packed", "objection", "to_stored"]
 
 M = TypeVar("M")
 
@@ -31,7 +33,10 @@ def to_stored(state: State[M], value: M, *, where: str) -> bytes:
     Errors: raises ContractError when it is larger than the bucket takes, also compressed where the state allows that.
     Cost: linear; 4 MB of JSON take some 50 ms to compress, which only values beyond the bucket's limit need.
     """
-    plain = encode(value)
+    return _fitting(state, encode(value), where)
+
+
+def _fitting(state: State[Any], plain: bytes, where: str) -> bytes:
     if len(plain) <= state.max_value_bytes:
         return plain
     packed = plain
@@ -89,6 +94,23 @@ def objection(state: State[Any], value: Any) -> str:
     except ContractError as err:
         return err.message
     return ""
+
+
+class StoredWriter(Generic[M]):
+    """Encodes the values of one key, one after the other; an entry that is the same object as before is not encoded again."""
+
+    def __init__(self, state: State[M]) -> None:
+        """Make a writer for a state that has `entries`."""
+        self._state = state
+        self._encoder = EntryEncoder(state.entries)
+
+    def write(self, value: M, *, where: str) -> bytes:
+        """Encode the next value.
+
+        Errors: raises ContractError as `to_stored` does.
+        """
+        assert isinstance(value, Struct)
+        return _fitting(self._state, self._encoder.encode(value), where)
 
 
 def _plain(state: State[Any], data: bytes, where: str) -> bytes:

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 from topobus.contracts.nouns import State
 from topobus.contracts.origin import NO_ORIGIN, Origin
 from topobus.contracts.releases import Standing, standing
-from topobus.contracts.stored import StoredReader, from_stored, is_packed, to_stored
+from topobus.contracts.stored import StoredReader, StoredWriter, from_stored, is_packed, to_stored
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.runtime.bucket_feed import state_feed
 from topobus.runtime.connection import Connection, Headers
@@ -91,6 +91,8 @@ class States:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._jetstream = JetStream(connection)
+        self._writers: dict[str, StoredWriter[Any]] = {}
+        """By bucket and key: of states with entries, what this process has written last."""
 
     async def get(self, state: State[M], parts: dict[str, str]) -> Entry[M] | None:
         """Read one key from the leader; None when absent or deleted; ContractError when its bytes fit no contract."""
@@ -131,7 +133,12 @@ class States:
         """Write if the key is still at the revision; 0: if it does not exist."""
         state = state.home(**parts)
         key = state.key(**parts)
-        data = to_stored(state, value, where=f"{state.bucket}/{key}")
+        where = f"{state.bucket}/{key}"
+        if state.entries:
+            # One key has one writer, so this remembers one value.
+            data = self._writers.setdefault(where, StoredWriter(state)).write(value, where=where)
+        else:
+            data = to_stored(state, value, where=where)
         expected = expected_revision
         while True:
             try:

@@ -1,8 +1,9 @@
-"""Decodes the values of one key one after the other, and of each only what is new.
+"""Decodes and encodes the values of one key one after the other, and of each only what is new.
 
 A ledger is one value, is written with every decision, and each decision changes one or two of its allocations. The decoder keeps the bytes of each entry of the value before: an
-entry with the same bytes is taken over as it was decoded then, so it was held to its limits, too. Flows in: JSON bytes. Flows out: the value that `codec.decode` gives for them;
-unchanged entries are the same objects as in the value before, so a reader finds the changed ones by identity.
+entry with the same bytes is taken over as it was decoded then, so it was held to its limits, too. Unchanged entries are the same objects as in the value before, so a reader finds
+the changed ones by identity. The encoder keeps the bytes that it made of each entry, and makes them anew for another object. Flows in: JSON bytes, or values. Flows out: the value
+that `codec.decode` gives for the bytes, or the bytes that `codec.encode` gives for the value.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import msgspec
 from msgspec import Raw, Struct
 
 from topobus.contracts.bounds import bounded
-from topobus.contracts.codec import decode, decode_within
+from topobus.contracts.codec import decode, decode_within, encode
 
-__all__ = ["EntryDecoder"]
+__all__ = ["EntryDecoder", "EntryEncoder"]
 
 M = TypeVar("M")
 
@@ -27,13 +28,14 @@ class EntryDecoder(Generic[M]):
     def __init__(self, wanted: type[M], field: str) -> None:
         """Make a decoder of a message whose `field` is a map from names to structs."""
         assert issubclass(wanted, Struct)
-        _, self._entry = typing.get_args(typing.get_type_hints(wanted)[field])
+        self._entry: type[Struct] = typing.get_args(typing.get_type_hints(wanted)[field])[1]
         self._wanted = wanted
         self._field = field
         self._limits = bounded(wanted, field)
         self._entry_limits = bounded(self._entry)
         self._rest = _without(wanted, field)
-        self._known: dict[str, tuple[Raw, Struct]] = {}
+        self._raw_entries: dict[str, Raw] = {}
+        self._entries: dict[str, Struct] = {}
 
     def decode(self, data: bytes, *, where: str) -> M:
         """Decode and validate JSON.
@@ -45,19 +47,39 @@ class EntryDecoder(Generic[M]):
         try:
             raw_entries: dict[str, Raw] = getattr(msgspec.json.decode(data, type=self._limits), self._field) or {}
             rest = decode_within(data, self._rest, None)
-            entries = {key: (raw, self._entry_of(key, raw)) for key, raw in raw_entries.items()}
+            entries = {
+                key: self._entries[key] if self._raw_entries.get(key) == raw else decode_within(raw, self._entry, self._entry_limits)
+                for key, raw in raw_entries.items()
+            }
         except (msgspec.MsgspecError, ValueError, RecursionError):
             # Which entry it is, and where in it, the ordinary way says.
             return decode(data, self._wanted, where=where)
         # The new bytes stand for those that are equal to them: else each entry would keep the whole value alive that it once came with.
-        self._known = entries
-        return self._wanted(**msgspec.structs.asdict(rest), **{self._field: {key: value for key, (_, value) in entries.items()}})
+        self._raw_entries, self._entries = raw_entries, entries
+        return self._wanted(**msgspec.structs.asdict(rest), **{self._field: dict(entries)})
 
-    def _entry_of(self, key: str, raw: Raw) -> Struct:
-        known = self._known.get(key)
-        if known is not None and known[0] == raw:
-            return known[1]
-        return typing.cast("Struct", decode_within(raw, self._entry, self._entry_limits))
+
+class EntryEncoder:
+    """Remembers one value: that of the last call."""
+
+    def __init__(self, field: str) -> None:
+        """Make an encoder of a message whose `field` is a map from names to structs, none of which is ever changed."""
+        self._field = field
+        self._raw_entries: dict[str, Raw] = {}
+        self._entries: dict[str, Struct] = {}
+
+    def encode(self, value: Struct) -> bytes:
+        """Encode a value.
+
+        Errors: raises NotImplementedError as `codec.encode` does.
+        Cost:   a copy of all bytes, and the encoding of the entries that are other objects than in the value before.
+        """
+        entries: dict[str, Struct] = getattr(value, self._field)
+        raw_entries = {
+            key: self._raw_entries[key] if self._entries.get(key) is entry else Raw(encode(entry)) for key, entry in entries.items()
+        }
+        self._raw_entries, self._entries = raw_entries, dict(entries)
+        return encode(msgspec.structs.replace(value, **{self._field: raw_entries}))
 
 
 def _without(kind: type[Struct], field: str) -> type[Struct]:

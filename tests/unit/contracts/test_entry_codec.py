@@ -12,7 +12,7 @@ from docpages.samples import sample
 from support.malformed import GARBAGE, spoilt
 from topobus.contracts import bounds
 from topobus.contracts.codec import decode, encode
-from topobus.contracts.entry_decoder import EntryDecoder
+from topobus.contracts.entry_codec import EntryDecoder
 from topobus.domain.errors import ContractError
 from topobus.domain.idset import CpuSet
 from topobus.domain.ledger import Allocation, Holders, Holding, Ledger
