@@ -15,13 +15,13 @@ from msgspec import Struct
 from topobus.contracts.catalogue import INVENTORY, LEDGER
 from topobus.domain.device import Device, Inventory
 from topobus.domain.device_sharing import HeldShare
-from topobus.domain.ledger import Holders, changed_owners
+from topobus.domain.ledger import Holders
 from topobus.domain.names import is_dns_label
 from topobus.domain.request import Owner
 from topobus.domain.silence import unheard
 from topobus.gateway.core.device_ids import with_kubelet_ids
 from topobus.gateway.core.list_entry import ListEntry
-from topobus.gateway.core.lists import HealthEntry, classes_held, health_list, holders_of, plugin_lists
+from topobus.gateway.core.lists import HealthEntry, health_list, holders_of, ledgers_by_class, plugin_lists
 from topobus.gateway.core.replicas import ShareHolders, share_holders
 from topobus.gateway.core.vendor_profiles import IdProfile, VendorProfile, pool_in, profile_in
 from topobus.gateway.key_locks import KeyLocks
@@ -103,6 +103,8 @@ class NodeState:
         """Resource to kubelet's id to name, also of devices that are gone: pods may have them still."""
         self._inventories: dict[str, Inventory] = {}
         self._ledger: Holders | None = None
+        self._ledgers: dict[str, Holders] = {}
+        """By class: what of the ledger is of it."""
         self._handed_out: dict[str, dict[str, tuple[Owner, int]]] = {}
         self._shares_out: dict[str, dict[tuple[str, str], tuple[Owner, HeldShare, int]]] = {}
         """By class, and by device and owner's key: shares that were handed out and are not in the ledger yet."""
@@ -314,10 +316,9 @@ class NodeState:
         if known is not None and (ledger.sequence < before.sequence or ledger.epoch != before.epoch or is_other_store):
             self.ledger_went_back.announce()
         self.ledger_changed.announce()
-        classes |= self._drop_confirmed(ledger)
-        for key in changed_owners(before, ledger):
-            classes |= classes_held(before.allocations.get(key)) | classes_held(ledger.allocations.get(key))
-        self._refresh_holders(classes)
+        of_classes = ledgers_by_class(self._ledgers, before, ledger)
+        self._ledgers |= of_classes
+        self._refresh_holders({*classes, *self._drop_confirmed(ledger), *of_classes})
 
     def _drop_confirmed(self, ledger: Holders) -> set[str]:
         """Forget what was handed out and is in the ledger by now; gives the classes of it."""
@@ -345,9 +346,10 @@ class NodeState:
             just_now = {name: owner for name, (owner, _) in self._handed_out.get(device_class, {}).items()}
             parts = self._shares_out.get(device_class, {})
             of_parts = {name: owner for (name, _), (owner, _, _) in parts.items()}
-            in_ledger = holders_of(self._ledger, device_class)
+            ledger = self._ledgers.get(device_class)
+            in_ledger = holders_of(ledger, device_class)
             holders = {**of_parts, **in_ledger, **just_now}
-            sharers = {name: dict(owners) for name, owners in share_holders(self._ledger, device_class).items()}
+            sharers = {name: dict(owners) for name, owners in share_holders(ledger, device_class).items()}
             for (name, _), (owner, share, _) in parts.items():
                 sharers.setdefault(name, {})[owner] = share
             shown = {name: tuple(owners.items()) for name, owners in sharers.items()}

@@ -16,7 +16,7 @@ from topobus.domain.alignment.planning.claims_only import claims_only
 from topobus.domain.device import Device, Inventory
 from topobus.domain.device_sharing import HeldShare
 from topobus.domain.health import HealthState
-from topobus.domain.ledger import Allocation, Holders
+from topobus.domain.ledger import Allocation, Holders, changed_owners
 from topobus.domain.names import is_dns_label
 from topobus.domain.pools import resource_split
 from topobus.domain.request import Owner, OwnerKind
@@ -28,11 +28,11 @@ __all__ = [
     "DraHealth",
     "HealthEntry",
     "ListEntry",
-    "classes_held",
     "first_that_fit",
     "health_list",
     "holders_of",
     "is_resource_of",
+    "ledgers_by_class",
     "plugin_lists",
     "sharers_of",
 ]
@@ -69,8 +69,25 @@ def holders_of(ledger: Holders | None, device_class: str) -> dict[str, Owner]:
     return holders
 
 
-def classes_held(allocation: Allocation | None) -> frozenset[str]:
-    """List the classes of which an allocation holds a device."""
+def ledgers_by_class(known: Mapping[str, Holders], before: Holders, after: Holders) -> dict[str, Holders]:
+    """Give the ledger as it is for each class of which somebody holds something else than before.
+
+    Shapes: known — what this function gave for earlier ledgers, up to `before`; result — class to a ledger with the allocations that hold some of it, owners by key.
+    Cost:   O(owners) for finding those that changed, and O(owners with devices of their classes).
+    """
+    changed = changed_owners(before, after)
+    old = {key: _classes_held(before.allocations.get(key)) for key in changed}
+    new = {key: _classes_held(after.allocations.get(key)) for key in changed}
+    ledgers: dict[str, Holders] = {}
+    for device_class in sorted(frozenset[str]().union(*old.values(), *new.values())):
+        kept = known[device_class].allocations if device_class in known else {}
+        allocations = {key: allocation for key, allocation in kept.items() if key not in changed}
+        allocations |= {key: after.allocations[key] for key, classes in new.items() if device_class in classes}
+        ledgers[device_class] = structs.replace(after, allocations=dict(sorted(allocations.items())))
+    return ledgers
+
+
+def _classes_held(allocation: Allocation | None) -> frozenset[str]:
     holdings = allocation.holdings if allocation is not None else ()
     return frozenset(device_class for holding in holdings for device_class in (*holding.devices, *(("cpu",) if holding.cpus else ())))
 
