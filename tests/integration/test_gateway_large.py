@@ -18,6 +18,7 @@ from support.kubelet_plugins import device as listed
 from support.node_plane import NODE, device
 from topobus.contracts.catalogue import INVENTORY, MACHINE
 from topobus.cpu.plugins.linux_cpu import LinuxCpuDriver
+from topobus.devicekit import host
 from topobus.devicekit.host import serve_devices
 from topobus.devicekit.registry import DriverRegistry
 from topobus.devicekit.settings import DeviceServiceSettings
@@ -26,7 +27,6 @@ from topobus.domain.health import HealthState
 from topobus.domain.idset import CpuSet
 from topobus.domain.machine import Cpu, Machine, NumaNode
 from topobus.gateway.config import ForeignSettings
-from topobus.gateway.foreign import foreign_plugins
 from topobus.runtime.clock import SystemClock
 from topobus.runtime.service import Runtime
 from topobus.simulation.nats_server import NatsServer
@@ -91,7 +91,7 @@ async def test_gateway_goes_on_when_the_device_host_of_a_plugin_ends(rig: Rig, m
     async def broken(*_: object, **__: object) -> None:
         raise ValueError("a defect")
 
-    monkeypatch.setattr(foreign_plugins, "serve_devices", broken)
+    monkeypatch.setattr(host, "serve_devices", broken)
     async with rig.kubelet, rig.gateway() as gateway:
         await rig.readiness.until(lambda report: report.get("foreign-plugins", "").startswith("ready"))
         async with TrivialPlugin(Path(rig.settings.foreign.dir), RESOURCE, [listed("w-0", 0)], socket="p.sock") as plugin:

@@ -14,6 +14,7 @@ import json
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import grpc
 import grpc.aio
@@ -21,7 +22,6 @@ import msgspec
 
 from topobus.devicekit.cdi_files import write
 from topobus.devicekit.health import HealthSettings
-from topobus.devicekit.host import serve_devices
 from topobus.devicekit.registry import DriverRegistry
 from topobus.devicekit.settings import DeviceServiceSettings, DriverSettings
 from topobus.domain.errors import ConfigError
@@ -241,7 +241,9 @@ class ForeignPlugins(rpc.RegistrationServicer):
         own = replace(self._runtime, readiness=remarks)
         registry = DriverRegistry(drivers=(driver,))
         try:
-            await serve_devices(settings, own, driver.device_class, registry=registry, resource=driver.resource)
+            # Loaded for the first plugin, beside the event loop: on most nodes there is none, and the gateway has these 2 MiB for its node's state.
+            host = await asyncio.to_thread(_load_host)
+            await host.serve_devices(settings, own, driver.device_class, registry=registry, resource=driver.resource)
         except Exception as err:  # noqa: BLE001
             # boundary: a vendor's plugin. Its devices, or what it says of them, must not end the gateway for all others.
             get_logger().exception("foreign.host-failed", resource=driver.resource, device_class=driver.device_class)
@@ -277,6 +279,12 @@ class _Remarks(Readiness):
     def report_lines(self) -> list[str]:
         """Say what stands in the host's way, or what it remarks, by part."""
         return [text.removeprefix("ready: ") for text in self.report().values() if text != "ready"]
+
+
+def _load_host() -> ModuleType:
+    from topobus.devicekit import host
+
+    return host
 
 
 def _device(device: pb.Device) -> ForeignDevice:
