@@ -12,7 +12,7 @@ from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.names import Generation
 from topobus.domain.pci import PciAddress
 
-__all__ = ["Cpu", "HugepagePool", "Machine", "NumaNode", "PciDevice", "PciLink"]
+__all__ = ["Cpu", "HugepagePool", "L3Cache", "Machine", "NumaNode", "PciDevice", "PciLink"]
 
 
 class HugepagePool(Struct, frozen=True, kw_only=True):
@@ -54,6 +54,13 @@ class Cpu(Struct, frozen=True, kw_only=True):
     kind: str = ""
     """`performance`, `efficiency` or `low-power` on hybrid machines; empty where the kernel does not say."""
     is_allowed: bool = True
+
+
+class L3Cache(Struct, frozen=True, kw_only=True):
+    """One level-3 cache whose size the machine tells; `cpu` is what its CPUs have in `Cpu.l3`."""
+
+    cpu: int
+    size_bytes: int
 
 
 class PciLink(Struct, frozen=True, kw_only=True):
@@ -118,6 +125,8 @@ class Machine(Struct, frozen=True, kw_only=True):
     architecture: str = ""
     numa_nodes: tuple[NumaNode, ...]
     cpus: tuple[Cpu, ...]
+    l3_caches: tuple[L3Cache, ...] = ()
+    """Sorted by `cpu`; a cache whose size the machine does not tell is not in it."""
     distances: tuple[tuple[int, ...], ...] = ()
     pci_devices: tuple[PciDevice, ...] = ()
     warnings: tuple[str, ...] = ()

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from topobus.domain.errors import HardwareError
 from topobus.domain.idset import CpuSet
-from topobus.domain.machine import Cpu
+from topobus.domain.machine import Cpu, L3Cache
 from topobus.sysfs.idsets import read_cpu_list, read_cpus
 from topobus.sysfs.nest import Nest
 from topobus.sysfs.tree import Tree
@@ -28,6 +28,9 @@ _HYBRID = {"cpu_core": "performance", "cpu_atom": "efficiency", "cpu_lowpower": 
 _COMPUTE_UNIT_FAMILIES = ("21", "22")
 # More index folders than any processor has caches; a gap ends the list in no kernel.
 _MAX_CACHES = 10
+# The kernel writes KiB, `32768K`; larger units are those of recordings by hand.
+_SIZE = re.compile(r"(\d{1,9})([KMG]?)")
+_SHIFTS = {"": 0, "K": 10, "M": 20, "G": 30}
 
 
 class CpuFacts(Struct, frozen=True, kw_only=True):
@@ -37,6 +40,7 @@ class CpuFacts(Struct, frozen=True, kw_only=True):
     usable: CpuSet
     seen: CpuSet
     present: CpuSet
+    l3_caches: tuple[L3Cache, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
@@ -46,6 +50,8 @@ class _Sharing(Struct):
     nest: Nest
     sets: dict[str, dict[int, CpuSet]]
     warnings: list[str]
+    l3_bytes: dict[CpuSet, int]
+    """Sizes of level-3 caches, by their CPUs."""
 
     def add(self, kind: str, cpus: CpuSet, cpu: int) -> None:
         if not cpus:
@@ -73,7 +79,7 @@ def read_cpu_facts(tree: Tree, allowed: CpuSet | None, node_of: Mapping[int, int
         return _from_cpuinfo(tree, allowed, node_of)
     if (without := (present & online) - seen) and without:
         warnings.append(f"{CPU_FOLDER}: CPUs {without} are online and have no topology; left out")
-    sharing = _Sharing(nest=Nest(), sets={}, warnings=warnings)
+    sharing = _Sharing(nest=Nest(), sets={}, warnings=warnings, l3_bytes={})
     ids = _Identifiers(tree)
     for cpu in seen:
         try:
@@ -87,7 +93,10 @@ def read_cpu_facts(tree: Tree, allowed: CpuSet | None, node_of: Mapping[int, int
     sockets = _number(sharing.sets.get("package", {}), ids.package, warnings)
     kinds = _read_kinds(tree)
     cpus = tuple(_make_cpu(cpu, cpu in seen, usable, sharing, sockets, ids, node_of, kinds) for cpu in present)
-    return CpuFacts(cpus=cpus, usable=usable, seen=seen, present=present, warnings=tuple(warnings))
+    # Named as `Cpu.l3` names them: by the lowest usable CPU.
+    sizes = {(shared & usable or shared).lowest: size for shared, size in sharing.l3_bytes.items()}
+    caches = tuple(L3Cache(cpu=cpu, size_bytes=sizes[cpu]) for cpu in sorted(sizes))
+    return CpuFacts(cpus=cpus, usable=usable, seen=seen, present=present, l3_caches=caches, warnings=tuple(warnings))
 
 
 class _Identifiers:
@@ -173,6 +182,10 @@ def _read_caches(tree: Tree, cpu: int, seen: CpuSet, core: CpuSet | None, sharin
         if level is not None:
             is_code = (tree.read(f"{folder}/type") or "").startswith("Instruction")
             sharing.add(f"L{level}{'i' if is_code else ''}", shared, cpu)
+            is_l3 = level == 3 and sharing.of("L3", cpu) == shared
+            size = _SIZE.fullmatch(tree.read(f"{folder}/size") or "") if is_l3 else None
+            if size is not None:
+                sharing.l3_bytes[shared] = int(size[1]) << _SHIFTS[size[2]]
 
 
 def _first_of(tree: Tree, folder: str, seen: CpuSet, *names: tuple[str, str]) -> CpuSet | None:

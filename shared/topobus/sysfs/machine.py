@@ -49,6 +49,7 @@ def read_machine(tree: Tree, node: str) -> Machine:
         architecture=architecture,
         numa_nodes=numa.nodes,
         cpus=tuple(cpu if cpu.l3 is not None or cpu.id not in shared else replace(cpu, l3=shared[cpu.id]) for cpu in cpus.cpus),
+        l3_caches=cpus.l3_caches,
         distances=numa.distances,
         pci_devices=pci_devices,
         warnings=(*warnings, *cpus.warnings, *numa.warnings, *pci_warnings, *lost_warnings),

@@ -9,7 +9,7 @@ import pytest
 from support.sysfs_trees import CPU, NODE, cpu_files, mask, node_files, write
 from topobus.domain.errors import HardwareError
 from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.machine import Machine
+from topobus.domain.machine import L3Cache, Machine
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.report import machine_report
 from topobus.sysfs.tree import HardwareSettings, Tree
@@ -250,6 +250,27 @@ def test_read_machine_takes_fast_memory_for_a_cache_when_it_is_no_node(tmp_path:
     files |= node_files(0, (0, 1), distance="10 21") | node_files(1, (2, 3), distance="21 10")
 
     assert [cpu.l3 for cpu in machine_of(tmp_path, files).cpus] == [0, 0, 2, 2]
+
+
+def test_read_machine_tells_the_size_of_level_3_caches_when_the_kernel_does(tmp_path: Path) -> None:
+    """Each cache once, named as its CPUs name it; a size that is no number is not told, and other levels are no level-3 caches."""
+    files = cpu_files(6)
+    for cpu, shared, size in (
+        (0, "0-1", "32768K"),
+        (1, "0-1", "32768K"),
+        (2, "2-3", "96M"),
+        (3, "2-3", "96M"),
+        (4, "4-5", "big"),
+        (5, "4-5", "big"),
+    ):
+        for index, level in ((2, 2), (3, 3)):
+            folder = f"sys/devices/system/cpu/cpu{cpu}/cache/index{index}"
+            files |= {f"{folder}/level": level, f"{folder}/size": size if level == 3 else "1024K", f"{folder}/shared_cpu_list": shared}
+
+    machine = machine_of(tmp_path, files)
+
+    assert machine.l3_caches == (L3Cache(cpu=0, size_bytes=32 << 20), L3Cache(cpu=2, size_bytes=96 << 20))
+    assert [cpu.l3 for cpu in machine.cpus] == [0, 0, 2, 2, 4, 4]
 
 
 def test_read_machine_takes_a_devices_node_as_unknown_when_the_machine_lacks_it(tmp_path: Path) -> None:
