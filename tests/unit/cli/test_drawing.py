@@ -14,7 +14,7 @@ from topobus.domain.device import Device, DeviceRole, Inventory, KeptFunction
 from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.ledger import Allocation, Holding, Ledger
-from topobus.domain.machine import Cpu, Machine, NumaNode, PciDevice
+from topobus.domain.machine import Cpu, L3Cache, Machine, NumaNode, PciDevice
 from topobus.domain.pci import PciAddress
 from topobus.domain.request import Owner, OwnerKind
 
@@ -67,10 +67,31 @@ def ledger_of(name: str, cpus: str = "", gpus: tuple[str, ...] = ()) -> Ledger:
     return Ledger(node="n1", allocations={owner.key: Allocation(owner=owner, holdings=(holding,))})
 
 
-def drawn(machine: Machine, *inventories: Inventory, ledger: Ledger | None = None, width: int = 100) -> list[str]:
+def with_caches(machine: Machine, cores: int, size_bytes: int) -> Machine:
+    """Give every so many cores a level-3 cache of this size."""
+    cpus = tuple(structs.replace(cpu, l3=(cpu.core or 0) // cores * cores) for cpu in machine.cpus)
+    return structs.replace(
+        machine, cpus=cpus, l3_caches=tuple(L3Cache(cpu=first, size_bytes=size_bytes) for first in sorted({cpu.l3 for cpu in cpus}))
+    )
+
+
+def card(bus: int, class_code: int, *, driver: str = "") -> PciDevice:
+    """Build a function on NUMA node 0."""
+    return PciDevice(
+        address=PciAddress(0, bus, 0, 0), vendor=0x10DE, device=0x2330, class_code=class_code, root="pci0000:15", numa_node=0, driver=driver
+    )
+
+
+def drawn(
+    machine: Machine,
+    *inventories: Inventory,
+    ledger: Ledger | None = None,
+    width: int = 100,
+    names: dict[tuple[int, int], str] | None = None,
+) -> list[str]:
     """Render without colour and give the lines."""
     console = Console(file=io.StringIO(), theme=THEME, width=width, color_system=None)
-    console.print(draw_machine(machine, inventories, ledger, width=width))
+    console.print(draw_machine(machine, inventories, ledger, width=width, names=names))
     return console.file.getvalue().splitlines()  # type: ignore[attr-defined]  # a StringIO, made just above
 
 
@@ -215,3 +236,99 @@ def test_drawing_leaves_a_management_function_out_when_its_card_is_drawn() -> No
 
     assert [line for line in lines if "fpga 38:00.0" in line] == []
     assert any("fpga 39:00.0 management: it flashes the card" in line for line in lines)
+
+
+def test_draw_machine_sets_cores_apart_when_they_have_different_caches() -> None:
+    """Cores that share a level-3 cache stand together, and a line says how many caches there are and how large."""
+    lines = drawn(with_caches(machine_of(2, 8), 4, 32 << 20), ledger=ledger_of("trainer", "4,20"))
+
+    assert any(line.split("│")[1].strip() == "···· T···" for line in lines if "····" in line)
+    assert any("L3      2 x 32 MiB for 4 cores each" in line for line in lines)
+
+
+def test_draw_machine_lays_whole_caches_into_rows_when_a_node_has_many() -> None:
+    """Twelve caches of eight cores are three rows of four; no cache is broken over two rows."""
+    lines = drawn(with_caches(machine_of(2, 96), 8, 32 << 20))
+
+    assert [line.split("│")[1].split() for line in lines if "········" in line] == [["········"] * 4] * 3
+
+
+def test_draw_machine_leaves_the_gaps_out_when_there_are_too_many_caches() -> None:
+    """Where gaps would need more than four rows, the cores are drawn without them; the caches are still said."""
+    lines = drawn(with_caches(machine_of(2, 256), 2, 4 << 20))
+
+    assert any("L3      128 x 4 MiB for 2 cores each" in line for line in lines)
+    assert not any("·· ··" in line for line in lines)
+
+
+def test_draw_machine_names_the_other_nodes_when_a_cache_is_shared_with_them() -> None:
+    """A cache of a whole socket with two NUMA nodes is not taken for two caches."""
+    lines = drawn(with_caches(machine_of(4, 8), 16, 105 << 20))
+
+    assert any("L3      105 MiB, shared with node 1" in line for line in lines)
+    assert any("L3      105 MiB, shared with node 0" in line for line in lines)
+
+
+def test_draw_machine_says_nothing_of_caches_when_the_machine_does_not_tell() -> None:
+    """No line about caches is better than a guess; a cache without a size is one of unknown size."""
+    untold = drawn(machine_of(2, 8))
+    without_sizes = drawn(structs.replace(with_caches(machine_of(2, 8), 8, 1), l3_caches=()))
+
+    assert not any("L3" in line for line in untold)
+    assert any("L3      ?" in line for line in without_sizes)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "width", "columns"),
+    [
+        (8, 100, 2),
+        (8, 160, 2),
+        (8, 200, 4),
+        (8, 400, 8),
+        (4, 200, 4),
+        (3, 150, 3),
+        (6, 150, 3),
+        (2, 200, 2),
+        (64, 100, 4),
+        (64, 200, 8),
+        (8, 60, 1),
+    ],
+)
+def test_draw_machine_uses_a_wide_terminal_when_there_are_nodes_for_it(nodes: int, width: int, columns: int) -> None:
+    """As many panels stand in a row as have room, every row has as many, and no line is longer than the terminal."""
+    lines = drawn(machine_of(nodes, 4), inventory_of(gpu(0x17)), width=width)
+
+    assert [line.count("╭") for line in lines if "╭" in line] == [columns] * (nodes // columns)
+    assert max(map(len, lines)) <= width
+
+
+def test_draw_machine_keeps_a_socket_in_a_row_when_its_nodes_stand_side_by_side() -> None:
+    """Four nodes a socket are a row each at 200 columns."""
+    rows = [line for line in drawn(machine_of(8, 4), width=200) if "NUMA node" in line and "╭" in line]
+
+    assert ["socket 0" in row for row in rows] == [True, False]
+    assert ["socket 1" in row for row in rows] == [False, True]
+
+
+def test_draw_machine_names_cards_when_names_are_known() -> None:
+    """A function has its name and its driver in place of its ids."""
+    machine = structs.replace(machine_of(1, 4), pci_devices=(card(0x17, 0x030200, driver="nvidia"),))
+
+    lines = drawn(machine, names={(0x10DE, 0x2330): "NVIDIA H100 SXM5 80GB"})
+
+    assert any("display 17:00.0 NVIDIA H100 SXM5 80GB (nvidia)" in line for line in lines)
+
+
+def test_draw_machine_shows_a_card_when_no_driver_owns_it() -> None:
+    """On a running system, too, a card without a driver is in sight, and says so; disks, and functions that a service speaks of, are not drawn twice."""
+    machine = structs.replace(
+        machine_of(1, 4),
+        pci_devices=(card(0x17, 0x030200), card(0x18, 0x030000, driver="ast"), card(0x19, 0x010802), card(0x1A, 0x030200)),
+    )
+    offered = structs.replace(gpu(0x1A), pci=PciAddress(0, 0x1A, 0, 0))
+
+    lines = drawn(machine, inventory_of(offered))
+
+    assert any("display 17:00.0 no driver: [10de:2330]" in line for line in lines)
+    assert any("display 18:00.0 not offered: [10de:2330] (ast)" in line for line in lines)
+    assert not any("19:00.0" in line or "1a:00.0" in line for line in lines)

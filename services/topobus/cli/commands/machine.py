@@ -11,6 +11,7 @@ from cyclopts import Parameter
 
 from topobus.cli.exits import ExitCode, InputError
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus, the_node
+from topobus.cli.pci_names import read_pci_names
 from topobus.cli.render.machine_drawing import draw_machine
 from topobus.cli.render.output import DRAWING_WIDTH
 from topobus.cli.render.picture import recording_console, save_picture
@@ -42,10 +43,11 @@ def machine(
     description, inventories, ledger = (read_tree(root), (), None) if root is not None else asyncio.run(_ask(options, node))
     if output.is_json:
         output.document(machine_report(description))
-    output.show(draw_machine(description, inventories, ledger, width=min(output.console.width, DRAWING_WIDTH)))
+    names = read_pci_names(description.pci_devices, *([root] if root is not None else []), Path("/"))
+    output.show(draw_machine(description, inventories, ledger, width=output.console.width, names=names))
     if svg is not None:
-        picture = recording_console()
-        picture.print(draw_machine(description, inventories, ledger))
+        picture = recording_console(max(output.console.width, DRAWING_WIDTH) if output.console.is_terminal else DRAWING_WIDTH)
+        picture.print(draw_machine(description, inventories, ledger, width=picture.width, names=names))
         save_picture(picture, svg, title=f"topobus machine --node {description.node}")
     return ExitCode.OK
 

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from topobus.cli.exits import ExitCode, InputError
 from topobus.cli.options import OUTPUT_DEFAULTS, OutputOptions
+from topobus.cli.pci_names import copy_names
 from topobus.cli.render.output import Output
 from topobus.domain.machine import Machine
 from topobus.runtime.own_folder import objection_to_folder
@@ -40,10 +41,12 @@ def record_machine(
     source = Tree(HardwareSettings(root=str(root), honours_cpuset=False))
     try:
         done = _record(source, folder, output)
+        original = read_machine(source, node="recorded")
+        copy_names(original.pci_devices, root, folder)
     except OSError as err:
         raise InputError(f"cannot write {err.filename or folder}: {err.strerror}", next_step="give a folder of yours") from err
     copy = read_machine(Tree(HardwareSettings(root=str(folder), honours_cpuset=False)), node="recorded")
-    different = _differences(read_machine(source, node="recorded"), copy)
+    different = _differences(original, copy)
     _report(output, folder, done, different)
     return ExitCode.NO if different else ExitCode.OK
 

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -19,8 +20,9 @@ from topobus.cli.commands.decisions import operation_text
 from topobus.cli.commands.health import WatchedEvent, event_line
 from topobus.cli.exits import ExitCode
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus, the_node
+from topobus.cli.pci_names import read_pci_names
 from topobus.cli.render.answers import short_time, summary
-from topobus.cli.render.output import DRAWING_WIDTH, Output
+from topobus.cli.render.output import Output
 from topobus.cli.system.responding_services import as_of_now
 from topobus.cli.top.keys import Key
 from topobus.cli.top.scene import Scene, ShownEvent
@@ -90,13 +92,15 @@ async def _show_once(bus: Bus, scene: Scene, output: Output, why: str, node: str
         )
         return
     output.note(f"{why}: printed once")
-    output.show(*whole_view(scene, min(output.console.width, DRAWING_WIDTH)))
+    output.show(*whole_view(scene, output.console.width))
 
 
 async def _read(bus: Bus, scene: Scene) -> None:
     """Read what there is, so that the first screen is a whole one."""
     for machine in await bus.list(MACHINE):
         scene.take_machine(Change(kind=ChangeKind.PUT, parts=machine.parts, revision=machine.revision, value=machine.value))
+    functions = [function for described in scene.machines.values() for function in described.pci_devices]
+    scene.pci_names |= read_pci_names(functions, Path("/"))
     for inventory in await bus.list(INVENTORY):
         scene.take_inventory(Change(kind=ChangeKind.PUT, parts=inventory.parts, revision=inventory.revision, value=inventory.value))
     for ledger in await bus.list(LEDGER):

@@ -5,9 +5,10 @@ Flows in: a Machine and its Inventories. Flows out: leaves with their root compl
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
+from topobus.cli.pci_names import PciIds
 from topobus.domain.device import Device, DeviceRole, Inventory
 from topobus.domain.health import HealthState
 from topobus.domain.machine import Machine, PciDevice
@@ -31,6 +32,8 @@ HEALTH_STYLES = {
 
 # PCI base classes worth drawing where no device service told what they are (PCI Code and ID Assignment, section 1).
 _KINDS = {0x01: "disk", 0x02: "nic", 0x03: "display", 0x0B: "coproc", 0x12: "accel"}
+# Disks are nobody's devices, so beside offered ones they would be drawn for nothing.
+_NEVER_OFFERED = "disk"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,17 +53,20 @@ class Leaf:
     """Virtual functions or partitions below it that are devices of their own."""
 
 
-def leaves_of(machine: Machine, inventories: Iterable[Inventory]) -> tuple[Leaf, ...]:
+def leaves_of(machine: Machine, inventories: Iterable[Inventory], names: Mapping[PciIds, str] | None = None) -> tuple[Leaf, ...]:
     """List what to draw, ordered by root complex, switch, class and name; CPUs are drawn elsewhere.
 
-    Functions that are not offered, since they are for something else, are drawn with that; the devices of a class that nobody offers are not.
+    Shapes: names — of vendor and device, for functions that no service says the model of.
+    Functions that are not offered are drawn with the reason where a service gives one, else with their driver, or that they have none: a card that no driver
+    owns is in sight. Disks are drawn only where no service has looked.
     """
     known_inventories = [inventory for inventory in inventories if inventory.device_class != "cpu"]
-    leaves = (
-        [leaf for inventory in known_inventories for leaf in (*_device_leaves(inventory), *_kept_leaves(machine, inventory))]
-        if known_inventories
-        else [leaf for leaf in map(_function_leaf, machine.pci_devices) if leaf is not None]
-    )
+    known_names = names or {}
+    if not known_inventories:
+        leaves = [leaf for leaf in (_function_leaf(function, known_names) for function in machine.pci_devices) if leaf is not None]
+    else:
+        leaves = [leaf for inventory in known_inventories for leaf in (*_device_leaves(inventory), *_kept_leaves(machine, inventory))]
+        leaves += _other_leaves(machine, known_inventories, known_names)
     return tuple(sorted(leaves, key=lambda leaf: (leaf.root, leaf.switch, leaf.device_class, leaf.name)))
 
 
@@ -118,14 +124,25 @@ def _kept_leaves(machine: Machine, inventory: Inventory) -> Iterable[Leaf]:
             )
 
 
-def _function_leaf(function: PciDevice) -> Leaf | None:
+def _other_leaves(machine: Machine, inventories: Iterable[Inventory], names: Mapping[PciIds, str]) -> Iterable[Leaf]:
+    """Draw the functions that no service says anything of; further functions of a card that one speaks of are parts of it."""
+    spoken_of = {device.pci.key[:3] for inventory in inventories for device in inventory.devices if device.pci is not None}
+    spoken_of |= {kept.pci.key[:3] for inventory in inventories for kept in inventory.kept}
+    for function in machine.pci_devices:
+        leaf = _function_leaf(function, names) if function.address.key[:3] not in spoken_of else None
+        if leaf is not None and leaf.device_class != _NEVER_OFFERED:
+            yield replace(leaf, text=f"{'not offered' if function.driver else 'no driver'}: {leaf.text}")
+
+
+def _function_leaf(function: PciDevice, names: Mapping[PciIds, str]) -> Leaf | None:
     kind = _KINDS.get(function.class_code >> 16)
     if kind is None or function.is_bridge or function.physfn is not None:
         return None
+    name = names.get((function.vendor, function.device), f"[{function.vendor:04x}:{function.device:04x}]")
     return Leaf(
         device_class=kind,
         name=f"{kind} {short_address(str(function.address))}",
-        text=f"[{function.vendor:04x}:{function.device:04x}] {function.driver}".rstrip(),
+        text=f"{name} ({function.driver})" if function.driver else name,
         numa_node=function.numa_node,
         root=function.root,
         switch=str(function.switch or ""),

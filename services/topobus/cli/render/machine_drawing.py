@@ -6,7 +6,6 @@ colour shows.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, zip_longest
 
@@ -16,6 +15,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from topobus.cli.pci_names import PciIds
+from topobus.cli.render.byte_sizes import human_bytes
+from topobus.cli.render.core_bars import core_bars, l3_line
 from topobus.cli.render.holders import Holder, Holders, holders_of
 from topobus.cli.render.leaves import (
     HEALTH_SIGNS,
@@ -30,11 +32,14 @@ from topobus.domain.idset import NodeSet
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Cpu, Machine, NumaNode
 
-__all__ = ["draw_machine", "human_bytes"]
+__all__ = ["draw_machine"]
 
 # More CPU nodes than this are drawn four abreast and without room for models.
 _MANY_NODES = 8
-_BAR_ROWS = 2
+# Columns for a panel: with room for models, without it, and the most that any text needs.
+_PANEL = 46
+_SMALL_PANEL = 25
+_WIDEST_PANEL = 72
 # Border and padding of a panel, both sides.
 _FRAME = 4
 _LABEL = "memory  "
@@ -47,23 +52,27 @@ def draw_machine(
     *,
     width: int = DRAWING_WIDTH,
     letters: Mapping[str, str] | None = None,
+    names: Mapping[PciIds, str] | None = None,
 ) -> RenderableType:
-    """Draw one machine; without inventories the PCI functions are drawn as the kernel names them.
+    """Draw one machine; without inventories the PCI functions are drawn by their `names`, or ids where they have none.
 
-    Order: by socket and node id; two sockets make two columns. Letters are those that owners have had (`letters`, by key), else of their names.
+    Order: by socket and node id; two sockets make two columns, and where there is room for more columns, rows. What a wide terminal has beyond that stays empty.
+    Letters are those that owners have had (`letters`, by key), else of their names.
     """
     all_inventories = tuple(inventories)
     holders = holders_of(ledger, letters)
-    leaves = leaves_of(machine, all_inventories)
+    leaves = leaves_of(machine, all_inventories, names)
     sick_cpus = _sick_cpus(all_inventories)
     cpus_by_node = _cpus_by_node(machine)
     with_devices = {leaf.numa_node for leaf in leaves}
     drawn = [node for node in machine.numa_nodes if node.cpus or node.id in with_devices or cpus_by_node.get(node.id)]
     per_row = _columns(len(drawn), width)
-    panel_width = width // per_row
+    panel_width = min(width // per_row, DRAWING_WIDTH if per_row == 1 else _WIDEST_PANEL)
+    width = min(width, max(panel_width * per_row, DRAWING_WIDTH))
     panels = {
         node.id: _node_panel(
             node,
+            machine,
             cpus_by_node.get(node.id, ()),
             [leaf for leaf in leaves if leaf.numa_node == node.id],
             holders,
@@ -89,24 +98,13 @@ def draw_machine(
     return Group(_headline(machine, all_inventories, width), grid, *below, *_legend(machine, holders, all_inventories, width))
 
 
-def human_bytes(count: int) -> str:
-    """Write an amount of memory in binary units.
-
-    >>> human_bytes(137438953472), human_bytes(0), human_bytes(1536)
-    ('128 GiB', '0 B', '1.5 KiB')
-    """
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
-        value /= 1024
-    return f"{value:.3g} TiB"
-
-
 def _columns(nodes: int, width: int) -> int:
+    """Choose how many panels stand side by side: as many as there is room for, and no row shorter than the others."""
     if width < 80 or nodes <= 1:
         return 1
-    return 4 if nodes > _MANY_NODES else 2
+    if nodes > _MANY_NODES:
+        return max(4, width // _SMALL_PANEL)
+    return next((columns for columns in range(min(nodes, width // _PANEL), 2, -1) if nodes % columns == 0), 2)
 
 
 def _cpus_by_node(machine: Machine) -> dict[int, tuple[Cpu, ...]]:
@@ -170,7 +168,13 @@ def _headline(machine: Machine, inventories: Sequence[Inventory], width: int) ->
 
 
 def _node_panel(
-    node: NumaNode, cpus: Sequence[Cpu], leaves: Sequence[Leaf], holders: Holders, sick: frozenset[int], panel_width: int
+    node: NumaNode,
+    machine: Machine,
+    cpus: Sequence[Cpu],
+    leaves: Sequence[Leaf],
+    holders: Holders,
+    sick: frozenset[int],
+    panel_width: int,
 ) -> Panel:
     inner = panel_width - _FRAME
     lines: list[Text] = []
@@ -180,7 +184,10 @@ def _node_panel(
         threads = len(cpus) // len(cores) if len(cpus) % len(cores) == 0 else 0
         shape = f"{_count(len(cores), 'core')}{f' x {threads}' if threads > 1 else ''}"
         lines.append(_fit(Text(f"cpus    {len(cpus)} ({shape}), {free} free"), inner))
-        lines.extend(_bar([_core_cell(core, holders, sick) for core in cores], inner))
+        lines.extend(core_bars(cores, [_core_cell(core, holders, sick) for core in cores], inner, indent=len(_LABEL)))
+        caches = l3_line(machine, cores)
+        if caches:
+            lines.append(_fit(Text(f"L3      {caches}"), inner))
     pools = [f"{pool.total} x {human_bytes(pool.page_bytes)}" for pool in node.hugepages if pool.total]
     lines.append(_fit(Text(f"{_LABEL}{human_bytes(node.memory_bytes)}{'; huge ' + ', '.join(pools) if pools else ''}"), inner))
     lines.extend(_tree_lines(leaves, holders, inner))
@@ -191,8 +198,10 @@ def _node_panel(
     )
 
 
-def _core_key(cpu: Cpu) -> int:
-    return cpu.core if cpu.core is not None else cpu.id
+def _core_key(cpu: Cpu) -> tuple[int, int]:
+    """Order by level-3 cache, then by core: what shares a cache stands together."""
+    core = cpu.core if cpu.core is not None else cpu.id
+    return (cpu.l3 if cpu.l3 is not None else -1), core
 
 
 def _core_cell(core: Sequence[Cpu], holders: Holders, sick: frozenset[int]) -> tuple[str, str]:
@@ -206,25 +215,6 @@ def _core_cell(core: Sequence[Cpu], holders: Holders, sick: frozenset[int]) -> t
         return "*", "bold"
     letter = held[0].letter
     return (letter if len(held) == len(core) else letter.lower()), held[0].style
-
-
-def _bar(cells: Sequence[tuple[str, str]], inner: int) -> Iterable[Text]:
-    """Draw one sign a core; when they do not fit into the rows, one sign stands for several cores: the most frequent one that is not free."""
-    room = inner - len(_LABEL)
-    scale = -(-len(cells) // (room * _BAR_ROWS))
-    merged = [_merge_cells(cells[start : start + scale]) for start in range(0, len(cells), scale)]
-    rows = -(-len(merged) // room)
-    length = -(-len(merged) // rows)
-    for start in range(0, len(merged), length):
-        runs = [(len(tuple(same)), cell) for cell, same in groupby(merged[start : start + length])]
-        yield Text(" " * len(_LABEL)) + Text.assemble(*((sign * count, style) for count, (sign, style) in runs))
-    if scale > 1:
-        yield Text(f"{' ' * len(_LABEL)}({scale} cores a sign)", "faint")
-
-
-def _merge_cells(cells: Sequence[tuple[str, str]]) -> tuple[str, str]:
-    taken = [cell for cell in cells if cell[0] != "·"]
-    return Counter(taken).most_common(1)[0][0] if taken else cells[0]
 
 
 def _tree_lines(leaves: Sequence[Leaf], holders: Holders, inner: int) -> Iterable[Text]:

@@ -20,10 +20,10 @@ _FORMAT = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.
 )
 
 
-def recording_console() -> Console:
+def recording_console(width: int = DRAWING_WIDTH) -> Console:
     """Make a console that only records."""
     return Console(
-        record=True, file=io.StringIO(), width=DRAWING_WIDTH, force_terminal=True, color_system="truecolor", theme=THEME, highlight=False
+        record=True, file=io.StringIO(), width=width, force_terminal=True, color_system="truecolor", theme=THEME, highlight=False
     )
 
 

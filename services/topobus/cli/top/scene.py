@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from rich.text import Text
 
+from topobus.cli.pci_names import PciIds
 from topobus.cli.top.keys import Key
 from topobus.domain.device import Inventory
 from topobus.domain.ledger import Ledger
@@ -45,6 +46,8 @@ class Scene:
     """By node: its inventories as they are to be read while services do not answer; empty while all do."""
     letters: dict[str, str] = field(default_factory=dict)
     """Owner's key to its letter: an owner keeps it as long as this runs."""
+    pci_names: dict[PciIds, str] = field(default_factory=dict)
+    """Of vendor and device, for functions that no service says the model of."""
     events: deque[ShownEvent] = field(default_factory=lambda: deque(maxlen=_KEPT_EVENTS))
     wanted: str | None = None
     """The node that was named; the first one otherwise."""

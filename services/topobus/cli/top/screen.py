@@ -13,7 +13,7 @@ from rich.text import Text
 
 from topobus.cli.render.holders import holders_of
 from topobus.cli.render.machine_drawing import draw_machine
-from topobus.cli.render.output import DRAWING_WIDTH, THEME
+from topobus.cli.render.output import THEME
 from topobus.cli.top.scene import Scene, ShownEvent
 
 __all__ = ["Palette", "event_lines", "painted", "screen", "whole_view"]
@@ -126,7 +126,7 @@ def _drawing(scene: Scene, width: int) -> RenderableType:
     ledger = scene.ledgers.get(node)
     holders = holders_of(ledger, scene.letters)
     scene.letters |= {holder.allocation.owner.key: holder.letter for holder in holders.all}
-    return draw_machine(scene.machines[node], scene.inventories_of(node), ledger, width=min(width, DRAWING_WIDTH), letters=scene.letters)
+    return draw_machine(scene.machines[node], scene.inventories_of(node), ledger, width=width, letters=scene.letters, names=scene.pci_names)
 
 
 def _cut(line: Text, width: int) -> Text:

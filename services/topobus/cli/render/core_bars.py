@@ -1,0 +1,89 @@
+"""Draws the cores of a NUMA node as bars, one sign a core, with a gap between cores of different level-3 caches, and says which caches there are.
+
+Flows in: the cores of one node in the order of the drawing, and the sign of each. Flows out: lines of text. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+from rich.text import Text
+
+from topobus.cli.render.byte_sizes import human_bytes
+from topobus.domain.machine import Cpu, Machine
+
+__all__ = ["Cell", "core_bars", "l3_line"]
+
+Cell = tuple[str, str]
+"""A sign and its style."""
+
+_ROWS = 2
+# With gaps between caches a bar may be higher: 12 caches of 8 cores on one node, as large EPYCs have, are three rows of a narrow panel.
+_ROWS_WITH_GAPS = 4
+_FREE = "·"
+
+
+def core_bars(cores: Sequence[Sequence[Cpu]], cells: Sequence[Cell], width: int, *, indent: int) -> Iterable[Text]:
+    """Draw one sign a core, cores of one level-3 cache together; when they do not fit into the rows, one sign stands for several cores, and there are no gaps.
+
+    Shapes: cores — threads of each core; cells — one a core.
+    """
+    room = width - indent
+    groups = [[cell for _, cell in group] for _, group in groupby(zip(cores, cells, strict=True), key=lambda core: core[0][0].l3)]
+    rows = _rows_of_groups(groups, room)
+    if len(groups) > 1 and 0 < len(rows) <= _ROWS_WITH_GAPS:
+        for row in rows:
+            yield Text(" " * indent) + Text(" ").join(_run(group) for group in row)
+        return
+    scale = -(-len(cells) // (room * _ROWS))
+    merged = [_merged(cells[start : start + scale]) for start in range(0, len(cells), scale)]
+    length = -(-len(merged) // -(-len(merged) // room))
+    for start in range(0, len(merged), length):
+        yield Text(" " * indent) + _run(merged[start : start + length])
+    if scale > 1:
+        yield Text(f"{' ' * indent}({scale} cores a sign)", "faint")
+
+
+def l3_line(machine: Machine, cores: Sequence[Sequence[Cpu]]) -> str:
+    """Say which level-3 caches the cores of a node have; empty where the machine does not tell.
+
+    A cache that CPUs of other nodes share as well is said to be theirs, too.
+    """
+    sizes = {cache.cpu: cache.size_bytes for cache in machine.l3_caches}
+    caches = Counter(core[0].l3 for core in cores if core[0].l3 is not None)
+    if not caches:
+        return ""
+    kinds = Counter((sizes.get(cache, 0), count) for cache, count in caches.items())
+    parts = [
+        f"{f'{number} x ' if number > 1 else ''}{human_bytes(size) if size else '?'}"
+        f"{f' for {count} cores each' if number > 1 else f' for {count} cores' if len(caches) > 1 else ''}"
+        for (size, count), number in sorted(kinds.items(), reverse=True)
+    ]
+    here = {core[0].numa_node for core in cores}
+    others = sorted({cpu.numa_node for cpu in machine.cpus if cpu.l3 in caches and cpu.numa_node is not None and cpu.numa_node not in here})
+    shared = f", shared with node{'s' if len(others) > 1 else ''} {','.join(map(str, others))}" if others else ""
+    return f"{' + '.join(parts)}{shared}"
+
+
+def _rows_of_groups(groups: Sequence[Sequence[Cell]], room: int) -> list[list[Sequence[Cell]]]:
+    """Lay whole groups into rows, evenly; empty when one is longer than a row."""
+    longest = max(map(len, groups))
+    if longest > room:
+        return []
+    fitting = max((room + 1) // (longest + 1), 1)
+    number = -(-len(groups) // fitting)
+    length = -(-len(groups) // number)
+    return [list(groups[start : start + length]) for start in range(0, len(groups), length)]
+
+
+def _run(cells: Sequence[Cell]) -> Text:
+    runs = [(len(tuple(same)), cell) for cell, same in groupby(cells)]
+    return Text.assemble(*((sign * count, style) for count, (sign, style) in runs))
+
+
+def _merged(cells: Sequence[Cell]) -> Cell:
+    """Give the most frequent sign that is not free."""
+    taken = [cell for cell in cells if cell[0] != _FREE]
+    return Counter(taken).most_common(1)[0][0] if taken else cells[0]
