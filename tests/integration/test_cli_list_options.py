@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import sys
 from pathlib import Path
@@ -29,6 +30,14 @@ async def _run(server: NatsServer, *arguments: str, code: int = 0) -> str:
     out, err = await process.communicate()
     assert process.returncode == code, err.decode()
     return (out or err).decode()
+
+
+def device_class(name: str, expression: str) -> str:
+    """Write a class."""
+    return (
+        f"apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {{name: {name}}}\n"
+        f"spec: {{selectors: [{{cel: {{expression: '{expression}'}}}}]}}\n"
+    )
 
 
 @pytest.fixture
@@ -79,6 +88,60 @@ async def test_watched_listing_tells_each_change_once(nats_server: NatsServer, b
             assert (await watch.stdout.readline()).startswith(b"second ")
             await _run(nats_server, "delete", "claim", "first")
             assert await watch.stdout.readline() == b"first  gone\n"
+            watch.send_signal(signal.SIGTERM)
+            assert await watch.wait() == 0
+    finally:
+        if watch.returncode is None:
+            watch.kill()
+            await watch.wait()
+
+
+async def test_diff_shows_what_apply_would_change_and_writes_nothing(nats_server: NatsServer, bus: Bus, tmp_path: Path) -> None:
+    """New objects whole, changed ones by line, equal ones not at all; exit code 1 when there is a difference, as kubectl's."""
+    manifest = tmp_path / "class.yaml"
+    manifest.write_text(device_class("fast", "true"))
+    new = await _run(nats_server, "diff", "-f", str(manifest), code=1)
+    assert new.splitlines()[:2] == ["--- stored: nothing", "+++ applied: DeviceClass fast"]
+    assert await bus.list(OBJECT) == ()
+
+    await _run(nats_server, "apply", "-f", str(manifest), "--no-wait")
+    assert "---" not in await _run(nats_server, "diff", "-f", str(manifest))
+    manifest.write_text(device_class("fast", "false"))
+    changed = await _run(nats_server, "diff", "-f", str(manifest), code=1)
+
+    assert [line for line in changed.splitlines() if line.startswith(("-", "+")) and "expression" in line] == [
+        "-      expression: 'true'",
+        "+      expression: 'false'",
+    ]
+    assert "generation: 2" in changed
+
+
+async def test_diff_has_the_same_as_a_document(nats_server: NatsServer, bus: Bus, tmp_path: Path) -> None:
+    """Which objects, what apply would do with each, and the lines."""
+    manifest = tmp_path / "claim.yaml"
+    manifest.write_text(claim("fast", 1))
+
+    answer = json.loads(await _run(nats_server, "diff", "-f", str(manifest), "--json", code=1))
+
+    assert [(item["kind"], item["namespace"], item["name"], item["verb"]) for item in answer["differences"]] == [
+        ("ResourceClaim", "default", "fast", "created")
+    ]
+    assert "+  name: fast" in answer["differences"][0]["diff"]
+
+
+async def test_columns_of_the_user_show_stored_objects_and_changes(nats_server: NatsServer, bus: Bus, manifests: Path) -> None:
+    """One table with one head, and while it is watched the rows that come."""
+    columns = "custom-columns=NAME:.metadata.name,SPACE:.metadata.namespace"
+    await _run(nats_server, "apply", "-f", str(manifests / "a.yaml"), "--no-wait")
+    assert (await _run(nats_server, "get", "claims", "-o", columns)).splitlines() == ["NAME    SPACE", "first   default"]
+    watch = await _start(nats_server, "get", "claims", "-w", "-o", columns)
+    assert watch.stdout is not None
+    try:
+        async with asyncio.timeout(_LIMIT_S):
+            assert await watch.stdout.readline() == b"NAME    SPACE\n"
+            assert await watch.stdout.readline() == b"first   default\n"
+            await _run(nats_server, "apply", "-f", str(manifests / "b.yml"), "--no-wait")
+            assert await watch.stdout.readline() == b"second   default\n"
             watch.send_signal(signal.SIGTERM)
             assert await watch.wait() == 0
     finally:

@@ -22,7 +22,7 @@ from topobus.domain.errors import ContractError, TopobusError
 
 __all__ = ["application", "run"]
 
-_READ_MANIFESTS = (["allocate"], ["apply"], ["claim"], ["delete"], ["place"], ["simulate"])
+_READ_MANIFESTS = (["allocate"], ["apply"], ["claim"], ["delete"], ["diff"], ["place"], ["simulate"])
 
 
 def application() -> App:

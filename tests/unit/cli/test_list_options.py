@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from topobus.cli.exits import UsageError
@@ -137,3 +139,58 @@ def test_wrong_option_is_refused(options: dict[str, str], said: str) -> None:
     """A column, a form or a template that is not there is an error with a next step."""
     with pytest.raises(UsageError, match=said):
         _names(**options)
+
+
+_ROWS = (
+    Row(
+        name="a",
+        cells=("a",),
+        document={"metadata": {"name": "a", "labels": {"app.kubernetes.io/name": "x"}}, "gpus": ["g1", "g2"], "is": True},
+    ),
+    Row(name="long-name", cells=("long-name",), document={"metadata": {"name": "long-name"}, "gpus": [], "is": None}),
+)
+
+
+@pytest.mark.parametrize(
+    ("columns", "lines"),
+    [
+        ("NAME:.metadata.name,GPUS:.gpus[*]", ["NAME        GPUS", "a           g1,g2", "long-name   <none>"]),
+        ("NAME:{.metadata.name},IS:.is", ["NAME        IS", "a           true", "long-name   <none>"]),
+        ("APP:.metadata.labels['app.kubernetes.io/name']", ["APP", "x", "<none>"]),
+        ("ALL:.gpus", ["ALL", '["g1","g2"]', "[]"]),
+        ('A:.gpus[?(@=="g1,g2")],B:.is', ["A        B", "<none>   true", "<none>   <none>"]),
+    ],
+)
+def test_columns_of_the_user_are_printed_as_kubectl_prints_them(columns: str, lines: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Absent values are `<none>`, several are joined by commas, and nothing is cut or folded."""
+    lister = ListOptions(output=f"custom-columns={columns}").lister()
+
+    lister.show([Listing(columns=(Column(title="name"),), rows=_ROWS)], lambda rows: rows)
+
+    assert capsys.readouterr().out.splitlines() == lines
+
+
+def test_columns_are_read_from_a_file_when_it_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line of titles and a line of paths; without headers the rows alone are printed, sorted as asked."""
+    (tmp_path / "columns").write_text("NAME   IS\n.metadata.name  .is\n")
+    lister = ListOptions(output=f"custom-columns-file={tmp_path / 'columns'}", no_headers=True, sort_by=".gpus[0]").lister()
+
+    lister.show([Listing(columns=(Column(title="name"),), rows=_ROWS)], lambda rows: rows)
+
+    assert capsys.readouterr().out.splitlines() == ["long-name   <none>", "a           true"]
+
+
+@pytest.mark.parametrize("columns", ["", "NAME", "NAME:", ":.a", "NAME:.a,", "NAME:.a b", "NAME:.a[,B:.b"])
+def test_columns_that_cannot_be_read_are_refused(columns: str) -> None:
+    """A column without title or path, or with a path that is not understood, is an error."""
+    with pytest.raises(UsageError, match=r"cannot read|is empty"):
+        ListOptions(output=f"custom-columns={columns}").lister()
+
+
+@pytest.mark.parametrize("text", ["", "NAME\n", "NAME IS\n.a\n", "A\n.a\nB\n"])
+def test_columns_of_a_file_are_refused_when_titles_and_paths_do_not_match(tmp_path: Path, text: str) -> None:
+    """Two lines with as many words each, or an error that says what is there."""
+    (tmp_path / "columns").write_text(text)
+
+    with pytest.raises(UsageError, match="wanted a line of titles"):
+        ListOptions(output=f"custom-columns-file={tmp_path / 'columns'}").lister()

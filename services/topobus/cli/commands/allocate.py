@@ -16,11 +16,11 @@ import msgspec
 from cyclopts import Parameter
 from rich.text import Text
 
-from topobus.cli.commands.objects import Files
 from topobus.cli.dry_run_process import ask_dry_run
 from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.kubeconfigs import find_kubeconfig
 from topobus.cli.objects.manifests import read_objects
+from topobus.cli.objects.sources import Files
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
 from topobus.cli.render.answers import reason_lines
 from topobus.cli.render.output import Output

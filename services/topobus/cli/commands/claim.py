@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 from rich.text import Text
 
-from topobus.cli.commands.objects import apply_files, delete_places, plain_object
+from topobus.cli.commands.objects import apply_and_show, delete_places, plain_object
 from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
 from topobus.cli.objects.applying import find_object
@@ -38,7 +38,7 @@ def apply(
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
     """Create or replace the objects of a manifest: `topobus apply -f FILE`."""
-    return asyncio.run(apply_files((file,), options, waits=waits))
+    return asyncio.run(apply_and_show(read_objects(file), options, waits=waits))
 
 
 @claim_app.command(name="get")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -26,7 +25,7 @@ from topobus.cli.objects.applying import (
     wait_for_condition,
 )
 from topobus.cli.objects.kinds import is_node_allocation_state, plural_of, read_target
-from topobus.cli.objects.manifests import manifest_files, read_objects
+from topobus.cli.objects.sources import Files, Kustomization, Recursive, read_sources
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus, system_text
 from topobus.cli.render.listing import Listing, Row
 from topobus.cli.render.output import Output
@@ -43,26 +42,16 @@ from topobus.kubernetes.api.objects import (
 )
 from topobus.runtime.bus import Bus
 
-__all__ = ["Files", "apply", "apply_files", "delete", "delete_places", "get", "plain_object"]
+__all__ = ["apply", "apply_and_show", "delete", "delete_places", "get", "plain_object"]
 
 # The controller answers within milliseconds; five seconds are a busy machine, or no controller.
 _CONDITION_S = 5.0
-
-Files = Annotated[
-    tuple[Path, ...],
-    Parameter(
-        name=("--file", "-f"),
-        help="A manifest or a folder of them, or several; - reads standard input.",
-        negative="",
-        allow_leading_hyphen=True,
-    ),
-]
-Recursive = Annotated[bool, Parameter(name=("--recursive", "-R"), negative="", help="With a folder: those within it, too.")]
 
 
 def apply(
     *,
     file: Files = (),
+    kustomize: Kustomization = None,
     is_recursive: Recursive = False,
     is_dry_run: Annotated[bool, Parameter(name="--dry-run", negative="", help="Check and say what would change; store nothing.")] = False,
     waits: Annotated[
@@ -71,10 +60,8 @@ def apply(
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
     """Create or replace the objects of manifests, all or none of them, and say what the controller says of them."""
-    if not file:
-        raise UsageError("say what to apply: -f FILE", next_step="examples/claims and examples/pods have manifests to start from")
-    files = tuple(manifest_files(file, is_recursive=is_recursive))
-    return asyncio.run(apply_files(files, options, waits=waits and not is_dry_run, is_dry_run=is_dry_run))
+    objects = read_sources("apply", file, kustomize, is_recursive=is_recursive)
+    return asyncio.run(apply_and_show(objects, options, waits=waits and not is_dry_run, is_dry_run=is_dry_run))
 
 
 def get(
@@ -98,6 +85,7 @@ def get(
 def delete(
     *target: Annotated[str, Parameter(name="KIND NAME...", help="Such as claim fast, or claim/fast.")],
     file: Files = (),
+    kustomize: Kustomization = None,
     is_recursive: Recursive = False,
     is_dry_run: Annotated[bool, Parameter(name="--dry-run", negative="", help="Say what would be deleted; delete nothing.")] = False,
     namespace: Namespace = "default",
@@ -110,15 +98,13 @@ def delete(
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
     """Delete objects; what holds devices lets go of them first."""
-    if bool(target) == bool(file):
-        raise UsageError("say what to delete: either KIND NAME or -f FILE", next_step="such as `topobus delete claim fast`")
-    if file:
+    is_of_manifests = bool(file) or kustomize is not None
+    if bool(target) == is_of_manifests:
+        raise UsageError("say what to delete: KIND NAME, -f FILE or -k FOLDER", next_step="such as `topobus delete claim fast`")
+    if is_of_manifests:
         # What names others goes before what is named: the reverse of the order in which a manifest lists them.
-        places = [
-            object_parts(api_object)
-            for path in reversed(manifest_files(file, is_recursive=is_recursive))
-            for api_object in reversed(read_objects(path))
-        ]
+        objects = read_sources("delete", file, kustomize, is_recursive=is_recursive)
+        places = [object_parts(api_object) for api_object in reversed(objects)]
     else:
         kinds, names = read_target(target, verb="delete")
         if len(kinds) != 1 or not names:
@@ -127,10 +113,9 @@ def delete(
     return asyncio.run(delete_places(places, options, is_forced=force, is_dry_run=is_dry_run))
 
 
-async def apply_files(files: tuple[Path, ...], options: BusOptions, *, waits: bool, is_dry_run: bool = False) -> int:
-    """Apply manifests and print what came of it."""
+async def apply_and_show(objects: Sequence[ApiObject], options: BusOptions, *, waits: bool, is_dry_run: bool = False) -> int:
+    """Apply objects and print what came of it."""
     output = options.output()
-    objects = [api_object for path in files for api_object in read_objects(path)]
     async with open_bus(options) as bus:
         output.note(system_text(options))
         applied = await apply_objects(bus, objects, is_dry_run=is_dry_run)

@@ -84,8 +84,8 @@ def _regrouped(replies: Mapping[str, PodsReply], rows: Sequence[Row]) -> dict[st
     """Keep of each node's answer the containers that still have a row, in the order of the rows."""
     containers: dict[str, dict[int, ContainerDevices]] = {}
     for row in rows:
-        node, place, container = row.document
-        containers.setdefault(node, {})[place] = container
+        held = row.document
+        containers.setdefault(held["node"], {})[held["place"]] = held["container"]
     return {node: structs.replace(reply, containers=tuple(containers.get(node, {}).values())) for node, reply in replies.items()}
 
 
@@ -123,7 +123,7 @@ def _rows(node: str, place: int, container: ContainerDevices) -> Iterable[Row]:
         return Row(
             name=f"pod/{container.pod}",
             cells=(where, name, kind, device, numa, health, container.device_class or "-", node),
-            document=(node, place, container),
+            document={"node": node, "place": place, "container": container},
             labels={
                 "node": node,
                 "namespace": container.namespace,

@@ -15,7 +15,7 @@ __all__ = ["KINDS", "Completion", "complete", "script_lines"]
 
 KINDS = ("pods", "claims", "templates", "deviceclasses", "slices")
 # Where --output takes a template, too, the parser has no list.
-_FORMATS = ("table", "wide", "yaml", "json", "name", "jsonpath=")
+_FORMATS = ("table", "wide", "yaml", "json", "name", "jsonpath=", "custom-columns=", "custom-columns-file=")
 # Placeholders of values that a running system, or the user's own files, have names for.
 _NAMED = {"NODE": "nodes", "CLASS": "classes", "CONTEXT": "contexts"}
 

@@ -15,6 +15,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "apply": (
         ("Store the example classes, then a claim for a GPU and a NIC close to it", "topobus apply -f examples/claims/classes.yaml"),
         ("Several files; do not wait for the controller", "topobus apply -f classes.yaml -f claims.yaml --no-wait"),
+        ("A kustomization, built by kustomize or kubectl", "topobus apply -k claims/test"),
     ),
     "claim apply": (("Store a claim and say what came of it", "topobus claim apply -f examples/claims/gpu-nic-pair.yaml"),),
     "claim delete": (("Delete one claim; its devices are released first", "topobus claim delete default/pair"),),
@@ -59,6 +60,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "device reset": (("Reset a GPU that nobody holds", "topobus device reset gpu-0000-18-00-0"),),
     "device return": (("Give it out again", "topobus device return gpu-0000-18-00-0"),),
+    "diff": (
+        ("What apply would change; exit code 1 when it is something", "topobus diff -f examples/claims/classes.yaml"),
+        ("The same for a kustomization", "topobus diff -k claims/test"),
+    ),
     "doctor": (("Check the selected system", "topobus doctor"), ("Another one, one node of it", "topobus doctor --context prod --node n1")),
     "explain": (
         ("Take one of `topobus decisions` apart", "topobus explain place-4f1c"),
@@ -68,6 +73,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("All claims of all namespaces", "topobus get claims -A"),
         ("One pod as YAML", "topobus get pod trainer -o yaml"),
         ("Names alone, for a script", "topobus get claims,pods -o name"),
+        ("Columns of your own", "topobus get pods -o custom-columns=NAME:.metadata.name,NODE:.spec.nodeName"),
     ),
     "health": (("Devices that are not well", "topobus health"), ("All NICs", "topobus health --class nic --all")),
     "health watch": (("Each change from now on, as one JSON object a line", "topobus health watch --json"),),

@@ -17,6 +17,7 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from topobus.cli.exits import UsageError
+from topobus.cli.listing.custom_columns import COLUMNS, COLUMNS_FILE, CustomColumns
 from topobus.cli.listing.json_path import JsonPath, read_path
 from topobus.cli.listing.label_selector import LabelSelector
 from topobus.cli.render.listing import Listing, Row
@@ -40,9 +41,13 @@ AllNamespaces = Annotated[bool, Parameter(name=("--all-namespaces", "-A"), negat
 class ListOptions:
     """What of a listing is printed, and how."""
 
-    output: Annotated[str, Parameter(name=("--output", "-o"), help="How to print: table, wide, yaml, json, name or jsonpath=TEMPLATE.")] = (
-        "table"
-    )
+    output: Annotated[
+        str,
+        Parameter(
+            name=("--output", "-o"),
+            help="How to print: table, wide, yaml, json, name, jsonpath=TEMPLATE, custom-columns=TITLE:PATH,… or custom-columns-file=FILE.",
+        ),
+    ] = "table"
     selector: Annotated[
         str, Parameter(name=("--selector", "-l"), help="Only what has these labels, such as 'class in (gpu,nic),model!=H100'.")
     ] = ""
@@ -57,13 +62,17 @@ class ListOptions:
         """
         form = "json" if is_json and self.output == "table" else self.output
         path = JsonPath.read(form.removeprefix(_PATH)) if form.startswith(_PATH) else None
-        if path is None and form not in _FORMS:
-            raise UsageError(f"there is no output {form!r}", next_step=f"use one of {', '.join(_FORMS)}, or jsonpath='{{.items[*].name}}'")
+        columns = CustomColumns.read(form) if form.startswith((COLUMNS, COLUMNS_FILE)) else None
+        if path is None and columns is None and form not in _FORMS:
+            raise UsageError(
+                f"there is no output {form!r}",
+                next_step=f"use one of {', '.join(_FORMS)}, jsonpath='{{.items[*].name}}' or custom-columns=NAME:.metadata.name",
+            )
         if is_json and form != "json":
             raise UsageError(f"--json and --output {form} are two forms", next_step="leave one of them out")
         if self.sort_by.startswith((".", "{")):
             read_path(self.sort_by)
-        return Lister(form=form, path=path, selector=LabelSelector.read(self.selector), options=self)
+        return Lister(form=form, path=path, columns=columns, selector=LabelSelector.read(self.selector), options=self)
 
 
 LIST_DEFAULTS = ListOptions()
@@ -76,6 +85,7 @@ class Lister:
 
     form: str
     path: JsonPath | None
+    columns: CustomColumns | None
     selector: LabelSelector
     options: ListOptions
 
@@ -111,6 +121,8 @@ class Lister:
             # A pod has a row for each of its devices, and one name.
             for name in dict.fromkeys(row.name for row in rows):
                 print(name, flush=True)
+        elif self.columns is not None:
+            self._show_columns(self.columns, rows)
         elif not self.is_text:
             self._show_document(output, to_builtins(document(rows)))
         elif not rows and empty:
@@ -160,7 +172,9 @@ class Lister:
                     new.append(row)
             if not new:
                 continue
-            if self.is_text:
+            if self.columns is not None:
+                self._show_columns(self.columns, new, is_first=shown is None)
+            elif self.is_text:
                 output.show(replace(chosen, rows=tuple(new), has_headers=chosen.has_headers and shown is None))
             else:
                 for row in new:
@@ -170,10 +184,17 @@ class Lister:
                 output.show(Text(f"{key.rpartition('/')[2].rstrip(chr(39))}  gone", "warn"))
         return seen
 
+    def _show_columns(self, columns: CustomColumns, rows: Sequence[Row], *, is_first: bool = True) -> None:
+        documents = [to_builtins(row.document) for row in rows]
+        for line in columns.lines(documents, has_headers=is_first and not self.options.no_headers):
+            print(line, flush=True)
+
     def show_row(self, output: Output, row: Row) -> None:
         """Print one row of a stream for programs."""
         if self.form == "name":
             print(row.name, flush=True)
+        elif self.columns is not None:
+            self._show_columns(self.columns, [row], is_first=False)
         elif self.form == "json":
             output.line(row.document)
         else:

@@ -76,6 +76,8 @@ class Applied:
     stored: ApiObject
     verb: str
     """`created`, `changed` or `unchanged`."""
+    previous: ApiObject | None = None
+    """What was stored before, in a dry run; None: nothing was."""
 
 
 async def apply_objects(bus: Bus, wanted: Sequence[ApiObject], *, is_dry_run: bool = False) -> list[Applied]:
@@ -128,7 +130,7 @@ async def _would_apply(bus: Bus, wanted: ApiObject) -> Applied:
     entry = await _read(bus, object_parts(wanted))
     stored = _admitted(wanted, entry)
     verb = "created" if entry is None else "unchanged" if stored == entry.value else "changed"
-    return Applied(stored=stored, verb=verb)
+    return Applied(stored=stored, verb=verb, previous=entry.value if entry is not None else None)
 
 
 async def _placed_pods(bus: Bus) -> dict[str, str]:

@@ -1,0 +1,52 @@
+"""The options by which commands name manifests, `-f`, `-R` and `-k`, and the reading of what they name.
+
+Flows in: files, folders, standard input, one kustomization. Flows out: objects, in the order in which they are written.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from topobus.cli.exits import UsageError
+from topobus.cli.objects.kustomize import built_kustomization
+from topobus.cli.objects.manifests import manifest_files, read_objects
+from topobus.contracts.messages import ApiObject
+from topobus.kubernetes.api.manifest import parse_manifest
+
+__all__ = ["Files", "Kustomization", "Recursive", "read_sources"]
+
+Files = Annotated[
+    tuple[Path, ...],
+    Parameter(
+        name=("--file", "-f"),
+        help="A manifest or a folder of them, or several; - reads standard input.",
+        negative="",
+        allow_leading_hyphen=True,
+    ),
+]
+Kustomization = Annotated[
+    Path | None,
+    Parameter(name=("--kustomize", "-k"), help="A folder with a kustomization; kustomize or kubectl on the PATH builds it."),
+]
+Recursive = Annotated[bool, Parameter(name=("--recursive", "-R"), negative="", help="With a folder: those within it, too.")]
+
+
+def read_sources(verb: str, files: tuple[Path, ...], kustomization: Path | None, *, is_recursive: bool) -> list[ApiObject]:
+    """Read all that is named.
+
+    Errors: raises UsageError when nothing is named, or a kustomization beside files; else as the readers do.
+    """
+    if kustomization is not None and (files or is_recursive):
+        raise UsageError(
+            "-k stands alone: it has its own list of files", next_step=f"name the others in the kustomization, or {verb} them by themselves"
+        )
+    if kustomization is not None:
+        return list(parse_manifest(built_kustomization(kustomization), where=f"{kustomization}, built"))
+    if not files:
+        raise UsageError(
+            f"say what to {verb}: -f FILE or -k FOLDER", next_step="examples/claims and examples/pods have manifests to start from"
+        )
+    return [api_object for path in manifest_files(files, is_recursive=is_recursive) for api_object in read_objects(path)]
