@@ -1,11 +1,13 @@
-"""The documented example, run as it stands: the present first, then changes, across a restart of the server."""
+"""The documented examples, in Python and in Go, run as they stand: the present first, then changes, across a restart of the server."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
+import shutil
 import ssl
+import subprocess
 import sys
 from pathlib import Path
 
@@ -29,7 +31,35 @@ from topobus.simulation.nats_server import NatsServer
 pytestmark = pytest.mark.integration
 
 _LIMIT_S = 60.0
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "health_subscriber.py"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+EXAMPLE = EXAMPLES / "health_subscriber.py"
+GO_EXAMPLE = EXAMPLES / "go-health-subscriber"
+# The first build compiles what it uses of the standard library.
+_BUILD_LIMIT_S = 600.0
+
+Command = tuple[str, ...]
+
+
+@pytest.fixture(scope="module")
+def go_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example in Go, built without network: it has no dependencies."""
+    go = shutil.which("go")
+    if go is None:
+        pytest.skip("no go is on the PATH: the example in Go is not built")
+    program = tmp_path_factory.mktemp("go") / "health-subscriber"
+    environment = {**os.environ, "GOPROXY": "off", "GOTOOLCHAIN": "local", "GOFLAGS": "-mod=mod", "CGO_ENABLED": "0"}
+    for arguments in (["vet", "."], ["build", "-o", str(program), "."]):
+        done = subprocess.run(
+            [go, *arguments], cwd=GO_EXAMPLE, env=environment, capture_output=True, text=True, timeout=_BUILD_LIMIT_S, check=False
+        )
+        assert done.returncode == 0, done.stderr
+    return program
+
+
+@pytest.fixture(params=["python", "go"])
+def example(request: pytest.FixtureRequest) -> Command:
+    """The command line of each example."""
+    return (sys.executable, str(EXAMPLE)) if request.param == "python" else (str(request.getfixturevalue("go_program")),)
 
 
 async def _publish(bus: Bus, device: str, generation: int) -> None:
@@ -44,10 +74,10 @@ async def _publish(bus: Bus, device: str, generation: int) -> None:
             return
 
 
-async def _start(url: str, **variables: str) -> asyncio.subprocess.Process:
+async def _start(example: Command, url: str, **variables: str) -> asyncio.subprocess.Process:
     """Run the example, at a server without accounts unless the variables say another thing."""
     environment = {**os.environ, "NATS_URL": url, "NATS_API": "$JS.API", **variables}
-    return await asyncio.create_subprocess_exec(sys.executable, str(EXAMPLE), env=environment, stdout=asyncio.subprocess.PIPE)
+    return await asyncio.create_subprocess_exec(*example, env=environment, stdout=asyncio.subprocess.PIPE)
 
 
 async def _connected_as_user(system: System) -> asyncio.Event:
@@ -81,12 +111,14 @@ async def _read(process: asyncio.subprocess.Process, count: int, *, limit_s: flo
     return printed
 
 
-async def test_example_shows_present_then_changes_once_each_when_it_starts_late(own_nats_server: NatsServer, own_bus: Bus) -> None:
+async def test_example_shows_present_then_changes_once_each_when_it_starts_late(
+    example: Command, own_nats_server: NatsServer, own_bus: Bus
+) -> None:
     """Events before its start: the newest of each device. Later ones, and those after a restart of the server: every one, once, in order."""
     for generation in (1, 2, 3):
         await _publish(own_bus, "gpu-0", generation)
     await _publish(own_bus, "gpu-1", 1)
-    process = await _start(own_nats_server.url)
+    process = await _start(example, own_nats_server.url)
     try:
         present = await _read(process, 2)
         for generation in (4, 5):
@@ -111,7 +143,7 @@ async def test_example_shows_present_then_changes_once_each_when_it_starts_late(
 
 
 async def test_example_works_with_a_users_rights_when_permissions_are_on(
-    nats_binary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    example: Command, nats_binary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rendered permissions of `user` are enough to follow health."""
     for principal in PRINCIPALS:
@@ -127,7 +159,7 @@ async def test_example_works_with_a_users_rights_when_permissions_are_on(
         await controller.provision()
         await bus.provision()
         await _publish(bus, "gpu-0", 1)
-        process = await _start(server.url.replace("nats://", "nats://user:user@"))
+        process = await _start(example, server.url.replace("nats://", "nats://user:user@"))
         try:
             assert await _read(process, 1) == [("gpu-0", 1)]
         finally:
@@ -136,12 +168,13 @@ async def test_example_works_with_a_users_rights_when_permissions_are_on(
 
 
 async def test_example_comes_by_tls_with_a_password_file_when_the_server_listens_for_others(
-    nats_binary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    example: Command, nats_binary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the server of `topobus up --listen`, with its accounts and its own authority: present, changes, and those after the user's password was made anew."""
     layout = launched_layout(tmp_path, nats_binary, monkeypatch)
     async with Supervisor(tmp_path / "logs") as supervisor, asyncio.timeout(120):
-        certificate = await asyncio.to_thread(NatsCertificate, Listening(address="127.0.0.1"), layout.nats_tls, layout.authority)
+        certificate = await asyncio.to_thread(NatsCertificate, Listening(address="0.0.0.0"), layout.nats_tls, layout.authority)
+        assert certificate.authority_file, "on loopback alone the server would have no TLS"
         url = await start_nats(supervisor, layout, size_store(layout.nats), lambda _: None, is_open=False, certificate=certificate)
         system = System(
             layout=layout, node="n1", nats_url=url, supervisor=supervisor, has_users=True, tls_ca_file=certificate.authority_file
@@ -153,7 +186,7 @@ async def test_example_comes_by_tls_with_a_password_file_when_the_server_listens
             await controller.provision()
             await _publish(bus, "gpu-0", 1)
             files = {"NATS_CA": system.tls_ca_file, "NATS_PASSWORD_FILE": str(system.password_file("user"))}
-            process = await _start(url.replace("nats://", "tls://"), NATS_API="$JS.topobus.API", **files)
+            process = await _start(example, url.replace("nats://", "tls://"), NATS_API="$JS.topobus.API", **files)
             try:
                 present = await _read(process, 1, limit_s=_LIMIT_S)
                 await _publish(bus, "gpu-0", 2)
@@ -169,6 +202,28 @@ async def test_example_comes_by_tls_with_a_password_file_when_the_server_listens
                 await process.wait()
 
     assert (present, changes, after) == ([("gpu-0", 1)], [("gpu-0", 2)], [("gpu-0", 3)])
+
+
+async def test_example_says_no_password_when_the_server_offers_no_tls(go_program: Path, tmp_path: Path) -> None:
+    """Somebody in the server's place who leaves TLS out is told nothing: the example in Go ends the connection before its login."""
+    (tmp_path / "password").write_text("secret")
+    heard: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"tls_required":false}\r\n')
+        heard.put_nowait(await reader.read())
+        writer.close()
+
+    async with asyncio.timeout(_LIMIT_S), await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        process = await _start((str(go_program),), f"tls://127.0.0.1:{port}", NATS_PASSWORD_FILE=str(tmp_path / "password"))
+        try:
+            first = await heard.get()
+        finally:
+            process.kill()
+            await process.wait()
+
+    assert first == b""
 
 
 def test_example_has_at_most_sixty_lines_when_it_is_counted() -> None:

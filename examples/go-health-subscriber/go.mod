@@ -1,0 +1,3 @@
+module topobus.dev/examples/go-health-subscriber
+
+go 1.21
