@@ -11,12 +11,10 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from topobus.domain.drawing.leaves import PciIds
 from topobus.domain.machine import PciDevice
 
-__all__ = ["PciIds", "copy_names", "read_pci_names"]
-
-PciIds = tuple[int, int]
-"""Vendor and device."""
+__all__ = ["copy_names", "read_pci_names"]
 
 # Debian and Arch; Red Hat, Alpine and SUSE.
 _PLACES = ("usr/share/misc/pci.ids", "usr/share/hwdata/pci.ids")

@@ -20,7 +20,6 @@ from topobus.cli.commands.device import kept_back_listing
 from topobus.cli.commands.nodeallocationstates import states_listing
 from topobus.cli.commands.pods import pods_listing
 from topobus.cli.render.device_listings import device_listing, health_listing, summary_listing
-from topobus.cli.render.holders import holders_of
 from topobus.cli.render.listing import Column, Fit, Listing, Row
 from topobus.cli.render.output import THEME
 from topobus.cli.render.tables import object_listing
@@ -28,6 +27,7 @@ from topobus.contracts.codec import from_builtins
 from topobus.contracts.messages import ApiObject, ContainerDevices, DecisionEvent, HeldDevice, PodsReply
 from topobus.contracts.operation_messages import ClassMaintenance
 from topobus.domain.device import Inventory
+from topobus.domain.drawing.letters import holders_of
 from topobus.domain.ledger import Ledger
 from topobus.domain.maintenance import DeviceVerb, Maintenance
 from topobus.kubernetes.api.classic_state import node_allocation_state

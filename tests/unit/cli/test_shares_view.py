@@ -8,10 +8,10 @@ from rich.console import Console
 
 from support.shared_devices import GIB, shared_gpus
 from topobus.cli.render.device_listings import device_listing
-from topobus.cli.render.holders import holders_of
 from topobus.cli.render.output import THEME
 from topobus.domain.device import Inventory
 from topobus.domain.device_sharing import HeldShare
+from topobus.domain.drawing.letters import holders_of
 from topobus.domain.ledger import Allocation, Holding, Ledger
 from topobus.domain.request import Owner, OwnerKind
 

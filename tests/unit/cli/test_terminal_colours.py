@@ -11,11 +11,11 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from topobus.cli.render.answers import hint_table
-from topobus.cli.render.holders import holders_of
 from topobus.cli.render.machine_drawing import draw_machine
 from topobus.cli.render.output import THEME
 from topobus.cli.render.program_status import ProgramState, ProgramStatus, status_table
 from topobus.cli.render.syntax_colours import coloured
+from topobus.domain.drawing.letters import holders_of
 from topobus.domain.hint import Hint
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.ledger import Allocation, Holding, Ledger

@@ -19,10 +19,10 @@ from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
 from topobus.cli.objects.device_selection import ChosenDevice, Selection, choose_devices
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus, system_text
 from topobus.cli.render.answers import short_time
-from topobus.cli.render.holders import holders_of
 from topobus.cli.render.listing import Column, Fit, Listing, Row
 from topobus.contracts.catalogue import INVENTORY, LEDGER, MAINTENANCE, OPERATE
 from topobus.contracts.operation_messages import ClassMaintenance, OperateReply, OperateRequest
+from topobus.domain.drawing.letters import holders_of
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.ledger import Ledger
 from topobus.domain.maintenance import DeviceOperation, DeviceVerb, Maintenance

@@ -18,8 +18,8 @@ from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
 from topobus.cli.render.answers import short_time
 from topobus.cli.render.device_listings import health_listing
-from topobus.cli.render.leaves import HEALTH_STYLES
 from topobus.cli.render.listing import Listing, Row
+from topobus.cli.render.styles import HEALTH_STYLES
 from topobus.contracts.catalogue import HEALTH, INVENTORY, LEDGER
 from topobus.contracts.messages import HealthEvent
 from topobus.runtime.bus import Start

@@ -14,11 +14,11 @@ from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus
 from topobus.cli.render.device_listings import device_labels, device_listing, summary_listing
-from topobus.cli.render.holders import holders_of
 from topobus.cli.render.listing import Listing, Row
 from topobus.cli.system.responding_services import as_of_now
 from topobus.contracts.catalogue import INVENTORY, LEDGER
 from topobus.domain.device import Device, Inventory
+from topobus.domain.drawing.letters import holders_of
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.ledger import Ledger
 from topobus.runtime.bus import Bus

@@ -13,8 +13,8 @@ from rich.text import Text
 from topobus.cli.exits import ExitCode
 from topobus.cli.listing.list_options import LIST_DEFAULTS, AllNamespaces, Lister, ListOptions
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus
-from topobus.cli.render.leaves import HEALTH_STYLES
 from topobus.cli.render.listing import Column, Fit, Listing, Row
+from topobus.cli.render.styles import HEALTH_STYLES
 from topobus.contracts.catalogue import INVENTORY, LEDGER, MACHINE, PODS
 from topobus.contracts.messages import ContainerDevices, HeldDevice, PodsReply, PodsRequest
 from topobus.domain.errors import PeerUnavailable

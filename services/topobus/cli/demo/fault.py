@@ -16,9 +16,9 @@ from topobus.cli.demo.scene import Scene, manifest
 from topobus.cli.demo.stage import ExpectationError
 from topobus.cli.objects.manifests import read_pod
 from topobus.cli.render.device_listings import device_listing
-from topobus.cli.render.holders import holders_of
 from topobus.contracts.catalogue import LEDGER
 from topobus.contracts.codec import decode
+from topobus.domain.drawing.letters import holders_of
 from topobus.domain.health import HealthState
 from topobus.domain.ledger import Ledger
 from topobus.domain.request import OwnerKind

@@ -1,4 +1,4 @@
-"""Draws the cores of a NUMA node as bars, one sign a core, with a gap between cores of different level-3 caches, and says which caches there are.
+"""Draws the cores of a NUMA node as bars, one sign a core, with a gap between cores of different level-3 caches.
 
 Flows in: the cores of one node in the order of the drawing, and the sign of each. Flows out: lines of text. Pure.
 """
@@ -11,10 +11,9 @@ from itertools import groupby
 
 from rich.text import Text
 
-from topobus.cli.render.byte_sizes import human_bytes
-from topobus.domain.machine import Cpu, Machine
+from topobus.domain.drawing.layout import DrawnCore
 
-__all__ = ["Cell", "core_bars", "l3_line"]
+__all__ = ["Cell", "core_bars"]
 
 Cell = tuple[str, str]
 """A sign and its style."""
@@ -25,13 +24,13 @@ _ROWS_WITH_GAPS = 4
 _FREE = "·"
 
 
-def core_bars(cores: Sequence[Sequence[Cpu]], cells: Sequence[Cell], width: int, *, indent: int) -> Iterable[Text]:
+def core_bars(cores: Sequence[DrawnCore], cells: Sequence[Cell], width: int, *, indent: int) -> Iterable[Text]:
     """Draw one sign a core, cores of one level-3 cache together; when they do not fit into the rows, one sign stands for several cores, and there are no gaps.
 
-    Shapes: cores — threads of each core; cells — one a core.
+    Shapes: cells — one a core.
     """
     room = width - indent
-    groups = [[cell for _, cell in group] for _, group in groupby(zip(cores, cells, strict=True), key=lambda core: core[0][0].l3)]
+    groups = [[cell for _, cell in group] for _, group in groupby(zip(cores, cells, strict=True), key=lambda pair: pair[0].l3)]
     rows = _rows_of_groups(groups, room)
     if len(groups) > 1 and 0 < len(rows) <= _ROWS_WITH_GAPS:
         for row in rows:
@@ -44,27 +43,6 @@ def core_bars(cores: Sequence[Sequence[Cpu]], cells: Sequence[Cell], width: int,
         yield Text(" " * indent) + _run(merged[start : start + length])
     if scale > 1:
         yield Text(f"{' ' * indent}({scale} cores a sign)", "faint")
-
-
-def l3_line(machine: Machine, cores: Sequence[Sequence[Cpu]]) -> str:
-    """Say which level-3 caches the cores of a node have; empty where the machine does not tell.
-
-    A cache that CPUs of other nodes share as well is said to be theirs, too.
-    """
-    sizes = {cache.cpu: cache.size_bytes for cache in machine.l3_caches}
-    caches = Counter(core[0].l3 for core in cores if core[0].l3 is not None)
-    if not caches:
-        return ""
-    kinds = Counter((sizes.get(cache, 0), count) for cache, count in caches.items())
-    parts = [
-        f"{f'{number} x ' if number > 1 else ''}{human_bytes(size) if size else '?'}"
-        f"{f' for {count} cores each' if number > 1 else f' for {count} cores' if len(caches) > 1 else ''}"
-        for (size, count), number in sorted(kinds.items(), reverse=True)
-    ]
-    here = {core[0].numa_node for core in cores}
-    others = sorted({cpu.numa_node for cpu in machine.cpus if cpu.l3 in caches and cpu.numa_node is not None and cpu.numa_node not in here})
-    shared = f", shared with node{'s' if len(others) > 1 else ''} {','.join(map(str, others))}" if others else ""
-    return f"{' + '.join(parts)}{shared}"
 
 
 def _rows_of_groups(groups: Sequence[Sequence[Cell]], room: int) -> list[list[Sequence[Cell]]]:

@@ -15,12 +15,13 @@ from rich.table import Table
 from rich.text import Text
 
 from topobus.cli.render.answers import reason_lines, short_time, summary
-from topobus.cli.render.leaves import HEALTH_STYLES, short_address
 from topobus.cli.render.listing import Column, Fit, Listing, Row
+from topobus.cli.render.styles import HEALTH_STYLES
 from topobus.cli.render.tables import named_claim, state_of
 from topobus.contracts.messages import ApiObject, DecisionEvent
 from topobus.contracts.nouns import CLUSTER
 from topobus.domain.device import Device, Inventory, driver_name
+from topobus.domain.drawing.leaves import short_address
 from topobus.domain.ledger import Allocation, Ledger
 from topobus.domain.outcome import Reason, Refusal
 from topobus.kubernetes.api.classic_handles import shown

@@ -11,12 +11,13 @@ from typing import Any
 from rich.text import Text
 
 from topobus.cli.render.answers import short_time
-from topobus.cli.render.holders import Holder, Holders, holders_of
-from topobus.cli.render.leaves import HEALTH_STYLES, short_address
 from topobus.cli.render.listing import Cell, Column, Fit, Listing, Row
+from topobus.cli.render.styles import HEALTH_STYLES, holder_style
 from topobus.domain.cpu_groups import cpus_of
 from topobus.domain.device import Device, Inventory
 from topobus.domain.device_sharing import HeldShare
+from topobus.domain.drawing.leaves import short_address
+from topobus.domain.drawing.letters import DrawnHolder, DrawnHolders, holders_of
 from topobus.domain.health import HealthState
 from topobus.domain.idset import CpuSet
 from topobus.domain.ledger import Ledger
@@ -47,7 +48,7 @@ def summary_listing(inventories: Iterable[Inventory], ledgers: Mapping[str, Ledg
     )
 
 
-def _summary_row(inventory: Inventory, holders: Holders) -> Row:
+def _summary_row(inventory: Inventory, holders: DrawnHolders) -> Row:
     held = {device.name for device in inventory.devices if _is_held(device, holders)}
     sick = [device for device in inventory.devices if not device.health.is_allocatable]
     free = [device for device in inventory.devices if device.name not in held and device.is_allocatable]
@@ -81,7 +82,7 @@ def class_text(inventory: Inventory) -> str:
     return f"{inventory.device_class} ({inventory.resource})" if inventory.resource else inventory.device_class
 
 
-def device_listing(inventory: Inventory, holders: Holders, *, sums_up: bool = True) -> Listing:
+def device_listing(inventory: Inventory, holders: DrawnHolders, *, sums_up: bool = True) -> Listing:
     """List the devices of one inventory; CPUs core by core would be hundreds of lines, so people see them summed up a NUMA node."""
     if sums_up and inventory.device_class == "cpu":
         return _cpu_listing(inventory, holders)
@@ -105,7 +106,7 @@ def device_listing(inventory: Inventory, holders: Holders, *, sums_up: bool = Tr
     )
 
 
-def device_labels(inventory: Inventory, device: Device, holder: Holder | None = None) -> dict[str, str]:
+def device_labels(inventory: Inventory, device: Device, holder: DrawnHolder | None = None) -> dict[str, str]:
     """Give what a selector may ask of a device: its attributes, and above them what every device has."""
     facts = {
         "node": inventory.node,
@@ -125,14 +126,14 @@ def device_labels(inventory: Inventory, device: Device, holder: Holder | None = 
     return attributes | {name: value for name, value in facts.items() if value}
 
 
-def _device_row(inventory: Inventory, device: Device, holders: Holders) -> Row:
+def _device_row(inventory: Inventory, device: Device, holders: DrawnHolders) -> Row:
     place = (device.device_class, device.name)
     holder, sharers = holders.by_device.get(place), holders.sharers.get(place, ())
     worst = device.health.worst
     health = device.health.state.value + (f": {worst.reason}" if worst else "")
     if device.maintenance is not None:
         health += f", {device.why_not}"
-    held_by: Cell = Text(holder.name, holder.style) if holder else Text("-", "faint")
+    held_by: Cell = Text(holder.name, holder_style(holder)) if holder else Text("-", "faint")
     if device.sharing is not None and (sharers or holder is None):
         held_by = _shares_text(device, sharers)
     return Row(
@@ -161,9 +162,9 @@ def _device_row(inventory: Inventory, device: Device, holders: Holders) -> Row:
     )
 
 
-def _share_line(sharer: Holder, share: HeldShare) -> Text:
+def _share_line(sharer: DrawnHolder, share: HeldShare) -> Text:
     numbers = ", ".join(f"::{number}" for number in share.replicas) or "share"
-    return Text.assemble((f"└ {numbers}  ", "faint"), f"{amounts_text(share)}  ", (sharer.name, sharer.style))
+    return Text.assemble((f"└ {numbers}  ", "faint"), f"{amounts_text(share)}  ", (sharer.name, holder_style(sharer)))
 
 
 def amounts_text(share: HeldShare) -> str:
@@ -175,12 +176,12 @@ def amounts_text(share: HeldShare) -> str:
     return ", ".join(f"{name} {Quantity.of(amount, QuantityForm.BINARY)}" for name, amount in sorted(share.amounts.items())) or "-"
 
 
-def _shares_text(device: Device, sharers: Sequence[tuple[Holder, HeldShare]]) -> Text:
+def _shares_text(device: Device, sharers: Sequence[tuple[DrawnHolder, HeldShare]]) -> Text:
     used = sum(share.amounts.get(SHARES, 0) for _, share in sharers)
     return Text(f"{used} of {device.capacity.get(SHARES, 0)} shares", "" if used else "faint")
 
 
-def _cpu_listing(inventory: Inventory, holders: Holders) -> Listing:
+def _cpu_listing(inventory: Inventory, holders: DrawnHolders) -> Listing:
     by_node: dict[str, list[Device]] = {}
     for device in inventory.devices:
         by_node.setdefault(str(device.numa_nodes) if device.numa_nodes is not None else "?", []).append(device)
@@ -199,7 +200,7 @@ def _cpu_listing(inventory: Inventory, holders: Holders) -> Listing:
     )
 
 
-def _cpu_row(inventory: Inventory, node: str, devices: Sequence[Device], holders: Holders) -> Row:
+def _cpu_row(inventory: Inventory, node: str, devices: Sequence[Device], holders: DrawnHolders) -> Row:
     cpus = CpuSet.of(cpu for device in devices for cpu in cpus_of(device))
     held = CpuSet.of(cpu for cpu in cpus if cpu in holders.by_cpu)
     free = CpuSet.of(cpu for device in devices if device.is_allocatable for cpu in cpus_of(device)) - held
@@ -247,7 +248,7 @@ def _by_numa(devices: Iterable[Device]) -> list[tuple[str, int]]:
     return sorted(counts.items(), key=lambda item: natural_key(item[0]))
 
 
-def _is_held(device: Device, holders: Holders) -> bool:
+def _is_held(device: Device, holders: DrawnHolders) -> bool:
     if device.cpu is not None:
         return device.cpu in holders.by_cpu
     return (device.device_class, device.name) in holders.by_device
@@ -291,7 +292,7 @@ def health_document(inventory: Inventory, device: Device) -> dict[str, Any]:
     return {"node": inventory.node, "device_class": inventory.device_class, "device": device.name, "health": device.health}
 
 
-def _health_row(inventory: Inventory, device: Device, holders: Holders) -> Row:
+def _health_row(inventory: Inventory, device: Device, holders: DrawnHolders) -> Row:
     worst = device.health.worst
     what = f"{worst.reason}: {worst.message}" + (f" (do: {worst.action})" if worst.action != "none" else "") if worst else "-"
     holder = holders.by_cpu.get(device.cpu) if device.cpu is not None else holders.by_device.get((device.device_class, device.name))
@@ -303,7 +304,7 @@ def _health_row(inventory: Inventory, device: Device, holders: Holders) -> Row:
             Text(device.health.state.value, HEALTH_STYLES[device.health.state] or "ok"),
             short_time(device.health.since) or "-",
             what,
-            Text(holder.name, holder.style) if holder else Text("-", "faint"),
+            Text(holder.name, holder_style(holder)) if holder else Text("-", "faint"),
             str(worst.action) if worst else "-",
             ", ".join(f"{name}={value}" for name, value in sorted(worst.evidence.items())) or "-" if worst else "-",
         ),

@@ -11,9 +11,9 @@ from typing import TypeVar
 
 from rich.text import Text
 
-from topobus.cli.pci_names import PciIds
 from topobus.cli.top.keys import Key
 from topobus.domain.device import Inventory
+from topobus.domain.drawing.leaves import PciIds
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine
 from topobus.runtime.bus import Change, ChangeKind

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from topobus.cli.render.holders import holders_of
 from topobus.cli.render.machine_drawing import draw_machine
 from topobus.cli.render.output import THEME
 from topobus.cli.top.scene import Scene, ShownEvent
+from topobus.domain.drawing.letters import holders_of
 
 __all__ = ["Palette", "event_lines", "painted", "screen", "whole_view"]
 

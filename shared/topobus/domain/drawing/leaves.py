@@ -6,14 +6,17 @@ Flows in: a Machine and its Inventories. Flows out: leaves with their root compl
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 
-from topobus.cli.pci_names import PciIds
+from msgspec import Struct, structs
+
 from topobus.domain.device import Device, DeviceRole, Inventory
 from topobus.domain.health import HealthState
 from topobus.domain.machine import Machine, PciDevice
 
-__all__ = ["HEALTH_SIGNS", "HEALTH_STYLES", "Leaf", "leaves_of", "short_address"]
+__all__ = ["HEALTH_SIGNS", "Leaf", "PciIds", "leaves_of", "short_address"]
+
+PciIds = tuple[int, int]
+"""Vendor and device."""
 
 HEALTH_SIGNS = {
     HealthState.HEALTHY: " ",
@@ -22,13 +25,6 @@ HEALTH_SIGNS = {
     HealthState.UNHEALTHY: "!",
     HealthState.UNKNOWN: "?",
 }
-HEALTH_STYLES = {
-    HealthState.HEALTHY: "",
-    HealthState.DEGRADED: "warn",
-    HealthState.RECOVERING: "warn",
-    HealthState.UNHEALTHY: "fail",
-    HealthState.UNKNOWN: "warn",
-}
 
 # PCI base classes worth drawing where no device service told what they are (PCI Code and ID Assignment, section 1).
 _KINDS = {0x01: "disk", 0x02: "nic", 0x03: "display", 0x0B: "coproc", 0x12: "accel"}
@@ -36,8 +32,7 @@ _KINDS = {0x01: "disk", 0x02: "nic", 0x03: "display", 0x0B: "coproc", 0x12: "acc
 _NEVER_OFFERED = "disk"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Leaf:
+class Leaf(Struct, frozen=True, kw_only=True):
     """One thing at the end of a PCI path."""
 
     device_class: str
@@ -49,7 +44,9 @@ class Leaf:
     root: str = ""
     switch: str = ""
     health: HealthState = HealthState.HEALTHY
-    parts: int = 0
+    device: Device | None = None
+    """None for a function that no service offers."""
+    parts: tuple[Device, ...] = ()
     """Virtual functions or partitions below it that are devices of their own."""
 
 
@@ -81,16 +78,16 @@ def short_address(text: str) -> str:
 
 def _device_leaves(inventory: Inventory) -> Iterable[Leaf]:
     names = {device.name for device in inventory.devices}
-    parts: dict[str, int] = {}
+    parts: dict[str, list[Device]] = {}
     for device in inventory.devices:
         if device.parent in names:
-            parts[device.parent] = parts.get(device.parent, 0) + 1
+            parts.setdefault(device.parent, []).append(device)
     for device in inventory.devices:
         if device.parent not in names:
-            yield _device_leaf(device, parts.get(device.name, 0))
+            yield _device_leaf(device, tuple(parts.get(device.name, ())))
 
 
-def _device_leaf(device: Device, parts: int) -> Leaf:
+def _device_leaf(device: Device, parts: tuple[Device, ...]) -> Leaf:
     worst = device.health.worst
     text = worst.reason if worst is not None else device.model or device.vendor
     if device.role is not DeviceRole.COMPUTE:
@@ -98,11 +95,12 @@ def _device_leaf(device: Device, parts: int) -> Leaf:
     return Leaf(
         device_class=device.device_class,
         name=device.name,
-        text=text + (f" +{parts} VF" if parts else ""),
+        text=text + (f" +{len(parts)} VF" if parts else ""),
         numa_node=device.numa_nodes.lowest if device.numa_nodes else None,
         root=device.pcie_root,
         switch=str(device.pcie_switch or ""),
         health=device.health.state,
+        device=device,
         parts=parts,
     )
 
@@ -131,7 +129,7 @@ def _other_leaves(machine: Machine, inventories: Iterable[Inventory], names: Map
     for function in machine.pci_devices:
         leaf = _function_leaf(function, names) if function.address.key[:3] not in spoken_of else None
         if leaf is not None and leaf.device_class != _NEVER_OFFERED:
-            yield replace(leaf, text=f"{'not offered' if function.driver else 'no driver'}: {leaf.text}")
+            yield structs.replace(leaf, text=f"{'not offered' if function.driver else 'no driver'}: {leaf.text}")
 
 
 def _function_leaf(function: PciDevice, names: Mapping[PciIds, str]) -> Leaf | None:

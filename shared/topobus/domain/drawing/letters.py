@@ -1,33 +1,34 @@
-"""Assigns a letter and a colour to each owner in a ledger, so that a drawing shows holders with and without colour.
+"""Assigns a letter and a colour number to each owner in a ledger, so that a drawing shows holders with and without colour.
 
-Flows in: a Ledger. Flows out: letters by owner, by CPU and by device. Pure; the same ledger gives the same letters.
+Flows in: a ledger. Flows out: letters by owner, by CPU and by device. Pure; the same ledger gives the same letters.
 """
 
 from __future__ import annotations
 
 import string
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from topobus.domain.device_sharing import HeldShare
 from topobus.domain.idset import CpuSet
-from topobus.domain.ledger import Allocation, Ledger
+from topobus.domain.ledger import Allocation, Holders
 
-__all__ = ["Holder", "Holders", "holders_of"]
+__all__ = ["COLOUR_COUNT", "DrawnHolder", "DrawnHolders", "holders_of"]
 
-# Plain ANSI colours read on dark, light and Solarized terminals; bright ones and white do not, and many terminals make bold colours bright. So letters tell owners apart where colours repeat.
-_STYLES = ("cyan", "magenta", "yellow", "blue", "green", "bold")
+COLOUR_COUNT = 6
+"""Owners have colours 0 to 5: so many are told apart on dark and on light grounds. Where they repeat the letters tell."""
 _LETTERS = string.ascii_uppercase + "0123456789"
 # More owners than letters: the rest share one sign, and the legend still lists each.
 _MANY = "#"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Holder:
+class DrawnHolder(Struct, frozen=True, kw_only=True):
     """One owner as drawn."""
 
     letter: str
-    style: str
+    colour: int
+    """0 to COLOUR_COUNT - 1."""
     name: str
     allocation: Allocation
 
@@ -48,33 +49,39 @@ class Holder:
                 by_class.setdefault(device_class, set()).update(names)
         return {device_class: tuple(sorted(names)) for device_class, names in sorted(by_class.items())}
 
+    @property
+    def held_text(self) -> str:
+        """What the owner holds, in words."""
+        held = [f"{len(names)} {device_class}" for device_class, names in self.devices.items() if device_class != "cpu"]
+        cpus = self.cpus
+        return ", ".join([*held, *([f"{len(cpus)} cpus {cpus}"] if cpus else [])]) or "nothing"
 
-@dataclass(frozen=True, kw_only=True)
-class Holders:
+
+class DrawnHolders(Struct, frozen=True, kw_only=True):
     """All owners of one node, and the way back from CPUs and devices."""
 
-    all: tuple[Holder, ...]
-    by_cpu: dict[int, Holder]
-    by_device: dict[tuple[str, str], Holder]
+    all: tuple[DrawnHolder, ...]
+    by_cpu: dict[int, DrawnHolder]
+    by_device: dict[tuple[str, str], DrawnHolder]
     """Of several with shares of one device the last by key."""
-    sharers: dict[tuple[str, str], tuple[tuple[Holder, HeldShare], ...]]
+    sharers: dict[tuple[str, str], tuple[tuple[DrawnHolder, HeldShare], ...]]
     """Who has shares of a device, with what they have, by class and name; owners by key."""
 
 
-def holders_of(ledger: Ledger | None, letters: Mapping[str, str] | None = None) -> Holders:
+def holders_of(ledger: Holders | None, letters: Mapping[str, str] | None = None) -> DrawnHolders:
     """Give each owner the letter that it has had (`letters`, by key), else one of its name, else a free one; in the order of their keys.
 
     So a letter says whose it is, and does not change when others come and go, but for owners of one first letter.
     """
     given = _letters({key: allocation.shown.name for key, allocation in (ledger.allocations if ledger else {}).items()}, letters or {})
-    holders: list[Holder] = []
-    by_cpu: dict[int, Holder] = {}
-    by_device: dict[tuple[str, str], Holder] = {}
-    sharers: dict[tuple[str, str], list[tuple[Holder, HeldShare]]] = {}
+    holders: list[DrawnHolder] = []
+    by_cpu: dict[int, DrawnHolder] = {}
+    by_device: dict[tuple[str, str], DrawnHolder] = {}
+    sharers: dict[tuple[str, str], list[tuple[DrawnHolder, HeldShare]]] = {}
     for place, (key, allocation) in enumerate(sorted((ledger.allocations if ledger else {}).items())):
-        holder = Holder(
+        holder = DrawnHolder(
             letter=given[key],
-            style=_STYLES[(_LETTERS.index(given[key]) if given[key] in _LETTERS else place) % len(_STYLES)],
+            colour=(_LETTERS.index(given[key]) if given[key] in _LETTERS else place) % COLOUR_COUNT,
             name=str(allocation.shown),
             allocation=allocation,
         )
@@ -86,7 +93,7 @@ def holders_of(ledger: Ledger | None, letters: Mapping[str, str] | None = None) 
             for device_class, shares in holding.shares.items():
                 for name, share in shares.items():
                     sharers.setdefault((device_class, name), []).append((holder, share))
-    return Holders(
+    return DrawnHolders(
         all=tuple(holders), by_cpu=by_cpu, by_device=by_device, sharers={place: tuple(parts) for place, parts in sharers.items()}
     )
 
