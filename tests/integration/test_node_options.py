@@ -6,18 +6,24 @@ import asyncio
 from contextlib import aclosing
 
 import pytest
+from msgspec import structs
 
 from topobus.contracts.catalogue import ALIGNMENT
 from topobus.domain.idset import CpuSet
 from topobus.domain.request import Policy
 from topobus.domain.view import AlignmentOptions, NodeAlignment
-from topobus.runtime.bus import Bus
-from topobus.topology.options import publish_options
+from topobus.runtime.bus import Bus, ChangeKind
+from topobus.testing.clock import ManualClock
+from topobus.topology.options import SAID_EVERY_S, AlignmentPublisher
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 
 MINE = NodeAlignment(
-    node="n1", options=AlignmentOptions(policy=Policy.RESTRICTED), reserved_cpus=CpuSet(0, 8), reserved_memory={"0": 1 << 30}
+    node="n1",
+    options=AlignmentOptions(policy=Policy.RESTRICTED),
+    reserved_cpus=CpuSet(0, 8),
+    reserved_memory={"0": 1 << 30},
+    is_said_every_s=SAID_EVERY_S,
 )
 
 
@@ -32,14 +38,14 @@ async def test_options_are_published_when_others_stand_there(bus: Bus) -> None:
     """What the last start wrote with other settings is replaced."""
     await bus.put(ALIGNMENT, NodeAlignment(node="n1"), node="n1")
 
-    task = asyncio.create_task(publish_options(bus, MINE))
+    task = asyncio.create_task(AlignmentPublisher(bus, MINE).run())
     await _until(bus, MINE)
     task.cancel()
 
 
 async def test_options_are_published_again_when_they_are_deleted(bus: Bus) -> None:
     """They are the node's to say: who deletes them gets them back."""
-    task = asyncio.create_task(publish_options(bus, MINE))
+    task = asyncio.create_task(AlignmentPublisher(bus, MINE).run())
     await _until(bus, MINE)
 
     await bus.delete(ALIGNMENT, node="n1")
@@ -50,10 +56,10 @@ async def test_options_are_published_again_when_they_are_deleted(bus: Bus) -> No
 async def test_options_are_left_alone_when_they_stand_there(bus: Bus) -> None:
     """A restart with the same settings writes nothing: the revision stays."""
     revision = await bus.put(ALIGNMENT, MINE, node="n1")
-    other = NodeAlignment(node="n2")
+    other = NodeAlignment(node="n2", is_said_every_s=SAID_EVERY_S)
 
-    task = asyncio.create_task(publish_options(bus, MINE))
-    second = asyncio.create_task(publish_options(bus, other))
+    task = asyncio.create_task(AlignmentPublisher(bus, MINE).run())
+    second = asyncio.create_task(AlignmentPublisher(bus, other).run())
     async with asyncio.timeout(60), aclosing(bus.watch(ALIGNMENT, node="n2")) as changes:
         async for change in changes:
             if change.value == other:
@@ -64,3 +70,57 @@ async def test_options_are_left_alone_when_they_stand_there(bus: Bus) -> None:
 
     assert entry is not None
     assert entry.revision == revision
+
+
+async def test_silent_services_are_published_when_silence_begins_and_ends(bus: Bus) -> None:
+    """Who only reads the bus sees which device services do not answer, since when, and that they do again."""
+    publisher = AlignmentPublisher(bus, MINE)
+    task = asyncio.create_task(publisher.run())
+    await _until(bus, MINE)
+
+    publisher.note_silence({"gpu": "2026-11-28T00:00:00.000000Z"})
+    await _until(bus, structs.replace(MINE, unheard_classes={"gpu": "2026-11-28T00:00:00.000000Z"}))
+    publisher.note_silence({})
+    await _until(bus, MINE)
+    task.cancel()
+
+
+async def test_options_are_said_anew_while_they_stand_there(bus: Bus) -> None:
+    """Each half minute the same is written again, so that who only reads hears when topology has stopped."""
+    clock = ManualClock()
+    task = asyncio.create_task(AlignmentPublisher(bus, MINE, clock).run())
+    revisions: list[int] = []
+    async with asyncio.timeout(60), aclosing(bus.watch(ALIGNMENT, node="n1")) as changes:
+        async for change in changes:
+            if change.kind is ChangeKind.PUT:
+                revisions.append(change.revision)
+                await clock.asleep(SAID_EVERY_S)
+                clock.advance(SAID_EVERY_S)
+            if len(revisions) == 3:
+                break
+    task.cancel()
+
+    assert revisions == sorted(set(revisions))
+
+
+async def test_options_of_an_instance_that_started_later_are_not_spoken_over(bus: Bus) -> None:
+    """During a rolling update the earlier instance says nothing more, neither that it lives nor who is silent."""
+    publisher = AlignmentPublisher(bus, MINE)
+    earlier = asyncio.create_task(publisher.run())
+    await _until(bus, MINE)
+    later = structs.replace(MINE, reserved_cpus=CpuSet(1))
+    second = asyncio.create_task(AlignmentPublisher(bus, later).run())
+    await _until(bus, later)
+
+    publisher.note_silence({"gpu": "2026-11-28T00:00:00.000000Z"})
+    other = asyncio.create_task(AlignmentPublisher(bus, structs.replace(later, node="n2")).run())
+    async with asyncio.timeout(60), aclosing(bus.watch(ALIGNMENT, node="n2")) as changes:
+        async for change in changes:
+            if change.kind is ChangeKind.PUT:
+                break
+    entry = await bus.get(ALIGNMENT, node="n1")
+    for task in (earlier, second, other):
+        task.cancel()
+
+    assert entry is not None
+    assert entry.value == later

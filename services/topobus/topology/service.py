@@ -18,7 +18,7 @@ from topobus.topology.device_operations import DeviceOperations
 from topobus.topology.ledger_store import LedgerStore
 from topobus.topology.metrics import TopologyMetrics
 from topobus.topology.node_inputs import NodeInputs
-from topobus.topology.options import publish_options
+from topobus.topology.options import AlignmentPublisher
 from topobus.topology.reservations import Reservations
 
 __all__ = ["serve"]
@@ -57,8 +57,13 @@ async def serve(settings: TopologySettings, runtime: Runtime) -> None:
     operations = DeviceOperations(bus, node=node, inputs=inputs, store=store, announcer=announcer, clock=runtime.clock)
     reservations = Reservations(store=store, announcer=announcer, clock=runtime.clock, expire_s=settings.reservations.expire_s)
 
+    alignment = AlignmentPublisher(
+        bus, NodeAlignment(node=node, options=options, reserved_cpus=reserved, reserved_memory=reserved_memory), runtime.clock
+    )
+
     def note_silence() -> None:
         inputs.note_silence(dict(rollcall.silent))
+        alignment.note_silence(rollcall.silent)
         metrics.silent_classes.clear()
         for device_class in rollcall.silent:
             metrics.silent_classes.labels(device_class).set(1)
@@ -80,9 +85,7 @@ async def serve(settings: TopologySettings, runtime: Runtime) -> None:
         group.create_task(announcer.run())
         group.create_task(reservations.run())
         group.create_task(rollcall.run())
-        group.create_task(
-            publish_options(bus, NodeAlignment(node=node, options=options, reserved_cpus=reserved, reserved_memory=reserved_memory))
-        )
+        group.create_task(alignment.run())
         # Few at a time: they are planned one after the other, and the rest waits where those are left out whose asker has given up.
         await bus.answer(PLACE, answers.place, concurrency=_PLANS_AT_A_TIME, node=node)
         await bus.answer(PREFER, answers.prefer, node=node)

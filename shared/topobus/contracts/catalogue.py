@@ -110,8 +110,8 @@ ALIGNMENT = State(
     bucket="topobus_alignments",
     message=NodeAlignment,
     writer=("topology",),
-    readers=("topology", "controller", _RELAY, "cli"),
-    description="How one node aligns: policy, scope, mode, reserved CPUs and memory, as its operator set them.",
+    readers=("topology", "controller", _RELAY, "console", "cli"),
+    description="How one node aligns: policy, scope, mode, reserved CPUs and memory, as its operator set them; and which of its device services are silent.",
     max_bucket_bytes=32 * 1024 * 1024,
 )
 RELAY = State(

@@ -78,6 +78,9 @@ class BusCopies:
                     self._missing.add(part)
                     self._runtime.readiness.set(part, is_ready=False, why="the history was lost, a new snapshot follows")
                 key = (part, *change.parts.values())
+                if part == "alignments" and change.value is not None and change.value == self._state.alignments.get(change.parts["node"]):
+                    # A sign of life of the node's topology: nothing to decide anew.
+                    continue
                 # A version of its own for each change: after a lost store a revision may stand for another value.
                 self._boundary.run_now(key, object(), partial(apply, change), name=" ".join(key))
                 self._changed()
