@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from msgspec import structs
 
 from support.running import NODE, Service, service
-from topobus.contracts.catalogue import HEALTH, INVENTORY
+from topobus.console.config import ConsoleSettings
+from topobus.console.followers import Followers
+from topobus.contracts.catalogue import ALIGNMENT, HEALTH, INVENTORY
 from topobus.contracts.messages import HealthEvent
 from topobus.domain.device import Device, Inventory
 from topobus.domain.health import HEALTHY, Condition, DeviceHealth, Dimension, HealthState
 from topobus.domain.request import Owner, OwnerKind
+from topobus.domain.view import NodeAlignment
 from topobus.runtime.bus import Bus
 from topobus.simulation.nats_server import NatsServer
+from topobus.testing.clock import ManualClock
 
 pytestmark = pytest.mark.integration
 
@@ -142,6 +147,38 @@ async def test_stream_tells_a_fault_with_its_pods_when_a_device_gets_sick(nats_s
     assert (sick["reason"], sick["state"], sick["device"]) == ("fell-off-bus", "unhealthy", "gpu-0")
     assert (kind, strange) == ("changes", "snapshot")
     assert {entry["topic"] for entry in missed} == {"nodes", "sick", "health"}
+
+
+async def test_stream_tells_who_is_silent_when_topology_says_so_and_when_it_says_nothing_more(bus: Bus) -> None:
+    """A device service that its topology hears no more is shown, its devices are Unknown; so is a topology that has stopped to talk, until it talks again."""
+    clock = ManualClock()
+    word = NodeAlignment(node=NODE, unheard_classes={"gpu": "2026-11-28T00:00:00.000000Z"}, is_said_every_s=30.0)
+    await bus.put(INVENTORY, inventory(1), node=NODE, device_class="gpu")
+    await bus.put(ALIGNMENT, word, node=NODE)
+    followers = Followers(bus, ConsoleSettings(), clock)
+    following = asyncio.create_task(followers.run())
+    await followers.is_settled.wait()
+    by_class = {key: followers.board.get("silent", key) for key in followers.board.keys("silent")}
+    row = json.loads(followers.board.get("nodes", NODE) or b"")
+
+    await clock.asleep(5.0)
+    clock.advance(101.0)
+    await _shown(followers, lambda: f"{NODE}/topology" in followers.board.keys("silent"))
+    await bus.put(ALIGNMENT, structs.replace(word, unheard_classes={}), node=NODE)
+    await _shown(followers, lambda: not followers.board.keys("silent"))
+    following.cancel()
+    well = json.loads(followers.board.get("nodes", NODE) or b"")
+
+    assert list(by_class) == [f"{NODE}/gpu"]
+    assert (row["silent"], row["classes"][0]["free"], row["classes"][0]["sick"]) == (["gpu"], 0, 2)
+    assert (well["silent"], well["classes"][0]["free"]) == ([], 2)
+
+
+async def _shown(followers: Followers, is_shown: Callable[[], bool]) -> None:
+    """Wait until the board is as wanted."""
+    async with asyncio.timeout(60):
+        while not is_shown():
+            await followers.wait_newer(followers.board.version)
 
 
 async def test_stream_refuses_one_page_more_when_all_are_taken(nats_server: NatsServer, bus: Bus) -> None:

@@ -1,6 +1,6 @@
 """Follows the bus and keeps the board equal to what it says: nodes, sick devices, waiting objects, health events, decisions.
 
-Flows in: the watches of inventories, ledgers and objects, and the streams of health and decisions. Flows out: entries of the board. Nothing is written to the bus.
+Flows in: the watches of inventories, ledgers, alignments and objects, and the streams of health and decisions. Flows out: entries of the board. Nothing is written to the bus.
 """
 
 from __future__ import annotations
@@ -13,18 +13,25 @@ import msgspec
 
 from topobus.console.config import ConsoleSettings
 from topobus.console.core.board import Board
-from topobus.console.core.views import View, decision_view, event_view, node_row, node_view, sick_view, waiting_view
-from topobus.contracts.catalogue import DECISION, HEALTH, INVENTORY, LEDGER, MACHINE, OBJECT
+from topobus.console.core.node_drawing import View, node_view
+from topobus.console.core.silence import Words, as_heard, silence_view
+from topobus.console.core.views import decision_view, event_view, node_row, sick_view, waiting_view
+from topobus.contracts.catalogue import ALIGNMENT, DECISION, HEALTH, INVENTORY, LEDGER, MACHINE, OBJECT
 from topobus.contracts.messages import DecisionEvent, HealthEvent
 from topobus.domain.device import Inventory
+from topobus.domain.drawing.letters import holders_of
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.ledger import Holders
+from topobus.domain.view import NodeAlignment
 from topobus.runtime.bus import Bus, Change, ChangeKind, Received, Start
+from topobus.runtime.clock import Clock, SystemClock, until_tick
 from topobus.runtime.logging import get_logger
 
 __all__ = ["Followers"]
 
 _LEDGER = LEDGER.read_as(Holders)
+# How often it is looked whether somebody has become silent; words come each half minute.
+_LISTEN_S = 5.0
 # All decisions that are shown, together: with the settings' most of them none may take the memory.
 _MOST_DECISION_BYTES = 16 * 1024 * 1024
 
@@ -32,25 +39,33 @@ _MOST_DECISION_BYTES = 16 * 1024 * 1024
 class Followers:
     """What the console knows, and the board that shows it."""
 
-    def __init__(self, bus: Bus, settings: ConsoleSettings) -> None:
+    def __init__(self, bus: Bus, settings: ConsoleSettings, clock: Clock | None = None) -> None:
         self.board = Board()
         self.is_settled = asyncio.Event()
         """Set when all that was there at the start has been read."""
         self._bus = bus
         self._settings = settings
+        self._clock = clock or SystemClock()
         self._news = asyncio.Condition()
         self._inventories: dict[str, dict[str, Inventory]] = {}
         self._ledgers: dict[str, Holders] = {}
+        self._letters: dict[str, dict[str, str]] = {}
+        """Node to the letters that its owners have, so that they keep them."""
+        self._words = Words()
+        self._silent: dict[str, dict[str, str]] = {}
+        """Node to who is silent there, since when."""
         self._health: dict[tuple[str, str, str], HealthEvent] = {}
         self._decisions: dict[str, tuple[str, int]] = {}
         """Decision to its time and what it takes."""
-        self._unsettled = {"inventories", "ledgers", "objects"}
+        self._unsettled = {"inventories", "ledgers", "alignments", "objects"}
 
     async def run(self) -> None:
         """Follow for ever."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch("inventories", self._bus.watch(INVENTORY), self._take_inventory, self._forget_inventories))
             tasks.create_task(self._watch("ledgers", self._bus.watch(_LEDGER), self._take_ledger, self._forget_ledgers))
+            tasks.create_task(self._watch("alignments", self._bus.watch(ALIGNMENT), self._take_alignment, self._excuse))
+            tasks.create_task(self._listen())
             tasks.create_task(self._watch("objects", self._bus.watch(OBJECT), self._take_object, lambda: self._forget("waiting")))
             tasks.create_task(self._follow(self._bus.follow(HEALTH, start=Start.PRESENT), self._take_health))
             tasks.create_task(self._follow_decisions())
@@ -65,7 +80,11 @@ class Followers:
         entry = await self._bus.get(MACHINE, node=node)
         if entry is None:
             return None
-        return node_view(entry.value, tuple(self._inventories.get(node, {}).values()), self._ledgers.get(node))
+        ledger = self._ledgers.get(node)
+        letters = {holder.allocation.owner.key: holder.letter for holder in holders_of(ledger, self._letters.get(node)).all}
+        self._letters[node] = letters
+        inventories = as_heard(self._inventories.get(node, {}), self._silent.get(node, {}))
+        return node_view(entry.value, inventories.values(), ledger, letters)
 
     async def _watch(
         self, name: str, changes: AsyncGenerator[Change[Any], None], take: Callable[[Change[Any]], None], forget: Callable[[], None]
@@ -121,6 +140,38 @@ class Followers:
             self._ledgers[node] = change.value
         self._show_node(node)
 
+    def _take_alignment(self, change: Change[NodeAlignment]) -> None:
+        node = change.parts["node"]
+        if change.value is None:
+            self._words.drop(node)
+        else:
+            self._words.note(node, change.value, at=self._clock.monotonic(), said_at=change.origin.stored_at)
+        self._note_silence(node)
+
+    def _excuse(self) -> None:
+        self._words.excuse(self._clock.monotonic())
+
+    async def _listen(self) -> None:
+        """See who has stopped talking; who cannot be heard, since the bus is away, has not."""
+        while True:
+            await self._clock.sleep(until_tick(self._clock.monotonic(), _LISTEN_S))
+            if not self._bus.is_connected:
+                self._excuse()
+            for node in self._words.nodes:
+                self._note_silence(node)
+            await self._tell()
+
+    def _note_silence(self, node: str) -> None:
+        before, silent = self._silent.get(node, {}), self._words.silent(node, self._clock.monotonic())
+        if silent == before:
+            return
+        self._silent[node] = silent
+        for what in before.keys() - silent.keys():
+            self.board.drop("silent", f"{node}/{what}")
+        for what, since in silent.items():
+            self._show("silent", f"{node}/{what}", silence_view(node, what, since, self._inventories.get(node, ())))
+        self._show_node(node)
+
     def _take_object(self, change: Change[Any]) -> None:
         key = "/".join(change.parts.values())
         self._show("waiting", key, waiting_view(change.value) if change.value is not None else None)
@@ -148,8 +199,9 @@ class Followers:
             self.board.drop("decisions", oldest)
 
     def _show_node(self, node: str) -> None:
-        inventories, ledger = self._inventories.get(node, {}), self._ledgers.get(node)
-        self._show("nodes", node, node_row(node, inventories.values(), ledger) if inventories else None)
+        silent, ledger = self._silent.get(node, {}), self._ledgers.get(node)
+        inventories = as_heard(self._inventories.get(node, {}), silent)
+        self._show("nodes", node, node_row(node, inventories.values(), ledger, silent) if inventories else None)
         sick = {
             f"{node}/{device.device_class}/{device.name}": view
             for inventory in inventories.values()

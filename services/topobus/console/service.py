@@ -24,7 +24,7 @@ async def serve(settings: ConsoleSettings, runtime: Runtime) -> None:
     page = settings.page
     if page.password_file:
         await asyncio.to_thread(read_password, page.password_file)
-    followers = Followers(runtime.bus, settings)
+    followers = Followers(runtime.bus, settings, runtime.clock)
     with _listening(page.host, page.port) as listener:
         scheme, (host, port, *_) = "https" if page.certificate_file else "http", listener.getsockname()
         config = uvicorn.Config(

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from topobus.console.core.access import Attempts, allowed_hosts, is_allowed_host, is_same_origin
 from topobus.console.core.board import Board
-from topobus.console.core.views import decision_view, node_row, node_view, sick_view, waiting_view
+from topobus.console.core.node_drawing import node_view
+from topobus.console.core.silence import TOPOLOGY, Words, as_heard, silence_view
+from topobus.console.core.views import decision_view, node_row, sick_view, waiting_view
 from topobus.contracts.messages import ApiObject, DecisionEvent
 from topobus.domain.device import Device, Inventory
+from topobus.domain.drawing.layout import layout_of
 from topobus.domain.health import HEALTHY, Condition, DeviceHealth, Dimension, HealthState
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.ledger import Allocation, Holders, Holding
-from topobus.domain.machine import Cpu, Machine, NumaNode
+from topobus.domain.machine import Cpu, Machine, NumaNode, PciDevice
 from topobus.domain.outcome import Reason, Refusal
+from topobus.domain.pci import PciAddress
 from topobus.domain.request import Owner, OwnerKind
+from topobus.domain.view import NodeAlignment
 
 POD = Owner(kind=OwnerKind.POD, name="trainer", uid="u-1")
 SICK = DeviceHealth(
@@ -50,18 +55,75 @@ def test_sick_view_names_the_pod_when_the_ledger_has_it() -> None:
     assert sick_view(_gpu("gpu-1"), "n1", _held("gpu-1")) is None
 
 
-def test_node_view_puts_devices_and_cores_where_they_are_when_a_machine_is_drawn() -> None:
-    """Each device is in its NUMA node or said to be elsewhere, each core has its holder."""
-    cpus = tuple(Cpu(id=cpu, online=True, core=cpu, socket=0, numa_node=0) for cpu in range(2))
-    machine = Machine(node="n1", numa_nodes=(NumaNode(id=0, cpus=CpuSet(0, 1), memory_bytes=1),), cpus=cpus)
+def test_node_view_is_the_drawing_of_the_command_line_when_a_machine_is_drawn() -> None:
+    """Signs, texts and places are those of `layout_of`: each device in its NUMA node or said to be elsewhere, each core with its owner's letter, cores of a cache together."""
+    cpus = tuple(Cpu(id=cpu, online=True, core=cpu, socket=0, numa_node=0, l3=cpu // 2) for cpu in range(4))
+    machine = Machine(node="n1", numa_nodes=(NumaNode(id=0, cpus=CpuSet(0, 1, 2, 3), memory_bytes=2**30),), cpus=cpus)
+    inventories = [_inventory(_gpu("gpu-0", numa_nodes=NodeSet(0), model="H100"), _gpu("gpu-1", SICK))]
 
-    view = node_view(machine, [_inventory(_gpu("gpu-0", numa_nodes=NodeSet(0)), _gpu("gpu-1"))], _held("gpu-0", cpus=CpuSet(1)))
+    view = node_view(machine, inventories, _held("gpu-0", cpus=CpuSet(1)))
 
-    (numa_node,) = view["numa_nodes"]
-    assert [(core["cpus"], core["holder"]) for core in numa_node["cores"]] == [([0], -1), ([1], 0)]
-    assert (numa_node["cpus"], numa_node["free_cpus"]) == (2, 1)
-    assert [device["name"] for root in numa_node["roots"] for switch in root["switches"] for device in switch["devices"]] == ["gpu-0"]
-    assert [device["name"] for root in view["elsewhere"] for switch in root["switches"] for device in switch["devices"]] == ["gpu-1"]
+    layout = layout_of(machine, inventories, _held("gpu-0", cpus=CpuSet(1)))
+    ((panel,),) = view["sockets"]
+    assert (view["summary"], panel["cpus"], panel["memory"]) == (layout.summary, layout.panels[0].cpus_text, "1 GiB")
+    assert [[core["sign"] for core in cache] for cache in panel["cores"]] == [["·", "T"], ["·", "·"]]
+    assert panel["cores"][0][1]["text"] == "cpu 1: pod default/trainer"
+    held = panel["roots"][0]["switches"][0]["devices"][0]
+    assert (held["name"], held["sign"], held["text"], held["users"]) == ("gpu-0", "T", "H100", ["pod default/trainer"])
+    lost = view["elsewhere"][0]["switches"][0]["devices"][0]
+    assert (lost["name"], lost["mark"], lost["text"], lost["is_well"]) == ("gpu-1", "!", "link-down", False)
+
+
+def test_node_view_shows_parts_and_what_is_not_offered_when_a_card_has_them() -> None:
+    """A card's parts stand with it, each with its owner; what no service offers is drawn and has no details; who shares a device is said; a sick core says so."""
+    functions = tuple(PciDevice(address=PciAddress(0, bus, 0, 0), vendor=1, device=1, class_code=0x030200, numa_node=0) for bus in (7, 8))
+    cpus = tuple(Cpu(id=cpu, online=True, core=cpu, numa_node=0) for cpu in range(2))
+    machine = Machine(node="n1", numa_nodes=(NumaNode(id=0, cpus=CpuSet(0, 1), memory_bytes=1),), cpus=cpus, pci_devices=functions)
+    card = _gpu("gpu-0", numa_nodes=NodeSet(0), pci=functions[0].address)
+    part = _gpu("gpu-0-p0", SICK, numa_nodes=NodeSet(0), parent="gpu-0")
+    sick_cpu = Inventory(
+        node="n1", device_class="cpu", generation=1, devices=(Device(name="cpu-0", device_class="cpu", cpu=0, health=SICK),)
+    )
+
+    view = node_view(machine, [_inventory(card, part), sick_cpu], _held("gpu-0-p0", cpus=CpuSet(0)))
+
+    ((panel,),) = view["sockets"]
+    first, second = panel["roots"][0]["switches"][0]["devices"]
+    assert (second["name"], [part["name"] for part in second["parts"]]) == ("gpu-0", ["gpu-0-p0"])
+    assert (second["parts"][0]["users"], second["parts"][0]["text"]) == (["pod default/trainer"], "link-down")
+    assert (first["name"], first["is_offered"]) == ("display 08:00.0", False)
+    assert panel["cores"][0][0]["text"] == "cpu 0: not well, pod default/trainer"
+
+
+def test_words_tell_who_is_silent_when_a_service_or_topology_stops() -> None:
+    """Device services by topology's word, topology by the lack of it; a bus that was away is no silence, an older release's silence says nothing, a node that is gone neither."""
+    words = Words()
+    for node, every_s in (("n1", 30.0), ("old", 0.0), ("gone", 30.0)):
+        words.note(node, NodeAlignment(node=node, unheard_classes={"nic": "08:00"}, is_said_every_s=every_s), at=0.0, said_at="09:00")
+    words.drop("gone")
+
+    late, old = words.silent("n1", 101.0), words.silent("old", 1e6)
+    words.excuse(101.0)
+
+    assert late == {"nic": "08:00", TOPOLOGY: "09:00"}
+    assert words.silent("n1", 102.0) == old == {"nic": "08:00"}
+    assert (words.silent("gone", 1e6), words.nodes) == ({}, ("n1", "old"))
+
+
+def test_devices_are_unknown_and_told_once_when_their_service_is_silent() -> None:
+    """A silent service's devices are not free and not well, and the service is shown in their place; a fault that is known stays; other classes are as they were."""
+    inventories = {"gpu": _inventory(_gpu("gpu-0"), _gpu("gpu-1", SICK)), "nic": Inventory(node="n1", device_class="nic", generation=1)}
+
+    heard = as_heard(inventories, {"gpu": "09:00", TOPOLOGY: "09:00"})
+
+    row = node_row("n1", heard.values(), None, {"gpu": "09:00"})
+    assert (row["silent"], row["classes"][0]["free"], row["classes"][0]["sick"]) == (["gpu"], 0, 2)
+    sick = [sick_view(device, "n1", None) for device in heard["gpu"].devices]
+    assert [view and view["reason"] for view in sick] == [None, "link-down"]
+    assert heard["gpu"].warnings[0].startswith("service-silent: no answer since 09:00")
+    assert heard["nic"] == inventories["nic"]
+    assert "may be old" in silence_view("n1", TOPOLOGY, "09:00", ("gpu",))["message"]
+    assert "stays held" in silence_view("n1", "gpu", "09:00", ("gpu",))["message"]
 
 
 def test_waiting_view_says_why_when_a_claim_has_no_devices() -> None:

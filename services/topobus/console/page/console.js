@@ -1,6 +1,6 @@
 // Draws what the console's stream says. All text goes in as text, never as markup; nothing here writes anything anywhere.
 "use strict";
-const topics = { nodes: new Map(), sick: new Map(), waiting: new Map(), health: new Map(), decisions: new Map() };
+const topics = { nodes: new Map(), silent: new Map(), sick: new Map(), waiting: new Map(), health: new Map(), decisions: new Map() };
 const byId = (id) => document.getElementById(id);
 let selected = "";
 let drawn = "";
@@ -43,10 +43,10 @@ function take(event, changed) {
     if (value !== null) topics[topic].set(key, value);
     changed.add(topic);
     if (topic === "nodes") touched.add(key);
-    if (topic === "sick") touched.add(key.split("/")[0]);
+    if (topic === "sick" || topic === "silent") touched.add(key.split("/")[0]);
   }
   if (changed.has("nodes")) showNodes();
-  if (changed.has("sick")) show("sick-rows", "sick", sickRow, sickDetail);
+  if (changed.has("sick") || changed.has("silent")) showUnwell();
   if (changed.has("waiting")) show("waiting-rows", "waiting", waitingRow, waitingDetail);
   if (changed.has("health")) show("health-rows", "health", healthRow, healthDetail);
   if (changed.has("decisions")) show("decision-rows", "decisions", decisionRow, decisionDetail);
@@ -85,10 +85,20 @@ function arrows(box) {
   });
 }
 
-function show(box, topic, row, detail) {
+function sorted(topic) {
   const at = ([, value]) => value.time || "";
-  const entries = [...topics[topic]].reverse().sort((left, right) => (at(left) < at(right) ? 1 : at(left) > at(right) ? -1 : 0));
-  fill(byId(box), entries.map(([key, value]) => button(key, row(value), () => openDetail(...detail(value)))));
+  return [...topics[topic]].reverse().sort((left, right) => (at(left) < at(right) ? 1 : at(left) > at(right) ? -1 : 0));
+}
+
+function show(box, topic, row, detail) {
+  fill(byId(box), sorted(topic).map(([key, value]) => button(key, row(value), () => openDetail(...detail(value)))));
+}
+
+// Silent services first: they say why so much else is unknown.
+function showUnwell() {
+  const silent = sorted("silent").map(([key, value]) => button(`silent/${key}`, silentRow(value), () => openDetail(...silentDetail(value))));
+  const sick = sorted("sick").map(([key, value]) => button(key, sickRow(value), () => openDetail(...sickDetail(value))));
+  fill(byId("sick-rows"), [...silent, ...sick]);
 }
 
 function showNodes() {
@@ -102,6 +112,8 @@ function showNodes() {
       totals.set(kind.class, sum);
       return make("span", kind.sick ? "fail" : "faint", `${kind.class} ${kind.free} free, ${kind.held} held of ${kind.total}${kind.sick ? `, ${kind.sick} not well` : ""}`);
     });
+    const silent = topics.nodes.get(name).silent;
+    if (silent.length) lines.unshift(make("span", "warn", `? silent: ${silent.join(", ")}`));
     const row = button(name, [make("strong", "", name), ...lines], () => { selected = name; showNodes(); drawNode(); });
     row.setAttribute("role", "option");
     row.setAttribute("aria-selected", String(name === selected));
@@ -109,8 +121,6 @@ function showNodes() {
   }));
   byId("totals").textContent = [`${names.length} node${names.length === 1 ? "" : "s"}`, ...[...totals].map(([kind, sum]) => `${kind} ${sum.free}/${sum.total} free${sum.sick ? `, ${sum.sick} not well` : ""}`)].join("  ·  ");
 }
-
-const bytes = (count) => `${Math.round(count / 1024 ** 3)} GiB`;
 
 async function drawNode() {
   const name = selected;
@@ -125,44 +135,75 @@ async function drawNode() {
   if (number !== nodeWanted) return;
   byId("node-title").textContent = `Node ${name}`;
   if (view.error) { byId("drawing").replaceChildren(make("p", "faint", view.error)); return; }
-  const letter = (place) => (place < 26 ? String.fromCharCode(65 + place) : "#");
-  const tree = (roots) => roots.map((root) => make("div", "", make("div", "faint mono", root.root || "no PCI address"), make("div", "tree", ...root.switches.flatMap((branch) => {
-    const devices = branch.devices.map((device) => deviceButton(view, device, letter));
-    return branch.switch ? [make("div", "faint mono", `switch ${branch.switch}`), make("div", "tree", ...devices)] : devices;
-  }))));
-  const panels = view.numa_nodes.filter((node) => node.cpus || node.roots.length).map((node) => {
-    const cores = make("div", "cores", ...node.cores.map((core) => {
-      const cell = make("span", `core${core.is_unfit ? " unfit" : core.holder >= 0 ? ` h${core.holder % 6}` : ""}`);
-      cell.title = `cpu ${core.cpus.join(", ")}: ${core.is_unfit ? "not well" : core.holder >= 0 ? view.holders[core.holder].name : "free"}`;
-      return cell;
-    }));
-    cores.setAttribute("aria-hidden", "true");
-    return make("div", "panel", make("h3", "", `${node.socket === null ? "" : `socket ${node.socket} · `}NUMA node ${node.id}`), make("p", "faint", `${node.cpus} cpus, ${node.free_cpus} free · ${bytes(node.memory_bytes)}`), cores, ...tree(node.roots));
-  });
-  if (view.elsewhere.length) panels.push(make("div", "panel", make("h3", "", "NUMA node not told by the machine"), ...tree(view.elsewhere)));
-  const legend = make("ul", "legend", ...view.holders.map((holder, place) => make("li", "", make("span", `sign h${place % 6}`, letter(place)), `${holder.name}: ${[...holder.devices, holder.cpus ? `cpus ${holder.cpus}` : ""].filter(Boolean).join(", ") || "nothing"}`)));
+  byId("node-title").append(make("span", "faint", ` ${view.summary}`));
+  const groups = view.sockets.map((panels) => make("div", "socket", ...panels.map((panel) => drawPanel(view, panel))));
+  const parts = [make("div", view.sockets.length === 2 ? "numa sockets" : "numa", ...groups)];
+  if (view.elsewhere.length) parts.push(make("div", "panel", make("h3", "", "NUMA node not told by the machine"), ...tree(view, view.elsewhere)));
+  if (view.memory_only) parts.push(make("p", "faint", view.memory_only));
+  parts.push(make("ul", "legend", ...view.holders.map((holder) => make("li", "", make("span", `sign ${colour(holder)}`, holder.letter), `${holder.name}: ${holder.holds}`))));
+  parts.push(make("p", "faint", "· free   ! unhealthy   ? unknown   r recovering   ~ degraded   - kept back   small letter: one thread of the core   * two owners"));
+  if (view.distances) parts.push(make("p", "faint", view.distances));
+  parts.push(...view.warnings.map((text) => make("p", "warn", `warning: ${text}`)));
   const box = byId("drawing");
   const focused = box.contains(document.activeElement) ? document.activeElement.dataset.key : null;
-  box.replaceChildren(make("div", "numa", ...panels), legend, ...view.warnings.map((text) => make("p", "warn", `warning: ${text}`)));
+  box.replaceChildren(...parts);
   const devices = [...box.querySelectorAll("button")];
   const target = devices.find((device) => device.dataset.key === focused);
   devices.forEach((device) => { device.tabIndex = device === (target || devices[0]) ? 0 : -1; });
   if (target) target.focus({ preventScroll: true });
 }
 
-function deviceButton(view, device, letter) {
-  const place = device.holders.length ? device.holders[0] : -1;
-  const sign = make("span", `sign${place >= 0 ? ` h${place % 6}` : ""}`, place >= 0 ? letter(place) : "·");
-  const state = device.state === "healthy" && device.is_allocatable ? "" : `  ${device.state}: ${device.reason}`;
-  const row = make("button", "device", sign, device.name, make("span", "faint", ` ${device.model}`), state ? make("span", style(device.state === "healthy" ? "degraded" : device.state), state) : "");
+const colour = (held) => (held.colour >= 0 ? `h${held.colour}` : "");
+
+function drawPanel(view, panel) {
+  const lines = [make("h3", "", panel.title)];
+  if (panel.cpus) {
+    const cores = make("div", "cores", ...panel.cores.map((group) => make("span", "cache", ...group.map((core) => {
+      const cell = make("span", `core ${core.is_sick ? "unfit" : colour(core)}`, core.sign);
+      cell.title = core.text;
+      return cell;
+    }))));
+    // A screen reader has the counts above and the owners' CPUs below the drawing.
+    cores.setAttribute("aria-hidden", "true");
+    lines.push(fact("cpus", panel.cpus), cores);
+    if (panel.caches) lines.push(fact("L3", panel.caches));
+  }
+  return make("div", "panel", ...lines, fact("memory", panel.memory), ...tree(view, panel.roots));
+}
+
+const fact = (name, text) => make("p", "fact", make("span", "faint", name), ` ${text}`);
+
+const tree = (view, roots) => roots.map((root) => make("div", "", make("div", "branch", root.title), make("div", "tree", ...root.switches.flatMap((branch) => {
+  const devices = branch.devices.flatMap((device) => drawDevice(view, device));
+  return branch.title ? [make("div", "branch", branch.title), make("div", "tree", ...devices)] : devices;
+}))));
+
+function drawDevice(view, device) {
+  if (!device.is_offered) return [make("div", "device kept", make("span", "sign", " "), device.name, make("span", "faint", ` ${device.text}`))];
+  // Of many virtual functions those are in sight that somebody has or that are not well; all stand in the device's details.
+  const parts = device.parts.filter((part) => part.users.length || !part.is_well);
+  const drawn = [deviceButton(view, device)];
+  if (parts.length) drawn.push(make("div", "tree", ...parts.map((part) => deviceButton(view, part))));
+  return drawn;
+}
+
+function deviceButton(view, device) {
+  const sign = make("span", `sign ${colour(device)}`, device.sign);
+  const looks = device.is_well ? "faint" : style(device.state === "healthy" ? "degraded" : device.state);
+  const text = device.is_well || device.state !== "healthy" ? device.text : `${device.text}: ${device.reason}`;
+  const row = make("button", "device", sign, make("span", `mark ${looks}`, device.mark), device.name, make("span", looks, ` ${text}`));
   row.type = "button";
   row.dataset.key = `${device.class}/${device.name}`;
-  const users = device.holders.map((at) => view.holders[at]);
-  row.setAttribute("aria-label", `${device.name}, ${device.state}${device.reason ? `, ${device.reason}` : ""}, ${users.length ? `held by ${users.map((user) => user.name).join(", ")}` : "free"}`);
+  row.setAttribute("aria-label", `${device.name}, ${device.state}${device.reason ? `, ${device.reason}` : ""}, ${device.users.length ? `held by ${device.users.join(", ")}` : "free"}`);
   row.addEventListener("click", () => {
     const sick = topics.sick.get(`${view.node}/${device.class}/${device.name}`);
-    const names = [...new Set([...users.flatMap((user) => [user.name, ...user.pods]), ...(sick ? sick.users : [])])];
-    openDetail(`${device.name} of ${view.node}`, [facts({ class: device.class, model: device.model, "PCI address": device.pci, "NUMA node": device.numa, state: device.state, reason: device.reason, message: device.message }), ...userList(names), ...conditions(device.conditions)]);
+    const names = [...new Set([...device.users, ...(sick ? sick.users : [])])];
+    const parts = device.parts || [];
+    openDetail(`${device.name} of ${view.node}`, [
+      facts({ class: device.class, model: device.model, "PCI address": device.pci, "NUMA node": device.numa, state: device.state, reason: device.reason, message: device.message }),
+      ...userList(names), ...conditions(device.conditions),
+      ...(parts.length ? [make("h3", "", "Parts"), make("ul", "", ...parts.map((part) => make("li", part.is_well ? "" : "warn", `${part.name}: ${part.is_well ? "" : `${part.state}, ${part.reason}; `}${part.users.join(", ") || "free"}`)))] : []),
+    ]);
   });
   return row;
 }
@@ -174,6 +215,8 @@ const userList = (names) => [make("h3", "", "Used by"), names.length ? make("ul"
 const conditions = (list) => list.flatMap((each) => [make("h3", "", each.reason), facts({ dimension: each.dimension, state: each.state, message: each.message, "to do": each.action === "none" ? "" : each.action, since: when(each.since), ...each.evidence })]);
 const reasonList = (title, list) => (list.length ? [make("h3", "", title), make("ul", "", ...list.map((reason) => make("li", "", `${reason.message} `, make("code", "faint", reason.code))))] : []);
 
+const silentRow = (silent) => [make("strong", "", `${silent.node} / ${silent.service} service`), make("span", "warn", `? silent since ${when(silent.since) || "its start"}`), make("span", "faint", silent.message)];
+const silentDetail = (silent) => [`${silent.service} of ${silent.node} is silent`, [facts({ service: silent.service, since: when(silent.since), "what follows": silent.message, "to do": "see whether it runs on this node: topobus doctor" })]];
 const sickRow = (sick) => [make("strong", "", `${sick.node} / ${sick.device}`), make("span", style(sick.state), `${sick.state}: ${sick.reason}`), make("span", "faint", sick.users.length ? `affects ${sick.users.join(", ")}` : "affects nobody")];
 const sickDetail = (sick) => [`${sick.device} of ${sick.node}`, [facts({ state: sick.state, reason: sick.reason, message: sick.message, "to do": sick.action === "none" ? "" : sick.action, since: when(sick.since) }), ...userList(sick.users), ...conditions(sick.conditions)]];
 const waitingRow = (item) => [make("strong", "", `${item.kind} ${item.namespace}/${item.name}`), make("span", "warn", item.reason), make("span", "faint", item.message.slice(0, 200))];
