@@ -19,11 +19,11 @@ from topobus.controller.state.api_server_state import ApiServerState
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.api import WATCHED
 from topobus.controller.store.api_server_store import ApiServerStore
-from topobus.controller.store.informers import Informer
 from topobus.controller.store.kubernetes_api import KubernetesApi
 from topobus.controller.store.nats_store import NatsStore, NatsWatch
 from topobus.controller.store.protocol import ObjectStore, ObjectWatch
 from topobus.domain.errors import PeerUnavailable
+from topobus.kubernetes.informers import Informer
 from topobus.runtime.bus import AmbiguousWrite, Bus
 from topobus.runtime.clock import SystemClock
 from topobus.testing.apiserver import ApiServerSimulator

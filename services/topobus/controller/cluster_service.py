@@ -35,10 +35,10 @@ from topobus.controller.store.api import (
 )
 from topobus.controller.store.api_server_store import ApiServerStore
 from topobus.controller.store.cluster_events import EventRecorder
-from topobus.controller.store.informers import Informer
 from topobus.controller.store.kubernetes_api import KubernetesApi
 from topobus.controller.store.object_writer import ObjectWriter
 from topobus.domain.errors import PeerUnavailable
+from topobus.kubernetes.informers import Informer
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
 

@@ -20,9 +20,9 @@ from topobus.controller.store.api import (
     Kind,
     Plain,
 )
-from topobus.controller.store.informers import Informer, Key
 from topobus.controller.store.kubernetes_api import KubernetesApi
 from topobus.domain.errors import ConfigError, ContractError, PeerUnavailable
+from topobus.kubernetes.informers import Informer, Key
 from topobus.runtime.clock import SystemClock
 from topobus.testing.apiserver import ApiServerSimulator
 

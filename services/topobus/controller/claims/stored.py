@@ -4,24 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 from topobus.contracts.messages import ApiObject
 from topobus.controller.claims.objects import Claim, Pod, ReadObject
 from topobus.controller.claims.reservations import Consumer
 from topobus.domain.errors import ContractError
 from topobus.kubernetes.api.classic_handles import as_structured
-from topobus.kubernetes.api.objects import Metadata
+from topobus.kubernetes.api.objects import Metadata, ObjectKey
 
 __all__ = ["ObjectKey", "Stored"]
-
-
-class ObjectKey(NamedTuple):
-    """Where an object is stored."""
-
-    kind: str
-    namespace: str
-    name: str
 
 
 @dataclass(frozen=True)

@@ -33,11 +33,11 @@ from topobus.controller.reconcilers.node_ledgers import NODE_FAILED, NodeLedgers
 from topobus.controller.scheduling.decisions import NodeFit, PodClaim, PodPlan
 from topobus.controller.state.api_server_state import ApiServerState, Key
 from topobus.controller.state.refusal_backoff import RefusalBackoff
-from topobus.controller.store.informers import Informer
 from topobus.controller.store.object_writer import ObjectWriter
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.outcome import Reason, Refusal
 from topobus.kubernetes.api.resource import AllocationResult
+from topobus.kubernetes.informers import Informer
 from topobus.runtime.clock import Clock
 from topobus.runtime.logging import get_logger
 

@@ -14,10 +14,10 @@ from topobus.contracts import catalogue
 from topobus.contracts.messages import ApiObject
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.state.standalone_state import StandaloneState
-from topobus.controller.store.object_feed import ObjectFeed
 from topobus.controller.store.protocol import Conflict, Deleted, Unknown, WriteOutcome
 from topobus.domain.errors import ContractError
 from topobus.kubernetes.api.objects import name_of
+from topobus.kubernetes.object_feed import ObjectFeed
 from topobus.runtime import bus
 from topobus.runtime.bus import AmbiguousWrite, Bus, Change, ChangeKind
 from topobus.runtime.clock import Clock

@@ -5,7 +5,7 @@ Pure: who creates an object brings the uid and the time.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -28,6 +28,7 @@ __all__ = [
     "PLACEMENT_PROTECTION",
     "RETREATS_ANNOTATION",
     "Metadata",
+    "ObjectKey",
     "admit",
     "ask_deletion",
     "is_of_cluster",
@@ -83,6 +84,14 @@ _CONTROLLER_ANNOTATIONS = (
     CLASSIC_ATTEMPT_ANNOTATION,
     RETREATS_ANNOTATION,
 )
+
+
+class ObjectKey(NamedTuple):
+    """Where an object is stored."""
+
+    kind: str
+    namespace: str
+    name: str
 
 
 class Metadata(Struct, frozen=True, kw_only=True, rename="camel"):

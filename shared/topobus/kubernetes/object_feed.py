@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Callable, Hashable
 from functools import partial
 
-from topobus.controller.claims.stored import ObjectKey
 from topobus.domain.errors import ContractError
+from topobus.kubernetes.api.objects import ObjectKey
 from topobus.runtime.clock import Clock
 from topobus.runtime.logging import get_logger
 

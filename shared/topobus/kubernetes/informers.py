@@ -13,16 +13,11 @@ from contextlib import aclosing
 from functools import partial
 from typing import Protocol
 
-from topobus.controller.claims.stored import ObjectKey
-from topobus.controller.store.api import (
-    Api,
-    HistoryLost,
-    Kind,
-    Plain,
-    WatchEventKind,
-)
-from topobus.controller.store.object_feed import ObjectFeed
 from topobus.domain.errors import PeerUnavailable
+from topobus.kubernetes.answers import HistoryLost, Plain
+from topobus.kubernetes.api.objects import ObjectKey
+from topobus.kubernetes.object_feed import ObjectFeed
+from topobus.kubernetes.reading import Kind, ReadApi, WatchEventKind
 from topobus.runtime.backoff import full_jitter
 from topobus.runtime.clock import Clock
 from topobus.runtime.logging import get_logger
@@ -53,7 +48,7 @@ class Informer:
 
     def __init__(
         self,
-        api: Api,
+        api: ReadApi,
         kind: Kind,
         sink: Sink,
         *,
