@@ -239,15 +239,15 @@ async def test_malformed_objects_take_nobody_down(home: ClusterHome) -> None:
     assert home.gates("strange2") == [GATE]
 
 
-async def test_nodes_without_room_are_tried_last(home: ClusterHome) -> None:
-    """A node that is full of CPU requests is avoided while another will do, and used when none does: the scheduler has the last word."""
+async def test_node_on_which_others_would_have_to_go_is_tried_last(home: ClusterHome) -> None:
+    """A node that is full of CPU requests of lower priority is avoided while another will do, and used when none does: kube-scheduler preempts."""
     full = {"name": "main", "image": "x", "resources": {"requests": {"cpu": "4"}}}
     home.put(node("n1") | {"status": {"allocatable": {"cpu": "4", "pods": "10"}}})
     home.put({"kind": "Pod", "metadata": {"name": "web"}, "spec": {"nodeName": "n1", "containers": [full]}})
-    home.put(claim("a"), pod("p", "a", containers=[full]), claim("b", count=2))
+    home.put(claim("a"), pod("p", "a", containers=[full], priority=1), claim("b", count=2))
     async with home.controller():
         await home.until(lambda: not home.gates("p"), "an open gate")
-        home.put(pod("q", "b", containers=[full]))
+        home.put(pod("q", "b", containers=[full], priority=1))
         await home.until(lambda: not home.gates("q"), "another open gate")
 
     assert home.node_of("a") == "n2"

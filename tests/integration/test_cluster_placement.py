@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 
-from support.cluster_home import ClusterHome, Object, claim, pod
+from support.cluster_home import ClusterHome, Object, claim, node, pod
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
 
@@ -25,6 +26,7 @@ async def home(nats_server: NatsServer, tmp_path: Path) -> AsyncIterator[Cluster
     async with ApiServerSimulator(token="secret", bookmark_s=0.5) as server:
         made = ClusterHome(server, nats_server.url, tmp_path)
         made.machine_room()
+        made.put(*(node(name) | {"status": {"allocatable": {"cpu": "4", "pods": "10"}}} for name in ("n1", "n2")))
         yield made
 
 
@@ -51,6 +53,7 @@ APART: dict[str, Any] = {
 BESIDE: dict[str, Any] = {
     "affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": HOST, "labelSelector": WEB}]}}
 }
+FULL: dict[str, Any] = {"containers": [{"name": "c", "resources": {"requests": {"cpu": "3"}}}]}
 EVEN: dict[str, Any] = {
     "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": HOST, "whenUnsatisfiable": "DoNotSchedule", "labelSelector": WEB}]
 }
@@ -64,8 +67,9 @@ EVEN: dict[str, Any] = {
         (labelled(pod("p", "c")), on("n1", "q", **APART)),
         (pod("p", "c", **BESIDE), on("n2", "q")),
         (labelled(pod("p", "c", **EVEN)), on("n1", "q")),
+        (pod("p", "c", **FULL), on("n1", "q", **FULL)),
     ],
-    ids=["host port", "anti-affinity", "anti-affinity of the other", "affinity", "spread"],
+    ids=["host port", "anti-affinity", "anti-affinity of the other", "affinity", "spread", "room"],
 )
 async def test_devices_are_bound_on_the_node_that_the_pod_can_go_to(home: ClusterHome, wanted: Object, present: Object) -> None:
     """The first node has free devices and would be taken, but a pod stands in the way, or is missing there."""
@@ -77,7 +81,7 @@ async def test_devices_are_bound_on_the_node_that_the_pod_can_go_to(home: Cluste
     assert home.node_of("c") == "n2"
 
 
-@pytest.mark.parametrize("rule", [PORT, APART, EVEN], ids=["host port", "anti-affinity", "spread"])
+@pytest.mark.parametrize("rule", [PORT, APART, EVEN, FULL], ids=["host port", "anti-affinity", "spread", "room"])
 async def test_pods_placed_in_one_round_see_each_other(home: ClusterHome, rule: dict[str, Any]) -> None:
     """Nobody has bound the first pod yet, and the second goes to another node all the same."""
     home.put(*(claim(f"c{index}") for index in (1, 2)), *(labelled(pod(f"p{index}", f"c{index}", **rule)) for index in (1, 2)))
@@ -101,4 +105,20 @@ async def test_pod_that_fits_nowhere_gets_no_device_until_its_port_is_free(home:
     assert event[0] == "DoesNotFit"
     assert "node n1: host port 8080/TCP of 1 wanted is taken by pods there" in event[1]
     assert "node n2: host port 8080/TCP of 1 wanted is taken by pods there" in event[1]
+    assert (before, home.node_of("c")) == ([], "n2")
+
+
+async def test_pod_that_has_room_nowhere_gets_no_device_until_another_has_gone(home: ClusterHome) -> None:
+    """It is told what is short, with numbers, and placed when a pod has ended, though no device became free."""
+    cluster = msgspec.structs.replace(home.settings.cluster, unschedulable_s=3600.0)
+    home.put(on("n1", "q1", **FULL), on("n2", "q2", **FULL), claim("c"), pod("p", "c", **FULL))
+
+    async with home.controller(settings=msgspec.structs.replace(home.settings, cluster=cluster)):
+        await home.until(lambda: home.events("p"), "an event")
+        event, before = home.events("p")[0], home.devices("c")
+        home.set_status("Pod", "q2", phase="Succeeded")
+        await home.until(lambda: not home.gates("p"), "an open gate")
+
+    assert event[0] == "DoesNotFit"
+    assert "node n1: no room: the pod requests cpu 3, free are 1 of 4" in event[1]
     assert (before, home.node_of("c")) == ([], "n2")

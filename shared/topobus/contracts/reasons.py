@@ -138,6 +138,11 @@ SECTIONS: tuple[ReasonSection, ...] = (
                 "(in a cluster) the pod would make its kind lie more unevenly over the domains than its constraint allows",
                 ("node", "topology_key", "pods", "least", "skew", "max_skew", "domains"),
             ),
+            ReasonGroup(
+                ("no-room",),
+                "(in a cluster) the node has too little left of what the pod requests, also without the pods of lower priority",
+                ("node", "resources", "wanted", "free", "allocatable", "permanent"),
+            ),
             ReasonGroup(("unschedulable",), "(in a cluster) kube-scheduler could not place the pod on this node a moment ago", ("node",)),
             ReasonGroup(("gated",), "the pod waits behind scheduling gates"),
         ),

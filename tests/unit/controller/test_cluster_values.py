@@ -19,13 +19,11 @@ from topobus.controller.scheduling.node_fit import (
     read_placing,
     why_not,
 )
-from topobus.controller.scheduling.node_resources import NodeResources, requests_of
 from topobus.controller.state.api_server_state import ApiServerState
 from topobus.controller.state.cluster_objects import downgraded_claim, read_object
 from topobus.controller.store.api_server_store import bound_patch
 from topobus.domain.errors import ContractError, InvariantError
 from topobus.domain.outcome import Reason
-from topobus.domain.quantity import Quantity
 from topobus.kubernetes.api.resource import (
     AllocationResult,
     ClaimSpec,
@@ -347,48 +345,6 @@ def test_world_finds_devices_that_two_claims_have() -> None:
 def test_version_reads_as_a_number() -> None:
     """What is no number is the oldest of all."""
     assert [version_of(read("Node", metadata={"name": "n", "resourceVersion": text})) for text in ("12", "x")] == [12, 0]
-
-
-def container(cpu: str, **fields: Any) -> dict[str, Any]:
-    """A container that asks for CPU."""
-    return {"name": "c", "resources": {"requests": {"cpu": cpu}}, **fields}
-
-
-@pytest.mark.parametrize(
-    ("spec", "cpu"),
-    [
-        ({"containers": [container("1"), container("500m")]}, "1500m"),
-        ({"containers": [container("1")], "initContainers": [container("3"), container("2")]}, "3"),
-        ({"containers": [container("1")], "initContainers": [container("1", restartPolicy="Always"), container("2")]}, "3"),
-        ({"containers": [container("1")], "initContainers": [container("2"), container("4", restartPolicy="Always")]}, "5"),
-        ({"containers": [container("1")], "overhead": {"cpu": "250m"}}, "1250m"),
-        ({"containers": [{"resources": {"limits": {"cpu": "2"}}}]}, "2"),
-        ({"containers": [{"resources": {"requests": {"cpu": "plenty"}}}, "nonsense"]}, "0"),
-    ],
-)
-def test_pods_requests_add_up_as_the_scheduler_counts_them(spec: dict[str, Any], cpu: str) -> None:
-    """Containers and sidecars together, or the neediest init container with the sidecars before it; and the overhead."""
-    assert requests_of(spec).get("cpu", Quantity(0)) == Quantity.parse(cpu)
-
-
-def test_room_follows_pods_as_they_come_and_go() -> None:
-    """Bound pods take room, ended and deleted ones give it back; a node that says nothing has room for anything."""
-    room = NodeResources()
-    room.put_node("n1", {"cpu": "4", "pods": "2"})
-    bound = {"spec": {"nodeName": "n1", "containers": [container("3")]}}
-    asked = requests_of({"containers": [container("2")]})
-    fits = [room.fits("n1", asked), room.fits("n2", asked)]
-    room.put_pod(("a", "p"), bound)
-    fits.append(room.fits("n1", asked))
-    room.put_pod(("a", "p"), {**bound, "status": {"phase": "Succeeded"}})
-    fits.append(room.fits("n1", asked))
-    for name in ("q", "r"):
-        room.put_pod(("a", name), {"spec": {"nodeName": "n1"}})
-    fits.append(room.fits("n1", {}))
-    room.put_pod(("a", "q"), None)
-    fits.append(room.fits("n1", {}))
-
-    assert fits == [True, True, False, True, False, True]
 
 
 def test_claim_spec_is_written_as_an_older_server_reads_it() -> None:

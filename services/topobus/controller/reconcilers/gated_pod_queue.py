@@ -40,6 +40,10 @@ class Due:
     at_s: float
     versions: PodVersions | None
     """A change ends the wait; None: nothing does."""
+    room: int | None = None
+    """The count of changes of what pods take on nodes at which other pods were in the way: another count ends the wait, too."""
+    earliest_s: float = 0.0
+    """Before this a change of `room` ends nothing: pods come and go all the time, and each look costs a look at every node."""
 
 
 class GatedPodQueue:
@@ -76,8 +80,9 @@ class GatedPodQueue:
             if key in self.busy:
                 continue
             versions, due = self.versions_of(key), self.due.get(key)
-            if due is not None and due.versions in (None, versions) and due.at_s > now_s:
-                waits.append(due.at_s - now_s)
+            until_s = self._until(due) if due is not None else 0.0
+            if due is not None and due.versions in (None, versions) and until_s > now_s:
+                waits.append(until_s - now_s)
             elif due is not None:
                 # Its time has come, whatever was found before.
                 self.costly.drop(key)
@@ -86,6 +91,11 @@ class GatedPodQueue:
                 ready.append(key)
         self.busy.update(ready)
         return ready, min(waits, default=None)
+
+    def _until(self, due: Due) -> float:
+        """Say until when a pod waits whose versions are the same."""
+        has_moved = due.room is not None and due.room != self._state.room.changes
+        return min(due.at_s, due.earliest_s) if has_moved else due.at_s
 
     def take_costly(self, keys: Collection[Key], *, is_searching: bool) -> tuple[Key | None, bool]:
         """Name the costly pod whose turn it is, which is busy from now on, None while one is searched for; True says that another will be due by time alone."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 
 from topobus.cel.seam import SelectorCompiler
@@ -26,6 +25,7 @@ from topobus.controller.claims.stored import ObjectKey
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.reconcilers.allocation_runner import CHEAP_STEPS
+from topobus.controller.reconcilers.node_rules import NodeRules
 from topobus.controller.reconcilers.node_search import NodeSearch
 from topobus.controller.scheduling.decisions import (
     NodeFit,
@@ -39,12 +39,8 @@ from topobus.controller.scheduling.node_fit import (
     Placing,
     has_preferences,
     preference_of,
-    read_placing,
-    why_not,
 )
-from topobus.controller.scheduling.node_resources import requests_of
 from topobus.controller.scheduling.node_trials import nodes_compared
-from topobus.controller.scheduling.placement_rules import PlacementRules, count_rules, read_placement
 from topobus.controller.scheduling.pod_alignment import aligned_pod_request
 from topobus.controller.scheduling.score import rank, score_node
 from topobus.controller.state.api_server_state import ApiServerState
@@ -98,27 +94,25 @@ class NodeChooser:
                  stands in the way; is_cheap — give up (None) where more than a short search is needed, counted in steps: the same pod is to be searched in
                  full then, for a node before the one that fits may fit, too.
         Errors:  raises ContractError for a pod that nobody can read.
-        Order:   nodes with room for what the pod requests, then the others; of these most preferred nodes first (preferred node affinity), then by name.
+        Order:   nodes with room for what the pod requests, then those on which preemption would make it; of these most preferred nodes first (preferred node affinity), then by name.
         """
-        placing = read_placing(pod.object)
-        rules = self._rules(pod, placing)
+        rules = NodeRules(self._state, pod, refused=refused)
         wishing = _alignment_request(pod, plan)
         is_plain = wishing is None and self._is_plain(plan, excluded)
         shape = self._search.results.shape([pod_claim.spec for pod_claim in plan.pending]) if is_plain else None
         compared = nodes_compared(plan.pending)
-        asked = requests_of(pod.object.spec)
         crowded: dict[str, bool] = {}
         fits: list[NodeFit] = []
         failures: list[tuple[str, Exception]] = []
         has_searched = False
         spent = 0  # not the search's own count: others search meanwhile
-        for name, is_open in chain(self._in_order(placing, shape), _deferred(crowded)):
+        for name, is_open in chain(self._in_order(rules.placing, shape), _deferred(crowded)):
             try:
                 at = self._state.node_facts.get(name)
-                if at is None or self._static_miss(placing, rules, plan, at, refused) is not None:
+                if at is None or self._static_miss(rules, plan, at) is not None:
                     continue
-                if name not in crowded and not self._state.room.fits(name, asked):
-                    # kube-scheduler would hardly place the pod here: only when there is nothing better.
+                if name not in crowded and rules.shortages(name):
+                    # kube-scheduler would have to send other pods away: only when there is nothing better.
                     crowded[name] = False
                     continue
                 outcome, steps = await self._filter_node(name, plan, excluded, shape, wishing, is_cheap=is_cheap)
@@ -149,7 +143,7 @@ class NodeChooser:
         if fits:
             best = rank([score_node(plan, node_fit) for node_fit in fits])[0]
             return await self._brought_closer(next(node_fit for node_fit in fits if node_fit.node == best), plan, excluded, wishing)
-        return NoNodeFits(()) if is_brief else await self._explain(placing, rules, plan, refused, excluded, wishing, is_cheap=is_cheap)
+        return NoNodeFits(()) if is_brief else await self._explain(rules, plan, excluded, wishing, is_cheap=is_cheap)
 
     async def still_fits(
         self, plan: PodPlan, node: str, devices: Collection[DeviceId], later: Collection[str], *, is_cheap: bool = False
@@ -161,11 +155,9 @@ class NodeChooser:
         at, pod = self._state.node_facts.get(node), self._state.pods.get((plan.pod.namespace, plan.pod.name))
         if at is None:
             return None
-        if pod is not None and pod.pod.has_gate:
-            # Another replica may have intended this node for a pod that does not bear this one, or has its ports; of the two the later intent yields.
-            rules = self._rules(pod.pod, read_placing(pod.value), later)
-            if rules is not None and rules.why_not(at) is not None:
-                return None
+        # Another replica may have intended this node for a pod that does not bear this one, or has its ports or its room; of the two the later intent yields.
+        if pod is not None and pod.pod.has_gate and NodeRules(self._state, pod.pod, ignoring=later).why_not(at) is not None:
+            return None
         given = self._search.given(node, plan.pending, {}, ignoring=later)
         others = {candidate.id: "not chosen" for pool in given.pools or () for candidate in pool.candidates if candidate.id not in devices}
         outcome = await self._search.search_only(self._search.given(node, plan.pending, others, ignoring=later), is_cheap=is_cheap)
@@ -194,26 +186,9 @@ class NodeChooser:
             return ((name, False) for name in self._state.node_names)
         return ((name, True) for name in self._search.results.open_nodes(shape))
 
-    def _rules(self, pod: Pod, placing: Placing, ignoring: Collection[str] = ()) -> PlacementRules | None:
-        """Count what other pods mean for this one; None when they mean nothing. Pods for which a node is intended count as if they were there."""
-        placement = read_placement(pod.object)
-        if placement.asks_nothing and not self._state.placed.has_anti_affinity:
-            return None
-        assumed = self._state.intended_nodes(without=pod.uid, ignoring=ignoring)
-        groups = self._state.placed.groups(assumed)
-        return count_rules(placement, placing, self._state.node_facts, groups, partial(self._state.placed.ports_on, assumed=assumed))
-
-    def _static_miss(
-        self, placing: Placing, rules: PlacementRules | None, plan: PodPlan, at: NodeFacts, refused: Collection[str]
-    ) -> NodeMiss | None:
+    def _static_miss(self, rules: NodeRules, plan: PodPlan, at: NodeFacts) -> NodeMiss | None:
         """Rule a node out without a search."""
-        why = why_not(placing, at)
-        if why is None and rules is not None:
-            why = rules.why_not(at)
-        if why is None and at.node.name in refused:
-            message = f"node {at.node.name}: kube-scheduler could not place the pod there"
-            why = Reason(code="unschedulable", message=message, facts={"node": at.node.name})
-        return static_miss(plan, at.node, refused=why)
+        return static_miss(plan, at.node, refused=rules.why_not(at))
 
     async def _filter_node(
         self,
@@ -233,10 +208,8 @@ class NodeChooser:
 
     async def _explain(
         self,
-        placing: Placing,
-        rules: PlacementRules | None,
+        rules: NodeRules,
         plan: PodPlan,
-        refused: Collection[str],
         excluded: Mapping[DeviceId, str],
         wishing: PodRequest | None,
         *,
@@ -246,7 +219,7 @@ class NodeChooser:
         unfit: list[NodeMiss] = []
         searched: list[NodeMiss] = []
         for name in self._state.node_names:
-            missed = self._static_miss(placing, rules, plan, self._state.node_facts[name], refused)
+            missed = self._static_miss(rules, plan, self._state.node_facts[name])
             if missed is not None:
                 unfit.append(missed)
             elif len(searched) < SHOWN_NODES:

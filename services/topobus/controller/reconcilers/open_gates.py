@@ -246,6 +246,7 @@ class GatedPodReconciler:
             self._queue.wait(key)
             return False
         refused = self._intents.refused_nodes(pod, plan)
+        room = self._state.room.changes
         freedoms = self._queue.freedoms() if not is_cheap else None
         again_s = self._queue.told.get(plan.pod.uid, -math.inf) + _PATIENCE * self._settings.cluster.retry_s - self._clock.monotonic()
         # A costly pod has its own pauses, so it is told each time.
@@ -293,7 +294,8 @@ class GatedPodReconciler:
             isinstance(miss.outcome, NoFit) and any(why.code in PLACEMENT_CODES for why in miss.outcome.reasons) for miss in chosen.misses
         ):
             # Other pods come and go without a change of what there is to allocate.
-            self._queue.due[key] = Due(self._clock.monotonic() + self._settings.cluster.unschedulable_s, versions)
+            now_s, cluster = self._clock.monotonic(), self._settings.cluster
+            self._queue.due[key] = Due(now_s + cluster.unschedulable_s, versions, room, now_s + _PATIENCE * cluster.retry_s)
         reason, reasons = explain_misses(chosen.misses)
         self._metrics.decisions.labels("refused").inc()
         await self._report_waiting(key, pod, reason, (*reasons, *chosen.advice))

@@ -1,73 +1,178 @@
-"""Computes the CPU, memory and other countable resources that nodes have left, by the requests of bound pods.
+"""Computes the CPU, memory and other countable resources that nodes have left for a pod, by the requests of the pods there.
 
-Flows in: every bound pod and every node. Flows out: whether a pod's requests fit beside the pods of a node. It is a hint: nodes without room are
-tried last and never refused, since kube-scheduler decides (preemption, in-place resizes, and overhead that admission adds later can change the
-answer).
-Source: kube-scheduler's NodeResourcesFit; k8s.io/component-helpers/resource (PodRequests), 1.36.
+Flows in: every pod on a node, those that wait here, and every node. Flows out: for a node and a pod what is short, with numbers, and whether kube-scheduler could get it by preemption: by sending pods of
+lower priority away. A node on which something is short whatever goes is refused; one on which preemption would help is tried last.
+Source: kube-scheduler's NodeResourcesFit and DefaultPreemption; k8s.io/component-helpers/resource (PodRequests), 1.36. What a resize under way changes is not looked at: the spec counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+from topobus.domain.outcome import Reason
 from topobus.domain.quantity import Quantity
+from topobus.domain.resource_names import RESOURCE_PREFIX
 
-__all__ = ["NodeResources", "requests_of"]
+__all__ = ["NodeResources", "PodNeeds", "Shortage", "needs_of", "requests_of", "why_no_room"]
 
 _NOTHING = Quantity(0)
+_ONE = Quantity.parse(1)
 _PODS = "pods"
+# What a pod may ask for as a whole beside its containers; for the others its own `resources` say nothing (IsSupportedPodLevelResource).
+_OF_WHOLE_PODS = ("cpu", "memory", "hugepages-")
 
 Amounts = dict[str, Quantity]
+Key = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class PodNeeds:
+    """What a pod requests, and whom it may send away for it."""
+
+    amounts: Mapping[str, Quantity]
+    priority: int = 0
+    may_preempt: bool = True
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """A resource of which a node has too little left for a pod."""
+
+    resource: str
+    wanted: Quantity
+    free: Quantity
+    allocatable: Quantity
+    is_final: bool
+    """Whether there would be too little even without the pods of lower priority."""
+
+    @property
+    def is_permanent(self) -> bool:
+        """Say whether even the empty node has too little."""
+        return self.wanted > self.allocatable
+
+
+class _Entry(NamedTuple):
+    node: str
+    """Empty while it waits."""
+    priority: int
+    amounts: Amounts
 
 
 class NodeResources:
-    """What bound pods ask for, by node."""
+    """What pods ask for, by node and priority."""
 
     def __init__(self) -> None:
         self._capacity: dict[str, Amounts] = {}
-        self._used: dict[str, Amounts] = {}
-        self._pods: dict[tuple[str, str], tuple[str, Amounts]] = {}
+        self._used: dict[str, dict[int, Amounts]] = {}
+        self._pods: dict[Key, _Entry] = {}
+        self.changes = 0
+        """Grows whenever a pod comes to a node or leaves it, or a node offers something else: what found no room may find some then."""
 
     def put_node(self, name: str, allocatable: object) -> None:
         """Take in what a node offers to pods; a node that does not say so has room for anything."""
-        self._capacity[name] = _amounts(allocatable)
+        offered = _amounts(allocatable)
+        if self._capacity.get(name) != offered:
+            self.changes += 1
+        self._capacity[name] = offered
 
     def drop_node(self, name: str) -> None:
         """Forget a node."""
         self._capacity.pop(name, None)
 
-    def put_pod(self, key: tuple[str, str], plain: Mapping[str, Any] | None) -> None:
-        """Take in a pod as the server shows it, or None for one that is gone; one without a node, or that has ended, takes nothing."""
-        node, before = self._pods.pop(key, ("", {}))
-        for name, amount in before.items():
-            self._used[node][name] = self._used[node][name] - amount
+    def put_pod(self, key: Key, plain: Mapping[str, Any] | None, *, is_ours: bool = False) -> None:
+        """Take in a pod as the server shows it, or None for one that is gone.
+
+        Shapes: is_ours — it is kept although it has no node yet, for a node may be intended for it; one that has ended takes nothing.
+        """
+        before = self._pods.pop(key, None)
+        if before is not None and before.node:
+            used = self._used[before.node][before.priority]
+            for name, amount in before.amounts.items():
+                used[name] = used[name] - amount
         spec = plain.get("spec") if plain is not None else None
         status = plain.get("status") if plain is not None else None
         phase = status.get("phase") if isinstance(status, Mapping) else None
-        if not isinstance(spec, Mapping) or not isinstance(spec.get("nodeName"), str) or phase in ("Succeeded", "Failed"):
-            return
-        asked = requests_of(spec) | {_PODS: Quantity.parse(1)}
-        self._pods[key] = (spec["nodeName"], asked)
-        used = self._used.setdefault(spec["nodeName"], {})
-        for name, amount in asked.items():
-            used[name] = used.get(name, _NOTHING) + amount
+        entry: _Entry | None = None
+        if isinstance(spec, Mapping) and phase not in ("Succeeded", "Failed"):
+            named = spec.get("nodeName")
+            node = named if isinstance(named, str) else ""
+            if node or is_ours:
+                entry = _Entry(node, _priority(spec), requests_of(spec) | {_PODS: _ONE})
+        if entry is not None:
+            self._pods[key] = entry
+            if entry.node:
+                _add(self._used.setdefault(entry.node, {}).setdefault(entry.priority, {}), entry.amounts)
+        if (before.node if before is not None else "") != (entry.node if entry is not None else ""):
+            self.changes += 1
 
-    def fits(self, node: str, asked: Mapping[str, Quantity]) -> bool:
-        """Say whether a pod's requests fit beside those of the pods on a node, as far as the node says what it has."""
-        capacity, used = self._capacity.get(node, {}), self._used.get(node, {})
-        wanted = {**asked, _PODS: Quantity.parse(1)}
-        return not capacity or all(
-            (used.get(name, _NOTHING) + amount).nano <= capacity.get(name, _NOTHING).nano
-            for name, amount in wanted.items()
-            if amount.nano > 0
-        )
+    def shortages(
+        self, node: str, needs: PodNeeds, *, besides: Collection[Key] = (), by_claims: Collection[str] = ()
+    ) -> tuple[Shortage, ...]:
+        """List what is short on a node for a pod, by name; empty when it fits, as far as the node says what it has.
+
+        Shapes: besides — waiting pods for which the node is intended: they count as if they were there; by_claims — extended resources that device classes serve: where a node offers none of
+                one, a claim is made for it. Resources of ours are never short for good: the node's devices are what is looked at.
+        """
+        capacity = self._capacity.get(node)
+        if not capacity:
+            return ()
+        at_all: Amounts = {}
+        staying: Amounts = {}
+        for priority, amounts in self._used.get(node, {}).items():
+            _add(at_all, amounts)
+            if priority >= needs.priority or not needs.may_preempt:
+                _add(staying, amounts)
+        for key in besides:
+            entry = self._pods.get(key)
+            if entry is not None and not entry.node:
+                _add(at_all, entry.amounts)
+                _add(staying, entry.amounts)
+        short = []
+        for name, wanted in sorted((dict(needs.amounts) | {_PODS: _ONE}).items()):
+            offered = capacity.get(name, _NOTHING)
+            if wanted.nano <= 0 or (name in by_claims and offered.nano <= 0):
+                continue
+            free = offered - at_all.get(name, _NOTHING)
+            if wanted > free:
+                is_final = wanted > offered - staying.get(name, _NOTHING) and not name.startswith(RESOURCE_PREFIX)
+                short.append(Shortage(name, wanted, free, offered, is_final))
+        return tuple(short)
+
+
+def why_no_room(node: str, shortages: Sequence[Shortage]) -> Reason | None:
+    """Say what a node has too little of whatever goes; None when preemption may help.
+
+    >>> cpu = Shortage("cpu", Quantity.parse(4), Quantity.parse(1), Quantity.parse(8), is_final=True)
+    >>> why_no_room("n1", [cpu]).message
+    'node n1: no room: the pod requests cpu 4, free are 1 of 8'
+    """
+    final = [shortage for shortage in shortages if shortage.is_final]
+    if not final:
+        return None
+    amounts = "; ".join(f"{short.resource} {short.wanted}, free are {_at_least_nothing(short.free)} of {short.allocatable}" for short in final)
+    facts: dict[str, str | int | float | bool | tuple[str, ...]] = {
+        "node": node,
+        "resources": tuple(short.resource for short in final),
+        "wanted": tuple(str(short.wanted) for short in final),
+        "free": tuple(str(_at_least_nothing(short.free)) for short in final),
+        "allocatable": tuple(str(short.allocatable) for short in final),
+        "hindrances": len(final),
+        "permanent": any(short.is_permanent for short in final),
+    }
+    return Reason(code="no-room", message=f"node {node}: no room: the pod requests {amounts}", facts=facts)
+
+
+def needs_of(spec: Mapping[str, Any]) -> PodNeeds:
+    """Read what a pod requests, its priority, and whether it may send others away."""
+    return PodNeeds(requests_of(spec), _priority(spec), spec.get("preemptionPolicy") != "Never")
 
 
 def requests_of(spec: Mapping[str, Any]) -> Amounts:
-    """Add up what a pod asks for: its containers and sidecars together, or more where an init container needs more; and the overhead.
+    """Add up what a pod asks for: its containers and sidecars together, or more where an init container needs more; or what it asks for as a whole; and the overhead.
 
-    What cannot be read counts as nothing: the API server has checked it, and this is a hint.
+    What cannot be read counts as nothing: the API server has checked it.
     """
     total: Amounts = {}
     for container in _containers(spec, "containers"):
@@ -87,6 +192,9 @@ def requests_of(spec: Mapping[str, Any]) -> Amounts:
     for name, amount in peak.items():
         if amount.nano > total.get(name, _NOTHING).nano:
             total[name] = amount
+    for name, amount in _asked(spec).items():
+        if name.startswith(_OF_WHOLE_PODS):
+            total[name] = amount
     _add(total, _amounts(spec.get("overhead")))
     return total
 
@@ -96,8 +204,9 @@ def _containers(spec: Mapping[str, Any], part: str) -> list[Mapping[str, Any]]:
     return [container for container in containers if isinstance(container, Mapping)] if isinstance(containers, list) else []
 
 
-def _asked(container: Mapping[str, Any]) -> Amounts:
-    resources = container.get("resources")
+def _asked(asker: Mapping[str, Any]) -> Amounts:
+    """Read what a container, or a pod as a whole, requests."""
+    resources = asker.get("resources")
     if not isinstance(resources, Mapping):
         return {}
     # The API server fills requests in from limits; a pod that comes by another way may lack them.
@@ -117,3 +226,13 @@ def _amounts(value: object) -> Amounts:
 def _add(total: Amounts, more: Mapping[str, Quantity]) -> None:
     for name, amount in more.items():
         total[name] = total.get(name, _NOTHING) + amount
+
+
+def _at_least_nothing(amount: Quantity) -> Quantity:
+    """Show what a node that has shrunk under its pods has left."""
+    return max(amount, _NOTHING)
+
+
+def _priority(spec: Mapping[str, Any]) -> int:
+    priority = spec.get("priority")
+    return priority if isinstance(priority, int) and not isinstance(priority, bool) else 0

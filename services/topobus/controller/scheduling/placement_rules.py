@@ -5,7 +5,7 @@ Pure. Flows in: a pod, the nodes, the pods on them. Flows out: rules that are co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from msgspec import Struct
@@ -29,7 +29,9 @@ from topobus.kubernetes.api.shape import read_as
 
 __all__ = ["PLACEMENT_CODES", "PlacementRules", "PodPlacement", "count_rules", "read_placement"]
 
-PLACEMENT_CODES = frozenset({"host-port-taken", "pod-affinity", "pod-anti-affinity", "anti-affinity-of-others", "topology-spread"})
+PLACEMENT_CODES = frozenset(
+    {"host-port-taken", "pod-affinity", "pod-anti-affinity", "anti-affinity-of-others", "topology-spread", "no-room"}
+)
 """Codes of what other pods stand in the way of: it ends when they go, which is no change of what there is to allocate."""
 
 
@@ -69,12 +71,15 @@ class PlacementRules:
 
     def why_not(self, at: NodeFacts) -> Reason | None:
         """Give the first thing that pods keep this pod off a node by; None when nothing does."""
+        return next(self.reasons(at), None)
+
+    def reasons(self, at: NodeFacts) -> Iterator[Reason]:
+        """Give all that pods keep this pod off a node by, one Reason a rule."""
         placement, node = self.placement, at.node
-        if placement.ports:
-            reason = why_ports_taken(node.name, placement.ports, self.ports_on(node.name))
-            if reason is not None:
-                return reason
-        return why_uneven(self.spread, node) or why_apart(placement.group, placement.affinity, self.counts, node, {})
+        ports = why_ports_taken(node.name, placement.ports, self.ports_on(node.name)) if placement.ports else None
+        uneven = why_uneven(self.spread, node)
+        apart = why_apart(placement.group, placement.affinity, self.counts, node, {})
+        yield from (reason for reason in (ports, uneven, apart) if reason is not None)
 
 
 def read_placement(pod: ApiObject) -> PodPlacement:

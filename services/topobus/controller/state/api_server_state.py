@@ -79,7 +79,7 @@ class ApiServerState(ClusterState):
         try:
             api_object = read_object(kind, version, plain)
             if kind == "Pod":
-                self.room.put_pod(key, plain)
+                self.room.put_pod(key, plain, is_ours=api_object is not None)
                 self.placed.put_pod(key, plain, is_ours=api_object is not None)
             elif kind == "Node":
                 self.room.put_node(key[1], (plain.get("status") or {}).get("allocatable"))
@@ -228,10 +228,15 @@ class ApiServerState(ClusterState):
 
         Shapes: without — uid of a pod that is left out; ignoring — uids of claims whose notes count for nothing.
         """
-        return self.gated_pods.intended(
-            lambda key: not self.is_taken_back(key) and self.claims[key].uid not in ignoring if key in self.claims else False,
-            without=without,
-        )
+        return self.gated_pods.intended(lambda key: self._is_note_live(key, ignoring), without=without)
+
+    def intended_on(self, node: str, *, without: str, ignoring: Collection[str] = ()) -> frozenset[Key]:
+        """Say which pods that have no node yet are to go to this one, as `intended_nodes` does for all."""
+        return self.gated_pods.intended_on(node, lambda key: self._is_note_live(key, ignoring), without=without)
+
+    def _is_note_live(self, key: Key, ignoring: Collection[str]) -> bool:
+        claim = self.claims.get(key)
+        return claim is not None and claim.uid not in ignoring and not self.is_taken_back(key)
 
     def put_inventory(self, inventory: Inventory) -> None:
         """Store a node's inventory; devices for allocation come from its ResourceSlices, not from here."""

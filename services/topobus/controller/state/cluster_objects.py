@@ -32,7 +32,7 @@ _METADATA = (
     "ownerReferences",
 )
 _POD_SPEC = ("schedulingGates", "resourceClaims", "nodeName", "nodeSelector", "tolerations", "affinity", "priority", "overhead")
-_WAITING_POD_SPEC = ("topologySpreadConstraints",)
+_WAITING_POD_SPEC = ("topologySpreadConstraints", "preemptionPolicy", "resources")
 _AFFINITY = ("nodeAffinity", "podAffinity", "podAntiAffinity")
 _POD_STATUS = ("phase", "resourceClaimStatuses", "conditions")
 _NODE_SPEC = ("taints", "unschedulable")

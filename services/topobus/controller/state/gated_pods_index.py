@@ -40,6 +40,7 @@ class GatedPodsIndex:
         self._unbound: set[str] = set()
         self._noted: dict[Key, _Noted] = {}
         self._of_pod: dict[str, set[Key]] = {}
+        self._on: dict[str, set[Key]] = {}
         self._lost: set[Key] = set()
         self._unreserved: set[Key] = set()
         self._pending: set[Key] = set()
@@ -67,6 +68,9 @@ class GatedPodsIndex:
             self._of_pod[before.note.pod].discard(key)
             if not self._of_pod[before.note.pod]:
                 del self._of_pod[before.note.pod]
+            self._on[before.note.node].discard(key)
+            if not self._on[before.note.node]:
+                del self._on[before.note.node]
         for keys in (self._lost, self._unreserved, self._pending):
             keys.discard(key)
         note = _note(stored) if stored is not None and ATTEMPT_ANNOTATION in stored.metadata.annotations else None
@@ -78,6 +82,7 @@ class GatedPodsIndex:
         noted = _Noted(stored.uid, stored.revision, note, users, is_allocated and holds_what_was_attempted(claim, note))
         self._noted[key] = noted
         self._of_pod.setdefault(note.pod, set()).add(key)
+        self._on.setdefault(note.node, set()).add(key)
         if not is_allocated:
             self._lost.add(key)
             if note.node:
@@ -137,6 +142,11 @@ class GatedPodsIndex:
                     nodes[self._pods[uid]] = node
                     break
         return nodes
+
+    def intended_on(self, node: str, counts: Callable[[Key], bool], *, without: str) -> frozenset[Key]:
+        """Name the pods that have no node yet and for which this one is intended, as `intended` does for all nodes."""
+        notes = ((key, self._noted[key].note.pod) for key in self._on.get(node, ()))
+        return frozenset(self._pods[uid] for key, uid in notes if uid != without and uid in self._unbound and counts(key))
 
     def pod_of(self, uid: str) -> Key | None:
         """Find a pod by its uid."""
