@@ -81,6 +81,93 @@ async def test_devices_are_bound_on_the_node_that_the_pod_can_go_to(home: Cluste
     assert home.node_of("c") == "n2"
 
 
+DATA: dict[str, Any] = {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]}
+
+
+def volume_claim(*, bound: str = "", mode: str = "ReadWriteOnce") -> Object:
+    """The claim of a volume, bound to one or not."""
+    completed = {"pv.kubernetes.io/bind-completed": "yes"} if bound else {}
+    return {
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "data", "namespace": "default", "annotations": completed},
+        "spec": {"accessModes": [mode], "storageClassName": "disks", "volumeName": bound},
+    }
+
+
+def volume(host: str) -> Object:
+    """A volume that can be used on one node."""
+    term = {"matchExpressions": [{"key": HOST, "operator": "In", "values": [host]}]}
+    spec = {"accessModes": ["ReadWriteOnce"], "storageClassName": "disks", "capacity": {"storage": "1Gi"}}
+    return {
+        "kind": "PersistentVolume",
+        "metadata": {"name": "v"},
+        "spec": {**spec, "nodeAffinity": {"required": {"nodeSelectorTerms": [term]}}},
+        "status": {"phase": "Available"},
+    }
+
+
+def disks(mode: str) -> Object:
+    """Their class, which makes none."""
+    return {
+        "kind": "StorageClass",
+        "metadata": {"name": "disks"},
+        "provisioner": "kubernetes.io/no-provisioner",
+        "volumeBindingMode": mode,
+    }
+
+
+@pytest.mark.parametrize("wanted", [volume_claim(bound="v"), volume_claim()], ids=["bound", "free"])
+async def test_devices_are_bound_where_the_pods_volume_is(home: ClusterHome, wanted: Object) -> None:
+    """A volume that can be used on n2 alone, bound already or the only one that fits, keeps the devices there."""
+    home.put(disks("WaitForFirstConsumer"), volume("n2"), wanted, claim("c"), pod("p", "c", **DATA))
+
+    async with home.controller():
+        await home.until(lambda: not home.gates("p"), "an open gate")
+
+    assert home.node_of("c") == "n2"
+
+
+async def test_pod_gets_no_device_until_its_volume_is_bound(home: ClusterHome) -> None:
+    """A class that binds at once, and has not: the pod waits, is told which claim, and is placed as soon as the volume is there."""
+    home.put(disks("Immediate"), volume_claim(), claim("c"), pod("p", "c", **DATA))
+
+    async with home.controller():
+        await home.until(lambda: home.events("p"), "an event")
+        event, before = home.events("p")[0], home.devices("c")
+        condition = next(each for each in home.get("Pod", "p")["status"]["conditions"] if each["type"] == "topobus.dev/Allocated")
+        home.put(volume("n2"), volume_claim(bound="v"))
+        await home.until(lambda: not home.gates("p"), "an open gate")
+
+    assert (condition["status"], condition["reason"]) == ("False", "WaitingForVolumes")
+    assert event == ("WaitingForVolumes", condition["message"])
+    assert condition["message"] == (
+        "volume data: PersistentVolumeClaim default/data is not bound to a volume yet, and StorageClass disks binds at once (Immediate), whatever pod comes"
+    )
+    assert (before, home.node_of("c")) == ([], "n2")
+
+
+async def test_pod_gets_no_device_while_another_has_its_volume_for_one_pod(home: ClusterHome) -> None:
+    """ReadWriteOncePod: the pod waits for the other, which is named, and is placed when that one has ended."""
+    home.put(
+        disks("Immediate"),
+        volume("n2"),
+        volume_claim(bound="v", mode="ReadWriteOncePod"),
+        on("n2", "q", **DATA),
+        claim("c"),
+        pod("p", "c", **DATA),
+    )
+
+    async with home.controller():
+        await home.until(lambda: home.events("p"), "an event")
+        event, before = home.events("p")[0], home.devices("c")
+        home.set_status("Pod", "q", phase="Succeeded")
+        await home.until(lambda: not home.gates("p"), "an open gate")
+
+    assert event[0] == "WaitingForVolumes"
+    assert "pod default/q uses it" in event[1]
+    assert (before, home.node_of("c")) == ([], "n2")
+
+
 @pytest.mark.parametrize("rule", [PORT, APART, EVEN, FULL], ids=["host port", "anti-affinity", "spread", "room"])
 async def test_pods_placed_in_one_round_see_each_other(home: ClusterHome, rule: dict[str, Any]) -> None:
     """Nobody has bound the first pod yet, and the second goes to another node all the same."""

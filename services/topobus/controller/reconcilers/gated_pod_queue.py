@@ -26,6 +26,8 @@ class PodVersions:
     pod: int
     claims: tuple[tuple[str, int], ...]
     supply: Hashable
+    volumes: Hashable = ()
+    """What its volumes depend on."""
 
     @property
     def own_versions(self) -> Hashable:
@@ -61,6 +63,8 @@ class GatedPodQueue:
         """By the pod's uid."""
         self.blocked: dict[str, float] = {}
         """Since when a pod waits for claims, by its uid."""
+        self.volumeless: dict[str, float] = {}
+        """Since when a pod waits for volumes, by its uid."""
         self.failures: dict[Key, int] = {}
         self.told: dict[str, float] = {}
         """When a pod was told why it does not fit, by its uid."""
@@ -123,6 +127,7 @@ class GatedPodQueue:
         living = {self._state.pods[key].uid for key in keys}
         self.seen = {uid: seen for uid, seen in self.seen.items() if uid in living}
         self.blocked = {uid: since for uid, since in self.blocked.items() if uid in living}
+        self.volumeless = {uid: since for uid, since in self.volumeless.items() if uid in living}
         self.told = {uid: at for uid, at in self.told.items() if uid in living}
 
     def freedoms(self) -> Hashable:
@@ -135,6 +140,14 @@ class GatedPodQueue:
         if key in self._state.pods:
             wait_s = min(self._retry_s * 2 ** min(self.failures.get(key, 0), 16), _LONGEST_WAIT_S)
             self.due[key] = Due(self._clock.monotonic() + wait_s, self.versions_of(key))
+
+    def wait_for_pods(self, key: Key, versions: PodVersions, room: int, wait_s: float, pause: float) -> None:
+        """Look at a pod again that others are in the way of: they come and go without a change of what there is to allocate.
+
+        Shapes: room — the count of their changes when it was looked at; wait_s — after which it is looked at anyway; pause — in times of `retry_s`, the shortest between two looks.
+        """
+        now_s = self._clock.monotonic()
+        self.due[key] = Due(now_s + wait_s, versions, room, now_s + pause * self._retry_s)
 
     def needs_work(self, key: Key, pod: Stored) -> bool:
         """Say whether a pod has to be advanced: it waits behind the gate, or a claim allocated here for it has lost its allocation.
@@ -158,7 +171,7 @@ class GatedPodQueue:
         pod = self._state.pods[key]
         claims = [self._state.claims.get(claim) for claim in self._state.claims_of(key)]
         versions = tuple((claim.uid, claim.revision) for claim in claims if claim is not None)
-        return PodVersions(pod.revision, versions, (self._state.supply, len(self._state.classes)))
+        return PodVersions(pod.revision, versions, (self._state.supply, len(self._state.classes)), self._state.volumes.version_for(key))
 
     def is_live(self, key: Key, note: Attempt) -> bool:
         """Say whether the pod of an intent is still there to make it true."""

@@ -60,6 +60,8 @@ class NoNodeFits:
 
     misses: tuple[NodeMiss, ...]
     advice: tuple[Reason, ...] = ()
+    blockers: tuple[Reason, ...] = ()
+    """What has to be there first, wherever the pod goes; no node was looked at then."""
 
 
 class NodeChooser:
@@ -97,6 +99,8 @@ class NodeChooser:
         Order:   nodes with room for what the pod requests, then those on which preemption would make it; of these most preferred nodes first (preferred node affinity), then by name.
         """
         rules = NodeRules(self._state, pod, refused=refused)
+        if rules.blockers:
+            return NoNodeFits((), blockers=rules.blockers)
         wishing = _alignment_request(pod, plan)
         is_plain = wishing is None and self._is_plain(plan, excluded)
         shape = self._search.results.shape([pod_claim.spec for pod_claim in plan.pending]) if is_plain else None

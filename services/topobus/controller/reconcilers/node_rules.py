@@ -13,7 +13,8 @@ from topobus.controller.claims.objects import Pod
 from topobus.controller.scheduling.node_fit import NodeFacts, Placing, read_placing, why_not
 from topobus.controller.scheduling.node_resources import Shortage, needs_of, why_no_room
 from topobus.controller.scheduling.placement_rules import PlacementRules, count_rules, read_placement
-from topobus.controller.state.api_server_state import ApiServerState
+from topobus.controller.scheduling.volume_rules import PodVolumes, read_pod_volumes
+from topobus.controller.state.api_server_state import ApiServerState, Key
 from topobus.domain.outcome import Reason
 from topobus.domain.resource_names import CLASS_RESOURCE_PREFIX
 
@@ -38,7 +39,13 @@ class NodeRules:
         self._by_claims = _served_by_claims(state)
         # It is bound: nobody asks again whether it may be where it is.
         self._placement = self._counted() if not self.placing.node_name else None
+        self._volumes = self._looked_up() if not self.placing.node_name else None
         self._short: dict[str, tuple[Shortage, ...]] = {}
+
+    @property
+    def blockers(self) -> tuple[Reason, ...]:
+        """What has to be there before the pod can go to any node: its volumes."""
+        return self._volumes.blockers if self._volumes is not None else ()
 
     def why_not(self, at: NodeFacts) -> Reason | None:
         """Give the first rule by which kube-scheduler would keep the pod off a node; None when none does."""
@@ -47,7 +54,7 @@ class NodeRules:
     def shortages(self, node: str) -> tuple[Shortage, ...]:
         """List what a node has too little of; where `why_not` is silent on it, preemption may help."""
         if node not in self._short:
-            intended = self._state.intended_on(node, without=self._pod.uid, ignoring=self._ignoring)
+            intended = self._intended_on(node)
             self._short[node] = self._state.room.shortages(node, self._needs, besides=intended, by_claims=self._by_claims)
         return self._short[node]
 
@@ -58,12 +65,26 @@ class NodeRules:
             yield reason
         if self._placement is not None:
             yield from self._placement.reasons(at)
+        if self._volumes is not None:
+            yield from self._volumes.reasons(at.node, self._intended_on(node))
         if not self.placing.node_name:
             no_room = why_no_room(node, self.shortages(node))
             if no_room is not None:
                 yield no_room
         if node in self._refused:
             yield Reason(code="unschedulable", message=f"node {node}: kube-scheduler could not place the pod there", facts={"node": node})
+
+    def _intended_on(self, node: str) -> Collection[Key]:
+        return self._state.intended_on(node, without=self._pod.uid, ignoring=self._ignoring)
+
+    def _looked_up(self) -> PodVolumes | None:
+        """Look up the pod's volumes; None when it has none that come by claims."""
+        state, key = self._state, (self._pod.metadata.namespace, self._pod.metadata.name)
+        volumes = state.volumes.volumes_of(key)
+        if not volumes:
+            return None
+        assumed = state.intended_nodes(without=self._pod.uid, ignoring=self._ignoring)
+        return read_pod_volumes(key, self._pod.uid, volumes, state.volumes, assumed)
 
     def _counted(self) -> PlacementRules | None:
         """Count what other pods mean for this one; None when they mean nothing."""

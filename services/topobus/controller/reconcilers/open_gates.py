@@ -18,11 +18,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from topobus.controller.allocation.values import NoFit
-from topobus.controller.claims.gate import ALLOCATED_CONDITION, has_allocated_condition, version_of, with_allocated_condition, without_gate
+from topobus.controller.claims.gate import has_allocated_condition, version_of, without_gate
 from topobus.controller.claims.objects import Claim
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
+from topobus.controller.reconcilers.allocated_condition import AllocatedCondition
 from topobus.controller.reconcilers.allocation_intents import Intents
 from topobus.controller.reconcilers.commit_allocations import Progress
 from topobus.controller.reconcilers.deallocate_claims import ClusterDeallocation
@@ -39,6 +40,7 @@ from topobus.controller.scheduling.decisions import (
     pre_filter,
 )
 from topobus.controller.scheduling.placement_rules import PLACEMENT_CODES
+from topobus.controller.scheduling.volume_rules import VOLUME_IN_USE
 from topobus.controller.state.api_server_state import ApiServerState, Key
 from topobus.controller.store.cluster_events import EventRecorder
 from topobus.controller.store.object_writer import ObjectWriter
@@ -51,8 +53,6 @@ __all__ = ["GatedPodReconciler"]
 
 # Writes that one pod may need in a row: intents, statuses and the gate of a pod with very many claims come back in the next round.
 _MOST_STEPS = 8
-# Where an event that is cut says that the rest stands.
-_REST = f"condition {ALLOCATED_CONDITION} of the pod"
 _WAITING = "WaitingForClaims"
 # Answers of the API server that a person must do something about: a right is missing, or it finds what we write invalid.
 _REFUSALS = (400, 403, 422)
@@ -83,6 +83,7 @@ class GatedPodReconciler:
         self._intents = intents
         self._deallocation = deallocation
         self._chooser = chooser
+        self._condition = AllocatedCondition(clock, state, writer, events)
         self._events = events
         self._metrics = metrics
         self._changed = changed
@@ -198,14 +199,7 @@ class GatedPodReconciler:
         versions = self._queue.versions_of(key)
         plan = pre_filter(pod.pod, lambda name: self._claim((key[0], name)), has_own_notes=False)
         if isinstance(plan, Blocked):
-            self._queue.seen[pod.uid] = versions
-            since_s = self._queue.blocked.setdefault(pod.uid, self._clock.monotonic())
-            if self._clock.monotonic() - since_s < _PATIENCE * self._settings.cluster.retry_s:
-                # Claims and pods come by different watches, and claims made from templates come later: that is no trouble yet.
-                del self._queue.seen[pod.uid]
-                self._queue.wait(key)
-            else:
-                await self._report_waiting(key, pod, _WAITING, plan.reasons)
+            await self._wait_for_objects(self._queue.blocked, key, pod, versions, _WAITING, plan.reasons)
             return False
         self._queue.blocked.pop(pod.uid, None)
         plan = self._with_class_alignment(plan)
@@ -239,6 +233,21 @@ class GatedPodReconciler:
         elif done is Progress.COSTLY:
             self._queue.put_behind(key)
         return done not in (Progress.LATER, Progress.COSTLY)
+
+    async def _wait_for_objects(
+        self, since: dict[str, float], key: Key, pod: Stored, versions: PodVersions, reason: str, reasons: tuple[Reason, ...]
+    ) -> None:
+        """Wait until an object is there, or is as it has to be, and tell so after a while.
+
+        Shapes: since — by a pod's uid since when it waits for the like.
+        """
+        since_s = since.setdefault(pod.uid, self._clock.monotonic())
+        if self._clock.monotonic() - since_s < _PATIENCE * self._settings.cluster.retry_s:
+            # Claims, volumes and pods come by different watches, and claims made from templates come later: that is no trouble yet.
+            self._queue.wait(key)
+            return
+        self._queue.seen[pod.uid] = versions
+        await self._report_waiting(key, pod, reason, reasons)
 
     async def _begin(self, key: Key, pod: Stored, plan: PodPlan, versions: PodVersions, *, is_cheap: bool) -> bool:
         """Choose a node and devices, and write the intents."""
@@ -275,6 +284,12 @@ class GatedPodReconciler:
             return False
         # Nothing is intended any more: what a note says of the past must keep nobody from the devices.
         await self._intents.withdraw(plan)
+        if chosen.blockers:
+            await self._wait_for_objects(self._queue.volumeless, key, pod, versions, "WaitingForVolumes", chosen.blockers)
+            if any(blocker.code == VOLUME_IN_USE for blocker in chosen.blockers) and pod.uid in self._queue.seen:
+                self._queue.wait_for_pods(key, self._queue.seen[pod.uid], room, self._settings.cluster.unschedulable_s, _PATIENCE)
+            return False
+        self._queue.volumeless.pop(pod.uid, None)
         if is_brief:
             # Explaining costs many searches: a pod that was told a moment ago is told again after a while, not at each change of the cluster.
             self._queue.seen[plan.pod.uid] = versions
@@ -293,9 +308,7 @@ class GatedPodReconciler:
         elif any(
             isinstance(miss.outcome, NoFit) and any(why.code in PLACEMENT_CODES for why in miss.outcome.reasons) for miss in chosen.misses
         ):
-            # Other pods come and go without a change of what there is to allocate.
-            now_s, cluster = self._clock.monotonic(), self._settings.cluster
-            self._queue.due[key] = Due(now_s + cluster.unschedulable_s, versions, room, now_s + _PATIENCE * cluster.retry_s)
+            self._queue.wait_for_pods(key, versions, room, self._settings.cluster.unschedulable_s, _PATIENCE)
         reason, reasons = explain_misses(chosen.misses)
         self._metrics.decisions.labels("refused").inc()
         await self._report_waiting(key, pod, reason, (*reasons, *chosen.advice))
@@ -343,28 +356,18 @@ class GatedPodReconciler:
             return False
         if has_allocated_condition(pod.value):
             message = "its claims are allocated and reserved"
-            value = with_allocated_condition(pod.value, is_true=True, reason="Allocated", message=message, now=self._now())
-            if value is not pod.value:
-                await self._writer.write(ObjectKey("pod", *key), pod.revision, value)
+            if await self._condition.write(key, pod, is_true=True, reason="Allocated", message=message) is not None:
                 return True
         if await self._writer.write(ObjectKey("pod", *key), pod.revision, without_gate(pod.value)) is not None:
             self._log.info("gate.opened", pod=f"{key[0]}/{key[1]}")
         return True
 
     async def _report_waiting(self, key: Key, pod: Stored, reason: str, reasons: tuple[Reason, ...]) -> None:
-        """Tell why a pod waits: a condition of the pod, and events of the pod and its claims; each once."""
-        message = "; ".join(each_reason.message for each_reason in reasons)
-        self._log.info("pod.waiting", pod=f"{key[0]}/{key[1]}", reason=reason, why=message)
-        value = with_allocated_condition(pod.value, is_true=False, reason=reason, message=message, now=self._now())
-        written = await self._writer.write(ObjectKey("pod", *key), pod.revision, value) if value is not pod.value else None
+        """Tell why a pod waits, which is no reason to look at it again."""
+        written = await self._condition.tell_waiting(key, pod, reason, reasons)
         if written is not None and pod.uid in self._queue.seen:
             # Only our own write is no news; what came meanwhile is.
             self._queue.seen[pod.uid] = replace(self._queue.seen[pod.uid], pod=written.revision)
-        await self._events.warn(pod, reason, message, more=_REST)
-        for other_claim in self._state.claims_of(key):
-            claim = self._state.claims.get(other_claim)
-            if claim is not None and not claim.claim.is_allocated:
-                await self._events.warn(claim, reason, message, more=_REST)
 
     def _claim(self, key: Key) -> Claim | None:
         claim = self._state.claims.get(key)
@@ -386,6 +389,3 @@ class GatedPodReconciler:
             pod = self._state.gated_pods.pod_of(str(uid))
             if pod is not None:
                 self._queue.costly.drop(pod)
-
-    def _now(self) -> str:
-        return self._clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -37,6 +37,7 @@ __all__ = [
     "node_selector",
     "preference_of",
     "read_placing",
+    "selector_matches",
     "selector_objection",
     "why_not",
 ]
@@ -127,7 +128,7 @@ def why_not(pod: Placing, at: NodeFacts) -> Reason | None:
             return _reason("node-selector-label", node, f"the pod wants label {key}={value}, it has {have}")
     affinity = pod.affinity.node_affinity if pod.affinity is not None else None
     required = affinity.required_during_scheduling_ignored_during_execution if affinity is not None else None
-    if required is not None and not any(_term_matches(node_selector_term, node) for node_selector_term in required.node_selector_terms):
+    if required is not None and not selector_matches(required, node):
         return _reason("node-affinity", node, "it matches none of the terms of the pod's required node affinity")
     return None
 
@@ -137,8 +138,13 @@ def is_wanted(pod: Placing, node: Node) -> bool:
     affinity = pod.affinity.node_affinity if pod.affinity is not None else None
     required = affinity.required_during_scheduling_ignored_during_execution if affinity is not None else None
     return all(node.labels.get(key) == value for key, value in pod.node_selector.items()) and (
-        required is None or any(_term_matches(term, node) for term in required.node_selector_terms)
+        required is None or selector_matches(required, node)
     )
+
+
+def selector_matches(selector: NodeSelector, node: Node) -> bool:
+    """Say whether a node matches one of the terms of a selector."""
+    return any(_term_matches(term, node) for term in selector.node_selector_terms)
 
 
 def is_tolerated(pod: Placing, at: NodeFacts) -> bool:

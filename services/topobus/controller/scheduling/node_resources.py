@@ -151,7 +151,9 @@ def why_no_room(node: str, shortages: Sequence[Shortage]) -> Reason | None:
     final = [shortage for shortage in shortages if shortage.is_final]
     if not final:
         return None
-    amounts = "; ".join(f"{short.resource} {short.wanted}, free are {_at_least_nothing(short.free)} of {short.allocatable}" for short in final)
+    amounts = "; ".join(
+        f"{short.resource} {short.wanted}, free are {_at_least_nothing(short.free)} of {short.allocatable}" for short in final
+    )
     facts: dict[str, str | int | float | bool | tuple[str, ...]] = {
         "node": node,
         "resources": tuple(short.resource for short in final),

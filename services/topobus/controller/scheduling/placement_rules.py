@@ -30,7 +30,7 @@ from topobus.kubernetes.api.shape import read_as
 __all__ = ["PLACEMENT_CODES", "PlacementRules", "PodPlacement", "count_rules", "read_placement"]
 
 PLACEMENT_CODES = frozenset(
-    {"host-port-taken", "pod-affinity", "pod-anti-affinity", "anti-affinity-of-others", "topology-spread", "no-room"}
+    {"host-port-taken", "pod-affinity", "pod-anti-affinity", "anti-affinity-of-others", "topology-spread", "no-room", "volume-limit"}
 )
 """Codes of what other pods stand in the way of: it ends when they go, which is no change of what there is to allocate."""
 

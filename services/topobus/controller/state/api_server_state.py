@@ -25,6 +25,7 @@ from topobus.controller.state.gated_pods_index import GatedPodsIndex
 from topobus.controller.state.placed_pods import PlacedPods
 from topobus.controller.state.slice_origin import only_known_devices, why_foreign
 from topobus.controller.state.taint_index import read_rule
+from topobus.controller.state.volume_index import VOLUME_KINDS, VolumeIndex
 from topobus.domain.device import Inventory, class_of_driver
 from topobus.domain.errors import ContractError
 
@@ -49,6 +50,7 @@ class ApiServerState(ClusterState):
         self.templates: dict[Key, Stored] = {}
         self.room = NodeResources()
         self.placed = PlacedPods()
+        self.volumes = VolumeIndex()
         self.let_go: dict[Key, Stored] = {}
         """Claims as they were when they lost an allocation of ours: their nodes' ledgers are to hear of it."""
         self.foreign: dict[str, str] = {}
@@ -77,10 +79,14 @@ class ApiServerState(ClusterState):
         if self._is_kept(kind, key, plain):
             return
         try:
+            if kind in VOLUME_KINDS:
+                self.volumes.put(kind, key, plain)
+                return
             api_object = read_object(kind, version, plain)
             if kind == "Pod":
                 self.room.put_pod(key, plain, is_ours=api_object is not None)
                 self.placed.put_pod(key, plain, is_ours=api_object is not None)
+                self.volumes.put_pod(key, plain, is_ours=api_object is not None)
             elif kind == "Node":
                 self.room.put_node(key[1], (plain.get("status") or {}).get("allocatable"))
             if api_object is None:
@@ -133,6 +139,7 @@ class ApiServerState(ClusterState):
             case "Pod":
                 self.room.put_pod(key, None)
                 self.placed.put_pod(key, None)
+                self.volumes.put_pod(key, None)
                 self._drop_pod(key)
             case "ResourceClaim":
                 gone = self._pop_claim(key) or self._unreadable.pop(key, None)
@@ -151,6 +158,8 @@ class ApiServerState(ClusterState):
                     self._put_slices((1, key[1]), ())
             case "DeviceTaintRule":
                 self._put_rule(key[1], None)
+            case _:
+                self.volumes.drop(kind, key)
 
     def _drop_pod(self, key: Key) -> None:
         self.pods.pop(key, None)
@@ -203,7 +212,7 @@ class ApiServerState(ClusterState):
             "ResourceSlice": self._slices,
             "DeviceTaintRule": {str(key): rule for key, rule in self.taints.rules.items()},
         }
-        return len(kept.get(kind, {}))
+        return self.volumes.count(kind) if kind in VOLUME_KINDS else len(kept.get(kind, {}))
 
     def pool_of(self, name: str) -> str:
         """Name the pool of a slice; empty when the slice is unknown."""

@@ -16,6 +16,7 @@ from topobus.kubernetes.reading import CLAIMS, DRA_GROUP, DRA_VERSIONS, PODS, Ki
 __all__ = [
     "CLAIMS",
     "CLASSES",
+    "CSI_NODES",
     "EVENTS",
     "FIELD_MANAGER",
     "NAMESPACES",
@@ -24,6 +25,9 @@ __all__ = [
     "SLICES",
     "TAINT_RULES",
     "TEMPLATES",
+    "VOLUMES",
+    "VOLUME_CLAIMS",
+    "VOLUME_CLASSES",
     "WATCHED",
     "Api",
     "HistoryLost",
@@ -47,9 +51,13 @@ TAINT_RULES = Kind(
 )
 NODES = Kind(name="Node", plural="nodes")
 NAMESPACES = Kind(name="Namespace", plural="namespaces")
+VOLUME_CLAIMS = Kind(name="PersistentVolumeClaim", plural="persistentvolumeclaims", is_namespaced=True)
+VOLUMES = Kind(name="PersistentVolume", plural="persistentvolumes")
+VOLUME_CLASSES = Kind(name="StorageClass", plural="storageclasses", group="storage.k8s.io")
+CSI_NODES = Kind(name="CSINode", plural="csinodes", group="storage.k8s.io")
 EVENTS = Kind(name="Event", plural="events", is_namespaced=True)
 
-WATCHED = (CLASSES, CLAIMS, TEMPLATES, SLICES, TAINT_RULES, PODS, NODES)
+WATCHED = (CLASSES, CLAIMS, TEMPLATES, SLICES, TAINT_RULES, PODS, NODES, VOLUME_CLAIMS, VOLUMES, VOLUME_CLASSES, CSI_NODES)
 
 
 class Api(ReadApi, Protocol):
