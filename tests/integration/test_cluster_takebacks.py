@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from support.cluster_home import CLASS, ClusterHome, claim, pod
+from support.cluster_home import CLASS, ClusterHome, claim, pod, slice_of
 from topobus.controller.store.api import Api, Kind
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
@@ -54,6 +54,57 @@ async def test_allocation_goes_elsewhere_when_the_scheduler_cannot_place_the_pod
     assert home.users("c") == ["p"]
     assert {key: value for key, value in home.get("Pod", "p")["spec"].items() if key != "nodeName"} == spec
     assert "insufficient cpu" in next(message for reason, message in home.events("p") if reason == "AllocationTakenBack")
+
+
+NO_DISK = [
+    {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": "0/2 nodes are available: 1 node(s) had no available disk, 1 resourceclaim not available on the node. preemption: no",
+    }
+]
+
+
+def allocated(home: ClusterHome) -> tuple[str, ...]:
+    """The condition of pod p about its claims: status, reason, message."""
+    conditions = home.get("Pod", "p").get("status", {}).get("conditions", ())
+    allocated_condition = next((each for each in conditions if each["type"] == "topobus.dev/Allocated"), {})
+    return tuple(str(allocated_condition.get(part, "")) for part in ("status", "reason", "message"))
+
+
+async def test_pod_is_told_by_which_rule_it_is_kept_off_that_was_not_looked_at(home: ClusterHome) -> None:
+    """The condition names the rule in the scheduler's words until the pod has a node, and one event does; its devices stay for the stated time."""
+    slowly(home, unschedulable_s=3600.0)
+    home.put(claim("c"), pod("p", "c"))
+    async with home.controller():
+        await served(home, "p")
+        home.set_status("Pod", "p", conditions=NO_DISK)
+        await home.until(lambda: allocated(home)[1] == "RuleNotCovered" and home.events("p"), "the rule")
+        condition, event, node = allocated(home), home.events("p")[-1], home.node_of("c")
+        assert await home.bind("p", "n1") == 201
+        await home.until(lambda: allocated(home)[1] == "Allocated", "the rule taken back")
+
+    assert condition[0] == "True"
+    assert "does not place it: node(s) had no available disk. Topobus does not look at that before it binds devices" in condition[2]
+    assert NO_DISK[0]["message"] in condition[2]
+    assert event[0] == "RuleNotCovered"
+    assert len(event[1]) <= 300
+    assert node == "n1"
+
+
+async def test_node_that_the_scheduler_refuses_by_such_a_rule_says_so_when_no_other_fits(home: ClusterHome) -> None:
+    """After the stated time the devices are taken back; the other node has none, and the first one's miss has the scheduler's words."""
+    home.put(slice_of("n2", 0), claim("c"), pod("p", "c"))
+    async with home.controller():
+        await served(home, "p")
+        home.set_status("Pod", "p", conditions=NO_DISK)
+        await home.until(lambda: allocated(home)[1] == "DoesNotFit", "no node that fits")
+
+    assert (
+        "node n1: kube-scheduler could not place the pod there: node(s) had no available disk, which Topobus does not look at before"
+        in allocated(home)[2]
+    )
 
 
 async def test_reservation_comes_back_when_the_pod_was_bound_meanwhile(home: ClusterHome) -> None:

@@ -18,6 +18,8 @@ __all__ = [
     "ALLOCATED_CONDITION",
     "GATE",
     "RESERVED_TAINT",
+    "RULE_NOT_COVERED",
+    "allocated_reason",
     "gates_of",
     "has_allocated_condition",
     "has_gate",
@@ -32,6 +34,8 @@ GATE = "topobus.dev/allocation"
 """The scheduling gate with which a pod asks for its claims to be allocated here."""
 ALLOCATED_CONDITION = "topobus.dev/Allocated"
 """The condition in the status of a pod that waits behind our gate."""
+RULE_NOT_COVERED = "RuleNotCovered"
+"""Reason of that condition while kube-scheduler keeps a pod with devices from a node by a rule that is not looked at before devices are bound."""
 RESERVED_TAINT = GATE
 """A device taint that keeps kube-scheduler away from devices: only claims of gated pods, which we allocate, get them."""
 
@@ -83,6 +87,17 @@ def has_allocated_condition(pod: ApiObject) -> bool:
     return isinstance(conditions, list) and any(
         isinstance(condition, Mapping) and condition.get("type") == ALLOCATED_CONDITION for condition in conditions
     )
+
+
+def allocated_reason(pod: ApiObject) -> str:
+    """Give the reason of the condition about its claims; empty when it has none."""
+    conditions = pod.status.get("conditions")
+    reasons = (
+        condition.get("reason")
+        for condition in (conditions if isinstance(conditions, list) else ())
+        if isinstance(condition, Mapping) and condition.get("type") == ALLOCATED_CONDITION
+    )
+    return str(next(reasons, "") or "")
 
 
 def with_allocated_condition(pod: ApiObject, *, is_true: bool, reason: str, message: str, now: str) -> ApiObject:

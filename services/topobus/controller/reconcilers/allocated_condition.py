@@ -16,10 +16,12 @@ from topobus.domain.outcome import Reason
 from topobus.runtime.clock import Clock
 from topobus.runtime.logging import get_logger
 
-__all__ = ["AllocatedCondition"]
+__all__ = ["ALLOCATED", "REST", "AllocatedCondition"]
 
-# Where an event that is cut says that the rest stands.
-_REST = f"condition {ALLOCATED_CONDITION} of the pod"
+REST = f"condition {ALLOCATED_CONDITION} of the pod"
+"""Where an event that is cut says that the rest stands."""
+ALLOCATED = "its claims are allocated and reserved"
+"""What a pod is told that was told before why it waits."""
 
 
 class AllocatedCondition:
@@ -43,9 +45,9 @@ class AllocatedCondition:
         message = "; ".join(each_reason.message for each_reason in reasons)
         self._log.info("pod.waiting", pod=f"{key[0]}/{key[1]}", reason=reason, why=message)
         written = await self.write(key, pod, is_true=False, reason=reason, message=message)
-        await self._events.warn(pod, reason, message, more=_REST)
+        await self._events.warn(pod, reason, message, more=REST)
         for other_claim in self._state.claims_of(key):
             claim = self._state.claims.get(other_claim)
             if claim is not None and not claim.claim.is_allocated:
-                await self._events.warn(claim, reason, message, more=_REST)
+                await self._events.warn(claim, reason, message, more=REST)
         return written

@@ -6,7 +6,7 @@ slices, ledger or inventory cause an error is skipped, logged once, and tried ag
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -85,7 +85,7 @@ class NodeChooser:
         pod: Pod,
         plan: PodPlan,
         *,
-        refused: Collection[str],
+        refused: Sequence[str],
         excluded: Mapping[DeviceId, str],
         is_brief: bool = False,
         is_cheap: bool = False,

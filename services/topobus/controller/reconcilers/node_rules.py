@@ -6,13 +6,14 @@ count as if they were there. The rules themselves are pure (`controller/scheduli
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 
 from topobus.controller.claims.objects import Pod
 from topobus.controller.scheduling.node_fit import NodeFacts, Placing, read_placing, why_not
 from topobus.controller.scheduling.node_resources import Shortage, needs_of, why_no_room
 from topobus.controller.scheduling.placement_rules import PlacementRules, count_rules, read_placement
+from topobus.controller.scheduling.scheduler_reasons import scheduled_message, uncovered_reasons
 from topobus.controller.scheduling.volume_rules import PodVolumes, read_pod_volumes
 from topobus.controller.state.api_server_state import ApiServerState, Key
 from topobus.domain.outcome import Reason
@@ -24,10 +25,10 @@ __all__ = ["NodeRules"]
 class NodeRules:
     """The rules for one pod, as the cluster is now."""
 
-    def __init__(self, state: ApiServerState, pod: Pod, *, refused: Collection[str] = (), ignoring: Collection[str] = ()) -> None:
+    def __init__(self, state: ApiServerState, pod: Pod, *, refused: Sequence[str] = (), ignoring: Collection[str] = ()) -> None:
         """Read the pod, and count.
 
-        Shapes: refused — nodes on which kube-scheduler could not place the pod; ignoring — uids of claims whose intents count for nothing here.
+        Shapes: refused — nodes on which kube-scheduler could not place the pod, the last one last; ignoring — uids of claims whose intents count for nothing here.
         Errors: raises ContractError for a pod that nobody can read.
         """
         self._state = state
@@ -72,7 +73,12 @@ class NodeRules:
             if no_room is not None:
                 yield no_room
         if node in self._refused:
-            yield Reason(code="unschedulable", message=f"node {node}: kube-scheduler could not place the pod there", facts={"node": node})
+            # What it said is of its last try.
+            said = uncovered_reasons(scheduled_message(self._pod.object)) if node == self._refused[-1] else ()
+            words = f": {'; '.join(said)}, which Topobus does not look at before" if said else ""
+            yield Reason(
+                code="unschedulable", message=f"node {node}: kube-scheduler could not place the pod there{words}", facts={"node": node}
+            )
 
     def _intended_on(self, node: str) -> Collection[Key]:
         return self._state.intended_on(node, without=self._pod.uid, ignoring=self._ignoring)

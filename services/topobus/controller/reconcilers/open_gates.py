@@ -23,7 +23,7 @@ from topobus.controller.claims.objects import Claim
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
-from topobus.controller.reconcilers.allocated_condition import AllocatedCondition
+from topobus.controller.reconcilers.allocated_condition import ALLOCATED, AllocatedCondition
 from topobus.controller.reconcilers.allocation_intents import Intents
 from topobus.controller.reconcilers.commit_allocations import Progress
 from topobus.controller.reconcilers.deallocate_claims import ClusterDeallocation
@@ -354,10 +354,9 @@ class GatedPodReconciler:
         """Open the gate: all that the pod waited for is there."""
         if not pod.pod.has_gate:
             return False
-        if has_allocated_condition(pod.value):
-            message = "its claims are allocated and reserved"
-            if await self._condition.write(key, pod, is_true=True, reason="Allocated", message=message) is not None:
-                return True
+        is_told = has_allocated_condition(pod.value)
+        if is_told and await self._condition.write(key, pod, is_true=True, reason="Allocated", message=ALLOCATED) is not None:
+            return True
         if await self._writer.write(ObjectKey("pod", *key), pod.revision, without_gate(pod.value)) is not None:
             self._log.info("gate.opened", pod=f"{key[0]}/{key[1]}")
         return True

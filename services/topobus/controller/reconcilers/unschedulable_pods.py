@@ -6,6 +6,8 @@ the pod is read, and the devices are deallocated only while it has no node. A po
 bound later gets devices on that node. After a crash the objects show the stage that was reached. A pod behind its gate is not being scheduled, so its
 allocation is removed at once.
 
+A pod that kube-scheduler keeps off by a rule which is not looked at before devices are bound (`scheduler_reasons`) is told so by its condition, until it has a node.
+
 Flows in: the copy of the cluster. Flows out: status writes; the reconciler of gated pods then allocates elsewhere. Allocations of kube-scheduler are
 never changed.
 """
@@ -19,12 +21,15 @@ from functools import partial
 from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.values import DeviceId
 from topobus.controller.claims.attempts import Attempt
+from topobus.controller.claims.gate import RULE_NOT_COVERED, allocated_reason
 from topobus.controller.claims.reservations import with_reservation, without_reservations
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
+from topobus.controller.reconcilers.allocated_condition import ALLOCATED, REST, AllocatedCondition
 from topobus.controller.reconcilers.deallocate_claims import ClusterDeallocation
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
+from topobus.controller.scheduling.scheduler_reasons import is_unschedulable, scheduled_message, uncovered_reasons
 from topobus.controller.state.api_server_state import ApiServerState, Key
 from topobus.controller.store.cluster_events import EventRecorder
 from topobus.controller.store.object_writer import ObjectWriter
@@ -64,6 +69,7 @@ class UnschedulablePods:
         self._writer = writer
         self._deallocation = deallocation
         self._events = events
+        self._condition = AllocatedCondition(clock, state, writer, events)
         self._metrics = metrics
         self._since: dict[tuple[str, str, int], float] = {}
         self._boundary = ObjectBoundary("deallocation", metrics.set_aside)
@@ -112,6 +118,7 @@ class UnschedulablePods:
         allocated = self._allocated_for(key, pod)
         if not allocated or pod.pod.is_over:
             return False
+        await self._tell_rules(key, pod, allocated)
         if pod.pod.node:
             await self._reserve_again(pod, [claim for claim in allocated if pod.uid not in claim.users])
             return False
@@ -119,6 +126,21 @@ class UnschedulablePods:
         if wait_s is not None:
             waits.append(wait_s)
         return False
+
+    async def _tell_rules(self, key: Key, pod: Stored, allocated: list[_OwnAllocation]) -> None:
+        """Tell a pod by which rule kube-scheduler keeps it off that was not looked at before, and take that back when it does so no more."""
+        is_kept_off = not pod.pod.node and not pod.pod.has_gate and is_unschedulable(pod.value)
+        reasons = uncovered_reasons(scheduled_message(pod.value)) if is_kept_off else ()
+        if reasons:
+            node = allocated[0].note.node
+            message = (
+                f"its claims are allocated on node {node}, and kube-scheduler does not place it: {'; '.join(reasons)}. Topobus does not look at that before it binds devices: "
+                f"they are allocated elsewhere after {self._settings.unschedulable_s:g} s. kube-scheduler said: {scheduled_message(pod.value)}"
+            )
+            if await self._condition.write(key, pod, is_true=True, reason=RULE_NOT_COVERED, message=message) is not None:
+                await self._events.warn(pod, RULE_NOT_COVERED, message, more=REST)
+        elif allocated_reason(pod.value) == RULE_NOT_COVERED:
+            await self._condition.write(key, pod, is_true=True, reason="Allocated", message=ALLOCATED)
 
     async def _advance(
         self, key: Key, pod: Stored, allocated: list[_OwnAllocation], seen: set[tuple[str, str, int]], *, is_double: bool
@@ -139,12 +161,14 @@ class UnschedulablePods:
         if is_double:
             await self._first(pod, ours, "a device was given to another claim as well")
             return self._settings.settle_s
-        if not _is_unschedulable(pod):
+        if not is_unschedulable(pod.value):
             return None
         rest_s = self._settings.unschedulable_s - self._waited("unschedulable", uid, number, seen)
         if rest_s > 0:
             return rest_s
-        await self._first(pod, ours, f"kube-scheduler could not place the pod for {self._settings.unschedulable_s:g} s: {_why(pod)}")
+        await self._first(
+            pod, ours, f"kube-scheduler could not place the pod for {self._settings.unschedulable_s:g} s: {scheduled_message(pod.value)}"
+        )
         return self._settings.settle_s
 
     def _waited(self, what: str, uid: str, number: int, seen: set[tuple[str, str, int]]) -> float:
@@ -233,19 +257,3 @@ class UnschedulablePods:
 def _allocated_at(claim: Stored) -> str:
     allocation = claim.value.status.get("allocation")
     return str(allocation.get("allocationTimestamp") or "") if isinstance(allocation, dict) else ""
-
-
-def _is_unschedulable(pod: Stored) -> bool:
-    return any(
-        condition.get("type") == "PodScheduled" and condition.get("status") == "False" and condition.get("reason") == "Unschedulable"
-        for condition in _conditions(pod)
-    )
-
-
-def _why(pod: Stored) -> str:
-    return next((str(condition.get("message") or "") for condition in _conditions(pod) if condition.get("type") == "PodScheduled"), "")
-
-
-def _conditions(pod: Stored) -> list[dict[str, object]]:
-    conditions = pod.value.status.get("conditions")
-    return [condition for condition in conditions if isinstance(condition, dict)] if isinstance(conditions, list) else []

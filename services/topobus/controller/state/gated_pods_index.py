@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from topobus.controller.claims.attempts import Attempt, holds_what_was_attempted
+from topobus.controller.claims.gate import RULE_NOT_COVERED, allocated_reason
 from topobus.controller.claims.stored import Stored
 from topobus.domain.errors import ContractError
 from topobus.kubernetes.api.objects import ATTEMPT_ANNOTATION
@@ -38,6 +39,7 @@ class GatedPodsIndex:
         self._pods: dict[str, Key] = {}
         self._gated: set[Key] = set()
         self._unbound: set[str] = set()
+        self._told: set[str] = set()
         self._noted: dict[Key, _Noted] = {}
         self._of_pod: dict[str, set[Key]] = {}
         self._on: dict[str, set[Key]] = {}
@@ -50,6 +52,7 @@ class GatedPodsIndex:
         before = self._uids.pop(key, "")
         self._pods.pop(before, None)
         self._unbound.discard(before)
+        self._told.discard(before)
         self._gated.discard(key)
         if pod is None:
             return
@@ -60,6 +63,8 @@ class GatedPodsIndex:
             self._gated.add(key)
         if not pod.pod.node and not pod.pod.is_over:
             self._unbound.add(uid)
+        if allocated_reason(pod.value) == RULE_NOT_COVERED:
+            self._told.add(uid)
 
     def put_claim(self, key: Key, stored: Stored | None) -> None:
         """Take in a claim, or None for one that is gone."""
@@ -122,8 +127,8 @@ class GatedPodsIndex:
         return frozenset(self._gated) | frozenset(key for key in lost if key is not None)
 
     def placeless(self) -> frozenset[Key]:
-        """Name the pods for which we allocated claims and that have no node, and those that have not reserved (any more) what we allocated for them."""
-        unbound = [self._pods[uid] for uid in self._unbound if uid in self._of_pod]
+        """Name the pods for which we allocated claims and that have no node, or were told why not, and those that have not reserved (any more) what we allocated for them."""
+        unbound = [self._pods[uid] for uid in self._unbound | self._told if uid in self._of_pod]
         left = (self._pods.get(self._noted[key].note.pod) for key in self._unreserved)
         return frozenset(unbound) | frozenset(key for key in left if key is not None)
 
