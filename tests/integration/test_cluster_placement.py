@@ -179,6 +179,44 @@ async def test_pods_placed_in_one_round_see_each_other(home: ClusterHome, rule: 
     assert sorted(home.node_of(f"c{index}") for index in (1, 2)) == ["n1", "n2"]
 
 
+LIKES: dict[str, dict[str, Any]] = {
+    "anti-affinity": {
+        "affinity": {
+            "podAntiAffinity": {
+                "preferredDuringSchedulingIgnoredDuringExecution": [
+                    {"weight": 1, "podAffinityTerm": {"topologyKey": HOST, "labelSelector": WEB}}
+                ]
+            }
+        }
+    },
+    "spread": {
+        "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": HOST, "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": WEB}]
+    },
+    "node affinity": {
+        "affinity": {
+            "nodeAffinity": {
+                "preferredDuringSchedulingIgnoredDuringExecution": [
+                    {"weight": 1, "preference": {"matchExpressions": [{"key": HOST, "operator": "In", "values": ["n2"]}]}}
+                ]
+            }
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("liking", LIKES.values(), ids=LIKES)
+async def test_what_a_pod_prefers_decides_among_nodes_that_have_the_devices(home: ClusterHome, liking: dict[str, Any]) -> None:
+    """Both nodes would do for one device, and the second is preferred; two devices are on the first alone, whatever is preferred."""
+    home.put(on("n1", "q"), claim("c"), pod("p", "c", **liking))
+
+    async with home.controller():
+        await home.until(lambda: not home.gates("p"), "an open gate")
+        home.put(claim("both", count=2), pod("r", "both", **liking))
+        await home.until(lambda: not home.gates("r"), "another open gate")
+
+    assert (home.node_of("c"), home.node_of("both")) == ("n2", "n1")
+
+
 async def test_pod_that_fits_nowhere_gets_no_device_until_its_port_is_free(home: ClusterHome) -> None:
     """It is told the port, node by node; when one of the pods ends it is placed, though no device became free."""
     home.put(on("n1", "q1", **PORT), on("n2", "q2", **PORT), claim("c"), pod("p", "c", **PORT))

@@ -36,9 +36,6 @@ from topobus.controller.scheduling.decisions import (
 )
 from topobus.controller.scheduling.node_fit import (
     NodeFacts,
-    Placing,
-    has_preferences,
-    preference_of,
 )
 from topobus.controller.scheduling.node_trials import nodes_compared
 from topobus.controller.scheduling.pod_alignment import aligned_pod_request
@@ -96,7 +93,7 @@ class NodeChooser:
                  stands in the way; is_cheap — give up (None) where more than a short search is needed, counted in steps: the same pod is to be searched in
                  full then, for a node before the one that fits may fit, too.
         Errors:  raises ContractError for a pod that nobody can read.
-        Order:   nodes with room for what the pod requests, then those on which preemption would make it; of these most preferred nodes first (preferred node affinity), then by name.
+        Order:   nodes with room for what the pod requests, then those on which preemption would make it; of these most preferred nodes first (`preferences`), then by name.
         """
         rules = NodeRules(self._state, pod, refused=refused)
         if rules.blockers:
@@ -110,7 +107,7 @@ class NodeChooser:
         failures: list[tuple[str, Exception]] = []
         has_searched = False
         spent = 0  # not the search's own count: others search meanwhile
-        for name, is_open in chain(self._in_order(rules.placing, shape), _deferred(crowded)):
+        for name, is_open in chain(self._in_order(rules.points, shape), _deferred(crowded)):
             try:
                 at = self._state.node_facts.get(name)
                 if at is None or self._static_miss(rules, plan, at) is not None:
@@ -145,7 +142,7 @@ class NodeChooser:
         for name, failure in failures:
             self._search.node_failed(name, failure)
         if fits:
-            best = rank([score_node(plan, node_fit) for node_fit in fits])[0]
+            best = rank([score_node(plan, node_fit, liked=rules.points.get(node_fit.node, 0)) for node_fit in fits])[0]
             return await self._brought_closer(next(node_fit for node_fit in fits if node_fit.node == best), plan, excluded, wishing)
         return NoNodeFits(()) if is_brief else await self._explain(rules, plan, excluded, wishing, is_cheap=is_cheap)
 
@@ -181,11 +178,10 @@ class NodeChooser:
             for pod_claim in plan.pending
         )
 
-    def _in_order(self, placing: Placing, shape: RequestShape | None) -> Iterable[tuple[str, bool]]:
+    def _in_order(self, points: Mapping[str, int], shape: RequestShape | None) -> Iterable[tuple[str, bool]]:
         """List the nodes to try, with whether one that does not fit may be closed to the like of these claims."""
-        if has_preferences(placing):
-            nodes = sorted(self._state.node_facts.values(), key=lambda at: (-preference_of(placing, at.node), at.node.name))
-            return ((at.node.name, False) for at in nodes)
+        if points:
+            return ((name, False) for name in sorted(points, key=lambda name: (-points[name], name)))
         if shape is None:
             return ((name, False) for name in self._state.node_names)
         return ((name, True) for name in self._search.results.open_nodes(shape))

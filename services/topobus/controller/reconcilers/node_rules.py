@@ -7,12 +7,13 @@ count as if they were there. The rules themselves are pure (`controller/scheduli
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 
 from topobus.controller.claims.objects import Pod
 from topobus.controller.scheduling.node_fit import NodeFacts, Placing, read_placing, why_not
 from topobus.controller.scheduling.node_resources import Shortage, needs_of, why_no_room
 from topobus.controller.scheduling.placement_rules import PlacementRules, count_rules, read_placement
+from topobus.controller.scheduling.preferences import points_of, read_preferences
 from topobus.controller.scheduling.scheduler_reasons import scheduled_message, uncovered_reasons
 from topobus.controller.scheduling.volume_rules import PodVolumes, read_pod_volumes
 from topobus.controller.state.api_server_state import ApiServerState, Key
@@ -47,6 +48,18 @@ class NodeRules:
     def blockers(self) -> tuple[Reason, ...]:
         """What has to be there before the pod can go to any node: its volumes."""
         return self._volumes.blockers if self._volumes is not None else ()
+
+    @cached_property
+    def points(self) -> dict[str, int]:
+        """What the pod prefers of nodes, by node; empty when it prefers nothing.
+
+        Errors: raises ContractError.
+        """
+        wishes = read_preferences(self._pod.object, self.placing)
+        if not wishes.is_any or self.placing.node_name:
+            return {}
+        assumed = self._state.intended_nodes(without=self._pod.uid, ignoring=self._ignoring)
+        return points_of(wishes, self._state.node_facts, self._state.placed.groups(assumed))
 
     def why_not(self, at: NodeFacts) -> Reason | None:
         """Give the first rule by which kube-scheduler would keep the pod off a node; None when none does."""

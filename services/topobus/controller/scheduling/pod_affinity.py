@@ -17,7 +17,7 @@ from topobus.controller.scheduling.label_selectors import LabelSelector
 from topobus.controller.scheduling.pod_groups import AffinityTerm, Groups, PodGroup, TopologyPair, by_domain
 from topobus.domain.outcome import Reason
 
-__all__ = ["AffinityCounts", "PodAffinity", "PodAffinityTerm", "count_affinity", "terms_of", "why_apart"]
+__all__ = ["AffinityCounts", "PodAffinity", "PodAffinityTerm", "affinity_term", "count_affinity", "terms_of", "why_apart"]
 
 
 class PodAffinityTerm(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -50,14 +50,16 @@ class AffinityCounts:
 def terms_of(affinity: PodAffinity | None, namespace: str) -> tuple[AffinityTerm, ...]:
     """Make out the required terms of a pod in a namespace."""
     required = affinity.required_during_scheduling_ignored_during_execution if affinity is not None else ()
-    return tuple(
-        AffinityTerm(
-            topology_key=term.topology_key,
-            selector=term.label_selector,
-            namespaces=frozenset(term.namespaces if term.namespaces or term.namespace_selector is not None else (namespace,)),
-            namespace_selector=term.namespace_selector,
-        )
-        for term in required
+    return tuple(affinity_term(term, namespace) for term in required)
+
+
+def affinity_term(term: PodAffinityTerm, namespace: str) -> AffinityTerm:
+    """Make out one term of a pod in a namespace."""
+    return AffinityTerm(
+        topology_key=term.topology_key,
+        selector=term.label_selector,
+        namespaces=frozenset(term.namespaces if term.namespaces or term.namespace_selector is not None else (namespace,)),
+        namespace_selector=term.namespace_selector,
     )
 
 

@@ -1,4 +1,4 @@
-"""Topology spread constraints that must hold (`DoNotSchedule`): how uneven the pods of a selector may lie over the domains of a topology key.
+"""Topology spread constraints: how uneven the pods of a selector may lie over the domains of a topology key.
 
 Pure. Flows in: a pod's constraints, the nodes, the groups of pods on them. Flows out: counts by domain, made once for a choice, and for each node a Reason or None.
 Source: kube-scheduler's PodTopologySpread plugin (calPreFilterState, Filter, countPodsMatchSelector), 1.36. Pods that are being deleted do not count, nodes that lack the key of any
@@ -17,7 +17,7 @@ from topobus.controller.scheduling.label_selectors import LabelSelector, selects
 from topobus.controller.scheduling.pod_groups import Groups
 from topobus.domain.outcome import Reason
 
-__all__ = ["SpreadConstraint", "SpreadCounts", "SpreadNode", "count_spread", "required_spread", "why_uneven"]
+__all__ = ["SpreadConstraint", "SpreadCounts", "SpreadNode", "count_spread", "required_spread", "spread_of", "why_uneven"]
 
 _HONOR = "Honor"
 
@@ -64,12 +64,17 @@ class SpreadCounts:
 
 def required_spread(constraints: Collection[SpreadConstraint], labels: Mapping[str, str]) -> tuple[SpreadConstraint, ...]:
     """Choose the constraints that must hold, with the pod's own values of `matchLabelKeys` put into their selectors."""
-    required = []
+    return spread_of(constraints, labels, "DoNotSchedule")
+
+
+def spread_of(constraints: Collection[SpreadConstraint], labels: Mapping[str, str], action: str) -> tuple[SpreadConstraint, ...]:
+    """Choose the constraints with one `whenUnsatisfiable`, as `required_spread` does for those that must hold."""
+    chosen = []
     for constraint in constraints:
-        if constraint.when_unsatisfiable != "DoNotSchedule":
+        if constraint.when_unsatisfiable != action:
             continue
         own = {key: labels[key] for key in constraint.match_label_keys if key in labels}
-        required.append(
+        chosen.append(
             SpreadConstraint(
                 max_skew=constraint.max_skew,
                 topology_key=constraint.topology_key,
@@ -79,7 +84,7 @@ def required_spread(constraints: Collection[SpreadConstraint], labels: Mapping[s
                 node_taints_policy=constraint.node_taints_policy,
             )
         )
-    return tuple(required)
+    return tuple(chosen)
 
 
 def count_spread(
