@@ -219,9 +219,10 @@ class NodeChooser:
         unfit: list[NodeMiss] = []
         searched: list[NodeMiss] = []
         for name in self._state.node_names:
-            missed = self._static_miss(rules, plan, self._state.node_facts[name])
+            at = self._state.node_facts[name]
+            missed = self._static_miss(rules, plan, at)
             if missed is not None:
-                unfit.append(missed)
+                unfit.append(missed if missed.unavailable else NodeMiss(name, NoFit(rules.reasons(at), 0)))
             elif len(searched) < SHOWN_NODES:
                 outcome = await self._search_guarded(name, plan, excluded, wishing, is_cheap=is_cheap)
                 if is_cheap and isinstance(outcome, GaveUp):

@@ -65,6 +65,10 @@ class NodeRules:
         """Give the first rule by which kube-scheduler would keep the pod off a node; None when none does."""
         return next(self._reasons(at), None)
 
+    def reasons(self, at: NodeFacts) -> tuple[Reason, ...]:
+        """Give all rules by which kube-scheduler would keep the pod off a node."""
+        return tuple(self._reasons(at))
+
     def shortages(self, node: str) -> tuple[Shortage, ...]:
         """List what a node has too little of; where `why_not` is silent on it, preemption may help."""
         if node not in self._short:

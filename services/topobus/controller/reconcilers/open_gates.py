@@ -35,11 +35,11 @@ from topobus.controller.scheduling.decisions import (
     NodeFit,
     PodPlan,
     TakeBack,
-    explain_misses,
     post_filter,
     pre_filter,
 )
 from topobus.controller.scheduling.placement_rules import PLACEMENT_CODES
+from topobus.controller.scheduling.rule_misses import explain_choice
 from topobus.controller.scheduling.volume_rules import VOLUME_IN_USE
 from topobus.controller.state.api_server_state import ApiServerState, Key
 from topobus.controller.store.cluster_events import EventRecorder
@@ -309,7 +309,7 @@ class GatedPodReconciler:
             isinstance(miss.outcome, NoFit) and any(why.code in PLACEMENT_CODES for why in miss.outcome.reasons) for miss in chosen.misses
         ):
             self._queue.wait_for_pods(key, versions, room, self._settings.cluster.unschedulable_s, _PATIENCE)
-        reason, reasons = explain_misses(chosen.misses)
+        reason, reasons = explain_choice(chosen.misses)
         self._metrics.decisions.labels("refused").inc()
         await self._report_waiting(key, pod, reason, (*reasons, *chosen.advice))
         if not is_cheap:
