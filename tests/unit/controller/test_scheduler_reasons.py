@@ -18,6 +18,8 @@ PREEMPTION = " preemption: 0/4 nodes are available: 4 Preemption is not helpful 
             ("node(s) did not have enough free storage",),
         ),
         ("0/2 nodes are available: 2 node(s) had no available disk, 2 node(s) had no available disk.", ("node(s) had no available disk",)),
+        ("0/9 nodes are available: 1 Insufficient cpu, 8 node(s) didn't satisfy plugin(s) [NodeAffinity].", ()),
+        ("0/2 nodes are available: 2 node(s) didn't satisfy plugin(s) [Rack].", ("node(s) didn't satisfy plugin(s) [Rack]",)),
         # A plugin that somebody added, with a comma in its words.
         ("0/2 nodes are available: 1 the rack, and its twin, are cold, 1 Too many pods.", ("the rack, and its twin, are cold",)),
         # Before any node is looked at.

@@ -31,6 +31,9 @@ _COVERED = (
     "node(s) had taints that the pod didn't tolerate",
     "node(s) didn't match the requested node name",
     "node(s) didn't match pod's node affinity",
+    # Nodes that were not looked at one by one: the pod names others.
+    "node(s) didn't satisfy plugin(s) [nodeaffinity]",
+    "node(s) didn't satisfy plugin nodeaffinity",
     "node(s) didn't have free ports",
     "node(s) didn't match pod affinity rules",
     "node(s) didn't match pod anti-affinity rules",
