@@ -16,7 +16,7 @@ import httpx2
 import pytest
 from lightkube import AsyncClient, KubeConfig
 from lightkube.core.exceptions import ApiError, ConfigError
-from lightkube.resources.core_v1 import Event, Node, Pod
+from lightkube.resources.core_v1 import Event, Node, PersistentVolume, PersistentVolumeClaim, Pod
 from lightkube.resources.resource_v1 import DeviceClass, ResourceClaim, ResourceSlice
 
 from topobus.kubeletpb.podresources.v1 import api_pb2 as pod_resources
@@ -44,6 +44,7 @@ _PREFIX = "resource.kubernetes.io"
 # What a namespace with pod security `restricted` demands.
 _POD_SECURITY = {"runAsNonRoot": True, "runAsUser": 65535, "seccompProfile": {"type": "RuntimeDefault"}}
 _CONTAINER_SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+_OF_CLUSTER = (DeviceClass, PersistentVolume, ResourceSlice)
 _TRY_AGAIN = (429, 500, 502, 503, 504)
 
 
@@ -132,8 +133,36 @@ class Cluster:
         await self._make(ResourceClaim, {"metadata": {"name": claim, "namespace": "default"}, "spec": {"devices": devices}})
         return claim
 
-    async def make_pod(self, *, claim: str = "", resource: str = "", count: int = 1) -> str:
-        """Make a pod that only waits, on our node, with a claim or so many devices of a resource; its name."""
+    async def publish(self, driver: str, count: int) -> None:
+        """Publish devices of a driver that does not exist on the node."""
+        spec = {
+            "driver": driver,
+            "nodeName": self.node,
+            "pool": {"name": self.node, "generation": 1, "resourceSliceCount": 1},
+            "devices": [{"name": f"device-{index}"} for index in range(count)],
+        }
+        await self._make(ResourceSlice, {"metadata": {"name": f"{self.run}-{uuid.uuid4().hex[:4]}"}, "spec": spec})
+
+    async def make_volume(self, host: str) -> str:
+        """Make a volume that can be used on one host alone, and a claim that is bound to it by the cluster; the claim's name."""
+        name = f"{self.run}-{uuid.uuid4().hex[:4]}"
+        term = {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": [host]}]}
+        shared = {"accessModes": ["ReadWriteOnce"], "storageClassName": ""}
+        volume = {
+            **shared,
+            "capacity": {"storage": "1Mi"},
+            "persistentVolumeReclaimPolicy": "Retain",
+            "hostPath": {"path": "/tmp"},
+            "claimRef": {"namespace": "default", "name": name},
+            "nodeAffinity": {"required": {"nodeSelectorTerms": [term]}},
+        }
+        await self._make(PersistentVolume, {"metadata": {"name": name}, "spec": volume})
+        claim = {**shared, "volumeName": name, "resources": {"requests": {"storage": "1Mi"}}}
+        await self._make(PersistentVolumeClaim, {"metadata": {"name": name, "namespace": "default"}, "spec": claim})
+        return name
+
+    async def make_pod(self, *, claim: str = "", resource: str = "", count: int = 1, volume: str = "", gate: str = "") -> str:
+        """Make a pod that only waits, on our node, with a claim or so many devices of a resource, a claim of a volume, a scheduling gate; its name."""
         name = f"{self.run}-{uuid.uuid4().hex[:4]}"
         container: dict[str, Any] = {"name": "main", "image": _IMAGE, "securityContext": _CONTAINER_SECURITY}
         # By the node's name: the label kubernetes.io/hostname may say something else.
@@ -150,6 +179,10 @@ class Cluster:
         if claim:
             spec["resourceClaims"] = [{"name": "devices", "resourceClaimName": claim}]
             container["resources"] = {"claims": [{"name": "devices"}]}
+        if volume:
+            spec["volumes"] = [{"name": "data", "persistentVolumeClaim": {"claimName": volume}}]
+        if gate:
+            spec["schedulingGates"] = [{"name": gate}]
         if resource:
             container["resources"] = {"limits": {resource: str(count)}}
         await self._make(Pod, {"metadata": {"name": name, "namespace": "default"}, "spec": spec})
@@ -209,7 +242,7 @@ class Cluster:
 
     async def _delete(self, kind: Any, name: str) -> None:
         try:
-            await self.client.delete(kind, name, **({} if kind is DeviceClass else {"namespace": "default"}))
+            await self.client.delete(kind, name, **({} if kind in _OF_CLUSTER else {"namespace": "default"}))
         except ApiError as err:
             if err.status.code != 404:
                 raise

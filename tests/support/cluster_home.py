@@ -164,25 +164,33 @@ class ClusterHome:
         self, *, wrap: Callable[[Api], Api] = lambda api: api, clock: Clock | None = None, settings: ControllerSettings | None = None
     ) -> AsyncIterator[ClusterController]:
         """Run one replica; `wrap` puts something between it and the API server."""
-        used = settings or self.settings
-        api = KubernetesApi.open(used.cluster)
-        async with Bus.session(NatsSettings(url=self.nats_url), name="controller") as bus:
-            await bus.provision()
-            runtime = Runtime(
-                name="controller",
-                node="central",
-                bus=bus,
-                clock=clock or SystemClock(),
-                readiness=Readiness(),
-                registry=CollectorRegistry(),
-            )
-            replica = ClusterController(used, runtime, wrap(api))
-            task = asyncio.create_task(replica.run())
-            try:
-                yield replica
-            finally:
-                task.cancel()
-                await asyncio.wait({task})
-                await api.close()
-                if not task.cancelled() and task.exception() is not None:
-                    raise task.exception()  # type: ignore[misc]  # checked just before
+        async with running_controller(settings or self.settings, self.nats_url, wrap=wrap, clock=clock) as replica:
+            yield replica
+
+
+@asynccontextmanager
+async def running_controller(
+    settings: ControllerSettings, nats_url: str, *, wrap: Callable[[Api], Api] = lambda api: api, clock: Clock | None = None
+) -> AsyncIterator[ClusterController]:
+    """Run one replica at the API server that the settings name."""
+    api = KubernetesApi.open(settings.cluster)
+    async with Bus.session(NatsSettings(url=nats_url), name="controller") as bus:
+        await bus.provision()
+        runtime = Runtime(
+            name="controller",
+            node="central",
+            bus=bus,
+            clock=clock or SystemClock(),
+            readiness=Readiness(),
+            registry=CollectorRegistry(),
+        )
+        replica = ClusterController(settings, runtime, wrap(api))
+        task = asyncio.create_task(replica.run())
+        try:
+            yield replica
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+            await api.close()
+            if not task.cancelled() and task.exception() is not None:
+                raise task.exception()  # type: ignore[misc]  # checked just before
