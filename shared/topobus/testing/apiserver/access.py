@@ -44,13 +44,19 @@ class Access:
     def __init__(self, token: str, objects: Callable[[str], list[Object]]) -> None:
         self._objects = objects
         self._users = {token: ADMIN}
+        self._masters = {ADMIN}
         self._nodes: dict[str, str] = {}
         self._used: dict[str, set[Right]] = {}
 
-    def add_user(self, user: str, *, node: str = "") -> str:
-        """Make a user and give its token; the same one when asked again. A service account's token names the node that its pod runs on."""
+    def add_user(self, user: str, *, node: str = "", is_master: bool = False) -> str:
+        """Make a user and give its token; the same one when asked again. A service account's token names the node that its pod runs on.
+
+        Shapes: is_master — may do everything, as one of group `system:masters`.
+        """
         if node:
             self._nodes[user] = node
+        if is_master:
+            self._masters.add(user)
         for token, known_user in self._users.items():
             if known_user == user:
                 return token
@@ -72,7 +78,7 @@ class Access:
 
     def check(self, user: str, verb: str, resource: Resource, *, namespace: str = "", name: str = "", part: str = "") -> None:
         """Let it pass, or raise ApiError 403."""
-        if user == ADMIN:
+        if user in self._masters:
             return
         plural = f"{resource.plural}/{part}" if part else resource.plural
         self._used.setdefault(user, set()).add(Right(verb=verb, group=resource.group, resource=plural, namespace=namespace))

@@ -5,12 +5,11 @@ Pure. Flows in: the stored object and the patch. Flows out: the patched object, 
 
 from __future__ import annotations
 
-import copy
 import json
 from typing import Any
 
 from topobus.testing.apiserver.lists import strategic_merge
-from topobus.testing.apiserver.shapes import merge
+from topobus.testing.apiserver.shapes import copied, merge
 from topobus.testing.apiserver.values import ApiError, Object, bad_request
 
 __all__ = ["APPLY", "PATCH_TYPES", "json_patch", "patched", "reordered"]
@@ -46,7 +45,7 @@ def reordered(api_object: Object) -> Object:
     >>> reordered({"status": {"allocation": {"devices": {"config": [{"opaque": {"parameters": {"b": 1, "a": 2}}}]}}}})
     {'status': {'allocation': {'devices': {'config': [{'opaque': {'parameters': {'a': 2, 'b': 1}}}]}}}}
     """
-    result = copy.deepcopy(api_object)
+    result = copied(api_object)
     allocation = (result.get("status") or {}).get("allocation") or {}
     for config in (allocation.get("devices") or {}).get("config") or ():
         opaque = config.get("opaque") or {}
@@ -62,19 +61,19 @@ def json_patch(present: Object, operations: list[Any]) -> Object:
     >>> json_patch({"a": [1, 3]}, [{"op": "test", "path": "/a/0", "value": 1}, {"op": "add", "path": "/a/1", "value": 2}])
     {'a': [1, 2, 3]}
     """
-    result: Any = copy.deepcopy(present)
+    result: Any = copied(present)
     for operation in operations:
         try:
             kind, path = str(operation["op"]), _parts(str(operation["path"]))
             match kind:
                 case "add" | "replace":
-                    result = _put(result, path, copy.deepcopy(operation["value"]), is_new=kind == "add")
+                    result = _put(result, path, copied(operation["value"]), is_new=kind == "add")
                 case "remove":
                     _take(result, path)
                 case "move":
                     result = _put(result, path, _take(result, _parts(str(operation["from"]))), is_new=True)
                 case "copy":
-                    result = _put(result, path, copy.deepcopy(_value_at(result, _parts(str(operation["from"])))), is_new=True)
+                    result = _put(result, path, copied(_value_at(result, _parts(str(operation["from"])))), is_new=True)
                 case "test":
                     if _value_at(result, path) != operation["value"]:
                         raise _unfit(f"testing value {operation['path']} failed: test failed")

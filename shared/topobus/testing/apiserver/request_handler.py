@@ -19,6 +19,7 @@ from msgspec import structs
 from topobus.testing.apiserver.access import Access, verb_of
 from topobus.testing.apiserver.http import Connection, HttpRequest
 from topobus.testing.apiserver.patches import APPLY, patched
+from topobus.testing.apiserver.request_counts import METRICS_PATH, exposition
 from topobus.testing.apiserver.routes import Target, as_list, discovery, place_of, target_of, version_of
 from topobus.testing.apiserver.shapes import Selector
 from topobus.testing.apiserver.store import Store
@@ -58,7 +59,7 @@ class RequestHandler:
             target = target_of(request.path)
             self._authorize(request, user, target)
             if target is None:
-                answer = discovery(request.path)
+                answer = exposition(self.requests) if request.path == METRICS_PATH else discovery(request.path)
             elif request.method == "GET" and request.query.get("watch") in ("true", "1"):
                 self._check_refusal(request.method, target.resource)
                 await self._watch(connection, target, request.query)
@@ -117,14 +118,11 @@ class RequestHandler:
                 raise ApiError(410, "Expired", "The provided continue parameter is too old to display a consistent list result.") from err
         elif query.get("resourceVersionMatch") == "Exact":
             self._store.check_version(version_of(query) or 0)
-        api_objects = [
-            api_object for api_object in self._store.select(target.resource, target.namespace, selector) if place_of(api_object) > after
-        ]
-        limit = int(query.get("limit") or 0) or len(api_objects)
-        page = as_list(target.resource, api_objects[:limit], self._store.version)
-        if api_objects[limit:]:
-            token = json.dumps([self._store.version, place_of(api_objects[limit - 1])]).encode()
-            page["metadata"] |= {"continue": base64.urlsafe_b64encode(token).decode(), "remainingItemCount": len(api_objects) - limit}
+        api_objects, left = self._store.page(target.resource, target.namespace, selector, after=after, limit=int(query.get("limit") or 0))
+        page = as_list(target.resource, api_objects, self._store.version)
+        if left:
+            token = json.dumps([self._store.version, place_of(api_objects[-1])]).encode()
+            page["metadata"] |= {"continue": base64.urlsafe_b64encode(token).decode(), "remainingItemCount": left}
         return page
 
     def _patch(self, target: Target, request: HttpRequest, body: Any, user: str) -> tuple[int, Object]:

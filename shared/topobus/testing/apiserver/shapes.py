@@ -6,12 +6,11 @@ Pure. Sources: apimachinery fields and labels selectors, RFC 7386 (merge patch),
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from topobus.contracts.messages import ApiObject
 from topobus.domain.quantity import Quantity
@@ -25,6 +24,7 @@ __all__ = [
     "Applied",
     "Selector",
     "apply",
+    "copied",
     "drop_deallocated",
     "drop_fields",
     "find",
@@ -33,6 +33,8 @@ __all__ = [
     "problems_of",
     "problems_of_change",
 ]
+
+T = TypeVar("T")
 
 Applied = dict[tuple[str, ...], Any]
 """What one field manager has applied: path of a leaf to its value."""
@@ -83,6 +85,17 @@ class Selector:
         )
 
 
+def copied(value: T) -> T:
+    """Copy a JSON value, with all that it has; `copy.deepcopy` takes six times as long, for it looks out for what JSON cannot hold.
+
+    >>> before = {"a": [1, {"b": "c"}]}
+    >>> after = copied(before)
+    >>> after == before, after["a"][1] is before["a"][1]
+    (True, False)
+    """
+    return cast("T", _copied(value))
+
+
 def find(value: Any, path: str) -> Any:
     """Read what stands at a path; None when nothing does.
 
@@ -103,7 +116,7 @@ def merge(target: Any, patch: Any) -> Any:
     {'b': {'c': 2, 'd': 3}}
     """
     if not isinstance(patch, dict):
-        return copy.deepcopy(patch)
+        return copied(patch)
     result = dict(target) if isinstance(target, dict) else {}
     for key, value in patch.items():
         if value is None:
@@ -132,7 +145,7 @@ def apply(present: Object, wanted: Object, own: Applied, others: Mapping[str, Ap
         raise ApiError(
             409, "Conflict", f"Apply failed with {len(contested)} conflict(s): {'; '.join(contested)}", details={"causes": causes}
         )
-    result = copy.deepcopy(present)
+    result = copied(present)
     for path in own.keys() - leaves.keys():
         if not any(path in fields for fields in others.values()):
             _remove(result, path)
@@ -311,3 +324,11 @@ def _short(value: Any) -> Any:
         return str(Quantity.parse(value))
     except (ValueError, TypeError):
         return value
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copied(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_copied(inner) for inner in value]
+    return value

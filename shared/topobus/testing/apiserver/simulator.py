@@ -105,12 +105,12 @@ class ApiServerSimulator:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._server = None
 
-    def write_kubeconfig(self, path: Path, *, user: str = ADMIN, node: str = "") -> Path:
+    def write_kubeconfig(self, path: Path, *, user: str = ADMIN, node: str = "", is_master: bool = False) -> Path:
         """Write a kubeconfig that leads here, as the administrator or as somebody whose rights are the server's Role objects.
 
-        A service account is user `system:serviceaccount:NAMESPACE:NAME`; `node` is where its pod runs, as its token says.
+        A service account is user `system:serviceaccount:NAMESPACE:NAME`; `node` is where its pod runs, as its token says. One that `is_master` may do everything.
         """
-        token = self._token if user == ADMIN else self._access.add_user(user, node=node)
+        token = self._token if user == ADMIN else self._access.add_user(user, node=node, is_master=is_master)
         path.write_text(
             json.dumps(
                 {

@@ -7,7 +7,6 @@ update that changes nothing takes no version and sends no event, as in a real se
 from __future__ import annotations
 
 import asyncio
-import copy
 import secrets
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
@@ -17,11 +16,14 @@ from typing import Any
 
 from msgspec import Struct
 
+from topobus.testing.apiserver.history import Change, History, Key
 from topobus.testing.apiserver.patches import reordered
+from topobus.testing.apiserver.routes import place_of
 from topobus.testing.apiserver.shapes import (
     Applied,
     Selector,
     apply,
+    copied,
     drop_deallocated,
     drop_fields,
     find,
@@ -37,9 +39,6 @@ __all__ = ["Event", "Store"]
 _NAME_LIMIT = 58
 _NAME_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 
-_Key = tuple[str, str, str, str]
-"""Group, plural, namespace, name."""
-
 
 class Event(Struct, frozen=True, kw_only=True):
     """One line of a watch."""
@@ -47,16 +46,6 @@ class Event(Struct, frozen=True, kw_only=True):
     type: str
     """`ADDED`, `MODIFIED`, `DELETED` or `BOOKMARK`."""
     object: Object
-
-
-class _Change(Struct, frozen=True, kw_only=True):
-    version: int
-    key: _Key
-    before: Object | None
-    after: Object | None
-    """None: deleted."""
-    last: Object
-    """The object as the event shows it."""
 
 
 class Store:
@@ -69,12 +58,12 @@ class Store:
         """Kind to paths of fields that this server does not know."""
         self._clock = clock
         self._is_collecting = is_collecting
-        self._objects: dict[_Key, Object] = {}
-        self._applied: dict[_Key, dict[str, Applied]] = {}
-        self._history: list[_Change] = []
+        self._objects: dict[Key, Object] = {}
+        self._applied: dict[Key, dict[str, Applied]] = {}
+        self._history = History()
         self._version = 1
         self._compacted = 0
-        self._grown = asyncio.Event()
+        self._looked = asyncio.Event()
 
     @property
     def version(self) -> int:
@@ -82,16 +71,16 @@ class Store:
         return self._version
 
     def wake(self) -> None:
-        """Let all watchers and waiters look again."""
-        grown, self._grown = self._grown, asyncio.Event()
-        grown.set()
+        """Let all who wait for a state look again."""
+        looked, self._looked = self._looked, asyncio.Event()
+        looked.set()
 
     async def until(self, holds: Callable[[], bool], timeout_s: float, what: str) -> None:
         """Wait until something is true; TimeoutError says what was awaited."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not holds():
-                    await self._grown.wait()
+                    await self._looked.wait()
         except TimeoutError as err:
             raise TimeoutError(f"API server simulator: waited {timeout_s} s for {what}") from err
 
@@ -103,7 +92,7 @@ class Store:
             yield
         finally:
             self._objects, self._applied, count, self._version = kept
-            del self._history[count:]
+            self._history.forget_from(count)
 
     def compact(self) -> None:
         """Forget the history, as etcd does every five minutes: a watch or a list that begins before now is answered with 410."""
@@ -119,8 +108,17 @@ class Store:
 
     def select(self, resource: Resource, namespace: str = "", selector: Selector | None = None) -> list[Object]:
         """Read all objects of a kind, by namespace and name; an empty namespace is all of them."""
-        stored = [self._objects[key] for key in sorted(self._objects) if _is_of(key, resource, namespace)]
-        return [self._show(resource, api_object) for api_object in stored if selector is None or selector.matches(api_object)]
+        return self.page(resource, namespace, selector)[0]
+
+    def page(
+        self, resource: Resource, namespace: str = "", selector: Selector | None = None, *, after: str = "", limit: int = 0
+    ) -> tuple[list[Object], int]:
+        """Read the objects of a kind that come after a place, `limit` of them at most (0: all); gives them and how many more there are."""
+        keys = sorted(key for key in self._objects if _is_of(key, resource, namespace))
+        stored = [self._objects[key] for key in keys]
+        meant = [each for each in stored if place_of(each) > after and (selector is None or selector.matches(each))]
+        shown = meant[: limit or len(meant)]
+        return [self._show(resource, api_object) for api_object in shown], len(meant) - len(shown)
 
     def create(self, resource: Resource, namespace: str, wanted: Object) -> Object:
         """Make an object: name, uid, times and version are the server's."""
@@ -239,7 +237,7 @@ class Store:
         if resource.kind == "Pod" and find(before, "spec.nodeName"):
             grace_s = int(options.get("gracePeriodSeconds", find(before, "spec.terminationGracePeriodSeconds") or 30))
         if metadata.get("finalizers") or grace_s > 0:
-            after = copy.deepcopy(before)
+            after = copied(before)
             after["metadata"].setdefault("deletionTimestamp", self._now())
             after["metadata"]["deletionGracePeriodSeconds"] = grace_s
             return self._store(resource, key, after), False
@@ -281,8 +279,8 @@ class Store:
         elif since < self._compacted:
             raise expired(since, self._compacted)
         while True:
-            grown, newest = self._grown, self._version
-            for change in [change for change in self._history if change.version > since]:
+            grown, newest = self._history.grown(resource.group, resource.plural), self._version
+            for change in self._history.since(since):
                 event = self._event(change, resource, namespace, selector)
                 if event is not None:
                     yield event
@@ -301,7 +299,7 @@ class Store:
         if since < self._compacted:
             raise expired(since, self._compacted)
 
-    def _event(self, change: _Change, resource: Resource, namespace: str, selector: Selector) -> Event | None:
+    def _event(self, change: Change, resource: Resource, namespace: str, selector: Selector) -> Event | None:
         """Show a change through a selector: an object that stops matching is deleted for this watcher, one that starts is added."""
         if not _is_of(change.key, resource, namespace):
             return None
@@ -316,20 +314,20 @@ class Store:
         for field, expected in (("kind", resource.kind), ("apiVersion", resource.api_version)):
             if wanted.get(field, expected) != expected:
                 raise bad_request(f"{field} in the object ({wanted[field]}) does not match the expected {expected}")
-        api_object = copy.deepcopy(wanted)
+        api_object = copied(wanted)
         api_object.setdefault("metadata", {})
         drop_fields(api_object, self.drops.get(resource.kind, ()))
         return normalise(resource, api_object, self._clock())
 
     def _merge_update(self, resource: Resource, before: Object, wanted: Object, subresource: str) -> Object:
         # The status subresource changes status only, the main resource everything but status.
-        after = copy.deepcopy(before if subresource else wanted)
+        after = copied(before if subresource else wanted)
         if subresource:
             after["status"] = wanted.get("status", {})
         elif resource.has_status:
             after.pop("status", None)
             if "status" in before:
-                after["status"] = copy.deepcopy(before["status"])
+                after["status"] = copied(before["status"])
         kept = (
             "name",
             "namespace",
@@ -352,7 +350,7 @@ class Store:
         if problems:
             raise invalid(resource, name, problems)
 
-    def _store(self, resource: Resource, key: _Key, after: Object) -> Object:
+    def _store(self, resource: Resource, key: Key, after: Object) -> Object:
         after = {name: value for name, value in after.items() if name not in ("kind", "apiVersion")}
         before = self._objects.get(key)
         if before is not None and _without_version(before) == _without_version(after):
@@ -360,33 +358,35 @@ class Store:
         self._version += 1
         after["metadata"] = {**after["metadata"], "resourceVersion": str(self._version)}
         self._objects[key] = after
-        self._history.append(_Change(version=self._version, key=key, before=before, after=after, last=after))
-        self.wake()
+        self._record(Change(version=self._version, key=key, before=before, after=after, last=after))
         return self._show(resource, after)
 
-    def _remove(self, resource: Resource, key: _Key) -> Object:
+    def _remove(self, resource: Resource, key: Key) -> Object:
         before = self._objects.pop(key)
         self._applied.pop(key, None)
         self._version += 1
         last = {**before, "metadata": {**before["metadata"], "resourceVersion": str(self._version)}}
-        self._history.append(_Change(version=self._version, key=key, before=before, after=None, last=last))
-        self.wake()
+        self._record(Change(version=self._version, key=key, before=before, after=None, last=last))
         if self._is_collecting:
             self.collect_garbage(RESOURCES)
         return self._show(resource, last)
 
+    def _record(self, change: Change) -> None:
+        self._history.add(change)
+        self.wake()
+
     def _show(self, resource: Resource, api_object: Object) -> Object:
-        return {"kind": resource.kind, "apiVersion": resource.api_version, **copy.deepcopy(api_object)}
+        return {"kind": resource.kind, "apiVersion": resource.api_version, **copied(api_object)}
 
     def _now(self) -> str:
         return self._clock().astimezone(UTC).replace(microsecond=0, tzinfo=None).isoformat() + "Z"
 
 
-def _key(resource: Resource, namespace: str, name: str) -> _Key:
+def _key(resource: Resource, namespace: str, name: str) -> Key:
     return (resource.group, resource.plural, namespace if resource.is_namespaced else "", name)
 
 
-def _is_of(key: _Key, resource: Resource, namespace: str) -> bool:
+def _is_of(key: Key, resource: Resource, namespace: str) -> bool:
     return key[:2] == (resource.group, resource.plural) and namespace in ("", key[2])
 
 
