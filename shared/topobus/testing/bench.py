@@ -1,6 +1,7 @@
 """Measure what the architecture gives budgets for: `python -m topobus.testing.bench merge [--json] [--plot FILE.svg]`.
 
-`fleet` measures the controller with a whole fleet, `gateway` processes at kubelet's sockets, `health` how long a fault takes to be known, `idle` what they cost while nothing happens, `leaves` a hub with many nodes. Other groups come with the installed packages, by the entry point group `topobus.bench`:
+`cluster` measures the controller in a cluster, `fleet` with a whole fleet, `gateway` processes at kubelet's sockets, `health` how long a fault takes to be known, `idle` what they
+cost while nothing happens, `leaves` a hub with many nodes. Other groups come with the installed packages, by the entry point group `topobus.bench`:
 `python -m topobus.testing.bench allocate --help`.
 
 Each case builds its hints anew in every round, so generation counts, and reports median, 99th percentile and the budget, in milliseconds. No test times
@@ -10,6 +11,7 @@ anything; this prints, and a person (or CI's log) compares. `--plot` draws how t
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.metadata
 import json
 import math
@@ -39,6 +41,8 @@ from topobus.domain.view import AlignmentOptions, CoreView, NodeView
 
 __all__ = ["Case", "Measured", "main", "merge_cases"]
 
+_OWN_GROUPS = ("cluster", "fleet", "gateway", "health", "idle", "leaves")
+"""Each has a module `bench_<group>` beside this one."""
 _ROUNDS = 200
 _LIMIT_S = 2.0
 """A case stops after so long, however few rounds it made."""
@@ -65,27 +69,10 @@ class Measured(Struct, frozen=True, kw_only=True):
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure a group of cases and print them; gives the exit status."""
     given = sys.argv[1:] if argv is None else list(argv)
-    if given[:1] == ["gateway"]:
-        # gRPC and a kubelet are loaded for those who measure them.
-        from topobus.testing import bench_gateway
-
-        return bench_gateway.main(given[1:])
-    if given[:1] == ["fleet"]:
-        from topobus.testing import bench_fleet
-
-        return bench_fleet.main(given[1:])
-    if given[:1] == ["health"]:
-        from topobus.testing import bench_health
-
-        return bench_health.main(given[1:])
-    if given[:1] == ["idle"]:
-        from topobus.testing import bench_idle
-
-        return bench_idle.main(given[1:])
-    if given[:1] == ["leaves"]:
-        from topobus.testing import bench_leaves
-
-        return bench_leaves.main(given[1:])
+    if given and given[0] in _OWN_GROUPS:
+        # gRPC, a kubelet or a Kubernetes client are loaded for those who measure with them.
+        measure_group: Callable[[Sequence[str]], int] = importlib.import_module(f"topobus.testing.bench_{given[0]}").main
+        return measure_group(given[1:])
     others = {entry.name: entry for entry in importlib.metadata.entry_points(group="topobus.bench")}
     if given and given[0] in others:
         run: Callable[[Sequence[str]], int] = others[given[0]].load()
@@ -93,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m topobus.testing.bench",
         description="Measure the alignment engine.",
-        epilog=_other_groups(["fleet", "gateway", "health", "idle", "leaves", *others]),
+        epilog=_other_groups([*_OWN_GROUPS, *others]),
     )
     parser.add_argument("group", choices=["merge"], nargs="?", default="merge", help="what to measure (merge)")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")

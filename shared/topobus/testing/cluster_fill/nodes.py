@@ -1,0 +1,156 @@
+"""Plays the nodes' side of a fill in one process: `python -m topobus.testing.cluster_fill.nodes NATS_URL KUBECONFIG COUNT RECORD`.
+
+Each node publishes machine and inventories on the bus, its Node object and ResourceSlices at the API server, and answers PLACE and RELEASE with a ledger that it alone
+writes, by the rules of `topobus.domain`: its answers are those of its topology service. Prints `ready` when all are there.
+Flows in: a file with a NodeRecord as JSON. Flows out: nodes 0 to COUNT - 1, which differ by their names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from topobus.contracts import catalogue
+from topobus.contracts.codec import decode
+from topobus.contracts.messages import PlaceReply, PlaceRequest, ReleaseReply, ReleaseRequest
+from topobus.domain import transitions
+from topobus.domain.alignment.planning.node_view import node_view, with_ledger
+from topobus.domain.alignment.planning.placement import place
+from topobus.domain.errors import PeerUnavailable
+from topobus.domain.idset import CpuSet
+from topobus.domain.ledger import Ledger
+from topobus.domain.outcome import Placement, Refusal
+from topobus.domain.view import AlignmentOptions, NodeView
+from topobus.kubernetes.access import AccessSettings
+from topobus.kubernetes.answers import Rejected
+from topobus.kubernetes.client import KubernetesClient, object_path
+from topobus.runtime.bus import Bus
+from topobus.runtime.config import NatsSettings
+from topobus.testing.apiserver import Object
+from topobus.testing.cluster_fill.node_records import CLASSES, NodeRecord, class_object, node_name, node_object, slice_objects
+
+__all__ = ["READY", "PlayedNode", "create", "open_client", "publish_nodes"]
+
+READY = "ready"
+# Nodes that come up at the same time: as many requests as one client has under way at an API server.
+_PARALLEL = 16
+_DRA = "resource.k8s.io/v1"
+
+
+class PlayedNode:
+    """The topology service of one node, and what its other services have published."""
+
+    def __init__(self, bus: Bus, record: NodeRecord) -> None:
+        self.record = record
+        self.ledger = Ledger(node=record.machine.node)
+        self._bus = bus
+        self._view: NodeView | None = None
+        self._writing = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Publish what there is and answer from now on."""
+        node = self.record.machine.node
+        await self._bus.put(catalogue.MACHINE, self.record.machine, node=node)
+        for inventory in self.record.inventories:
+            await self._bus.put(catalogue.INVENTORY, inventory, node=node, device_class=inventory.device_class)
+        await self._bus.answer(catalogue.PLACE, self._place, node=node)
+        await self._bus.answer(catalogue.RELEASE, self._release, node=node)
+
+    async def _place(self, asked: PlaceRequest) -> PlaceReply:
+        async with self._writing:
+            recorded = transitions.recorded_operation(self.ledger, asked.op_id)
+            if recorded is not None:
+                result = transitions.placed_by(self.ledger, recorded)
+                return self._placed(recorded.decision_id, result)
+            result = place(with_ledger(self._seen(), self.ledger), asked.pod)
+            if isinstance(result, Placement):
+                step = transitions.reserve(self.ledger, op_id=asked.op_id, request=asked.pod, placement=result, decision_id=asked.op_id)
+                await self._keep(step.ledger)
+            return self._placed(asked.op_id, result)
+
+    async def _release(self, asked: ReleaseRequest) -> ReleaseReply:
+        async with self._writing:
+            step = transitions.release(
+                self.ledger,
+                op_id=asked.op_id,
+                owner=asked.owner,
+                decision_id=asked.op_id,
+                is_undone=asked.is_undone,
+                only=asked.decision_id,
+            )
+            if isinstance(step, Refusal):
+                return ReleaseReply(refusal=step, ledger_sequence=self.ledger.sequence)
+            await self._keep(step.ledger)
+            return ReleaseReply(devices=step.record.devices, ledger_sequence=self.ledger.sequence)
+
+    async def _keep(self, ledger: Ledger) -> None:
+        if ledger is not self.ledger:
+            await self._bus.put(catalogue.LEDGER, ledger, node=ledger.node)
+            self.ledger = ledger
+
+    def _placed(self, decision_id: str, result: Placement | Refusal) -> PlaceReply:
+        return PlaceReply(decision_id=decision_id, node=self.ledger.node, result=result, ledger_sequence=self.ledger.sequence)
+
+    def _seen(self) -> NodeView:
+        """Give the node as a plan sees it; made when it is first asked, for many nodes never are."""
+        if self._view is None:
+            inventories = {inventory.device_class: inventory for inventory in self.record.inventories}
+            self._view = node_view(self.record.machine, inventories, None, AlignmentOptions(), CpuSet())
+        return self._view
+
+
+def open_client(kubeconfig: str) -> KubernetesClient:
+    """Open a plain client of the API server."""
+    return KubernetesClient.open(
+        AccessSettings(kubeconfig=kubeconfig, call_s=60.0, setting="bench cluster", next_step="none: it is the bench's own")
+    )
+
+
+async def create(client: KubernetesClient, plural: str, api_object: Object) -> Object:
+    """Make an object; gives it as it is stored.
+
+    Errors: raises PeerUnavailable for a refusal, too.
+    """
+    path = object_path(str(api_object["apiVersion"]), plural, namespace=str(api_object["metadata"].get("namespace", "")))
+    made = await client.ask("POST", path, body=api_object)
+    if isinstance(made, Rejected):
+        raise PeerUnavailable(f"{plural} {api_object['metadata']['name']}: {made.code} {made.message}")
+    return made
+
+
+async def publish_nodes(bus: Bus, client: KubernetesClient, record: NodeRecord, names: Sequence[str]) -> list[PlayedNode]:
+    """Bring nodes up: on the bus first, for slices of a node without inventory count for nothing; then the classes and the nodes' objects."""
+    slots = asyncio.Semaphore(_PARALLEL)
+
+    async def publish(node: PlayedNode) -> None:
+        async with slots:
+            await node.start()
+            stored = await create(client, "nodes", node_object(node.record))
+            for each_slice in slice_objects(node.record, str(stored["metadata"]["uid"])):
+                await create(client, "resourceslices", each_slice)
+
+    for device_class in CLASSES:
+        await create(client, "deviceclasses", class_object(device_class))
+    nodes = [PlayedNode(bus, record.named(name)) for name in names]
+    async with asyncio.TaskGroup() as group:
+        for node in nodes:
+            group.create_task(publish(node))
+    return nodes
+
+
+async def _play(url: str, kubeconfig: str, count: int, record: bytes) -> None:
+    client = open_client(kubeconfig)
+    try:
+        async with Bus.session(NatsSettings(url=url), name="nodes") as bus:
+            read = decode(record, NodeRecord, where="record of a node")
+            await publish_nodes(bus, client, read, [node_name(index) for index in range(count)])
+            print(READY, flush=True)  # noqa: T201 - the bench waits for this line
+            await asyncio.Event().wait()
+    finally:
+        await client.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(_play(sys.argv[1], sys.argv[2], int(sys.argv[3]), Path(sys.argv[4]).read_bytes()))

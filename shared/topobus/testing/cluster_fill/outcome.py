@@ -1,0 +1,56 @@
+"""What a fill must have come to, whatever died meanwhile: every claim has its devices, and no device is in two claims or held at a node for nobody.
+
+Flows in: the claims as the API server has them, the nodes' ledgers. Flows out: what is wrong, in words; nothing when all is well. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from topobus.domain.device import class_of_driver
+from topobus.domain.ledger import Ledger
+from topobus.testing.apiserver import Object
+
+__all__ = ["faults_of"]
+
+_SHOWN = 5
+
+
+def faults_of(claims: Iterable[Object], ledgers: Iterable[Ledger]) -> list[str]:
+    """Say what is wrong with a fill that has come to its end.
+
+    Shapes: claims — of drivers of ours alone, all of them reserved for a pod each.
+    """
+    held = {
+        (ledger.node, device_class, device): allocation.owner.uid
+        for ledger in ledgers
+        for allocation in ledger.allocations.values()
+        for holding in allocation.holdings
+        for device_class, devices in holding.devices.items()
+        for device in devices
+    }
+    holders: dict[tuple[str, str, str], list[str]] = {}
+    uids: dict[str, str] = {}
+    without: list[str] = []
+    unreserved: list[str] = []
+    for claim in claims:
+        name, status = str(claim["metadata"]["name"]), claim.get("status") or {}
+        uids[name] = str(claim["metadata"]["uid"])
+        results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or ()
+        if not results:
+            without.append(name)
+        elif len(status.get("reservedFor") or ()) != 1:
+            unreserved.append(name)
+        for result in results:
+            holders.setdefault((result["pool"], class_of_driver(result["driver"]) or "", result["device"]), []).append(name)
+    doubles = [f"{'/'.join(device)} ({', '.join(names)})" for device, names in sorted(holders.items()) if len(names) > 1]
+    unheld = [f"{'/'.join(device)} of {names[0]}" for device, names in sorted(holders.items()) if held.get(device) != uids[names[0]]]
+    leaked = ["/".join(device) for device in sorted(held.keys() - holders.keys())]
+    named = {
+        "claims without devices": without,
+        "claims that are not reserved for one pod": unreserved,
+        "devices in two claims": doubles,
+        "devices that the node's ledger does not hold for their claim": unheld,
+        "devices that a ledger holds and no claim has": leaked,
+    }
+    return [f"{len(those)} {what}: {', '.join(those[:_SHOWN])}" for what, those in named.items() if those]
