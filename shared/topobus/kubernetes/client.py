@@ -122,7 +122,7 @@ class KubernetesClient:
         await self._renew(self._access)
         access = self._access
         try:
-            async with access.client.stream("GET", path, params=asked, timeout=timeout, extensions=access.extensions) as answer:
+            async with access.client.stream("GET", access.url(path, asked), timeout=timeout, extensions=access.extensions) as answer:
                 if answer.status_code == GONE:
                     raise HistoryLost
                 if answer.status_code != httpx2.codes.OK:
@@ -179,9 +179,8 @@ class KubernetesClient:
         self, method: str, path: str, params: Mapping[str, str] | None, content: bytes | None, headers: Mapping[str, str]
     ) -> httpx2.Response:
         access = self._access
-        return await access.client.request(
-            method, path, params=params, content=content, headers=dict(headers), extensions=access.extensions
-        )
+        url = access.url(path, params)
+        return await access.client.request(method, url, content=content, headers=dict(headers), extensions=access.extensions)
 
     async def _renew(self, used: Access) -> bool:
         """Read the configuration again if its files are others than those of `used`; False when they are not, or cannot be used yet."""
