@@ -35,7 +35,7 @@ from topobus.testing.cluster_fill.pods import NAMESPACE, Crowd
 from topobus.testing.cluster_fill.rig import CONTROLLER, FillRig, fill_rig
 from topobus.testing.process_use import Counts
 
-__all__ = ["ProcessFigures", "main", "verbs_of"]
+__all__ = ["ClusterFigures", "ProcessFigures", "draw", "main", "measure_fill", "verbs_of"]
 
 _PARALLEL = 16
 """Requests under way at the same time: as `cluster.parallel_pods`."""
@@ -157,10 +157,11 @@ async def _measure_within(arguments: argparse.Namespace) -> ClusterFigures:
         record = await record_node(arguments.machine)
         _say(f"bringing up {arguments.nodes} nodes")
         async with fill_rig(record, arguments.nodes) as rig:
-            return await _measure(rig, arguments.nodes, arguments.claims, kills=arguments.kill)
+            return await measure_fill(rig, arguments.nodes, arguments.claims, kills=arguments.kill)
 
 
-async def _measure(rig: FillRig, nodes: int, claims: int, *, kills: bool) -> ClusterFigures:
+async def measure_fill(rig: FillRig, nodes: int, claims: int, *, kills: bool) -> ClusterFigures:
+    """Fill the nodes of a rig with claims; with `kills` by two replicas, of which one is killed half way."""
     patches = min(claims, _FLOOR_PATCHES)
     _say(f"the floor: {patches} bare patches")
     floor_s = await patch_statuses(rig.client, patches, _PARALLEL)

@@ -54,7 +54,7 @@ class Crowd:
 
     def __init__(self, client: KubernetesClient, *, parallel: int, devices: int = 1) -> None:
         self._client = client
-        self._slots = asyncio.Semaphore(parallel)
+        self._slots, self._binding = asyncio.Semaphore(parallel), asyncio.Semaphore(parallel)
         self._devices = devices
         self._created_s: dict[str, float] = {}
         self._nodes: dict[str, str] = {}
@@ -147,7 +147,7 @@ class Crowd:
         Errors: raises PeerUnavailable for a refusal, too.
         """
         body = {"kind": "Binding", "apiVersion": "v1", "metadata": {"name": pod}, "target": {"kind": "Node", "name": node}}
-        async with self._slots:
+        async with self._binding:
             answer = await self._client.ask("POST", object_path("v1", "pods", namespace=NAMESPACE, name=pod, part="binding"), body=body)
         if isinstance(answer, Rejected):
             raise PeerUnavailable(f"pod {pod} could not be bound: {answer.code} {answer.message}")
