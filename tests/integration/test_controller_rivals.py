@@ -50,7 +50,7 @@ from topobus.runtime.bus import Bus, Written
 from topobus.runtime.clock import SystemClock
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.service import Runtime
-from topobus.testing.fates import FatedBus, Fates, Interrupted
+from topobus.testing.fates import Delayed, FatedBus, Fates, Interrupted
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 
@@ -366,3 +366,54 @@ async def test_claim_says_that_its_node_failed_when_the_node_answers_what_nobody
     assert entry is not None
     assert attempts.attempt_of(entry.value) == attempt
     assert [condition["reason"] for condition in entry.value.status["conditions"]] == ["NodeFailed"]
+
+
+def _wanting(name: str, count: int) -> ApiObject:
+    return read(
+        f"""
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {{name: {name}}}
+spec: {{devices: {{requests: [{{name: r, exactly: {{deviceClassName: gpu.topobus.dev, count: {count}}}}}]}}}}
+"""
+    )
+
+
+async def test_devices_are_anothers_when_their_decision_could_not_be_written(bus: Bus, topologies: AsyncExitStack) -> None:
+    """A decision's devices are taken at once for whoever is decided on next, and free again when its claim went before it was written: who waited gets them."""
+    node = await OneNode.start(bus, topologies)
+    all_eight = await store(bus, node.state, _wanting("a", 8))
+    one = await store(bus, node.state, _wanting("b", 1))
+
+    async def delete() -> None:
+        await bus.delete(OBJECT, **all_eight._asdict())
+
+    overtaken = FatedBus(
+        bus, Fates(lambda step: Delayed(delete) if step.operation == "compare_and_set" and step.parts.get("name") == "a" else None)
+    )
+    runtime, settings = runtime_on(overtaken), ControllerSettings()
+    metrics = ControllerMetrics(runtime.registry)
+    reconciler = claims_of(
+        runtime, node.state, Allocator(settings, runtime, node.state, CelCompiler(), metrics), ClaimUsers(node.state), metrics
+    )
+    await reconciler.reconcile_all()
+    refused = node.state.objects[one].value.status["conditions"][0]["reason"]
+    node.state.drop_object(all_eight)
+
+    await reconciler.reconcile_all()
+
+    assert refused == "DoesNotFit"
+    assert [result["device"] for result in node.state.objects[one].value.status["allocation"]["devices"]["results"]] == ["gpu-0"]
+    assert [allocation.owner.name for allocation in node.topology.ledger.allocations.values()] == ["b"]
+
+
+async def test_claims_of_one_round_get_devices_of_their_own_when_all_are_written_beside_it(bus: Bus, topologies: AsyncExitStack) -> None:
+    """Eight claims are decided on before the first of them is written: no device is decided on twice, and no node has to refuse one."""
+    node = await OneNode.start(bus, topologies)
+    keys = [await store(bus, node.state, _wanting(f"claim-{number}", 1)) for number in range(8)]
+
+    await node.reconcile()
+
+    granted = [node.state.objects[key].value.status["allocation"]["devices"]["results"][0]["device"] for key in keys]
+    assert granted == [f"gpu-{number}" for number in range(8)]
+    assert len(node.topology.ledger.allocations) == 8
