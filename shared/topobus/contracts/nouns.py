@@ -116,6 +116,7 @@ class State(Noun, Generic[M]):
             return self
         own = {
             "bucket": f"{self.bucket}_{device_class}",
+            "description": f"{self.description} Of class {device_class}.",
             "max_bucket_bytes": self.max_class_bytes,
             "classes_apart": (),
             "max_class_bytes": 0,

@@ -129,3 +129,11 @@ def test_bucket_takes_its_largest_value_when_it_is_the_smallest_that_is_accepted
     """Even a bound at the edge of what is accepted holds a key with all its history."""
     for state in STATES:
         assert state.max_bucket_bytes // 16 >= state.max_value_bytes * 2, state.name
+
+
+def test_streams_are_told_apart_when_a_tool_lists_them() -> None:
+    """`nats stream ls` shows a line of words for each, and no two have the same."""
+    descriptions = [str(config["description"]) for config in wanted_streams(1)]
+
+    assert len(set(descriptions)) == len(descriptions)
+    assert all(text.endswith(".") and text.isascii() and len(text) < 180 for text in descriptions)
