@@ -10,6 +10,7 @@ from topobus.contracts.device_classes import DEVICE_SERVICES, class_complaint
 from topobus.contracts.nats_accounts import Account, Shape, User, accounts, crossings, vendor_account
 from topobus.contracts.nats_accounts_config import render_accounts, render_passwords, render_shape
 from topobus.contracts.nats_permissions import LEAF_PRINCIPALS, PRINCIPALS, rights
+from topobus.contracts.service_protocol import TOOLS_ANSWERS, is_question, question_subjects
 from topobus.contracts.streams import wanted_streams
 from topobus.domain.errors import ContractError
 
@@ -156,10 +157,28 @@ def test_every_ask_of_a_node_reaches_its_answerer_when_accounts_are_apart(shape:
         assert exported == {ask.name for ask in ASKS if set(ask.writer) - {"controller", "cli"}}
 
 
+@pytest.mark.parametrize(("shape", "nodes"), _DESCRIBED)
+def test_questions_of_tools_go_out_and_answers_come_back_and_nothing_else(shape: Shape, nodes: list[str]) -> None:
+    """Each vendor hears what its service is asked, and only the account with the streams hears answers; at a hub nothing of it crosses to a node."""
+    described = accounts(shape, nodes=nodes)
+    vendors = {account.name: account.users[0].principal for account in described if account.name.startswith("V_")}
+    crossed = {
+        (crossing.owner, crossing.kind, crossing.subject, crossing.importer)
+        for account in described
+        for crossing in account.imports
+        if is_question(crossing.subject) or crossing.subject == TOOLS_ANSWERS
+    }
+
+    assert crossed == {
+        ("NODE", "stream", subject, name) for name, principal in vendors.items() for subject in question_subjects(principal)
+    } | {(name, "stream", TOOLS_ANSWERS, "NODE") for name in vendors}
+
+
 def test_subscribers_hear_what_streams_say_again() -> None:
     """The subjects that an account without streams imports are those at which the streams of the catalogue republish."""
     republished = {config["republish"]["dest"] for config in wanted_streams(1)}
-    heard = {crossing.subject for account in accounts(Shape.CENTRAL) for crossing in account.imports if crossing.kind == "stream"}
+    imported = {crossing.subject for account in accounts(Shape.CENTRAL) for crossing in account.imports if crossing.kind == "stream"}
+    heard = {subject for subject in imported if not is_question(subject) and subject != TOOLS_ANSWERS}
 
     assert all(any(is_granted([dest], subject.replace("*", "x").replace(">", "x")) for dest in republished) for subject in heard)
     assert {f"topobus.v1.stored.{event.name}.>" for event in EVENTS} <= heard

@@ -13,7 +13,7 @@ from topobus.domain.errors import ContractError
 
 ROOT = Path(__file__).resolve().parents[2]
 _LITERAL = re.compile(
-    r"""topobus\.v1|\$KV\.|\$JS\.|["'](?:TOPOBUS_HEALTH|TOPOBUS_DECISIONS|topobus_(?:machines|inventories|ledgers|objects))["']"""
+    r"""topobus\.v1|\$KV\.|\$JS\.|\$SRV|["'](?:TOPOBUS_HEALTH|TOPOBUS_DECISIONS|topobus_(?:machines|inventories|ledgers|objects))["']"""
 )
 # The server in memory is what the subjects of JetStream are asked of.
 _ALLOWED = ("shared/topobus/contracts/", "shared/topobus/runtime/", "shared/topobus/testing/nats/memory_server.py")

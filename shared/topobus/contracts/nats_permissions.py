@@ -14,17 +14,13 @@ from topobus.contracts.catalogue import ALL, DECISION, DISAGREEMENT, HEALTH, INV
 from topobus.contracts.device_classes import DEVICE_SERVICES, has_own_service, principal_role
 from topobus.contracts.inboxes import connection_name, inbox_branch
 from topobus.contracts.nouns import PREFIX, Ask, Event, Noun, State, to_token
-from topobus.contracts.streams import ACCOUNT_INFO, stream_names, total_bytes
+from topobus.contracts.principals import CLUSTER_WIDE, LEAF_PRINCIPALS, PRINCIPALS
+from topobus.contracts.service_protocol import QUESTIONS, TOOLS_ANSWERS, is_service, question_subjects
+from topobus.contracts.streams import ACCOUNT_INFO, STREAM_LISTS, stream_names, total_bytes
 from topobus.contracts.up_subjects import up_branch
 
 __all__ = ["LEAF_PRINCIPALS", "PRINCIPALS", "Rights", "render_open_api", "render_permissions", "render_server", "rights"]
 
-PRINCIPALS = ("discovery", *DEVICE_SERVICES, "topology", "gateway", "controller", "console", "cli", "user")
-LEAF_PRINCIPALS = (*PRINCIPALS, "relay")
-"""Those of an installation where nodes have servers of their own."""
-
-# These speak for the whole cluster: a node in their subjects is always any.
-_CLUSTER_WIDE = ("controller", "console", "cli", "user")
 # Who stands in the catalogue under another name than that of its connection.
 _READER_NAMES = {"user": "users"}
 
@@ -46,7 +42,7 @@ def rights(principal: str, *, node: str = "", may_create: bool = True, provision
 
     `node` narrows a node's process to its own node. `may_create`: false when the streams are made by none of these principals, else by the `provisioner`.
     """
-    where = "*" if not node or principal in _CLUSTER_WIDE else to_token(node)
+    where = "*" if not node or principal in CLUSTER_WIDE else to_token(node)
     role = principal_role(principal)
     if role not in LEAF_PRINCIPALS:
         raise ValueError(f"unknown principal {principal!r}; known are {', '.join(LEAF_PRINCIPALS)} and device classes")
@@ -75,6 +71,13 @@ def rights(principal: str, *, node: str = "", may_create: bool = True, provision
     if principal == "cli":
         # Whether the server stores anything at all: one whose disk was full goes on to answer other questions, and not this one.
         publish.add(ACCOUNT_INFO)
+        # NATS' own tools list streams and buckets, and ask all services who they are.
+        publish.update((*STREAM_LISTS, *QUESTIONS))
+        subscribe.add(TOOLS_ANSWERS)
+    elif is_service(principal):
+        subscribe.update(question_subjects(principal))
+        # Its account's server gives a device service the right to answer with each question (`nats_accounts.rights_across`).
+        publish.add(TOOLS_ANSWERS)
     if principal == provisioner and may_create:
         # A stream made by somebody else may send a copy of each value elsewhere, so one principal alone makes and updates them.
         publish.update(f"$JS.API.STREAM.{verb}.{stream}" for verb in ("CREATE", "UPDATE") for stream in stream_names())

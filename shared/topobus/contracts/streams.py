@@ -19,6 +19,7 @@ from topobus.contracts.nouns import PREFIX, Event, State
 __all__ = [
     "ACCOUNT_INFO",
     "REPUBLISH",
+    "STREAM_LISTS",
     "Difference",
     "DifferenceKind",
     "bucket_stream",
@@ -31,6 +32,9 @@ __all__ = [
 
 ACCOUNT_INFO = "$JS.API.INFO"
 """Where a server tells of its streams and their limits as a whole; the first thing to ask for a sign of life."""
+
+STREAM_LISTS = ("$JS.API.STREAM.LIST", "$JS.API.STREAM.NAMES")
+"""Where a server lists its streams, with and without their configurations."""
 
 REPUBLISH = "republish"
 """The field by which a server says each write of a bucket at a subject that anybody with the right can listen to. A server before 2.10 takes it for a new stream only."""

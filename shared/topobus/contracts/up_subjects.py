@@ -12,6 +12,7 @@ from typing import Any
 from topobus.contracts.catalogue import ALL, EVENTS, STATES
 from topobus.contracts.inboxes import connection_name
 from topobus.contracts.nouns import PREFIX, Event, State, to_token
+from topobus.contracts.service_protocol import TOOLS_ANSWERS
 from topobus.domain.errors import ContractError
 
 __all__ = [
@@ -127,7 +128,8 @@ def _local_subjects() -> tuple[str, ...]:
 
 
 def _local_inboxes() -> tuple[str, ...]:
-    return tuple(f"_INBOX.{connection_name(principal)}.>" for principal in _LOCAL_INBOXES)
+    # Nor do NATS' tools hear of services elsewhere.
+    return (*(f"_INBOX.{connection_name(principal)}.>" for principal in _LOCAL_INBOXES), TOOLS_ANSWERS)
 
 
 DENIED_EXPORTS = (

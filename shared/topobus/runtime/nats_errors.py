@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+
+from topobus.contracts.service_protocol import TOOLS_INBOX, is_question
 from topobus.runtime.clock import Clock
 from topobus.runtime.logging import get_logger
 from topobus.runtime.metrics import BusMetrics
@@ -11,6 +14,8 @@ __all__ = ["NatsErrors", "error_text"]
 
 # A slow consumer reports each message that it drops; one line a kind in so many seconds tells as much.
 _REPORT_EVERY_S = 5.0
+# nats-py gives it in lower case.
+_DENIAL = re.compile(r'permissions violation(?: for \w+ to "([^"]*)")?', re.IGNORECASE)
 
 
 def error_text(err: Exception) -> str:
@@ -36,7 +41,10 @@ class NatsErrors:
         self._metrics.errors.labels(kind).inc()
         if not is_current:
             return
-        is_denial = "permissions violation" in self.last.lower()
+        denied = _DENIAL.search(self.last)
+        # A server whose users an older release made does not know of NATS' tools: that hides this process from them, and harms nothing else.
+        subject = (denied[1] or "").upper() if denied is not None else ""
+        is_denial = denied is not None and not (is_question(subject) or subject.startswith(TOOLS_INBOX))
         if is_denial:
             # The server refuses and nats-py goes on: without this the process would wait for ever and call itself ready.
             self._is_denied = True

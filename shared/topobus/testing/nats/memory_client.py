@@ -76,6 +76,8 @@ class MemoryClient:
         self.max_payload = _MAX_PAYLOAD
         self.last_error: Exception | None = None
         self.connected_server_version = ServerVersion(_VERSION)
+        # It has no users.
+        self._server_info: dict[str, object] = {}
         self._on_closed: Callable[[], Awaitable[None]] | None = None
         self._on_error: Callable[[Exception], Awaitable[None]] | None = None
 
