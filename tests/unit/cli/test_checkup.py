@@ -27,15 +27,17 @@ from topobus.cli.checkup import (
     check_stored_clock,
     check_streams,
 )
-from topobus.cli.commands.doctor import check_folders
+from topobus.cli.commands.doctor import check_folders, check_gateway_folders
 from topobus.contracts.catalogue import INVENTORY as STORED_INVENTORY
-from topobus.contracts.messages import RuntimeConnection
+from topobus.contracts.messages import NodeFolders, RuntimeConnection
 from topobus.contracts.origin import Origin
 from topobus.domain.device import Device, Inventory
 from topobus.domain.health import DeviceHealth, HealthState
 from topobus.domain.idset import CpuSet
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine, NumaNode
+from topobus.sysfs.boot import read_boot_id
+from topobus.sysfs.tree import Tree
 
 MACHINE = Machine(node="n1", generation=3, numa_nodes=(NumaNode(id=0, cpus=CpuSet(0), memory_bytes=1),), cpus=())
 INVENTORIES = [
@@ -195,6 +197,27 @@ def test_check_folders_warns_when_there_is_no_kubelet(tmp_path: Path) -> None:
     findings = check_folders(tmp_path / "absent", tmp_path)
 
     assert [finding.level for finding in findings] == [Level.WARN]
+
+
+@pytest.mark.parametrize(
+    ("folder", "said"),
+    [("kubelet", "kubelet.sock: No such file"), ("elsewhere", "cannot be seen from here")],
+    ids=["kubelet-never-ran", "in-a-container"],
+)
+def test_check_gateway_folders_tells_a_kubelet_that_never_ran_from_folders_elsewhere(tmp_path: Path, folder: str, said: str) -> None:
+    """Beside `topobus up` no kubelet runs, and its folder for sockets is not made yet: that is what is said, and not that doctor runs in the wrong place."""
+    (tmp_path / "kubelet").mkdir()
+    folders = NodeFolders(
+        device_plugins=str(tmp_path / folder / "device-plugins"),
+        plugins=str(tmp_path / folder / "plugins"),
+        cdi=str(tmp_path / "cdi"),
+        boot_id=read_boot_id(Tree()),
+    )
+
+    findings = check_gateway_folders("n1: gateway", folders, has_devices=True)
+
+    assert [finding.level for finding in findings if finding.what == "kubelet"] == [Level.WARN]
+    assert said in next(finding.found for finding in findings if finding.what == "kubelet")
 
 
 @pytest.mark.parametrize(

@@ -261,6 +261,13 @@ def test_context_commands_add_list_select_show_and_forget(capsys: pytest.Capture
     assert run(["context", "add", "b", "--nats", "nats://10.0.0.2:4222"]) == 0
     capsys.readouterr()
 
+    assert run(["context", "ls"]) == 0
+    assert [line.split()[:4] for line in capsys.readouterr().out.splitlines()] == [
+        ["name", "state", "nats", "node"],
+        ["*", "a", "added", "nats://10.0.0.1:4222"],
+        ["b", "added", "nats://10.0.0.2:4222", "-"],
+    ]
+
     codes = [run(["context", "use", "b"]), run(["context", "ls", "--json"])]
     listed = msgspec.json.decode(capsys.readouterr().out.partition("\n{")[2].join(("{", "")))["contexts"]
     codes += [run(["context", "show", "a"]), run(["context", "rm", "a", "b"]), run(["context", "show", "a"])]

@@ -26,6 +26,18 @@ def _run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[byt
     return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, check=False, timeout=60)
 
 
+def test_no_line_ends_with_blanks_when_stdout_is_no_terminal(laptop: Path) -> None:
+    """What goes into a file or a program has no padding: a diff of two outputs shows what changed."""
+    outputs = [
+        _run("machine", "--root", str(laptop)).stdout,
+        _run("profile", "list").stdout,
+        _run("machine", "--root", str(laptop), COLUMNS="200").stdout,
+    ]
+
+    assert all(outputs)
+    assert [line for output in outputs for line in output.decode().splitlines() if line.endswith(" ")] == []
+
+
 def test_drawing_is_in_ascii_when_the_terminal_has_nothing_else(laptop: Path) -> None:
     """Boxes become lines of ASCII and no command ends with a defect; JSON says the same as elsewhere, in escapes."""
     ascii_only = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "TERM": "dumb"}

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import App, Parameter
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from topobus.cli.contexts import Context, ContextFolder, ContextState, check_name
 from topobus.cli.exits import ExitCode, NotFoundError, UsageError
 from topobus.cli.options import OUTPUT_DEFAULTS, OutputOptions
+from topobus.cli.render.listing import Column, Fit, Listing, Row
 from topobus.cli.render.output import Output
 from topobus.cli.targets import check_server_url
 from topobus.runtime.endpoint import read_url
@@ -21,6 +20,15 @@ __all__ = ["context_app"]
 
 context_app = App(name="context", help="Name the systems that commands talk to, and choose one.")
 
+# Blocks begin with a name; so does the star, where it is wide enough for a table.
+_COLUMNS = (
+    Column(title="", fit=Fit.NAME),
+    Column(title="name", fit=Fit.NAME),
+    Column(title="state", fit=Fit.NAME),
+    Column(title="nats", fit=Fit.NAME),
+    Column(title="node", fit=Fit.NAME, gives_way=True),
+    Column(title="folder", fit=Fit.NAME, gives_way=True),
+)
 _STYLES = {ContextState.RUNNING: "ok", ContextState.STOPPED: "warn", ContextState.ADDED: "faint"}
 
 
@@ -37,14 +45,20 @@ def ls(*, options: OutputOptions = OUTPUT_DEFAULTS) -> int:
     if not contexts:
         output.note("there are no contexts: `topobus up` makes one, `topobus context add` names a system that runs elsewhere")
         return ExitCode.OK
-    table = Table(box=box.SIMPLE_HEAD, header_style="title", pad_edge=False)
-    for column in ("", "name", "state", "nats", "node", "folder"):
-        table.add_column(column, overflow="fold")
-    for context in contexts:
-        star = "*" if context.name == selected else ""
-        state = Text(context.state, _STYLES[context.state])
-        table.add_row(star, Text(context.name, "name"), state, Text(context.nats), Text(context.node), Text(context.state_dir, "faint"))
-    output.show(table)
+    rows = [
+        Row(
+            cells=(
+                "*" if context.name == selected else "",
+                Text(context.name, "name"),
+                Text(context.state, _STYLES[context.state]),
+                context.nats,
+                context.node or "-",
+                Text(context.state_dir or "-", "faint"),
+            )
+        )
+        for context in contexts
+    ]
+    output.show(Listing(columns=_COLUMNS, rows=tuple(rows), all_of_it="--json has all"))
     return ExitCode.OK
 
 

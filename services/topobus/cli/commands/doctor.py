@@ -53,7 +53,7 @@ from topobus.runtime.endpoint import read_url
 from topobus.sysfs.boot import read_boot_id
 from topobus.sysfs.tree import Tree
 
-__all__ = ["check_folders", "doctor"]
+__all__ = ["check_folders", "check_gateway_folders", "doctor"]
 
 _STYLES = {Level.OK: "ok", Level.WARN: "warn", Level.FAIL: "fail"}
 # An asker's patience for a sign of life; the services' own budgets are far below.
@@ -233,19 +233,20 @@ async def _check_gateway(bus: Bus, node: str, *, has_devices: bool) -> list[Find
     runtime = check_runtime(node, pods.runtime)
     slices = check_slice_fields(node, pods.dropped_slice_fields)
     return [
-        *await asyncio.to_thread(_check_folders_of, what, pods.folders, has_devices=has_devices),
+        *await asyncio.to_thread(check_gateway_folders, what, pods.folders, has_devices=has_devices),
         *(finding for finding in (runtime, slices) if finding is not None),
         *check_rivals(node, pods.resource_rivals),
     ]
 
 
-def _check_folders_of(what: str, folders: NodeFolders, *, has_devices: bool) -> list[Finding]:
+def check_gateway_folders(what: str, folders: NodeFolders, *, has_devices: bool) -> list[Finding]:
     """Look at the folders of a gateway that answers, when they are on this machine."""
     if not folders.boot_id or folders.boot_id != read_boot_id(Tree()):
         return [Finding(level=Level.OK, what=what, found="answers, on another machine: `topobus doctor` there looks at its sockets")]
     answers = Finding(level=Level.OK, what=what, found="answers")
     device_plugins = Path(folders.device_plugins)
-    if not device_plugins.is_dir():
+    # Kubelet makes the folder of sockets itself; where the one above it is there, no kubelet has run yet.
+    if not device_plugins.parent.is_dir():
         step = "run this where the gateway's folders are (it may run in a container), or give --dir of a `topobus up`"
         return [answers, Finding(level=Level.WARN, what="kubelet", found=f"{device_plugins} cannot be seen from here", next_step=step)]
     return [answers, *_check_sockets(device_plugins, Path(folders.plugins), Path(folders.cdi), has_devices=has_devices)]

@@ -107,10 +107,16 @@ class Output:
         self.errors = error_console()
 
     def show(self, *parts: RenderableType) -> None:
-        """Print for people; silent in JSON mode."""
-        if not self.is_json:
-            for part in parts:
+        """Print for people; silent in JSON mode. Without a terminal no line ends with blanks: what fills a table up is for eyes alone."""
+        if self.is_json:
+            return
+        for part in parts:
+            if self.console.is_terminal:
                 self.console.print(part)
+                continue
+            with self.console.capture() as captured:
+                self.console.print(part)
+            self.console.file.write("".join(f"{line.rstrip(' ')}\n" for line in captured.get().splitlines()))
 
     def note(self, text: str) -> None:
         """Say something beside the answer, on stderr, in both modes."""
