@@ -46,16 +46,17 @@ def render_metrics() -> str:
         declared = [metric for metric in descriptors_of(map(importlib.import_module, modules)) if metric.name not in written]
         written |= {metric.name for metric in declared}
         classes = f" ({', '.join(f'`{name}`' for name in DEVICE_SERVICES)})" if service == "device services" else ""
-        lines += ["", f"## {service[0].upper()}{service[1:]}{classes}", "", *_table(declared)]
+        lines += ["", f"## {service[0].upper()}{service[1:]}{classes}", "", *_list(declared)]
     return "\n".join(lines) + "\n"
 
 
-def _table(metrics: Iterable[MetricDescriptor]) -> list[str]:
-    rows = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
+def _list(metrics: Iterable[MetricDescriptor]) -> list[str]:
+    """Write one item a metric: values of labels would make rows of a table of several hundred columns, which cannot be wrapped."""
+    items: list[str] = []
     for metric in metrics:
         labels = "; ".join(f"`{label}`: {_values(values)}" for label, values in metric.labels.items())
-        rows.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.meaning} |")
-    return rows
+        items.append(f"- `{metric.name}` ({metric.kind}): {metric.meaning}{f' Labels: {labels}.' if labels else ''}")
+    return items
 
 
 def _values(values: LabelValues) -> str:

@@ -27,12 +27,10 @@ def _lines() -> Iterable[str]:
         if section.before:
             yield section.before
             yield ""
-        yield "| code | says | facts |"
-        yield "|---|---|---|"
         for group in section.groups:
             facts = group.facts_note or ", ".join(f"`{key}`" for key in group.facts)
             names = group.codes_note or ", ".join(f"`{code}`" for code in group.codes)
-            yield f"| {names} | {group.says} |{f' {facts}' if facts else ''} |"
+            yield f"- {names}: {group.says}{f' (facts: {facts})' if facts else ''}"
         yield ""
         if section.after:
             yield section.after

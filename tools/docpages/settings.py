@@ -34,7 +34,7 @@ def _lines(kinds: Mapping[str, type[Struct]], shared: type[Struct]) -> Iterable[
     yield ""
     yield "## Every service"
     yield ""
-    yield from _table(_flat(shared, ""))
+    yield from _list(_flat(shared, ""))
     common = {field.name for field in describe_fields(shared)}
     for service, kind in sorted(kinds.items()):
         yield f"## {service}"
@@ -43,7 +43,7 @@ def _lines(kinds: Mapping[str, type[Struct]], shared: type[Struct]) -> Iterable[
         yield ""
         own = [(key, field_text) for key, field_text in _flat(kind, "") if key.partition(".")[0] not in common]
         if own:
-            yield from _table(own)
+            yield from _list(own)
         else:
             yield "Nothing beyond what every service has."
             yield ""
@@ -56,7 +56,7 @@ def _lines(kinds: Mapping[str, type[Struct]], shared: type[Struct]) -> Iterable[
             yield ""
             yield summary(part)
             yield ""
-            yield from _table(_flat(part, ""))
+            yield from _list(_flat(part, ""))
 
 
 def _parts(kinds: Iterable[type[Struct]]) -> list[type[Struct]]:
@@ -81,10 +81,9 @@ def _flat(kind: type[Struct], prefix: str) -> list[tuple[str, FieldText]]:
     return rows
 
 
-def _table(rows: Iterable[tuple[str, FieldText]]) -> Iterable[str]:
-    yield "| key | type | default | meaning |"
-    yield "|---|---|---|---|"
+def _list(rows: Iterable[tuple[str, FieldText]]) -> Iterable[str]:
+    """Write one item a setting: in a table the meaning would make rows of five hundred columns, which cannot be wrapped."""
     for key, field_text in rows:
-        cells = (f"`{key}`", type_text(field_text.hint), field_text.default or "**required**", field_text.doc)
-        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+        default = f"default {field_text.default}" if field_text.default else "**required**"
+        yield f"- `{key}` ({type_text(field_text.hint)}; {default}): {field_text.doc}"
     yield ""
