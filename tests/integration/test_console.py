@@ -7,12 +7,12 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 from msgspec import structs
 
+from support.console_pages import ask, stream, until_entry
 from support.running import NODE, Service, service
 from topobus.console.config import ConsoleSettings
 from topobus.console.followers import Followers
@@ -48,42 +48,6 @@ async def console(server: NatsServer, **page: str) -> AsyncIterator[tuple[Servic
     async with service("console", server.url, settings) as running:
         line = await running.logged("console.listening")
         yield running, urlsplit(line["url"]).port or 0
-
-
-async def ask(port: int, path: str, *, method: str = "GET", body: str = "", **headers: str) -> tuple[int, dict[str, str], str]:
-    """Send one request and read its answer to the end."""
-    sent = {"Host": f"127.0.0.1:{port}", "Connection": "close", "Content-Length": str(len(body)), **headers}
-    async with asyncio.timeout(60):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        lines = "".join(f"{key}: {value}\r\n" for key, value in sent.items())
-        writer.write(f"{method} {path} HTTP/1.1\r\n{lines}\r\n{body}".encode())
-        head, _, content = (await reader.read()).decode().partition("\r\n\r\n")
-        writer.close()
-    lines = head.split("\r\n")
-    return int(lines[0].split()[1]), {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:])}, content
-
-
-@asynccontextmanager
-async def stream(port: int, **headers: str) -> AsyncIterator[AsyncIterator[tuple[str, str, list[dict[str, Any]]]]]:
-    """Open the live stream; gives id, kind and entries of each event."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**22)
-    lines = "".join(f"{key.replace('_', '-')}: {value}\r\n" for key, value in headers.items())
-    writer.write(f"GET /api/stream HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n{lines}\r\n".encode())
-
-    async def events() -> AsyncIterator[tuple[str, str, list[dict[str, Any]]]]:
-        fields: dict[str, str] = {}
-        async for raw in reader:
-            name, _, value = raw.decode().rstrip("\r\n").partition(": ")
-            if name in ("id", "event", "data"):
-                fields[name] = value
-            if name == "data":
-                yield fields["id"], fields["event"], json.loads(value)
-
-    try:
-        async with asyncio.timeout(60):
-            yield events()
-    finally:
-        writer.close()
 
 
 async def test_console_lets_in_who_knows_the_password_when_it_has_one(nats_server: NatsServer, tmp_path: Path) -> None:
@@ -138,7 +102,7 @@ async def test_stream_tells_a_fault_with_its_pods_when_a_device_gets_sick(nats_s
             )
             await bus.publish(HEALTH, event, event_id="e-1", node=NODE, device_class="gpu", device="gpu-0")
             await bus.put(INVENTORY, inventory(2, SICK), node=NODE, device_class="gpu")
-            sick = await _until(events, "sick", lambda value: value["users"] == ["pod default/trainer"])
+            sick = await until_entry(events, "sick", lambda value: value["users"] == ["pod default/trainer"])
         async with stream(port, Last_Event_ID=seen) as events:
             _, kind, missed = await anext(events)
         async with stream(port, Last_Event_ID="another-1") as events:
@@ -187,16 +151,7 @@ async def test_stream_refuses_one_page_more_when_all_are_taken(nats_server: Nats
         await anext(events)
         refused = await ask(port, "/api/stream")
         await bus.put(INVENTORY, inventory(1), node=NODE, device_class="gpu")
-        row = await _until(events, "nodes", lambda value: True)
+        row = await until_entry(events, "nodes", lambda value: True)
 
     assert refused[0] == 503
     assert row["node"] == NODE
-
-
-async def _until(events: AsyncIterator[tuple[str, str, list[dict[str, Any]]]], topic: str, is_wanted: Any) -> dict[str, Any]:
-    """Read until an entry of a topic is as wanted."""
-    async for _, _, entries in events:
-        for entry in entries:
-            if entry["topic"] == topic and entry["value"] is not None and is_wanted(entry["value"]):
-                return dict(entry["value"])
-    raise AssertionError("the stream ended")

@@ -84,6 +84,11 @@ class Installation:
         """Take it off the node."""
         await command("UNINSTALL")
 
+    @property
+    def nats_url(self) -> str:
+        """Where its NATS is reached from here, as a user who may read; empty: nowhere."""
+        return setting("NATS_URL")
+
     def check(self) -> None:
         """Fail when it cannot be in order, before a test waits for it in vain."""
 
@@ -203,6 +208,11 @@ class Processes(Installation):
         if self._is_ours:
             shutil.rmtree(self._folder, ignore_errors=True)
 
+    @property
+    def nats_url(self) -> str:
+        """On loopback, without users."""
+        return f"nats://127.0.0.1:{self._nats}"
+
     def check(self) -> None:
         """All are still running."""
         for name, (process, _) in self._running.items():
@@ -232,7 +242,7 @@ class Processes(Installation):
         kubelet = self._kubelet
         settings = {
             "TOPOBUS_ALL__NODE": self._node,
-            "TOPOBUS_ALL__NATS__URL": f"nats://127.0.0.1:{self._nats}",
+            "TOPOBUS_ALL__NATS__URL": self.nats_url,
             "TOPOBUS_ALL__HTTP__PORT": str(port),
             "TOPOBUS_ALL__HARDWARE__ROOT": str(self._folder / "machine"),
             "TOPOBUS_ALL__HARDWARE__RUNTIME_DEV": str(self._folder / "machine" / "dev"),

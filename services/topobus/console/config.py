@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
@@ -10,7 +10,7 @@ from topobus.console.core.access import is_loopback
 from topobus.domain.errors import ConfigError
 from topobus.runtime.config import ServiceSettings
 
-__all__ = ["ConsoleSettings", "PageSettings", "check_settings"]
+__all__ = ["ClusterSettings", "ConsoleSettings", "PageSettings", "check_settings"]
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
 
@@ -41,10 +41,30 @@ class PageSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Pages that may be open at once; one more is told to try again later. 64: each takes a connection and some 100 KiB, and what is shown is stored once for all."""
 
 
+class ClusterSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A cluster's API server, where claims and pods are when the controller's home is a cluster; it is only read."""
+
+    mode: Literal["off", "in-cluster", "kubeconfig"] = "off"
+    """Where the cluster is: nowhere, around our pod (service account), or where a kubeconfig file says. Its user needs to list and watch claims and pods, and no more."""
+    kubeconfig: str = ""
+    """Path of the file, with mode `kubeconfig`."""
+    context: str = ""
+    """Context of the file; empty: its current one."""
+    call_s: Annotated[float, Meta(gt=0, le=600)] = 10.0
+    """How long one call may take, in seconds."""
+    retry_s: Annotated[float, Meta(gt=0, le=60)] = 1.0
+    """First pause after a call that failed, in seconds; doubled up to ten."""
+    page: Annotated[int, Meta(ge=1, le=10_000)] = 500
+    """Objects in one page of a list: no more of them are in memory as the server sent them. kubectl asks for 500."""
+    resync_s: Annotated[float, Meta(ge=1)] = 600.0
+    """How often a copy is compared with a whole list, in seconds. Watches carry the news; this mends what one may have lost."""
+
+
 class ConsoleSettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of the console; `http.*` is for probes and metrics, `page.*` for people."""
 
     page: PageSettings = PageSettings()
+    cluster: ClusterSettings = ClusterSettings()
     decisions: Annotated[int, Meta(ge=1, le=10_000)] = 200
     """How many of the newest decisions the page lists. Each with all that is shown of it; together at most 16 MiB."""
     events: Annotated[int, Meta(ge=1, le=10_000)] = 200
@@ -68,6 +88,12 @@ def check_settings(settings: ConsoleSettings) -> None:
             "page.certificate_file and page.key_file go together, and only one of them is given",
             next_step="give both, or neither",
             key="page.key_file" if page.certificate_file else "page.certificate_file",
+        )
+    if (settings.cluster.mode == "kubeconfig") != bool(settings.cluster.kubeconfig):
+        raise ConfigError(
+            f"console: cluster: mode {settings.cluster.mode!r} and kubeconfig {settings.cluster.kubeconfig!r} do not go together",
+            next_step="set both TOPOBUS_CONSOLE__CLUSTER__MODE=kubeconfig and TOPOBUS_CONSOLE__CLUSTER__KUBECONFIG, or neither",
+            key="cluster",
         )
     if settings.http.port and settings.http.port == page.port:
         raise ConfigError(f"page.port: http.port is {page.port}, too", next_step="choose another port for one of them", key="page.port")

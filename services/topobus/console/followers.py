@@ -14,14 +14,16 @@ import msgspec
 from topobus.console.config import ConsoleSettings
 from topobus.console.core.board import Board
 from topobus.console.core.node_drawing import View, node_view
-from topobus.console.core.silence import Words, as_heard, silence_view
-from topobus.console.core.views import decision_view, event_view, node_row, sick_view, waiting_view
+from topobus.console.core.silence import API_SERVER, Words, as_heard, silence_view
+from topobus.console.core.views import decision_view, event_view, node_row, sick_view
+from topobus.console.core.waiting import WaitingList
 from topobus.contracts.catalogue import ALIGNMENT, DECISION, HEALTH, INVENTORY, LEDGER, MACHINE, OBJECT
-from topobus.contracts.messages import DecisionEvent, HealthEvent
+from topobus.contracts.messages import ApiObject, DecisionEvent, HealthEvent
 from topobus.domain.device import Inventory
 from topobus.domain.drawing.letters import holders_of
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.ledger import Holders
+from topobus.domain.timestamps import rfc3339
 from topobus.domain.view import NodeAlignment
 from topobus.runtime.bus import Bus, Change, ChangeKind, Received, Start
 from topobus.runtime.clock import Clock, SystemClock, until_tick
@@ -51,6 +53,8 @@ class Followers:
         self._ledgers: dict[str, Holders] = {}
         self._letters: dict[str, dict[str, str]] = {}
         """Node to the letters that its owners have, so that they keep them."""
+        self._waiting = WaitingList()
+        self._trouble_since = ""
         self._words = Words()
         self._silent: dict[str, dict[str, str]] = {}
         """Node to who is silent there, since when."""
@@ -66,7 +70,7 @@ class Followers:
             tasks.create_task(self._watch("ledgers", self._bus.watch(_LEDGER), self._take_ledger, self._forget_ledgers))
             tasks.create_task(self._watch("alignments", self._bus.watch(ALIGNMENT), self._take_alignment, self._excuse))
             tasks.create_task(self._listen())
-            tasks.create_task(self._watch("objects", self._bus.watch(OBJECT), self._take_object, lambda: self._forget("waiting")))
+            tasks.create_task(self._watch("objects", self._bus.watch(OBJECT), self._take_object, self._forget_objects))
             tasks.create_task(self._follow(self._bus.follow(HEALTH, start=Start.PRESENT), self._take_health))
             tasks.create_task(self._follow_decisions())
 
@@ -172,9 +176,29 @@ class Followers:
             self._show("silent", f"{node}/{what}", silence_view(node, what, since, self._inventories.get(node, ())))
         self._show_node(node)
 
-    def _take_object(self, change: Change[Any]) -> None:
-        key = "/".join(change.parts.values())
-        self._show("waiting", key, waiting_view(change.value) if change.value is not None else None)
+    def take_object(self, kind: str, namespace: str, name: str, api_object: ApiObject | None) -> None:
+        """Show a claim or pod as long as it waits; None: it is gone."""
+        for key, view in self._waiting.take(kind, namespace, name, api_object).items():
+            self._show("waiting", key, view)
+
+    async def tell_trouble(self, trouble: str) -> None:
+        """Show that the API server cannot be read, or is again; and tell all pages what changed."""
+        self._trouble_since = (self._trouble_since or rfc3339(self._clock.now())) if trouble else ""
+        self._show("silent", API_SERVER, silence_view("", API_SERVER, self._trouble_since, (), trouble) if trouble else None)
+        await self._tell()
+
+    def _take_object(self, change: Change[ApiObject]) -> None:
+        # What is stored under a key has its kind in it; of what is deleted the key alone is left, in which kinds are written small.
+        kind = (
+            change.value.kind
+            if change.value is not None
+            else {"pod": "Pod", "resourceclaim": "ResourceClaim"}.get(change.parts["kind"], "")
+        )
+        self.take_object(kind, change.parts["namespace"], change.parts["name"], change.value)
+
+    def _forget_objects(self) -> None:
+        for key in self._waiting.clear():
+            self.board.drop("waiting", key)
 
     def _take_health(self, received: Received[HealthEvent]) -> None:
         event = received.value

@@ -46,6 +46,8 @@ async def serve(settings: ConsoleSettings, runtime: Runtime) -> None:
         server = _Server(config)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(followers.run(), name="followers")
+            if settings.cluster.mode != "off":
+                tasks.create_task(_follow_cluster(settings, runtime, followers), name="cluster")
             serving = tasks.create_task(server.serve(sockets=[listener]), name="browsers")
             get_logger().info("console.listening", url=f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/")
             runtime.readiness.set("page", is_ready=True)
@@ -54,6 +56,23 @@ async def serve(settings: ConsoleSettings, runtime: Runtime) -> None:
             finally:
                 server.should_exit = True
                 serving.cancel()
+
+
+async def _follow_cluster(settings: ConsoleSettings, runtime: Runtime, followers: Followers) -> None:
+    # Only here: who has no cluster pays no memory for its client.
+    from topobus.console.cluster_objects import ClusterObjects, open_reader
+
+    reader, changed = open_reader(settings.cluster), asyncio.Event()
+    objects = ClusterObjects(reader, settings.cluster, runtime.clock, followers.take_object, changed.set)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(objects.run())
+            while True:
+                await changed.wait()
+                changed.clear()
+                await followers.tell_trouble(objects.trouble)
+    finally:
+        await reader.close()
 
 
 class _Server(uvicorn.Server):

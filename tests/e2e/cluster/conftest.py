@@ -12,6 +12,7 @@
 | TOPOBUS_CLUSTER_LIMIT_S | how long a state may take | 100 |
 | TOPOBUS_CLUSTER_LOOK_S | how often it looks | 0.5 |
 | TOPOBUS_CLUSTER_CDI_DIR | where CDI files are | /var/run/cdi |
+| TOPOBUS_CLUSTER_NATS_URL | where the installation's NATS is reached, for the console | that test is skipped; `processes` needs none |
 | TOPOBUS_CLUSTER_RESTART_KUBELET | shell command | that test is skipped |
 | TOPOBUS_CLUSTER_RESTART_RUNTIME | shell command that ends the container runtime and starts it again | that test is skipped |
 | TOPOBUS_CLUSTER_KILL_GATEWAY, _UPDATE_SURGE, _UPDATE, _BREAK_DEVICE, _UNINSTALL | shell commands, with installation `running` | that test is skipped |

@@ -6,7 +6,8 @@ from topobus.console.core.access import Attempts, allowed_hosts, is_allowed_host
 from topobus.console.core.board import Board
 from topobus.console.core.node_drawing import node_view
 from topobus.console.core.silence import TOPOLOGY, Words, as_heard, silence_view
-from topobus.console.core.views import decision_view, node_row, sick_view, waiting_view
+from topobus.console.core.views import decision_view, node_row, sick_view
+from topobus.console.core.waiting import WaitingList
 from topobus.contracts.messages import ApiObject, DecisionEvent
 from topobus.domain.device import Device, Inventory
 from topobus.domain.drawing.layout import layout_of
@@ -126,20 +127,65 @@ def test_devices_are_unknown_and_told_once_when_their_service_is_silent() -> Non
     assert "stays held" in silence_view("n1", "gpu", "09:00", ("gpu",))["message"]
 
 
-def test_waiting_view_says_why_when_a_claim_has_no_devices() -> None:
+def _object(kind: str, name: str, *, spec: dict[str, object] | None = None, status: dict[str, object] | None = None) -> ApiObject:
+    return ApiObject(api_version="v1", kind=kind, metadata={"name": name, "namespace": "team"}, spec=spec or {}, status=status or {})
+
+
+def test_waiting_claim_says_why_when_it_has_no_devices() -> None:
     """A claim without an allocation waits, with the controller's reason; an allocated one does not, nor does a class; rubbish in a status breaks nothing."""
     condition = {"type": "Allocated", "status": "False", "reason": "NoDevices", "message": "2 of 4"}
-    claim = ApiObject(api_version="v1", kind="ResourceClaim", metadata={"name": "fast"}, status={"conditions": [condition, 7]})
-    allocated = ApiObject(api_version="v1", kind="ResourceClaim", metadata={"name": "fast"}, status={"allocation": {"devices": {}}})
-    rubbish = ApiObject(api_version="v1", kind="Pod", metadata={}, status={"conditions": "no list"})
+    claim = _object("ResourceClaim", "fast", status={"conditions": [condition, 7]})
+    allocated = _object("ResourceClaim", "fast", status={"allocation": {"devices": {}}})
+    rubbish = _object("Pod", "odd", spec={"resourceClaims": 7}, status={"conditions": "no list"})
+    waiting = WaitingList()
 
-    view, strange = waiting_view(claim), waiting_view(rubbish)
+    view = waiting.take("ResourceClaim", "team", "fast", claim)["resourceclaim/team/fast"]
+    strange = waiting.take("Pod", "team", "odd", rubbish)["pod/team/odd"]
 
     assert view is not None
-    assert (view["name"], view["reason"], view["message"]) == ("fast", "NoDevices", "2 of 4")
-    assert waiting_view(allocated) is None
+    assert (view["kind"], view["name"], view["reason"], view["message"]) == ("claim", "fast", "NoDevices", "2 of 4")
     assert strange is not None
     assert strange["reason"] == "not looked at yet"
+    assert waiting.take("ResourceClaim", "team", "fast", allocated) == {"resourceclaim/team/fast": None}
+    assert waiting.take("DeviceClass", "", "gpu", _object("DeviceClass", "gpu")) == {}
+
+
+def test_waiting_claim_of_a_cluster_says_what_its_pod_says() -> None:
+    """At an API server a claim has no reason of its own: it is that of a pod that uses it, by name or by template, as long as that pod waits."""
+    condition = {"type": "topobus.dev/Allocated", "status": "False", "reason": "NoDevices", "message": "n1: all in use"}
+    gated = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
+    uses = {"resourceClaims": [{"name": "a", "resourceClaimName": "fast"}, {"name": "b", "resourceClaimTemplateName": "t"}]}
+    made = {"resourceClaimStatuses": [{"name": "b", "resourceClaimName": "p-b-x1"}]}
+    pod = _object("Pod", "p", spec=uses, status={"conditions": [gated, condition], **made})
+    bound = _object("Pod", "p", spec={**uses, "nodeName": "n1"}, status=made)
+    waiting = WaitingList()
+
+    alone = waiting.take("ResourceClaim", "team", "fast", _object("ResourceClaim", "fast"))
+    after_pod = waiting.take("Pod", "team", "p", pod)
+    late = waiting.take("ResourceClaim", "team", "p-b-x1", _object("ResourceClaim", "p-b-x1"))
+    after_bind = waiting.take("Pod", "team", "p", bound)
+
+    assert alone["resourceclaim/team/fast"]["reason"] == "not looked at yet"  # type: ignore[index]  # a view
+    waiting_views = [after_pod["pod/team/p"], after_pod["resourceclaim/team/fast"], late["resourceclaim/team/p-b-x1"]]
+    assert [(view["reason"], view["message"]) for view in waiting_views if view] == [("NoDevices", "n1: all in use")] * 3
+    assert after_pod["resourceclaim/team/fast"]["users"] == ["pod team/p"]  # type: ignore[index]  # a view
+    assert after_bind["pod/team/p"] is None
+    assert after_bind["resourceclaim/team/fast"]["reason"] == "not looked at yet"  # type: ignore[index]  # a view
+
+
+def test_waiting_pod_waits_no_more_when_it_is_placed_or_has_ended() -> None:
+    """A pod that kube-scheduler has placed, or that is over, is not shown; what is forgotten is named."""
+    waiting = WaitingList()
+    placed = _object("Pod", "a", status={"conditions": [{"type": "PodScheduled", "status": "True", "reason": "Fine"}]})
+    over = _object("Pod", "b", status={"phase": "Failed"})
+
+    shown = [waiting.take("Pod", "team", pod.metadata["name"], pod) for pod in (placed, over)]
+    waiting.take("Pod", "team", "c", _object("Pod", "c"))
+    waiting.take("ResourceClaim", "team", "d", _object("ResourceClaim", "d"))
+
+    assert shown == [{"pod/team/a": None}, {"pod/team/b": None}]
+    assert waiting.clear() == ("resourceclaim/team/d", "pod/team/c")
+    assert waiting.clear() == ()
 
 
 def test_decision_view_has_the_reasons_when_it_was_refused() -> None:

@@ -15,9 +15,10 @@ from topobus.domain.device import Inventory
 from topobus.domain.silence import SERVICE_SILENT, unheard
 from topobus.domain.view import NodeAlignment
 
-__all__ = ["TOPOLOGY", "Words", "as_heard", "silence_view"]
+__all__ = ["API_SERVER", "TOPOLOGY", "Words", "as_heard", "silence_view"]
 
 TOPOLOGY = "topology"
+API_SERVER = "API server"
 # So many words may be missed: a store that is busy or away for a moment is no silence.
 _MISSED_WORDS = 3
 _SLACK_S = 10.0
@@ -78,9 +79,11 @@ def as_heard(inventories: Mapping[str, Inventory], silent: Mapping[str, str]) ->
     return heard
 
 
-def silence_view(node: str, what: str, since: str, classes: Iterable[str]) -> View:
-    """Say who is silent and what follows from it."""
-    if what == TOPOLOGY:
+def silence_view(node: str, what: str, since: str, classes: Iterable[str], trouble: str = "") -> View:
+    """Say who is silent and what follows from it; `trouble`: what is known of the reason."""
+    if what == API_SERVER:
+        follows = f"claims and pods are shown as they last were: {trouble}"
+    elif what == TOPOLOGY:
         follows = f"what is shown of this node may be old, and no pod gets devices there ({', '.join(sorted(classes)) or 'none'}); what runs goes on"
     else:
         follows = "its devices are Unknown and new pods get none of them; what is held stays held"

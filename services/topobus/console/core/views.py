@@ -1,15 +1,14 @@
-"""What the page lists of devices, nodes, events, decisions and objects, as plain values for JSON.
+"""What the page lists of devices, nodes, events and decisions, as plain values for JSON.
 
-Flows in: inventories, ledgers, events, stored objects. Flows out: dictionaries of texts, numbers and lists; the page draws them and decides nothing. Pure.
+Flows in: inventories, ledgers, events. Flows out: dictionaries of texts, numbers and lists; the page draws them and decides nothing. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable
 
 from topobus.console.core.node_drawing import View, conditions_view
-from topobus.contracts.messages import ApiObject, DecisionEvent, HealthEvent
+from topobus.contracts.messages import DecisionEvent, HealthEvent
 from topobus.domain.device import Device, Inventory
 from topobus.domain.hint import Hint
 from topobus.domain.ledger import Holders
@@ -17,12 +16,11 @@ from topobus.domain.outcome import ContainerPlacement, Placement, Reason, Refusa
 from topobus.domain.request import Owner
 from topobus.domain.silence import SERVICE_SILENT
 
-__all__ = ["decision_view", "event_view", "node_row", "sick_view", "waiting_view"]
+__all__ = ["decision_view", "event_view", "node_row", "sick_view"]
 
 _CPU = "cpu"
 # A hint list of a big machine has hundreds of entries; the narrow ones decide.
 _SHOWN_HINTS = 24
-_CONDITIONS = {"ResourceClaim": "Allocated", "Pod": "PodScheduled"}
 _ADVICE = ("nearest-miss", "would-fit")
 
 
@@ -112,30 +110,6 @@ def decision_view(event: DecisionEvent) -> View:
         "containers": [_container_view(container) for container in outcome.containers] if isinstance(outcome, Placement) else [],
         "reasons": [_reason(reason) for reason in outcome.reasons] if isinstance(outcome, Refusal) else [],
         "to_free": [_reason(reason) for reason in outcome.to_free] if isinstance(outcome, Refusal) else [],
-    }
-
-
-def waiting_view(api_object: ApiObject) -> View | None:
-    """Say why a claim or pod waits; None for what does not wait, and for other kinds."""
-    kind = api_object.kind
-    wanted = _CONDITIONS.get(kind)
-    if wanted is None or (kind == "ResourceClaim" and api_object.status.get("allocation")):
-        return None
-    conditions = api_object.status.get("conditions")
-    named = (
-        [entry for entry in conditions if isinstance(entry, dict) and entry.get("type") == wanted] if isinstance(conditions, list) else []
-    )
-    condition: Mapping[str, Any] = named[0] if named else {}
-    if kind == "Pod" and (condition.get("status") == "True" or api_object.spec.get("nodeName")):
-        return None
-    metadata = api_object.metadata
-    return {
-        "kind": "claim" if kind == "ResourceClaim" else "pod",
-        "namespace": str(metadata.get("namespace") or "default"),
-        "name": str(metadata.get("name") or ""),
-        "reason": str(condition.get("reason") or "not looked at yet"),
-        "message": str(condition.get("message") or ""),
-        "since": str(metadata.get("creationTimestamp") or ""),
     }
 
 
