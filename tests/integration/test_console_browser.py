@@ -13,13 +13,14 @@ import pytest_asyncio
 
 from support.chromium import Page, chromium_path, open_page
 from support.running import NODE, service
-from topobus.contracts.catalogue import INVENTORY, LEDGER, MACHINE
+from topobus.contracts.catalogue import ALIGNMENT, INVENTORY, LEDGER, MACHINE
 from topobus.domain.device import Device, Inventory
 from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.ledger import Allocation, Holding, Ledger
 from topobus.domain.machine import Cpu, Machine, NumaNode
 from topobus.domain.request import Owner, OwnerKind
+from topobus.domain.view import NodeAlignment
 from topobus.runtime.bus import Bus
 from topobus.simulation.nats_server import NatsServer
 
@@ -91,6 +92,32 @@ async def test_click_on_a_sick_gpu_shows_its_pods_and_the_reason(url: str) -> No
     assert "fell-off-bus" in text
     assert "config space reads ff" in text
     assert "pod default/trainer" in text
+
+
+async def test_drawing_is_that_of_the_command_line_when_a_pod_holds_a_sick_gpu(url: str) -> None:
+    """Owner's letter and health sign stand before the device, its cores carry the letter, and the legend says whose it is."""
+    async with open_page() as page:
+        await _drawn(page, url)
+        device = await page.run("document.querySelector('#drawing .device[data-key=\"gpu/gpu-0\"]').innerText.replace(/\\s+/g, ' ')")
+        cores = await page.run("[...document.querySelectorAll('.panel:first-child .core')].map((core) => core.textContent).join('')")
+        legend = await page.run("document.querySelector('.legend').innerText.replace(/\\s+/g, ' ')")
+
+    assert device == "T!gpu-0 fell-off-bus"
+    assert cores.startswith("TTTT············")
+    assert legend.strip() == "Tpod default/trainer: 1 gpu, 4 cpus 0-3"
+
+
+async def test_silent_service_is_shown_first_among_what_is_not_well(url: str, bus: Bus) -> None:
+    """A device service that does not answer stands before sick devices, and its row says since when."""
+    word = NodeAlignment(node=NODE, unheard_classes={"nic": "2026-11-28T00:00:00.000000Z"}, is_said_every_s=30.0)
+    await bus.put(ALIGNMENT, word, node=NODE)
+    async with open_page() as page:
+        await _drawn(page, url)
+        await page.until("document.querySelectorAll('#sick-rows .row').length === 2")
+        first = await page.run("document.querySelector('#sick-rows .row').innerText")
+
+    assert f"{NODE} / nic service" in first
+    assert "silent since 2026-11-28 00:00:00" in first
 
 
 async def test_keyboard_alone_opens_and_closes_a_device(url: str) -> None:

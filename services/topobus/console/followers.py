@@ -15,7 +15,7 @@ from topobus.console.config import ConsoleSettings
 from topobus.console.core.board import Board
 from topobus.console.core.node_drawing import View, node_view
 from topobus.console.core.silence import API_SERVER, Words, as_heard, silence_view
-from topobus.console.core.views import decision_view, event_view, node_row, sick_view
+from topobus.console.core.views import decision_view, event_view, for_counting, node_row, sick_view
 from topobus.console.core.waiting import WaitingList
 from topobus.contracts.catalogue import ALIGNMENT, DECISION, HEALTH, INVENTORY, LEDGER, MACHINE, OBJECT
 from topobus.contracts.messages import ApiObject, DecisionEvent, HealthEvent
@@ -50,6 +50,7 @@ class Followers:
         self._clock = clock or SystemClock()
         self._news = asyncio.Condition()
         self._inventories: dict[str, dict[str, Inventory]] = {}
+        """By node and class, without what is needed for a drawing alone."""
         self._ledgers: dict[str, Holders] = {}
         self._letters: dict[str, dict[str, str]] = {}
         """Node to the letters that its owners have, so that they keep them."""
@@ -80,14 +81,16 @@ class Followers:
             await self._news.wait_for(lambda: self.board.version > version)
 
     async def node(self, node: str) -> View | None:
-        """Give a node as it is drawn, with its machine as the bus has it now; None when no machine of that name reports."""
+        """Give a node as it is drawn, with machine and devices as the bus has them now; None when no machine of that name reports."""
         entry = await self._bus.get(MACHINE, node=node)
         if entry is None:
             return None
         ledger = self._ledgers.get(node)
         letters = {holder.allocation.owner.key: holder.letter for holder in holders_of(ledger, self._letters.get(node)).all}
         self._letters[node] = letters
-        inventories = as_heard(self._inventories.get(node, {}), self._silent.get(node, {}))
+        inventories = as_heard(
+            {listed.value.device_class: listed.value for listed in await self._bus.list(INVENTORY, node=node)}, self._silent.get(node, {})
+        )
         return node_view(entry.value, inventories.values(), ledger, letters)
 
     async def _watch(
@@ -133,7 +136,7 @@ class Followers:
         if change.value is None:
             self._inventories.get(node, {}).pop(device_class, None)
         else:
-            self._inventories.setdefault(node, {})[device_class] = change.value
+            self._inventories.setdefault(node, {})[device_class] = for_counting(change.value)
         self._show_node(node)
 
     def _take_ledger(self, change: Change[Holders]) -> None:

@@ -6,7 +6,7 @@ from topobus.console.core.access import Attempts, allowed_hosts, is_allowed_host
 from topobus.console.core.board import Board
 from topobus.console.core.node_drawing import node_view
 from topobus.console.core.silence import TOPOLOGY, Words, as_heard, silence_view
-from topobus.console.core.views import decision_view, node_row, sick_view
+from topobus.console.core.views import decision_view, for_counting, node_row, sick_view
 from topobus.console.core.waiting import WaitingList
 from topobus.contracts.messages import ApiObject, DecisionEvent
 from topobus.domain.device import Device, Inventory
@@ -45,6 +45,16 @@ def test_node_row_counts_a_device_once_when_it_is_held_and_sick() -> None:
     row = node_row("n1", [_inventory(_gpu("gpu-0", SICK), _gpu("gpu-1"), _gpu("gpu-2"))], _held("gpu-0", "gpu-1", "gpu-9"))
 
     assert row["classes"] == [{"class": "gpu", "total": 3, "held": 2, "free": 1, "sick": 1}]
+
+
+def test_inventory_for_counting_counts_the_same_and_keeps_no_model_of_what_is_well() -> None:
+    """Rows and sick devices are those of the whole inventory; attributes of devices that are well are left out."""
+    inventory = _inventory(_gpu("gpu-0", SICK, model="H100"), _gpu("gpu-1", model="H100", numa_nodes=NodeSet(0)))
+
+    kept = for_counting(inventory)
+
+    assert node_row("n1", [kept], _held("gpu-1")) == node_row("n1", [inventory], _held("gpu-1"))
+    assert kept.devices == (inventory.devices[0], _gpu("gpu-1"))
 
 
 def test_sick_view_names_the_pod_when_the_ledger_has_it() -> None:

@@ -69,7 +69,7 @@ class Words:
 def as_heard(inventories: Mapping[str, Inventory], silent: Mapping[str, str]) -> dict[str, Inventory]:
     """Give the inventories as they are to be read: devices of a silent service are Unknown. By class, and a warning says why."""
     heard = {}
-    for device_class, inventory in inventories.items():
+    for device_class, inventory in sorted(inventories.items()):
         since = silent.get(device_class)
         if since is None:
             heard[device_class] = inventory

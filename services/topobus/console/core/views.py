@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from msgspec import structs
+
 from topobus.console.core.node_drawing import View, conditions_view
 from topobus.contracts.messages import DecisionEvent, HealthEvent
 from topobus.domain.device import Device, Inventory
@@ -16,12 +18,26 @@ from topobus.domain.outcome import ContainerPlacement, Placement, Reason, Refusa
 from topobus.domain.request import Owner
 from topobus.domain.silence import SERVICE_SILENT
 
-__all__ = ["decision_view", "event_view", "node_row", "sick_view"]
+__all__ = ["decision_view", "event_view", "for_counting", "node_row", "sick_view"]
 
 _CPU = "cpu"
 # A hint list of a big machine has hundreds of entries; the narrow ones decide.
 _SHOWN_HINTS = 24
 _ADVICE = ("nearest-miss", "would-fit")
+
+
+def for_counting(inventory: Inventory) -> Inventory:
+    """Keep of an inventory what rows and lists show: of a device that is well its name alone.
+
+    A thousand nodes have a quarter of a million devices, CPUs included, each with attributes that only a drawing shows.
+    """
+    return structs.replace(inventory, devices=tuple(_for_counting(device) for device in inventory.devices))
+
+
+def _for_counting(device: Device) -> Device:
+    if device.health.worst is not None or not device.is_allocatable:
+        return device
+    return Device(name=device.name, device_class=device.device_class)
 
 
 def node_row(node: str, inventories: Iterable[Inventory], ledger: Holders | None, silent: Collection[str] = ()) -> View:

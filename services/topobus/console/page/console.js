@@ -110,7 +110,7 @@ function showNodes() {
       const sum = totals.get(kind.class) || { total: 0, free: 0, held: 0, sick: 0 };
       for (const field of Object.keys(sum)) sum[field] += kind[field];
       totals.set(kind.class, sum);
-      return make("span", kind.sick ? "fail" : "faint", `${kind.class} ${kind.free} free, ${kind.held} held of ${kind.total}${kind.sick ? `, ${kind.sick} not well` : ""}`);
+      return make("span", !kind.sick ? "faint" : topics.nodes.get(name).silent.includes(kind.class) ? "warn" : "fail", `${kind.class} ${kind.free} free, ${kind.held} held of ${kind.total}${kind.sick ? `, ${kind.sick} not well` : ""}`);
     });
     const silent = topics.nodes.get(name).silent;
     if (silent.length) lines.unshift(make("span", "warn", `? silent: ${silent.join(", ")}`));
@@ -141,7 +141,7 @@ async function drawNode() {
   if (view.elsewhere.length) parts.push(make("div", "panel", make("h3", "", "NUMA node not told by the machine"), ...tree(view, view.elsewhere)));
   if (view.memory_only) parts.push(make("p", "faint", view.memory_only));
   parts.push(make("ul", "legend", ...view.holders.map((holder) => make("li", "", make("span", `sign ${colour(holder)}`, holder.letter), `${holder.name}: ${holder.holds}`))));
-  parts.push(make("p", "faint", "· free   ! unhealthy   ? unknown   r recovering   ~ degraded   - kept back   small letter: one thread of the core   * two owners"));
+  parts.push(make("p", "faint signs", "· free, ! unhealthy, ? unknown, r recovering, ~ degraded, - kept back; a small letter: one thread of the core; *: two owners"));
   if (view.distances) parts.push(make("p", "faint", view.distances));
   parts.push(...view.warnings.map((text) => make("p", "warn", `warning: ${text}`)));
   const box = byId("drawing");
@@ -223,10 +223,10 @@ const waitingRow = (item) => [make("strong", "", `${item.kind} ${item.namespace}
 const waitingDetail = (item) => [`${item.kind} ${item.namespace}/${item.name} waits`, [facts({ reason: item.reason, why: item.message, since: when(item.since) }), ...(item.users.length ? userList(item.users) : [])]];
 const healthRow = (event) => [make("strong", "", `${event.node} / ${event.device}`), make("span", style(event.state), `${event.previous ? `${event.previous} → ` : ""}${event.state}${event.reason ? `: ${event.reason}` : ""}`), make("span", "faint", when(event.time))];
 const healthDetail = (event) => [`${event.device} of ${event.node}`, [facts({ time: when(event.time), was: event.previous, is: event.state, reason: event.reason, message: event.message }), ...userList(event.users)]];
-const decisionRow = (event) => [make("strong", "", `${event.verb} ${event.owner}${event.is_dry_run ? " (dry run)" : ""}`), make("span", event.is_refused ? "fail" : "ok", event.summary), make("span", "faint", `${when(event.time)} at ${event.node}`)];
+const decisionRow = (event) => [make("strong", "", `${event.verb} ${event.owner}${event.is_dry_run ? " (dry run)" : ""}`), make("span", event.is_refused ? "fail" : "ok", event.summary), make("span", "faint", `${when(event.time)}${event.node === "_" ? "" : ` at ${event.node}`}`)];
 
 function decisionDetail(event) {
-  const parts = [facts({ decision: event.id, owner: event.owner, node: event.node, time: when(event.time), policy: event.policy, asked: event.asked.map((ask) => `${ask.container || "claim"}: ${ask.wants || "nothing"}`).join("; "), answer: event.summary })];
+  const parts = [facts({ decision: event.id, owner: event.owner, node: event.node === "_" ? "" : event.node, time: when(event.time), policy: event.policy, asked: event.asked.map((ask) => `${ask.container || "claim"}: ${ask.wants || "nothing"}`).join("; "), answer: event.summary })];
   for (const container of event.containers) {
     parts.push(make("h3", "", `Container ${container.container}`));
     parts.push(make("table", "", make("thead", "", make("tr", "", make("th", "", "resource"), make("th", "", "hints (* preferred)"))), make("tbody", "", ...container.hints.map((list) => make("tr", "", make("td", "mono", list.resource), make("td", "mono", list.hints === null ? "no opinion" : list.hints.join(" ") || "cannot be satisfied"))))));
