@@ -10,7 +10,7 @@ import pytest
 from support.account_nats import account_nats
 from topobus.console.config import ConsoleSettings
 from topobus.console.followers import Followers
-from topobus.contracts.catalogue import INVENTORY, LEDGER, MACHINE, OBJECT
+from topobus.contracts.catalogue import ALIGNMENT, INVENTORY, LEDGER, MACHINE, OBJECT
 from topobus.contracts.nats_accounts import Shape, accounts
 from topobus.contracts.nats_permissions import rights
 from topobus.domain.device import Device, Inventory
@@ -53,7 +53,8 @@ def test_console_may_write_nothing_that_it_shows_and_ask_nobody() -> None:
     assert [subject for subject in published if subject.startswith("$JS.") and not subject.startswith("$JS.API.")] == []
     verbs = {tuple(subject.split(".")[2:4]) for subject in published if subject.startswith("$JS.API.")}
     assert verbs == {("STREAM", "INFO"), ("STREAM", "MSG"), ("CONSUMER", "CREATE"), ("CONSUMER", "MSG"), ("CONSUMER", "DELETE")}
-    assert {state.name for state in (INVENTORY, LEDGER, MACHINE, OBJECT) if "console" in state.readers} == {
+    assert {state.name for state in (ALIGNMENT, INVENTORY, LEDGER, MACHINE, OBJECT) if "console" in state.readers} == {
+        "alignment",
         "inventory",
         "ledger",
         "machine",
