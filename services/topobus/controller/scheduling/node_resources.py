@@ -65,7 +65,8 @@ class NodeResources:
 
     def __init__(self) -> None:
         self._capacity: dict[str, Amounts] = {}
-        self._used: dict[str, dict[int, Amounts]] = {}
+        self._used: dict[str, Amounts] = {}
+        self._by_priority: dict[str, dict[int, Amounts]] = {}
         self._pods: dict[Key, _Entry] = {}
         self.changes = 0
         """Grows whenever a pod comes to a node or leaves it, or a node offers something else: what found no room may find some then."""
@@ -88,9 +89,9 @@ class NodeResources:
         """
         before = self._pods.pop(key, None)
         if before is not None and before.node:
-            used = self._used[before.node][before.priority]
-            for name, amount in before.amounts.items():
-                used[name] = used[name] - amount
+            for used in (self._used[before.node], self._by_priority[before.node][before.priority]):
+                for name, amount in before.amounts.items():
+                    used[name] = used[name] - amount
         spec = plain.get("spec") if plain is not None else None
         status = plain.get("status") if plain is not None else None
         phase = status.get("phase") if isinstance(status, Mapping) else None
@@ -103,7 +104,8 @@ class NodeResources:
         if entry is not None:
             self._pods[key] = entry
             if entry.node:
-                _add(self._used.setdefault(entry.node, {}).setdefault(entry.priority, {}), entry.amounts)
+                _add(self._used.setdefault(entry.node, {}), entry.amounts)
+                _add(self._by_priority.setdefault(entry.node, {}).setdefault(entry.priority, {}), entry.amounts)
         if (before.node if before is not None else "") != (entry.node if entry is not None else ""):
             self.changes += 1
 
@@ -118,27 +120,30 @@ class NodeResources:
         capacity = self._capacity.get(node)
         if not capacity:
             return ()
-        at_all: Amounts = {}
-        staying: Amounts = {}
-        for priority, amounts in self._used.get(node, {}).items():
-            _add(at_all, amounts)
-            if priority >= needs.priority or not needs.may_preempt:
-                _add(staying, amounts)
+        intended: Amounts = {}
         for key in besides:
             entry = self._pods.get(key)
             if entry is not None and not entry.node:
-                _add(at_all, entry.amounts)
-                _add(staying, entry.amounts)
+                _add(intended, entry.amounts)
+        used = self._used.get(node, {})
         short = []
-        for name, wanted in sorted((dict(needs.amounts) | {_PODS: _ONE}).items()):
+        for name, wanted in (*needs.amounts.items(), (_PODS, _ONE)):
             offered = capacity.get(name, _NOTHING)
             if wanted.nano <= 0 or (name in by_claims and offered.nano <= 0):
                 continue
-            free = offered - at_all.get(name, _NOTHING)
-            if wanted > free:
-                is_final = wanted > offered - staying.get(name, _NOTHING) and not name.startswith(RESOURCE_PREFIX)
-                short.append(Shortage(name, wanted, free, offered, is_final))
-        return tuple(short)
+            taken = used.get(name, _NOTHING).nano + intended.get(name, _NOTHING).nano
+            if wanted.nano + taken > offered.nano:
+                would_lack = wanted.nano + taken - self._going(node, name, needs) > offered.nano
+                free = Quantity(offered.nano - taken, offered.form)
+                short.append(Shortage(name, wanted, free, offered, is_final=would_lack and not name.startswith(RESOURCE_PREFIX)))
+        return tuple(sorted(short, key=lambda shortage: shortage.resource))
+
+    def _going(self, node: str, resource: str, needs: PodNeeds) -> int:
+        """Add up, in billionths, what would be free of a resource if the pods that this one may send away were gone."""
+        if not needs.may_preempt:
+            return 0
+        lower = (amounts for priority, amounts in self._by_priority.get(node, {}).items() if priority < needs.priority)
+        return sum(amounts.get(resource, _NOTHING).nano for amounts in lower)
 
 
 def why_no_room(node: str, shortages: Sequence[Shortage]) -> Reason | None:

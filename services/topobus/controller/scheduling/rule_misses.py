@@ -51,7 +51,8 @@ def explain_choice(misses: Sequence[NodeMiss]) -> tuple[str, tuple[Reason, ...]]
     others = [miss for miss in misses if not _is_ruled_out(miss)]
     if not ruled:
         return explain_misses(misses)
-    condition, reasons = explain_misses(others) if others else ("DoesNotFit", ())
+    nothing: tuple[str, tuple[Reason, ...]] = ("DoesNotFit", ())
+    condition, reasons = explain_misses(others) if others else nothing
     if condition == "Invalid":
         return condition, reasons
     groups: dict[tuple[str, ...], list[tuple[str, Sequence[Reason]]]] = {}
@@ -83,9 +84,10 @@ def _reason_of(texts: tuple[str, ...], members: Sequence[tuple[str, Sequence[Rea
     first = members[0][1][0]
     more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
     named = f"node{'s' if len(names) > 1 else ''} {', '.join(names[:_SHOWN_NAMES])}{more}"
-    rest = f" (and {'; '.join(texts[1:])})" if len(texts) > 1 else ""
+    text, *others = texts
+    rest = f" (and {'; '.join(others)})" if others else ""
     return Reason(
         code=first.code,
-        message=f"{named}: {texts[0]}{rest}",
+        message=f"{named}: {text}{rest}",
         facts={**first.facts, "nodes": tuple(names[:SHOWN_NODES]), "count": len(names)},
     )
