@@ -30,7 +30,7 @@ from topobus.testing.bench_figures import percentile
 from topobus.testing.bench_node import wait_ready
 from topobus.testing.cluster_fill.floor import patch_statuses
 from topobus.testing.cluster_fill.node_records import record_node
-from topobus.testing.cluster_fill.outcome import faults_of
+from topobus.testing.cluster_fill.outcome import faults_of, left_at_nodes
 from topobus.testing.cluster_fill.pods import NAMESPACE, Crowd
 from topobus.testing.cluster_fill.rig import CONTROLLER, FillRig, fill_rig
 from topobus.testing.process_use import Counts
@@ -79,6 +79,8 @@ class ClusterFigures(Struct, frozen=True, kw_only=True):
     requests_of_fill: dict[str, int]
     conflicts: int
     """Writes of the controllers that lost against another writer."""
+    left_at_nodes: int
+    """Devices that a node holds for a claim that went elsewhere, because it answered too late: its gateway would let go of them."""
     faults: list[str]
     """What is wrong in the end; empty when nothing is."""
 
@@ -141,6 +143,8 @@ def draw(figures: ClusterFigures) -> str:
         f"floor, bare status patches {figures.floor_patches_a_second:9.0f} a second",
         f"writes of a claim          {writes / figures.claims:9.2f}     lost to another writer: {figures.conflicts}",
     ]
+    if figures.left_at_nodes:
+        lines.append(f"left at nodes              {figures.left_at_nodes:9d}     devices of late answers, which gateways let go of")
     if figures.pause_after_kill_s is not None:
         lines.append(f"after the kill             {figures.pause_after_kill_s:9.2f} s   until the next gate was open")
     lines.append(f"{'process':<16}{'until ready, s':>16}{'ms a claim':>12}{'resident MiB':>14}")
@@ -191,7 +195,8 @@ async def measure_fill(rig: FillRig, nodes: int, claims: int, *, kills: bool) ->
     at_end, asked_end = rig.counts(), await rig.requests()
     _say("checking every claim and every ledger")
     ledgers = [entry.value for entry in await rig.bus.list(catalogue.LEDGER)]
-    faults = faults_of([claim async for claim in _claims(rig.client)], ledgers)
+    stored = [claim async for claim in _claims(rig.client)]
+    faults = faults_of(stored, ledgers)
     fill_s, waits = crowd.last_open_s - crowd.began_s, list(crowd.waited_s.values())
     return ClusterFigures(
         nodes=nodes,
@@ -208,6 +213,7 @@ async def measure_fill(rig: FillRig, nodes: int, claims: int, *, kills: bool) ->
         requests_until_ready=verbs_of(asked_ready),
         requests_of_fill=verbs_of(asked_end, asked_ready),
         conflicts=sum(count for kind, count in asked_end.items() if kind.user == CONTROLLER and kind.code == 409),
+        left_at_nodes=len(left_at_nodes(stored, ledgers)),
         faults=faults,
     )
 

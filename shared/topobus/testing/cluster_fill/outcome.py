@@ -1,4 +1,4 @@
-"""What a fill must have come to, whatever died meanwhile: every claim has its devices, and no device is in two claims or held at a node for nobody.
+"""What a fill must have come to, whatever died meanwhile: every claim has its devices, the nodes' ledgers hold them for it, and no device is in two claims.
 
 Flows in: the claims as the API server has them, the nodes' ledgers. Flows out: what is wrong, in words; nothing when all is well. Pure.
 """
@@ -11,7 +11,7 @@ from topobus.domain.device import class_of_driver
 from topobus.domain.ledger import Ledger
 from topobus.testing.apiserver import Object
 
-__all__ = ["faults_of"]
+__all__ = ["faults_of", "left_at_nodes"]
 
 _SHOWN = 5
 
@@ -21,14 +21,7 @@ def faults_of(claims: Iterable[Object], ledgers: Iterable[Ledger]) -> list[str]:
 
     Shapes: claims — of drivers of ours alone, all of them reserved for a pod each.
     """
-    held = {
-        (ledger.node, device_class, device): allocation.owner.uid
-        for ledger in ledgers
-        for allocation in ledger.allocations.values()
-        for holding in allocation.holdings
-        for device_class, devices in holding.devices.items()
-        for device in devices
-    }
+    held = _held(ledgers)
     holders: dict[tuple[str, str, str], list[str]] = {}
     uids: dict[str, str] = {}
     without: list[str] = []
@@ -45,12 +38,33 @@ def faults_of(claims: Iterable[Object], ledgers: Iterable[Ledger]) -> list[str]:
             holders.setdefault((result["pool"], class_of_driver(result["driver"]) or "", result["device"]), []).append(name)
     doubles = [f"{'/'.join(device)} ({', '.join(names)})" for device, names in sorted(holders.items()) if len(names) > 1]
     unheld = [f"{'/'.join(device)} of {names[0]}" for device, names in sorted(holders.items()) if held.get(device) != uids[names[0]]]
-    leaked = ["/".join(device) for device in sorted(held.keys() - holders.keys())]
     named = {
         "claims without devices": without,
         "claims that are not reserved for one pod": unreserved,
         "devices in two claims": doubles,
         "devices that the node's ledger does not hold for their claim": unheld,
-        "devices that a ledger holds and no claim has": leaked,
     }
     return [f"{len(those)} {what}: {', '.join(those[:_SHOWN])}" for what, those in named.items() if those]
+
+
+def left_at_nodes(claims: Iterable[Object], ledgers: Iterable[Ledger]) -> list[str]:
+    """Name devices that a ledger holds and no claim has: a node that answered too late held them for a claim that went elsewhere. Its gateway lets go of them; here is none."""
+    results = [
+        result
+        for claim in claims
+        for result in (((claim.get("status") or {}).get("allocation") or {}).get("devices") or {}).get("results") or ()
+    ]
+    had = {(result["pool"], class_of_driver(result["driver"]) or "", result["device"]) for result in results}
+    return ["/".join(device) for device in sorted(_held(ledgers).keys() - had)]
+
+
+def _held(ledgers: Iterable[Ledger]) -> dict[tuple[str, str, str], str]:
+    """Map what ledgers hold, as node, class and device, to the holder's uid."""
+    return {
+        (ledger.node, device_class, device): allocation.owner.uid
+        for ledger in ledgers
+        for allocation in ledger.allocations.values()
+        for holding in allocation.holdings
+        for device_class, devices in holding.devices.items()
+        for device in devices
+    }
