@@ -140,7 +140,12 @@ class ClusterController:
             if not all(informer.is_whole for informer in self._informers.values()):
                 continue
             await self._report_foreign_slices()
-            dues = (self._gates.start_all(group), await self._unschedulable.reconcile_all(), await self._housekeeping.reconcile_all())
+            dues = (
+                self._gates.start_all(group),
+                await self._unschedulable.reconcile_all(),
+                await self._housekeeping.reconcile_all(),
+                await self._events.tell_counts(),
+            )
             wait_s = min((due_s for due_s in dues if due_s is not None), default=None)
             spent_s = self._runtime.clock.monotonic() - started_s
 

@@ -1,7 +1,8 @@
-"""Writes Kubernetes Events on pods and claims, deduplicated and rate-limited, for `kubectl describe`.
+"""Writes Kubernetes Events on pods and claims, deduplicated, aggregated and rate-limited, for `kubectl describe`.
 
 Flows in: an object, a reason, a message. Flows out: v1 Events. The same message within a short time is dropped; later it raises the count of the
-existing Event. An object whose messages change too often has its Events limited by a token bucket. An Event that cannot be written is logged and
+existing Event. An object whose messages change too often has its Events limited by a token bucket. When many objects of a namespace are told one reason, all but the first
+ones share one Event that counts them: a cluster that is full must not have an Event written for each of thousands of pods. An Event that cannot be written is logged and
 dropped, since no decision depends on it.
 Source: client-go tools/record (EventCorrelator: 25 at once, then one in 5 minutes for each object).
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
+from typing import Any
 
 from topobus.controller.claims.stored import Stored
 from topobus.controller.store.api import (
@@ -30,6 +32,10 @@ _SAME_S = 300.0
 _BURST = 25.0
 _REFILL_S = 300.0
 _MOST_KNOWN = 4096
+# Objects of a namespace that are told one reason in Events of their own: so many at once, then one more in so many seconds. The others are counted in one Event.
+_ALIKE_BURST = 25.0
+_ALIKE_REFILL_S = 1.0
+_COUNTED_EVERY_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,19 @@ class _Budget:
     at_s: float
 
 
+@dataclass(frozen=True)
+class _Counted:
+    """One Event for many objects."""
+
+    namespace: str
+    name: str
+    count: int
+    message: str
+    at_s: float
+    """When it was written last."""
+    is_told: bool
+
+
 class EventRecorder:
     """Writes Events."""
 
@@ -55,7 +74,9 @@ class EventRecorder:
         self._clock = clock
         self._instance = instance
         self._written: dict[tuple[str, str], _Written] = {}
-        self._budgets: dict[str, _Budget] = {}
+        self._budgets: dict[tuple[str, ...], _Budget] = {}
+        self._counted: dict[tuple[str, str], _Counted] = {}
+        """By namespace and reason."""
 
     async def warn(self, stored: Stored, reason: str, message: str, *, more: str = "") -> None:
         """Write a Warning Event on a pod, a claim or a node: 300 characters of the message at most.
@@ -65,19 +86,23 @@ class EventRecorder:
         await self._write_event(stored, "Warning", reason, _shorten(message, more))
 
     async def _write_event(self, stored: Stored, kind: str, reason: str, shown: str) -> None:
-        api_object, metadata = stored.value, stored.metadata
+        metadata = stored.metadata
         now_s = self._clock.monotonic()
         before = self._written.get((metadata.uid, reason))
         if before is not None and before.message == shown and now_s - before.at_s < _SAME_S:
             return
-        if not self._is_within_budget(metadata.uid, now_s):
+        if not self._is_within_budget((metadata.uid,), _BURST, _REFILL_S, now_s):
             return
         if len(self._written) >= _MOST_KNOWN:
             self._written.clear()
             self._budgets.clear()
-        now = self._clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
         # Events of an object without a namespace stand in this one (client-go tools/record).
         namespace = metadata.namespace or "default"
+        is_new = before is None or before.message != shown
+        if is_new and not self._is_within_budget((namespace, reason), _ALIKE_BURST, _ALIKE_REFILL_S, now_s):
+            await self._count_alike(stored, kind, reason, shown, namespace)
+            return
+        now = self._now()
         try:
             if before is not None and before.message == shown:
                 again = replace(before, count=before.count + 1, at_s=now_s)
@@ -89,42 +114,87 @@ class EventRecorder:
             digest = hashlib.sha256(f"{metadata.uid}/{reason}/{shown}".encode()).hexdigest()[:16]
             name = f"{metadata.name[:200]}.{digest}"
             self._written[metadata.uid, reason] = _Written(shown, name, 1, now, now_s)
-            made = await self._api.create(
-                EVENTS,
-                {
-                    "apiVersion": "v1",
-                    "kind": "Event",
-                    "metadata": {"name": name, "namespace": namespace},
-                    "involvedObject": {
-                        "apiVersion": api_object.api_version,
-                        "kind": api_object.kind,
-                        "namespace": metadata.namespace,
-                        "name": metadata.name,
-                        "uid": metadata.uid,
-                        "resourceVersion": str(api_object.metadata.get("resourceVersion") or ""),
-                    },
-                    "type": kind,
-                    "reason": reason,
-                    "message": shown,
-                    "action": "Allocating",
-                    "count": 1,
-                    "firstTimestamp": now,
-                    "lastTimestamp": now,
-                    "source": {"component": FIELD_MANAGER},
-                    "reportingComponent": FIELD_MANAGER,
-                    "reportingInstance": self._instance,
-                },
-            )
+            made = await self._api.create(EVENTS, self._event(stored, kind, reason, shown, name, namespace))
             if isinstance(made, Rejected) and made.code != 409:
                 get_logger().warning("event.refused", object=metadata.name, reason=reason, error=made.message)
         except TopobusError as err:
             get_logger().warning("event.untold", object=metadata.name, reason=reason, error=str(err))
 
-    def _is_within_budget(self, uid: str, now_s: float) -> bool:
-        budget = self._budgets.get(uid, _Budget(_BURST, now_s))
-        tokens = min(_BURST, budget.tokens + (now_s - budget.at_s) / _REFILL_S)
-        self._budgets[uid] = _Budget(tokens - 1 if tokens >= 1 else tokens, now_s)
+    async def tell_counts(self) -> float | None:
+        """Write the counts of Events for many objects that are due; gives after how many seconds another is, None when none is."""
+        waits: list[float] = []
+        for place, counted in tuple(self._counted.items()):
+            if counted.is_told:
+                continue
+            rest_s = counted.at_s + _COUNTED_EVERY_S - self._clock.monotonic()
+            if rest_s > 0:
+                waits.append(rest_s)
+                continue
+            self._counted[place] = replace(counted, at_s=self._clock.monotonic(), is_told=True)
+            changes = {"count": counted.count, "message": _of_many(counted.count, counted.message), "lastTimestamp": self._now()}
+            try:
+                if isinstance(await self._api.patch(EVENTS, counted.namespace, counted.name, changes), Rejected):
+                    # A server keeps Events for an hour: the next one begins anew.
+                    self._counted.pop(place, None)
+            except TopobusError as err:
+                get_logger().warning("event.untold", object=counted.namespace, reason=place[1], error=str(err))
+        return min(waits, default=None)
+
+    async def _count_alike(self, stored: Stored, kind: str, reason: str, shown: str, namespace: str) -> None:
+        """Count an object in the Event of its namespace and reason, which stands at the first one that was counted."""
+        place, name = (namespace, reason), stored.metadata.name
+        message = f"{stored.value.kind} {name}: {shown}"
+        counted = self._counted.get(place)
+        if counted is not None:
+            self._counted[place] = replace(counted, count=counted.count + 1, message=message, is_told=False)
+            return
+        event = f"{name[:200]}.{hashlib.sha256(f'{namespace}/{reason}/{stored.uid}'.encode()).hexdigest()[:16]}"
+        self._counted[place] = _Counted(namespace, event, 1, message, self._clock.monotonic(), is_told=True)
+        try:
+            await self._api.create(EVENTS, self._event(stored, kind, reason, _of_many(1, message), event, namespace))
+        except TopobusError as err:
+            get_logger().warning("event.untold", object=name, reason=reason, error=str(err))
+
+    def _event(self, stored: Stored, kind: str, reason: str, message: str, name: str, namespace: str) -> dict[str, Any]:
+        """Make a new Event."""
+        api_object, metadata, now = stored.value, stored.metadata, self._now()
+        return {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": name, "namespace": namespace},
+            "involvedObject": {
+                "apiVersion": api_object.api_version,
+                "kind": api_object.kind,
+                "namespace": metadata.namespace,
+                "name": metadata.name,
+                "uid": metadata.uid,
+                "resourceVersion": str(api_object.metadata.get("resourceVersion") or ""),
+            },
+            "type": kind,
+            "reason": reason,
+            "message": message,
+            "action": "Allocating",
+            "count": 1,
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "source": {"component": FIELD_MANAGER},
+            "reportingComponent": FIELD_MANAGER,
+            "reportingInstance": self._instance,
+        }
+
+    def _now(self) -> str:
+        return self._clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    def _is_within_budget(self, whose: tuple[str, ...], burst: float, refill_s: float, now_s: float) -> bool:
+        budget = self._budgets.get(whose, _Budget(burst, now_s))
+        tokens = min(burst, budget.tokens + (now_s - budget.at_s) / refill_s)
+        self._budgets[whose] = _Budget(tokens - 1 if tokens >= 1 else tokens, now_s)
         return tokens >= 1
+
+
+def _of_many(count: int, message: str) -> str:
+    """Say how many objects an Event stands for, and what the last one was told."""
+    return _shorten(f"{count} more of this namespace, the last: {message}", "each pod's condition")
 
 
 def _shorten(message: str, more: str) -> str:
