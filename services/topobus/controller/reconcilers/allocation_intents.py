@@ -24,7 +24,9 @@ from topobus.controller.reconcilers.allocator import Member
 from topobus.controller.reconcilers.commit_allocations import (
     AllocationCommitter,
     Attempted,
+    Draft,
     Progress,
+    next_attempts,
     refused_devices,
 )
 from topobus.controller.reconcilers.decision_publisher import DecisionPublisher
@@ -95,16 +97,31 @@ class Intents:
                 return False
         return True
 
-    async def write(self, plan: PodPlan, fit: NodeFit, refused: tuple[str, ...]) -> None:
-        """Write down what each pending claim is to get; ends early when a claim is another by now."""
+    def begin(self, plan: PodPlan, fit: NodeFit, refused: tuple[str, ...]) -> list[Draft]:
+        """Say what each pending claim is to get; from now until `write` is done its devices count as taken. Empty when a claim is gone."""
         members: list[Member] = []
         for pod_claim in plan.pending:
             claim = self._state.claims.get(_key(plan, pod_claim))
             if claim is None:
-                return
+                return []
             members.append(Member(ObjectKey("resourceclaim", *_key(plan, pod_claim)), claim, pod_claim.spec, pod_claim.wishes))
-        group = await self.committer.attempt(fit.node, members, fit.results, pod=plan.pod.uid, refused=refused)
-        self._written |= {(intent.stored.uid, intent.attempt.number) for intent in group}
+        group = next_attempts(fit.node, members, fit.results, pod=plan.pod.uid, refused=refused)
+        for draft in group:
+            intended = Stored(draft.revision, draft.value)
+            self._state.under_way.put((draft.key.namespace, draft.key.name), intended, (plan.pod.namespace, plan.pod.name), draft.attempt)
+        return group
+
+    async def write(self, group: Sequence[Draft]) -> None:
+        """Write down what each claim is to get; ends early when a claim is another by now.
+
+        Errors: raises PeerUnavailable.
+        """
+        try:
+            written = await self.committer.write_attempts(group)
+        finally:
+            for draft in group:
+                self._state.settle((draft.key.namespace, draft.key.name))
+        self._written |= {(intent.stored.uid, intent.attempt.number) for intent in written}
 
     async def commit(self, plan: PodPlan, intents: Sequence[Attempted], *, is_cheap: bool = False) -> Progress | Refusal:
         """Make intents true: see what came before them, have the node hold the devices, write the statuses; a Refusal is the node's.
@@ -132,7 +149,8 @@ class Intents:
             for intent in intents
             for granted_device in intent.attempt.allocation.devices.results
         }
-        fit = await self._chooser.still_fits(plan, node, devices, self._state.gated_pods.later_intents(newest), is_cheap=is_cheap)
+        later = self._state.gated_pods.later_intents(newest) | self._state.under_way.claims()
+        fit = await self._chooser.still_fits(plan, node, devices, later, is_cheap=is_cheap)
         if isinstance(fit, GaveUp):
             return Progress.COSTLY
         if fit is None:

@@ -14,9 +14,11 @@ from topobus.controller.state.api_server_state import ApiServerState, Key
 from topobus.controller.state.costly_work import CostlyWork
 from topobus.runtime.clock import Clock
 
-__all__ = ["Due", "GatedPodQueue", "PodVersions"]
+__all__ = ["Due", "GatedPodQueue", "PodVersions", "Told"]
 
 _LONGEST_WAIT_S = 30.0
+# A pod that waits reads words that are so old at most.
+_LONGEST_SILENCE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,15 @@ class Due:
     """Before this a change of `room` ends nothing: pods come and go all the time, and each look costs a look at every node."""
 
 
+@dataclass(frozen=True)
+class Told:
+    """That a pod was told why it does not fit."""
+
+    at_s: float
+    pause_s: float
+    """For so long it is not told again, whatever changes elsewhere."""
+
+
 class GatedPodQueue:
     """Stores for each gated pod the versions at which there was nothing to do, and when it is due again.
 
@@ -66,34 +77,72 @@ class GatedPodQueue:
         self.volumeless: dict[str, float] = {}
         """Since when a pod waits for volumes, by its uid."""
         self.failures: dict[Key, int] = {}
-        self.told: dict[str, float] = {}
+        self.told: dict[str, Told] = {}
         """When a pod was told why it does not fit, by its uid."""
         self.busy: set[Key] = set()
         """Pods that are being worked on."""
         self.due: dict[Key, Due] = {}
         self.costly: CostlyWork[Key] = CostlyWork(retry_s)
+        self._pending: dict[Key, str] = {}
+        """The pods to be advanced, with their uids."""
+        self._touched: set[Key] = set()
+        """Pods to look at in the next round."""
+        self._released: set[Key] = set()
+        """Pods on which work has ended since the last round."""
+        self._supply: Hashable = None
+        """What was free, which classes there were, and what volumes there were, in the last round."""
 
-    def take_ready(self, keys: Collection[Key]) -> tuple[list[Key], float | None]:
+    def pending_pods(self) -> Collection[Key]:
+        """Take in what changed, and give the pods to be advanced.  Cost: O(what changed since the last call); O(all of them) when something became free."""
+        changed = self._state.changed_pods.take() | self._released
+        self._released.clear()
+        for key in changed:
+            pod = self._state.pods.get(key)
+            if pod is not None and self.needs_work(key, pod):
+                if self._pending.get(key, pod.uid) != pod.uid:
+                    self._forget(key, None)  # another pod of that name
+                self._pending[key] = pod.uid
+                self._touched.add(key)
+            elif key in self.busy:
+                self._touched.add(key)
+            else:
+                self._forget(key, pod)
+        supply = (self._state.supply, len(self._state.classes), self._state.volumes.revision)
+        if supply != self._supply:
+            self._supply = supply
+            self._touched.update(self._pending)
+        return self._pending.keys()
+
+    def touch(self, key: Key) -> None:
+        """Look at a pod again in the next round."""
+        self._touched.add(key)
+
+    def release(self, key: Key) -> None:
+        """End the work on a pod: it is looked at again in the next round, whatever came of it."""
+        self.busy.discard(key)
+        self._released.add(key)
+
+    def take_ready(self) -> tuple[list[Key], float | None]:
         """Name the pods to work on now, which are busy from now on, those of the highest priority first; and after how many seconds another is due by time alone."""
         ready: list[Key] = []
-        waits: list[float] = []
         now_s = self._clock.monotonic()
+        touched = self._touched | {key for key, due in self.due.items() if self._until(due) <= now_s}
+        self._touched = set()
         for key in sorted(
-            keys, key=lambda pod: (-_priority(self._state.pods[pod]), self._state.pods[pod].metadata.creation_timestamp, pod)
+            (key for key in touched if key in self._pending and key not in self.busy),
+            key=lambda pod: (-_priority(self._state.pods[pod]), self._state.pods[pod].metadata.creation_timestamp, pod),
         ):
-            if key in self.busy:
-                continue
             versions, due = self.versions_of(key), self.due.get(key)
-            until_s = self._until(due) if due is not None else 0.0
-            if due is not None and due.versions in (None, versions) and until_s > now_s:
-                waits.append(until_s - now_s)
-            elif due is not None:
+            if due is not None and due.versions in (None, versions) and self._until(due) > now_s:
+                continue
+            if due is not None:
                 # Its time has come, whatever was found before.
                 self.costly.drop(key)
                 ready.append(key)
             elif self.seen.get(self._state.pods[key].uid) != versions and not self.costly.holds(key, versions.own_versions):
                 ready.append(key)
         self.busy.update(ready)
+        waits = [self._until(due) - now_s for key, due in self.due.items() if key in self._pending and key not in self.busy]
         return ready, min(waits, default=None)
 
     def _until(self, due: Due) -> float:
@@ -101,9 +150,9 @@ class GatedPodQueue:
         has_moved = due.room is not None and due.room != self._state.room.changes
         return min(due.at_s, due.earliest_s) if has_moved else due.at_s
 
-    def take_costly(self, keys: Collection[Key], *, is_searching: bool) -> tuple[Key | None, bool]:
+    def take_costly(self, *, is_searching: bool) -> tuple[Key | None, bool]:
         """Name the costly pod whose turn it is, which is busy from now on, None while one is searched for; True says that another will be due by time alone."""
-        self.costly.keep(lambda key: key in keys)
+        self.costly.keep(lambda key: key in self._pending)
         known_freedoms: list[Hashable] = []
         now_s = self._clock.monotonic()
 
@@ -120,20 +169,21 @@ class GatedPodQueue:
                 self.busy.add(turn)
         return turn, self.costly.is_pausing(read_now, now_s=now_s)
 
-    def keep(self, keys: Collection[Key]) -> None:
-        """Forget pods that are not among these. Call it once a round."""
-        self.due = {key: due for key, due in self.due.items() if key in self._state.pods}
-        self.failures = {key: count for key, count in self.failures.items() if key in self._state.pods}
-        living = {self._state.pods[key].uid for key in keys}
-        self.seen = {uid: seen for uid, seen in self.seen.items() if uid in living}
-        self.blocked = {uid: since for uid, since in self.blocked.items() if uid in living}
-        self.volumeless = {uid: since for uid, since in self.volumeless.items() if uid in living}
-        self.told = {uid: at for uid, at in self.told.items() if uid in living}
-
     def freedoms(self) -> Hashable:
         """Name what a search reads and may be freed: while it is the same, the search finds the same."""
         stock = self._state.stock
         return len(self._state.classes), tuple([(node, stock.freedom_of(node)) for node in self._state.node_names])
+
+    def tell(self, uid: str, first_pause_s: float) -> None:
+        """Note that a pod was told why it does not fit. Each time the pause until it is told again doubles, up to a minute: what others do changes the words all the time."""
+        before = self.told.get(uid)
+        pause_s = min(before.pause_s * 2, max(first_pause_s, _LONGEST_SILENCE_S)) if before is not None else first_pause_s
+        self.told[uid] = Told(self._clock.monotonic(), pause_s)
+
+    def silence_s(self, uid: str) -> float:
+        """Say for how long a pod is not to be told again; 0 when it may be told now."""
+        told = self.told.get(uid)
+        return max(0.0, told.at_s + told.pause_s - self._clock.monotonic()) if told is not None else 0.0
 
     def wait(self, key: Key) -> None:
         """Look at a pod again after a while, or when something about it changes."""
@@ -162,10 +212,6 @@ class GatedPodQueue:
         claim, note = self._state.claims.get(key), self._state.gated_pods.note(key)
         return claim is not None and note is not None and note.pod == uid and not claim.claim.is_allocated
 
-    def pending_pods(self) -> list[Key]:
-        """List the pods to be advanced."""
-        return [key for key in self._state.gated_pods.waiting() if key in self._state.pods and self.needs_work(key, self._state.pods[key])]
-
     def versions_of(self, key: Key) -> PodVersions:
         """Give the versions on which a pod's next step depends."""
         pod = self._state.pods[key]
@@ -184,6 +230,16 @@ class GatedPodQueue:
             versions = self.versions_of(key)
             self.seen[self._state.pods[key].uid] = versions
             self.costly.put(key, versions.own_versions)
+
+    def _forget(self, key: Key, pod: Stored | None) -> None:
+        """Forget what is known of a pod that is not to be advanced any more, or is gone."""
+        uid = self._pending.pop(key, "")
+        self._touched.discard(key)
+        for by_uid in (self.seen, self.blocked, self.volumeless, self.told):
+            by_uid.pop(uid, None)
+        if pod is None:
+            self.due.pop(key, None)
+            self.failures.pop(key, None)
 
 
 def _priority(pod: Stored) -> int:

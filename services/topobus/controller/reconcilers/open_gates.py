@@ -13,8 +13,7 @@ allocated elsewhere.
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from topobus.controller.allocation.values import NoFit
@@ -25,10 +24,11 @@ from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.reconcilers.allocated_condition import ALLOCATED, AllocatedCondition
 from topobus.controller.reconcilers.allocation_intents import Intents
-from topobus.controller.reconcilers.commit_allocations import Progress
+from topobus.controller.reconcilers.commit_allocations import Draft, Progress
 from topobus.controller.reconcilers.deallocate_claims import ClusterDeallocation
 from topobus.controller.reconcilers.gated_pod_queue import Due, GatedPodQueue, PodVersions
 from topobus.controller.reconcilers.node_choice import NodeChooser, NoNodeFits
+from topobus.controller.reconcilers.waiting_pods import WaitingPods
 from topobus.controller.scheduling.aligned_allocation import read_alignment_request
 from topobus.controller.scheduling.decisions import (
     Blocked,
@@ -44,7 +44,7 @@ from topobus.controller.scheduling.volume_rules import VOLUME_IN_USE
 from topobus.controller.state.api_server_state import ApiServerState, Key
 from topobus.controller.store.cluster_events import EventRecorder
 from topobus.controller.store.object_writer import ObjectWriter
-from topobus.domain.errors import ContractError, HardwareError, InvariantError, PeerUnavailable
+from topobus.domain.errors import HardwareError, InvariantError, PeerUnavailable
 from topobus.domain.outcome import Reason, Refusal
 from topobus.runtime.clock import Clock
 from topobus.runtime.logging import get_logger
@@ -56,7 +56,7 @@ _MOST_STEPS = 8
 _WAITING = "WaitingForClaims"
 # Answers of the API server that a person must do something about: a right is missing, or it finds what we write invalid.
 _REFUSALS = (400, 403, 422)
-# Times `cluster.retry_s` for which a pod may wait for its claims before it is told so, and between two explanations of why it does not fit.
+# Times `cluster.retry_s` for which a pod may wait for its claims before it is told so, and between the first two explanations of why it does not fit.
 _PATIENCE = 5
 
 
@@ -88,6 +88,7 @@ class GatedPodReconciler:
         self._metrics = metrics
         self._changed = changed
         self._queue = GatedPodQueue(clock, state, settings.cluster.retry_s)
+        self._waiting = WaitingPods(state, self._condition, metrics, self._queue)
         self._is_searching = False
         """Whether a costly search is under way."""
         self._planning = asyncio.Lock()
@@ -96,23 +97,22 @@ class GatedPodReconciler:
 
     def start_all(self, group: asyncio.TaskGroup) -> float | None:
         """Begin to work on every pod that may be brought further; gives after how many seconds a pod waits for time and not for a change."""
-        self._expire_refusals()
-        self._intents.drop_gone()
         keys = self._queue.pending_pods()
+        self._expire_refusals(keys)
+        self._intents.drop_gone()
         self._metrics.waiting.set(len(keys))
         waits = [self._settings.cluster.retry_s] if self._intents.refusals.is_waiting else []
-        ready, wait_s = self._queue.take_ready(keys)
+        ready, wait_s = self._queue.take_ready()
         for key in ready:
             group.create_task(self._work(key))
         if wait_s is not None:
             waits.append(wait_s)
-        turn, is_pausing = self._queue.take_costly(set(keys), is_searching=self._is_searching)
+        turn, is_pausing = self._queue.take_costly(is_searching=self._is_searching)
         if turn is not None:
             self._is_searching = True
             group.create_task(self._work_costly(turn))
         if is_pausing:
             waits.append(self._settings.cluster.retry_s)
-        self._queue.keep(keys)
         return min(waits, default=None)
 
     async def _work(self, key: Key) -> None:
@@ -122,7 +122,7 @@ class GatedPodReconciler:
             async with self._slots:
                 await self._go(key, is_cheap=True)
         finally:
-            self._queue.busy.discard(key)
+            self._queue.release(key)
             # Whatever was done or learned, and when this pod is due: it is looked at anew.
             self._changed()
 
@@ -135,7 +135,7 @@ class GatedPodReconciler:
             if self._queue.costly.turn_of(key) == turn:
                 self._queue.costly.drop(key)  # it has what it wanted, or waits for something else
             self._is_searching = False
-            self._queue.busy.discard(key)
+            self._queue.release(key)
             self._changed()
 
     async def _go(self, key: Key, *, is_cheap: bool) -> None:
@@ -163,7 +163,7 @@ class GatedPodReconciler:
             raise
         except Exception as err:  # noqa: BLE001 - boundary: one pod; its neighbours' gates are opened whatever is wrong with it
             # Telling is a write, too, and may fail as any other.
-            await self._report_malformed(key, err)
+            await self._waiting.set_aside(key, err)
 
     async def _walk(self, key: Key, *, is_cheap: bool) -> None:
         """Take steps until there is nothing to do now."""
@@ -172,27 +172,6 @@ class GatedPodReconciler:
             if pod is None or not self._queue.needs_work(key, pod) or not await self._step(key, pod, is_cheap=is_cheap):
                 return
         self._queue.wait(key)
-
-    async def _report_malformed(self, key: Key, err: Exception) -> None:
-        """Set a pod aside until something about it changes, and tell it why; one that cannot even be told is only logged."""
-        name = f"{key[0]}/{key[1]}"
-        if isinstance(err, ContractError):
-            message = str(err)
-            self._log.warning("pod.set-aside", pod=name, error=message)
-        else:
-            message = f"the controller cannot work with pod {name} and its claims ({type(err).__name__}: {err}); it is set aside until one of them changes"
-            self._log.error("pod.set-aside", pod=name, error=message, exc_info=err)
-        self._metrics.malformed.inc()
-        self._metrics.set_aside.labels("gated-pods").inc()
-        pod = self._state.pods.get(key)
-        if pod is None:
-            return
-        self._queue.seen[pod.uid] = self._queue.versions_of(key)
-        try:
-            await self._report_waiting(key, pod, "Malformed", (Reason(code="malformed", message=message),))
-        except ContractError as untold:
-            # What the server keeps of it cannot be read: the next version of it is looked at again.
-            self._log.warning("pod.untold", pod=name, error=str(untold))
 
     async def _step(self, key: Key, pod: Stored, *, is_cheap: bool) -> bool:
         """Do one step; False when there is nothing to do now."""
@@ -227,7 +206,7 @@ class GatedPodReconciler:
             return True
         done = await self._intents.commit(plan, intents, is_cheap=is_cheap)
         if isinstance(done, Refusal):
-            await self._report_waiting(key, pod, "RefusedByNode", done.reasons)
+            await self._waiting.report(key, pod, "RefusedByNode", done.reasons)
         elif done is Progress.LATER:
             self._queue.wait(key)
         elif done is Progress.COSTLY:
@@ -247,7 +226,7 @@ class GatedPodReconciler:
             self._queue.wait(key)
             return
         self._queue.seen[pod.uid] = versions
-        await self._report_waiting(key, pod, reason, reasons)
+        await self._waiting.report(key, pod, reason, reasons)
 
     async def _begin(self, key: Key, pod: Stored, plan: PodPlan, versions: PodVersions, *, is_cheap: bool) -> bool:
         """Choose a node and devices, and write the intents."""
@@ -257,14 +236,15 @@ class GatedPodReconciler:
         refused = self._intents.refused_nodes(pod, plan)
         room = self._state.room.changes
         freedoms = self._queue.freedoms() if not is_cheap else None
-        again_s = self._queue.told.get(plan.pod.uid, -math.inf) + _PATIENCE * self._settings.cluster.retry_s - self._clock.monotonic()
+        again_s = self._queue.silence_s(plan.pod.uid)
         # A costly pod has its own pauses, so it is told each time.
         is_brief = is_cheap and again_s > 0 and not plan.allocated and not refused
+        intents: list[Draft] = []
         if is_cheap:
             async with self._planning:
                 chosen = await self._choose(pod, plan, refused, is_brief=is_brief, is_cheap=True)
                 if isinstance(chosen, NodeFit):
-                    await self._intents.write(plan, chosen, refused)
+                    intents = self._intents.begin(plan, chosen, refused)
         else:
             # Others plan meanwhile.
             chosen = await self._choose(pod, plan, refused, is_brief=False, is_cheap=False)
@@ -274,8 +254,10 @@ class GatedPodReconciler:
                     self._queue.put_behind(key)
                     return False
                 if isinstance(chosen, NodeFit):
-                    await self._intents.write(plan, chosen, refused)
+                    intents = self._intents.begin(plan, chosen, refused)
         if isinstance(chosen, NodeFit):
+            # Beside the writes of others: what is intended counts as taken already.
+            await self._intents.write(intents)
             return True
         if chosen is None:
             # What a note says of the past must keep nobody from the devices while the pod waits for its turn.
@@ -297,7 +279,7 @@ class GatedPodReconciler:
             return False
         if await self._make_room(key, pod, plan, chosen):
             return True
-        self._queue.told[plan.pod.uid] = self._clock.monotonic()
+        self._queue.tell(plan.pod.uid, _PATIENCE * self._settings.cluster.retry_s)
         if not is_cheap and key in self._state.pods:
             # The claims as they are without their notes: it was just us who wrote them.
             versions = replace(versions, claims=self._queue.versions_of(key).claims)
@@ -311,7 +293,7 @@ class GatedPodReconciler:
             self._queue.wait_for_pods(key, versions, room, self._settings.cluster.unschedulable_s, _PATIENCE)
         reason, reasons = explain_choice(chosen.misses)
         self._metrics.decisions.labels("refused").inc()
-        await self._report_waiting(key, pod, reason, (*reasons, *chosen.advice))
+        await self._waiting.report(key, pod, reason, (*reasons, *chosen.advice))
         if not is_cheap:
             # The pod as it is now that it has been told; what is free as it was before the search, so that nothing freed meanwhile is missed.
             self._queue.costly.tried(
@@ -346,7 +328,7 @@ class GatedPodReconciler:
         reserved = await self._intents.committer.reserve(plan.pod, planned)
         if isinstance(reserved, Reason):
             self._queue.seen[pod.uid] = self._queue.versions_of(key)
-            await self._report_waiting(key, pod, _WAITING, (reserved,))
+            await self._waiting.report(key, pod, _WAITING, (reserved,))
             return False
         return True
 
@@ -361,13 +343,6 @@ class GatedPodReconciler:
             self._log.info("gate.opened", pod=f"{key[0]}/{key[1]}")
         return True
 
-    async def _report_waiting(self, key: Key, pod: Stored, reason: str, reasons: tuple[Reason, ...]) -> None:
-        """Tell why a pod waits, which is no reason to look at it again."""
-        written = await self._condition.tell_waiting(key, pod, reason, reasons)
-        if written is not None and pod.uid in self._queue.seen:
-            # Only our own write is no news; what came meanwhile is.
-            self._queue.seen[pod.uid] = replace(self._queue.seen[pod.uid], pod=written.revision)
-
     def _claim(self, key: Key) -> Claim | None:
         claim = self._state.claims.get(key)
         return claim.claim if claim is not None else None
@@ -381,10 +356,12 @@ class GatedPodReconciler:
         wished = tuple(replace(claim, wishes=read_alignment_request(claim.spec, claim.claim.shown, classes)) for claim in plan.claims)
         return replace(plan, claims=wished)
 
-    def _expire_refusals(self) -> None:
-        living = {self._state.pods[key].uid for key in self._queue.pending_pods()}
-        for uid in self._intents.refusals.expire(now_s=self._clock.monotonic(), is_done=lambda key: key not in living):
+    def _expire_refusals(self, pending: Collection[Key]) -> None:
+        for uid in self._intents.refusals.expire(
+            now_s=self._clock.monotonic(), is_done=lambda uid: self._state.gated_pods.pod_of(str(uid)) not in pending
+        ):
             self._queue.seen.pop(str(uid), None)
             pod = self._state.gated_pods.pod_of(str(uid))
             if pod is not None:
                 self._queue.costly.drop(pod)
+                self._queue.touch(pod)

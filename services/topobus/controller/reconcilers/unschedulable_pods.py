@@ -81,7 +81,7 @@ class UnschedulablePods:
         waits: list[float] = []
         seen: set[tuple[str, str, int]] = set()
         looked_at: set[Hashable] = set()
-        for key in sorted(self._state.gated_pods.placeless()):
+        for key in sorted(self._state.gated_pods.placeless() | self._users_of(doubles)):
             pod = self._state.pods.get(key)
             if pod is None:
                 continue
@@ -104,6 +104,12 @@ class UnschedulablePods:
                 waits.append(self._settings.retry_s)
         self._boundary.keep(looked_at)
         return min(waits, default=None)
+
+    def _users_of(self, claims: frozenset[Key]) -> frozenset[Key]:
+        """Name the pods for which we allocated these claims."""
+        notes = (self._state.gated_pods.note(claim) for claim in claims)
+        pods = (self._state.gated_pods.pod_of(note.pod) for note in notes if note is not None)
+        return frozenset(pod for pod in pods if pod is not None)
 
     def _versions(self, key: Key, pod: Stored) -> Hashable:
         """Tell states of a pod and its claims apart."""

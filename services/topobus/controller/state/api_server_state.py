@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.values import (
     DeviceId,
     Node,
@@ -19,9 +18,11 @@ from topobus.controller.claims.gate import version_number, version_of
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.scheduling.node_fit import NodeFacts, node_facts
 from topobus.controller.scheduling.node_resources import NodeResources
-from topobus.controller.state.cluster_objects import read_object
+from topobus.controller.state.changed_pods import ChangedPods
+from topobus.controller.state.cluster_objects import read_object, salvaged_claim
 from topobus.controller.state.cluster_state import ClusterState, read_class, read_slice
 from topobus.controller.state.gated_pods_index import GatedPodsIndex
+from topobus.controller.state.intents_under_way import IntentsUnderWay
 from topobus.controller.state.placed_pods import PlacedPods
 from topobus.controller.state.slice_origin import only_known_devices, why_foreign
 from topobus.controller.state.taint_index import read_rule
@@ -66,7 +67,8 @@ class ApiServerState(ClusterState):
         self.gated_pods = GatedPodsIndex()
         self._doubles: set[DeviceId] = set()
         self._taken: dict[str, int] = {}
-        self._uses: dict[Key, tuple[Key, ...]] = {}
+        self.changed_pods = ChangedPods()
+        self.under_way = IntentsUnderWay(self.stock)
         self._unreadable: dict[Key, Stored] = {}
         """Claims that nobody can read now, as they were before: nobody works on them, and what they held stays held."""
 
@@ -164,7 +166,7 @@ class ApiServerState(ClusterState):
     def _drop_pod(self, key: Key) -> None:
         self.pods.pop(key, None)
         self.objects.pop(ObjectKey("pod", *key), None)
-        self._uses.pop(key, None)
+        self.changed_pods.put_pod(key, None)
         self.gated_pods.put_pod(key, None)
 
     def put_pod(self, key: Key, pod: Stored) -> None:
@@ -174,7 +176,7 @@ class ApiServerState(ClusterState):
             return
         uses = tuple((key[0], claim_use.claim) for claim_use in pod.pod.uses if claim_use.claim)
         self.pods[key] = self.objects[ObjectKey("pod", *key)] = pod
-        self._uses[key] = uses
+        self.changed_pods.put_pod(key, uses)
         self.gated_pods.put_pod(key, pod)
 
     def put_claim(self, key: Key, claim: Stored) -> None:
@@ -196,8 +198,9 @@ class ApiServerState(ClusterState):
     def _put_unreadable_claim(self, key: Key, plain: Mapping[str, Any]) -> None:
         """Leave a claim alone that nobody can read: what it held, or seems to hold now, is given to nobody else and released nowhere."""
         before = self._pop_claim(key) or self._unreadable.get(key)
+        self.changed_pods.put_claim(key)
         if before is None:
-            before = Stored(0, _salvaged(key, plain))
+            before = Stored(0, salvaged_claim(key, plain))
             self._hold(key, before)
         self._unreadable[key] = before
 
@@ -221,7 +224,7 @@ class ApiServerState(ClusterState):
 
     def claims_of(self, pod: Key) -> tuple[Key, ...]:
         """List the claims that a pod names, or that were made for it."""
-        return self._uses.get(pod, ())
+        return self.changed_pods.claims_of(pod)
 
     def is_taken_back(self, key: Key) -> bool:
         """Say whether the allocation that a claim's note records was deallocated; the note is then no intent any more."""
@@ -237,15 +240,23 @@ class ApiServerState(ClusterState):
 
         Shapes: without — uid of a pod that is left out; ignoring — uids of claims whose notes count for nothing.
         """
-        return self.gated_pods.intended(lambda key: self._is_note_live(key, ignoring), without=without)
+        noted = self.gated_pods.intended(lambda key: self._is_note_live(key, ignoring), without=without)
+        return noted | self.under_way.nodes(without=without, ignoring=ignoring)
 
     def intended_on(self, node: str, *, without: str, ignoring: Collection[str] = ()) -> frozenset[Key]:
         """Say which pods that have no node yet are to go to this one, as `intended_nodes` does for all."""
-        return self.gated_pods.intended_on(node, lambda key: self._is_note_live(key, ignoring), without=without)
+        noted = self.gated_pods.intended_on(node, lambda key: self._is_note_live(key, ignoring), without=without)
+        under_way = self.under_way.nodes(without=without, ignoring=ignoring)
+        return noted | frozenset(pod for pod, other_node in under_way.items() if other_node == node)
 
     def _is_note_live(self, key: Key, ignoring: Collection[str]) -> bool:
         claim = self.claims.get(key)
         return claim is not None and claim.uid not in ignoring and not self.is_taken_back(key)
+
+    def settle(self, key: Key) -> None:
+        """Count for a claim what it says: its intent was written and is in the copy, or was not written."""
+        if self.under_way.drop(key):
+            self.stock.put_claim(ObjectKey("resourceclaim", *key), self.claims.get(key) or self._unreadable.get(key))
 
     def put_inventory(self, inventory: Inventory) -> None:
         """Store a node's inventory; devices for allocation come from its ResourceSlices, not from here."""
@@ -320,6 +331,8 @@ class ApiServerState(ClusterState):
 
         A note counts until it is withdrawn, also one that tells of the past: another replica that did not see the loss may take it for an intent.
         """
+        self.under_way.drop(key)
+        self.changed_pods.put_claim(key)
         self.gated_pods.put_claim(key, claim)
         self.stock.put_claim(ObjectKey("resourceclaim", *key), claim)
         before, after = self._devices.pop(key, frozenset()), _devices_of(claim)
@@ -350,23 +363,6 @@ def _key_of(plain: Mapping[str, Any]) -> Key:
     metadata = plain.get("metadata")
     fields = metadata if isinstance(metadata, Mapping) else {}
     return str(fields.get("namespace") or ""), str(fields.get("name") or "")
-
-
-def _salvaged(key: Key, plain: Mapping[str, Any]) -> ApiObject:
-    """Make a claim of what can be made out of one that nobody can read: its name, and the devices that its status names."""
-    metadata, status = plain.get("metadata"), plain.get("status")
-    uid = metadata.get("uid") if isinstance(metadata, Mapping) else ""
-    allocation = status.get("allocation") if isinstance(status, Mapping) else None
-    devices = allocation.get("devices") if isinstance(allocation, Mapping) else None
-    results = devices.get("results") if isinstance(devices, Mapping) else None
-    named = [
-        {"request": "unknown", **{field: result[field] for field in ("driver", "pool", "device")}}
-        for result in (results if isinstance(results, list) else ())
-        if isinstance(result, Mapping) and all(isinstance(result.get(field), str) for field in ("driver", "pool", "device"))
-    ]
-    kept = {"allocation": {"devices": {"results": named}}} if named else {}
-    identity = {"namespace": key[0], "name": key[1], "uid": uid if isinstance(uid, str) else ""}
-    return ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata=identity, spec={}, status=kept)
 
 
 def _is_older(stored: Stored, before: Stored) -> bool:

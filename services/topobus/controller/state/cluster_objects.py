@@ -16,7 +16,7 @@ from topobus.contracts.messages import ApiObject
 from topobus.domain.errors import ContractError
 from topobus.kubernetes.api.objects import Metadata
 
-__all__ = ["downgraded_claim", "is_path_segment", "read_object"]
+__all__ = ["downgraded_claim", "is_path_segment", "read_object", "salvaged_claim"]
 
 _METADATA = (
     "name",
@@ -94,6 +94,23 @@ def is_path_segment(name: str) -> bool:
     (True, False, False, False)
     """
     return name not in (".", "..") and name.isprintable() and not any(mark in name for mark in "/%?# ") and 0 < len(name) <= _LONGEST_NAME
+
+
+def salvaged_claim(key: tuple[str, str], plain: Mapping[str, Any]) -> ApiObject:
+    """Make a claim of what can be made out of one that nobody can read: its name, and the devices that its status names."""
+    metadata, status = plain.get("metadata"), plain.get("status")
+    uid = metadata.get("uid") if isinstance(metadata, Mapping) else ""
+    allocation = status.get("allocation") if isinstance(status, Mapping) else None
+    devices = allocation.get("devices") if isinstance(allocation, Mapping) else None
+    results = devices.get("results") if isinstance(devices, Mapping) else None
+    named = [
+        {"request": "unknown", **{field: result[field] for field in ("driver", "pool", "device")}}
+        for result in (results if isinstance(results, list) else ())
+        if isinstance(result, Mapping) and all(isinstance(result.get(field), str) for field in ("driver", "pool", "device"))
+    ]
+    kept = {"allocation": {"devices": {"results": named}}} if named else {}
+    identity = {"namespace": key[0], "name": key[1], "uid": uid if isinstance(uid, str) else ""}
+    return ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata=identity, spec={}, status=kept)
 
 
 def downgraded_claim(spec: Mapping[str, Any], version: str) -> dict[str, Any]:

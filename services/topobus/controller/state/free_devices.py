@@ -124,7 +124,8 @@ class FreeDevices:
         for owner in new.keys() - old.keys():
             self._holding.setdefault(owner, set()).add(node)
         self._in_ledgers.pop(node, None)
-        if before is None or ledger is None or not _held_in(before) <= _held_in(ledger):
+        # A node's first ledger takes and frees nothing.
+        if ledger is None or (before is not None and not _held_in(before) <= _held_in(ledger)):
             self.free(node)
         else:
             self._note(node, is_freed=False)

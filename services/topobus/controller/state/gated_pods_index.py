@@ -12,6 +12,7 @@ from typing import NamedTuple
 from topobus.controller.claims.attempts import Attempt, holds_what_was_attempted
 from topobus.controller.claims.gate import RULE_NOT_COVERED, allocated_reason
 from topobus.controller.claims.stored import Stored
+from topobus.controller.scheduling.scheduler_reasons import is_unschedulable
 from topobus.domain.errors import ContractError
 from topobus.kubernetes.api.objects import ATTEMPT_ANNOTATION
 
@@ -37,9 +38,10 @@ class GatedPodsIndex:
     def __init__(self) -> None:
         self._uids: dict[Key, str] = {}
         self._pods: dict[str, Key] = {}
-        self._gated: set[Key] = set()
         self._unbound: set[str] = set()
         self._told: set[str] = set()
+        self._unschedulable: set[str] = set()
+        """Those without a node of which kube-scheduler says that they fit nowhere."""
         self._noted: dict[Key, _Noted] = {}
         self._of_pod: dict[str, set[Key]] = {}
         self._on: dict[str, set[Key]] = {}
@@ -53,16 +55,16 @@ class GatedPodsIndex:
         self._pods.pop(before, None)
         self._unbound.discard(before)
         self._told.discard(before)
-        self._gated.discard(key)
+        self._unschedulable.discard(before)
         if pod is None:
             return
         uid = pod.uid
         self._uids[key] = uid
         self._pods[uid] = key
-        if pod.pod.has_gate:
-            self._gated.add(key)
         if not pod.pod.node and not pod.pod.is_over:
             self._unbound.add(uid)
+            if is_unschedulable(pod.value):
+                self._unschedulable.add(uid)
         if allocated_reason(pod.value) == RULE_NOT_COVERED:
             self._told.add(uid)
 
@@ -121,16 +123,14 @@ class GatedPodsIndex:
         """Name the intents that are to be made true: the claim's uid and the attempt's number."""
         return frozenset((self._noted[key].uid, self._noted[key].note.number) for key in self._pending)
 
-    def waiting(self) -> frozenset[Key]:
-        """Name the pods that wait behind our gate, and those for which we allocated a claim that has no devices (any more)."""
-        lost = (self._pods.get(self._noted[key].note.pod) for key in self._lost)
-        return frozenset(self._gated) | frozenset(key for key in lost if key is not None)
-
     def placeless(self) -> frozenset[Key]:
-        """Name the pods for which we allocated claims and that have no node, or were told why not, and those that have not reserved (any more) what we allocated for them."""
-        unbound = [self._pods[uid] for uid in self._unbound | self._told if uid in self._of_pod]
+        """Name the pods for which we allocated claims and that kube-scheduler cannot place, or were told why not, and those that have not reserved (any more) what we allocated for them.
+
+        Not those that simply have no node yet: there are thousands of them while a cluster fills, and nothing is to be done for them.
+        """
+        unplaced = [self._pods[uid] for uid in self._unschedulable | self._told if uid in self._of_pod]
         left = (self._pods.get(self._noted[key].note.pod) for key in self._unreserved)
-        return frozenset(unbound) | frozenset(key for key in left if key is not None)
+        return frozenset(unplaced) | frozenset(key for key in left if key is not None)
 
     def intended(self, counts: Callable[[Key], bool], *, without: str) -> dict[Key, str]:
         """Name the nodes that are intended for pods which have none, by the notes in their claims.

@@ -51,6 +51,8 @@ class VolumeIndex:
         self._users: dict[Key, set[Key]] = {}
         self._on: dict[str, set[Key]] = {}
         self._changes = 0
+        self.revision = 0
+        """Grows with each change of anything that a pod's volumes may depend on."""
         self._readers: dict[str, Callable[[Key, Mapping[str, Any]], None]] = {
             "PersistentVolumeClaim": lambda key, plain: self._put(self.claims, key, read_volume_claim(plain)),
             "PersistentVolume": lambda key, plain: self._put_volume(key[1], read_volume(plain)),
@@ -71,7 +73,9 @@ class VolumeIndex:
             self._put_volume(key[1], None)
         else:
             kept, name = self._kept(kind), key if kind == "PersistentVolumeClaim" else key[1]
-            self._changes += kept.pop(name, None) is not None and kept is not self.claims
+            was_there = kept.pop(name, None) is not None
+            self.revision += was_there
+            self._changes += was_there and kept is not self.claims
 
     def count(self, kind: str) -> int:
         """Count the objects of a kind."""
@@ -137,11 +141,14 @@ class VolumeIndex:
 
     def _put(self, kept: dict[Any, Any], key: Hashable, value: object) -> None:
         # Of a claim alone its pods take notice, by its value.
-        self._changes += kept is not self.claims and kept.get(key) != value
+        is_news = kept.get(key) != value
+        self.revision += is_news
+        self._changes += is_news and kept is not self.claims
         kept[key] = value
 
     def _put_volume(self, name: str, volume: Volume | None) -> None:
         before = self.volumes.pop(name, None)
+        self.revision += before != volume
         self._changes += before != volume
         if before is not None:
             del self._of_class[before.class_name][name]
