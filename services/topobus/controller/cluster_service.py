@@ -7,6 +7,7 @@ Topobus nodes are reserved at the nodes. There is no leader, so there is no elec
 from __future__ import annotations
 
 import asyncio
+import secrets
 
 from topobus.cel.selector import CelCompiler
 from topobus.contracts import catalogue
@@ -26,6 +27,7 @@ from topobus.controller.reconcilers.node_choice import NodeChooser
 from topobus.controller.reconcilers.node_ledgers import NodeLedgers
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.reconcilers.open_gates import GatedPodReconciler
+from topobus.controller.reconcilers.replica_turns import ReplicaTurns
 from topobus.controller.reconcilers.unschedulable_pods import UnschedulablePods
 from topobus.controller.state.api_server_state import ApiServerState
 from topobus.controller.store.api import (
@@ -96,8 +98,10 @@ class ClusterController:
         chooser = NodeChooser(settings, self._state, runtime.clock, compiler, metrics)
         decisions = DecisionPublisher(runtime.bus, runtime.clock)
         intents = Intents(settings, runtime.clock, self._state, writer, self._informers[CLAIMS], ledgers, chooser, decisions, metrics)
+        # The name only tells replicas apart, also two that run on one machine.
+        turns = ReplicaTurns(runtime.clock, f"{runtime.node}/{secrets.token_hex(8)}", cluster.retry_s)
         self._gates = GatedPodReconciler(
-            settings, runtime.clock, self._state, writer, intents, deallocation, chooser, events, metrics, self._changed.set
+            settings, runtime.clock, self._state, writer, intents, deallocation, chooser, events, metrics, self._changed.set, turns
         )
         self._unschedulable = UnschedulablePods(settings, runtime.clock, self._state, writer, deallocation, events, metrics)
         self._housekeeping = ClaimHousekeeping(

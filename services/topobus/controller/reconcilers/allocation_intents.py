@@ -66,6 +66,8 @@ class Intents:
         self._call_s = settings.cluster.call_s
         self._grace_s = settings.cluster.retry_s
         self._written: set[tuple[str, int]] = set()
+        self._writing: set[tuple[str, int]] = set()
+        """Intents under way: the watch may bring one before the answer does."""
         self._met: dict[tuple[str, int], float] = {}
         self._clock = clock
         self._state = state
@@ -116,9 +118,12 @@ class Intents:
 
         Errors: raises PeerUnavailable.
         """
+        own = {(_uid(draft), draft.attempt.number) for draft in group}
+        self._writing |= own
         try:
             written = await self.committer.write_attempts(group)
         finally:
+            self._writing -= own
             for draft in group:
                 self._state.settle((draft.key.namespace, draft.key.name))
         self._written |= {(intent.stored.uid, intent.attempt.number) for intent in written}
@@ -189,11 +194,12 @@ class Intents:
                 nodes |= dict.fromkeys((*note.refused, note.node) if note.node else note.refused)
         return tuple(nodes)
 
-    def drop_gone(self) -> None:
-        """Remove the notes about intents that no longer exist."""
+    def drop_gone(self) -> bool:
+        """Remove the notes about intents that no longer exist; True says that there are intents of somebody else."""
         living = self._state.gated_pods.pending()
         self._written &= living
         self._met = {key: since for key, since in self._met.items() if key in living}
+        return bool(living - self._written - self._writing)
 
     async def withdraw(
         self, plan: PodPlan, intents: Sequence[Attempted] | None = None, *, is_final: bool = False, refused: tuple[str, ...] = ()
@@ -266,3 +272,7 @@ class _PodRules:
 
 def _key(plan: PodPlan, pod_claim: PodClaim) -> Key:
     return plan.pod.namespace, pod_claim.name
+
+
+def _uid(draft: Draft) -> str:
+    return str(draft.value.metadata.get("uid") or "")

@@ -28,6 +28,7 @@ from topobus.controller.reconcilers.commit_allocations import Draft, Progress
 from topobus.controller.reconcilers.deallocate_claims import ClusterDeallocation
 from topobus.controller.reconcilers.gated_pod_queue import Due, GatedPodQueue, PodVersions
 from topobus.controller.reconcilers.node_choice import NodeChooser, NoNodeFits
+from topobus.controller.reconcilers.replica_turns import ReplicaTurns, Stage
 from topobus.controller.reconcilers.waiting_pods import WaitingPods
 from topobus.controller.scheduling.aligned_allocation import read_alignment_request
 from topobus.controller.scheduling.decisions import (
@@ -75,6 +76,7 @@ class GatedPodReconciler:
         events: EventRecorder,
         metrics: ControllerMetrics,
         changed: Callable[[], None],
+        turns: ReplicaTurns,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -87,6 +89,7 @@ class GatedPodReconciler:
         self._events = events
         self._metrics = metrics
         self._changed = changed
+        self._turns = turns
         self._queue = GatedPodQueue(clock, state, settings.cluster.retry_s)
         self._waiting = WaitingPods(state, self._condition, metrics, self._queue)
         self._is_searching = False
@@ -99,7 +102,8 @@ class GatedPodReconciler:
         """Begin to work on every pod that may be brought further; gives after how many seconds a pod waits for time and not for a change."""
         keys = self._queue.pending_pods()
         self._expire_refusals(keys)
-        self._intents.drop_gone()
+        if self._intents.drop_gone():
+            self._turns.see_another()
         self._metrics.waiting.set(len(keys))
         waits = [self._settings.cluster.retry_s] if self._intents.refusals.is_waiting else []
         ready, wait_s = self._queue.take_ready()
@@ -167,14 +171,18 @@ class GatedPodReconciler:
 
     async def _walk(self, key: Key, *, is_cheap: bool) -> None:
         """Take steps until there is nothing to do now."""
-        for _ in range(_MOST_STEPS):
+        for number in range(_MOST_STEPS):
             pod = self._state.pods.get(key)
-            if pod is None or not self._queue.needs_work(key, pod) or not await self._step(key, pod, is_cheap=is_cheap):
+            if (
+                pod is None
+                or not self._queue.needs_work(key, pod)
+                or not await self._step(key, pod, is_first=not number, is_cheap=is_cheap)
+            ):
                 return
         self._queue.wait(key)
 
-    async def _step(self, key: Key, pod: Stored, *, is_cheap: bool) -> bool:
-        """Do one step; False when there is nothing to do now."""
+    async def _step(self, key: Key, pod: Stored, *, is_first: bool, is_cheap: bool) -> bool:
+        """Do one step, the first of this walk or a later one; False when there is nothing to do now."""
         versions = self._queue.versions_of(key)
         plan = pre_filter(pod.pod, lambda name: self._claim((key[0], name)), has_own_notes=False)
         if isinstance(plan, Blocked):
@@ -183,7 +191,8 @@ class GatedPodReconciler:
         self._queue.blocked.pop(pod.uid, None)
         plan = self._with_class_alignment(plan)
         if plan.is_reserved:
-            return await self._open(key, pod)
+            # Who made the writes before is about to make this one.
+            return not (is_first and self._is_left(key, pod, Stage.FINISH)) and await self._open(key, pod)
         if not plan.pending:
             return await self._reserve(key, pod, plan)
         intents = self._intents.find(plan)
@@ -195,6 +204,8 @@ class GatedPodReconciler:
                 await self._intents.withdraw(plan, (intent,), is_final=True)
                 return True
         if not intents:
+            if is_first and self._is_left(key, pod, Stage.PLAN):
+                return False
             return await self._begin(key, pod, plan, versions, is_cheap=is_cheap)
         if len(intents) < len(plan.pending) or len({intent.attempt.node for intent in intents}) > 1:
             if self._intents.are_anothers(intents):
@@ -227,6 +238,13 @@ class GatedPodReconciler:
             return
         self._queue.seen[pod.uid] = versions
         await self._waiting.report(key, pod, reason, reasons)
+
+    def _is_left(self, key: Key, pod: Stored, stage: Stage) -> bool:
+        """Say whether a pod is left to another replica for a moment; it is looked at again after that, or when something about it changes."""
+        wait_s = self._turns.wait_s(pod.uid, stage)
+        if wait_s > 0:
+            self._queue.due[key] = Due(self._clock.monotonic() + wait_s, self._queue.versions_of(key))
+        return wait_s > 0
 
     async def _begin(self, key: Key, pod: Stored, plan: PodPlan, versions: PodVersions, *, is_cheap: bool) -> bool:
         """Choose a node and devices, and write the intents."""
