@@ -24,6 +24,7 @@ from topobus.gateway.core.list_entry import ListEntry
 from topobus.gateway.core.lists import HealthEntry, health_list, holders_of, ledgers_by_class, plugin_lists
 from topobus.gateway.core.replicas import ShareHolders, share_holders
 from topobus.gateway.core.vendor_profiles import IdProfile, VendorProfile, pool_in, profile_in
+from topobus.gateway.hand_outs import HandOuts
 from topobus.gateway.key_locks import KeyLocks
 from topobus.runtime.bus import Bus, ChangeKind
 from topobus.runtime.logging import get_logger
@@ -105,10 +106,7 @@ class NodeState:
         self._ledger: Holders | None = None
         self._ledgers: dict[str, Holders] = {}
         """By class: what of the ledger is of it."""
-        self._handed_out: dict[str, dict[str, tuple[Owner, int]]] = {}
-        self._shares_out: dict[str, dict[tuple[str, str], tuple[Owner, HeldShare, int]]] = {}
-        """By class, and by device and owner's key: shares that were handed out and are not in the ledger yet."""
-        self._hand_outs: dict[str, int] = {}
+        self._hand_outs = HandOuts()
         self._lists: dict[str, _List] = {}
         self._holders: dict[str, dict[str, Owner]] = {}
         self._sharers: dict[str, ShareHolders] = {}
@@ -191,7 +189,7 @@ class NodeState:
         """Say whether an owner may hold something: true, too, while the ledger is not known."""
         if self._ledger is None or owner_key in self._ledger.allocations:
             return True
-        return owner_key in self._waiting()
+        return owner_key in self._hand_outs.owner_keys()
 
     @property
     def silent(self) -> frozenset[str]:
@@ -254,16 +252,12 @@ class NodeState:
 
         `shares` says of which of them the owner has a share, and how much.
         """
-        entries = self._handed_out.setdefault(device_class, {})
-        entries.update(dict.fromkeys((name for name in names if name not in shares), (owner, ledger_sequence)))
-        parts = self._shares_out.setdefault(device_class, {})
-        parts.update({(name, owner.key): (owner, share, ledger_sequence) for name, share in shares.items()})
-        self._hand_outs[owner.key] = self._hand_outs.get(owner.key, 0) + 1
+        self._hand_outs.add(device_class, names, owner, ledger_sequence, shares)
         self._refresh_holders([device_class])
 
     def times_handed_out(self, owner: Owner) -> int:
         """Count how often this process gave an owner its devices: a new allocation of the same devices looks like the old one otherwise."""
-        return self._hand_outs.get(owner.key, 0)
+        return self._hand_outs.times(owner)
 
     async def follow_inventories(self) -> None:
         """Keep the inventories, for ever."""
@@ -304,53 +298,30 @@ class NodeState:
 
         Cost: O(owners), and O(what they hold) for the classes of those that changed.
         """
-        known, self._ledger = self._ledger, ledger
-        before = known if known is not None else Holders(node=self.node)
+        shown, self._ledger = self._ledger, ledger
+        before = shown if shown is not None else Holders(node=self.node)
         classes: set[str] = set()
         if ledger.sequence < before.sequence:
             # The store was lost and the service began anew: no later ledger will confirm what was adopted before. Kept, it would hide that nobody holds it now.
-            classes |= self._handed_out.keys() | self._shares_out.keys()
-            self._handed_out.clear()
-            self._shares_out.clear()
+            classes |= self._hand_outs.clear()
         # An older ledger may have been written on past the number that was seen here before it was read: then its epoch, or the store, tells.
-        if known is not None and (ledger.sequence < before.sequence or ledger.epoch != before.epoch or is_other_store):
+        if shown is not None and (ledger.sequence < before.sequence or ledger.epoch != before.epoch or is_other_store):
             self.ledger_went_back.announce()
         self.ledger_changed.announce()
         of_classes = ledgers_by_class(self._ledgers, before, ledger)
         self._ledgers |= of_classes
-        self._refresh_holders({*classes, *self._drop_confirmed(ledger), *of_classes})
-
-    def _drop_confirmed(self, ledger: Holders) -> set[str]:
-        """Forget what was handed out and is in the ledger by now; gives the classes of it."""
-        classes: set[str] = set()
-        for device_class, entries in self._handed_out.items():
-            self._handed_out[device_class] = {name: entry for name, entry in entries.items() if entry[1] > ledger.sequence}
-            classes |= {device_class} if len(self._handed_out[device_class]) < len(entries) else set()
-        for device_class, parts in self._shares_out.items():
-            self._shares_out[device_class] = {place: part for place, part in parts.items() if part[2] > ledger.sequence}
-            classes |= {device_class} if len(self._shares_out[device_class]) < len(parts) else set()
-        # Else every claim that ever was would be remembered.
-        waiting = self._waiting()
-        self._hand_outs = {key: count for key, count in self._hand_outs.items() if key in ledger.allocations or key in waiting}
-        return classes
-
-    def _waiting(self) -> set[str]:
-        """Keys of owners whose devices were handed out and are not in the ledger yet."""
-        whole = {owner.key for entries in self._handed_out.values() for owner, _ in entries.values()}
-        return whole | {key for parts in self._shares_out.values() for _, key in parts}
+        self._refresh_holders({*classes, *self._hand_outs.drop_confirmed(ledger), *of_classes})
 
     def _refresh_holders(self, classes: Iterable[str]) -> None:
         """Look anew who holds what; classes where nothing has changed keep their lists, for the ledger is written for each pod and each claim."""
         changed: list[str] = []
         for device_class in sorted(classes):
-            just_now = {name: owner for name, (owner, _) in self._handed_out.get(device_class, {}).items()}
-            parts = self._shares_out.get(device_class, {})
-            of_parts = {name: owner for (name, _), (owner, _, _) in parts.items()}
+            shares = self._hand_outs.shares(device_class)
             ledger = self._ledgers.get(device_class)
-            in_ledger = holders_of(ledger, device_class)
-            holders = {**of_parts, **in_ledger, **just_now}
+            of_parts = {name: owner for name, owner, _ in shares}
+            holders = {**of_parts, **holders_of(ledger, device_class), **self._hand_outs.whole(device_class)}
             sharers = {name: dict(owners) for name, owners in share_holders(ledger, device_class).items()}
-            for (name, _), (owner, share, _) in parts.items():
+            for name, owner, share in shares:
                 sharers.setdefault(name, {})[owner] = share
             shown = {name: tuple(owners.items()) for name, owners in sharers.items()}
             if holders != self._holders.get(device_class, {}) or shown != self._sharers.get(device_class, {}):

@@ -69,10 +69,10 @@ def holders_of(ledger: Holders | None, device_class: str) -> dict[str, Owner]:
     return holders
 
 
-def ledgers_by_class(known: Mapping[str, Holders], before: Holders, after: Holders) -> dict[str, Holders]:
+def ledgers_by_class(earlier: Mapping[str, Holders], before: Holders, after: Holders) -> dict[str, Holders]:
     """Give the ledger as it is for each class of which somebody holds something else than before.
 
-    Shapes: known — what this function gave for earlier ledgers, up to `before`; result — class to a ledger with the allocations that hold some of it, owners by key.
+    Shapes: earlier — what this function gave for earlier ledgers, up to `before`; result — class to a ledger with the allocations that hold some of it, owners by key.
     Cost:   O(owners) for finding those that changed, and O(owners with devices of their classes).
     """
     changed = changed_owners(before, after)
@@ -80,7 +80,7 @@ def ledgers_by_class(known: Mapping[str, Holders], before: Holders, after: Holde
     new = {key: _classes_held(after.allocations.get(key)) for key in changed}
     ledgers: dict[str, Holders] = {}
     for device_class in sorted(frozenset[str]().union(*old.values(), *new.values())):
-        kept = known[device_class].allocations if device_class in known else {}
+        kept = earlier[device_class].allocations if device_class in earlier else {}
         allocations = {key: allocation for key, allocation in kept.items() if key not in changed}
         allocations |= {key: after.allocations[key] for key, classes in new.items() if device_class in classes}
         ledgers[device_class] = structs.replace(after, allocations=dict(sorted(allocations.items())))

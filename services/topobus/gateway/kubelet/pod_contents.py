@@ -44,8 +44,8 @@ class PodContents:
         """
         contents: list[tuple[pb.PodResources, PodContent]] = []
         for pod in answer.pod_resources:
-            known = self._known.get((pod.namespace, pod.name))
-            contents.append((pod, known[1] if known is not None and known[0] == pod else _read_pod(pod)))
+            earlier = self._known.get((pod.namespace, pod.name))
+            contents.append((pod, earlier[1] if earlier is not None and earlier[0] == pod else _read_pod(pod)))
         # This answer's messages stand for the equal ones of before: each keeps the whole answer in memory that it came with.
         self._known = {(pod.namespace, pod.name): (pod, content) for pod, content in contents}
         return contents
