@@ -6,6 +6,7 @@ tests/contract/test_reason_codes.py holds the source to it: whoever makes a Reas
 
 from __future__ import annotations
 
+from topobus.contracts.device_work_reasons import DEVICE_WORK_SECTION
 from topobus.contracts.function_reasons import FUNCTION_SECTION
 from topobus.contracts.network_reasons import NETWORK_SECTIONS
 from topobus.contracts.placement_reasons import PLACEMENT_SECTIONS
@@ -388,19 +389,6 @@ SECTIONS: tuple[ReasonSection, ...] = (
         ),
     ),
     FUNCTION_SECTION,
-    ReasonSection(
-        title="Work on single devices",
-        before="By topology and the device services, to an operator (`topobus device`); [operate a device](../how-to/operate-a-device.md).",
-        groups=(
-            ReasonGroup(
-                ("device-held",),
-                "the device, or a part of it that a reset would take along, is held or prepared; names the holders",
-                ("device", "owners"),
-            ),
-            ReasonGroup(("not-ours",), "the class is served by somebody else's device plugin", ("resource",)),
-            ReasonGroup(("reset-unsupported",), "neither the device's driver nor the kernel can reset it", ("device", "driver")),
-            ReasonGroup(("reset-failed",), "the kernel refused to reset the PCI function", ("device", "error")),
-        ),
-    ),
+    DEVICE_WORK_SECTION,
     *NETWORK_SECTIONS,
 )
