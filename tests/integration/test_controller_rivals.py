@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from prometheus_client import CollectorRegistry
 
 from support.alignment_nodes import dgx_facts
 from support.real_topology import WatchedTopology, real_topology
+from support.replica import NOW, claims_of, read, runtime_on, store
 from topobus.cel.selector import CelCompiler
 from topobus.contracts.catalogue import OBJECT, PLACE
 from topobus.contracts.messages import ApiObject, PlaceRequest
@@ -20,15 +20,13 @@ from topobus.controller.claims.attempts import Attempt
 from topobus.controller.claims.lifecycle import with_finalizer
 from topobus.controller.claims.objects import Claim
 from topobus.controller.claims.reservations import with_node
-from topobus.controller.claims.stored import ObjectKey, Stored
+from topobus.controller.claims.stored import ObjectKey
 from topobus.controller.claims.templates import claim_from_template, wanted_claims
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
-from topobus.controller.reconcilers.allocate_claims import ClaimReconciler
 from topobus.controller.reconcilers.allocator import Allocator
 from topobus.controller.reconcilers.claim_users import ClaimUsers
 from topobus.controller.reconcilers.clean_up_pods import PodCleanup
-from topobus.controller.reconcilers.deallocate_claims import ClaimDeallocation
 from topobus.controller.reconcilers.evict_tainted import Evictor
 from topobus.controller.reconcilers.make_claims import ClaimTemplateReconciler
 from topobus.controller.reconcilers.node_ledgers import NodeLedgers
@@ -39,22 +37,15 @@ from topobus.domain.errors import ContractError
 from topobus.domain.outcome import Placement, Reason
 from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
 from topobus.kubernetes.api import (
-    admit,
     ask_deletion,
-    object_parts,
-    parse_manifest,
 )
 from topobus.kubernetes.api.objects import DELETE_PROTECTION
 from topobus.kubernetes.api.resource import AllocationResult, DevicesAllocated, GrantedDevice
 from topobus.runtime.bus import Bus, Written
-from topobus.runtime.clock import SystemClock
-from topobus.runtime.readiness import Readiness
-from topobus.runtime.service import Runtime
-from topobus.testing.fates import Delayed, FatedBus, Fates, Interrupted
+from topobus.testing.fates import FatedBus, Fates, Interrupted
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 
-NOW = "2026-01-01T00:00:00Z"
 TEMPLATE = """
 apiVersion: resource.k8s.io/v1
 kind: ResourceClaimTemplate
@@ -74,36 +65,6 @@ spec:
 def interrupted_bus(bus: Bus, meanwhile: Callable[[], Awaitable[None]]) -> FatedBus:
     """Give a bus on which something else happens while the first write is under way, before it is known to be done."""
     return FatedBus(bus, Fates({1: Interrupted(meanwhile)}, counted=frozenset({"compare_and_set"})))
-
-
-def runtime_on(bus: Bus) -> Runtime:
-    """Give a replica's runtime on a bus."""
-    return Runtime(name="controller", node="central", bus=bus, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry())
-
-
-def claims_of(
-    runtime: Runtime, state: StandaloneState, finder: Allocator, consumers: ClaimUsers, metrics: ControllerMetrics
-) -> ClaimReconciler:
-    """Give a replica's reconciler of claims, put together as the service does."""
-    settings = ControllerSettings()
-    ledgers = NodeLedgers(runtime.bus, state, settings.ask_timeout_s)
-    deallocation = ClaimDeallocation(runtime.clock, state, ObjectWriter(NatsStore(runtime.bus, state)), ledgers, metrics)
-    return ClaimReconciler(settings, runtime, state, finder, consumers, metrics, ledgers, deallocation)
-
-
-def read(manifest: str) -> ApiObject:
-    """Read one object as the CLI admits it."""
-    (api_object,) = parse_manifest(manifest, where="test.yaml")
-    return admit(api_object, uid=f"uid-{api_object.metadata['name']}", now=NOW)
-
-
-async def store(bus: Bus, state: StandaloneState, api_object: ApiObject) -> ObjectKey:
-    """Store an object, and show it to a replica as its watch does."""
-    key = ObjectKey(**object_parts(api_object))
-    written = await bus.compare_and_set(OBJECT, api_object, 0, **key._asdict())
-    assert isinstance(written, Written)
-    state.put_object(key, Stored(written.revision, api_object))
-    return key
 
 
 async def test_claims_of_a_new_pod_stay_when_it_comes_while_other_pods_are_worked_on(bus: Bus) -> None:
@@ -366,54 +327,3 @@ async def test_claim_says_that_its_node_failed_when_the_node_answers_what_nobody
     assert entry is not None
     assert attempts.attempt_of(entry.value) == attempt
     assert [condition["reason"] for condition in entry.value.status["conditions"]] == ["NodeFailed"]
-
-
-def _wanting(name: str, count: int) -> ApiObject:
-    return read(
-        f"""
-apiVersion: resource.k8s.io/v1
-kind: ResourceClaim
-metadata: {{name: {name}}}
-spec: {{devices: {{requests: [{{name: r, exactly: {{deviceClassName: gpu.topobus.dev, count: {count}}}}}]}}}}
-"""
-    )
-
-
-async def test_devices_are_anothers_when_their_decision_could_not_be_written(bus: Bus, topologies: AsyncExitStack) -> None:
-    """A decision's devices are taken at once for whoever is decided on next, and free again when its claim went before it was written: who waited gets them."""
-    node = await OneNode.start(bus, topologies)
-    all_eight = await store(bus, node.state, _wanting("a", 8))
-    one = await store(bus, node.state, _wanting("b", 1))
-
-    async def delete() -> None:
-        await bus.delete(OBJECT, **all_eight._asdict())
-
-    overtaken = FatedBus(
-        bus, Fates(lambda step: Delayed(delete) if step.operation == "compare_and_set" and step.parts.get("name") == "a" else None)
-    )
-    runtime, settings = runtime_on(overtaken), ControllerSettings()
-    metrics = ControllerMetrics(runtime.registry)
-    reconciler = claims_of(
-        runtime, node.state, Allocator(settings, runtime, node.state, CelCompiler(), metrics), ClaimUsers(node.state), metrics
-    )
-    await reconciler.reconcile_all()
-    refused = node.state.objects[one].value.status["conditions"][0]["reason"]
-    node.state.drop_object(all_eight)
-
-    await reconciler.reconcile_all()
-
-    assert refused == "DoesNotFit"
-    assert [result["device"] for result in node.state.objects[one].value.status["allocation"]["devices"]["results"]] == ["gpu-0"]
-    assert [allocation.owner.name for allocation in node.topology.ledger.allocations.values()] == ["b"]
-
-
-async def test_claims_of_one_round_get_devices_of_their_own_when_all_are_written_beside_it(bus: Bus, topologies: AsyncExitStack) -> None:
-    """Eight claims are decided on before the first of them is written: no device is decided on twice, and no node has to refuse one."""
-    node = await OneNode.start(bus, topologies)
-    keys = [await store(bus, node.state, _wanting(f"claim-{number}", 1)) for number in range(8)]
-
-    await node.reconcile()
-
-    granted = [node.state.objects[key].value.status["allocation"]["devices"]["results"][0]["device"] for key in keys]
-    assert granted == [f"gpu-{number}" for number in range(8)]
-    assert len(node.topology.ledger.allocations) == 8

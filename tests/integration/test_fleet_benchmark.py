@@ -44,7 +44,8 @@ async def test_no_claim_is_lost_when_a_controller_is_killed_during_the_fill() ->
     row = await measure_run(run, said.append)
 
     assert row["controllers killed"] == 1
-    assert row["longest pause after a kill_s"] > 0
+    # Stored after the kill: the controller that came then has allocated them.
+    assert row["a single claim_ms, median"] > 0
     assert any(text.startswith("killed controller with ") for text in said)
     assert {name for name in row if name.startswith("processor_ms a claim, ")} >= {
         f"processor_ms a claim, {name}" for name in ("nats-server", "nodes", "benchmark")

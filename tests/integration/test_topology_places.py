@@ -29,7 +29,7 @@ async def start(bus: Bus, topologies: AsyncExitStack, *, is_real: bool) -> str:
     if is_real:
         await topologies.enter_async_context(real_topology(bus, MACHINE, [CARDS]))
     else:
-        await PlayedLedger(bus, VIEW).start()
+        await PlayedLedger(bus, MACHINE.node, lambda: VIEW).start()
     return MACHINE.node
 
 

@@ -61,4 +61,4 @@ def test_each_list_is_read_as_if_nothing_came_before(answers: list[pb.ListPodRes
         names = [pod.name for pod in answer.pod_resources]
         if is_repeated and len({*names}) == len(names):
             again = contents.read(pb.ListPodResourcesResponse.FromString(answer.SerializeToString()))
-            assert [content is known for (_, content), (_, known) in zip(again, read, strict=True)] == [True] * len(read)
+            assert [content is earlier for (_, content), (_, earlier) in zip(again, read, strict=True)] == [True] * len(read)

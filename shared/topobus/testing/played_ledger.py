@@ -7,6 +7,7 @@ real services would keep watches of their own on the machine that measures somet
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from topobus.contracts import catalogue
 from topobus.contracts.messages import PlaceReply, PlaceRequest
@@ -26,14 +27,15 @@ __all__ = ["PlayedLedger"]
 class PlayedLedger:
     """The ledger of one node. Make it, then `start`.
 
-    Args: view — the node while nothing is held.
+    Args: make_view — gives the node while nothing is held; asked once, and only when something is placed there, for of thousands of nodes many never are asked.
     """
 
-    def __init__(self, bus: Bus, view: NodeView) -> None:
-        self.node = view.node
-        self.ledger = Ledger(node=view.node)
+    def __init__(self, bus: Bus, node: str, make_view: Callable[[], NodeView]) -> None:
+        self.node = node
+        self.ledger = Ledger(node=node)
         self._bus = bus
-        self._view = view
+        self._make_view = make_view
+        self._view: NodeView | None = None
         self._revision = 0
         # One writer, and each write is awaited: as in the service, asks are answered one after the other.
         self._turn = asyncio.Lock()
@@ -48,6 +50,8 @@ class PlayedLedger:
             recorded = transitions.recorded_operation(self.ledger, request.op_id)
             if recorded is not None:
                 return self._placed(recorded.decision_id, transitions.placed_by(self.ledger, recorded))
+            if self._view is None:
+                self._view = self._make_view()
             result = place(with_ledger(self._view, self.ledger), request.pod)
             if isinstance(result, Placement):
                 step = transitions.reserve(
@@ -59,10 +63,15 @@ class PlayedLedger:
     async def _release(self, request: ReleaseRequest) -> ReleaseReply:
         async with self._turn:
             step = transitions.release(
-                self.ledger, op_id=request.op_id, owner=request.owner, decision_id=request.op_id, only=request.decision_id
+                self.ledger,
+                op_id=request.op_id,
+                owner=request.owner,
+                decision_id=request.op_id,
+                is_undone=request.is_undone,
+                only=request.decision_id,
             )
             if isinstance(step, Refusal):
-                return ReleaseReply(refusal=step)
+                return ReleaseReply(refusal=step, ledger_sequence=self.ledger.sequence)
             await self._write(step.ledger)
             return ReleaseReply(devices=step.record.devices, ledger_sequence=self.ledger.sequence)
 
@@ -71,6 +80,8 @@ class PlayedLedger:
 
         Errors: raises PeerUnavailable: the asker is told nothing, and asks again by the same operation id.
         """
+        if ledger is self.ledger:
+            return
         written = await self._bus.compare_and_set(catalogue.LEDGER, ledger, self._revision, node=self.node)
         if not isinstance(written, Written):
             raise PeerUnavailable(f"{self.node}: somebody else wrote its ledger")

@@ -27,8 +27,8 @@ def test_replicas_have_turns_of_their_own_when_they_see_each_other() -> None:
     first, second = _turns(clock, "a"), _turns(clock, "b")
     waits = [(first.wait_s(uid, Stage.PLAN), second.wait_s(uid, Stage.PLAN)) for uid in UIDS]
 
-    assert 80 <= sum(mine < theirs for mine, theirs in waits) <= 120
-    assert sum(abs(mine - theirs) > 0.05 for mine, theirs in waits) > 150
+    assert 80 <= sum(wait_of_first < wait_of_second for wait_of_first, wait_of_second in waits) <= 120
+    assert sum(abs(wait_of_first - wait_of_second) > 0.05 for wait_of_first, wait_of_second in waits) > 150
     assert all(0.0 <= wait <= 0.5 for pair in waits for wait in pair)
 
 

@@ -90,8 +90,8 @@ def test_cpus_of_two_nodes_are_made_of_the_same_parts() -> None:
     first, second = (shared.inventory(_copy(INVENTORIES["cpu"], node)) for node in ("n1", "n2"))
     forms = [[shared.slice_device(device) for device in inventory.devices] for inventory in (first, second)]
 
-    assert all(ours.attributes is theirs.attributes for ours, theirs in zip(first.devices, second.devices, strict=True))
-    assert all(ours is theirs for ours, theirs in zip(*forms, strict=True))
+    assert all(first_cpu.attributes is second_cpu.attributes for first_cpu, second_cpu in zip(first.devices, second.devices, strict=True))
+    assert all(first_form is second_form for first_form, second_form in zip(*forms, strict=True))
     assert shared.facts("cpu.topobus.dev", forms[0][0]) is shared.facts("cpu.topobus.dev", forms[1][0])
 
 

@@ -182,8 +182,8 @@ class GatedPodQueue:
 
     def silence_s(self, uid: str) -> float:
         """Say for how long a pod is not to be told again; 0 when it may be told now."""
-        told = self.told.get(uid)
-        return max(0.0, told.at_s + told.pause_s - self._clock.monotonic()) if told is not None else 0.0
+        last = self.told.get(uid)
+        return max(0.0, last.at_s + last.pause_s - self._clock.monotonic()) if last is not None else 0.0
 
     def wait(self, key: Key) -> None:
         """Look at a pod again after a while, or when something about it changes."""

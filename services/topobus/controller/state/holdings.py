@@ -64,8 +64,8 @@ class ClaimHoldings:
 
         A claim that nobody can read holds nothing here: what it has stands in the ledger.
         """
-        known = self._claims.get(key)
-        if known is not None and claim is not None and known.source is claim.value:
+        counted = self._claims.get(key)
+        if counted is not None and claim is not None and counted.source is claim.value:
             return Shift()  # assumed before it was written, and written as it was assumed
         before = self._claims.pop(key, _Held())
         for pool in before.pools:

@@ -14,14 +14,10 @@ from pathlib import Path
 
 from topobus.contracts import catalogue
 from topobus.contracts.codec import decode
-from topobus.contracts.messages import PlaceReply, PlaceRequest, ReleaseReply, ReleaseRequest
-from topobus.domain import transitions
-from topobus.domain.alignment.planning.node_view import node_view, with_ledger
-from topobus.domain.alignment.planning.placement import place
+from topobus.domain.alignment.planning.node_view import node_view
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.idset import CpuSet
 from topobus.domain.ledger import Ledger
-from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.view import AlignmentOptions, NodeView
 from topobus.kubernetes.access import AccessSettings
 from topobus.kubernetes.answers import Rejected
@@ -30,6 +26,7 @@ from topobus.runtime.bus import Bus
 from topobus.runtime.config import NatsSettings
 from topobus.testing.apiserver import Object
 from topobus.testing.cluster_fill.node_records import CLASSES, NodeRecord, class_object, node_name, node_object, slice_objects
+from topobus.testing.played_ledger import PlayedLedger
 
 __all__ = ["READY", "PlayedNode", "create", "open_client", "publish_nodes"]
 
@@ -44,10 +41,13 @@ class PlayedNode:
 
     def __init__(self, bus: Bus, record: NodeRecord) -> None:
         self.record = record
-        self.ledger = Ledger(node=record.machine.node)
         self._bus = bus
-        self._view: NodeView | None = None
-        self._writing = asyncio.Lock()
+        self._played = PlayedLedger(bus, record.machine.node, self._view)
+
+    @property
+    def ledger(self) -> Ledger:
+        """What the node holds now."""
+        return self._played.ledger
 
     async def start(self) -> None:
         """Publish what there is and answer from now on."""
@@ -55,50 +55,11 @@ class PlayedNode:
         await self._bus.put(catalogue.MACHINE, self.record.machine, node=node)
         for inventory in self.record.inventories:
             await self._bus.put(catalogue.INVENTORY, inventory, node=node, device_class=inventory.device_class)
-        await self._bus.answer(catalogue.PLACE, self._place, node=node)
-        await self._bus.answer(catalogue.RELEASE, self._release, node=node)
+        await self._played.start()
 
-    async def _place(self, asked: PlaceRequest) -> PlaceReply:
-        async with self._writing:
-            recorded = transitions.recorded_operation(self.ledger, asked.op_id)
-            if recorded is not None:
-                result = transitions.placed_by(self.ledger, recorded)
-                return self._placed(recorded.decision_id, result)
-            result = place(with_ledger(self._seen(), self.ledger), asked.pod)
-            if isinstance(result, Placement):
-                step = transitions.reserve(self.ledger, op_id=asked.op_id, request=asked.pod, placement=result, decision_id=asked.op_id)
-                await self._keep(step.ledger)
-            return self._placed(asked.op_id, result)
-
-    async def _release(self, asked: ReleaseRequest) -> ReleaseReply:
-        async with self._writing:
-            step = transitions.release(
-                self.ledger,
-                op_id=asked.op_id,
-                owner=asked.owner,
-                decision_id=asked.op_id,
-                is_undone=asked.is_undone,
-                only=asked.decision_id,
-            )
-            if isinstance(step, Refusal):
-                return ReleaseReply(refusal=step, ledger_sequence=self.ledger.sequence)
-            await self._keep(step.ledger)
-            return ReleaseReply(devices=step.record.devices, ledger_sequence=self.ledger.sequence)
-
-    async def _keep(self, ledger: Ledger) -> None:
-        if ledger is not self.ledger:
-            await self._bus.put(catalogue.LEDGER, ledger, node=ledger.node)
-            self.ledger = ledger
-
-    def _placed(self, decision_id: str, result: Placement | Refusal) -> PlaceReply:
-        return PlaceReply(decision_id=decision_id, node=self.ledger.node, result=result, ledger_sequence=self.ledger.sequence)
-
-    def _seen(self) -> NodeView:
-        """Give the node as a plan sees it; made when it is first asked, for many nodes never are."""
-        if self._view is None:
-            inventories = {inventory.device_class: inventory for inventory in self.record.inventories}
-            self._view = node_view(self.record.machine, inventories, None, AlignmentOptions(), CpuSet())
-        return self._view
+    def _view(self) -> NodeView:
+        inventories = {inventory.device_class: inventory for inventory in self.record.inventories}
+        return node_view(self.record.machine, inventories, None, AlignmentOptions(), CpuSet())
 
 
 def open_client(kubeconfig: str) -> KubernetesClient:

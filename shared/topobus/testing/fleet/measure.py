@@ -148,8 +148,6 @@ class _Fill:
         began = time.monotonic()
         for _ in range(run.replicas):
             await self._start(stack)
-        starting = asyncio.create_task(wait_ready(self._controllers, limit_s=_START_LIMIT_S))
-        stack.push_async_callback(_cancel, starting)
         await self._reached(1, limit_s=_START_LIMIT_S)
         first_s = time.monotonic() - began
         spent = self._processors()
@@ -163,14 +161,14 @@ class _Fill:
             "claims a second": count / max(times[-1] - times[0], 1e-9),
             "all allocated, from the controller's start_s": times[-1] - began,
             "controllers killed": run.kills,
-            **({"longest pause after a kill_s": max(gaps_s)} if gaps_s else {}),
+            **({"longest pause after a kill_s": max(gaps_s)} if any(gaps_s) else {}),
         }
         common = {name: value for name, value in used.items() if name in spent}
         row |= {
             f"processor_ms a claim, {name}": value
             for name, value in processor_ms({name: spent[name] for name in common}, common, count).items()
         }
-        await starting
+        await wait_ready((service for service in self._controllers if service.process.returncode is None), limit_s=run.limit_s)
         row |= await self._singles()
         row |= {
             f"resident_mib, {service.name}": read_counts(service.process.pid).resident_mib
@@ -232,7 +230,7 @@ class _Fill:
             raise PeerUnavailable(f"{len(self._allocated)} of {count} claims are allocated after {limit_s:g} s{waiting}\n{logs}") from err
 
     async def _kill(self, stack: AsyncExitStack, turn: int) -> float:
-        """Kill a controller when its part of the claims is allocated, and start another; gives the longest pause between two allocations that follow."""
+        """Kill a controller when its part of the claims is allocated, and start another; gives the longest pause between two allocations that follow, 0 for none."""
         await self._reached(self._run.claims * (turn + 1) // (self._run.kills + 1), limit_s=self._run.limit_s)
         doomed = next(service for service in self._controllers if service.process.returncode is None)
         doomed.process.kill()

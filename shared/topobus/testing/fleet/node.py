@@ -80,7 +80,7 @@ class FleetNode:
         self._bus = bus
         self._template = template
         self._started = rfc3339(_FIRST_START + timedelta(seconds=index))
-        self._ledger = PlayedLedger(bus, structs.replace(template.view, node=self.name))
+        self._ledger = PlayedLedger(bus, self.name, lambda: structs.replace(template.view, node=self.name))
 
     async def start(self) -> None:
         """Say what there is, and answer from now on; returns when all of it is stored.

@@ -1,0 +1,96 @@
+"""Decisions of one round and their writes beside it: what is taken, what is given back, on one node with its real topology."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+
+import pytest
+
+from support.alignment_nodes import dgx_facts
+from support.real_topology import WatchedTopology, real_topology
+from support.replica import claims_of, read, runtime_on, store
+from topobus.cel.selector import CelCompiler
+from topobus.contracts.catalogue import OBJECT
+from topobus.contracts.messages import ApiObject
+from topobus.controller.config import ControllerSettings
+from topobus.controller.metrics import ControllerMetrics
+from topobus.controller.reconcilers.allocate_claims import ClaimReconciler
+from topobus.controller.reconcilers.allocator import Allocator
+from topobus.controller.reconcilers.claim_users import ClaimUsers
+from topobus.controller.state.standalone_state import StandaloneState
+from topobus.runtime.bus import Bus
+from topobus.testing.fates import Delayed, FatedBus, Fates
+
+pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
+
+
+class _Node:
+    """A node of eight GPUs, and a replica's copy of the world."""
+
+    def __init__(self, topology: WatchedTopology, state: StandaloneState) -> None:
+        self.topology = topology
+        self.state = state
+
+    @classmethod
+    async def start(cls, bus: Bus, topologies: AsyncExitStack) -> _Node:
+        """Publish the node and run its topology service."""
+        machine, inventories = dgx_facts()
+        topology = await topologies.enter_async_context(real_topology(bus, machine, [inventories["gpu"]]))
+        state = StandaloneState()
+        state.put_machine(machine)
+        state.put_inventory(inventories["gpu"])
+        return cls(topology, state)
+
+    def reconciler(self, bus: Bus) -> ClaimReconciler:
+        """Give the replica's reconciler of claims on a bus."""
+        runtime, settings = runtime_on(bus), ControllerSettings()
+        metrics = ControllerMetrics(runtime.registry)
+        finder = Allocator(settings, runtime, self.state, CelCompiler(), metrics)
+        return claims_of(runtime, self.state, finder, ClaimUsers(self.state), metrics)
+
+
+def _wanting(name: str, count: int) -> ApiObject:
+    return read(
+        f"""
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {{name: {name}}}
+spec: {{devices: {{requests: [{{name: r, exactly: {{deviceClassName: gpu.topobus.dev, count: {count}}}}}]}}}}
+"""
+    )
+
+
+async def test_devices_are_anothers_when_their_decision_could_not_be_written(bus: Bus, topologies: AsyncExitStack) -> None:
+    """A decision's devices are taken at once for whoever is decided on next, and free again when its claim went before it was written: who waited gets them."""
+    node = await _Node.start(bus, topologies)
+    all_eight = await store(bus, node.state, _wanting("a", 8))
+    single = await store(bus, node.state, _wanting("b", 1))
+
+    async def delete() -> None:
+        await bus.delete(OBJECT, **all_eight._asdict())
+
+    overtaken = FatedBus(
+        bus, Fates(lambda step: Delayed(delete) if step.operation == "compare_and_set" and step.parts.get("name") == "a" else None)
+    )
+    reconciler = node.reconciler(overtaken)
+    await reconciler.reconcile_all()
+    refused = node.state.objects[single].value.status["conditions"][0]["reason"]
+    node.state.drop_object(all_eight)
+
+    await reconciler.reconcile_all()
+
+    assert refused == "DoesNotFit"
+    assert [result["device"] for result in node.state.objects[single].value.status["allocation"]["devices"]["results"]] == ["gpu-0"]
+    assert [allocation.owner.name for allocation in node.topology.ledger.allocations.values()] == ["b"]
+
+
+async def test_claims_of_one_round_get_devices_of_their_own_when_all_are_written_beside_it(bus: Bus, topologies: AsyncExitStack) -> None:
+    """Eight claims are decided on before the first of them is written: no device is decided on twice, and no node has to refuse one."""
+    node = await _Node.start(bus, topologies)
+    keys = [await store(bus, node.state, _wanting(f"claim-{number}", 1)) for number in range(8)]
+
+    await node.reconciler(bus).reconcile_all()
+
+    granted = [node.state.objects[key].value.status["allocation"]["devices"]["results"][0]["device"] for key in keys]
+    assert granted == [f"gpu-{number}" for number in range(8)]
+    assert len(node.topology.ledger.allocations) == 8

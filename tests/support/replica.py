@@ -1,0 +1,58 @@
+"""One replica of the stand-alone controller without its loop: tests show it objects, and run its reconcilers round by round."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry
+
+from topobus.contracts.catalogue import OBJECT
+from topobus.contracts.messages import ApiObject
+from topobus.controller.claims.stored import ObjectKey, Stored
+from topobus.controller.config import ControllerSettings
+from topobus.controller.metrics import ControllerMetrics
+from topobus.controller.reconcilers.allocate_claims import ClaimReconciler
+from topobus.controller.reconcilers.allocator import Allocator
+from topobus.controller.reconcilers.claim_users import ClaimUsers
+from topobus.controller.reconcilers.deallocate_claims import ClaimDeallocation
+from topobus.controller.reconcilers.node_ledgers import NodeLedgers
+from topobus.controller.state.standalone_state import StandaloneState
+from topobus.controller.store.nats_store import NatsStore
+from topobus.controller.store.object_writer import ObjectWriter
+from topobus.kubernetes.api import admit, object_parts, parse_manifest
+from topobus.runtime.bus import Bus, Written
+from topobus.runtime.clock import SystemClock
+from topobus.runtime.readiness import Readiness
+from topobus.runtime.service import Runtime
+
+__all__ = ["NOW", "claims_of", "read", "runtime_on", "store"]
+
+NOW = "2026-01-01T00:00:00Z"
+
+
+def runtime_on(bus: Bus) -> Runtime:
+    """Give a replica's runtime on a bus."""
+    return Runtime(name="controller", node="central", bus=bus, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry())
+
+
+def claims_of(
+    runtime: Runtime, state: StandaloneState, finder: Allocator, consumers: ClaimUsers, metrics: ControllerMetrics
+) -> ClaimReconciler:
+    """Give a replica's reconciler of claims, put together as the service does."""
+    settings = ControllerSettings()
+    ledgers = NodeLedgers(runtime.bus, state, settings.ask_timeout_s)
+    deallocation = ClaimDeallocation(runtime.clock, state, ObjectWriter(NatsStore(runtime.bus, state)), ledgers, metrics)
+    return ClaimReconciler(settings, runtime, state, finder, consumers, metrics, ledgers, deallocation)
+
+
+def read(manifest: str) -> ApiObject:
+    """Read one object as the CLI admits it."""
+    (api_object,) = parse_manifest(manifest, where="test.yaml")
+    return admit(api_object, uid=f"uid-{api_object.metadata['name']}", now=NOW)
+
+
+async def store(bus: Bus, state: StandaloneState, api_object: ApiObject) -> ObjectKey:
+    """Store an object, and show it to a replica as its watch does."""
+    key = ObjectKey(**object_parts(api_object))
+    written = await bus.compare_and_set(OBJECT, api_object, 0, **key._asdict())
+    assert isinstance(written, Written)
+    state.put_object(key, Stored(written.revision, api_object))
+    return key
