@@ -23,6 +23,9 @@ from topobus.runtime.service import Runtime
 
 __all__ = ["SilentServices"]
 
+# Device services of a node, as a rule: gpu, nic, fpga and cpu.
+_CLASSES_A_NODE = 4
+
 
 class SilentServices:
     """One roll call a node, so many at a time; `is_needed` says whether anything waits for devices."""
@@ -41,7 +44,8 @@ class SilentServices:
         self._state = state
         self._on_change = on_change
         self._is_needed = is_needed
-        self._gate = asyncio.Semaphore(parallel)
+        # A node's services are asked at the same time: so many nodes that there are about `parallel` asks under way, for claims wait behind them.
+        self._gate = asyncio.Semaphore(max(1, parallel // _CLASSES_A_NODE))
         self._calls: dict[str, ServiceLiveness] = {}
 
     async def run(self) -> None:
