@@ -17,8 +17,10 @@ from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.reconcilers.allocate_claims import ClaimReconciler
 from topobus.controller.reconcilers.allocator import Allocator
 from topobus.controller.reconcilers.claim_users import ClaimUsers
+from topobus.controller.reconcilers.replica_turns import ReplicaTurns, Stage
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.runtime.bus import Bus
+from topobus.testing.clock import ManualClock
 from topobus.testing.fates import Delayed, FatedBus, Fates
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
@@ -41,12 +43,12 @@ class _Node:
         state.put_inventory(inventories["gpu"])
         return cls(topology, state)
 
-    def reconciler(self, bus: Bus) -> ClaimReconciler:
+    def reconciler(self, bus: Bus, turns: ReplicaTurns | None = None) -> ClaimReconciler:
         """Give the replica's reconciler of claims on a bus."""
         runtime, settings = runtime_on(bus), ControllerSettings()
         metrics = ControllerMetrics(runtime.registry)
         finder = Allocator(settings, runtime, self.state, CelCompiler(), metrics)
-        return claims_of(runtime, self.state, finder, ClaimUsers(self.state), metrics)
+        return claims_of(runtime, self.state, finder, ClaimUsers(self.state), metrics, turns)
 
 
 def _wanting(name: str, count: int) -> ApiObject:
@@ -72,10 +74,14 @@ async def test_devices_are_anothers_when_their_decision_could_not_be_written(bus
     overtaken = FatedBus(
         bus, Fates(lambda step: Delayed(delete) if step.operation == "compare_and_set" and step.parts.get("name") == "a" else None)
     )
-    reconciler = node.reconciler(overtaken)
+    clock = ManualClock()
+    reconciler = node.reconciler(overtaken, ReplicaTurns(clock, "replica", grace_s=2.0))
     await reconciler.reconcile_all()
     refused = node.state.objects[single].value.status["conditions"][0]["reason"]
     node.state.drop_object(all_eight)
+    # The lost write shows another replica, to which claims are left for a moment from the next look on.
+    await reconciler.reconcile_all()
+    clock.advance(0.5)
 
     await reconciler.reconcile_all()
 
@@ -94,3 +100,40 @@ async def test_claims_of_one_round_get_devices_of_their_own_when_all_are_written
     granted = [node.state.objects[key].value.status["allocation"]["devices"]["results"][0]["device"] for key in keys]
     assert granted == [f"gpu-{number}" for number in range(8)]
     assert len(node.topology.ledger.allocations) == 8
+
+
+async def test_claim_is_left_to_another_replica_for_its_turn_when_one_is_at_work(bus: Bus, topologies: AsyncExitStack) -> None:
+    """A lost write shows another replica: a claim that nobody has begun waits for this one's turn, and is decided on then, whether the other lives or not."""
+    node = await _Node.start(bus, topologies)
+    key = await store(bus, node.state, _wanting("a", 1))
+    clock = ManualClock()
+    turns = ReplicaTurns(clock, "replica", grace_s=2.0)
+    turns.see_another()
+    reconciler = node.reconciler(bus, turns)
+    is_due = await reconciler.reconcile_all()
+    before = dict(node.state.objects[key].value.status)
+    clock.advance(0.5)
+
+    await reconciler.reconcile_all()
+
+    assert (is_due, before) == (True, {})
+    assert node.state.objects[key].value.status["allocation"]
+
+
+async def test_lost_write_shows_another_replica(bus: Bus, topologies: AsyncExitStack) -> None:
+    """Whoever lost a compare-and-set leaves the next claims for a moment."""
+    node = await _Node.start(bus, topologies)
+    key = await store(bus, node.state, _wanting("a", 1))
+
+    async def write_first() -> None:
+        await bus.put(OBJECT, _wanting("a", 2), **key._asdict())
+
+    overtaken = FatedBus(bus, Fates(lambda step: Delayed(write_first) if step.operation == "compare_and_set" else None))
+    turns = ReplicaTurns(ManualClock(), "replica", grace_s=2.0)
+    before = turns.wait_s("uid", Stage.PLAN)
+    reconciler = node.reconciler(overtaken, turns)
+
+    await reconciler.reconcile_all()
+
+    assert before == 0
+    assert turns.wait_s("uid", Stage.FINISH) > 0

@@ -14,6 +14,7 @@ from topobus.controller.reconcilers.allocator import Allocator
 from topobus.controller.reconcilers.claim_users import ClaimUsers
 from topobus.controller.reconcilers.deallocate_claims import ClaimDeallocation
 from topobus.controller.reconcilers.node_ledgers import NodeLedgers
+from topobus.controller.reconcilers.replica_turns import ReplicaTurns
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.nats_store import NatsStore
 from topobus.controller.store.object_writer import ObjectWriter
@@ -34,13 +35,18 @@ def runtime_on(bus: Bus) -> Runtime:
 
 
 def claims_of(
-    runtime: Runtime, state: StandaloneState, finder: Allocator, consumers: ClaimUsers, metrics: ControllerMetrics
+    runtime: Runtime,
+    state: StandaloneState,
+    finder: Allocator,
+    consumers: ClaimUsers,
+    metrics: ControllerMetrics,
+    turns: ReplicaTurns | None = None,
 ) -> ClaimReconciler:
     """Give a replica's reconciler of claims, put together as the service does."""
     settings = ControllerSettings()
     ledgers = NodeLedgers(runtime.bus, state, settings.ask_timeout_s)
     deallocation = ClaimDeallocation(runtime.clock, state, ObjectWriter(NatsStore(runtime.bus, state)), ledgers, metrics)
-    return ClaimReconciler(settings, runtime, state, finder, consumers, metrics, ledgers, deallocation)
+    return ClaimReconciler(settings, runtime, state, finder, consumers, metrics, ledgers, deallocation, turns=turns)
 
 
 def read(manifest: str) -> ApiObject:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import secrets
 
 from topobus.cel.selector import CelCompiler
 from topobus.contracts import catalogue
@@ -30,6 +31,7 @@ from topobus.controller.reconcilers.node_filter import NodeFilter
 from topobus.controller.reconcilers.node_ledgers import NodeLedgers
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.reconcilers.release_orphans import OrphanedAllocations
+from topobus.controller.reconcilers.replica_turns import ReplicaTurns
 from topobus.controller.reconcilers.say_leaf_claims import LeafClaims
 from topobus.controller.reconcilers.schedule_pods import PodScheduler
 from topobus.controller.reconcilers.silent_services import SilentServices
@@ -88,6 +90,7 @@ class _Controller:
             deallocation,
             self._boundary("claims"),
             self._changed.set,
+            ReplicaTurns(runtime.clock, f"{runtime.node}/{secrets.token_hex(8)}", settings.retry_s),
         )
         self._evictor = Evictor(runtime, self._state, deallocation, self._boundary("evictions"))
         self._binding = BindingConditions(settings.binding_timeout_s, runtime, self._state, finder, deallocation, self._boundary("binding"))

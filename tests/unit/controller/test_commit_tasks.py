@@ -157,3 +157,38 @@ async def test_rest_is_forgotten_when_the_claim_is_gone() -> None:
     tasks.keep([B])
 
     assert not tasks.is_resting
+
+
+async def test_loop_is_woken_once_when_several_claims_wait_for_their_turn() -> None:
+    """One alarm at a time, however many ask; the next one is set when it has rung."""
+    woken: list[str] = []
+    tasks, clock = _tasks(wake=lambda: woken.append("woken"))
+    running = asyncio.create_task(tasks.run())
+    await _turn()
+    for _ in range(3):
+        tasks.wake_after(0.2)
+    await _turn()
+    clock.advance(0.2)
+    await _turn()
+    once = list(woken)
+    tasks.wake_after(0.2)
+    await _turn()
+    clock.advance(0.2)
+    await _turn()
+    running.cancel()
+    await asyncio.wait({running})
+
+    assert once == ["woken"]
+    assert woken == ["woken", "woken"]
+
+
+async def test_nobody_is_woken_when_nobody_runs_the_tasks() -> None:
+    """Whoever runs rounds by hand comes back by himself."""
+    woken: list[str] = []
+    tasks, clock = _tasks(wake=lambda: woken.append("woken"))
+
+    tasks.wake_after(0.2)
+    clock.advance(1.0)
+    await _turn()
+
+    assert woken == []

@@ -36,6 +36,7 @@ from topobus.controller.reconcilers.deallocate_claims import ClaimDeallocation
 from topobus.controller.reconcilers.decision_publisher import DecisionPublisher
 from topobus.controller.reconcilers.node_ledgers import NODE_FAILED, NodeLedgers
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
+from topobus.controller.reconcilers.replica_turns import ReplicaTurns, Stage
 from topobus.controller.scheduling.closer_devices import spanned_nodes
 from topobus.controller.state.costly_work import CostlyWork
 from topobus.controller.state.standalone_state import StandaloneState
@@ -80,6 +81,7 @@ class ClaimReconciler:
         deallocation: ClaimDeallocation,
         boundary: ObjectBoundary | None = None,
         wake: Callable[[], None] = lambda: None,
+        turns: ReplicaTurns | None = None,
     ) -> None:
         self._boundary = boundary or ObjectBoundary("claims")
         self._settings = settings
@@ -96,6 +98,7 @@ class ClaimReconciler:
         self._is_due = False
         self.commits = CommitTasks(settings.parallel_asks, settings.retry_s, runtime.clock, wake)
         """The writes of decided claims, beside the rounds."""
+        self._turns = turns or ReplicaTurns(runtime.clock, "", settings.retry_s)
         self._decisions = DecisionPublisher(runtime.bus, runtime.clock)
         self.committer = AllocationCommitter(self._writer, ledgers, self._decisions, metrics)
         """Writes attempts and allocations."""
@@ -208,6 +211,8 @@ class ClaimReconciler:
                 await self._deallocation.begin(key, stored, "no pod uses it any more")
             return
         attempt = stored.claim.attempt
+        if self._leaves_to_another(stored, Stage.PLAN if attempt is None else Stage.FINISH):
+            return
         if attempt is not None:
             # A pod's claims are committed before the pods have their next turn: the oldest goes first, however long its claim's write takes.
             has_users = bool(self._consumers.users(key))
@@ -218,6 +223,14 @@ class ClaimReconciler:
                 await self._begin(stored, drafts)
         elif not self._consumers.waiting(key):
             await self._deallocation.release_leftovers(key, self._state.objects.get(key, stored))
+
+    def _leaves_to_another(self, stored: Stored, stage: Stage) -> bool:
+        """Say whether another replica is at work and a claim is left to it for a moment; the loop is woken when that is over."""
+        wait_s = self._turns.wait_s(stored.uid, stage)
+        if wait_s > 0:
+            self.commits.wake_after(wait_s)
+            self._is_due = True
+        return wait_s > 0
 
     async def _begin(self, stored: Stored, drafts: Sequence[Draft]) -> None:
         """Write a decision beside the round. From now on its devices count as taken, so that the next decision sees it."""
@@ -235,6 +248,8 @@ class ClaimReconciler:
         try:
             if await self._bounded(drafts[0].key, stored, write_attempts):
                 self.commits.rest(drafts[0].key, self._peer(stored))
+            elif len(group) < len(drafts):
+                self._turns.see_another()
         finally:
             # Conflict or silence: what is stored counts, and a write that takes effect later comes by the watch.
             for draft in drafts[len(group) :]:

@@ -31,6 +31,7 @@ from topobus.controller.scheduling.aligned_allocation import read_alignment_requ
 from topobus.controller.state.refusal_backoff import RefusalBackoff
 from topobus.controller.state.result_cache import RequestShape, ResultCache
 from topobus.controller.state.standalone_state import StandaloneState
+from topobus.domain.device import class_of_driver
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.outcome import Reason
 from topobus.domain.request import PodRequest
@@ -115,9 +116,9 @@ class Allocator(NodeSearch):
             return self.node_failed(node, err)
 
     async def _look(self, node: str, members: Sequence[Member], *, pod: PodRequest | None, is_cheap: bool) -> Outcome:
-        if pod is not None or not self._are_plain(members):
+        if pod is not None or not self._are_plain(members) or self._are_barred(members, node):
             return await self.search_members(node, members, pod=pod, is_cheap=is_cheap)
-        # Nothing is excluded: of plain claims no node has refused a device.
+        # Nothing is excluded there.
         outcome, _ = await self.search_cached(node, members, self._shape(members), {}, is_cheap=is_cheap)
         return outcome
 
@@ -145,7 +146,8 @@ class Allocator(NodeSearch):
             if isinstance(outcome, Fault) and not outcome.is_local:
                 return [outcome]  # wrong on every node: the others would only repeat it
             outcomes[node] = outcome
-            if shape is not None and isinstance(outcome, NoFit):
+            # What did not fit because this node has refused a device of these claims fits others of their shape.
+            if shape is not None and isinstance(outcome, NoFit) and not self._are_barred(members, node):
                 self.results.close(shape, node)
         return [outcomes.get(node, NoFit((), 0)) for node in nodes]
 
@@ -169,9 +171,19 @@ class Allocator(NodeSearch):
             each_member.wishes is not None
             or asks_admin(each_member.spec)
             or has_heavy_selector(each_member.spec, self._compiler)
-            or self.refusals.refused(each_member.key)
             or not self._state.stock.is_new(each_member.key, each_member.stored.claim.owner)
             for each_member in members
+        )
+
+    def _are_barred(self, members: Sequence[Member], node: str) -> bool:
+        """Say whether devices that these claims must not get now may lie on a node: our own lie on the node whose name their pool has, others' anywhere.
+
+        One refused device must not have all other nodes searched anew: two replicas that fill a fleet meet at a node now and then.
+        """
+        return any(
+            device.pool == node or class_of_driver(device.driver) is None
+            for each_member in members
+            for device in self.refusals.refused(each_member.key)
         )
 
     async def search_members(

@@ -42,6 +42,7 @@ class CommitTasks:
         self._wake = wake
         self._group: asyncio.TaskGroup | None = None
         self._round: asyncio.TaskGroup | None = None
+        self._alarm: asyncio.Task[None] | None = None
         self._busy: set[ObjectKey] = set()
         self._resting: dict[ObjectKey, tuple[float, Peer]] = {}
 
@@ -94,6 +95,18 @@ class CommitTasks:
     def keep(self, objects: Collection[ObjectKey]) -> None:
         """Forget claims that are gone."""
         self._resting = {key: resting for key, resting in self._resting.items() if key in objects}
+
+    def wake_after(self, wait_s: float) -> None:
+        """Wake the loop after a while, once for all who ask for it meanwhile; without `run` nobody is woken."""
+        if self._group is not None and self._alarm is None:
+            self._alarm = self._group.create_task(self._ring(wait_s))
+
+    async def _ring(self, wait_s: float) -> None:
+        try:
+            await self._clock.sleep(wait_s)
+        finally:
+            self._alarm = None
+        self._wake()
 
     async def begin(self, keys: Collection[ObjectKey], work: Callable[[], Awaitable[None]], *, ends_with_round: bool = False) -> None:
         """Begin the work on these claims; waits while as many as may are being written.
