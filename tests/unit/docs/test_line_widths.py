@@ -10,18 +10,12 @@ from docpages.wrapping import WIDTH, prose_lines, wrap_page
 ROOT = Path(__file__).resolve().parents[3]
 # Wider than the prose, for cells cannot be wrapped; as wide as a terminal over a whole screen.
 _TABLE_WIDTH = 200
-# Pages that were being rewritten when the others were wrapped.
-_LATER = ("use-the-console.md", "check-your-cluster.md", "secure-nats.md")
 PAGES = [
-    page
-    for page in (
-        ROOT / "README.md",
-        ROOT / "docs" / "index.md",
-        *sorted((ROOT / "docs" / "tutorial").glob("*.md")),
-        *sorted((ROOT / "docs" / "how-to").glob("*.md")),
-        *sorted((ROOT / "examples").glob("*/README.md")),
-    )
-    if page.name not in _LATER
+    ROOT / "README.md",
+    ROOT / "docs" / "index.md",
+    *sorted((ROOT / "docs" / "tutorial").glob("*.md")),
+    *sorted((ROOT / "docs" / "how-to").glob("*.md")),
+    *sorted((ROOT / "examples").glob("*/README.md")),
 ]
 
 
