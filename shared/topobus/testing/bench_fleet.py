@@ -17,13 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from topobus.domain.errors import PeerUnavailable
 from topobus.testing.fleet.claims import GPUS_OF_FOUR
 from topobus.testing.fleet.measure import FleetRun, measure_run
 from topobus.testing.fleet.node import node_template
-from topobus.testing.leaves.content import NodeContent, record_content
+from topobus.testing.leaves.content import kept_content
 
 __all__ = ["main"]
 
@@ -53,7 +51,9 @@ def main(argv: Sequence[str]) -> int:
     def say(text: str) -> None:
         print(f"{time.monotonic() - began:7.1f} s  {text}", file=sys.stderr, flush=True)  # noqa: T201
 
-    content = _content(arguments.content, arguments.machine, say)
+    if arguments.content is None or not arguments.content.exists():
+        say(f"recording what the services of one node say on the machine {arguments.machine!r}")
+    content = kept_content(arguments.content, arguments.machine)
     classes = frozenset(arguments.classes.split(","))
     gpus = sum(len(inventory.devices) for inventory in node_template(content, classes & {"gpu"}).inventories) * arguments.nodes
     most = gpus * 4 // GPUS_OF_FOUR
@@ -97,16 +97,6 @@ def main(argv: Sequence[str]) -> int:
         width = max(map(len, row))
         print("\n".join(f"{name:<{width}}  {value}" for name, value in row.items()))  # noqa: T201
     return 0
-
-
-def _content(file: Path | None, machine: str, say: Any) -> NodeContent:
-    if file is not None and file.exists():
-        return msgspec.json.decode(file.read_bytes(), type=NodeContent)
-    say(f"recording what the services of one node say on the machine {machine!r}")
-    content = asyncio.run(record_content(machine))
-    if file is not None:
-        file.write_bytes(msgspec.json.encode(content))
-    return content
 
 
 def _facts() -> dict[str, Any]:

@@ -18,10 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from topobus.domain.errors import ConfigError
-from topobus.testing.leaves.content import NodeContent, record_content
+from topobus.testing.leaves.content import kept_content
 from topobus.testing.leaves.drawing import draw_growth
 from topobus.testing.leaves.limits import check_open_files, raise_open_files
 from topobus.testing.leaves.measures import Fleet, measure_fleet
@@ -62,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
     )
     missing = [size for size in sizes if size not in {row["nodes"] for row in rows}]
     if missing:
-        content = _content(arguments.content, arguments.machine)
+        content = kept_content(arguments.content, arguments.machine)
         for size in sorted(missing):
             fleet = Fleet(
                 nodes=size,
@@ -86,15 +84,6 @@ def _sizes(text: str) -> list[int]:
     if min(sizes) < 1:
         raise ValueError(text)
     return sizes
-
-
-def _content(file: Path | None, machine: str) -> NodeContent:
-    if file is not None and file.exists():
-        return msgspec.json.decode(file.read_bytes(), type=NodeContent)
-    content = asyncio.run(record_content(machine))
-    if file is not None:
-        file.write_bytes(msgspec.json.encode(content))
-    return content
 
 
 def _facts() -> dict[str, Any]:

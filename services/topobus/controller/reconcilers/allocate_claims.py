@@ -16,9 +16,7 @@ from topobus.controller.allocation.explanations import explain_nodes
 from topobus.controller.allocation.miss_reasons import summarize
 from topobus.controller.allocation.values import GaveUp
 from topobus.controller.claims import attempts, lifecycle
-from topobus.controller.claims.reservations import (
-    AllocationMode,
-)
+from topobus.controller.claims.reservations import AllocationMode
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics

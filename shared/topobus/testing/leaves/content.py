@@ -7,10 +7,13 @@ nats-server keeps every message by itself.
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import msgspec
 from msgspec import Struct
 
 from topobus.contracts.catalogue import EVENTS, PLACE, STATES
@@ -23,7 +26,7 @@ from topobus.runtime.bus import Bus, Start
 from topobus.runtime.config import NatsSettings
 from topobus.testing.bench_node import NODE, bench_node
 
-__all__ = ["NodeContent", "Saying", "read_content", "record_content"]
+__all__ = ["NodeContent", "Saying", "kept_content", "read_content", "record_content"]
 
 _SERVICES = ("discovery", "gpu", "nic", "fpga", "cpu", "topology")
 _PODS = 4
@@ -60,6 +63,19 @@ class NodeContent(Struct, frozen=True):
     def bytes_of(self, noun: str = "") -> int:
         """Add up the values of one noun, or of all."""
         return sum(len(saying.data) for saying in self.sayings if noun in ("", saying.noun))
+
+
+def kept_content(file: Path | None, machine: str) -> NodeContent:
+    """Read a content from a file, or record it and keep it there; None keeps nothing.
+
+    Errors: raises OSError for a file that cannot be read or written.
+    """
+    if file is not None and file.exists():
+        return msgspec.json.decode(file.read_bytes(), type=NodeContent)
+    content = asyncio.run(record_content(machine))
+    if file is not None:
+        file.write_bytes(msgspec.json.encode(content))
+    return content
 
 
 async def record_content(machine: str = "dgx") -> NodeContent:
