@@ -10,6 +10,7 @@ from topobus.domain.counters import CapacityPolicy
 from topobus.domain.device import Device
 from topobus.domain.device_sharing import DeviceSharing, HeldShare
 from topobus.domain.errors import InvariantError
+from topobus.domain.idset import CpuSet
 from topobus.domain.ledger import Allocation, Holding, Ledger
 from topobus.domain.ledger_invariant import check_holders
 from topobus.domain.outcome import Refusal
@@ -136,4 +137,15 @@ def test_ledger_with_one_replica_given_twice_breaks_the_invariant() -> None:
     }
 
     with pytest.raises(InvariantError, match="replica 1 of gpu gpu-0 is held by"):
+        check_holders(Ledger(node="n", sequence=1, allocations=allocations))
+
+
+def test_ledger_with_one_cpu_given_twice_breaks_the_invariant() -> None:
+    """CPUs have one owner, and the error names those that have two."""
+    allocations = {
+        owner.key: Allocation(owner=owner, holdings=(Holding(cpus=CpuSet(*cpus)), Holding(cpus=CpuSet(7 + cpus[0]))))
+        for owner, cpus in ((plugin("a"), (0, 1)), (plugin("b"), (1, 2)))
+    }
+
+    with pytest.raises(InvariantError, match=r"CPUs 1 are held by .* and by another owner"):
         check_holders(Ledger(node="n", sequence=1, allocations=allocations))
