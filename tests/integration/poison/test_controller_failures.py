@@ -113,6 +113,11 @@ spec: {devices: {requests: [{name: r, exactly: {deviceClassName: gpu.topobus.dev
 ---
 apiVersion: resource.k8s.io/v1
 kind: ResourceClaim
+metadata: {name: cursed-orphan, ownerReferences: [{kind: Pod, name: gone, uid: uid-gone, controller: true}]}
+spec: {devices: {requests: [{name: r, exactly: {deviceClassName: gpu.topobus.dev}}]}}
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
 metadata: {name: cursed-reserved}
 spec: {devices: {requests: [{name: r, exactly: {deviceClassName: gpu.topobus.dev}}]}}
 ---
@@ -146,7 +151,7 @@ spec: {selectedNode: n1}
         ("reconcilers.schedule_pods.PodScheduler._reconcile", "pods", "pod", "cursed-pod"),
         ("reconcilers.clean_up_pods.PodCleanup.drop_gone_users", "pods", "resourceclaim", "cursed-reserved"),
         ("reconcilers.make_claims.ClaimTemplateReconciler._reconcile", "templates", "pod", "cursed-pod"),
-        ("reconcilers.make_claims.ClaimTemplateReconciler._end_orphan", "templates", "resourceclaim", "cursed-claim"),
+        ("reconcilers.make_claims.ClaimTemplateReconciler._end_orphan", "templates", "resourceclaim", "cursed-orphan"),
         ("reconcilers.validate_classes.ClassReconciler._validate_class", "classes", "deviceclass", "cursed-class"),
         ("classic.drivers.ClassicDriverRunner._reconcile_claim", "classic", "resourceclaim", "cursed-classic"),
         ("classic.reconciler.ClassicClaimReconciler._guarded", "classic-gpu.topobus.dev", "resourceclaim", "cursed-classic"),

@@ -62,8 +62,12 @@ def test_read_pci_names_has_none_when_there_is_no_list_that_can_be_read(tmp_path
     assert not copy_names([function(0x1002, 0x740F)], tmp_path, tmp_path / "copy")
 
 
-def test_record_takes_the_names_along_when_the_system_has_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_record_takes_the_names_along_when_the_system_has_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A recording is drawn with names on any system: it carries the part of the list that its machine needs, and no more."""
+    # Wide enough for a name on one line, whatever terminal the tests run in.
+    monkeypatch.setenv("COLUMNS", "200")
     build("epyc-8numa", tmp_path / "machine")
     (tmp_path / "machine/usr/share/misc").mkdir(parents=True)
     (tmp_path / "machine/usr/share/misc/pci.ids").write_text(LIST + "# more\n", encoding="utf-8")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from topobus.contracts.messages import ApiObject
+from topobus.controller.claims.attempts import Attempt
 from topobus.controller.claims.objects import Claim, Pod, ReadObject
 from topobus.controller.claims.reservations import Consumer
 from topobus.domain.errors import ContractError
@@ -54,6 +55,14 @@ class Stored:
             return self.structured.consumers
         except ContractError:
             return ()
+
+    @property
+    def known_attempt(self) -> Attempt | None:
+        """The attempt under way of a claim; None for one that nobody can read, too."""
+        try:
+            return self.claim.attempt
+        except ContractError:
+            return None
 
     @property
     def metadata(self) -> Metadata:

@@ -117,7 +117,7 @@ class ClaimReconciler:
                     continue  # gone while the claims before it were worked on
                 waiting += not self._is_allocated(stored.value)
                 if not self.commits.is_busy(key) and not self.commits.rests(key, self._peer(stored)):
-                    await self._bounded(key, stored, partial(self._reconcile, key, stored))
+                    await self._bounded(key, stored, partial(self._reconcile, key, stored), partial(self.commits.is_idle, key))
         self._boundary.keep(self._state.objects.keys())
         self._metrics.waiting.set(waiting)
         self._settled = {key: seen for key, seen in self._settled.items() if key in self._state.objects}
@@ -135,7 +135,9 @@ class ClaimReconciler:
                     return True
                 stored, turn = self._state.objects[key], self._costly.turn_of(key)
                 if not self.commits.is_busy(key):
-                    await self._bounded(key, stored, partial(self._reconcile, key, stored, is_cheap=False))
+                    await self._bounded(
+                        key, stored, partial(self._reconcile, key, stored, is_cheap=False), partial(self.commits.is_idle, key)
+                    )
                 if self._costly.turn_of(key) == turn:
                     self._costly.drop(key)  # it has what it wanted, or waits for something else
         return False
@@ -151,7 +153,9 @@ class ClaimReconciler:
         nodes = self._state.nodes_for(stored.claim) if stored is not None else ()
         return self._state.shared_epoch, self._state.class_epoch, tuple(self._state.freedom_of(node) for node in nodes)
 
-    async def _bounded(self, key: ObjectKey, stored: Stored, work: Callable[[], Coroutine[None, None, None]]) -> bool:
+    async def _bounded(
+        self, key: ObjectKey, stored: Stored, work: Callable[[], Coroutine[None, None, None]], is_over: Callable[[], bool] = lambda: True
+    ) -> bool:
         """Do one piece of work for a claim, and set the claim aside when it fails in a way that nobody thought of; True: a peer was silent, and it is due again."""
 
         async def guarded() -> bool:
@@ -166,16 +170,13 @@ class ClaimReconciler:
             await self.set_condition(key, stored, "Malformed", (reason,))
 
         version = (stored.revision, self._state.supply, self._state.shared_epoch)
-        is_due = await self._boundary.run(key, version, guarded, name=stored.shown, report=report)
+        is_due = await self._boundary.run(key, version, guarded, name=stored.shown, report=report, is_over=is_over)
         self._is_due = is_due or self._is_due
         return is_due
 
     def _peer(self, stored: Stored) -> Peer:
         """Say what changes when there is a reason to ask a claim's node again."""
-        try:
-            attempt = stored.claim.attempt
-        except ContractError:
-            attempt = None
+        attempt = stored.known_attempt
         return Peer(stored.revision, self._state.ledgers.get(attempt.node) if attempt is not None else None)
 
     def _expire_refusals(self) -> None:
@@ -227,7 +228,6 @@ class ClaimReconciler:
         wait_s = self._turns.wait_s(stored.uid, stage)
         if wait_s > 0:
             self.commits.wake_after(wait_s)
-            self._is_due = True
         return wait_s > 0
 
     async def _begin(self, stored: Stored, drafts: Sequence[Draft]) -> None:
@@ -244,7 +244,7 @@ class ClaimReconciler:
             group.extend(await self.committer.write_attempts(drafts))
 
         try:
-            if await self._bounded(drafts[0].key, stored, write_attempts):
+            if await self._bounded(drafts[0].key, stored, write_attempts, partial(self.commits.is_idle, drafts[0].key)):
                 self.commits.rest(drafts[0].key, self._peer(stored))
             elif len(group) < len(drafts):
                 self._turns.see_another()
@@ -256,10 +256,10 @@ class ClaimReconciler:
             await self._commit_bounded(attempted)
 
     async def _commit_bounded(self, attempted: Attempted) -> None:
-        if await self._bounded(attempted.key, attempted.stored, partial(self._commit, attempted)):
+        if await self._bounded(attempted.key, attempted.stored, partial(self._commit, attempted.key, attempted)):
             self.commits.rest(attempted.key, self._peer(self._state.objects.get(attempted.key, attempted.stored)))
 
-    async def _commit(self, attempted: Attempted) -> None:
+    async def _commit(self, _: ObjectKey, attempted: Attempted) -> None:
         await self.committer.commit([attempted], self)
 
     @property

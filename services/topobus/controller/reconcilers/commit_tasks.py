@@ -74,6 +74,10 @@ class CommitTasks:
         """Say whether a claim is being written."""
         return key in self._busy
 
+    def is_idle(self, key: ObjectKey) -> bool:
+        """Say whether nothing of a claim is being written."""
+        return key not in self._busy
+
     def rests(self, key: ObjectKey, peer: Peer) -> bool:
         """Say whether a claim is not to be tried yet.
 

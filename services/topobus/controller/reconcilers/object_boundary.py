@@ -50,11 +50,13 @@ class ObjectBoundary:
         *,
         name: str,
         report: Callable[[Reason], Awaitable[object]] | None = None,
+        is_over: Callable[[], bool] = lambda: True,
     ) -> bool:
         """Do the work for one object, unless it failed at this version already; True says that another try is due after a while.
 
         Shapes: version — changes when anything changes that the work reads (the object's revision at least); name — the object's, for the log; report — writes the
-        reason into the object; it is called once a failure, and again when the write itself met a silent peer.
+        reason into the object; it is called once a failure, and again when the write itself met a silent peer; is_over — False after work that goes on beside the loop:
+        what is noted of the object stays until that has ended.
         Errors: raises nothing but what is no Exception (a cancellation).
         """
         set_aside = self._set_aside.get(key)
@@ -68,8 +70,9 @@ class ObjectBoundary:
                 self._log.warning("object.peer-silent", loop=self._loop, object=name, error=str(err))
                 return True
             return await self._put_aside(key, version, err, name, report)
-        self._set_aside.pop(key, None)
-        self._logged.pop(key, None)
+        if is_over():
+            self._set_aside.pop(key, None)
+            self._logged.pop(key, None)
         return is_due
 
     def run_now(self, key: Hashable, version: Hashable, work: Callable[[], None], *, name: str) -> bool:
