@@ -11,7 +11,7 @@ import pytest
 
 from support.alignment_nodes import dgx_facts
 from support.real_topology import WatchedTopology, real_topology
-from support.replica import NOW, claims_of, read, runtime_on, store
+from support.replica import NOW, claims_of, read, runtime_on, start_node, store
 from topobus.cel.selector import CelCompiler
 from topobus.contracts.catalogue import OBJECT, PLACE
 from topobus.contracts.messages import ApiObject, PlaceRequest
@@ -201,11 +201,7 @@ class OneNode:
     @classmethod
     async def start(cls, bus: Bus, topologies: AsyncExitStack) -> OneNode:
         """Publish the node and run its topology service."""
-        machine, inventories = dgx_facts()
-        topology = await topologies.enter_async_context(real_topology(bus, machine, [inventories["gpu"]]))
-        state = StandaloneState()
-        state.put_machine(machine)
-        state.put_inventory(inventories["gpu"])
+        topology, state = await start_node(bus, topologies)
         return cls(bus, topology, state)
 
     def granted(self) -> Attempt:

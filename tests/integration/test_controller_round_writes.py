@@ -6,9 +6,8 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from support.alignment_nodes import dgx_facts
-from support.real_topology import WatchedTopology, real_topology
-from support.replica import claims_of, read, runtime_on, store
+from support.real_topology import WatchedTopology
+from support.replica import claims_of, read, runtime_on, start_node, store
 from topobus.cel.selector import CelCompiler
 from topobus.contracts.catalogue import OBJECT
 from topobus.contracts.messages import ApiObject
@@ -36,11 +35,7 @@ class _Node:
     @classmethod
     async def start(cls, bus: Bus, topologies: AsyncExitStack) -> _Node:
         """Publish the node and run its topology service."""
-        machine, inventories = dgx_facts()
-        topology = await topologies.enter_async_context(real_topology(bus, machine, [inventories["gpu"]]))
-        state = StandaloneState()
-        state.put_machine(machine)
-        state.put_inventory(inventories["gpu"])
+        topology, state = await start_node(bus, topologies)
         return cls(topology, state)
 
     def reconciler(self, bus: Bus, turns: ReplicaTurns | None = None) -> ClaimReconciler:

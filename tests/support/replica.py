@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
+
 from prometheus_client import CollectorRegistry
 
+from support.alignment_nodes import dgx_facts
+from support.real_topology import WatchedTopology, real_topology
 from topobus.contracts.catalogue import OBJECT
 from topobus.contracts.messages import ApiObject
 from topobus.controller.claims.stored import ObjectKey, Stored
@@ -24,9 +28,19 @@ from topobus.runtime.clock import SystemClock
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.service import Runtime
 
-__all__ = ["NOW", "claims_of", "read", "runtime_on", "store"]
+__all__ = ["NOW", "claims_of", "read", "runtime_on", "start_node", "store"]
 
 NOW = "2026-01-01T00:00:00Z"
+
+
+async def start_node(bus: Bus, topologies: AsyncExitStack) -> tuple[WatchedTopology, StandaloneState]:
+    """Run the topology service of a node of eight GPUs; gives it with a replica's copy that knows the node."""
+    machine, inventories = dgx_facts()
+    topology = await topologies.enter_async_context(real_topology(bus, machine, [inventories["gpu"]]))
+    state = StandaloneState()
+    state.put_machine(machine)
+    state.put_inventory(inventories["gpu"])
+    return topology, state
 
 
 def runtime_on(bus: Bus) -> Runtime:

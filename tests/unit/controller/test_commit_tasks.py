@@ -144,9 +144,9 @@ async def test_claim_rests_when_its_peer_was_silent(elapsed_s: float, peer: Peer
     tasks.rest(A, Peer(1, LEDGER))
     clock.advance(elapsed_s)
 
-    assert tasks.rests(A, peer) is rests
+    assert tasks.rests(A, lambda: peer) is rests
     assert tasks.is_resting is rests
-    assert not tasks.rests(B, peer)
+    assert not tasks.rests(B, lambda: peer)
 
 
 async def test_rest_is_forgotten_when_the_claim_is_gone() -> None:
@@ -192,3 +192,24 @@ async def test_nobody_is_woken_when_nobody_runs_the_tasks() -> None:
     await _turn()
 
     assert woken == []
+
+
+async def test_loop_is_woken_at_the_earliest_time_when_a_later_one_was_asked_for_before() -> None:
+    """Who waits for a short turn does not wait for somebody's long one; what was asked for later comes round by the loop itself."""
+    woken: list[str] = []
+    tasks, clock = _tasks(wake=lambda: woken.append("woken"))
+    running = asyncio.create_task(tasks.run())
+    await _turn()
+    for wait_s in (2.0, 0.2, 1.0):
+        tasks.wake_after(wait_s)
+        await _turn()
+    clock.advance(0.2)
+    await _turn()
+    early = list(woken)
+    clock.advance(2.0)
+    await _turn()
+    running.cancel()
+    await asyncio.wait({running})
+
+    assert early == ["woken"]
+    assert woken == ["woken"]

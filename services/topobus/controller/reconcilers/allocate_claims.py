@@ -50,6 +50,7 @@ from topobus.runtime.service import Runtime
 
 __all__ = ["ClaimReconciler"]
 
+_Work = Callable[[], Coroutine[None, None, None]]
 # Claims advised in one round: advice costs a dozen searches, and where a thousand claims wait for one device nobody reads the advice of each.
 _MOST_ADVICE = 16
 # Steps of costly searches in one round, some hundred milliseconds: then whatever is new has its turn. One search more may be begun, and may take the whole step budget.
@@ -116,8 +117,8 @@ class ClaimReconciler:
                 if stored is None:
                     continue  # gone while the claims before it were worked on
                 waiting += not self._is_allocated(stored.value)
-                if not self.commits.is_busy(key) and not self.commits.rests(key, self._peer(stored)):
-                    await self._bounded(key, stored, partial(self._reconcile, key, stored), partial(self.commits.is_idle, key))
+                if not self.commits.is_busy(key) and not self.commits.rests(key, partial(self._peer, stored)):
+                    await self._bounded(key, stored, partial(self._reconcile, key, stored), partial(self.commits.is_busy, key))
         self._boundary.keep(self._state.objects.keys())
         self._metrics.waiting.set(waiting)
         self._settled = {key: seen for key, seen in self._settled.items() if key in self._state.objects}
@@ -136,7 +137,7 @@ class ClaimReconciler:
                 stored, turn = self._state.objects[key], self._costly.turn_of(key)
                 if not self.commits.is_busy(key):
                     await self._bounded(
-                        key, stored, partial(self._reconcile, key, stored, is_cheap=False), partial(self.commits.is_idle, key)
+                        key, stored, partial(self._reconcile, key, stored, is_cheap=False), partial(self.commits.is_busy, key)
                     )
                 if self._costly.turn_of(key) == turn:
                     self._costly.drop(key)  # it has what it wanted, or waits for something else
@@ -153,9 +154,7 @@ class ClaimReconciler:
         nodes = self._state.nodes_for(stored.claim) if stored is not None else ()
         return self._state.shared_epoch, self._state.class_epoch, tuple(self._state.freedom_of(node) for node in nodes)
 
-    async def _bounded(
-        self, key: ObjectKey, stored: Stored, work: Callable[[], Coroutine[None, None, None]], is_over: Callable[[], bool] = lambda: True
-    ) -> bool:
+    async def _bounded(self, key: ObjectKey, stored: Stored, work: _Work, is_under_way: Callable[[], bool] = lambda: False) -> bool:
         """Do one piece of work for a claim, and set the claim aside when it fails in a way that nobody thought of; True: a peer was silent, and it is due again."""
 
         async def guarded() -> bool:
@@ -170,7 +169,7 @@ class ClaimReconciler:
             await self.set_condition(key, stored, "Malformed", (reason,))
 
         version = (stored.revision, self._state.supply, self._state.shared_epoch)
-        is_due = await self._boundary.run(key, version, guarded, name=stored.shown, report=report, is_over=is_over)
+        is_due = await self._boundary.run(key, version, guarded, name=stored.shown, report=report, is_under_way=is_under_way)
         self._is_due = is_due or self._is_due
         return is_due
 
@@ -244,7 +243,7 @@ class ClaimReconciler:
             group.extend(await self.committer.write_attempts(drafts))
 
         try:
-            if await self._bounded(drafts[0].key, stored, write_attempts, partial(self.commits.is_idle, drafts[0].key)):
+            if await self._bounded(drafts[0].key, stored, write_attempts, partial(self.commits.is_busy, drafts[0].key)):
                 self.commits.rest(drafts[0].key, self._peer(stored))
             elif len(group) < len(drafts):
                 self._turns.see_another()

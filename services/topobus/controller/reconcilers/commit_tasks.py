@@ -10,6 +10,7 @@ whose peer did not answer rests, so that one silent node does not keep all slots
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ class CommitTasks:
         self._group: asyncio.TaskGroup | None = None
         self._round: asyncio.TaskGroup | None = None
         self._alarm: asyncio.Task[None] | None = None
+        self._alarm_s = math.inf
         self._busy: set[ObjectKey] = set()
         self._resting: dict[ObjectKey, tuple[float, Peer]] = {}
 
@@ -53,7 +55,7 @@ class CommitTasks:
             try:
                 await asyncio.Event().wait()
             finally:
-                self._group = None
+                self._group, self._alarm, self._alarm_s = None, None, math.inf
 
     @asynccontextmanager
     async def during_round(self) -> AsyncIterator[None]:
@@ -74,20 +76,17 @@ class CommitTasks:
         """Say whether a claim is being written."""
         return key in self._busy
 
-    def is_idle(self, key: ObjectKey) -> bool:
-        """Say whether nothing of a claim is being written."""
-        return key not in self._busy
-
-    def rests(self, key: ObjectKey, peer: Peer) -> bool:
+    def rests(self, key: ObjectKey, peer: Callable[[], Peer]) -> bool:
         """Say whether a claim is not to be tried yet.
 
-        Shapes: peer — as it is now: the claim's revision and its node's ledger.
+        Shapes: peer — gives it as it is now, the claim's revision and its node's ledger; asked of a claim that rests alone, for a round comes to all claims.
         """
         resting = self._resting.get(key)
         if resting is None:
             return False
         until_s, before = resting
-        if self._clock.monotonic() < until_s and before.revision == peer.revision and before.ledger is peer.ledger:
+        now = peer()
+        if self._clock.monotonic() < until_s and before.revision == now.revision and before.ledger is now.ledger:
             return True
         del self._resting[key]
         return False
@@ -101,15 +100,18 @@ class CommitTasks:
         self._resting = {key: resting for key, resting in self._resting.items() if key in objects}
 
     def wake_after(self, wait_s: float) -> None:
-        """Wake the loop after a while, once for all who ask for it meanwhile; without `run` nobody is woken."""
-        if self._group is not None and self._alarm is None:
-            self._alarm = self._group.create_task(self._ring(wait_s))
+        """Wake the loop after a while, once at the earliest time that is asked for; without `run` nobody is woken."""
+        at_s = self._clock.monotonic() + wait_s
+        if self._group is None or at_s >= self._alarm_s:
+            return
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm_s = at_s
+        self._alarm = self._group.create_task(self._ring(wait_s))
 
     async def _ring(self, wait_s: float) -> None:
-        try:
-            await self._clock.sleep(wait_s)
-        finally:
-            self._alarm = None
+        await self._clock.sleep(wait_s)
+        self._alarm, self._alarm_s = None, math.inf
         self._wake()
 
     async def begin(self, keys: Collection[ObjectKey], work: Callable[[], Awaitable[None]], *, ends_with_round: bool = False) -> None:

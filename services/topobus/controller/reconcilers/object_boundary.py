@@ -50,12 +50,12 @@ class ObjectBoundary:
         *,
         name: str,
         report: Callable[[Reason], Awaitable[object]] | None = None,
-        is_over: Callable[[], bool] = lambda: True,
+        is_under_way: Callable[[], bool] = lambda: False,
     ) -> bool:
         """Do the work for one object, unless it failed at this version already; True says that another try is due after a while.
 
         Shapes: version — changes when anything changes that the work reads (the object's revision at least); name — the object's, for the log; report — writes the
-        reason into the object; it is called once a failure, and again when the write itself met a silent peer; is_over — False after work that goes on beside the loop:
+        reason into the object; it is called once a failure, and again when the write itself met a silent peer; is_under_way — True after work that goes on beside the loop:
         what is noted of the object stays until that has ended.
         Errors: raises nothing but what is no Exception (a cancellation).
         """
@@ -70,7 +70,7 @@ class ObjectBoundary:
                 self._log.warning("object.peer-silent", loop=self._loop, object=name, error=str(err))
                 return True
             return await self._put_aside(key, version, err, name, report)
-        if is_over():
+        if not is_under_way():
             self._set_aside.pop(key, None)
             self._logged.pop(key, None)
         return is_due

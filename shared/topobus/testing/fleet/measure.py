@@ -65,8 +65,6 @@ class FleetRun(Struct, frozen=True, kw_only=True):
     """Claims that come one after the other, when all others are allocated."""
     limit_s: float = 600.0
     """How long the fill may take."""
-    settings: Mapping[str, str] = {}
-    """More of the controller's environment."""
 
 
 async def measure_run(run: FleetRun, say: Say) -> dict[str, Any]:
@@ -120,7 +118,6 @@ class _Fill:
         self._environment = {
             "TOPOBUS_ALL__NATS__STORE_MIB": str(store_mib),
             "TOPOBUS_ALL__LOG__LEVEL": "warning",
-            **run.settings,
         }
         self._controllers: list[BenchService] = []
         self._allocated: dict[str, float] = {}
