@@ -88,7 +88,7 @@ class SriovKernel:
 
     def follow(self, writes: KernelWrites) -> None:
         """Obey writes from now on."""
-        writes.obey(f"{self._folder(PHYSICAL)}/sriov_numvfs", lambda text: self._obey(int(text)))
+        writes.obey(f"{self._folder(PHYSICAL)}/sriov_numvfs", self._take)
 
     def set_number(self, number: int) -> None:
         """Change the number as somebody else does, or a reboot."""
@@ -96,9 +96,11 @@ class SriovKernel:
             write(self.root, {f"{self._folder(PHYSICAL)}/sriov_numvfs": number})
             self._change(number)
 
-    def _obey(self, number: int) -> None:
-        with self._lock:
-            self._change(number)
+    def _take(self, text: str) -> None:
+        # Empty while a next write is under way: to sysfs no bytes are no write, and the event of that write follows.
+        if text:
+            with self._lock:
+                self._change(int(text))
 
     def _change(self, number: int) -> None:
         folder = self.root / self._folder(PHYSICAL)
