@@ -15,6 +15,7 @@ from support.fake_nvml import GIB, IDLE_BYTES, FakeGpu, FakeNvml, fake_nvml, nee
 from support.gpu_processes import add_process, end_recorded
 from support.hands_bench import CLEANING, HandsBench
 from support.laws import examples
+from support.thread_turns import other_threads
 from topobus.contracts.messages import Prepared
 from topobus.contracts.sandbox_messages import Accepted
 from topobus.domain.outcome import Refusal
@@ -81,13 +82,13 @@ class _History:
         return not self.has_process and self.leaked_bytes == 0 and not self.is_silent
 
     async def _ask(self, owner: Owner) -> object:
-        while isinstance((reply := await self.bench.prepare(self.device, owner=owner)).result, Accepted):  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        while isinstance((reply := await self.bench.prepare(self.device, owner=owner)).result, Accepted):
+            await other_threads()
         if isinstance(reply.result, Refusal) and self._is_clean:
             # Tried again only after a pause.
             self.bench.clock.advance(CLEANING.retry_s * 64)
-            while isinstance((reply := await self.bench.prepare(self.device, owner=owner)).result, Accepted | Refusal):  # noqa: ASYNC110
-                await asyncio.sleep(0)
+            while isinstance((reply := await self.bench.prepare(self.device, owner=owner)).result, Accepted | Refusal):
+                await other_threads()
         return reply.result
 
     async def _come(self, number: str) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from support.hands_bench import CLEANING, HandsBench, new_card
 from support.laws import examples
+from support.thread_turns import other_threads
 from topobus.contracts.messages import Prepared
 from topobus.contracts.sandbox_messages import Accepted, Attached
 from topobus.domain.outcome import Refusal
@@ -59,8 +60,8 @@ class _History:
         # The ledger gives a card to one owner at a time.
         if self.holder not in (None, owner):
             return
-        while isinstance((reply := await self.bench.prepare("card-0", owner=owner, image="fast")).result, Accepted):  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        while isinstance((reply := await self.bench.prepare("card-0", owner=owner, image="fast")).result, Accepted):
+            await other_threads()
         if self.is_stuck and self.holder is None:
             assert isinstance(reply.result, Refusal), "a card was given whose dirt sticks"
             return
@@ -101,8 +102,8 @@ class _History:
             for doublings in range(7):
                 # Time passes only while all wait for the next try, never while somebody cleans.
                 await ticks.enter_async_context(self.bench.clock.ticking(CLEANING.retry_s * 2**doublings))
-            while self.holder is None and self.bench.hands.observations():  # noqa: ASYNC110  (its thread tells nobody)
-                await asyncio.sleep(0)
+            while self.holder is None and self.bench.hands.observations():
+                await other_threads()
 
     async def _restart(self, _: str) -> None:
         await self._life.aclose()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from support.sysfs_trees import write
+from support.thread_turns import other_threads
 from topobus.contracts.messages import PrepareRequest, UnprepareRequest
 from topobus.contracts.sandbox_messages import Accepted
 from topobus.devicekit.device_hands import DeviceHands
@@ -107,8 +108,8 @@ class PassthroughBench:
         names = tuple(self.name(address) for address in addresses)
         request = PrepareRequest(op_id="", owner=owner, devices=names, config=(dict(config),) if config is not None else (), **more)
         async with asyncio.timeout(LIMIT_S):
-            while isinstance(result := (await self.preparer.prepare(request)).result, Accepted):  # noqa: ASYNC110  (its thread tells nobody)
-                await asyncio.sleep(0)
+            while isinstance(result := (await self.preparer.prepare(request)).result, Accepted):
+                await other_threads()
         return result
 
     async def ask(self, address: str) -> Any:

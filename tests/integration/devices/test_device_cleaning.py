@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.device_bench import LIMIT_S, NODE, DeviceBench, has_state
+from support.thread_turns import other_threads
 from topobus.contracts.catalogue import PREPARE, UNPREPARE
 from topobus.contracts.messages import Prepared, PrepareRequest, UnprepareRequest
 from topobus.contracts.sandbox_messages import Accepted
@@ -131,8 +132,8 @@ async def test_service_waits_and_says_so_when_another_process_has_the_journal(bu
     await bench.publish_machine()
     async with bench.service(_CleaningToy(), readiness=readiness):
         async with asyncio.timeout(LIMIT_S):
-            while "journal" not in readiness.report():  # noqa: ASYNC110  (readiness tells nobody)
-                await asyncio.sleep(0)
+            while "journal" not in readiness.report():
+                await other_threads()
         waiting = readiness.report()["journal"]
         other.close()
         await bench.inventory(has_state(HealthState.HEALTHY, "toy-0"))

@@ -11,6 +11,7 @@ import pytest
 
 from support.asking import ask_patiently
 from support.device_bench import LIMIT_S, NODE, OWNER, DeviceBench, has_state
+from support.thread_turns import other_threads
 from topobus.contracts.catalogue import INVENTORY, LEDGER, MAINTENANCE, PERFORM, PREPARE
 from topobus.contracts.messages import Prepared, PrepareRequest
 from topobus.contracts.operation_messages import ClassMaintenance, Operated, PerformRequest
@@ -239,8 +240,8 @@ async def test_other_makers_devices_are_offered_throughout_when_a_driver_is_exch
             await _perform(bus, DeviceVerb.RETURN, "op-3", device="acme-0")
             last = await bench.inventory(_kept_back("acme-0", is_so=False))
         async with asyncio.timeout(LIMIT_S):
-            while not shown or shown[-1].generation < last.generation:  # noqa: ASYNC110  (the recorder tells nobody)
-                await asyncio.sleep(0)
+            while not shown or shown[-1].generation < last.generation:
+                await other_threads()
         recording.cancel()
 
     between = [inventory for inventory in shown if first.generation < inventory.generation < last.generation]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.hands_bench import OTHER, OWNER, TIMEOUT_S, HandsBench, new_card
+from support.thread_turns import other_threads
 from topobus.contracts.messages import Prepared, PrepareRequest
 from topobus.contracts.sandbox_messages import Attached
 from topobus.devicekit import journaled_verbs
@@ -221,8 +222,8 @@ async def test_attach_is_refused_by_name_and_ends_later_when_the_driver_hangs(tm
         bench.clock.advance(TIMEOUT_S)
         hung = await asking
         driver.go.set()
-        while bench.hands.drivers["folder"].is_hung:  # noqa: ASYNC110  (its thread tells nobody)
-            await asyncio.sleep(0)
+        while bench.hands.drivers["folder"].is_hung:
+            await other_threads()
         again = await bench.attach("card-0", sandbox=sandbox)
 
     assert codes(hung.result) == ["driver-hung"]
@@ -306,8 +307,8 @@ async def test_device_is_dirty_and_tried_again_when_it_cannot_be_undone(tmp_path
         seen = bench.hands.observations()["card-0"]
         driver.is_stuck = False
         async with bench.clock.ticking(1.0):
-            while bench.hands.observations():  # noqa: ASYNC110  (its thread tells nobody)
-                await asyncio.sleep(0)
+            while bench.hands.observations():
+                await other_threads()
 
     assert codes(refused.result) == ["undo-failed"]
     assert isinstance(neighbour.result, Prepared)
@@ -327,8 +328,8 @@ async def test_device_is_out_of_use_and_others_go_on_when_its_journal_cannot_be_
         neighbour = await bench.prepare("card-1")
         file.unlink()
         async with bench.clock.ticking(1.0):
-            while bench.hands.observations():  # noqa: ASYNC110  (its thread tells nobody)
-                await asyncio.sleep(0)
+            while bench.hands.observations():
+                await other_threads()
         again = await bench.prepare("card-0")
 
     assert (seen.reason, seen.state) == ("journal-unreadable", HealthState.UNHEALTHY)

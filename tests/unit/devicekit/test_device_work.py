@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.hands_bench import CLEANING, OTHER, OWNER, HandsBench, new_card
+from support.thread_turns import other_threads
 from topobus.contracts.messages import Prepared
 from topobus.contracts.sandbox_messages import Accepted
 from topobus.devicekit.device_record import DeviceRecord
@@ -47,8 +48,8 @@ async def test_next_owner_waits_and_is_told_why_when_the_device_is_being_cleaned
         seen = bench.hands.observations()["card-0"]
         waiting = await bench.prepare("card-0", owner=OTHER)
         driver.go.set()
-        while bench.hands.observations():  # noqa: ASYNC110  (its thread tells nobody)
-            await asyncio.sleep(0)
+        while bench.hands.observations():
+            await other_threads()
         given = await bench.prepare("card-0", owner=OTHER)
 
     assert left.refusal is None
@@ -79,14 +80,14 @@ async def test_device_stays_dirty_over_a_restart_when_cleaning_fails(bench: Hand
         first = bench.hands.observations()["card-0"]
     async with bench.life():
         async with bench.clock.ticking(1.0):
-            while bench.hands.observations()["card-0"].reason != "dirty":  # noqa: ASYNC110  (its thread tells nobody)
-                await asyncio.sleep(0)
+            while bench.hands.observations()["card-0"].reason != "dirty":
+                await other_threads()
         refused = await bench.prepare("card-0", owner=OTHER)
         second = bench.hands.observations()["card-0"]
         dirt.write_text("loose", encoding="utf-8")
         async with bench.clock.ticking(1.0), bench.clock.ticking(2.0), bench.clock.ticking(4.0):
-            while bench.hands.observations():  # noqa: ASYNC110  (its thread tells nobody)
-                await asyncio.sleep(0)
+            while bench.hands.observations():
+                await other_threads()
         given = await bench.prepare("card-0", owner=OTHER)
 
     assert left.refusal is None
@@ -131,8 +132,8 @@ async def test_prepare_is_accepted_until_the_work_ends_when_it_is_long(tmp_path:
         leaving = await bench.unprepare("card-0")
         neighbour = await bench.prepare("card-1")
         driver.go.set()
-        while bench.hands.jobs.is_under_way("card-0", OWNER):  # noqa: ASYNC110  (its thread tells nobody)
-            await asyncio.sleep(0)
+        while bench.hands.jobs.is_under_way("card-0", OWNER):
+            await other_threads()
         third = await bench.prepare("card-0", op_id="op", image="fast", is_slow=True)
 
     assert first.result == Accepted(retry_after_s=1.0, limit_s=30.0, what="programming card-0")
@@ -152,11 +153,11 @@ async def test_prepare_is_refused_and_the_card_restored_when_the_work_takes_too_
         await bench.prepare("card-0", image="fast", is_slow=True)
         await asyncio.to_thread(driver.held.wait)
         bench.clock.advance(30.0)
-        while isinstance((late := await bench.prepare("card-0", image="fast", is_slow=True)).result, Accepted):  # noqa: ASYNC110  (its thread tells nobody)
-            await asyncio.sleep(0)
+        while isinstance((late := await bench.prepare("card-0", image="fast", is_slow=True)).result, Accepted):
+            await other_threads()
         driver.go.set()
-        while bench.hands.jobs.is_under_way("card-0", OWNER):  # noqa: ASYNC110  (its thread tells nobody)
-            await asyncio.sleep(0)
+        while bench.hands.jobs.is_under_way("card-0", OWNER):
+            await other_threads()
         card = bench.card("card-0")
         left = await bench.unprepare("card-0")
 

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from support.thread_turns import other_threads
 from topobus.devicekit import isolation
 from topobus.devicekit.isolation import DriverFailed, DriverHung, IsolatedDriver
 from topobus.domain.errors import HardwareError
@@ -65,8 +66,8 @@ async def test_call_gives_up_when_the_driver_hangs_and_recovers_when_it_returns(
     with pytest.raises(DriverHung, match="earlier call"):
         await isolated.call("discover", lambda: 1)
     hang.set()
-    while isolated.is_hung:  # noqa: ASYNC110  (the call ends in its thread, which tells nobody)
-        await asyncio.sleep(0)
+    while isolated.is_hung:
+        await other_threads()
 
     assert done == set()
     assert await isolated.call("discover", lambda: 1) == 1
@@ -167,8 +168,8 @@ async def test_watch_gives_up_when_a_look_hangs_and_no_call_of_that_time_is_done
     with pytest.raises(DriverHung, match="earlier call"):
         await isolated.call("prepare", lambda: done.append("refused"))
     hang.set()
-    while isolated.is_hung:  # noqa: ASYNC110  (the look ends in its thread, which tells nobody)
-        await asyncio.sleep(0)
+    while isolated.is_hung:
+        await other_threads()
     await isolated.call("prepare", lambda: done.append("next"))
 
     assert done == ["next"]

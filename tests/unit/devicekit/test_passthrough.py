@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +26,7 @@ from support.passthrough_bench import (
     nodes_of,
 )
 from support.sysfs_trees import write
+from support.thread_turns import other_threads
 from topobus.contracts.messages import Prepared
 from topobus.contracts.sandbox_messages import Accepted
 from topobus.devicekit.settings import PassthroughRule, PassthroughSettings
@@ -173,8 +173,8 @@ async def test_claim_waits_until_nobody_has_the_device_open(bench: PassthroughBe
     """A process that has its node open is waited for, and nothing is switched before it has closed it."""
     bench.open_node(4711, "python3", "dri/renderD128")
     async with bench.life():
-        while not isinstance(begun := await bench.ask(FIRST), Accepted) or bench.journal_of(FIRST) is None:  # noqa: ASYNC110  (its thread tells nobody)
-            await asyncio.sleep(0)
+        while not isinstance(begun := await bench.ask(FIRST), Accepted) or bench.journal_of(FIRST) is None:
+            await other_threads()
         held = bench.held_by()[FIRST]
         bench.close_node(4711)
         prepared = await bench.prepare(FIRST)
@@ -258,8 +258,8 @@ async def test_function_that_cannot_be_given_back_is_nobodys_until_it_is(bench: 
         await bench.prepare(FIRST)
         bench.kernel.refuse(bind)
         refusal = await bench.unprepare(FIRST)
-        while bench.name(FIRST) not in bench.hands.observations():  # noqa: ASYNC110  (its thread tells nobody)
-            await asyncio.sleep(0)
+        while bench.name(FIRST) not in bench.hands.observations():
+            await other_threads()
         seen = bench.hands.observations()[bench.name(FIRST)]
         other = await bench.prepare(FIRST, owner=OTHER, config=None)
         bench.kernel.accept(bind)

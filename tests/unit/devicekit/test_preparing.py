@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from support.thread_turns import other_threads
 from topobus.contracts.messages import Prepared, PrepareReply, PrepareRequest, UnprepareRequest
 from topobus.devicekit.device_hands import DeviceHands
 from topobus.devicekit.isolation import IsolatedDriver
@@ -160,8 +161,8 @@ async def test_prepare_refuses_and_can_succeed_later_when_the_driver_hangs(bench
     bench.clock.advance(_TIMEOUT_S)
     hung = await preparing
     bench.drivers["other"].go.set()
-    while (again := await bench.prepare("other-0", op_id="op-2")) == hung or "earlier call" in str(again):  # noqa: ASYNC110  (its thread tells nobody)
-        await asyncio.sleep(0)
+    while (again := await bench.prepare("other-0", op_id="op-2")) == hung or "earlier call" in str(again):
+        await other_threads()
 
     assert (_code(failed), _code(hung)) == ("driver-failed", "driver-hung")
     assert isinstance((await bench.prepare("acme-0")).result, Prepared)
