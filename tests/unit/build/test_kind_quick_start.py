@@ -11,6 +11,11 @@ import pytest
 import yaml
 
 from support.kustomize import built, container_of, environment_of, pod_of
+from topobus.contracts.messages import Prepared
+from topobus.domain.edits import ContainerEdits, DeviceNode
+from topobus.gateway.config import GatewaySettings
+from topobus.gateway.core.edit_limits import refuse_forbidden, rights_of
+from topobus.runtime.config import load_settings
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = ROOT / "deploy" / "kind" / "quick-start"
@@ -183,6 +188,19 @@ def test_services_read_the_machine_where_the_script_puts_it() -> None:
     paths = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}
     assert paths == {top: f"{folder[1]}/{top}" for top in ("sys", "proc", "dev")}
     assert environment_of(manifests, container_of(pod, "gpu"))["TOPOBUS_ALL__HARDWARE__RUNTIME_DEV"] == f"{folder[1]}/dev"
+
+
+@pytest.mark.parametrize("device_class", ["gpu", "nic", "fpga"])
+def test_gateway_allows_the_device_nodes_of_the_machine(device_class: str) -> None:
+    """Without the operator's word it gives none outside of /dev, and no pod would get a device."""
+    manifests = built("kind/manifests")
+    environment = environment_of(manifests, container_of(pod_of(manifests, "DaemonSet", "topobus-gateway"), "gateway"))
+    settings = load_settings(GatewaySettings, "gateway", file=None, environ=environment)
+    path = f"{environment['TOPOBUS_ALL__HARDWARE__RUNTIME_DEV']}/any0"
+    prepared = Prepared(edits={"any-0": ContainerEdits(device_nodes=(DeviceNode(path="/dev/any0", host_path=path),))})
+
+    rights = rights_of(device_class, settings.edits[device_class], is_foreign=False)
+    assert refuse_forbidden(device_class, prepared, rights) is None
 
 
 def test_pod_asks_for_what_the_recorded_machine_has() -> None:
