@@ -302,7 +302,7 @@ SECTIONS: tuple[ReasonSection, ...] = (
             ReasonGroup(
                 ("edits-forbidden",),
                 "a device service wants to give a container what its class [may not bring](dra-on-the-node.md#what-a-device-may-bring-into-a-container)",
-                ("class", "device", "edit", "wanted"),
+                ("class", "device", "edit", "wanted", "count"),
             ),
             ReasonGroup(("cdi-unresolved", "cdi-ambiguous"), "no CDI file, or several, define a device", ("device", "files")),
             ReasonGroup(

@@ -127,6 +127,18 @@ def test_answer_is_refused_when_an_edit_is_outside_the_rights(edits: ContainerEd
     assert refusal.reasons[0].message.isprintable()
 
 
+def test_reasons_are_as_many_as_the_rules_that_are_broken() -> None:
+    """Eight cards whose nodes nobody allowed are one sentence, with the first of them and how many more there are; another rule is another sentence."""
+    cards = {f"acme-{number}": node(f"/dev/other{number}") for number in range(8)}
+    refusal = refuse_forbidden("acme", Prepared(common=env("LD_AUDIT"), edits=cards), OPERATORS)
+
+    assert refusal is not None
+    variable, nodes = refusal.reasons
+    assert variable.facts["count"] == 1
+    assert nodes.facts == {**nodes.facts, "device": "acme-0", "edit": "device node '/dev/other0'", "count": 8}
+    assert "device 'acme-0' device node '/dev/other0' and 7 more, which the gateway forbids: wanted" in nodes.message
+
+
 @pytest.mark.parametrize(
     "edits",
     [
@@ -199,8 +211,9 @@ def test_runtime_obeys_no_annotation_when_a_plugin_of_others_may_set_any() -> No
 
 
 def test_refusal_stays_short_when_everything_is_wrong() -> None:
-    """An answer with thousands of faults gives an error that fits into a status."""
+    """An answer with thousands of faults against all rules gives an error that fits into a status."""
     edits = {f"acme-{number}": mount("/" + "x" * 1000) for number in range(1000)}
+    edits |= {f"other-{number}": forbidden for number, (forbidden, _) in enumerate(FORBIDDEN.values())}
     refusal = refuse_forbidden("acme", Prepared(edits=edits), OPERATORS)
 
     assert refusal is not None

@@ -10,7 +10,8 @@ from __future__ import annotations
 import posixpath
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from types import MappingProxyType
 
 from msgspec import Struct, structs
@@ -155,18 +156,17 @@ def refuse_forbidden(
     """Refuse an answer of `prepare` in which anything is outside the rights of its class; None is all allowed.
 
     Shapes: leads_to — host path to where its links lead, for those of which that is known and another path.
-    Errors: raises nothing; Refusal code edits-forbidden with at most eight reasons.
+    Errors: raises nothing; Refusal code edits-forbidden with at most eight reasons, one for each rule that is broken.
     """
-    reasons: list[Reason] = []
+    breaches: dict[str, list[tuple[str, str]]] = {}
     for device, edits in (("", prepared.common), *sorted(prepared.edits.items())):
         for edit, wanted in _guard_breaches(edits) if rights.as_kubelet else _breaches(edits, rights, leads_to):
-            reasons.append(_reason(device_class, device, edit, wanted))
-            if len(reasons) == _REASONS_LIMIT:
-                return Refusal(reasons=tuple(reasons))
+            breaches.setdefault(wanted, []).append((device, edit))
     size_bytes = sum(map(_size_bytes, (prepared.common, *prepared.edits.values())))
     if size_bytes > _TOTAL_BYTES and not rights.as_kubelet:
-        reasons.append(_reason(device_class, "", f"edits of {size_bytes} bytes in all", f"at most {_TOTAL_BYTES}"))
-    return Refusal(reasons=tuple(reasons)) if reasons else None
+        breaches[f"at most {_TOTAL_BYTES}"] = [("", f"edits of {size_bytes} bytes in all")]
+    reasons = tuple(_reason(device_class, alike, wanted) for wanted, alike in islice(breaches.items(), _REASONS_LIMIT))
+    return Refusal(reasons=reasons) if reasons else None
 
 
 def _joined(first: EditRights, second: EditRights) -> EditRights:
@@ -189,10 +189,17 @@ def _joined(first: EditRights, second: EditRights) -> EditRights:
     )
 
 
-def _reason(device_class: str, device: str, edit: str, wanted: str) -> Reason:
+def _reason(device_class: str, breaches: Sequence[tuple[str, str]], wanted: str) -> Reason:
+    """Tell the first of those that break one rule, and how many more do: a driver that is not allowed one node of a card is allowed none of eight."""
+    device, edit = breaches[0]
     whose = f"device {_shown(device)}" if device else "all devices"
-    text = f"the {device_class} service wants to give {whose} of class {device_class} {edit}, which the gateway forbids: wanted {wanted}"
-    return Reason(code="edits-forbidden", message=text, facts={"class": device_class, "device": device, "edit": edit, "wanted": wanted})
+    more = f" and {len(breaches) - 1} more" if len(breaches) > 1 else ""
+    text = f"the {device_class} service wants to give {whose} {edit}{more}, which the gateway forbids: wanted {wanted}"
+    return Reason(
+        code="edits-forbidden",
+        message=text,
+        facts={"class": device_class, "device": device, "edit": edit, "wanted": wanted, "count": len(breaches)},
+    )
 
 
 def _guard_breaches(edits: ContainerEdits) -> Iterator[tuple[str, str]]:
