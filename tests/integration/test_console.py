@@ -113,6 +113,32 @@ async def test_stream_tells_a_fault_with_its_pods_when_a_device_gets_sick(nats_s
     assert {entry["topic"] for entry in missed} == {"nodes", "sick", "health"}
 
 
+async def test_stream_tells_no_first_event_of_a_device_that_is_well(bus: Bus) -> None:
+    """A node that comes has one event for each of its devices, hundreds that say nothing; that one is well again is told."""
+    followers = Followers(bus, ConsoleSettings(), ManualClock())
+    following = asyncio.create_task(followers.run())
+    await followers.is_settled.wait()
+    events = [
+        HealthEvent(node=NODE, device_class="gpu", device=device, health=health, previous=previous, generation=generation, time="t")
+        for device, health, previous, generation in (
+            ("gpu-0", HEALTHY, None, 1),
+            ("gpu-1", SICK, None, 1),
+            ("gpu-1", HEALTHY, HealthState.UNHEALTHY, 2),
+        )
+    ]
+
+    for number, event in enumerate(events):
+        await bus.publish(HEALTH, event, event_id=f"e-{number}", node=NODE, device_class="gpu", device=event.device)
+    await _shown(followers, lambda: len(followers.board.keys("health")) == 2)
+    following.cancel()
+
+    views = [json.loads(followers.board.get("health", key) or b"") for key in followers.board.keys("health")]
+    assert [(view["device"], view["previous"], view["state"]) for view in views] == [
+        ("gpu-1", "", "unhealthy"),
+        ("gpu-1", "unhealthy", "healthy"),
+    ]
+
+
 async def test_stream_tells_who_is_silent_when_topology_says_so_and_when_it_says_nothing_more(bus: Bus) -> None:
     """A device service that its topology hears no more is shown, its devices are Unknown; so is a topology that has stopped to talk, until it talks again."""
     clock = ManualClock()

@@ -54,7 +54,7 @@ class Followers:
         self._ledgers: dict[str, Holders] = {}
         self._letters: dict[str, dict[str, str]] = {}
         """Node to the letters that its owners have, so that they keep them."""
-        self._waiting = WaitingList()
+        self._waiting = WaitingList(is_of_cluster=settings.cluster.mode != "off")
         self._trouble_since = ""
         self._words = Words()
         self._silent: dict[str, dict[str, str]] = {}
@@ -210,8 +210,8 @@ class Followers:
             self._health.pop(place, None)
         else:
             self._health[place] = event
-        # Of all devices that are well nothing is news at the start.
-        if event.health.worst is not None or not received.is_replay:
+        # That a device is well is news after it was not: not at our start, nor in the first event of each of a node that is new.
+        if event.health.worst is not None or (event.previous is not None and not received.is_replay):
             self._show("health", str(received.sequence), event_view(event))
             self._trim("health", self._settings.events)
         self._show_node(event.node)

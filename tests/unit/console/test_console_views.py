@@ -161,26 +161,26 @@ def test_waiting_claim_says_why_when_it_has_no_devices() -> None:
 
 
 def test_waiting_claim_of_a_cluster_says_what_its_pod_says() -> None:
-    """At an API server a claim has no reason of its own: it is that of a pod that uses it, by name or by template, as long as that pod waits."""
+    """At an API server a claim has no reason of its own: it is that of a pod that uses it, by name or by template, as long as that pod waits; without one nobody looks at it."""
     condition = {"type": "topobus.dev/Allocated", "status": "False", "reason": "NoDevices", "message": "n1: all in use"}
     gated = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
     uses = {"resourceClaims": [{"name": "a", "resourceClaimName": "fast"}, {"name": "b", "resourceClaimTemplateName": "t"}]}
     made = {"resourceClaimStatuses": [{"name": "b", "resourceClaimName": "p-b-x1"}]}
     pod = _object("Pod", "p", spec=uses, status={"conditions": [gated, condition], **made})
     bound = _object("Pod", "p", spec={**uses, "nodeName": "n1"}, status=made)
-    waiting = WaitingList()
+    waiting = WaitingList(is_of_cluster=True)
 
     alone = waiting.take("ResourceClaim", "team", "fast", _object("ResourceClaim", "fast"))
     after_pod = waiting.take("Pod", "team", "p", pod)
     late = waiting.take("ResourceClaim", "team", "p-b-x1", _object("ResourceClaim", "p-b-x1"))
     after_bind = waiting.take("Pod", "team", "p", bound)
 
-    assert alone["resourceclaim/team/fast"]["reason"] == "not looked at yet"  # type: ignore[index]  # a view
+    assert alone["resourceclaim/team/fast"]["reason"] == "no pod waits for it"  # type: ignore[index]  # a view
     waiting_views = [after_pod["pod/team/p"], after_pod["resourceclaim/team/fast"], late["resourceclaim/team/p-b-x1"]]
     assert [(view["reason"], view["message"]) for view in waiting_views if view] == [("NoDevices", "n1: all in use")] * 3
     assert after_pod["resourceclaim/team/fast"]["users"] == ["pod team/p"]  # type: ignore[index]  # a view
     assert after_bind["pod/team/p"] is None
-    assert after_bind["resourceclaim/team/fast"]["reason"] == "not looked at yet"  # type: ignore[index]  # a view
+    assert after_bind["resourceclaim/team/fast"]["reason"] == "no pod waits for it"  # type: ignore[index]  # a view
 
 
 def test_waiting_pod_waits_no_more_when_it_is_placed_or_has_ended() -> None:

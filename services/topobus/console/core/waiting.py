@@ -20,6 +20,7 @@ CLAIM, POD = "ResourceClaim", "Pod"
 _CONDITIONS = {CLAIM: ("Allocated",), POD: ("topobus.dev/Allocated", "PodScheduled")}
 # What a condition says is shown up to here; a status may hold much more, and all pages hold it in memory.
 _MOST_TEXT = 4000
+_UNSEEN, _UNUSED = "not looked at yet", "no pod waits for it"
 
 
 class _WaitingPod(Struct, frozen=True):
@@ -30,7 +31,9 @@ class _WaitingPod(Struct, frozen=True):
 class WaitingList:
     """What waits now; keys are kind, namespace and name."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_of_cluster: bool = False) -> None:
+        """Begin with nothing; at a cluster's API server nobody looks at a claim that no pod uses, in the stand-alone API the controller does."""
+        self._is_of_cluster = is_of_cluster
         self._claims: dict[tuple[str, str], View] = {}
         self._pods: dict[tuple[str, str], _WaitingPod] = {}
 
@@ -75,7 +78,7 @@ class WaitingList:
         namespace, name = place
         users = [pod.view for (of, _), pod in sorted(self._pods.items()) if of == namespace and name in pod.claims]
         if not users:
-            return view
+            return {**view, "reason": _UNUSED} if self._is_of_cluster else view
         return {
             **view,
             "reason": users[0]["reason"],
@@ -113,7 +116,7 @@ def _view(api_object: ApiObject, namespace: str, name: str) -> View:
         "kind": "claim" if api_object.kind == CLAIM else "pod",
         "namespace": namespace or "default",
         "name": name,
-        "reason": str(said.get("reason") or "not looked at yet"),
+        "reason": str(said.get("reason") or _UNSEEN),
         "message": str(said.get("message") or "")[:_MOST_TEXT],
         "since": str(api_object.metadata.get("creationTimestamp") or ""),
         "is_told": condition is not None,
