@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -145,38 +145,59 @@ async def test_hub_and_leaf_work_together_with_the_secrets(server: ApiServerSimu
 
 async def test_container_of_a_nodes_server_tells_it_of_new_users(nats_binary: Path, tmp_path: Path) -> None:
     """The manifest's command, run as it stands but for its folders: when the mounted file has changed, the server that it became takes the newer password."""
-    container = container_of(pod_of(built("kubernetes-leaf"), "DaemonSet", "topobus-node"), "nats")
-    users, port = tmp_path / "users.conf", free_port()
-    (tmp_path / "nats.conf").write_text(
-        f'listen: "127.0.0.1:{port}"\nserver_name: $TOPOBUS_LEAF_DOMAIN\ninclude users.conf\n', encoding="utf-8"
-    )
-    users.write_text("authorization { user: gpu, password: first }\n", encoding="utf-8")
-    moved = [part.replace("/etc/nats-users", str(tmp_path)).replace("/etc/nats", str(tmp_path)) for part in container["command"]]
-    command = [part.replace("exec nats-server", f"exec {nats_binary}") for part in moved]
-    environment = {**os.environ, "TOPOBUS_LEAF_NODE": "node1.example", "PERIOD_S": "0.1"}
+    port = free_port()
     ended = asyncio.Event()
 
     async def note() -> None:
         ended.set()
 
+    async with asyncio.timeout(_LIMIT_S), _leaf_container(nats_binary, tmp_path, port, "authorization { user: gpu, password: first }\n"):
+        client = await nats.connect(f"nats://gpu:first@127.0.0.1:{port}", allow_reconnect=False, closed_cb=note)
+        name = client._server_info["server_name"]
+        _lay(tmp_path, "authorization { user: gpu, password: second }\n")
+        await ended.wait()
+        newer = await nats.connect(f"nats://gpu:second@127.0.0.1:{port}", allow_reconnect=False)
+        await newer.close()
+
+    assert name == "node-node1_example"
+
+
+async def test_container_of_a_nodes_server_tells_it_twice_of_a_new_account(nats_binary: Path, tmp_path: Path) -> None:
+    """What a new account imports is there from the second signal on (tests/integration/test_bus_new_accounts.py), so both are sent."""
+    account = "  {0}: {{\n    users: [{{user: {0}, password: x}}]\n  }}\n"
+    files = ["accounts {\n" + "".join(map(account.format, names)) + "}\n" for names in ("A", "AB")]
+    async with asyncio.timeout(_LIMIT_S), _leaf_container(nats_binary, tmp_path, free_port(), files[0]) as log:
+        _lay(tmp_path, files[1])
+        for _ in range(2):
+            while b"Reloaded server configuration" not in await log.readline():
+                pass
+
+
+@asynccontextmanager
+async def _leaf_container(binary: Path, folder: Path, port: int, users: str) -> AsyncIterator[asyncio.StreamReader]:
+    """Run the command of a node's own server with its files in a folder; what it logs, from when it is ready."""
+    container = container_of(pod_of(built("kubernetes-leaf"), "DaemonSet", "topobus-node"), "nats")
+    settings = f'listen: "127.0.0.1:{port}"\nserver_name: $TOPOBUS_LEAF_DOMAIN\ninclude users.conf\n'
+    (folder / "nats.conf").write_text(settings, encoding="utf-8")
+    _lay(folder, users)
+    moved = [part.replace("/etc/nats-users", str(folder)).replace("/etc/nats", str(folder)) for part in container["command"]]
+    command = [part.replace("exec nats-server", f"exec {binary}") for part in moved]
+    environment = {**os.environ, "TOPOBUS_LEAF_NODE": "node1.example", "PERIOD_S": "0.1"}
     process = await asyncio.create_subprocess_exec(
         *command, env=environment, stderr=asyncio.subprocess.PIPE, start_new_session=True, limit=2**20
     )
     assert process.stderr is not None
     try:
-        async with asyncio.timeout(_LIMIT_S):
-            while b"Server is ready" not in await process.stderr.readline():
-                pass
-            client = await nats.connect(f"nats://gpu:first@127.0.0.1:{port}", allow_reconnect=False, closed_cb=note)
-            name = client._server_info["server_name"]
-            (tmp_path / "newer.conf").write_text("authorization { user: gpu, password: second }\n", encoding="utf-8")
-            (tmp_path / "newer.conf").replace(users)
-            await ended.wait()
-            newer = await nats.connect(f"nats://gpu:second@127.0.0.1:{port}", allow_reconnect=False)
-            await newer.close()
+        while b"Server is ready" not in await process.stderr.readline():
+            pass
+        yield process.stderr
     finally:
         # The shell's loop is of the same session, as it is of the same container.
         os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
 
-    assert name == "node-node1_example"
+
+def _lay(folder: Path, users: str) -> None:
+    """Put a new version of the server's users in place of the one before, at once."""
+    (folder / "newer.conf").write_text(users, encoding="utf-8")
+    (folder / "newer.conf").replace(folder / "users.conf")
