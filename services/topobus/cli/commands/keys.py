@@ -269,7 +269,9 @@ def _tell(options: OutputOptions, folder: Path, server_file: Path | None, users:
         return
     output.show(Text(f"{folder}: passwords of {', '.join(users)}"))
     if server_file is not None:
-        output.show(Text(f"{server_file}: for nats-server; it reads it at its start and at SIGHUP, of which a new class or node needs two", "faint"))
+        output.show(
+            Text(f"{server_file}: for nats-server; it reads it at its start and at SIGHUP, of which a new class or node needs two", "faint")
+        )
 
 
 def _show_certificates(options: OutputOptions, folder: Path, made: ServerCertificate | None = None) -> None:

@@ -14,7 +14,7 @@ from topobus.contracts.messages import ApiObject
 from topobus.domain.errors import PeerUnavailable
 from topobus.gateway.cluster.objects import DEVICE_CLASSES, NODES, Cluster, ClusterChangeKind
 from topobus.gateway.config import GatewaySettings
-from topobus.gateway.core.served_resources import is_too_old, obstacle
+from topobus.gateway.core.served_resources import class_of_resource, is_too_old, obstacle
 from topobus.gateway.node_state import NodeState, Offer
 from topobus.runtime.logging import get_logger
 
@@ -73,7 +73,15 @@ class ServedByClaims:
         why = self._obstacle(offer)
         if self._said.get(offer.resource) != why:
             self._said[offer.resource] = why
-            get_logger().info("resource.served", resource=offer.resource, by="device-plugin" if why else "claims", why=why)
+            is_named = class_of_resource(offer.resource, (self._classes or {}).values()) is not None
+            facts = {"resource": offer.resource, "by": "device-plugin" if why else "claims", "why": why}
+            if why and is_named and self._settings.resources_by == "auto":
+                # kube-scheduler makes claims by the class all the same where kubelet counts too few, and kubelet starts no such pod.
+                get_logger().warning(
+                    "resource.served", **facts, next_step="let the class select the resource's devices alone, or name no resource"
+                )
+            else:
+                get_logger().info("resource.served", **facts)
         return not why
 
     async def is_known_to_kubelet(self, resource: str) -> bool:

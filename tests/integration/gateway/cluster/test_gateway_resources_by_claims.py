@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from msgspec import structs
+from structlog.testing import capture_logs
 
 from support.gateway_rig import Rig
 from support.node_plane import NODE, device
@@ -77,15 +78,19 @@ async def test_device_plugin_serves_when_claims_cannot(
 
 
 async def test_device_plugin_serves_when_the_class_selects_a_pools_devices_too(rig: Rig, server: ApiServerSimulator) -> None:
-    """What a pod gets by a name is the same by either way: a class of all GPUs is no word for those that no pool has."""
+    """What a pod gets by a name is the same by either way: a class of all GPUs is no word for those that no pool has. The log warns of such a class."""
     pooled = structs.replace(device("gpu-1", 1), pool="gpu-big")
     await rig.plane.show("gpu", device("gpu-0", 0), pooled)
     server.put(device_class())
-    async with rig.kubelet, rig.gateway():
-        own = await rig.kubelet.wait_for_resource(GPU, allocatable=1)
-        pool = await rig.kubelet.wait_for_resource("topobus.dev/gpu-big", allocatable=1)
+    with capture_logs() as lines:
+        async with rig.kubelet, rig.gateway():
+            own = await rig.kubelet.wait_for_resource(GPU, allocatable=1)
+            pool = await rig.kubelet.wait_for_resource("topobus.dev/gpu-big", allocatable=1)
 
+    warnings = [line for line in lines if line["event"] == "resource.served" and line["log_level"] == "warning"]
     assert (own.allocatable, pool.allocatable) == (1, 1)
+    assert [(line["resource"], line["by"]) for line in warnings] == [(GPU, "device-plugin")]
+    assert "selects gpu-1, too" in warnings[0]["why"]
 
 
 @pytest.mark.parametrize("setting", ["device-plugin", "claims"])
