@@ -14,6 +14,7 @@ import pytest
 import yaml
 from docpages.metrics import METRIC_MODULES
 
+from support.kustomize import built
 from topobus.runtime.metric_descriptors import MetricDescriptor, descriptors_of
 
 _ROOT = Path(__file__).resolve().parents[3]
@@ -105,15 +106,34 @@ def test_every_alert_is_tried_on_a_recorded_sample() -> None:
     assert {name for rule in _alerts() if (name := rule["alert"]) not in (_MONITORING / "alerts-test.yaml").read_text()} == set()
 
 
-def test_monitors_name_ports_that_the_pods_have() -> None:
-    """A PodMonitor asks at ports of containers of deploy/kubernetes, or of the relay on leaves."""
-    monitors = yaml.safe_load_all((_MONITORING / "prometheus-operator" / "pod-monitors.yaml").read_text())
-    manifests = [*(_ROOT / "deploy/kubernetes").glob("*.yaml"), *(_ROOT / "deploy/kubernetes-leaf").glob("*.yaml")]
-    named = set(re.findall(r"name: ([a-z-]+), containerPort", "".join(path.read_text() for path in manifests)))
-    wanted = {endpoint["port"] for monitor in monitors for endpoint in monitor["spec"]["podMetricsEndpoints"]}
+@pytest.mark.parametrize(
+    "overlay",
+    ["kubernetes", "kubernetes-console", "kubernetes-fpga-functions", "kubernetes-gpu", "kubernetes-leaf", "kubernetes-nic-hand-over"],
+)
+def test_monitor_and_job_collect_every_service_of_an_overlay(overlay: str) -> None:
+    """Whichever pod a service has, the operator's PodMonitor and the job of prometheus.yml take its port, and no port of another kind."""
+    (monitor,) = yaml.safe_load_all((_MONITORING / "prometheus-operator" / "pod-monitors.yaml").read_text())
+    (job,) = yaml.safe_load((_MONITORING / "scrape.yaml").read_text())
+    labels = monitor["spec"]["selector"]["matchLabels"].items()
+    wanted = {endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]}
+    kept = re.compile(job["relabel_configs"][0]["regex"])
+    pods = [manifest["spec"]["template"] for manifest in built(overlay) if manifest["kind"] in {"DaemonSet", "Deployment", "StatefulSet"}]
+    probed = {
+        (container["livenessProbe"]["httpGet"]["port"], labels <= pod["metadata"]["labels"].items())
+        for pod in pods
+        for container in pod["spec"]["containers"]
+        if container["image"].startswith("topobus/")
+    }
+    others = {port["name"] for pod in pods for container in pod["spec"]["containers"] for port in container.get("ports", ())} - {
+        name for name, _ in probed
+    }
 
-    assert wanted >= {"discovery", "gpu", "gateway", "controller"}
-    assert wanted <= named
+    assert {name for name, _ in probed} <= wanted
+    assert all(is_seen for _, is_seen in probed)
+    assert len(probed) >= 8
+    assert {name for name, _ in probed if not kept.fullmatch(name)} == set()
+    assert not others & wanted
+    assert not {name for name in others if kept.fullmatch(name)}
 
 
 def test_alerts_fire_on_recorded_samples() -> None:
