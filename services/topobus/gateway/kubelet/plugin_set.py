@@ -29,6 +29,8 @@ __all__ = ["DevicePlugins"]
 
 # kubelet itself would wait for ever; all admissions of the node wait with it.
 _FOREIGN_PREFER_S = 1.0
+# kubelet tells the API server each 10 s what it has when that changed (nodeStatusUpdateFrequency), and takes a moment for it.
+_NODE_TOLD_S = 15.0
 
 
 class ClaimedResources(Protocol):
@@ -95,10 +97,11 @@ class DevicePlugins:
                 by_claims = self._claimed is not None and self._claimed.serves(offer)
                 if offer.resource in self._tasks and by_claims == (offer.resource in self._by_claims):
                     continue
+                was_offered = offer.resource in self._registrars
                 await self._close(offer.resource)
                 if by_claims:
                     self._by_claims.add(offer.resource)
-                    self._tasks[offer.resource] = lists.create_task(self._withdraw(offer, record))
+                    self._tasks[offer.resource] = lists.create_task(self._withdraw(offer, record, was_offered=was_offered))
                 else:
                     self._by_claims.discard(offer.resource)
                     self._registrars[offer.resource] = self._registrar(offer, record)
@@ -113,11 +116,9 @@ class DevicePlugins:
             await asyncio.wait([task])
         self._registrars.pop(resource, None)
 
-    async def _withdraw(self, offer: Offer, record: AllocationRecord) -> None:
+    async def _withdraw(self, offer: Offer, record: AllocationRecord, *, was_offered: bool) -> None:
         """Take back what kubelet knows of a resource, whoever told it, and answer for it until no pod has devices by it."""
-        if not held_by_plugin(self._state, offer) and not (
-            self._claimed is not None and await self._claimed.is_known_to_kubelet(offer.resource)
-        ):
+        if not was_offered and not held_by_plugin(self._state, offer) and not await self._is_known_to_kubelet(offer.resource):
             return
         registrar = self._registrars[offer.resource] = self._registrar(offer, record, is_withdrawn=True)
         self._watch.wake()
@@ -125,6 +126,15 @@ class DevicePlugins:
         self._registrars.pop(offer.resource, None)
         get_logger().info("plugin.withdrawn", resource=offer.resource)
         self._watch.wake()
+
+    async def _is_known_to_kubelet(self, resource: str) -> bool:
+        """Say whether a gateway of before has offered a resource; its Node may not tell yet what kubelet has."""
+        if self._claimed is None:
+            return False
+        if await self._claimed.is_known_to_kubelet(resource):
+            return True
+        await self._clock.sleep(_NODE_TOLD_S)
+        return await self._claimed.is_known_to_kubelet(resource)
 
     def statuses(self) -> dict[str, str]:
         """Tell of each resource to offer whether it is registered, or what stands in the way."""

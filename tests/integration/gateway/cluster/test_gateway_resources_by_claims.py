@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 from support.gateway_rig import Rig
 from support.node_plane import NODE, device
 from topobus.testing.apiserver import ApiServerSimulator
+from topobus.testing.clock import ManualClock
 from topobus.testing.kubelet import Admission, Container, Pod
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
@@ -156,6 +157,37 @@ async def test_list_is_taken_back_when_another_gateway_had_offered_it(rig: Rig, 
         last = rig.kubelet.capacity()[GPU]
 
     assert (last.allocatable, last.capacity) == (0, 0)
+
+
+async def test_list_is_taken_back_when_the_class_comes_before_the_node_counts_the_devices(rig: Rig, server: ApiServerSimulator) -> None:
+    """Kubelet tells its Node every ten seconds what it has. A list that was merely dropped would keep kubelet from starting pods with claims for five minutes."""
+    server.put({"kind": "Node", "metadata": {"name": NODE}, "status": {"capacity": {GPU: "0"}}})
+    async with rig.kubelet, rig.gateway():
+        await rig.kubelet.wait_for_resource(GPU, allocatable=2)
+        server.put(device_class())
+        await taken_back(rig)
+        await rig.kubelet.wait_for_event("ListAndWatch.closed", subject=GPU, count=2)
+        left = sockets(rig)
+
+    assert left == []
+
+
+async def test_list_of_an_earlier_gateway_is_taken_back_when_the_node_counts_it_late(rig: Rig, server: ApiServerSimulator) -> None:
+    """The one before ended within the seconds that kubelet takes to tell its Node: it is looked at once more."""
+    clock = ManualClock()
+    server.put({"kind": "Node", "metadata": {"name": NODE}, "status": {"capacity": {GPU: "0"}}})
+    async with rig.kubelet:
+        async with rig.gateway(resources_by="device-plugin"):
+            await rig.kubelet.wait_for_resource(GPU, allocatable=2)
+        await rig.kubelet.wait_for_event("ListAndWatch.closed", subject=GPU, count=1)
+        server.put(device_class())
+        async with rig.gateway(clock=clock):
+            await clock.asleep(15.0)
+            server.put({"kind": "Node", "metadata": {"name": NODE}, "status": {"capacity": {GPU: "2"}}})
+            clock.advance(15.0)
+            await taken_back(rig)
+
+    assert rig.kubelet.capacity()[GPU].capacity == 0
 
 
 def _tainted(server: ApiServerSimulator) -> int:
