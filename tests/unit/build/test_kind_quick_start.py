@@ -74,8 +74,8 @@ def test_steps_come_in_their_order_when_all_programs_are_there(programs: Path) -
         "kind load docker-image docker.io/topobus/gateway:latest --name topobus",
         "docker exec topobus-control-plane mkdir -p /topobus/machine",
         "docker exec topobus-worker mkdir -p /topobus/machine",
-        "kubectl --context kind-topobus apply -k deploy/kind/manifests",
         "kubectl --context kind-topobus apply -f examples/claims/classes.yaml",
+        "kubectl --context kind-topobus apply -k deploy/kind/manifests",
         "kubectl --context kind-topobus apply -f deploy/kind/pod.yaml",
         "kubectl topobus machine --nats nats://127.0.0.1:41234 --node topobus-control-plane",
     ]
@@ -203,11 +203,17 @@ def test_gateway_allows_the_device_nodes_of_the_machine(device_class: str) -> No
     assert refuse_forbidden(device_class, prepared, rights) is None
 
 
-def test_pod_asks_for_what_the_recorded_machine_has() -> None:
-    """Resources of classes that Topobus offers, each once."""
-    (container,) = yaml.safe_load((ROOT / "deploy/kind/pod.yaml").read_text(encoding="utf-8"))["spec"]["containers"]
+def test_pod_asks_for_what_the_classes_offer() -> None:
+    """One claim for a device of each of two classes of examples/claims/classes.yaml, below one root complex, and the pod uses it."""
+    claim, pod = yaml.safe_load_all((ROOT / "deploy/kind/pod.yaml").read_text(encoding="utf-8"))
+    classes = yaml.safe_load_all((ROOT / "examples/claims/classes.yaml").read_text(encoding="utf-8"))
+    asked = {request["name"]: request["exactly"]["deviceClassName"] for request in claim["spec"]["devices"]["requests"]}
 
-    assert container["resources"]["limits"] == {"topobus.dev/gpu": 1, "topobus.dev/nic": 1}
+    assert asked == {"gpu": "gpu.topobus.dev", "nic": "nic.topobus.dev"}
+    assert {*asked.values()} <= {each["metadata"]["name"] for each in classes}
+    assert claim["spec"]["devices"]["constraints"] == [{"requests": ["gpu", "nic"], "matchAttribute": "resource.kubernetes.io/pcieRoot"}]
+    assert pod["spec"]["resourceClaims"] == [{"name": "pair", "resourceClaimName": claim["metadata"]["name"]}]
+    assert pod["spec"]["containers"][0]["resources"] == {"claims": [{"name": "pair"}]}
 
 
 def test_script_has_no_finding_of_shellcheck() -> None:
