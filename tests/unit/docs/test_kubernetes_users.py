@@ -19,6 +19,7 @@ from topobus.cli.secrets.secret_objects import (
     user_secret,
     users_of,
 )
+from topobus.contracts.device_classes import DEVICE_SERVICES
 from topobus.contracts.nats_accounts import Shape, accounts
 from topobus.contracts.nats_permissions import render_server
 from topobus.contracts.nats_tls import server_tls
@@ -275,3 +276,13 @@ def test_nodes_server_has_its_own_users_and_checks_the_hub(overlay: str) -> None
 def _hub_settings(pod: Manifest) -> str:
     (name,) = [volume["configMap"]["name"] for volume in pod["volumes"] if volume["name"] == "settings"]
     return str(name)
+
+
+@pytest.mark.parametrize("overlay", ["kubernetes", "kubernetes-own-class"])
+def test_gateway_may_say_in_claims_what_became_of_each_classs_devices(overlay: str) -> None:
+    """Since Kubernetes 1.36 the right to a claim's `status.devices` names drivers: those of our classes, and that of an overlay's own."""
+    role = named(built(overlay), "ClusterRole", "topobus-gateway")
+    (rule,) = (rule for rule in role["rules"] if rule["resources"] == ["resourceclaims/driver"])
+
+    wanted = {*DEVICE_SERVICES, *_CLASSES.get(overlay, ())}
+    assert set(rule["resourceNames"]) == {f"{device_class}.topobus.dev" for device_class in wanted}
