@@ -36,12 +36,15 @@ def read_machine(tree: Tree, node: str) -> Machine:
     if outside := cpus.seen - cpus.usable:
         warnings.append(f"CPUs {outside} are outside our cpuset {limits.source}; not offered")
     architecture = _read_architecture(scan)
-    numa = read_numa_facts(scan, node_cpus, usable=cpus.usable, allowed=limits.nodes, architecture=architecture)
+    pci_devices, pci_warnings = read_pci_devices(scan, cpus.usable)
+    with_functions = frozenset(device.numa_node for device in pci_devices if device.numa_node is not None)
+    numa = read_numa_facts(
+        scan, node_cpus, usable=cpus.usable, allowed=limits.nodes, with_functions=with_functions, architecture=architecture
+    )
     if not numa.is_told:
         # Without NUMA in the kernel, all CPUs belong to the one node that stands for the machine.
         cpus = read_cpu_facts(scan, limits.cpus, dict.fromkeys(cpus.present, 0))
     shared = {cpu: (cache & cpus.usable or cache).lowest for cache in numa.caches for cpu in cache}
-    pci_devices, pci_warnings = read_pci_devices(scan, cpus.usable)
     pci_devices, lost_warnings = _without_missing_nodes(pci_devices, {numa_node.id for numa_node in numa.nodes})
     return Machine(
         node=node,

@@ -8,8 +8,10 @@ Source: Documentation/ABI/stable/sysfs-devices-node, Documentation/admin-guide/m
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from topobus.domain.errors import HardwareError
 from topobus.domain.idset import CpuSet, NodeSet
@@ -80,8 +82,15 @@ def read_node_cpus(tree: Tree) -> NodeCpus:
     return NodeCpus(ids=ids, cpus=cpus, warnings=tuple(warnings))
 
 
-def read_numa_facts(tree: Tree, node_cpus: NodeCpus, *, usable: CpuSet, allowed: NodeSet | None, architecture: str) -> NumaFacts:
-    """Read all nodes that we may use. `usable` are the CPUs that we may use, `allowed` our cpuset's nodes (None: no limit)."""
+def read_numa_facts(
+    tree: Tree, node_cpus: NodeCpus, *, usable: CpuSet, allowed: NodeSet | None, with_functions: frozenset[int], architecture: str
+) -> NumaFacts:
+    """Read the nodes that have something for us.
+
+    Shapes: usable — the CPUs that we may use; allowed — the nodes whose memory we may use (None: no limit); with_functions — nodes that have PCI functions.
+    A limit of memory takes away memory alone, as one of CPUs takes away CPUs: a node with CPUs that we may use, or with functions, stays. The kernel never
+    lists a node without memory in cpuset.mems (it cuts by N_MEMORY), so such a node is not outside our cpuset.
+    """
     warnings = list(node_cpus.warnings)
     if not node_cpus.cpus:
         memory = read_memory(tree, "proc/meminfo", warnings)
@@ -102,10 +111,6 @@ def read_numa_facts(tree: Tree, node_cpus: NodeCpus, *, usable: CpuSet, allowed:
     if is_policy and len(node_cpus.ids) > 1:
         warnings.append("distances are a policy on this processor (Knights Landing), no latency; taken as unknown")
         matrix = {}
-    if allowed is not None and allowed & NodeSet.of(cpus):
-        if outside := NodeSet.of(cpus) - allowed:
-            warnings.append(f"NUMA nodes {outside} are outside our cpuset; left out")
-        cpus = {node: own for node, own in cpus.items() if node in allowed}
     nodes = tuple(
         NumaNode(
             id=node,
@@ -116,10 +121,23 @@ def read_numa_facts(tree: Tree, node_cpus: NodeCpus, *, usable: CpuSet, allowed:
         )
         for node in sorted(cpus)
     )
+    if allowed is not None and allowed & NodeSet.of(cpus):
+        nodes = _limit_memory(nodes, allowed, with_functions, warnings)
     distances = tuple(tuple(matrix[node.id][other.id] for other in nodes) for node in nodes) if matrix else ()
     return NumaFacts(
         nodes=nodes, distances=distances, caches=knl_caches(tree, node_cpus.cpus) if is_policy else (), warnings=tuple(warnings)
     )
+
+
+def _limit_memory(nodes: Sequence[NumaNode], allowed: NodeSet, with_functions: frozenset[int], warnings: list[str]) -> tuple[NumaNode, ...]:
+    """Take away the memory outside our cpuset, and each node of which nothing is left."""
+    outside = [node for node in nodes if node.id not in allowed]
+    left_out = NodeSet.of(node.id for node in outside if not node.cpus and node.id not in with_functions)
+    if left_out:
+        warnings.append(f"NUMA nodes {left_out} are outside our cpuset; left out")
+    if forbidden := NodeSet.of(node.id for node in outside if node.memory_bytes) - left_out:
+        warnings.append(f"the memory of NUMA nodes {forbidden} is outside our cpuset; counted as none")
+    return tuple(node if node.id in allowed else replace(node, memory_bytes=0, hugepages=()) for node in nodes if node.id not in left_out)
 
 
 def _read_distances(tree: Tree, ids: NodeSet, warnings: list[str]) -> dict[int, dict[int, int]]:

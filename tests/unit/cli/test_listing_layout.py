@@ -26,8 +26,9 @@ from topobus.cli.render.tables import object_listing
 from topobus.contracts.codec import from_builtins
 from topobus.contracts.messages import ApiObject, ContainerDevices, DecisionEvent, HeldDevice, PodsReply
 from topobus.contracts.operation_messages import ClassMaintenance
-from topobus.domain.device import Inventory
+from topobus.domain.device import Device, Inventory
 from topobus.domain.drawing.letters import holders_of
+from topobus.domain.idset import NodeSet
 from topobus.domain.ledger import Ledger
 from topobus.domain.maintenance import DeviceVerb, Maintenance
 from topobus.kubernetes.api.classic_state import node_allocation_state
@@ -167,3 +168,13 @@ def test_cut_name_ends_with_an_ellipsis() -> None:
     listing = Listing(columns=(Column(title="name", fit=Fit.NAME),), rows=(Row(cells=("n" * 90,)),))
 
     assert [line.plain for line in listing.lines(60)] == ["n" * 59 + "…"]
+
+
+def test_inventory_lists_cpus_by_numa_node_when_devices_come_in_another_order() -> None:
+    """The rows of CPUs are in the order of NUMA nodes, whatever the order of the devices' names; CPUs of no known node come last."""
+    homes = {0: NodeSet(10), 1: None, 10: NodeSet(2), 11: NodeSet(0)}
+    cpus = tuple(Device(name=f"cpu-{cpu}", device_class="cpu", cpu=cpu, numa_nodes=home) for cpu, home in homes.items())
+
+    listing = device_listing(Inventory(node="n", device_class="cpu", generation=1, devices=cpus), holders_of(None))
+
+    assert [str(row.cells[0]) for row in listing.rows] == ["0", "2", "10", "?"]

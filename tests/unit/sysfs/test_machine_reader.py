@@ -199,6 +199,59 @@ def test_read_machine_offers_only_what_the_cpuset_allows_when_there_is_one(tmp_p
     assert any("/job" in warning for warning in machine.warnings)
 
 
+def pci_files(address: str, node: int) -> dict[str, object]:
+    """Describe a PCI function that says its NUMA node."""
+    folder = f"sys/bus/pci/devices/{address}"
+    return {
+        f"{folder}/{name}": text for name, text in (("class", "0x030200"), ("vendor", "0x10de"), ("device", "0x2330"), ("numa_node", node))
+    }
+
+
+@pytest.mark.parametrize("kind", CPUSETS)
+def test_read_machine_keeps_nodes_without_memory_when_a_cpuset_lists_those_that_have_some(tmp_path: Path, kind: str) -> None:
+    """The kernel never lists a node without memory in a cpuset's mems: its CPUs are offered all the same, and a device beside it keeps its place."""
+    files = limited(kind) | {CPUSETS[kind][1]: "0-3"}
+    files |= node_files(1, (2, 3), distance="20 10", memory_kib=0) | pci_files("0000:41:00.0", 1)
+
+    machine = machine_of(tmp_path, files)
+
+    assert [(node.id, node.cpus, node.memory_bytes) for node in machine.numa_nodes] == [
+        (0, CpuSet(0, 1), 1024 * 1024),
+        (1, CpuSet(2, 3), 0),
+    ]
+    assert (machine.pci_devices[0].numa_node, machine.distance(0, 1), machine.warnings) == (1, 20, ())
+
+
+def test_read_machine_counts_no_memory_of_a_node_when_the_cpuset_has_its_cpus_alone(tmp_path: Path) -> None:
+    """A limit of memory (`--cpuset-mems`) takes away memory and huge pages, and no CPU."""
+    pages = f"{NODE}/node1/hugepages/hugepages-2048kB"
+    files = limited("cgroup-v2") | {CPUSETS["cgroup-v2"][1]: "0-3", f"{pages}/nr_hugepages": 8, f"{pages}/free_hugepages": 8}
+
+    machine = machine_of(tmp_path, files)
+
+    assert machine.online_cpus == CpuSet(0, 1, 2, 3)
+    assert [(node.memory_bytes, node.hugepages) for node in machine.numa_nodes] == [(1024 * 1024, ()), (0, ())]
+    assert machine.warnings == ("the memory of NUMA nodes 1 is outside our cpuset; counted as none",)
+
+
+def test_read_machine_keeps_a_node_with_its_memory_when_the_cpuset_has_none_of_its_cpus(tmp_path: Path) -> None:
+    """A limit of CPUs (`--cpuset-cpus`) takes away CPUs, and no memory."""
+    machine = machine_of(tmp_path, limited("cgroup-v2") | {CPUSETS["cgroup-v2"][2]: "0-1"})
+
+    assert [(node.id, node.cpus, node.memory_bytes) for node in machine.numa_nodes] == [
+        (0, CpuSet(0, 1), 1024 * 1024),
+        (1, CpuSet(), 1024 * 1024),
+    ]
+
+
+def test_read_machine_keeps_the_place_of_a_function_when_its_node_is_outside_the_cpuset(tmp_path: Path) -> None:
+    """Limits of CPUs and memory say nothing of PCI functions: one keeps the NUMA node that it tells."""
+    machine = machine_of(tmp_path, limited("cgroup-v2") | pci_files("0000:41:00.0", 1))
+
+    assert (machine.pci_devices[0].numa_node, machine.online_cpus) == (1, CpuSet(0, 1))
+    assert [(node.id, node.cpus, node.memory_bytes) for node in machine.numa_nodes] == [(0, CpuSet(0, 1), 1024 * 1024), (1, CpuSet(), 0)]
+
+
 def test_read_machine_offers_all_when_told_not_to_honour_the_cpuset(tmp_path: Path) -> None:
     """A service in a container with a small cpuset can still describe its node."""
     write(tmp_path, limited("cgroup-v2"))

@@ -196,7 +196,9 @@ def _cpu_listing(inventory: Inventory, holders: DrawnHolders) -> Listing:
             Column(title="not well", is_wide=True),
             Column(title="held by", is_wide=True),
         ),
-        rows=tuple(_cpu_row(inventory, node, devices, holders) for node, devices in by_node.items()),
+        rows=tuple(
+            _cpu_row(inventory, node, devices, holders) for node, devices in sorted(by_node.items(), key=lambda item: natural_key(item[0]))
+        ),
     )
 
 
