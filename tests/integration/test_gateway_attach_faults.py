@@ -75,6 +75,25 @@ async def test_gateway_goes_on_when_a_device_service_refuses_without_a_reason(ri
     assert "cannot start: claim default/net: its device service refuses without a reason" in str(refused.value)
 
 
+async def test_container_is_refused_when_its_claim_was_prepared_in_the_boot_before(
+    rig: Rig, runtime: SimulatedRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The CDI file is there again, and its devices have not been made ready: a container that names them does not start, and nothing is attached to its pod."""
+    async with runtime.serving(), rig.kubelet:
+        async with rig.gateway():
+            await runtime.synchronized.wait()
+            await prepare(rig, NET)
+        await runtime.until(lambda: not runtime.synchronized.is_set())
+        monkeypatch.setattr("topobus.gateway.service.boot_id", lambda: "the-next-boot")
+        async with rig.gateway():
+            await runtime.synchronized.wait()
+            await runtime.run_pod("app")
+            with pytest.raises(Refused, match="of a claim \\(uid u-net\\) that is not prepared on this node"):
+                await runtime.create("main", pod="app", cdi=("topobus.dev/nic=claim-u-net-nic-0",))
+
+    assert rig.plane.asks.requests("attach") == []
+
+
 async def test_dead_sandbox_of_the_boot_before_gets_nothing_when_the_runtime_lists_it(
     rig: Rig, runtime: SimulatedRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:

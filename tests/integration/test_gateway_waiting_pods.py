@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from topobus.testing.kubelet import (
     Container,
     Pod,
     PreparedClaim,
+    Rejection,
 )
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
@@ -86,6 +88,14 @@ async def prepare(rig: Rig, reference: ClaimReference) -> PreparedClaim:
     await rig.kubelet.wait_for_driver(DRIVER)
     (prepared,) = await rig.kubelet.prepare_claims([reference])
     return prepared
+
+
+async def tell_of_changes(rig: Rig, server: ApiServerSimulator, pod: Pod) -> None:
+    """Tell kubelet of each annotation, as its watch does, for ever."""
+    while True:
+        seen = annotated(server)
+        await server.until(lambda: annotated(server) != seen, what="another annotation")  # noqa: B023
+        rig.kubelet.pod_changed(pod.uid)
 
 
 async def test_devices_of_a_claim_are_withheld_when_its_pod_is_bound_and_not_prepared_yet(rig: Rig, server: ApiServerSimulator) -> None:
@@ -154,6 +164,32 @@ async def test_kubelet_is_made_to_look_again_when_a_gateway_starts_after_one_was
         prepared = await prepare(rig, reference)
 
     assert prepared.error == ""
+
+
+async def test_kubelet_is_made_to_look_again_when_the_machine_was_booted(
+    rig: Rig, server: ApiServerSimulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kubelet comes first and is told that there is no driver; what the boot before had prepared does not count, so the pod runs as soon as the gateway is there."""
+    reference = make_waiting(server, "gpu-0")
+    pod = Pod(name="p", uid=server.objects("Pod")[0]["metadata"]["uid"], containers=(Container(name="main"),), claims=(reference,))
+    monkeypatch.setattr("topobus.gateway.service.boot_id", lambda: "first")
+    async with rig.gateway():
+        await rig.kubelet.wait_for_driver(DRIVER)
+        before = await rig.kubelet.admit(pod)
+    said = annotated(server)
+    await rig.kubelet.reboot()
+    early = await rig.kubelet.admit(pod)
+    monkeypatch.setattr("topobus.gateway.service.boot_id", lambda: "second")
+    watch = asyncio.create_task(tell_of_changes(rig, server, pod))
+    async with rig.gateway():
+        after = await rig.kubelet.admit_with_retries(pod)
+    watch.cancel()
+
+    assert isinstance(before, Admission)
+    assert isinstance(early, Rejection)
+    assert early.message.endswith(f"DRA driver {DRIVER} is not registered")
+    assert isinstance(after, Admission), after
+    assert annotated(server) != said
 
 
 async def test_pods_are_left_alone_when_retries_are_switched_off(rig: Rig, server: ApiServerSimulator) -> None:

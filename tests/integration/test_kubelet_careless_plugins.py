@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from topobus.kubeletpb.pluginregistration.v1 import api_pb2_grpc as registration
 from topobus.testing.kubelet import (
     Admission,
     Capacity,
+    ClaimReference,
     Container,
     KubeletSimulator,
     KubeletTimings,
@@ -137,6 +139,29 @@ async def test_pod_fails_after_a_reboot_when_what_it_held_is_not_there(
     assert isinstance(answer, Rejection), answer
     assert (answer.reason, answer.is_final) == ("UnexpectedAdmissionError", True)
     assert answer.message == f"Allocate failed due to {message}, which is unexpected"
+
+
+async def test_pod_waits_for_its_next_try_when_the_machine_was_booted_and_kubelet_comes_first(root: Path) -> None:
+    """Its claim counts as prepared no more, and its driver is not there yet; a change of the pod has kubelet look before its 90 s are over."""
+    claimed = Pod(
+        name="p", uid="p-1", containers=(Container(name="main"),), claims=(ClaimReference(name="c", uid="u-1", drivers=(DRIVER,)),)
+    )
+    async with KubeletSimulator(root) as kubelet:
+        async with RecordingDriver(kubelet.plugins_registry_dir, kubelet.plugins_dir, DRIVER):
+            await kubelet.wait_for_driver(DRIVER)
+            before = await kubelet.admit(claimed)
+        await kubelet.reboot()
+        early = await kubelet.admit(claimed)
+        worker = asyncio.create_task(kubelet.admit_with_retries(claimed))
+        async with RecordingDriver(kubelet.plugins_registry_dir, kubelet.plugins_dir, DRIVER):
+            await kubelet.wait_for_driver(DRIVER)
+            kubelet.pod_changed("p-1")
+            after = await worker
+
+    assert isinstance(before, Admission)
+    assert isinstance(early, Rejection)
+    assert early.message == f"u-1: DRA driver {DRIVER} is not registered"
+    assert isinstance(after, Admission)
 
 
 async def test_container_does_not_start_when_its_pod_was_never_admitted(root: Path) -> None:

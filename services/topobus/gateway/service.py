@@ -195,7 +195,7 @@ class _Gateway:
         settings = self._settings
         path = Path(settings.checkpoint_path)
         # In threads: when the turn comes from another gateway, kubelet is served already. What must survive a reboot is beside the checkpoint.
-        checkpoint = await asyncio.to_thread(Checkpoint.load, path)
+        checkpoint = await asyncio.to_thread(lambda: Checkpoint.load(path, boot_id=boot_id()))
         record = await asyncio.to_thread(AllocationRecord.open, path.with_name("given.json"), self._state.is_holder)
         reader = stored_claims(self._runtime.bus, self._runtime.node, settings.nats)
         settler: LedgerRelease | None = None
@@ -223,7 +223,6 @@ class _Gateway:
             reports=reports,
             metadata=metadata,
             metrics=self._claim_metrics,
-            boot_id=await asyncio.to_thread(boot_id),
             tell_cdi=lambda why: self._readiness.set("cdi", is_ready=True, why=why),
         )
         await preparer.restore(is_offered=settings.offers_any_dra)

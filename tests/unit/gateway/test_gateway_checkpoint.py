@@ -38,6 +38,18 @@ async def test_checkpoint_gives_back_what_was_stored_when_loaded_again(tmp_path:
     assert after.get("u-1", "nic") is None
 
 
+async def test_claim_is_not_ready_when_it_was_prepared_in_the_boot_before(tmp_path: Path) -> None:
+    """It is known, and its devices stay its own; containers may have them when they were made ready in this boot."""
+    path = tmp_path / "checkpoint.json"
+    before = Checkpoint.load(path, boot_id="one")
+    await before.put(msgspec.structs.replace(entry(is_prepared=True), boot_id="one"))
+
+    after = Checkpoint.load(path, boot_id="two")
+
+    assert before.ready("u-1", "gpu") == after.get("u-1", "gpu")
+    assert after.ready("u-1", "gpu") is None
+
+
 @pytest.mark.parametrize(
     ("text", "part"),
     [

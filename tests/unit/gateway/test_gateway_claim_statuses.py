@@ -20,7 +20,7 @@ from topobus.gateway.cluster.claim_statuses import ClaimStatuses
 from topobus.gateway.cluster.objects import Cluster, Rejected
 from topobus.gateway.cluster.report_record import ReportRecord
 from topobus.gateway.core.claim_allocation import AllocatedDevice
-from topobus.gateway.dra.checkpoint import ClaimEntry, SandboxAttachment
+from topobus.gateway.dra.checkpoint import Checkpoint, ClaimEntry, SandboxAttachment
 from topobus.gateway.dra.claim_key import ClaimKey
 from topobus.testing.clock import LoopClock
 
@@ -100,11 +100,13 @@ def server() -> Server:
 
 
 @asynccontextmanager
-async def statuses(server: Server, folder: Path, *entries: ClaimEntry, said: list[str] | None = None) -> AsyncIterator[ClaimStatuses]:
+async def statuses(
+    server: Server, folder: Path, *entries: ClaimEntry, said: list[str] | None = None, boot_id: str = ""
+) -> AsyncIterator[ClaimStatuses]:
     """A process whose checkpoint has these entries."""
     tell = said.append if said is not None else lambda _: None
     made = ClaimStatuses(cast(Cluster, server), ReportRecord.open(folder / "reports.json"), LoopClock(), "n1", tell=tell)
-    made.restore(entries)
+    made.restore(Checkpoint(folder / "checkpoint.json", {entry.key: entry for entry in entries}, boot_id=boot_id))
     task = asyncio.create_task(made.run())
     try:
         yield made
@@ -246,6 +248,17 @@ async def test_next_process_says_what_the_checkpoint_says_when_nothing_was_on_di
         await asyncio.sleep(1)
 
     assert server.said == [("cpus", ["Prepared"])]
+
+
+async def test_status_is_taken_away_when_the_machine_was_booted(server: Server, tmp_path: Path) -> None:
+    """Nothing of the boot before is in a pod or made ready; it is told again when kubelet has had the claim prepared."""
+    cpus = entry("cpus", "cpu", needs_sandbox=False)
+    async with statuses(server, tmp_path, cpus):
+        await asyncio.sleep(1)
+    async with statuses(server, tmp_path, cpus, boot_id="another"):
+        await asyncio.sleep(1)
+
+    assert server.said == [("cpus", ["Prepared"]), ("cpus", [])]
 
 
 async def test_since_stays_while_the_state_is_the_same(server: Server, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ the API server itself drops what was said of devices that a claim no longer has.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from msgspec import structs
 
@@ -21,7 +21,7 @@ from topobus.gateway.cluster.objects import CLAIMS, Cluster, Rejected
 from topobus.gateway.cluster.report_record import ReportRecord
 from topobus.gateway.core.claim_allocation import cdi_device_name, is_allocated_here
 from topobus.gateway.core.device_status import ClaimReport, device_statuses, text_of
-from topobus.gateway.dra.checkpoint import ClaimEntry
+from topobus.gateway.dra.checkpoint import Checkpoint, ClaimEntry
 from topobus.gateway.dra.claim_key import ClaimKey
 from topobus.gateway.node_state import Broadcast
 from topobus.kubernetes.answers import INVALID
@@ -58,9 +58,9 @@ class ClaimStatuses:
         self._troubles: dict[str, str] = {}
         self._changed = Broadcast()
 
-    def restore(self, entries: Iterable[ClaimEntry]) -> None:
-        """Go on where the process before this one ended: everything that it had to say is said once more, and taken away where the claim has been undone since."""
-        running = {entry.key: entry for entry in entries if entry.is_running}
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on where the process before this one ended: all that it had to say is said once more, and taken away where the claim was undone since, or the machine was booted."""
+        running = {entry.key: entry for entry in checkpoint.entries() if checkpoint.is_ready(entry)}
         for key, report in tuple(self._wanted.items()):
             if key not in running and report.devices:
                 self._wanted[key] = _gone(report)

@@ -45,7 +45,7 @@ class ClusterReports:
             runtime.readiness.set("claim-status", is_ready=True, why=why)
 
         statuses = ClaimStatuses(cluster, record, runtime.clock, runtime.node, tell=tell)
-        statuses.restore(checkpoint.entries())
+        statuses.restore(checkpoint)
         recorder, details = EventRecorder(cluster, runtime.clock, runtime.node), ClusterPodDetails(cluster, runtime.clock)
         return cls(statuses, recorder, details, runtime.node)
 

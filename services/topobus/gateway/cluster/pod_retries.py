@@ -174,8 +174,7 @@ class PodRetries:
         )
 
     def _is_prepared(self, claim: WaitingClaim) -> bool:
-        entries = [self._checkpoint.get(claim.uid, device_class) for device_class in claim.classes]
-        return all(entry is not None and entry.is_running for entry in entries)
+        return all(self._checkpoint.ready(claim.uid, device_class) is not None for device_class in claim.classes)
 
     def _waiting_claims(self, pod: NodePod) -> tuple[WaitingClaim, ...]:
         waiting_claims = (self._claims.get((pod.namespace, name)) for name in pod.claims)

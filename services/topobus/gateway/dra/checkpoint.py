@@ -84,7 +84,7 @@ class ClaimEntry(Struct, frozen=True, kw_only=True):
 
     @property
     def is_running(self) -> bool:
-        """Say whether containers may have its devices, with nothing half done."""
+        """Say whether its preparation is complete, with nothing half done; perhaps of the boot before, see `Checkpoint.is_ready`."""
         return self.is_prepared and not self.is_undoing
 
     @property
@@ -147,15 +147,17 @@ class _Unknown:
 class Checkpoint:
     """All entries, in memory and on disk."""
 
-    def __init__(self, path: Path, entries: dict[str, ClaimEntry], unknown: _Unknown | None = None) -> None:
+    def __init__(self, path: Path, entries: dict[str, ClaimEntry], unknown: _Unknown | None = None, *, boot_id: str = "") -> None:
+        self.boot_id = boot_id
+        """The machine's present boot."""
         self._path = path
         self._entries = entries
         self._unknown = unknown or _Unknown()
         self._disk = DiskWork()
 
     @classmethod
-    def load(cls, path: Path) -> Checkpoint:
-        """Read the file; one that does not exist is a new node.
+    def load(cls, path: Path, *, boot_id: str = "") -> Checkpoint:
+        """Read the file in a boot of the machine; one that does not exist is a new node.
 
         Errors: raises ConfigError when it cannot be read, is corrupt or comes from a newer version, or its folder cannot be written.
         """
@@ -168,7 +170,7 @@ class Checkpoint:
                 f"gateway: checkpoint_path: cannot use {path}: {err.strerror}", next_step="set TOPOBUS_GATEWAY__CHECKPOINT_PATH"
             ) from err
         if data is None:
-            return cls(path, {})
+            return cls(path, {}, boot_id=boot_id)
         mend = f"restore {path}, or move it away when no container on this node uses a claim's device any more"
         try:
             stated = decode(data, _Version, where=str(path)).version
@@ -182,7 +184,8 @@ class Checkpoint:
             raise ConfigError(f"gateway: checkpoint_path: {err.message}", next_step=mend) from err
         if file.version != _VERSION:
             raise ConfigError(f"gateway: checkpoint_path: {path} has version {file.version}, wanted {_VERSION}", next_step=mend)
-        return cls(path, {claim_entry.key: claim_entry for claim_entry in file.entries}, _Unknown.of(json.loads(data), file))
+        entries = {claim_entry.key: claim_entry for claim_entry in file.entries}
+        return cls(path, entries, _Unknown.of(json.loads(data), file), boot_id=boot_id)
 
     def sweep(self) -> None:
         """Remove what a killed gateway had half written; only for the one that holds the lock."""
@@ -195,6 +198,15 @@ class Checkpoint:
     def get(self, uid: ClaimUid, device_class: str) -> ClaimEntry | None:
         """One claim at one driver."""
         return self._entries.get(f"{uid}/{device_class}")
+
+    def is_ready(self, entry: ClaimEntry) -> bool:
+        """Say whether containers may have an entry's devices: they were made ready completely, and in this boot of the machine."""
+        return entry.is_running and entry.boot_id == self.boot_id
+
+    def ready(self, uid: ClaimUid, device_class: str) -> ClaimEntry | None:
+        """One claim at one driver whose devices containers may have; None: it is not prepared, or was in the boot before."""
+        entry = self.get(uid, device_class)
+        return entry if entry is not None and self.is_ready(entry) else None
 
     async def put(self, entry: ClaimEntry) -> None:
         """Store an entry; it is on disk when this returns.

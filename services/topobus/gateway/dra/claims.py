@@ -72,12 +72,10 @@ class ClaimPreparer:
         reports: ClaimReports | None = None,
         metadata: ClaimMetadata | None = None,
         metrics: ClaimMetrics,
-        boot_id: str = "",
         tell_cdi: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Take what it works with; `tell_cdi` hears what is wrong with the CDI folder, nothing when it is good."""
         self.attempts = Attempts()
-        self._boot_id = boot_id
         self._state = state
         self._asks = asks
         self._reader = reader
@@ -261,7 +259,7 @@ class ClaimPreparer:
 
     async def _prepare(self, device_class: str, claim: ClaimKey) -> tuple[PreparedDevice, ...]:
         entry = self._checkpoint.get(claim.uid, device_class)
-        if entry is not None and entry.is_running and entry.boot_id == self._boot_id:
+        if entry is not None and self._checkpoint.is_ready(entry):
             refusal = await self._refusal(entry)
             if refusal is not None:
                 raise refused(refusal)
@@ -299,7 +297,7 @@ class ClaimPreparer:
             entry = msgspec.structs.replace(entry, attachment=None, left_sandbox=entry.attachment.sandbox.id)
         allocation = msgspec.structs.replace(allocation, cpus=entry.cpus)
         # After a reboot the devices are made ready once more, by another operation.
-        op_id = f"{entry.attempt}-prepare" + (f"-{self._boot_id[:8]}" if entry.is_running else "")
+        op_id = f"{entry.attempt}-prepare" + (f"-{self._checkpoint.boot_id[:8]}" if entry.is_running else "")
         answers = await self._devices.prepare(op_id, claim, device_class, allocation, is_again=entry.is_running)
         spec = cdi_spec(claim.uid, device_class, answers.prepared, answers.by_request)
         to_attach = _own_of(allocation, "attach", answers.prepared.to_attach)
@@ -308,7 +306,7 @@ class ClaimPreparer:
         entry = msgspec.structs.replace(
             entry,
             is_prepared=True,
-            boot_id=self._boot_id,
+            boot_id=self._checkpoint.boot_id,
             to_attach=to_attach,
             to_adjust=to_adjust,
             config=config,
@@ -363,7 +361,7 @@ class ClaimPreparer:
         get_logger().info("claim.unprepared", claim_uid=claim.uid, claim=where, device_class=device_class, devices=list(names))
 
     def _count_prepared(self) -> None:
-        self._metrics.set_prepared(entry.device_class for entry in self._checkpoint.entries() if entry.is_running)
+        self._metrics.set_prepared(entry.device_class for entry in self._checkpoint.entries() if self._checkpoint.is_ready(entry))
 
     async def _read(self, claim: ClaimKey) -> ApiObject | None:
         with span("read claim", claim=f"{claim.namespace}/{claim.name}"):

@@ -127,13 +127,17 @@ class SandboxAttachments:
         for entry in self._checkpoint.entries():
             if not entry.to_attach or not entry.is_running:
                 continue
+            is_ready = self._checkpoint.is_ready(entry)
             if entry.attachment is None:
                 # Stopped sandboxes are listed, too: of several only a container says which one lives, and asks (`admit`).
                 candidates = [sandbox for sandbox in sandboxes if is_reserved(entry, sandbox) and sandbox.id != entry.left_sandbox]
-                if len(candidates) == 1 and rules.refuse_sandbox(entry, candidates[0]) is None:
+                if is_ready and len(candidates) == 1 and rules.refuse_sandbox(entry, candidates[0]) is None:
                     self._attach_to(entry, candidates[0])
             elif entry.attachment.sandbox.id not in self._sandboxes:
                 self._detach_dead(entry.key)
+            elif not is_ready:
+                # A dead sandbox of the boot before: it is left when the claim is prepared anew.
+                continue
             elif entry.attachment.is_attached:
                 self._reports.attached(entry, entry.attachment.sandbox, entry.attachment.interfaces)
             else:
@@ -174,7 +178,7 @@ class SandboxAttachments:
     # How it comes about.
 
     def _entries(self) -> list[ClaimEntry]:
-        return [entry for entry in self._checkpoint.entries() if entry.to_attach and entry.is_running]
+        return [entry for entry in self._checkpoint.entries() if entry.to_attach and self._checkpoint.is_ready(entry)]
 
     async def _bring(self, entries: Sequence[ClaimEntry], sandbox: Sandbox) -> tuple[Reason, ...]:
         """Attach to a sandbox as long as the runtime waits; gives why not, nothing for what is done or goes on."""
@@ -250,7 +254,7 @@ class SandboxAttachments:
         """
         sandbox = attaching.sandbox
         entry = await self._latest(key)
-        if entry is None or not entry.is_running:
+        if entry is None or not self._checkpoint.is_ready(entry):
             return rules.claim_undone(sandbox)
         refusal = rules.refuse_taken(entry, entry.attachment, sandbox, self._sandboxes) or await self._refuse_stranger(entry, sandbox)
         if refusal is not None:
@@ -265,7 +269,7 @@ class SandboxAttachments:
         # What was begun goes on with the same values, also after a crash.
         begun = former or SandboxAttachment(sandbox=await self._details.of(sandbox))
         entry = await self._checkpoint.change(key, lambda claim_entry: with_attachment(claim_entry, begun))
-        if entry is None or not entry.is_running:
+        if entry is None or not self._checkpoint.is_ready(entry):
             return rules.claim_undone(sandbox)
         attaching.is_under_way = True
         claim = ClaimKey(namespace=entry.namespace, name=entry.name, uid=entry.uid)

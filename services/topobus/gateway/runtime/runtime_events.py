@@ -38,7 +38,7 @@ class RuntimeDoor:
     def __init__(
         self, socket: str, entry: Callable[[ClaimUid, str], ClaimEntry | None], clock: Clock, report: Callable[[str], None]
     ) -> None:
-        """Take the runtime's socket, where claims stand by uid and class, and who hears why there is no connection (nothing: there is one)."""
+        """Take the runtime's socket, who finds prepared claims by uid and class, and who hears why there is no connection (nothing: there is one)."""
         self.attachments: SandboxAttachments | None = None
         self.plugin = NriPlugin(socket, self, clock, report)
         self.pinning: CpuPinning | None = None
@@ -52,7 +52,7 @@ class RuntimeDoor:
         cls, settings: GatewaySettings, state: NodeState, checkpoint: Checkpoint, clock: Clock, report: Callable[[str], None]
     ) -> RuntimeDoor:
         """Make the door that the settings ask for, with pinned CPUs where they name some."""
-        door = cls(runtime_socket(settings), checkpoint.get, clock, report)
+        door = cls(runtime_socket(settings), checkpoint.ready, clock, report)
         owned = owned_cpus(settings.cpus)
         if owned is None or owned:
             door.pinning = CpuPinning(
@@ -106,8 +106,7 @@ class RuntimeDoor:
         """Give a new container what its claims promise, or keep it from being made."""
         since_s = self._clock.monotonic()
         for uid, device_class in container.guards:
-            entry = self._entry(uid, device_class)
-            if entry is None or not entry.is_running:
+            if self._entry(uid, device_class) is None:
                 return _not_prepared(uid, device_class)
         refusal = await self.attachments.admit(sandbox, container.guards) if self.attachments is not None else None
         if refusal is not None:

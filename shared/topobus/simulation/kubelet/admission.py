@@ -97,6 +97,13 @@ class Admitter:
         """All pods are known now: what the checkpoint gives to others is free at the next look."""
         self._awaited = frozenset()
 
+    def forget_started(self) -> None:
+        """Begin after a boot: what the checkpoint gives to pods stays theirs, and no claim of theirs is prepared."""
+        self._claims.clear()
+        self._grants.clear()
+        self._awaited |= self._active.keys()
+        self._active.clear()
+
     def collect(self) -> None:
         """Free what pods that are gone still hold (kubelet does this lazily)."""
         self._store.keep_only({*self._active, *self._awaited})

@@ -105,6 +105,7 @@ class KubeletSimulator:
             self.device_plugin_dir, self._store, self._log, timings, monotonic, has_reregister_race=has_reregister_race
         )
         self._timings = timings
+        self._changed_pods: dict[str, asyncio.Event] = {}
         self._drivers = Drivers(
             self.plugins_registry_dir,
             self._log,
@@ -188,6 +189,15 @@ class KubeletSimulator:
         await self.stop()
         await self.start(is_restart=True)
 
+    async def reboot(self) -> None:
+        """Start on a machine that was booted: no container runs and no claim counts as prepared, so every pod must be admitted anew; holdings and claims stay.
+
+        kubelet comes before drivers that are pods themselves: a pod with claims fails with "DRA driver … is not registered", and is tried again after `pod_retry_s`.
+        """
+        await self.stop()
+        self._admitter.forget_started()
+        await self.start(is_restart=True)
+
     def wipe_at_once(self) -> None:
         """Delete the slices of drivers that are away now or go later without waiting `wipe_s`: for a test that has taken its drivers off the node for good."""
         self._drivers.wipe_at_once()
@@ -201,13 +211,23 @@ class KubeletSimulator:
         return await self._admitter.admit(*pods)
 
     async def admit_with_retries(self, pod: Pod, *, attempts: int = 5) -> Admission | Rejection:
-        """Admit a pod and try again what can be tried again, as kubelet's pod workers do, each `pod_retry_s`."""
+        """Admit a pod and try again what can be tried again, as kubelet's pod workers do: each `pod_retry_s`, or when the pod has changed (`pod_changed`)."""
         for _ in range(attempts - 1):
+            changed = self._changed_pods.setdefault(pod.uid, asyncio.Event())
+            changed.clear()
             answer = await self.admit(pod)
             if isinstance(answer, Admission) or answer.is_final:
                 return answer
-            await asyncio.sleep(self._timings.pod_retry_s)
+            try:
+                async with asyncio.timeout(self._timings.pod_retry_s):
+                    await changed.wait()
+            except TimeoutError:
+                continue
         return await self.admit(pod)
+
+    def pod_changed(self, pod_uid: str) -> None:
+        """Tell of a change of a pod at the API server, of its annotations, say: a pod worker that waits for its next try looks at once."""
+        self._changed_pods.setdefault(pod_uid, asyncio.Event()).set()
 
     def sources_ready(self) -> None:
         """Say that all pods are known: what an earlier kubelet's checkpoint gives to others is free from the next look on."""
