@@ -395,3 +395,19 @@ async def test_claim_is_refused_when_its_cpus_are_a_running_claims(rig: Rig, run
 
     assert (first, again) == ("", "")
     assert "CPUs 0-1 are another prepared claim's on this node" in second
+
+
+async def test_claim_of_a_group_is_not_adopted_anew_when_kubelet_lists_its_pod(rig: Rig, runtime: SimulatedRuntime) -> None:
+    """The ledger has the claim's CPUs by their group: at every look it says the same as kubelet, and nothing is written again."""
+    await rig.plane.store(claim("one", numa_0=2))
+    pod = Pod(name="p", namespace="default", uid="u-p", containers=(Container(name="main"),), claims=(reference("one"),))
+    async with runtime.serving(), rig.kubelet, rig.gateway():
+        await runtime.synchronized.wait()
+        await rig.kubelet.wait_for_driver(DRIVER)
+        admitted = await rig.kubelet.admit(pod)
+        before = len([event for event in rig.kubelet.events if event.event == "PodResources.List"])
+        await rig.kubelet.wait_for_event("PodResources.List", count=before + 6)
+        adoptions = rig.plane.asks.requests("adopted")
+
+    assert isinstance(admitted, Admission), admitted
+    assert len(adoptions) == 1

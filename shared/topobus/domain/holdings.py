@@ -147,7 +147,8 @@ def without(holding: Holding, taken: Holding) -> Holding:
         for device_class, names in holding.shared.items()
         if (kept := tuple(name for name in names if name in devices.get(device_class, ())))
     }
-    return structs.replace(holding, devices=devices, cpus=holding.cpus - taken.cpus, shared=shared, shares=shares)
+    groups = {name: rest for name, cpus in holding.groups.items() if (rest := cpus - taken.cpus)}
+    return structs.replace(holding, devices=devices, cpus=holding.cpus - taken.cpus, shared=shared, shares=shares, groups=groups)
 
 
 def holds_any(holding: Holding) -> bool:

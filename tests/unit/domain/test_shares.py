@@ -10,6 +10,7 @@ from topobus.domain.counters import CapacityPolicy
 from topobus.domain.device import Device
 from topobus.domain.device_sharing import DeviceSharing, HeldShare
 from topobus.domain.errors import InvariantError
+from topobus.domain.holdings import without
 from topobus.domain.idset import CpuSet
 from topobus.domain.ledger import Allocation, Holding, Ledger
 from topobus.domain.ledger_invariant import check_holders
@@ -99,6 +100,15 @@ def test_adopt_of_a_replica_takes_it_from_the_older_allocation_alone() -> None:
         plugin("1").key: replica_share(GPU, [1]),
         plugin("2").key: replica_share(GPU, [2]),
     }
+
+
+def test_groups_lose_the_cpus_that_another_takes() -> None:
+    """What is left of a holding names no CPU of a group that it has no more, and no group of which nothing is left."""
+    held = Holding(cpus=CpuSet(0, 1, 4), groups={"cpus-numa-0": CpuSet(0, 1), "cpus-numa-1": CpuSet(4)})
+
+    left = without(held, Holding(cpus=CpuSet(1, 4)))
+
+    assert left == Holding(cpus=CpuSet(0), groups={"cpus-numa-0": CpuSet(0)})
 
 
 def test_replica_is_named_by_its_device_and_number() -> None:

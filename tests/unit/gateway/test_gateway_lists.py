@@ -6,13 +6,15 @@ import pytest
 from msgspec import structs
 
 from topobus.domain.device import Device, Inventory
+from topobus.domain.device_sharing import HeldShare
 from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.ledger import Allocation, Holding, Ledger
 from topobus.domain.request import Owner, OwnerKind
 from topobus.gateway.core.holdings import idle_allocations
 from topobus.gateway.core.list_entry import ListEntry
-from topobus.gateway.core.lists import DraHealth, HealthEntry, first_that_fit, health_list, holders_of, plugin_lists
+from topobus.gateway.core.lists import DraHealth, HealthEntry, first_that_fit, health_list, holders_of, plugin_lists, sharers_of
+from topobus.gateway.core.replicas import share_holders
 
 CLAIM = Owner(kind=OwnerKind.CLAIM, name="training", uid="u-1")
 RESOURCE = "topobus.dev/gpu"
@@ -104,6 +106,16 @@ def test_holders_name_cpus_as_devices_when_a_pod_holds_them() -> None:
     assert sorted(holders_of(held, "cpu")) == ["cpu-2", "cpu-4"]
     assert holders_of(held, "gpu") == {"gpu-0": CLAIM}
     assert holders_of(None, "gpu") == {}
+
+
+def test_holders_name_the_group_when_cpus_were_chosen_of_one() -> None:
+    """Kubelet knows the group, the ledger its CPUs: the claim holds both, and of the group a share."""
+    held = ledger(CLAIM, Holding(cpus=CpuSet(2, 4), groups={"cpus-numa-0": CpuSet(2, 4)}))
+
+    assert sorted(holders_of(held, "cpu")) == ["cpu-2", "cpu-4", "cpus-numa-0"]
+    assert share_holders(held, "cpu") == {"cpus-numa-0": ((CLAIM, HeldShare(amounts={"cpus": 2})),)}
+    assert sharers_of(held) == {("cpu", "cpus-numa-0"): frozenset({CLAIM})}
+    assert (holders_of(held, "gpu"), share_holders(held, "gpu")) == ({}, {})
 
 
 def test_health_tells_state_and_reason_when_devices_differ() -> None:

@@ -20,8 +20,9 @@ from topobus.domain.ledger import Allocation, Holders, changed_owners
 from topobus.domain.names import is_dns_label
 from topobus.domain.pools import resource_split
 from topobus.domain.request import Owner, OwnerKind
+from topobus.gateway.core.exclusive import CPU_RESOURCE
 from topobus.gateway.core.list_entry import ListEntry
-from topobus.gateway.core.replicas import ShareHolders, replica_entries, replica_holders
+from topobus.gateway.core.replicas import ShareHolders, replica_entries, replica_holders, shares_of
 from topobus.gateway.core.vendor_profiles import VendorProfile, profile_in, resource_in_profile
 
 __all__ = [
@@ -55,16 +56,16 @@ class HealthEntry(Struct, frozen=True, kw_only=True):
 
 
 def holders_of(ledger: Holders | None, device_class: str) -> dict[str, Owner]:
-    """Find who holds which device of a class; CPUs by their device names. Of several with a share somebody other than a claim, if there is one."""
+    """Find who holds which device of a class; CPUs by their device names, and the groups that they were chosen of. Of several with a share somebody other than a claim, if there is one."""
     holders: dict[str, Owner] = {}
     if ledger is None:
         return holders
     for allocation in ledger.allocations.values():
         for holding in allocation.holdings:
-            for name in holding.devices.get(device_class, ()):
+            for name in (*holding.devices.get(device_class, ()), *(holding.groups if device_class == CPU_RESOURCE else ())):
                 if allocation.owner.kind is not OwnerKind.CLAIM or name not in holders:
                     holders[name] = allocation.owner
-            if device_class == "cpu":
+            if device_class == CPU_RESOURCE:
                 holders.update({f"cpu-{cpu}": allocation.owner for cpu in holding.cpus})
     return holders
 
@@ -89,7 +90,9 @@ def ledgers_by_class(earlier: Mapping[str, Holders], before: Holders, after: Hol
 
 def _classes_held(allocation: Allocation | None) -> frozenset[str]:
     holdings = allocation.holdings if allocation is not None else ()
-    return frozenset(device_class for holding in holdings for device_class in (*holding.devices, *(("cpu",) if holding.cpus else ())))
+    return frozenset(
+        device_class for holding in holdings for device_class in (*holding.devices, *((CPU_RESOURCE,) if holding.cpus else ()))
+    )
 
 
 def sharers_of(ledger: Holders | None) -> dict[tuple[str, str], frozenset[Owner]]:
@@ -97,8 +100,8 @@ def sharers_of(ledger: Holders | None) -> dict[tuple[str, str], frozenset[Owner]
     sharers: dict[tuple[str, str], frozenset[Owner]] = {}
     for allocation in ledger.allocations.values() if ledger is not None else ():
         for holding in allocation.holdings:
-            for device_class, names in holding.shared.items():
-                for name in names:
+            for device_class in (*holding.shared, *((CPU_RESOURCE,) if holding.groups else ())):
+                for name in shares_of(holding, device_class):
                     sharers[device_class, name] = sharers.get((device_class, name), frozenset()) | {allocation.owner}
     return sharers
 

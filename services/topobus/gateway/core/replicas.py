@@ -10,11 +10,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from msgspec import Struct, structs
 
+from topobus.domain.cpu_groups import GROUP_CAPACITY
 from topobus.domain.device import Device, Inventory
 from topobus.domain.device_sharing import HeldShare, SharePolicy
-from topobus.domain.ledger import Allocation, Holders
+from topobus.domain.ledger import Allocation, Holders, Holding
 from topobus.domain.request import Owner
 from topobus.domain.shares import device_of_replica, free_replicas, number_of_replica, replica_id, replica_share
+from topobus.gateway.core.exclusive import CPU_RESOURCE
 from topobus.gateway.core.list_entry import ListEntry
 
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
     "replica_entries",
     "replica_holders",
     "share_holders",
+    "shares_of",
 ]
 
 ShareHolders = Mapping[str, tuple[tuple[Owner, HeldShare], ...]]
@@ -53,10 +56,18 @@ def share_holders(ledger: Holders | None, device_class: str) -> dict[str, tuple[
     holders: dict[str, list[tuple[Owner, HeldShare]]] = {}
     for _, allocation in sorted(ledger.allocations.items()) if ledger is not None else ():
         for holding in allocation.holdings:
-            shares = holding.shares.get(device_class, {})
-            for name in holding.shared.get(device_class, ()):
-                holders.setdefault(name, []).append((allocation.owner, shares.get(name, HeldShare())))
+            for name, share in shares_of(holding, device_class).items():
+                holders.setdefault(name, []).append((allocation.owner, share))
     return {name: tuple(sharers) for name, sharers in sorted(holders.items())}
+
+
+def shares_of(holding: Holding, device_class: str) -> dict[str, HeldShare]:
+    """Say of which devices of a class a holding has a share, and how much; CPUs that were chosen of a group are a share of the group."""
+    amounts = holding.shares.get(device_class, {})
+    shares = {name: amounts.get(name, HeldShare()) for name in holding.shared.get(device_class, ())}
+    if device_class == CPU_RESOURCE:
+        shares |= {name: HeldShare(amounts={GROUP_CAPACITY: len(cpus)}) for name, cpus in holding.groups.items()}
+    return shares
 
 
 def replica_entries(
