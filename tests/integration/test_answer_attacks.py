@@ -15,6 +15,8 @@ import pytest_asyncio
 from nats.aio.msg import Msg
 
 from support.gateway_rig import Rig, make_rig
+from support.kubelet_plugins import TrivialPlugin
+from support.kubelet_plugins import device as listed
 from support.node_plane import NODE, claim
 from support.running import service
 from topobus.contracts.catalogue import INVENTORY, PREPARE
@@ -22,13 +24,14 @@ from topobus.contracts.codec import encode
 from topobus.contracts.messages import Prepared, PrepareReply
 from topobus.devicekit import cdi_files
 from topobus.domain.edits import ContainerEdits, DeviceNode
+from topobus.gateway.config import ForeignSettings
 from topobus.gateway.dra import claim_files
 from topobus.gateway.dra.checkpoint import Checkpoint
 from topobus.runtime.proof import AnswerSettings, make_keys
 from topobus.runtime.reply_inbox import Expectation
 from topobus.simulation.machines import build
 from topobus.simulation.nats_server import NatsServer
-from topobus.testing.kubelet import ClaimReference
+from topobus.testing.kubelet import Admission, ClaimReference, Container, Pod
 
 pytestmark = pytest.mark.integration
 
@@ -150,6 +153,33 @@ async def test_claim_gets_the_real_answer_when_the_service_has_a_key(rig: Rig, t
     assert {tuple(path) for path in paths} == {tuple(paths[0])}
     assert paths[0] != []
     assert "/dev/nvidia7" not in paths[0]
+
+
+async def test_claim_gets_the_real_answer_when_a_plugin_of_others_has_registered(rig: Rig, tmp_path: Path) -> None:
+    """The gateway serves that plugin's class itself, and demands the proofs of the others as before; its own answers prove what is demanded of them."""
+    keys, others = tmp_path / "keys", rig.root / "others"
+    make_keys(keys, ["gpu", "widget-acme"])
+    others.mkdir()
+    async with (
+        _gpu_service(rig, tmp_path, str(keys)),
+        rig.kubelet,
+        rig.gateway(answers=AnswerSettings(key_dir=str(keys)), foreign=ForeignSettings(dir=str(others), look_s=0.05)),
+    ):
+        await rig.readiness.until(lambda report: report.get("foreign-plugins", "").startswith("ready"))
+        async with TrivialPlugin(others, "acme.example/widget", [listed("w", 0)]) as plugin:
+            assert await plugin.register() == ""
+            await rig.kubelet.wait_for_resource("acme.example/widget", allocatable=1)
+            widget = Container(name="main", resources={"acme.example/widget": 1})
+            admitted = await rig.kubelet.admit(Pod(name="p", uid="pod-u", containers=(widget,)))
+            await rig.kubelet.wait_for_driver(DRIVER)
+            async with _racer(rig) as answered:
+                (answer,) = await rig.kubelet.prepare_claims([TRAINING])
+            (file,) = rig.cdi_dir.iterdir()
+
+    assert isinstance(admitted, Admission), admitted
+    assert answer.error == ""
+    assert len(answered) == 1
+    assert b"/dev/nvidia7" not in file.read_bytes()
 
 
 async def test_claim_is_refused_when_the_answerer_has_another_key(rig: Rig, tmp_path: Path) -> None:

@@ -63,9 +63,9 @@ def calls_of(rig: Rig, call: str) -> list[list[str]]:
     return [entry["ids"] for entry in calls if entry["call"] == call]
 
 
-async def inventory(rig: Rig, states: list[HealthState]) -> Inventory:
+async def inventory(rig: Rig, states: list[HealthState], device_class: str = CLASS) -> Inventory:
     """Wait until the class has devices in these states."""
-    async for change in rig.bus.watch(INVENTORY, node=NODE, device_class=CLASS):
+    async for change in rig.bus.watch(INVENTORY, node=NODE, device_class=device_class):
         if change.value is not None and [device.health.state for device in change.value.devices] == states:
             return change.value
     raise AssertionError("the watch ended")
@@ -90,9 +90,16 @@ async def claim_of(rig: Rig, *devices: str) -> None:
 
 
 @asynccontextmanager
-async def trivial_plugin(rig: Rig, *devices: pb.Device) -> AsyncIterator[TrivialPlugin]:
+async def trivial_plugin(rig: Rig, *devices: pb.Device, resource: str = RESOURCE) -> AsyncIterator[TrivialPlugin]:
     """A plugin in this process that has registered, once the gateway serves (which removes older sockets)."""
-    await rig.readiness.until(lambda report: report.get("foreign-plugins", "").startswith("ready"))
-    async with TrivialPlugin(Path(rig.settings.foreign.dir), RESOURCE, devices, socket="p.sock") as plugin:
+    async with unregistered_plugin(rig, *devices, resource=resource) as plugin:
         assert await plugin.register() == ""
+        yield plugin
+
+
+@asynccontextmanager
+async def unregistered_plugin(rig: Rig, *devices: pb.Device, resource: str = RESOURCE) -> AsyncIterator[TrivialPlugin]:
+    """A plugin in this process that serves and has not registered yet."""
+    await rig.readiness.until(lambda report: report.get("foreign-plugins", "").startswith("ready"))
+    async with TrivialPlugin(Path(rig.settings.foreign.dir), resource, devices, socket=f"{resource.rpartition('/')[2]}.sock") as plugin:
         yield plugin

@@ -103,7 +103,7 @@ def _tell(call: str, ids: list[str]) -> None:
 
 def main(folder: Path, resource: str, devices: dict[str, int]) -> None:
     """Serve and register for ever."""
-    kubelet, own = folder / "kubelet.sock", folder / "widgets.sock"
+    kubelet, own = folder / "kubelet.sock", folder / f"{resource.rpartition('/')[2]}s.sock"
     sick = threading.Event()
     signal.signal(signal.SIGUSR1, lambda number, frame: sick.set())
     while True:

@@ -243,6 +243,15 @@ def check_rivals(node: str, rivals: Mapping[str, str]) -> list[Finding]:
     ]
 
 
+def check_plugin_failures(node: str, failures: Mapping[str, str]) -> list[Finding]:
+    """Judge device plugins of others that have registered with a node's gateway and are not served."""
+    step = "nothing to do when it passes, for the gateway tries it again; else see `foreign.host-failed` in the log of topobus-gateway"
+    return [
+        Finding(level=Level.FAIL, what=f"{node}: {resource}", found=f"its device plugin is not served: {why}", next_step=step)
+        for resource, why in sorted(failures.items())
+    ]
+
+
 def check_clock(node: str, ahead_s: float, here_s: float | None) -> list[Finding]:
     """Judge a node's clock; nothing when it agrees within a second. Requests are refused as stale by a node more than two seconds ahead.
 

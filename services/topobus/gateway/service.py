@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from topobus.contracts.catalogue import PODS, PREPARE
+from topobus.contracts.messages import KubeletRegistrations
 from topobus.gateway.asks import NodeAsks
 from topobus.gateway.boot import boot_id
 from topobus.gateway.cluster.cluster_reports import ClusterReports
@@ -239,6 +240,8 @@ class _Gateway:
             await asyncio.to_thread(folders_of, settings),
             runtime=lambda: runtime_door.connection() if runtime_door is not None else None,
             rivals=self._plugins.rivals,
+            registrations=self._registrations,
+            plugin_failures=self._foreign.failures if self._foreign is not None else dict,
         )
         self._work = _Work(preparer, settler, pods, record, runtime_door, reports)
         return self._work
@@ -367,14 +370,21 @@ class _Gateway:
             clock=self._runtime.clock,
         )
 
+    def _registrations(self) -> KubeletRegistrations:
+        """Tell what kubelet knows of us. What is not served yet is missing, too."""
+        return KubeletRegistrations(
+            has_kubelet=identity(self._plugin_watch.folder / KUBELET_SOCKET) is not None,
+            plugins=self._plugins.statuses() if self._checkpoint is not None else {},
+            drivers={driver.driver: driver.status for driver in self._drivers.values()},
+        )
+
     async def _report_registration(self) -> None:
-        """Keep the readiness part `registration`, where and while there is a kubelet. What is not served yet is missing, too."""
-        kubelet = self._plugin_watch.folder / KUBELET_SOCKET
+        """Keep the readiness part `registration`, where and while there is a kubelet."""
         said: tuple[bool, str] | None = None
         while True:
-            here = identity(kubelet) is not None
-            statuses = self._plugins.statuses() if self._checkpoint is not None else {}
-            missing = [f"{resource}: {status}" for resource, status in statuses.items() if status != "registered"]
+            registrations = self._registrations()
+            here = registrations.has_kubelet
+            missing = [f"{resource}: {status}" for resource, status in registrations.plugins.items() if status != "registered"]
             # A kubelet without DRA is an ordinary one, so a driver counts only where its class is offered in no other way. Who stands by waits for all of them
             # at first: once it is ready, the one that kubelet has is ended.
             is_patient = self._checkpoint is None and asyncio.get_running_loop().time() < self._stands_by_until

@@ -235,6 +235,17 @@ class RuntimeConnection(Struct, frozen=True, kw_only=True):
     """Why there is none now; empty: there is one."""
 
 
+class KubeletRegistrations(Struct, frozen=True, kw_only=True):
+    """What a gateway has registered with kubelet, or what stands in the way: `registered`, else the reason in words."""
+
+    has_kubelet: bool
+    """kubelet's socket is where the gateway looks for it."""
+    plugins: dict[str, str] = {}
+    """By resource."""
+    drivers: dict[str, str] = {}
+    """DRA drivers, by name."""
+
+
 class PodsReply(Struct, frozen=True, kw_only=True):
     """What kubelet's pods have, sorted. Nothing is known when `why` is given."""
 
@@ -250,6 +261,10 @@ class PodsReply(Struct, frozen=True, kw_only=True):
     """None: the gateway gives no CPUs (setting `cpus.owned`) and needs none, or is an older one."""
     resource_rivals: dict[str, str] = {}
     """Resources of vendors' profiles that the gateway does not register, with the device plugin of somebody else that has them."""
+    registrations: KubeletRegistrations | None = None
+    """None: of an older gateway."""
+    plugin_failures: dict[str, str] = {}
+    """Resources of others' device plugins that have registered here and are not served now, and why."""
 
 
 class AdoptRequest(Struct, frozen=True, kw_only=True):

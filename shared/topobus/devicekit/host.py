@@ -33,7 +33,7 @@ from topobus.devicekit.isolation import DriverFailed, DriverHung, IsolatedDriver
 from topobus.devicekit.journal import Journal, journal_folder
 from topobus.devicekit.leftovers import with_leftovers
 from topobus.devicekit.maintenance_store import MaintenanceStore
-from topobus.devicekit.metrics import DeviceMetrics
+from topobus.devicekit.metrics import DeviceMetrics, DeviceSeries
 from topobus.devicekit.node_machine import NodeMachine
 from topobus.devicekit.on_demand_functions import FunctionCuttingDriver
 from topobus.devicekit.pool_assignment import check_pools
@@ -58,21 +58,35 @@ _SEEN_S = 2.0
 
 
 async def serve_devices(
-    settings: DeviceServiceSettings, runtime: Runtime, device_class: str, *, registry: DriverRegistry | None = None, resource: str = ""
+    settings: DeviceServiceSettings,
+    runtime: Runtime,
+    device_class: str,
+    *,
+    registry: DriverRegistry | None = None,
+    resource: str = "",
+    series: DeviceSeries | None = None,
 ) -> None:
-    """Run the device service of a class until cancelled. `registry` replaces the installed plugins; `resource` names the class for pods when its name is not ours.
+    """Run the device service of a class until cancelled.
 
+    Shapes: registry — replaces the installed plugins; resource — names the class for pods when its name is not ours; series — given where this process serves several classes.
     Errors: raises ConfigError for plugins or settings that contradict each other.
     """
     check_pools(device_class, settings.pools)
     check_sharing_settings(device_class, settings.sharing, settings.pools)
     runtime.bus.use_answer_keys(proving=read_keys(settings.answers.key_dir, (device_class,)))
-    await _DeviceHost(settings, runtime, device_class, registry or load_drivers(device_class, settings.drivers), resource).run()
+    metrics = (series or DeviceSeries(runtime.registry)).of(device_class)
+    await _DeviceHost(settings, runtime, device_class, registry or load_drivers(device_class, settings.drivers), metrics, resource).run()
 
 
 class _DeviceHost:
     def __init__(
-        self, settings: DeviceServiceSettings, runtime: Runtime, device_class: str, registry: DriverRegistry, resource: str = ""
+        self,
+        settings: DeviceServiceSettings,
+        runtime: Runtime,
+        device_class: str,
+        registry: DriverRegistry,
+        metrics: DeviceMetrics,
+        resource: str = "",
     ) -> None:
         self._resource = resource
         self._settings = settings
@@ -91,7 +105,7 @@ class _DeviceHost:
                 driver.cuts_on_demand = settings.partitions.on_demand
             if isinstance(driver, FunctionCuttingDriver):
                 driver.on_demand_functions.rules = settings.partitions.virtual_functions
-        self._metrics = DeviceMetrics(runtime.registry, device_class)
+        self._metrics = metrics
         self._drivers = {
             driver.name: IsolatedDriver(
                 driver, timeout_s=settings.drivers.timeout_s, clock=runtime.clock, note_call=self._metrics.note_call
@@ -230,18 +244,18 @@ class _DeviceHost:
     async def _poll_driver(self, name: str) -> None:
         """Poll one driver for ever; a change of the machine ends the pause."""
         poller = self._pollers[name]
-        beat = self._runtime.beats.loop(f"driver-{name}")
-        while True:
-            beat.turn()
-            machine = self._machine.newest
-            if machine is not None:
-                await poller.poll(machine, self._functions_of(name))
-                self._publisher.note_poll()
-            beat.rest()
-            if machine is not None and machine is self._machine.newest and self._publisher.is_settled():
-                await poller.watch(machine, self._functions_of(name))
-                self._publisher.note_poll()
-            await self._machine.wait_changed(poller.generation, None if machine is None else poller.pause_s())
+        with self._runtime.beats.working(f"driver-{name}") as beat:
+            while True:
+                beat.turn()
+                machine = self._machine.newest
+                if machine is not None:
+                    await poller.poll(machine, self._functions_of(name))
+                    self._publisher.note_poll()
+                beat.rest()
+                if machine is not None and machine is self._machine.newest and self._publisher.is_settled():
+                    await poller.watch(machine, self._functions_of(name))
+                    self._publisher.note_poll()
+                await self._machine.wait_changed(poller.generation, None if machine is None else poller.pause_s())
 
     def _look_anew(self, driver: str) -> None:
         self._pollers[driver].look_anew()

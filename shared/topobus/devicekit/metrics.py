@@ -12,7 +12,7 @@ from topobus.domain.health import HealthState
 from topobus.domain.request import Owner, OwnerKind
 from topobus.runtime.metric_descriptors import CounterDescriptor, GaugeDescriptor, HistogramDescriptor
 
-__all__ = ["DeviceMetrics"]
+__all__ = ["DeviceMetrics", "DeviceSeries"]
 
 # So many reasons have a line of their own: a driver that makes them up must not fill the memory of who reads metrics.
 _REASONS = 64
@@ -67,19 +67,40 @@ PLUGINS_SKIPPED = CounterDescriptor(
 )
 
 
-class DeviceMetrics:
-    """All metrics of one class's service, in the given registry."""
+class DeviceSeries:
+    """The series of all device classes that a process serves, made once a registry: a gateway serves a class for each plugin of others."""
 
-    def __init__(self, registry: CollectorRegistry, device_class: str) -> None:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.devices = DEVICES.register(registry)
+        self.affected_pods = AFFECTED_PODS.register(registry)
+        self.affected_claims = AFFECTED_CLAIMS.register(registry)
+        self.unpublished = UNPUBLISHED.register(registry)
+        self.events = HEALTH_EVENTS.register(registry)
+        self.calls_s = DRIVER_CALL_SECONDS.register(registry)
+        self.failures = DRIVER_FAILURES.register(registry)
+        self.skips = PLUGINS_SKIPPED.register(registry)
+        self._classes: dict[str, DeviceMetrics] = {}
+
+    def of(self, device_class: str) -> DeviceMetrics:
+        """Give a class's metrics; the same ones each time, for a service of it that was started again removes the lines of before."""
+        if device_class not in self._classes:
+            self._classes[device_class] = DeviceMetrics(self, device_class)
+        return self._classes[device_class]
+
+
+class DeviceMetrics:
+    """All metrics of one class's service."""
+
+    def __init__(self, series: DeviceSeries, device_class: str) -> None:
         self._class = device_class
-        self._devices = DEVICES.register(registry)
-        self._affected_pods = AFFECTED_PODS.register(registry)
-        self._affected_claims = AFFECTED_CLAIMS.register(registry)
-        self._unpublished = UNPUBLISHED.register(registry)
-        self._events = HEALTH_EVENTS.register(registry)
-        self._calls_s = DRIVER_CALL_SECONDS.register(registry)
-        self._failures = DRIVER_FAILURES.register(registry)
-        self._skips = PLUGINS_SKIPPED.register(registry)
+        self._devices = series.devices
+        self._affected_pods = series.affected_pods
+        self._affected_claims = series.affected_claims
+        self._unpublished = series.unpublished
+        self._events = series.events
+        self._calls_s = series.calls_s
+        self._failures = series.failures
+        self._skips = series.skips
         self._reasons: set[str] = set()
         """Those that have a line of their own."""
         self._lines: set[tuple[str, str]] = set()

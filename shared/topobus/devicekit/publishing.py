@@ -96,27 +96,28 @@ class DevicePublisher:
     async def run(self, interrupt: Callable[[], None]) -> None:
         """Publish changes after polls; `interrupt` ends the drivers' own watches, so that the next poll is followed by a step."""
         await self._wait_for_first_polls()
-        beat = self._runtime.beats.loop("publish")
-        while True:
-            beat.turn()
-            self._has_news.clear()
-            waiting, self._waiting = self._waiting, []
-            is_done = True
-            try:
-                await self._step()
-            except* PeerUnavailable as errors:
-                is_done = False
-                # What was not published is still news at the next look.
-                self._published = None
-                self._log.warning("publishing.delayed", why="; ".join(str(exception) for exception in errors.exceptions))
-            for waiter in waiting:
-                if not waiter.done():
-                    waiter.set_result(is_done)
-            if not self.is_settled():
-                # Then each look is followed by a step, so the looks must come back here.
-                interrupt()
-            beat.rest()
-            await self._has_news.wait()
+        # Named by its class: a gateway runs one for each plugin of others.
+        with self._runtime.beats.working(f"publish-{self._class}") as beat:
+            while True:
+                beat.turn()
+                self._has_news.clear()
+                waiting, self._waiting = self._waiting, []
+                is_done = True
+                try:
+                    await self._step()
+                except* PeerUnavailable as errors:
+                    is_done = False
+                    # What was not published is still news at the next look.
+                    self._published = None
+                    self._log.warning("publishing.delayed", why="; ".join(str(exception) for exception in errors.exceptions))
+                for waiter in waiting:
+                    if not waiter.done():
+                        waiter.set_result(is_done)
+                if not self.is_settled():
+                    # Then each look is followed by a step, so the looks must come back here.
+                    interrupt()
+                beat.rest()
+                await self._has_news.wait()
 
     def note_poll(self) -> None:
         """Schedule a step after a poll, unless it would change nothing."""

@@ -95,6 +95,11 @@ class Answerer:
         """Proves that the answers are ours."""
 
     @property
+    def device_class(self) -> str:
+        """The class that is answered for; empty where the ask is of none."""
+        return self._parts.get("device_class", "")
+
+    @property
     def info(self) -> EndpointInfo:
         """Say what is answered here."""
         return EndpointInfo(name=self._ask.name, subject=self.subject, queue_group=self._ask.queue_group, metadata=self._parts)

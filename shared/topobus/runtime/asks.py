@@ -82,8 +82,8 @@ class Asks:
         self._has_twin = False
 
     def use_keys(self, *, proving: Mapping[str, bytes], demanded: Mapping[str, bytes]) -> None:
-        """Prove answers of these classes, and take answers of those classes with their proof only."""
-        self._proving, self._demanded = dict(proving), dict(demanded)
+        """Prove answers of these classes, and take answers of those classes with their proof only; added to what is proven and demanded already."""
+        self._proving, self._demanded = {**self._proving, **proving}, {**self._demanded, **demanded}
 
     async def ask(self, ask: Ask[Q, R], request: Q, timeout_s: float | None, parts: dict[str, str]) -> R:
         """Ask, and wait for the one answer."""
@@ -188,8 +188,9 @@ class Asks:
         device_class = parts.get("device_class", "")
         answerer = Answerer(self._connection, ask, parts, handler, concurrency, workload)
         if device_class:
-            answerer.key = self._proving.get(device_class)
-            if answerer.key is None and device_class not in self._demanded:
+            # What this process demands of a class it gives, where it answers for the class itself.
+            answerer.key = self._proving.get(device_class) or self._demanded.get(device_class)
+            if answerer.key is None:
                 answerer.key = self._process_key
                 self._own_classes.add(device_class)
         self._answerers.append(answerer)
@@ -288,11 +289,12 @@ class Asks:
         """Say to NATS' tools, from now on, what is answered here."""
         await ServiceAnswers(self._connection, node, lambda: self._answerers).listen()
 
-    async def drain(self, *, timeout_s: float) -> None:
-        """Stop listening, finish what has arrived."""
-        if self._answerers:
-            await asyncio.gather(*(answerer.drain(timeout_s) for answerer in self._answerers))
-        self._answerers.clear()
+    async def drain(self, *, timeout_s: float, device_class: str = "") -> None:
+        """Stop listening, finish what has arrived; of one class alone where it is given."""
+        ending = [answerer for answerer in self._answerers if device_class in ("", answerer.device_class)]
+        if ending:
+            await asyncio.gather(*(answerer.drain(timeout_s) for answerer in ending))
+        self._answerers = [answerer for answerer in self._answerers if answerer not in ending]
 
 
 def _fingerprint(message: Msg) -> bytes:

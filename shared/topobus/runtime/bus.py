@@ -367,7 +367,7 @@ class Bus:
     def use_answer_keys(
         self, *, proving: Mapping[str, bytes] = MappingProxyType({}), demanded: Mapping[str, bytes] = MappingProxyType({})
     ) -> None:
-        """Prove our answers of these classes, and ignore answers of those classes that their service does not prove. Before the first ask and answer."""
+        """Prove our answers of these classes, and ignore answers of those classes that their service does not prove, besides those of earlier calls."""
         self._asks.use_keys(proving=proving, demanded=demanded)
 
     async def is_answered(self, ask: Ask[Any, Any], *, timeout_s: float, **parts: str) -> Answered | Silent:
@@ -393,6 +393,6 @@ class Bus:
         """Answer NATS' services protocol from now on (`nats micro ls`), as this process of a node; waits while NATS is away."""
         await self._asks.introduce(node)
 
-    async def stop_answering(self, *, timeout_s: float = 1.0) -> None:
-        """Answer nothing from now on, and finish what has arrived: the next instance takes over while this one goes on otherwise."""
-        await self._asks.drain(timeout_s=timeout_s)
+    async def stop_answering(self, *, timeout_s: float = 1.0, device_class: str = "") -> None:
+        """Answer nothing from now on (for one class alone, where it is given), and finish what has arrived: the next instance takes over while this one goes on otherwise."""
+        await self._asks.drain(timeout_s=timeout_s, device_class=device_class)

@@ -6,6 +6,9 @@ is idle (`rest`). An idle loop may wait for ever; a loop that works without prog
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from topobus.runtime.clock import Clock, SystemClock, until_tick
 
 __all__ = ["EVENT_LOOP", "EVERY_S", "Heartbeat", "Heartbeats"]
@@ -70,6 +73,15 @@ class Heartbeats:
     def loop(self, name: str) -> Heartbeat:
         """Give a loop's heartbeat, the same one for the same name; it rests until it turns first."""
         return self._beats.setdefault(name, Heartbeat(self._clock, self._work_limit_s))
+
+    @contextmanager
+    def working(self, name: str) -> Iterator[Heartbeat]:
+        """Give a loop's heartbeat for as long as the loop runs: one that has ended is not stuck."""
+        beat = self.loop(name)
+        try:
+            yield beat
+        finally:
+            beat.rest()
 
     def stalled(self) -> dict[str, float]:
         """List the loops that are stuck, by name, with the seconds since their last step; empty when all is well."""

@@ -19,7 +19,9 @@ _DENIAL = re.compile(r'permissions violation(?: for \w+ to "([^"]*)")?', re.IGNO
 
 
 def error_text(err: Exception) -> str:
-    """Give an error's text, or its kind: several of nats-py's and asyncio's have no text."""
+    """Give an error's text, or its kind: several of nats-py's and asyncio's have no text, and a task group's says nothing of what it wraps."""
+    while isinstance(err, ExceptionGroup):
+        err = err.exceptions[0]
     return str(err) or type(err).__name__
 
 

@@ -18,6 +18,7 @@ from topobus.cli.checkup import (
     check_credentials,
     check_hub,
     check_node,
+    check_plugin_failures,
     check_rejected,
     check_releases,
     check_rivals,
@@ -275,6 +276,16 @@ def test_check_slice_fields_warns_with_the_feature_when_a_server_keeps_no_counte
     )
     assert finding.next_step == "switch DRAConsumableCapacity and DRAPartitionableDevices on in kube-apiserver and kube-scheduler"
     assert check_slice_fields("n1", ()) is None
+
+
+def test_check_plugin_failures_names_resource_and_cause() -> None:
+    """A plugin that registered and is not served is a failure of that resource, with what becomes of it."""
+    (finding,) = check_plugin_failures("n1", {"acme.example/widget": "its device host ended: no room"})
+
+    assert (finding.level, finding.what) == (Level.FAIL, "n1: acme.example/widget")
+    assert finding.found == "its device plugin is not served: its device host ended: no room"
+    assert "tries it again" in finding.next_step
+    assert check_plugin_failures("n1", {}) == []
 
 
 def test_check_rivals_fails_when_a_vendors_plugin_has_a_resource_of_a_profile() -> None:

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from topobus.devicekit.driver_poller import DriverPoller
 from topobus.devicekit.isolation import IsolatedDriver
-from topobus.devicekit.metrics import DeviceMetrics
+from topobus.devicekit.metrics import DeviceSeries
 from topobus.devicekit.settings import DeviceServiceSettings, DriverSettings
 from topobus.domain.health import Dimension, HealthState, Observation
 from topobus.domain.machine import Machine
@@ -30,7 +30,7 @@ class Polled:
         self.driver = ToyDriver(count=1)
         settings = DeviceServiceSettings(node="n", hardware=HardwareSettings(root=str(root)), drivers=DriverSettings(timeout_s=60.0))
         clock = ManualClock()
-        metrics = DeviceMetrics(CollectorRegistry(), "toy")
+        metrics = DeviceSeries(CollectorRegistry()).of("toy")
         self.poller = DriverPoller(
             IsolatedDriver(self.driver, timeout_s=60.0, clock=clock), Tree(settings.hardware), settings, clock, metrics
         )

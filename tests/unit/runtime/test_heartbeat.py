@@ -44,6 +44,18 @@ def test_a_loop_is_stuck_when_its_work_makes_no_progress() -> None:
     assert beats.stalled() == {"reconcile": 121.0}
 
 
+def test_a_loop_is_not_stuck_when_it_has_ended_at_its_work() -> None:
+    """What a device host that failed leaves behind must not end the process minutes later."""
+    clock = ManualClock()
+    beats = Heartbeats(clock, work_limit_s=120)
+    with beats.working("publish-gpu") as beat:
+        beat.turn()
+
+    clock.advance(1000)
+
+    assert beats.stalled() == {}
+
+
 def test_a_long_pass_is_alive_when_it_makes_progress() -> None:
     """Ten thousand objects of a second each are an honest pass: it says so with each of them."""
     clock = ManualClock()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from topobus.devicekit.metrics import DeviceMetrics
+from topobus.devicekit.metrics import DeviceSeries
 from topobus.domain.device import Device
 from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState
 from topobus.domain.request import Owner, OwnerKind
@@ -53,7 +53,7 @@ def test_metrics_are_made_from_descriptors_alone() -> None:
 def test_device_metrics_follow_the_inventory_when_a_device_gets_sick_and_well() -> None:
     """A device stands under its state and reason, and under no other one afterwards."""
     registry = CollectorRegistry()
-    metrics = DeviceMetrics(registry, "gpu")
+    metrics = DeviceSeries(registry).of("gpu")
     sick = DeviceHealth(
         state=HealthState.UNHEALTHY,
         conditions=(Condition(dimension=Dimension.MEMORY, state=HealthState.UNHEALTHY, reason="ecc", message="", since=""),),
@@ -75,7 +75,7 @@ def test_device_metrics_follow_the_inventory_when_a_device_gets_sick_and_well() 
 def test_affected_pods_are_counted_once_when_they_use_several_sick_devices() -> None:
     """A pod with two sick devices is one pod, and who uses a healthy device is not affected."""
     registry = CollectorRegistry()
-    metrics = DeviceMetrics(registry, "gpu")
+    metrics = DeviceSeries(registry).of("gpu")
     condition = Condition(dimension=Dimension.MEMORY, state=HealthState.UNHEALTHY, reason="ecc")
     sick = DeviceHealth(state=HealthState.UNHEALTHY, conditions=(condition,))
     pod, other = (Owner(kind=OwnerKind.POD, name=name, uid=name) for name in ("trainer", "other"))
@@ -96,7 +96,7 @@ def test_affected_pods_are_counted_once_when_they_use_several_sick_devices() -> 
 def test_reasons_share_a_line_when_a_driver_makes_them_up() -> None:
     """A driver that gives each device a reason of its own fills no more than 64 lines and `other`."""
     registry = CollectorRegistry()
-    metrics = DeviceMetrics(registry, "gpu")
+    metrics = DeviceSeries(registry).of("gpu")
     for number in range(100):
         condition = Condition(dimension=Dimension.MEMORY, state=HealthState.UNHEALTHY, reason=f"made-up-{number}")
         metrics.count_event(_device("g0", DeviceHealth(state=HealthState.UNHEALTHY, conditions=(condition,))))

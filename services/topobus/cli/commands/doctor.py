@@ -25,6 +25,7 @@ from topobus.cli.checkup import (
     check_credentials,
     check_hub,
     check_node,
+    check_plugin_failures,
     check_rejected,
     check_releases,
     check_rivals,
@@ -236,6 +237,7 @@ async def _check_gateway(bus: Bus, node: str, *, has_devices: bool) -> list[Find
         *await asyncio.to_thread(check_gateway_folders, what, pods.folders, has_devices=has_devices),
         *(finding for finding in (runtime, slices) if finding is not None),
         *check_rivals(node, pods.resource_rivals),
+        *check_plugin_failures(node, pods.plugin_failures),
     ]
 
 

@@ -22,6 +22,7 @@ import msgspec
 
 from topobus.devicekit.cdi_files import write
 from topobus.devicekit.health import HealthSettings
+from topobus.devicekit.metrics import DeviceSeries
 from topobus.devicekit.registry import DriverRegistry
 from topobus.devicekit.settings import DeviceServiceSettings, DriverSettings
 from topobus.domain.errors import ConfigError
@@ -44,7 +45,9 @@ from topobus.gateway.kubelet.sockets import (
 )
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
+from topobus.runtime.backoff import full_jitter
 from topobus.runtime.logging import get_logger
+from topobus.runtime.nats_errors import error_text
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.service import Runtime
 from topobus.sysfs.tree import HardwareSettings
@@ -55,6 +58,8 @@ _VERSION = "v1beta1"
 _PART = "foreign-plugins"
 # Which resources there were, so that their devices are Unknown and not forgotten until the plugins are back.
 _KNOWN_FILE = "topobus-resources.json"
+# Seconds before a device host that has ended is started again; at first, and at most.
+_AGAIN_S, _AGAIN_MOST_S = 0.5, 60.0
 
 
 class ForeignPlugins(rpc.RegistrationServicer):
@@ -83,7 +88,9 @@ class ForeignPlugins(rpc.RegistrationServicer):
         self._watch = FolderWatch(self._folder, watchdog_s)
         self._drivers: dict[str, ForeignDriver] = {}
         self._streams: dict[str, asyncio.Task[None]] = {}
-        self._remarks: dict[str, _Remarks] = {}
+        self._hosts: dict[str, _HostReport] = {}
+        self._series: DeviceSeries | None = None
+        """Of all plugins' devices together; none on a node where no plugin has ever registered."""
         self._is_served = False
         self._group: asyncio.TaskGroup | None = None
         self._known = _load(self._folder / _KNOWN_FILE)
@@ -97,6 +104,10 @@ class ForeignPlugins(rpc.RegistrationServicer):
     def resource_of(self, device_class: str) -> str:
         """Name the resource of a class; empty for a class of ours."""
         return next((resource for resource in self._known if class_of_resource(resource) == device_class), "")
+
+    def failures(self) -> dict[str, str]:
+        """Tell of which resources the device host has ended and is not there again yet, and why."""
+        return {resource: host.failure for resource, host in sorted(self._hosts.items()) if host.failure}
 
     def before_start(self, device_class: str) -> BeforeStart:
         """Give what calls the plugin before each start of a container, as kubelet does: also weeks after Allocate."""
@@ -142,7 +153,10 @@ class ForeignPlugins(rpc.RegistrationServicer):
                     await self._watch.until(lambda path=path, own_socket=own: identity(path) != own_socket)  # type: ignore[misc]  # bound at once
 
     async def Register(self, request: pb.RegisterRequest, context: grpc.aio.ServicerContext[pb.RegisterRequest, pb.Empty]) -> pb.Empty:
-        """Take a registration in kubelet's order: check, dial, ask for the options, answer, then follow the list. The newest one wins."""
+        """Take a registration in kubelet's order: check, dial, ask for the options, answer, then follow the list. The newest one wins.
+
+        A plugin that is refused because its device host does not come up is followed all the same: not every plugin registers again.
+        """
         refusal = await self._connect(request)
         if refusal:
             get_logger().warning("foreign.refused", resource=request.resource_name, endpoint=request.endpoint, error=refusal)
@@ -190,6 +204,8 @@ class ForeignPlugins(rpc.RegistrationServicer):
         if self._group is not None:
             self._streams[resource] = self._group.create_task(self._follow(driver, driver.endpoint))
         self._report_readiness()
+        if failure := await self._hosts[resource].why_not_begun(self._runtime, self._settings.dial_s):
+            return f"{resource} is not served now, and tried again: {failure}"
         get_logger().info("foreign.registered", resource=resource, device_class=driver.device_class, endpoint=request.endpoint)
         return ""
 
@@ -230,24 +246,36 @@ class ForeignPlugins(rpc.RegistrationServicer):
             # The plugin's word counts at once: it has its own idea of when a device is well again.
             health=HealthSettings(poll_s=self._settings.look_s, hold_s=0.0),
         )
+        self._hosts[resource] = report = _HostReport(self._report_readiness)
         if self._group is not None:
-            self._group.create_task(self._host(settings, driver))
+            self._group.create_task(self._host(settings, driver, report))
         return driver
 
-    async def _host(self, settings: DeviceServiceSettings, driver: ForeignDriver) -> None:
-        """Run the device host of one plugin; whatever ends it ends this class alone, with what it has said so far."""
+    async def _host(self, settings: DeviceServiceSettings, driver: ForeignDriver, report: _HostReport) -> None:
+        """Run the device host of one plugin, and again when it ends; whatever ends it ends this class alone, with what it has said so far."""
         # A readiness of its own: a plugin that is away must not make the gateway unready.
-        self._remarks[driver.resource] = remarks = _Remarks(self._report_readiness)
-        own = replace(self._runtime, readiness=remarks)
-        registry = DriverRegistry(drivers=(driver,))
-        try:
-            # Loaded for the first plugin, beside the event loop: on most nodes there is none, and the gateway has these 2 MiB for its node's state.
-            host = await asyncio.to_thread(_load_host)
-            await host.serve_devices(settings, own, driver.device_class, registry=registry, resource=driver.resource)
-        except Exception as err:  # noqa: BLE001
-            # boundary: a vendor's plugin. Its devices, or what it says of them, must not end the gateway for all others.
-            get_logger().exception("foreign.host-failed", resource=driver.resource, device_class=driver.device_class)
-            remarks.set("host", is_ready=False, why=f"its device host ended: {err}")
+        own = replace(self._runtime, readiness=report)
+        attempt = 0
+        while True:
+            try:
+                # Loaded for the first plugin, beside the event loop: on most nodes there is none, and the gateway has these 2 MiB for its node's state.
+                host = await asyncio.to_thread(_load_host)
+                self._series = self._series or DeviceSeries(self._runtime.registry)
+                registry = DriverRegistry(drivers=(driver,))
+                await host.serve_devices(
+                    settings, own, driver.device_class, registry=registry, resource=driver.resource, series=self._series
+                )
+            except Exception as err:  # noqa: BLE001
+                # boundary: a vendor's plugin. Its devices, or what it says of them, must not end the gateway for all others.
+                attempt = 0 if report.is_ready else attempt + 1
+                pause_s = full_jitter(attempt, least_s=_AGAIN_S, most_s=_AGAIN_MOST_S)
+                get_logger().exception(
+                    "foreign.host-failed", resource=driver.resource, device_class=driver.device_class, retry_after_s=round(pause_s, 1)
+                )
+                report.fail(f"its device host ended: {error_text(err)}")
+            # What it left would answer with a state that nobody follows any more, and beside the next one.
+            await self._runtime.bus.stop_answering(device_class=driver.device_class)
+            await self._runtime.clock.sleep(pause_s)
 
     def _report_readiness(self) -> None:
         """Say in readiness which plugins are away; that is a remark, for a plugin's absence is no fault of ours."""
@@ -255,7 +283,7 @@ class ForeignPlugins(rpc.RegistrationServicer):
             return
         away = sorted(driver.resource for driver in self._drivers.values() if driver.endpoint is None)
         words = [f"waiting for the device plugin of {', '.join(away)}"] if away else []
-        words += [f"{resource}: {remark}" for resource, remarks in sorted(self._remarks.items()) for remark in remarks.report_lines()]
+        words += [f"{resource}: {remark}" for resource, host in sorted(self._hosts.items()) for remark in host.report_lines()]
         self._runtime.readiness.set(_PART, is_ready=True, why="; ".join(words))
 
     async def _record_resource(self, resource: str) -> None:
@@ -264,20 +292,44 @@ class ForeignPlugins(rpc.RegistrationServicer):
             await asyncio.to_thread(write, self._folder, _KNOWN_FILE, json.dumps({"resources": self._known}).encode())
 
 
-class _Remarks(Readiness):
-    """The readiness of one plugin's device host, which is a remark in the gateway's own."""
+class _HostReport(Readiness):
+    """The readiness of one plugin's device host, which is a remark in the gateway's own, and whether the host has ended."""
 
     def __init__(self, tell: Callable[[], None]) -> None:
         super().__init__()
         self._news = tell
+        self._has_begun = asyncio.Event()
+        self.failure = ""
+        """Why the host ended; empty while it runs."""
 
     def set(self, part: str, is_ready: bool, why: str = "") -> None:
-        """Take it over, and have the gateway say it."""
+        """Take it over, and have the gateway say it; a host that speaks runs."""
         super().set(part, is_ready, why)
+        super().set("host", is_ready=True)
+        self.failure = ""
+        self._has_begun.set()
         self._news()
+
+    def fail(self, why: str) -> None:
+        """Note that the host has ended."""
+        super().set("host", is_ready=False, why=why)
+        self.failure = why
+        self._has_begun.set()
+        self._news()
+
+    async def why_not_begun(self, runtime: Runtime, limit_s: float) -> str:
+        """Wait until the host has begun or ended; the text says why it did not begin."""
+        try:
+            async with runtime.clock.timeout(limit_s):
+                await self._has_begun.wait()
+        except TimeoutError:
+            return f"its device host has not begun within {limit_s:g} s"
+        return self.failure
 
     def report_lines(self) -> list[str]:
         """Say what stands in the host's way, or what it remarks, by part."""
+        if self.failure:
+            return [self.failure]
         return [text.removeprefix("ready: ") for text in self.report().values() if text != "ready"]
 
 

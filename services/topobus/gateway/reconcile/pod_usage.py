@@ -10,7 +10,15 @@ from pathlib import Path
 
 from msgspec import structs
 
-from topobus.contracts.messages import ContainerDevices, HeldDevice, NodeFolders, PodsReply, PodsRequest, RuntimeConnection
+from topobus.contracts.messages import (
+    ContainerDevices,
+    HeldDevice,
+    KubeletRegistrations,
+    NodeFolders,
+    PodsReply,
+    PodsRequest,
+    RuntimeConnection,
+)
 from topobus.domain.device import Inventory
 from topobus.domain.device_sharing import HeldShare
 from topobus.domain.request import Owner
@@ -51,12 +59,16 @@ class PodLook:
         folders: NodeFolders,
         runtime: Callable[[], RuntimeConnection | None] = lambda: None,
         rivals: Callable[[], dict[str, str]] = dict,
+        registrations: Callable[[], KubeletRegistrations | None] = lambda: None,
+        plugin_failures: Callable[[], dict[str, str]] = dict,
     ) -> None:
         self.dropped_slice_fields: Callable[[], tuple[str, ...]] = tuple
         """What the API server does not keep of ResourceSlices; nothing where there is no cluster."""
         self._folders = folders
         self._runtime = runtime
         self._rivals = rivals
+        self._registrations = registrations
+        self._plugin_failures = plugin_failures
         self._reader = reader
         self._state = state
         self._checkpoint = checkpoint
@@ -122,6 +134,8 @@ class PodLook:
             runtime=self._runtime(),
             dropped_slice_fields=self.dropped_slice_fields(),
             resource_rivals=self._rivals(),
+            registrations=self._registrations(),
+            plugin_failures=self._plugin_failures(),
         )
 
     def _prepared(self) -> dict[tuple[str, str], PreparedHere]:
