@@ -10,14 +10,16 @@ from collections.abc import Iterator, Mapping
 from itertools import combinations
 from typing import Any
 
+import msgspec
 from hypothesis import given as for_all
 from hypothesis import settings
 from hypothesis import strategies as st
 
 from support.laws import examples
-from topobus.controller.allocation.values import Allocated, GaveUp
+from topobus.controller.allocation.values import Allocated, GaveUp, NoFit
 from topobus.domain.quantity import Quantity
 from topobus.kubernetes.api.resource import (
+    ClaimRequest,
     ClaimSpec,
     ExactRequest,
     SliceDevice,
@@ -57,23 +59,23 @@ def machines(draw: st.DrawFn) -> tuple[list[Any], list[str], int]:
 
 
 @st.composite
-def wanted(draw: st.DrawFn) -> Any:
-    """Draw a claim of one or two requests."""
+def wanted(draw: st.DrawFn, *, most: int = 2) -> Any:
+    """Draw a claim of one or two requests, each for `most` devices at most."""
     requests: list[dict[str, Any]] = []
     for index in range(draw(st.integers(1, 2))):
         if draw(st.integers(0, 3)) == 0:
-            subs = [{"name": name, "deviceClassName": "gpu", **_fields(draw, may_be_all=False)} for name in ("first", "second")]
+            subs = [{"name": name, "deviceClassName": "gpu", **_fields(draw, most, may_be_all=False)} for name in ("first", "second")]
             requests.append({"name": f"r{index}", "firstAvailable": subs})
         else:
-            requests.append({"name": f"r{index}", "exactly": {"deviceClassName": "gpu", **_fields(draw, may_be_all=index == 0)}})
+            requests.append({"name": f"r{index}", "exactly": {"deviceClassName": "gpu", **_fields(draw, most, may_be_all=index == 0)}})
     has_all = any(request.get("exactly", {}).get("allocationMode") == "All" for request in requests)
     kinds = [[], [{"matchAttribute": TAG}], [{"distinctAttribute": TAG}], [{"requests": ["r0"], "matchAttribute": TAG}]]
     # Upstream makes a constraint that "all" breaks an error, which is another matter.
     return claim(*requests, constraints=draw(st.sampled_from(kinds[:1] if has_all else kinds)))
 
 
-def _fields(draw: st.DrawFn, *, may_be_all: bool) -> dict[str, Any]:
-    fields: dict[str, Any] = {"count": draw(st.integers(1, 2))}
+def _fields(draw: st.DrawFn, most: int, *, may_be_all: bool) -> dict[str, Any]:
+    fields: dict[str, Any] = {"count": draw(st.integers(1, most))}
     if may_be_all and draw(st.integers(0, 4)) == 0:
         fields = {"allocationMode": "All"}
     if draw(st.booleans()):
@@ -96,6 +98,35 @@ class Twin:
     def first(self, spec: ClaimSpec) -> Way | None:
         """Give the first way that keeps all rules."""
         return next((way for way in self._ways(spec) if self._is_legal(spec, way)), None)
+
+    def miss(self, spec: ClaimSpec) -> tuple[str, int, int]:
+        """Name the first request that cannot be served beside those before it, how many devices it wants, and the most that it can have.
+
+        Of alternatives the one that lacks least.
+        """
+        last = next(
+            index for index in range(len(spec.devices.requests)) if self.first(_with(spec, spec.devices.requests[: index + 1])) is None
+        )
+        request, before = spec.devices.requests[last], spec.devices.requests[:last]
+        misses: list[tuple[int, str, int, int]] = []
+        for option in (*request.first_available, *((request.exactly,) if request.exactly is not None else ())):
+            name = f"{request.name}/{option.name}" if isinstance(option, SubRequest) else request.name
+            is_all = option.allocation_mode == "All"
+            count = sum(self._is_selected(option, device) for device in self.devices) if is_all else option.count or 1
+            found = next(fewer for fewer in range(count, -1, -1) if self._can_have(spec, before, request, option, fewer))
+            misses.append((count - found, name, count, found))
+        return min(misses, key=lambda miss: miss[0])[1:]
+
+    def _can_have(
+        self, spec: ClaimSpec, before: tuple[ClaimRequest, ...], request: ClaimRequest, option: ExactRequest | SubRequest, count: int
+    ) -> bool:
+        asked = msgspec.structs.replace(option, count=count, allocation_mode="ExactCount")
+        one_way = (
+            msgspec.structs.replace(request, first_available=(asked,))
+            if isinstance(asked, SubRequest)
+            else msgspec.structs.replace(request, exactly=asked)
+        )
+        return count == 0 or self.first(_with(spec, (*before, one_way))) is not None
 
     def _ways(self, spec: ClaimSpec, index: int = 0) -> Iterator[Way]:
         """List every way to serve the requests from `index` on: the first request's choices change last."""
@@ -173,6 +204,10 @@ class Twin:
         return frozenset(attribute.strings) if attribute.strings is not None else frozenset({str(attribute.string)})
 
 
+def _with(spec: ClaimSpec, requests: tuple[ClaimRequest, ...]) -> ClaimSpec:
+    return msgspec.structs.replace(spec, devices=msgspec.structs.replace(spec.devices, requests=requests))
+
+
 @settings(deadline=None, max_examples=examples(400))
 @for_all(machines(), wanted())
 def test_allocate_finds_the_first_way_that_keeps_all_rules(machine: tuple[list[Any], list[str], int], claim_object: Any) -> None:
@@ -185,3 +220,23 @@ def test_allocate_finds_the_first_way_that_keeps_all_rules(machine: tuple[list[A
     assert not isinstance(outcome, GaveUp)
     granted = [(grant.request, grant.device) for grant in outcome.results[0].devices.results] if isinstance(outcome, Allocated) else None
     assert granted == way
+
+
+@settings(deadline=None, max_examples=examples(400))
+@for_all(machines(), wanted(most=4))
+def test_allocate_tells_the_most_that_a_request_can_have_when_nothing_fits(
+    machine: tuple[list[Any], list[str], int], claim_object: Any
+) -> None:
+    """A refusal's numbers are those that trying everything gives, and each device is either found or has a reason."""
+    slices, held, slots = machine
+
+    outcome = solve(given(slices, claim_object, held=[f"gpu/{name}" for name in held]))
+
+    if not isinstance(outcome, NoFit):
+        return
+    summary, *groups = outcome.reasons
+    assert (summary.facts["request"], summary.facts["wanted"], summary.facts["found"]) == Twin(slices, held, slots).miss(claim_object.spec)
+    assert "found_at_least" not in summary.facts
+    counts = [reason.facts["count"] for reason in groups]
+    assert summary.facts["devices"] == summary.facts["found"] + sum(count for count in counts if isinstance(count, int))
+    assert not any("another request" in reason.message for reason in groups) or len(claim_object.spec.devices.requests) > 1

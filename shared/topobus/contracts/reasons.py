@@ -26,11 +26,15 @@ SECTIONS: tuple[ReasonSection, ...] = (
         title="Refusals of claims",
         before="By the controller, when it looks for devices for a claim.",
         groups=(
-            ReasonGroup(("too-few-devices",), "a node has not enough devices that fit the request", ("node", "found", "wanted")),
-            ReasonGroup(("too-many-devices", "claim-too-large", "result-too-large"), "more than a claim or its result may hold", ("node",)),
+            ReasonGroup(
+                ("too-few-devices",),
+                "a node has not enough devices that fit the request: `found` is the most that it can have at once, beside what the requests before it have; with `found_at_least` it was not measured to the end",
+                ("node", "request", "found", "wanted"),
+            ),
+            ReasonGroup(("claim-too-large", "result-too-large"), "more than a claim or its result may hold", ("node",)),
             ReasonGroup(
                 ("device-*",),
-                "why devices of a node are out: `device-` and `capacity`, `constraint`, `counters`, `excluded`, `gate`, `in-use`, `node`, `outside`, `selector`, `service-silent` or `tainted`",
+                "why devices of a node are out: `device-` and `capacity`, `constraint`, `counters`, `excluded`, `gate`, `in-use`, `limit`, `node`, `outside`, `selector`, `service-silent` or `tainted`",
                 ("node", "count"),
             ),
             ReasonGroup(

@@ -6,7 +6,8 @@ exceed what is left. Source: docs/knowledge/dynamic-resource-allocation.md#consu
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from itertools import accumulate
 
 from topobus.controller.allocation.pools import Candidate, Pool
 from topobus.controller.allocation.values import DeviceId, PoolId
@@ -92,6 +93,17 @@ class RemainingCounters:
         """Undo a take."""
         self._add(self._account(candidate), candidate, 1)
 
+    def count_at_most(self, candidates: Sequence[Candidate]) -> int:
+        """Count how many of the devices the counters can serve at most: for each pool by the counter that is short first, those that take least of it first."""
+        accounts: dict[int, tuple[dict[tuple[str, str], int], list[Candidate]]] = {}
+        for candidate in candidates:
+            left = self._account(candidate)
+            accounts.setdefault(id(left), (left, []))[1].append(candidate)
+        return sum(
+            min((_count_served(users, key, amount) for key, amount in left.items()), default=len(users))
+            for left, users in accounts.values()
+        )
+
     def _account(self, candidate: Candidate) -> dict[tuple[str, str], int]:
         """Find what is left of a pool; worked out when it is first needed."""
         pool = self._pools[candidate.pool_index]
@@ -111,6 +123,12 @@ class RemainingCounters:
         for key, amount in _consumption(candidate).items():
             if key in left:
                 left[key] += factor * amount
+
+
+def _count_served(users: Sequence[Candidate], key: tuple[str, str], left: int) -> int:
+    """Count how many devices a counter serves, those that take least of it first."""
+    sums = accumulate(sorted(_consumption(candidate).get(key, 0) for candidate in users))
+    return sum(taken <= left for taken in sums)
 
 
 def _consumption(candidate: Candidate) -> dict[tuple[str, str], int]:

@@ -7,7 +7,7 @@ Source: docs/knowledge/dynamic-resource-allocation.md#the-search.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 
 from topobus.cel.seam import Selector, SelectorCompiler, SelectorError
 from topobus.controller.allocation.capacity import RemainingCounters, amounts_taken, fits_capacity, shortage
@@ -57,6 +57,12 @@ class DeviceChecks:
             )
             for claim in given.claims
         )
+
+    def afresh(self) -> DeviceChecks:
+        """Give checks of the same input that hold nothing; what selectors said of devices is kept."""
+        checks = DeviceChecks(self._given, self._pools, self._compiler)
+        checks._selectors, checks._verdicts = self._selectors, self._verdicts
+        return checks
 
     def is_in_use(self, request: PreparedRequest, candidate: Candidate) -> bool:
         """Say whether the device is taken; admin access minds only what its own claim took."""
@@ -142,6 +148,16 @@ class DeviceChecks:
             return False
         verdict = self.would_select(request, candidate)
         return self.is_large_enough(request, candidate) if verdict else verdict
+
+    def count_at_most(self, request: PreparedRequest, candidates: Sequence[Candidate]) -> int:
+        """Count how many devices the request can have at most, constraints aside; a device whose selector fails counts."""
+        usable = [
+            candidate
+            for candidate in candidates
+            if self.can_count(request, candidate) is not False and self._untolerated(request, candidate) is None
+        ]
+        paying = [candidate for candidate in usable if self._pays_counters(request, candidate)]
+        return len(usable) - len(paying) + self._counters.count_at_most(paying)
 
     def could_take(self, request: PreparedRequest, candidate: Candidate) -> bool:
         """Say whether a device could serve the request if this search had given nothing to anybody; constraints and counters aside."""

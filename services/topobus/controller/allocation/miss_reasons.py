@@ -1,7 +1,6 @@
 """Explains why a claim does not fit: the first failing check of each device, grouped by reason.
 
-Flows in: the blocker of each device at the point where the search got furthest. Flows out: Reasons, the summary first, then the groups, largest
-first.
+Flows in: what the nearest request lacks, with the blocker of each device. Flows out: Reasons, the summary first, then the groups, largest first.
 """
 
 from __future__ import annotations
@@ -13,8 +12,9 @@ from topobus.controller.allocation.pools import Candidate, Pool, PoolState
 from topobus.controller.allocation.requests import PreparedRequest
 from topobus.controller.allocation.values import AllocationInput
 from topobus.domain.outcome import Reason
+from topobus.kubernetes.api.limits import MAX_LIST
 
-__all__ = ["OTHER_CLASS", "OUTSIDE", "UNCOUNTED", "Blocker", "describe_miss", "lacking", "summarize"]
+__all__ = ["LIMIT", "OTHER_CLASS", "OUTSIDE", "UNCOUNTED", "Blocker", "Miss", "describe_miss", "lacking", "summarize"]
 
 OTHER_CLASS = "other-class"
 """Code of a device that the class asked for does not select: of no interest to whoever asked."""
@@ -37,25 +37,31 @@ class Blocker:
     detail: str
 
 
-def describe_miss(
-    given: AllocationInput,
-    pools: Sequence[Pool],
-    request: PreparedRequest | None,
-    found_count: int,
-    blockers: Sequence[tuple[Candidate, Blocker | None]],
-) -> tuple[Reason, ...]:
-    """Group what stood in the way on one node.
+LIMIT = Blocker("limit", f"a claim may have {MAX_LIST} devices at most")
+"""What stands in the way of a device that is there for a claim that is full."""
 
-    Shapes: found — devices that the request had when it ran out of candidates; blockers — one for each candidate, None where nothing stands in the way.
-    """
-    node = given.node.name
-    if request is None:
-        return (Reason(code="too-many-devices", message=f"node {node}: every alternative asks for more devices than a claim may have"),)
+
+@dataclass(frozen=True)
+class Miss:
+    """What a request lacks on one node."""
+
+    request: PreparedRequest
+    found_count: int
+    """The most of its devices that it can have at once, beside those that the requests before it have."""
+    is_exact: bool
+    """False: at least so many; whether there can be more was not found out."""
+    blockers: tuple[tuple[Candidate, Blocker | None], ...]
+    """One for each candidate; None for those that it can have at once."""
+
+
+def describe_miss(given: AllocationInput, pools: Sequence[Pool], miss: Miss) -> tuple[Reason, ...]:
+    """Group what stood in the way on one node."""
+    node, request, blockers = given.node.name, miss.request, miss.blockers
     wanted = "all devices" if request.everything is not None else f"{request.count} device{'s' if request.count != 1 else ''}"
     of_class = [(candidate, blocker) for candidate, blocker in blockers if blocker is None or blocker.code != OTHER_CLASS]
     relevant = [(candidate, blocker) for candidate, blocker in of_class if blocker is None or blocker.code != OUTSIDE]
     if relevant:
-        have = f"found {found_count} of {len(relevant)}"
+        have = f"found {'' if miss.is_exact else 'at least '}{miss.found_count} of {len(relevant)}"
     elif of_class:
         have = "and none of that class lies there"
     else:
@@ -70,8 +76,9 @@ def describe_miss(
                 "request": request.name,
                 "device_class": request.class_name,
                 "wanted": request.count,
-                "found": found_count,
+                "found": miss.found_count,
                 "devices": len(relevant),
+                **({} if miss.is_exact else {"found_at_least": True}),
             },
         )
     ]

@@ -1,45 +1,108 @@
-"""Where a search that failed got furthest: the point with the most devices found, and what each device failed there.
+"""Measures what claims that do not fit lack: which request cannot be served beside those before it, and the most devices that it can have at once.
 
-Flows in: each dead end of a search. Flows out: the reasons of the nearest one. A search meets thousands of dead ends and nearly all of them say less than another
-one does, so only the one after the most devices is looked at, at the moment when it is met: later the search has given its devices back.
+Flows in: the prepared requests of a search that found nothing, and a way to search for part of them. Flows out: a Miss, with what stands in the way of each other device. The number is measured: so many devices were
+found together, and with one more nothing was found, or a count shows that there cannot be one more. Where that takes more work than a refusal is worth, the number is
+a lower bound and says so. Searches that fit never come here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from topobus.controller.allocation.device_checks import DeviceChecks
-from topobus.controller.allocation.miss_reasons import Blocker, describe_miss
-from topobus.controller.allocation.pools import Candidate, Pool
-from topobus.controller.allocation.requests import PreparedRequest
-from topobus.controller.allocation.values import AllocationInput
-from topobus.domain.outcome import Reason
+from topobus.controller.allocation.miss_reasons import LIMIT, Blocker, Miss
+from topobus.controller.allocation.pools import Candidate
+from topobus.controller.allocation.requests import Alternatives, PreparedRequest
+from topobus.kubernetes.api.limits import MAX_LIST
 
-__all__ = ["NearestMiss"]
+__all__ = ["Attempt", "NearestMiss", "Requests"]
+
+Requests = tuple[tuple[Alternatives, ...], ...]
+"""Prepared requests: for each claim, for each request, its alternatives."""
+
+_STEPS = 2_000
+"""Work of all searches for one miss together, in steps of a search: some twenty milliseconds."""
 
 
+class Attempt(NamedTuple):
+    """A search for part of the requests."""
+
+    checks: DeviceChecks
+    """What it holds: all that was asked when it fits."""
+    is_fit: bool | None
+    """None when the budget was spent before that was known."""
+    work: int
+
+
+@dataclass
 class NearestMiss:
-    """The dead end of one search that is nearest to a solution; of equals the first."""
+    """Finds what claims lack."""
 
-    def __init__(self, candidates: Sequence[Candidate], checks: DeviceChecks) -> None:
-        self._candidates = candidates
-        self._checks = checks
-        self._granted = -1
-        self._request: PreparedRequest | None = None
-        self._found_count = 0
-        self._blockers: tuple[tuple[Candidate, Blocker | None], ...] = ()
+    requests: Requests
+    candidates: Sequence[Candidate]
+    fresh: DeviceChecks
+    """Checks that hold nothing."""
+    attempt: Callable[[Requests, int], Attempt]
+    """Searches for requests, with so many steps at most."""
+    left: int = field(default_factory=lambda: _STEPS)
 
-    def note(self, request: PreparedRequest, found_count: int) -> None:
-        """Take in a dead end: the request that ran out of candidates, with so many of its devices found.
+    def find(self) -> Miss:
+        """Find the first request that cannot be served, and measure what it can have; of alternatives the one that lacks least."""
+        places = [(claim, number) for claim, requests in enumerate(self.requests) for number in range(len(requests))]
+        # All of them do not fit, none of them does.
+        fits, fails, is_proved = 0, len(places), True
+        held = self.fresh
+        while fails - fits > 1:
+            middle = (fits + fails) // 2
+            attempt = self._try(self._before(*places[middle]))
+            if attempt.is_fit:
+                fits, held = middle, attempt.checks
+            else:
+                fails, is_proved = middle, attempt.is_fit is not None
+        claim, number = places[fits]
+        before = self._before(claim, number)
+        misses = [self._measure(before, claim, request, held, is_proved=is_proved) for request in self.requests[claim][number]]
+        return min(misses, key=lambda miss: miss.request.count - miss.found_count)
 
-        Cost: explains every candidate when the dead end is the nearest so far, else a sum over the claims.
+    def _before(self, claim: int, number: int) -> Requests:
+        return (*self.requests[:claim], self.requests[claim][:number])
+
+    def _measure(self, before: Requests, claim: int, request: PreparedRequest, held: DeviceChecks, *, is_proved: bool) -> Miss:
+        """Find the largest number of the request's devices that can be had beside the requests before it.
+
+        Shapes: held — what those before it may have; is_proved — the request as it is was searched for to the end.
         """
-        granted = sum(len(grants) for grants in self._checks.grants)
-        if granted <= self._granted:
-            return
-        self._granted, self._request, self._found_count = granted, request, found_count
-        self._blockers = tuple((candidate, self._checks.explain(request, candidate)) for candidate in self._candidates)
+        most = min(request.count, self.fresh.count_at_most(request, self.candidates))
+        proved = min(most, request.count - 1) if is_proved else most
+        found, tried = 0, min(most, max(request.count - 1, 0))
+        part = request
+        number = tried
+        while found < tried:
+            wanted = replace(request, count=number, everything=None)
+            attempt = self._try((*before[:claim], (*before[claim], (wanted,))))
+            if attempt.is_fit:
+                found, held, part = number, attempt.checks, wanted
+            else:
+                tried = number - 1
+                proved = tried if attempt.is_fit is False else proved
+            number = (found + tried + 1) // 2
+        return Miss(request, found, is_exact=found >= proved, blockers=self._blockers(request, part, held))
 
-    def describe(self, given: AllocationInput, pools: Sequence[Pool]) -> tuple[Reason, ...]:
-        """Say why the claims do not fit: the summary first, then what stood in the way; without a dead end, that every alternative is too large."""
-        return describe_miss(given, pools, self._request, self._found_count, self._blockers)
+    def _blockers(
+        self, request: PreparedRequest, part: PreparedRequest, held: DeviceChecks
+    ) -> tuple[tuple[Candidate, Blocker | None], ...]:
+        """Say what stands in the way of each device that the request has not; None of those that it has."""
+        own = {grant.candidate.id for grant in held.grants[request.claim_index] if grant.request is part}
+        is_full = len(held.grants[request.claim_index]) >= MAX_LIST
+        return tuple(
+            (candidate, None if candidate.id in own else held.explain(request, candidate) or (LIMIT if is_full else None))
+            for candidate in self.candidates
+        )
+
+    def _try(self, requests: Requests) -> Attempt:
+        # Half of what is left: what is asked next is easier, as a rule.
+        attempt = self.attempt(requests, self.left // 2)
+        self.left -= attempt.work
+        return attempt

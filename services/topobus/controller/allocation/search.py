@@ -26,8 +26,8 @@ from topobus.controller.allocation.backjumping import (
 from topobus.controller.allocation.cpu_policy import with_policy_cpus
 from topobus.controller.allocation.device_checks import DeviceChecks
 from topobus.controller.allocation.lookahead import Lookahead
-from topobus.controller.allocation.miss_reasons import summarize
-from topobus.controller.allocation.nearest_miss import NearestMiss
+from topobus.controller.allocation.miss_reasons import describe_miss, summarize
+from topobus.controller.allocation.nearest_miss import Attempt, NearestMiss, Requests
 from topobus.controller.allocation.pools import (
     Candidate,
     Pool,
@@ -35,7 +35,6 @@ from topobus.controller.allocation.pools import (
     gather_pools,
 )
 from topobus.controller.allocation.requests import (
-    Alternatives,
     FaultError,
     PreparedRequest,
     prepare,
@@ -137,10 +136,12 @@ class _Search:
         *,
         is_clever: bool,
         is_brief: bool,
+        checks: DeviceChecks | None = None,
     ) -> None:
         self.steps = 0
         self._work = 0
         self._given = given
+        self._compiler = compiler
         self._budget = step_budget
         self._is_abandoned = is_abandoned
         # A step that evaluates a heavy selector may take half a second.
@@ -150,10 +151,9 @@ class _Search:
         self._is_brief = is_brief and not self._has_invalid
         self._pools = pools
         self._candidates = tuple(candidate for pool in pools if pool.state is PoolState.READY for candidate in pool.candidates)
-        self._checks = DeviceChecks(given, pools, compiler)
+        self._checks = checks or DeviceChecks(given, pools, compiler)
         self._chosen: dict[tuple[int, int], int] = {}
-        self._nearest_miss = NearestMiss(self._candidates, self._checks)
-        self._requests: tuple[tuple[Alternatives, ...], ...] = ()
+        self._requests: Requests = ()
         self._can_prune = False
         self._may_conclude = False
         self._symmetry: Symmetry | None = None
@@ -166,28 +166,14 @@ class _Search:
 
     def run(self) -> Outcome:
         """Search until done, exhausted, or out of budget."""
-        self._requests = prepare(self._given, self._pools, self._checks.is_selected, self._checks.is_large_enough)
-        self._can_prune = self._is_clever and self._checks.is_reversible
-        self._total = sum(len(requests) for requests in self._requests)
-        requests = [alternative for claim in self._requests for alternatives in claim for alternative in alternatives]
-        # A constraint that "all devices" break ends a search where it is met: with another of two equal devices taken before, it may not be.
-        self._may_conclude = self._can_prune and not any(request.everything is not None and request.constraints for request in requests)
-        wanted = self._count_wanted() if self._may_conclude else 0
-        if wanted > _MANY_DEVICES and self._is_brief and self._is_hopeless(_At()):
-            return NoFit((), 0)
-        end, is_complete = self._walk(stops_at_miss=wanted > 1)
-        if not is_complete:
-            # The first way down found nothing. Before all others are tried: can any of them?
-            self._checks.take_all_back()
-            if not self._is_hopeless(_At()):
-                self.steps = 0
-                end, _ = self._walk()
+        end = self._solve(prepare(self._given, self._pools, self._checks.is_selected, self._checks.is_large_enough))
         if end is None:
             return GaveUp(self.steps)
         if end is not _End.DONE:
             if self._is_brief:
                 return NoFit((), self.steps)
-            reasons = self._nearest_miss.describe(self._given, self._pools)
+            miss = NearestMiss(self._requests, self._candidates, self._checks.afresh(), self._attempt).find()
+            reasons = describe_miss(self._given, self._pools, miss)
             if self._has_invalid:
                 # The devices wanted may be there, but nobody can tell: that is not "does not fit".
                 return Fault(Reason(code="pool-invalid", message=summarize(reasons), facts=reasons[0].facts), self.steps, is_local=True)
@@ -196,6 +182,33 @@ class _Search:
         if isinstance(grants, Refusal):
             return NoFit(grants.reasons, self.steps)
         return Allocated(assemble(self._given, self._requests, self._chosen, grants), self.steps)
+
+    def _solve(self, requests: Requests) -> _End | None:
+        """Search for devices for all requests; None when the budget is spent before that is known."""
+        self._requests = requests
+        self._can_prune = self._is_clever and self._checks.is_reversible
+        self._total = sum(len(requests_of_claim) for requests_of_claim in requests)
+        ways = [alternative for claim in requests for alternatives in claim for alternative in alternatives]
+        # A constraint that "all devices" break ends a search where it is met: with another of two equal devices taken before, it may not be.
+        self._may_conclude = self._can_prune and not any(request.everything is not None and request.constraints for request in ways)
+        wanted = self._count_wanted() if self._may_conclude else 0
+        if wanted > _MANY_DEVICES and self._is_brief and self._is_hopeless(_At()):
+            return _End.MISS
+        end, is_complete = self._walk(stops_at_miss=wanted > 1)
+        if not is_complete:
+            # The first way down found nothing. Before all others are tried: can any of them?
+            self._checks.take_all_back()
+            if not self._is_hopeless(_At()):
+                self.steps = 0
+                end, _ = self._walk()
+        return end
+
+    def _attempt(self, requests: Requests, budget: int) -> Attempt:
+        """Search for a part of the requests, to find out what is lacking. It meets nothing that the search for all of them did not meet."""
+        checks = self._checks.afresh()
+        search = _Search(self._given, self._pools, self._compiler, budget, self._is_abandoned, is_clever=True, is_brief=True, checks=checks)
+        end = search._solve(requests)
+        return Attempt(checks, None if end is None else end is _End.DONE, search._work)
 
     def _walk(self, *, stops_at_miss: bool = False) -> tuple[_End | None, bool]:
         """Run the visits on a stack; None when the budget is spent. With `stops_at_miss` it may end before it is complete: False then."""
@@ -255,7 +268,6 @@ class _Search:
             return (yield from self._try_alternatives(at, len(alternatives)))
         request = alternatives[at.alternative]
         if request.everything is not None and not request.everything:
-            self._note_miss(request, 0)
             return self._miss(0)
         if at.device >= request.count:
             return (yield _At(claim=at.claim, request=at.request + 1), False)
@@ -288,7 +300,6 @@ class _Search:
                         facts={"claim": request.claim, "request": request.name, "device": str(candidate.id)},
                     )
                 )
-            self._note_miss(request, at.device)
             return self._miss(ConflictSet(request, self._checks.grants).refusing(candidate) if self._is_hard() else ANYTHING)
         level = self._level()
         self._checks.grant(at.claim, request, candidate)
@@ -334,7 +345,6 @@ class _Search:
             blame |= without(self._blame, level)
             if self._is_hard():
                 failed.add(self._symmetry_now().class_of(at.claim, at.request, candidate))
-        self._note_miss(request, request.count - missing if missing else at.device)
         return self._miss(blame)
 
     def _miss(self, blame: int) -> _End:
@@ -387,7 +397,3 @@ class _Search:
         if self._symmetry is None:
             self._symmetry = Symmetry(self._given, self._requests, self._checks.would_select)
         return self._symmetry
-
-    def _note_miss(self, request: PreparedRequest, found_count: int) -> None:
-        if not self._is_brief:
-            self._nearest_miss.note(request, found_count)

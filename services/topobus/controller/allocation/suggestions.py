@@ -58,7 +58,8 @@ def nearest(nodes: Sequence[str], outcomes: Sequence[Outcome]) -> tuple[str, Rea
         return None
     lacking, have, _, _, node, outcome = min(misses, key=lambda miss: miss[:4])
     facts = outcome.reasons[0].facts
-    message = f"nearest miss: node {node} has {-have} of {facts.get('wanted')} devices for request {facts.get('request')}"
+    at_least = "at least " if facts.get("found_at_least") else ""
+    message = f"nearest miss: node {node} has {at_least}{-have} of {facts.get('wanted')} devices for request {facts.get('request')}"
     return node, Reason(
         code="nearest-miss",
         message=message,
