@@ -33,6 +33,7 @@ from support.node_plane import NODE
 from topobus.devicekit.cdi import parse
 from topobus.domain.errors import ConfigError
 from topobus.domain.health import HealthState
+from topobus.domain.idset import NodeSet
 from topobus.gateway.config import ForeignSettings
 from topobus.gateway.core.edit_limits import EditRights
 from topobus.gateway.core.preference import plugin_choices
@@ -94,6 +95,18 @@ async def test_unmodified_plugin_serves_pods_and_claims_when_it_registers_with_u
     spec = parse((rig.cdi_dir / f"topobus.dev-{CLASS}_u1.json").read_bytes())
     assert {spec.common.env["WIDGETS"], edits.env["WIDGETS"]} == {"Widget_0", "Widget_1"}
     assert [device_node.path for device_node in spec.common.device_nodes] == ["/dev/widget"]
+
+
+async def test_plugins_device_has_no_numa_node_when_it_names_one_that_the_machine_lacks(rig: Rig) -> None:
+    """A plugin that says node 7 on a machine with two: the device is offered to kubelet without a place, and the inventory's warning says why."""
+    async with rig.kubelet, rig.gateway(), trivial_plugin(rig, listed("w-0", 0), listed("w-7", 7)):
+        await rig.kubelet.wait_for_resource(RESOURCE, allocatable=2)
+        found = await inventory(rig, [HealthState.HEALTHY] * 2)
+        offered = {name: device.nodes for name, device in sorted(rig.kubelet.devices(RESOURCE).items())}
+
+    assert [device.numa_nodes for device in found.devices] == [NodeSet(0), None]
+    assert any("w-7: got NUMA node 7, wanted one of the nodes 0-1; taken as unknown" in warning for warning in found.warnings)
+    assert list(offered.values()) == [NodeSet(0), None]
 
 
 async def test_plugin_and_gateway_are_started_again_and_everything_goes_on(rig: Rig) -> None:

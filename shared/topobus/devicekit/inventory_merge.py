@@ -19,6 +19,7 @@ from topobus.devicekit.health import HealthSettings, next_health, silence
 from topobus.domain.counters import CounterSet
 from topobus.domain.device import Device, KeptFunction
 from topobus.domain.health import Condition, Dimension, HealthState, Observation, RecoveryAction
+from topobus.domain.idset import NodeSet
 from topobus.domain.machine import Machine
 from topobus.domain.names import is_dns_label
 from topobus.domain.partitions import PARTS, partitioned
@@ -29,6 +30,9 @@ __all__ = ["DriverView", "MergedInventory", "advance_inventory"]
 
 # Presence reasons that end in forgetting the device.
 _GONE_REASONS = frozenset({"fell-off-bus", "device-gone"})
+
+# Devices named in a warning about their NUMA nodes.
+_SHOWN_LOST = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +103,7 @@ def advance_inventory(
                 warnings.append(f"{driver}: device {device.name!r} is left out: {found_devices[device.name].driver} has found it already")
             else:
                 found_devices[device.name] = _with_absent_parts(msgspec.structs.replace(device, driver=driver), away.get(device.name))
+        warnings += _forget_missing_nodes(found_devices, driver, machine.node_set)
     present = {**away, **before}
     cut = _cut_cards(present, found_devices, views, held, away)
     present.update({name: msgspec.structs.replace(present[name], consumes=()) for name in cut})
@@ -248,6 +253,26 @@ def _with_absent_parts(device: Device, before: Device | None) -> Device:
     if before is None or device.allows_multiple:
         return device
     return msgspec.structs.replace(device, attributes={**device.attributes, **before.attributes})
+
+
+def _forget_missing_nodes(found_devices: dict[str, Device], driver: str, nodes: NodeSet) -> list[str]:
+    """Forget NUMA nodes that the machine lacks, as discovery does for PCI functions: a device said to be there could be near nothing, and would be refused for ever.
+
+    It is decided anew with each machine, so a device that came with a new node is there as soon as discovery tells of the node. A machine without nodes tells nothing.
+    """
+    lost: dict[str, list[str]] = {}
+    for name, device in found_devices.items() if nodes else ():
+        if device.driver == driver and device.numa_nodes and (missing := device.numa_nodes - nodes):
+            lost.setdefault(str(missing), []).append(name)
+    for names in lost.values():
+        for name in names:
+            known = (found_devices[name].numa_nodes or NodeSet()) & nodes
+            found_devices[name] = msgspec.structs.replace(found_devices[name], numa_nodes=known or None)
+    return [
+        f"{driver}: {', '.join(names[:_SHOWN_LOST])}{f' and {len(names) - _SHOWN_LOST} more' if len(names) > _SHOWN_LOST else ''}: "
+        f"got NUMA node {missing}, wanted one of the nodes {nodes}; taken as unknown"
+        for missing, names in sorted(lost.items())
+    ]
 
 
 def _not_loaded(driver: str) -> Observation:

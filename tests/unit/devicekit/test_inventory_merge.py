@@ -12,7 +12,7 @@ from topobus.devicekit.inventory_merge import DriverView, MergedInventory, advan
 from topobus.domain.counters import CapacityPolicy, CounterSet, CounterUse
 from topobus.domain.device import Device
 from topobus.domain.health import Dimension, HealthState, Observation
-from topobus.domain.idset import CpuSet
+from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.machine import Machine, NumaNode, PciDevice
 from topobus.domain.partitions import Partitions
 from topobus.domain.pci import PciAddress
@@ -170,6 +170,35 @@ def test_inventory_merge_gives_a_name_to_the_first_driver_when_two_claim_it() ->
 
     assert [device.driver for device in merged.devices] == ["a"]
     assert "a has found it already" in merged.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("told", "kept"),
+    [
+        pytest.param(NodeSet(7), None, id="missing"),
+        pytest.param(NodeSet(0, 7), NodeSet(0), id="partly-missing"),
+    ],
+)
+def test_inventory_merge_forgets_numa_nodes_that_the_machine_lacks_when_a_driver_names_them(told: NodeSet, kept: NodeSet | None) -> None:
+    """A device on a node that there is not has an unknown node, as PCI functions have, and one warning names driver, devices and node."""
+    odd = tuple(Device(name=f"gpu-{number}", device_class="gpu", numa_nodes=told) for number in range(6))
+    good = Device(name="gpu-8", device_class="gpu", numa_nodes=NodeSet(0))
+
+    merged = _step((), {"acme": DriverView(devices=(*odd, good))})
+
+    assert [device.numa_nodes for device in merged.devices] == [*[kept] * 6, NodeSet(0)]
+    assert all(device.is_allocatable for device in merged.devices)
+    assert merged.warnings == ("acme: gpu-0, gpu-1, gpu-2, gpu-3 and 2 more: got NUMA node 7, wanted one of the nodes 0; taken as unknown",)
+
+
+def test_inventory_merge_believes_numa_nodes_when_the_machine_tells_none() -> None:
+    """A machine without nodes says nothing of which are missing."""
+    machine = Machine(node="n1", numa_nodes=(), cpus=())
+    device = Device(name="gpu-0", device_class="gpu", numa_nodes=NodeSet(7))
+
+    merged = _step((), {"acme": DriverView(devices=(device,))}, machine=machine)
+
+    assert ([device.numa_nodes for device in merged.devices], merged.warnings) == ([NodeSet(7)], ())
 
 
 def test_inventory_merge_applies_observations_when_a_driver_sees_a_fault() -> None:
