@@ -91,6 +91,11 @@ PLACEMENT_SECTIONS: tuple[ReasonSection, ...] = (
             ReasonGroup(("no-common-numa-node",), "the resources have no NUMA node in common", ("resources",)),
             ReasonGroup(("policy-not-met",), "the policy does not admit the best common set", ("policy", "nodes")),
             ReasonGroup(("resource-nodes",), "where a resource is, and where it is offered", ("wanted", "nodes", "free")),
+            ReasonGroup(
+                ("numa-node-unknown",),
+                "enough is free, but not enough of it tells its NUMA node: no policy but none and best-effort places it",
+                ("resource", "wanted", "policy", "devices"),
+            ),
             ReasonGroup(("locality-not-met",), "no domain of a hard locality has it all; names the closest", ("locality",)),
             ReasonGroup(
                 ("policy-forbidden",),

@@ -88,7 +88,7 @@ def read_cpu_facts(tree: Tree, allowed: CpuSet | None, node_of: Mapping[int, int
             warnings.append(err.message)
     usable = seen if allowed is None else seen & allowed
     if not usable:
-        warnings.append(f"our cpuset {allowed} has none of the online CPUs {seen}; taken as no limit")
+        warnings.append(f"our cpuset ({allowed or 'empty'}) has none of the online CPUs {seen}; taken as no limit")
         usable = seen
     sockets = _number(sharing.sets.get("package", {}), ids.package, warnings)
     kinds = _read_kinds(tree)

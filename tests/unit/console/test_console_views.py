@@ -68,7 +68,7 @@ def test_sick_view_names_the_pod_when_the_ledger_has_it() -> None:
 
 def test_node_view_is_the_drawing_of_the_command_line_when_a_machine_is_drawn() -> None:
     """Signs, texts and places are those of `layout_of`: each device in its NUMA node or said to be elsewhere, each core with its owner's letter, cores of a cache together."""
-    cpus = tuple(Cpu(id=cpu, online=True, core=cpu, socket=0, numa_node=0, l3=cpu // 2) for cpu in range(4))
+    cpus = tuple(Cpu(id=cpu, online=True, core=cpu, socket=0, numa_node=0 if cpu < 4 else None, l3=cpu // 2) for cpu in range(5))
     machine = Machine(node="n1", numa_nodes=(NumaNode(id=0, cpus=CpuSet(0, 1, 2, 3), memory_bytes=2**30),), cpus=cpus)
     inventories = [_inventory(_gpu("gpu-0", numa_nodes=NodeSet(0), model="H100"), _gpu("gpu-1", SICK))]
 
@@ -81,7 +81,8 @@ def test_node_view_is_the_drawing_of_the_command_line_when_a_machine_is_drawn() 
     assert panel["cores"][0][1]["text"] == "cpu 1: pod default/trainer"
     held = panel["roots"][0]["switches"][0]["devices"][0]
     assert (held["name"], held["sign"], held["text"], held["users"]) == ("gpu-0", "T", "H100", ["pod default/trainer"])
-    lost = view["elsewhere"][0]["switches"][0]["devices"][0]
+    assert (view["elsewhere"]["cpus"], view["elsewhere"]["memory"]) == ("1 (1 core), 1 free", "")
+    lost = view["elsewhere"]["roots"][0]["switches"][0]["devices"][0]
     assert (lost["name"], lost["mark"], lost["text"], lost["is_well"]) == ("gpu-1", "!", "link-down", False)
 
 

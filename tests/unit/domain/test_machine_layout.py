@@ -110,8 +110,23 @@ def test_layout_sets_devices_apart_when_their_node_is_unknown() -> None:
     """A device whose NUMA node is not told, or that the machine lacks, is drawn in none."""
     layout = layout_of(machine_of(0), [inventory_of(gpu("gpu-0", None), gpu("gpu-1", 7))])
 
-    assert [leaf.name for root in layout.elsewhere for branch in root.switches for leaf in branch.leaves] == ["gpu-0", "gpu-1"]
+    assert layout.elsewhere is not None
+    assert [leaf.name for root in layout.elsewhere.roots for branch in root.switches for leaf in branch.leaves] == ["gpu-0", "gpu-1"]
     assert tree_of(layout) == []
+
+
+def test_layout_sets_cpus_apart_when_their_node_is_unknown() -> None:
+    """CPUs of a node that is offline, or that the machine lacks, stand beside devices of no node, with their owners; they are in no panel and counted nowhere else."""
+    machine = machine_of(0, 1)
+    nodes = (machine.numa_nodes[1],)
+    cpus = tuple(structs.replace(cpu, numa_node=None) if cpu.id == 1 else cpu for cpu in machine.cpus)
+
+    layout = layout_of(structs.replace(machine, numa_nodes=nodes, cpus=cpus), (), ledger_of(trainer=Holding(cpus=CpuSet(0, 1, 4))))
+
+    assert [(panel.node.id, panel.cpus_text) for panel in layout.panels] == [(1, "4 (2 cores x 2), 3 free")]
+    assert layout.elsewhere is not None
+    assert (layout.elsewhere.cpus_text, layout.elsewhere.sockets) == ("4 (2 cores x 2), 2 free", (0,))
+    assert [core.sign for core in layout.elsewhere.cores] == ["T", "·"]
 
 
 def test_layout_stands_nodes_of_one_socket_together_when_there_are_several() -> None:
@@ -149,7 +164,7 @@ def test_layout_tells_the_machine_in_words_when_it_is_drawn() -> None:
 
 
 def test_layout_leaves_out_what_the_machine_does_not_tell() -> None:
-    """Without sockets and distances none are named; CPUs of no node are of the only one there is, and of none where there are two; cores without numbers are CPUs."""
+    """Without sockets and distances none are named; CPUs of no node are of none, also where there is only one; cores without numbers are CPUs."""
     loose = (Cpu(id=0, online=True), Cpu(id=1, online=True))
     only = Machine(node="n1", numa_nodes=(NumaNode(id=0, cpus=NO_CPUS, memory_bytes=0),), cpus=loose)
     apart = structs.replace(only, numa_nodes=(*only.numa_nodes, NumaNode(id=1, cpus=NO_CPUS, memory_bytes=0)))
@@ -157,8 +172,8 @@ def test_layout_leaves_out_what_the_machine_does_not_tell() -> None:
     layout, layout_apart = layout_of(only), layout_of(apart)
 
     assert layout.summary == "1 NUMA node, 2 CPUs, 0 B"
-    assert (layout.distances, layout.panels[0].cpus_text) == ("", "2 (2 cores), 2 free")
-    assert layout_apart.panels == ()
+    for drawn in (layout, layout_apart):
+        assert (drawn.distances, drawn.panels, drawn.elsewhere and drawn.elsewhere.cpus_text) == ("", (), "2 (2 cores), 2 free")
     assert layout_of(structs.replace(apart, distances=((10, 12, 30),))).distances == "NUMA distance 10 local, 12 to 30 to others"
 
 

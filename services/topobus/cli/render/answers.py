@@ -48,7 +48,8 @@ def summary(result: Placement | Refusal | None) -> str:
         held = [f"{len(names)} {device_class}" for device_class, names in sorted(container.devices.items())]
         if container.cpus:
             held.append(f"{len(container.cpus)} cpus")
-        parts.append(f"{container.name or 'claim'}: {', '.join(held) or 'nothing'} on NUMA {container.numa_nodes or '-'}")
+        where = f" on NUMA {container.numa_nodes or 'unknown'}" if held else ""
+        parts.append(f"{container.name or 'claim'}: {', '.join(held) or 'nothing'}{where}")
     return "placed: " + "; ".join(parts)
 
 
@@ -112,13 +113,19 @@ def _hints(hints: tuple[Hint, ...] | None) -> str:
     return " ".join(map(hint_text, ordered[:_SHOWN_HINTS])) + more
 
 
+def _where(container: ContainerPlacement) -> str:
+    if container.numa_nodes:
+        return f"NUMA {container.numa_nodes}"
+    return "NUMA unknown" if container.cpus or any(container.devices.values()) else "no NUMA node: it holds no device and no exclusive CPU"
+
+
 def _container_view(container: ContainerPlacement, *, has_facts: bool) -> RenderableType:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="faint")
     grid.add_column(overflow="fold")
     grid.add_row("container", Text(container.name or "(claim)", "name"))
     aligned = Text(
-        f"NUMA {container.numa_nodes}" if container.numa_nodes else "no NUMA node touched",
+        _where(container),
         "ok" if len(container.numa_nodes) <= 1 else "warn",
     )
     aligned.append(f"   merged hint {hint_text(container.alignment)}", "faint")

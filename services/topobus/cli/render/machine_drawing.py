@@ -18,7 +18,7 @@ from topobus.cli.render.core_bars import core_bars
 from topobus.cli.render.output import DRAWING_WIDTH
 from topobus.cli.render.styles import HEALTH_STYLES, holder_style
 from topobus.domain.device import Inventory
-from topobus.domain.drawing.layout import DrawnCore, MachineLayout, NumaPanel, RootBranch, layout_of
+from topobus.domain.drawing.layout import DrawnCore, MachineLayout, NumaPanel, Place, RootBranch, layout_of
 from topobus.domain.drawing.leaves import HEALTH_SIGNS, Leaf, PciIds, short_address
 from topobus.domain.drawing.letters import DrawnHolders
 from topobus.domain.ledger import Ledger
@@ -62,8 +62,8 @@ def draw_machine(
     for row in _rows(layout, per_row):
         grid.add_row(*(_node_panel(panel, layout.holders, panel_width) if panel is not None else "" for panel in row))
     below: list[RenderableType] = []
-    if layout.elsewhere:
-        body = Text("\n").join(_tree_lines(layout.elsewhere, layout.holders, width - _FRAME))
+    if layout.elsewhere is not None:
+        body = Text("\n").join(_panel_lines(layout.elsewhere, layout.holders, width - _FRAME))
         below.append(Panel(body, title="NUMA node not told by the machine", title_align="left", box=box.ROUNDED, width=width))
     if layout.memory_only:
         below.append(Text(layout.memory_only))
@@ -99,15 +99,7 @@ def _headline(layout: MachineLayout, width: int) -> Text:
 
 
 def _node_panel(panel: NumaPanel, holders: DrawnHolders, panel_width: int) -> Panel:
-    inner = panel_width - _FRAME
-    lines: list[Text] = []
-    if panel.cores:
-        lines.append(_fit(Text(f"cpus    {panel.cpus_text}"), inner))
-        lines.extend(core_bars(panel.cores, [_core_cell(core) for core in panel.cores], inner, indent=len(_LABEL)))
-        if panel.caches:
-            lines.append(_fit(Text(f"L3      {panel.caches}"), inner))
-    lines.append(_fit(Text(f"{_LABEL}{panel.memory_text}"), inner))
-    lines.extend(_tree_lines(panel.roots, holders, inner))
+    lines = _panel_lines(panel, holders, panel_width - _FRAME)
     where = f"{panel.socket_text} · " if panel.socket_text and panel_width > 30 else ""
     return Panel(
         Text("\n").join(lines),
@@ -117,6 +109,19 @@ def _node_panel(panel: NumaPanel, holders: DrawnHolders, panel_width: int) -> Pa
         width=panel_width,
         expand=True,
     )
+
+
+def _panel_lines(panel: Place, holders: DrawnHolders, inner: int) -> list[Text]:
+    lines: list[Text] = []
+    if panel.cores:
+        lines.append(_fit(Text(f"cpus    {panel.cpus_text}"), inner))
+        lines.extend(core_bars(panel.cores, [_core_cell(core) for core in panel.cores], inner, indent=len(_LABEL)))
+        if panel.caches:
+            lines.append(_fit(Text(f"L3      {panel.caches}"), inner))
+    if isinstance(panel, NumaPanel):
+        lines.append(_fit(Text(f"{_LABEL}{panel.memory_text}"), inner))
+    lines.extend(_tree_lines(panel.roots, holders, inner))
+    return lines
 
 
 def _core_cell(core: DrawnCore) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from topobus.domain.device import Device, Inventory
-from topobus.domain.drawing.layout import DrawnCore, NumaPanel, RootBranch, layout_of
+from topobus.domain.drawing.layout import DrawnCore, NumaPanel, Place, RootBranch, layout_of
 from topobus.domain.drawing.leaves import HEALTH_SIGNS, Leaf, short_address
 from topobus.domain.drawing.letters import DrawnHolder, DrawnHolders
 from topobus.domain.health import DeviceHealth, HealthState
@@ -35,7 +35,9 @@ def node_view(machine: Machine, inventories: Iterable[Inventory], ledger: Holder
         "generation": layout.generation,
         "summary": layout.summary,
         "sockets": [[_panel(panel, layout.holders, users) for panel in panels] for panels in layout.sockets],
-        "elsewhere": _roots(layout.elsewhere, layout.holders, users),
+        "elsewhere": None
+        if layout.elsewhere is None
+        else {"title": "NUMA node not told by the machine", "memory": "", **_place(layout.elsewhere, layout.holders, users)},
         "memory_only": layout.memory_only,
         "holders": [
             {
@@ -79,16 +81,19 @@ def _users(holders: DrawnHolders) -> dict[tuple[str, str], list[DrawnHolder]]:
 
 
 def _panel(panel: NumaPanel, holders: DrawnHolders, users: Mapping[tuple[str, str], list[DrawnHolder]]) -> View:
+    title = " · ".join(part for part in (panel.socket_text, f"NUMA node {panel.node.id}") if part)
+    return {"title": title, "memory": panel.memory_text, **_place(panel, holders, users)}
+
+
+def _place(place: Place, holders: DrawnHolders, users: Mapping[tuple[str, str], list[DrawnHolder]]) -> View:
     caches: dict[int | None, list[View]] = {}
-    for core in panel.cores:
+    for core in place.cores:
         caches.setdefault(core.l3, []).append(_core(core, holders))
     return {
-        "title": " · ".join(part for part in (panel.socket_text, f"NUMA node {panel.node.id}") if part),
-        "cpus": panel.cpus_text if panel.cores else "",
-        "caches": panel.caches,
-        "memory": panel.memory_text,
+        "cpus": place.cpus_text if place.cores else "",
+        "caches": place.caches,
         "cores": list(caches.values()),
-        "roots": _roots(panel.roots, holders, users),
+        "roots": _roots(place.roots, holders, users),
     }
 
 

@@ -154,7 +154,8 @@ def _summary(outcome: Placement | Refusal | None) -> str:
     for container in outcome.containers:
         held = [f"{len(names)} {device_class}" for device_class, names in sorted(container.devices.items())]
         held += [f"{len(container.cpus)} cpus"] if container.cpus else []
-        texts.append(f"{container.name or 'claim'}: {', '.join(held) or 'nothing'} on NUMA {container.numa_nodes or '-'}")
+        where = f" on NUMA {container.numa_nodes or 'unknown'}" if held else ""
+        texts.append(f"{container.name or 'claim'}: {', '.join(held) or 'nothing'}{where}")
     return "placed: " + "; ".join(texts)
 
 

@@ -138,7 +138,7 @@ async function drawNode() {
   byId("node-title").append(make("span", "faint", ` ${view.summary}`));
   const groups = view.sockets.map((panels) => make("div", "socket", ...panels.map((panel) => drawPanel(view, panel))));
   const parts = [make("div", view.sockets.length === 2 ? "numa sockets" : "numa", ...groups)];
-  if (view.elsewhere.length) parts.push(make("div", "panel", make("h3", "", "NUMA node not told by the machine"), ...tree(view, view.elsewhere)));
+  if (view.elsewhere) parts.push(drawPanel(view, view.elsewhere));
   if (view.memory_only) parts.push(make("p", "faint", view.memory_only));
   parts.push(make("ul", "legend", ...view.holders.map((holder) => make("li", "", make("span", `sign ${colour(holder)}`, holder.letter), `${holder.name}: ${holder.holds}`))));
   parts.push(make("p", "faint signs", "· free, ! unhealthy, ? unknown, r recovering, ~ degraded, - kept back; a small letter: one thread of the core; *: two owners"));
@@ -168,7 +168,7 @@ function drawPanel(view, panel) {
     lines.push(fact("cpus", panel.cpus), cores);
     if (panel.caches) lines.push(fact("L3", panel.caches));
   }
-  return make("div", "panel", ...lines, fact("memory", panel.memory), ...tree(view, panel.roots));
+  return make("div", "panel", ...lines, ...(panel.memory ? [fact("memory", panel.memory)] : []), ...tree(view, panel.roots));
 }
 
 const fact = (name, text) => make("p", "fact", make("span", "faint", name), ` ${text}`);

@@ -19,7 +19,7 @@ from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.ledger import Holders
 from topobus.domain.machine import Cpu, Machine, NumaNode
 
-__all__ = ["DrawnCore", "MachineLayout", "NumaPanel", "RootBranch", "SwitchBranch", "human_bytes", "layout_of"]
+__all__ = ["DrawnCore", "MachineLayout", "NumaPanel", "Place", "RootBranch", "SwitchBranch", "human_bytes", "layout_of"]
 
 _CPU = "cpu"
 
@@ -58,19 +58,18 @@ class RootBranch(Struct, frozen=True, kw_only=True):
         return f"root complex {self.root.removeprefix('pci')}" if self.root else "no PCI address"
 
 
-class NumaPanel(Struct, frozen=True, kw_only=True):
-    """One NUMA node with what is in it."""
+class Place(Struct, frozen=True, kw_only=True):
+    """CPUs and devices that are in one place."""
 
-    node: NumaNode
-    sockets: tuple[int, ...]
+    sockets: tuple[int, ...] = ()
     """Of its CPUs, ascending."""
-    cpu_count: int
-    free_cpu_count: int
-    cores: tuple[DrawnCore, ...]
+    cpu_count: int = 0
+    free_cpu_count: int = 0
+    cores: tuple[DrawnCore, ...] = ()
     """Those of one level-3 cache together."""
-    caches: str
+    caches: str = ""
     """Its level-3 caches in words; empty where the machine does not tell."""
-    roots: tuple[RootBranch, ...]
+    roots: tuple[RootBranch, ...] = ()
 
     @property
     def socket_text(self) -> str:
@@ -83,6 +82,12 @@ class NumaPanel(Struct, frozen=True, kw_only=True):
         cores = len(self.cores)
         threads = self.cpu_count // cores if cores and self.cpu_count % cores == 0 else 0
         return f"{self.cpu_count} ({_count(cores, 'core')}{f' x {threads}' if threads > 1 else ''}), {self.free_cpu_count} free"
+
+
+class NumaPanel(Place, frozen=True, kw_only=True):
+    """One NUMA node with what is in it."""
+
+    node: NumaNode
 
     @property
     def memory_text(self) -> str:
@@ -101,8 +106,8 @@ class MachineLayout(Struct, frozen=True, kw_only=True):
     """What the machine has, in one line."""
     sockets: tuple[tuple[NumaPanel, ...], ...]
     """NUMA nodes that have CPUs or devices, by socket and id: those of one socket together. Nodes whose socket the machine does not tell come first."""
-    elsewhere: tuple[RootBranch, ...]
-    """Devices whose NUMA node the machine does not tell."""
+    elsewhere: Place | None
+    """CPUs and devices whose NUMA node the machine does not tell; None: there are none."""
     memory_only: str
     """NUMA nodes that have neither CPUs nor devices, in words; empty when there are none."""
     holders: DrawnHolders
@@ -137,11 +142,16 @@ def layout_of(
     with_devices = {leaf.numa_node for leaf in leaves}
     drawn = [node for node in machine.numa_nodes if node.cpus or node.id in with_devices or cpus_by_node.get(node.id)]
     panels = {
-        node.id: _panel(
-            machine, node, cpus_by_node.get(node.id, ()), [leaf for leaf in leaves if leaf.numa_node == node.id], holders, sick_cpus
+        node.id: _of_node(
+            node,
+            _panel(
+                machine, node.id, cpus_by_node.get(node.id, ()), [leaf for leaf in leaves if leaf.numa_node == node.id], holders, sick_cpus
+            ),
         )
         for node in drawn
     }
+    lost_cpus = [cpu for node, cpus in cpus_by_node.items() if node not in panels for cpu in cpus]
+    lost_leaves = [leaf for leaf in leaves if leaf.numa_node is None or leaf.numa_node not in panels]
     by_socket: dict[int, list[NumaPanel]] = {}
     for panel in panels.values():
         by_socket.setdefault(next(iter(panel.sockets), -1), []).append(panel)
@@ -150,7 +160,7 @@ def layout_of(
         generation=machine.generation,
         summary=_summary(machine, all_inventories),
         sockets=tuple(tuple(by_socket[socket]) for socket in sorted(by_socket)),
-        elsewhere=_roots([leaf for leaf in leaves if leaf.numa_node is None or leaf.numa_node not in panels]),
+        elsewhere=_panel(machine, None, lost_cpus, lost_leaves, holders, sick_cpus) if lost_cpus or lost_leaves else None,
         memory_only=_memory_only([node for node in machine.numa_nodes if node.id not in panels]),
         holders=holders,
         distances=_distances(machine),
@@ -175,13 +185,12 @@ def human_bytes(count: int) -> str:
     return f"{value:.3g} TiB"
 
 
-def _cpus_by_node(machine: Machine) -> dict[int, tuple[Cpu, ...]]:
-    cpus_by_node: dict[int, list[Cpu]] = {}
-    only = machine.numa_nodes[0].id if len(machine.numa_nodes) == 1 else None
+def _cpus_by_node(machine: Machine) -> dict[int | None, tuple[Cpu, ...]]:
+    """Group the online CPUs; None stands for those whose node the machine does not tell, as where their node is offline."""
+    cpus_by_node: dict[int | None, list[Cpu]] = {}
     for cpu in machine.cpus:
-        node = cpu.numa_node if cpu.numa_node is not None else only
-        if node is not None and cpu.online:
-            cpus_by_node.setdefault(node, []).append(cpu)
+        if cpu.online:
+            cpus_by_node.setdefault(cpu.numa_node, []).append(cpu)
     return {node: tuple(cpus) for node, cpus in cpus_by_node.items()}
 
 
@@ -218,11 +227,10 @@ def _summary(machine: Machine, inventories: Sequence[Inventory]) -> str:
 
 
 def _panel(
-    machine: Machine, node: NumaNode, cpus: Sequence[Cpu], leaves: Sequence[Leaf], holders: DrawnHolders, sick: frozenset[int]
-) -> NumaPanel:
+    machine: Machine, node: int | None, cpus: Sequence[Cpu], leaves: Sequence[Leaf], holders: DrawnHolders, sick: frozenset[int]
+) -> Place:
     cores = [tuple(group) for _, group in groupby(sorted(cpus, key=_core_key), key=_core_key)]
-    return NumaPanel(
-        node=node,
+    return Place(
         sockets=_sockets(cpus),
         cpu_count=len(cpus),
         free_cpu_count=sum(1 for cpu in cpus if cpu.id not in holders.by_cpu and cpu.id not in sick),
@@ -232,13 +240,17 @@ def _panel(
     )
 
 
+def _of_node(node: NumaNode, place: Place) -> NumaPanel:
+    return NumaPanel(node=node, **{name: getattr(place, name) for name in place.__struct_fields__})
+
+
 def _core_key(cpu: Cpu) -> tuple[int, int]:
     """Order by level-3 cache, then by core: what shares a cache stands together."""
     core = cpu.core if cpu.core is not None else cpu.id
     return (cpu.l3 if cpu.l3 is not None else -1), core
 
 
-def _caches(machine: Machine, node: NumaNode, cores: Sequence[Sequence[Cpu]]) -> str:
+def _caches(machine: Machine, node: int | None, cores: Sequence[Sequence[Cpu]]) -> str:
     """Say which level-3 caches the cores of a node have; a cache that CPUs of other nodes share as well is said to be theirs, too."""
     sizes = {cache.cpu: cache.size_bytes for cache in machine.l3_caches}
     caches = Counter(core[0].l3 for core in cores if core[0].l3 is not None)
@@ -250,7 +262,7 @@ def _caches(machine: Machine, node: NumaNode, cores: Sequence[Sequence[Cpu]]) ->
         + (f" for {_count(count, 'core')}{' each' if number > 1 else ''}" if len(caches) > 1 else "")
         for (size, count), number in sorted(kinds.items(), reverse=True)
     ]
-    others = sorted({cpu.numa_node for cpu in machine.cpus if cpu.l3 in caches and cpu.numa_node not in (None, node.id)})
+    others = sorted({cpu.numa_node for cpu in machine.cpus if cpu.l3 in caches and cpu.numa_node not in (None, node)})
     shared = f", shared with node{'s' if len(others) > 1 else ''} {','.join(map(str, others))}" if others else ""
     return f"{' + '.join(parts)}{shared}"
 
@@ -284,7 +296,7 @@ def _memory_only(nodes: Sequence[NumaNode]) -> str:
     if not nodes:
         return ""
     total = human_bytes(sum(node.memory_bytes for node in nodes))
-    return f"memory-only NUMA nodes {NodeSet.of(node.id for node in nodes)}: {len(nodes)} nodes, {total}"
+    return f"memory-only NUMA nodes {NodeSet.of(node.id for node in nodes)}: {_count(len(nodes), 'node')}, {total}"
 
 
 def _distances(machine: Machine) -> str:

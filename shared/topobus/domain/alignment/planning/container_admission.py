@@ -16,6 +16,7 @@ from topobus.domain.alignment.planning.node_view import CPU_CLASS
 from topobus.domain.alignment.planning.refusal_reasons import Conflict
 from topobus.domain.alignment.planning.resource_hints import ContainerAllocation, ResourceHints
 from topobus.domain.hint import Hint
+from topobus.domain.node_text import on_nodes
 from topobus.domain.outcome import ContainerPlacement, HintList, Reason
 from topobus.domain.request import Policy
 
@@ -86,10 +87,12 @@ def _why(available: NodeAvailability, demand: ContainerDemand, aligned: Aligned,
     if taken.cpus:
         cores = sum(1 for core in available.view.cores if core.cpus <= taken.cpus)
         nodes = available.topology.nodes_of(taken.cpus)
+        at_home = sum(len(cpus & taken.cpus) for cpus in available.topology.cpus_by_node().values())
+        where = on_nodes(nodes, has_unknown=at_home < len(taken.cpus))
         reasons.append(
             Reason(
                 code="cpus-taken",
-                message=f"CPUs {taken.cpus} on NUMA node {nodes}: {cores} whole core{'' if cores == 1 else 's'}, the most used units first",
+                message=f"CPUs {taken.cpus} {where}: {cores} whole core{'' if cores == 1 else 's'}, the most used units first",
                 facts={"resource": CPU_CLASS, "cpus": str(taken.cpus), "whole_cores": cores, "numa_nodes": str(nodes)},
             )
         )
@@ -123,7 +126,7 @@ def _why(available: NodeAvailability, demand: ContainerDemand, aligned: Aligned,
     reasons += [
         Reason(
             code="outside-alignment",
-            message=f"{device_class} {', '.join(names)}: not enough inside NUMA node {aligned.merged.hint.nodes}",
+            message=f"{device_class} {_why_outside(available, device_class, names, aligned.merged.hint)}",
             facts={"resource": device_class, "devices": names, "alignment": str(aligned.merged.hint.nodes)},
         )
         for device_class, names in sorted(taken.outside.items())
@@ -141,6 +144,18 @@ def _why(available: NodeAvailability, demand: ContainerDemand, aligned: Aligned,
     return reasons
 
 
+def _why_outside(available: NodeAvailability, device_class: str, names: Sequence[str], hint: Hint) -> str:
+    """Say why devices are outside the alignment: the machine does not tell their node, or too few are inside."""
+    devices = available.devices[device_class]
+    unknown = [name for name in names if devices[name].numa_nodes is None]
+    known = [name for name in names if devices[name].numa_nodes is not None]
+    parts = [f"{', '.join(known)}: not enough inside NUMA node {hint.nodes}"] if known else []
+    if unknown:
+        verb = "does not tell its NUMA node" if len(unknown) == 1 else "do not tell their NUMA nodes"
+        parts.append(f"{', '.join(unknown)} {verb}, and not enough that do are inside NUMA node {hint.nodes}")
+    return "; ".join(parts)
+
+
 def _why_aligned(available: NodeAvailability, aligned: Aligned) -> Reason:
     hint, merged = aligned.merged.hint, aligned.merged
     decider = _decider(aligned)
@@ -154,7 +169,9 @@ def _why_aligned(available: NodeAvailability, aligned: Aligned) -> Reason:
     if aligned.policy is Policy.NONE:
         return Reason(code="no-alignment", message="policy none: nothing is aligned", facts=facts)
     if hint.nodes is None or not decider:
-        return Reason(code="no-affinity", message="no resource has an opinion on NUMA nodes", facts=facts)
+        # Then the merge gives the whole machine, as kubelet does.
+        whole = f", so the merged hint is all there are: {hint.nodes}" if hint.nodes is not None else ""
+        return Reason(code="no-affinity", message=f"no resource has an opinion on NUMA nodes{whole}", facts=facts)
     if not hint.preferred:
         message = (
             f"no NUMA node set suits all resources best; {aligned.policy.value} takes NUMA node {hint.nodes} (widest need: {merged.width})"

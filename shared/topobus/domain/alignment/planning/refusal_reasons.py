@@ -18,6 +18,7 @@ from topobus.domain.alignment.planning.node_availability import NodeAvailability
 from topobus.domain.alignment.planning.node_view import CPU_CLASS, MEMORY, without_owners
 from topobus.domain.alignment.planning.resource_hints import ResourceHints
 from topobus.domain.idset import CpuSet, NodeSet
+from topobus.domain.node_text import on_nodes
 from topobus.domain.outcome import HintList, Reason, Refusal
 from topobus.domain.request import PodRequest, Policy
 from topobus.domain.view import NodeView
@@ -26,6 +27,10 @@ __all__ = ["Conflict", "explain_conflict"]
 
 # Plans tried to find the smallest set of owners to free; each costs about as much as a `place`.
 _FREE_BUDGET = 200
+# Devices named in a sentence.
+_SHOWN = 8
+# What the fact `nodes` says when no set of NUMA nodes is offered.
+_NOWHERE = "none"
 # Sets of owners beyond this size are found by leaving out one owner after the other instead of by trying all sets.
 _FREE_SIZE = 3
 
@@ -63,7 +68,7 @@ def _policy_reasons(view: NodeView, conflict: Conflict, merged: Merged, policy: 
     who = f"container {demand.name!r}" if demand.name else "the pod"
     opinions = [record for resource_hints in conflict.lists if (record := resource_hints.record()).hints is not None]
     impossible = [opinion for opinion in opinions if not opinion.hints]
-    wanted = ", ".join(f"{opinion.resource} on NUMA node {_nodes_text(opinion, policy)}" for opinion in opinions if opinion.hints)
+    wanted = ", ".join(f"{opinion.resource} {_offer_text(opinion, policy)}" for opinion in opinions if opinion.hints)
     if impossible:
         names = tuple(hint_list.resource for hint_list in impossible)
         message = f"{who}: no set of NUMA nodes has {' or '.join(names)} in the amount wanted"
@@ -89,6 +94,8 @@ def _policy_reasons(view: NodeView, conflict: Conflict, merged: Merged, policy: 
     available = conflict.available if conflict.available is not None else NodeAvailability(view)
     for opinion in opinions:
         yield _resource_reason(available, demand, opinion, policy)
+        if not opinion.hints and (unknown := _unknown_node_reason(available, demand, opinion, policy)) is not None:
+            yield unknown
     relaxed = _relax(view, conflict.lists, policy)
     if relaxed:
         message = f"{who}: would be admitted without {' and '.join(relaxed)}"
@@ -106,7 +113,12 @@ def _nodes_text(hint_list: HintList, policy: Policy) -> str:
         return " or ".join(single[:8])
     narrow = min((len(hint.nodes) for hint in hints if hint.nodes is not None), default=0)
     nodes = [str(hint.nodes) for hint in hints if hint.nodes is not None and len(hint.nodes) == narrow]
-    return f"{' or '.join(nodes[:8])} (not preferred)" if nodes else "none"
+    return f"{' or '.join(nodes[:8])} (not preferred)" if nodes else _NOWHERE
+
+
+def _offer_text(hint_list: HintList, policy: Policy) -> str:
+    nodes = _nodes_text(hint_list, policy)
+    return f"on NUMA node {nodes}" if nodes != _NOWHERE else "on no NUMA node"
 
 
 def _resource_reason(available: NodeAvailability, demand: ContainerDemand, hint_list: HintList, policy: Policy) -> Reason:
@@ -132,12 +144,15 @@ def _resource_reason(available: NodeAvailability, demand: ContainerDemand, hint_
             for node in available.view.numa_nodes
         ]
     table = tuple(f"node {node}: {free} of {exists} free" for node, exists, free in rows if exists)
+    without = _without_node(available, resource)
+    if without is not None:
+        table = (*table, f"unknown node: {len(without.free)} of {without.exists} free")
     strays = _strays(available, resource)
     if strays:
         table = (*table, f"{len(strays)} on NUMA nodes that this machine lacks: {', '.join(strays)}")
     return Reason(
         code="resource-nodes",
-        message=f"{hint_list.resource}: {wanted} wanted, offered on NUMA node {_nodes_text(hint_list, policy)} ({'; '.join(table) or 'none exists'})",
+        message=f"{hint_list.resource}: {wanted} wanted, offered {_offer_text(hint_list, policy)} ({'; '.join(table) or 'none exists'})",
         facts={
             "container": demand.name,
             "resource": hint_list.resource,
@@ -146,6 +161,54 @@ def _resource_reason(available: NodeAvailability, demand: ContainerDemand, hint_
             "free": table,
         },
     )
+
+
+class _WithoutNode(Struct, frozen=True, kw_only=True):
+    """What there is of a resource whose NUMA node the machine does not tell."""
+
+    exists: int
+    free: tuple[str, ...]
+
+
+def _without_node(available: NodeAvailability, resource: str) -> _WithoutNode | None:
+    """Find what is in no hint, as in kubelet, since its NUMA node is not known; None when there is nothing of the kind."""
+    if resource == CPU_CLASS:
+        cpus = available.online
+        for at_home in available.topology.cpus_by_node().values():
+            cpus -= at_home
+        return _WithoutNode(exists=len(cpus), free=tuple(map(str, cpus & available.free_cpus))) if cpus else None
+    devices = [device for device in available.devices.get(resource, {}).values() if device.numa_nodes is None]
+    free = available.free.get(resource, set())
+    return (
+        _WithoutNode(exists=len(devices), free=tuple(sorted(device.name for device in devices if device.name in free))) if devices else None
+    )
+
+
+def _unknown_node_reason(available: NodeAvailability, demand: ContainerDemand, hint_list: HintList, policy: Policy) -> Reason | None:
+    """Say that what is wanted is there, but that a part of it does not tell its NUMA node, which no policy but none and best-effort passes over."""
+    resource = hint_list.resource
+    if resource in demand.memory or resource.endswith(" (named)"):
+        return None
+    wanted = demand.cpus if resource == CPU_CLASS else demand.of_class(resource).any_count
+    without = _without_node(available, resource)
+    free = len(available.free_cpus) if resource == CPU_CLASS else len(available.free[resource])
+    if without is None or not free - len(without.free) < wanted <= free:
+        return None
+    names = f"CPUs {CpuSet.of(map(int, without.free))}" if resource == CPU_CLASS else f"{resource} {_first_of(without.free)}"
+    verb, which = (
+        ("does not tell its NUMA node", "it")
+        if len(without.free) == 1 and resource != CPU_CLASS
+        else ("do not tell their NUMA node", "they")
+    )
+    return Reason(
+        code="numa-node-unknown",
+        message=f"{names} {verb}, so {which} cannot be aligned: only policies none and best-effort place {wanted} {resource} here",
+        facts={"container": demand.name, "resource": resource, "wanted": wanted, "policy": policy.value, "devices": without.free},
+    )
+
+
+def _first_of(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
 def _strays(available: NodeAvailability, resource: str) -> tuple[str, ...]:
@@ -236,7 +299,7 @@ def _free_reason(view: NodeView, owner: str, held: Mapping[str, tuple[str, ...]]
     kind, namespace, name, *_ = (*owner.split("/"), "", "", "")
     return Reason(
         code="free-owner",
-        message=f"{kind} {namespace}/{name} holds {' and '.join(parts)} on NUMA node {nodes}; it would fit without them",
+        message=f"{kind} {namespace}/{name} holds {' and '.join(parts)} {on_nodes(nodes)}; it would fit without them",
         facts={
             "owner": owner,
             "classes": tuple(sorted(held)),

@@ -1,0 +1,18 @@
+"""Writes where something is by its NUMA nodes, for people: an empty set of nodes is told as unknown, never printed as a name."""
+
+from __future__ import annotations
+
+from topobus.domain.idset import NodeSet
+
+__all__ = ["on_nodes"]
+
+
+def on_nodes(nodes: NodeSet, *, has_unknown: bool = False) -> str:
+    """Say on which NUMA nodes something is; `has_unknown`: the machine does not tell the node of a part of it.
+
+    >>> on_nodes(NodeSet(0, 1)), on_nodes(NodeSet(0), has_unknown=True), on_nodes(NodeSet())
+    ('on NUMA node 0-1', 'on NUMA node 0 and an unknown one', 'on an unknown NUMA node')
+    """
+    if not nodes:
+        return "on an unknown NUMA node"
+    return f"on NUMA node {nodes}{' and an unknown one' if has_unknown else ''}"
