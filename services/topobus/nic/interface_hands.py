@@ -62,12 +62,12 @@ class InterfaceHands:
         devices: Sequence[Device],
         context: PrepareContext,
         *,
-        vf_of: Callable[[Device], VfPlace | None] = lambda _device: None,
+        vf_of: Callable[[Device], VfPlace | Refusal | None] = lambda _device: None,
         rdma_of: Callable[[Device], Sequence[str]] = lambda _device: (),
     ) -> Refusal | None:
         """Refuse what cannot be, before anything is changed.
 
-        Shapes: vf_of — where the physical function of a virtual one is; rdma_of — a device's RDMA devices.
+        Shapes: vf_of — where the physical function of a virtual one is, or why nobody can say; rdma_of — a device's RDMA devices.
         """
         reasons: list[Reason] = []
         for device in devices:
@@ -88,13 +88,16 @@ class InterfaceHands:
         sandbox: Sandbox,
         record: DeviceRecord,
         *,
-        vf: VfPlace | None = None,
+        vf: VfPlace | Refusal | None = None,
         rdma: Sequence[str] = (),
     ) -> AttachedInterface | Refusal:
         """Put the interface into the sandbox; what was done before a Refusal is undone by `detach`."""
         config = read_config(device, context)
         if isinstance(config, Refusal):
             return config
+        vf = vf if config.vf is not None else None
+        if isinstance(vf, Refusal):
+            return vf
         namespace, name = sandbox.network_namespace, interface_of(device)
         config = self._with_free_name(config, name, namespace)
         if isinstance(config, Refusal):
@@ -128,7 +131,7 @@ class InterfaceHands:
             refusal = hand_over_rdma(self._places, rdma, namespace, record)
             if refusal is not None:
                 return refusal
-        return hand_over(self._places, name, namespace, config, record, tag=tag, vf=vf if config.vf is not None else None)
+        return hand_over(self._places, name, namespace, config, record, tag=tag, vf=vf)
 
     def detach(self, device: Device, sandbox: Sandbox | None, record: DeviceRecord) -> None:
         """Undo all that the record says, whether the sandbox is there or not.
@@ -158,7 +161,7 @@ class InterfaceHands:
         device: Device,
         config: InterfaceConfig,
         context: PrepareContext,
-        vf_of: Callable[[Device], VfPlace | None],
+        vf_of: Callable[[Device], VfPlace | Refusal | None],
         rdma_of: Callable[[Device], Sequence[str]],
     ) -> Refusal | None:
         name = interface_of(device)
@@ -168,7 +171,9 @@ class InterfaceHands:
             refusal = check_rdma(rdma_of(device))
             if refusal is not None:
                 return refusal
-        return check_hand_over(self._places, name, config, vf=vf_of(device))
+        # Where the physical function is nobody needs to know who configures nothing of it.
+        vf = vf_of(device) if config.vf is not None else None
+        return vf if isinstance(vf, Refusal) else check_hand_over(self._places, name, config, vf=vf)
 
     def _with_free_name(self, config: InterfaceConfig, name: str, namespace: str) -> InterfaceConfig | Refusal:
         """Choose `net1`, `net2` … where no name is configured and the pod has the host's one already (`eth0`, mostly)."""

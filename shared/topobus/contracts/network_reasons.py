@@ -28,6 +28,11 @@ NETWORK_SECTIONS: tuple[ReasonSection, ...] = (
                 "since it was offered, the node's default route came to the interface, or its name became another's; nothing was changed",
                 ("device", "interface"),
             ),
+            ReasonGroup(
+                ("interface-missing",),
+                "the function has no interface to hand over: not yet (a driver makes it a moment after the function is there; asked again, the claim gets it), not here, or never",
+                ("device", "interface"),
+            ),
             ReasonGroup(("name-taken",), "the pod has an interface of that name already; nothing was changed", ("field", "name")),
             ReasonGroup(("not-permitted",), "the service may not change interfaces: a capability is missing", ("step", "error")),
             ReasonGroup(("hand-over-failed",), "the kernel refuses a step; what was done is undone", ("step", "error")),

@@ -19,7 +19,9 @@ from topobus.sysfs.tree import Tree
 __all__ = [
     "PCI_DEVICES",
     "PciHealth",
+    "awaits_driver",
     "function_role",
+    "is_passthrough_driver",
     "is_vfio",
     "observe_kernel_driver",
     "pci_device",
@@ -150,7 +152,7 @@ def function_role(tree: Tree, address: PciAddress) -> tuple[DeviceRole, str]:
     """
     folder = pci_folder(address)
     kernel_driver = tree.link_name(f"{folder}/driver")
-    if is_vfio(kernel_driver) or kernel_driver.replace("_", "-") in _PASSTHROUGH_DRIVERS:
+    if is_passthrough_driver(kernel_driver):
         return DeviceRole.PASSTHROUGH, f"kernel driver {kernel_driver} holds it for passthrough"
     virtual_functions = tree.read_int(f"{folder}/sriov_numvfs") or 0
     if virtual_functions:
@@ -167,12 +169,33 @@ def is_vfio(kernel_driver: str) -> bool:
     return kernel_driver.replace("_", "-").endswith(_VFIO_ENDING)
 
 
+def is_passthrough_driver(kernel_driver: str) -> bool:
+    """Say whether a kernel driver holds a function for a virtual machine or for user space.
+
+    >>> is_passthrough_driver("mlx5_vfio_pci"), is_passthrough_driver("pci-stub"), is_passthrough_driver("igb")
+    (True, True, False)
+    """
+    return is_vfio(kernel_driver) or kernel_driver.replace("_", "-") in _PASSTHROUGH_DRIVERS
+
+
 def why_not_offered(tree: Tree, address: PciAddress) -> str:
     """Say why a function cannot be given to a container as what its class is for; empty when it can.
 
     Errors: raises HardwareError for a file that exists and cannot be read.
     """
     return function_role(tree, address)[1]
+
+
+def awaits_driver(tree: Tree, address: PciAddress) -> str:
+    """Say that a virtual function has no kernel driver yet; nothing where it has one, or where nobody will bind one by itself.
+
+    The kernel adds the function at once, and its driver comes a moment later, or seconds where udev has to load the module.
+    Source: sriov_drivers_autoprobe in Documentation/ABI/testing/sysfs-bus-pci.
+    """
+    folder = pci_folder(address)
+    if tree.link_name(f"{folder}/driver") or tree.read(f"{folder}/physfn/sriov_drivers_autoprobe") == "0":
+        return ""
+    return "no kernel driver is bound to it yet"
 
 
 def observe_kernel_driver(tree: Tree, address: PciAddress) -> list[Observation]:

@@ -1,8 +1,8 @@
-"""Reads network interfaces of PCI functions, their SR-IOV state, and the interfaces that carry the default route.
+"""Reads network interfaces of PCI functions and which of them are the function's own ports, their SR-IOV state, and the interfaces that carry the default route.
 
 Flows in: a Tree. Flows out: frozen values, the state at the time of the call. It never writes and never uses netlink. An interface in another network
 namespace is not visible here, which is no fault.
-Source: Documentation/ABI/testing/sysfs-class-net, sysfs-bus-pci (sriov_*), proc_net_route(5).
+Source: Documentation/ABI/testing/sysfs-class-net, sysfs-bus-pci (sriov_*), proc_net_route(5); Documentation/networking/representors.rst.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from topobus.domain.pci import PciAddress
 from topobus.sysfs.tree import Tree
 
 __all__ = [
+    "FunctionPorts",
     "NetInterface",
     "Sriov",
     "default_route_interfaces",
     "function_interfaces",
     "function_path",
+    "function_ports",
     "read_interface",
     "read_node_file",
     "read_sriov",
@@ -31,6 +33,9 @@ _IFF_UP = 0x1
 _RTF_UP = 0x1
 # A link of links (bond over VLAN over NIC) deeper than this is a loop in a recorded tree.
 _MAX_STACK = 8
+# phys_port_name: `p0`, `p0s1` is a port of the card, `pf0vf1`, `pf0sf88`, `c1pf0vf1`, `pf0hpf` the representor of another function (net/devlink/port.c).
+_REPRESENTOR = re.compile(r"(c\d+)?pf\d+")
+_PORT = re.compile(r"p\d+(s\d+)?")
 
 
 class NetInterface(Struct, frozen=True, kw_only=True):
@@ -48,6 +53,19 @@ class NetInterface(Struct, frozen=True, kw_only=True):
     speed_mbps: int | None = None
     duplex: str = ""
     mtu: int | None = None
+
+
+class FunctionPorts(Struct, frozen=True, kw_only=True):
+    """The interfaces that are a PCI function's own, without those that stand for other functions of its switch (representors)."""
+
+    interfaces: tuple[NetInterface, ...] = ()
+    """By port number where the kernel tells it, else by name."""
+    first: NetInterface | None = None
+    """The one that the function is known by: its only one, or that of its first port; None where there is none, and where it is unclear."""
+    unclear: str = ""
+    """Why nobody can say which one it is, for people: a sentence's end."""
+    others: tuple[str, ...] = ()
+    """Names of interfaces in its folder that stand for other functions."""
 
 
 class Sriov(Struct, frozen=True, kw_only=True):
@@ -74,6 +92,33 @@ def function_interfaces(tree: Tree, address: PciAddress, *, only_link: bool = Fa
         read_interface(tree, f"{folder}/net/{name}", name, only_link=only_link)
         for folder in folders
         for name in tree.names(f"{folder}/net")
+    )
+
+
+def function_ports(tree: Tree, address: PciAddress, *, only_link: bool = False) -> FunctionPorts:
+    """Read which interfaces of a PCI function are its own ports, and which of them stands for it.
+
+    The folder of a physical function lists the representors of its virtual and scalable functions, too, and its ports where it has several (mlx4); the order of names says nothing.
+    Cost: `function_interfaces`, and a read an interface; one more each where there are several.
+    Source: Documentation/networking/representors.rst; phys_port_name and dev_port in Documentation/ABI/testing/sysfs-class-net.
+    """
+    names = {
+        interface: tree.read(f"{interface.path}/phys_port_name") or ""
+        for interface in function_interfaces(tree, address, only_link=only_link)
+    }
+    own = [interface for interface, name in names.items() if _REPRESENTOR.match(name) is None]
+    # Where one says that it is a port, those that say nothing of the kind are not (representors of old drivers have a bare number).
+    ports = [interface for interface in own if _PORT.fullmatch(names[interface])] or own
+    others = tuple(interface.name for interface in names if interface not in ports)
+    if len(ports) < 2:
+        return FunctionPorts(interfaces=tuple(ports), first=ports[0] if ports else None, others=others)
+    numbers = {port.name: number for port in ports if (number := tree.read_int(f"{port.path}/dev_port")) is not None}
+    if len(numbers) == len(ports) == len(set(numbers.values())):
+        ports.sort(key=lambda port: numbers[port.name])
+        return FunctionPorts(interfaces=tuple(ports), first=ports[0], others=others)
+    listed = ", ".join(port.name for port in ports)
+    return FunctionPorts(
+        interfaces=tuple(ports), others=others, unclear=f"it has {listed}, and neither phys_port_name nor dev_port tells them apart"
     )
 
 

@@ -198,8 +198,8 @@ class Tree:
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
         except OSError as err:
-            # Linux answers ENODEV, ENXIO or EINVAL for attributes that the device does not back (speed of a downed link).
-            if err.errno in (6, 19, 22):
+            # Linux answers ENODEV, ENXIO, EINVAL or EOPNOTSUPP for attributes that the device does not back (speed of a downed link, name of a port).
+            if err.errno in (6, 19, 22, 95):
                 return None
             raise HardwareError(f"cannot read {path} under {self.root}: {err.strerror}", path=path) from err
         # Some kernels end a list with a NUL.

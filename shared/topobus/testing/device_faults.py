@@ -15,7 +15,9 @@ from typing import Literal
 
 from topobus.domain.device import Device
 from topobus.domain.health import HealthState
+from topobus.domain.pci import PciAddress
 from topobus.simulation.machines import RecordedMachine, build
+from topobus.sysfs.net import function_ports
 from topobus.sysfs.tree import HardwareSettings, Tree
 
 __all__ = ["FAULTS", "PlacedFault", "RecordedFault", "build_faulty", "place_faults"]
@@ -246,13 +248,14 @@ def _folders(machine: RecordedMachine, device: Device) -> dict[str, str]:
     address = str(device.pci)
     folder = machine.folder(address)
     folders = {"folder": folder, "pci": address}
-    if net := tree.names(f"{folder}/net"):
-        folders["net"] = f"{folder}/net/{net[0]}"
+    if device.pci is not None and (own := function_ports(tree, device.pci).first) is not None:
+        folders["net"] = f"{folder}/net/{own.name}"
     if rdma := tree.names(f"{folder}/infiniband"):
         folders["rdma"] = f"{folder}/infiniband/{rdma[0]}/ports/1"
     if parent := tree.real(f"{folder}/physfn"):
         folders["parent"] = parent
-        folders["parent_net"] = f"{parent}/net/{tree.names(f'{parent}/net')[0]}"
+        port = function_ports(tree, PciAddress.parse(parent.rpartition("/")[2])).first
+        folders["parent_net"] = f"{parent}/net/{port.name if port is not None else ''}"
     if region := tree.names(f"{folder}/fpga_region"):
         parts = tree.names(f"{folder}/fpga_region/{region[0]}")
         for key, prefix in (("engine", "dfl-fme."), ("port", "dfl-port.")):

@@ -38,7 +38,7 @@ def context(device: str = "", **config: Any) -> PrepareContext:
 class Watched(PciNetdevDriver):
     """The driver of cards, whose parts a test may look at."""
 
-    def vf_of(self, tree: Tree, device: Device) -> VfPlace | None:
+    def vf_of(self, tree: Tree, device: Device) -> VfPlace | Refusal | None:
         """Find the physical function."""
         return self._find_vf(tree, device)
 
@@ -109,7 +109,7 @@ def test_virtual_function_is_found_at_its_physical_one(epyc: tuple[Tree, tuple[D
     wanted = {device.name: tree.link_name(f"sys/bus/pci/devices/{device.pci}/physfn") for device in virtual}
     for name, parent in wanted.items():
         place = places[name]
-        assert place is not None
+        assert isinstance(place, VfPlace)
         assert tree.names(f"sys/bus/pci/devices/{parent}/net") == (place.physical,)
         assert f"nic-{tree.link_name(f'sys/bus/pci/devices/{parent}/virtfn{place.index}').replace(':', '-').replace('.', '-')}" == name
     assert [name for name, place in places.items() if place is None] == [device.name for device in devices if device not in virtual]

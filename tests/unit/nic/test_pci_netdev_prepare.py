@@ -13,6 +13,8 @@ from topobus.domain.device import Device, DeviceRole
 from topobus.domain.outcome import Refusal
 from topobus.domain.pci import PciAddress
 from topobus.domain.request import Owner, OwnerKind
+from topobus.nic.config import InterfaceSettings
+from topobus.nic.interface_hands import InterfaceHands
 from topobus.nic.plugins.pci_netdev import PciNetdevDriver
 from topobus.sysfs.tree import HardwareSettings, Tree
 
@@ -98,3 +100,58 @@ def test_unprepare_changes_nothing_when_the_card_was_never_prepared(tmp_path: Pa
     PciNetdevDriver().unprepare(tree, NICS, CONTEXT)
 
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("files", "driver", "config", "said"),
+    [
+        ([], "mlx5_core", {}, "kernel driver mlx5_core has made none; ask again in a moment"),
+        ([], "mlx5_core", {"interface": {"name": "net1"}}, "kernel driver mlx5_core has made none; ask again in a moment"),
+        ([], "", {"interface": {"name": "net1"}}, "no kernel driver is bound to it yet; ask again in a moment"),
+        (["net"], "mlx5_core", {}, "in another network namespace"),
+        (["infiniband/mlx5_0"], "mlx5_core", {"interface": {"name": "net1"}}, "has made none"),
+        (["net/eth7"], "mlx5_core", {}, "its interface eth7 is new; ask again when the inventory tells it"),
+        (["net/eth7", "net/eth8"], "mlx5_core", {}, "it has eth7, eth8, and neither phys_port_name nor dev_port tells them apart"),
+        ([], "mlx5_core", {"mode": "host"}, ""),
+        (["infiniband/mlx5_0"], "mlx5_core", {}, ""),
+    ],
+)
+def test_prepare_refuses_a_claim_whose_pod_would_start_without_the_interface(
+    tmp_path: Path, files: list[str], driver: str, config: dict[str, object], said: str
+) -> None:
+    """A function whose interface the inventory does not tell is given to who asked for none, or can have none: the RDMA device alone, mode host."""
+    folder = tmp_path / f"sys/bus/pci/devices/{ADDRESSES[0]}"
+    for name in files or ["power"]:
+        (folder / name).mkdir(parents=True)
+    if driver:
+        (folder / "driver").symlink_to(f"../../drivers/{driver}")
+    plugin = PciNetdevDriver()
+    plugin.configure(InterfaceSettings(), InterfaceHands())
+    entry = {"apiVersion": "nic.topobus.dev/v1", "kind": "Interface", **config}
+    context = PrepareContext(owner=CONTEXT.owner, config=(entry,) if config else ())
+
+    answer = plugin.prepare(Tree(HardwareSettings(root=str(tmp_path))), NICS[:1], context)
+
+    reasons = answer.reasons if isinstance(answer, Refusal) else ()
+    assert len(reasons) == (1 if said else 0)
+    assert all(said in reason.message for reason in reasons)
+
+
+def test_prepare_refuses_an_interface_of_a_function_that_vfio_holds(tmp_path: Path) -> None:
+    """It was offered for passthrough: who configures an interface hears that there is none, instead of a pod without it."""
+    folder = tmp_path / f"sys/bus/pci/devices/{ADDRESSES[0]}"
+    folder.mkdir(parents=True)
+    (folder / "driver").symlink_to("../../drivers/vfio-pci")
+    (folder / "iommu_group").symlink_to("../../../kernel/iommu_groups/41")
+    driver = PciNetdevDriver()
+    driver.configure(InterfaceSettings(), InterfaceHands())
+    entry = {"apiVersion": "nic.topobus.dev/v1", "kind": "Interface", "vf": {"vlan": 7}}
+    card = structs.replace(NICS[0], role=DeviceRole.PASSTHROUGH)
+    tree = Tree(HardwareSettings(root=str(tmp_path)))
+
+    plain = driver.prepare(tree, [card], CONTEXT)
+    configured = driver.prepare(tree, [card], PrepareContext(owner=CONTEXT.owner, config=(entry,)))
+
+    assert not isinstance(plain, Refusal)
+    assert isinstance(configured, Refusal)
+    assert [reason.code for reason in configured.reasons] == ["interface-missing"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from msgspec import structs
 from topobus.domain.errors import HardwareError
 from topobus.domain.pci import PciAddress
 from topobus.simulation.machines import build
-from topobus.sysfs.net import default_route_interfaces, function_interfaces, read_sriov
+from topobus.sysfs.net import default_route_interfaces, function_interfaces, function_ports, read_sriov
 from topobus.sysfs.tree import HardwareSettings, Tree
 
 ADDRESS = PciAddress.parse("0000:3b:00.0")
@@ -164,3 +166,69 @@ def test_function_interfaces_agrees_with_the_class_folder_when_the_machine_is_re
 
     assert sorted(names) == sorted(tree.names("sys/class/net"))
     assert len(names) == 8
+
+
+@pytest.mark.parametrize(
+    ("named", "own", "first"),
+    [
+        ({"ens8f1": "p1", "58609951635cbfa": "pf1vf1", "ens8f1_0": "pf1vf0"}, ["ens8f1"], "ens8f1"),
+        ({"enp3s0f0np0": "p0", "en3f0pf0sf88": "pf0sf88", "eth9": "c1pf0vf3"}, ["enp3s0f0np0"], "enp3s0f0np0"),
+        ({"p0": "p0", "pf0hpf": "pf0hpf", "pf0vf0": "pf0vf0"}, ["p0"], "p0"),
+        ({"a0": "0", "a1": "1", "z": "p0"}, ["z"], "z"),
+        ({"ens1f0_0": "pf0vf0"}, [], ""),
+        ({"ens1": ""}, ["ens1"], "ens1"),
+        ({"ens1": "p0s2"}, ["ens1"], "ens1"),
+        ({"a": "", "b": "pf0vf0"}, ["a"], "a"),
+    ],
+    ids=["switchdev", "scalable", "smart-nic", "bare-numbers", "uplink-away", "no-name", "split", "unnamed-uplink"],
+)
+def test_function_ports_leaves_out_representors_whatever_their_names(
+    tmp_path: Path, named: dict[str, str], own: list[str], first: str
+) -> None:
+    """The port of the card is the function's interface; what stands for other functions is not, even where it is alone."""
+    files = {f"{FOLDER}/net/{name}/phys_port_name": port for name, port in named.items() if port}
+    tree = make_tree(tmp_path, {**files, **{f"{FOLDER}/net/{name}/flags": "0x1003" for name in named}})
+
+    ports = function_ports(tree, ADDRESS)
+
+    assert [interface.name for interface in ports.interfaces] == own
+    assert (ports.first.name if ports.first is not None else "") == first
+    assert set(ports.others) == set(named) - set(own)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "order", "first"),
+    [
+        ({"ens1": "1", "ens1d1": "0"}, ["ens1d1", "ens1"], "ens1d1"),
+        ({"a": "0", "b": "0"}, ["a", "b"], ""),
+        ({"a": "0", "b": ""}, ["a", "b"], ""),
+    ],
+    ids=["told", "equal", "untold"],
+)
+def test_function_ports_goes_by_port_number_when_a_function_has_several(
+    tmp_path: Path, numbers: dict[str, str], order: list[str], first: str
+) -> None:
+    """The first port is told by its number; where nothing tells them apart none is taken, and it says so."""
+    files = {f"{FOLDER}/net/{name}/dev_port": number for name, number in numbers.items() if number}
+    tree = make_tree(tmp_path, {**files, **{f"{FOLDER}/net/{name}/flags": "0x1003" for name in numbers}})
+
+    ports = function_ports(tree, ADDRESS)
+
+    assert [interface.name for interface in ports.interfaces] == order
+    assert (ports.first.name if ports.first is not None else "") == first
+    assert bool(ports.unclear) is not bool(first)
+
+
+def test_read_tells_nothing_when_the_kernel_says_that_a_port_has_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most drivers name no port: reading the file says EOPNOTSUPP, which is no fault of the card."""
+    tree = make_tree(tmp_path, interface("ens1", flags="0x1003", phys_port_name="p0"))
+    open_file = os.open
+
+    def refuse(path: str, *arguments: int) -> int:
+        if path.endswith("phys_port_name"):
+            raise OSError(errno.EOPNOTSUPP, "Operation not supported", path)
+        return open_file(path, *arguments)
+
+    monkeypatch.setattr(os, "open", refuse)
+
+    assert [port.name for port in function_ports(tree, ADDRESS).interfaces] == ["ens1"]

@@ -17,7 +17,7 @@ from topobus.nic.config import InterfaceSettings
 from topobus.nic.interface_config import InterfaceConfig
 from topobus.nic.interface_hands import InterfaceHands, interface_of, read_config
 from topobus.nic.netlink.vf_settings import VfPlace
-from topobus.sysfs.net import default_route_interfaces, function_interfaces
+from topobus.sysfs.net import default_route_interfaces, function_ports
 from topobus.sysfs.netdevs import read_net_device
 from topobus.sysfs.tree import Tree
 
@@ -96,8 +96,8 @@ class AttachesInterfaces:
         message = f"{device.name}: this nic service hands no interface over: {self._why_not_handed}"
         return Reason(code="attach-unsupported", message=message, facts={"driver": self.name, "device": device.name})
 
-    def _find_vf(self, tree: Tree, device: Device) -> VfPlace | None:
-        """Find where a virtual function's physical one is; None for a device that is no virtual function, or whose physical function is out of sight."""
+    def _find_vf(self, tree: Tree, device: Device) -> VfPlace | Refusal | None:
+        """Find where a virtual function's physical one is, or why nobody can say; None for a device that is no virtual function."""
         return None
 
     def _find_rdma(self, tree: Tree, device: Device) -> Sequence[str]:
@@ -113,7 +113,7 @@ def _changed(tree: Tree, device: Device) -> tuple[Reason, ...]:
         message = f"{device.name}: the default route of this node goes over {name} by now, so it stays on the host; move the route to another interface, or choose another device"
         return (Reason(code="interface-of-node", message=message, facts=facts),)
     if device.pci is not None:
-        now = [interface.name for interface in function_interfaces(tree, device.pci, only_link=True)]
+        now = [interface.name for interface in function_ports(tree, device.pci, only_link=True).interfaces]
         if name not in now:
             message = f"{device.name}: the interface of {device.pci} was {name} and is {', '.join(now) or 'not there'} now; ask again when the inventory tells it"
             return (Reason(code="interface-changed", message=message, facts=facts),)

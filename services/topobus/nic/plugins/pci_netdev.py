@@ -30,7 +30,9 @@ from topobus.devicekit.left_out import LeftOut
 from topobus.devicekit.on_demand_functions import OnDemandFunctions
 from topobus.devicekit.pci import (
     PciHealth,
+    awaits_driver,
     function_role,
+    is_passthrough_driver,
     is_vfio,
     observe_kernel_driver,
     pci_device,
@@ -48,13 +50,24 @@ from topobus.domain.outcome import Reason, Refusal
 from topobus.domain.pci import PciAddress
 from topobus.domain.request import OwnerKind
 from topobus.nic.host_use import function_users, host_uses, lacks_interface
+from topobus.nic.interface_config import InterfaceConfig
+from topobus.nic.interface_hands import interface_of, read_config
 from topobus.nic.netlink.vf_settings import VfPlace
 from topobus.nic.plugins.attaching import AttachesInterfaces
 from topobus.nic.plugins.link_health import BestSpeeds, judge_carrier, judge_duplex, judge_errors, judge_parent, judge_rdma_ports
 from topobus.nic.plugins.vendors import model_name, vendor_name
-from topobus.sysfs.net import NetInterface, default_route_interfaces, function_interfaces, read_sriov
+from topobus.sysfs.net import (
+    FunctionPorts,
+    NetInterface,
+    default_route_interfaces,
+    function_interfaces,
+    function_ports,
+    read_interface,
+    read_sriov,
+)
+from topobus.sysfs.netdevs import interface_path
 from topobus.sysfs.nodes import device_node
-from topobus.sysfs.rdma import function_rdma_devices, function_rdma_ports
+from topobus.sysfs.rdma import RdmaPort, function_rdma_devices, function_rdma_ports
 from topobus.sysfs.tree import Tree
 
 __all__ = ["PciNetdevDriver"]
@@ -155,7 +168,7 @@ class PciNetdevDriver(AttachesInterfaces):
         shared_nodes: set[str] = set()
         functions = sorted(((device, device.pci) for device in devices if device.pci is not None), key=lambda pair: pair[1])
         refusal = gone(tree, devices)
-        refusal = refusal or _refuse_other_roles(tree, devices) or self._refuse_unseen(tree, devices, context)
+        refusal = refusal or _refuse_other_roles(tree, devices) or self._refuse_without_interface(tree, devices, context)
         if refusal is not None:
             return refusal
         for device, address in functions:
@@ -167,7 +180,7 @@ class PciNetdevDriver(AttachesInterfaces):
                 nodes.append(f"vfio/{group}")
                 shared_nodes.add("vfio/vfio")
             interfaces.extend(
-                self.names_in_container(device, context) or (interface.name for interface in function_interfaces(tree, address))
+                self.names_in_container(device, context) or (interface.name for interface in function_ports(tree, address).interfaces)
             )
             edits[device.name] = ContainerEdits(env={own_variable(device): str(address)}, device_nodes=tuple(map(device_node, nodes)))
         env = {"TOPOBUS_NIC_PCI_ADDRESSES": ",".join(str(address) for _, address in functions)}
@@ -183,18 +196,16 @@ class PciNetdevDriver(AttachesInterfaces):
             context.records.get(device.name, DeviceRecord()).undone(_RDMA_NODES)
             self.on_demand_functions.undo(tree, device, context)
 
-    def _refuse_unseen(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Refusal | None:
-        """Refuse a virtual function that was made just now, until the inventory tells its interface: who hands it over must know its name."""
+    def _refuse_without_interface(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Refusal | None:
+        """Refuse claims whose pods would start without the interface that they want: the inventory does not tell it, or tells another one."""
+        reasons: list[Reason] = []
         for device in devices if self._hands is not None and context.owner.kind is OwnerKind.CLAIM else ():
-            if device.pci is None or device.name in context.attached or not self.on_demand_functions.is_planned(device.pci):
+            config = read_config(device, context)
+            # What cannot be read was refused by `check`.
+            if device.pci is None or device.name in context.attached or isinstance(config, Refusal) or config.stays_on_host:
                 continue
-            names = [interface.name for interface in function_interfaces(tree, device.pci, only_link=True)]
-            if names and device.attributes.get("interface") != names[0]:
-                text = f"{device.name}: its interface {names[0]} is new; ask again when the inventory tells it"
-                return Refusal(
-                    reasons=(Reason(code="interface-changed", message=text, facts={"device": device.name, "interface": names[0]}),)
-                )
-        return None
+            reasons += _lacking_interface(tree, device, device.pci, is_asked=config != InterfaceConfig())
+        return Refusal(reasons=tuple(reasons)) if reasons else None
 
     def _rdma_of(self, tree: Tree, device: Device, address: PciAddress, context: PrepareContext) -> tuple[list[str], list[str]]:
         """Give names and nodes of a function's RDMA devices; of those that go along into the pod, as they were before they did."""
@@ -211,18 +222,21 @@ class PciNetdevDriver(AttachesInterfaces):
             record.done(_RDMA_NODES)
         return names, nodes
 
-    def _find_vf(self, tree: Tree, device: Device) -> VfPlace | None:
+    def _find_vf(self, tree: Tree, device: Device) -> VfPlace | Refusal | None:
         link = tree.link_name(f"{pci_folder(device.pci)}/physfn") if device.pci is not None else ""
-        if not link:
+        if device.pci is None or not link:
             return None
         folder = f"sys/bus/pci/devices/{link}"
         indexes = [
             name for name in tree.names(folder) if name.startswith("virtfn") and tree.link_name(f"{folder}/{name}") == str(device.pci)
         ]
-        interfaces = function_interfaces(tree, PciAddress.parse(link), only_link=True)
-        if not indexes or not interfaces:
-            return None
-        return VfPlace(physical=interfaces[0].name, index=int(indexes[0].removeprefix("virtfn")))
+        physical, own = (function_ports(tree, address, only_link=True) for address in (PciAddress.parse(link), device.pci))
+        port = _port_of(tree, physical, own)
+        if not indexes or isinstance(port, str):
+            why = port if isinstance(port, str) else f"{link} does not list it"
+            text = f"vf: its physical function {link} cannot be told what to do: {why}"
+            return Refusal(reasons=(Reason(code="vf-gone", message=text, facts={"device": device.name, "physical": link}),))
+        return VfPlace(physical=port.name, index=int(indexes[0].removeprefix("virtfn")))
 
     def _find_rdma(self, tree: Tree, device: Device) -> Sequence[str]:
         if device.pci is None:
@@ -255,7 +269,10 @@ class PciNetdevDriver(AttachesInterfaces):
         facts: dict[str, AttributeValue] = {"rdma": bool(rdma), "sriovVf": function.physfn is not None}
         if sriov is not None:
             facts["totalVfs"] = sriov.total
-        facts.update(_interface_facts(interfaces))
+        ports = function_ports(tree, function.address)
+        if ports.unclear:
+            left_out.append(f"{function.address} is offered without its interface: {ports.unclear}")
+        facts.update(_interface_facts(ports))
         if rdma:
             facts["rdmaDevice"] = ",".join(rdma_device.name for rdma_device in rdma)[:64]
             layers = {port.link_layer for rdma_device in rdma for port in rdma_device.ports if port.link_layer}
@@ -284,8 +301,9 @@ class PciNetdevDriver(AttachesInterfaces):
                 self._best_speeds.forget(str(address))
                 return seen
             seen += observe_kernel_driver(tree, address)
-            interfaces = function_interfaces(tree, address, only_link=True)
-            ports = function_rdma_ports(tree, address)
+            own = function_ports(tree, address, only_link=True)
+            interfaces = own.interfaces
+            ports = [port for port in function_rdma_ports(tree, address) if not _is_of_others(tree, port, own)]
             parent = _observe_parent_link(tree, address)
             errors = judge_errors(tree, interfaces, self._counters)
         except HardwareError as err:
@@ -315,10 +333,86 @@ def _refuse_other_roles(tree: Tree, devices: Sequence[Device]) -> Refusal | None
     return Refusal(reasons=(Reason(code="device-not-offered", message=text, facts={"devices": tuple(sorted(changed))}),))
 
 
+def _lacking_interface(tree: Tree, device: Device, address: PciAddress, *, is_asked: bool) -> tuple[Reason, ...]:
+    """Say why a function has no interface to hand over, or not the one that the inventory tells; nothing for a function that is none without a claim's asking for it."""
+    told = interface_of(device)
+    ports = function_ports(tree, address, only_link=True)
+    facts: dict[str, str | int | float | bool | tuple[str, ...]] = {
+        "device": device.name,
+        "interface": ports.first.name if ports.first else "",
+    }
+    if ports.first is not None:
+        if any(port.name == told for port in ports.interfaces):
+            return ()
+        text = f"{device.name}: its interface {ports.first.name} is new; ask again when the inventory tells it"
+        return (Reason(code="interface-changed", message=text, facts=facts),)
+    folder = pci_folder(address)
+    driver = tree.link_name(f"{folder}/driver")
+    is_away = tree.exists(f"{folder}/net") and not ports.interfaces
+    makes_none = is_passthrough_driver(driver) or (tree.exists(f"{folder}/infiniband") and not is_away)
+    if told or (makes_none and not is_asked and not ports.unclear):
+        return ()
+    if ports.unclear:
+        why, next_step = f"it is unclear which is the interface of {address}: {ports.unclear}", "choose another device"
+    elif awaits := awaits_driver(tree, address):
+        why, next_step = f"{address} has no interface: {awaits}", "ask again in a moment"
+    elif not driver:
+        if not is_asked:
+            return ()
+        why, next_step = f"{address} has no interface: no kernel driver is bound to it", "have one bound"
+    elif is_passthrough_driver(driver):
+        why, next_step = f"{address} has no interface: kernel driver {driver} holds it for passthrough", "leave the configuration out"
+    elif is_away:
+        why, next_step = f"the interface of {address} is not on the host, but in another network namespace", "choose another device"
+    else:
+        why, next_step = f"{address} has no interface yet: kernel driver {driver} has made none", "ask again in a moment"
+    text = f"{device.name}: {why}; {next_step}, or claim it with mode host, which hands no interface over"
+    return (Reason(code="interface-missing", message=text, facts=facts),)
+
+
 def _observe_parent_link(tree: Tree, address: PciAddress) -> Observation | None:
     """Look at the carrier of a virtual function's physical one; None for a function that is no virtual one."""
     parent = physical_function(tree, address)
-    return None if parent is None else judge_parent(parent, function_interfaces(tree, parent, only_link=True))
+    return None if parent is None else judge_parent(parent, _with_aggregated(tree, function_ports(tree, parent, only_link=True).interfaces))
+
+
+def _is_of_others(tree: Tree, port: RdmaPort, own: FunctionPorts) -> bool:
+    """Say whether an RDMA port is a representor's: in switchdev mode the physical function's device has a port for each."""
+    return bool(own.others) and tree.read(f"{port.path}/gid_attrs/ndevs/0") in own.others
+
+
+def _with_aggregated(tree: Tree, ports: Sequence[NetInterface]) -> tuple[NetInterface, ...]:
+    """Give a card's ports, and with one in a bond the bond's other ports of the same switch: in switchdev mode they carry each other's virtual functions.
+
+    Source: Documentation/networking/switchdev.rst (phys_switch_id); sysfs-class-net (master), Documentation/networking/bonding.rst (bonding/slaves).
+    """
+    found = {port.name: port for port in ports}
+    for port in ports:
+        switch = tree.read(f"{port.path}/phys_switch_id")
+        for name in (tree.read(f"{port.path}/master/bonding/slaves") or "").split() if switch else ():
+            path = interface_path(name)
+            if name not in found and tree.read(f"{path}/phys_switch_id") == switch:
+                found[name] = read_interface(tree, path, name, only_link=True)
+    return tuple(found.values())
+
+
+def _port_of(tree: Tree, physical: FunctionPorts, own: FunctionPorts) -> NetInterface | str:
+    """Find the port of a physical function that a virtual one hangs on, or say why nobody can: where there are several, the one that tells the same port.
+
+    Source: phys_port_id, dev_port in Documentation/ABI/testing/sysfs-class-net.
+    """
+    if len(physical.interfaces) == 1:
+        return physical.interfaces[0]
+    if not physical.interfaces:
+        others = f", but {', '.join(physical.others)} of other functions" if physical.others else ""
+        return f"it shows no interface of its own on the host{others}"
+    listed = ", ".join(port.name for port in physical.interfaces)
+    for file in ("phys_port_id", "dev_port") if own.first is not None else ():
+        mark = tree.read(f"{own.first.path}/{file}") if own.first is not None else None
+        same = [port for port in physical.interfaces if mark and tree.read(f"{port.path}/{file}") == mark]
+        if len(same) == 1:
+            return same[0]
+    return f"it has {listed}, and neither phys_port_id nor dev_port says on which of them the virtual function is"
 
 
 def _is_network(tree: Tree, function: PciDevice) -> bool:
@@ -328,11 +422,11 @@ def _is_network(tree: Tree, function: PciDevice) -> bool:
     return function.class_code >> 16 == _NETWORK_CLASS or tree.exists(f"{folder}/net") or tree.exists(f"{folder}/infiniband")
 
 
-def _interface_facts(interfaces: Sequence[NetInterface]) -> dict[str, AttributeValue]:
-    """Tell the first interface's name, address and speed; a function with several (rare, one a port) is told by its first."""
-    if not interfaces:
+def _interface_facts(ports: FunctionPorts) -> dict[str, AttributeValue]:
+    """Tell the interface's name, address and speed; a function with several ports (rare) is told by its first."""
+    first = ports.first
+    if first is None:
         return {}
-    first = interfaces[0]
     facts: dict[str, AttributeValue] = {"interface": first.name}
     if first.mac:
         facts["mac"] = first.mac[:64]
