@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -29,8 +29,8 @@ from topobus.sysfs.tree import HardwareSettings, Tree
 __all__ = ["COUNT", "SriovBench"]
 
 COUNT = 4
-# By which each look at a card that is stuck moves the clock: nothing more comes.
-_STUCK_LOOK_S = 1.0
+# By which each look at a card that does nothing more moves the clock.
+_IDLE_LOOK_S = 1.0
 
 
 class SriovBench:
@@ -46,13 +46,14 @@ class SriovBench:
     ) -> None:
         self.root = folder / "machine"
         self.kernel = SriovKernel(self.root, **card)
+        self.kernel.is_slow = True
         self.tree = Tree(HardwareSettings(root=str(self.root)))
         self.writes = KernelWrites(self.root)
         self.journal = Journal(folder / "journal")
         self.rule = FunctionRule(where=(Condition(field="pci", equals=str(PHYSICAL)),), count=COUNT, when_idle=when_idle)
         self._make_driver = make_driver
         self._pid = os.getpid()
-        self._stuck_s = 0.0
+        self._idle_s = 0.0
         self.driver = self._new_driver()
         self.devices: dict[str, Device] = {}
         self.counter_sets: tuple[CounterSet, ...] = ()
@@ -85,14 +86,17 @@ class SriovBench:
         self.devices = {device.name: device for device in counted}
         return self.devices
 
-    def prepare(self, owner: str, *names: str, journal: Journal | None = None) -> Edits | Refusal | JournaledWork:
+    def prepare(
+        self, owner: str, *names: str, journal: Journal | None = None, config: Sequence[dict[str, Any]] = ()
+    ) -> Edits | Refusal | JournaledWork:
         """Ask for devices."""
         devices = [self.devices[name] for name in names]
-        return journaled_verbs.prepare(journal or self.journal, self.driver, self.tree, devices, PrepareContext(owner=_owner(owner)), ())
+        context = PrepareContext(owner=_owner(owner), config=tuple(config))
+        return journaled_verbs.prepare(journal or self.journal, self.driver, self.tree, devices, context, ())
 
-    def get(self, owner: str, *names: str, journal: Journal | None = None) -> Edits | Refusal:
+    def get(self, owner: str, *names: str, journal: Journal | None = None, config: Sequence[dict[str, Any]] = ()) -> Edits | Refusal:
         """Ask for devices, and wait for long work."""
-        answer = self.prepare(owner, *names, journal=journal)
+        answer = self.prepare(owner, *names, journal=journal, config=config)
         return answer.run(lambda: True) if isinstance(answer, JournaledWork) else answer
 
     def unprepare(self, owner: str, *names: str, journal: Journal | None = None) -> None:
@@ -117,17 +121,18 @@ class SriovBench:
     def _new_driver(self) -> FunctionCuttingDriver:
         driver = self._make_driver()
         driver.on_demand_functions.rules = (self.rule,)
-        driver.on_demand_functions.cuts.pauses = Pauses(now=lambda: time.monotonic() + self._stuck_s, sleep=self._sleep)
+        driver.on_demand_functions.cuts.pauses = Pauses(now=lambda: time.monotonic() + self._idle_s, sleep=self._sleep)
         return driver
 
     def _sleep(self, _: float) -> None:
-        """Wait until what was written is obeyed; in a process that is to die, whose kernel is its parent's, for a moment."""
-        if self.kernel.is_stuck:
-            self._stuck_s += _STUCK_LOOK_S
-        if os.getpid() == self._pid:
-            self.writes.settle()
-        else:
+        """Wait until what was written is obeyed, and the next step after it is done; in a process that is to die, whose kernel is its parent's, for a moment."""
+        if os.getpid() != self._pid:
             time.sleep(0.002)
+            self.kernel.go_on()
+            return
+        self.writes.settle()
+        if not self.kernel.go_on():
+            self._idle_s += _IDLE_LOOK_S
 
 
 def _owner(name: str) -> Owner:

@@ -1,6 +1,8 @@
 """A physical function that obeys what is written into its sriov_numvfs, as the PCI core and a NIC's or GPU's driver do.
 
 Flows in: writes, by the thread of `KernelWrites`. Flows out: folders of virtual functions with their links, and what their driver shows: an interface, a render node, or nothing.
+A real one adds the functions at once, binds their driver a moment later, and shows what that makes a moment after that; meanwhile the physical function's link begins anew. One
+that `is_slow` does each of these when it is told to (`go_on`), any other one does all in the write.
 """
 
 from __future__ import annotations
@@ -53,6 +55,7 @@ class SriovKernel:
         self.writes: list[int] = []
         """Each number that was obeyed."""
         self.is_stuck = False
+        self.is_slow = False
         self._lock = threading.Lock()
         self._driver = driver
         self._files = files
@@ -69,6 +72,7 @@ class SriovKernel:
                 f"{folder}/sriov_offset": _OFFSET,
                 f"{folder}/sriov_stride": _STRIDE,
                 f"{folder}/sriov_vf_device": "1889",
+                f"{folder}/sriov_drivers_autoprobe": 1,
                 f"sys/bus/pci/drivers/{driver}/module": "",
                 **files(folder, -1),
             },
@@ -95,6 +99,8 @@ class SriovKernel:
         with self._lock:
             write(self.root, {f"{self._folder(PHYSICAL)}/sriov_numvfs": number})
             self._change(number)
+            while self.go_on():
+                pass
 
     def _take(self, text: str) -> None:
         # Empty while a next write is under way: to sysfs no bytes are no write, and the event of that write follows.
@@ -115,9 +121,31 @@ class SriovKernel:
             virtual = self._folder(virtual_address(index))
             write(self.root, {f"{virtual}/vendor": "0x8086"})
             (self.root / virtual / "physfn").symlink_to(f"../{PHYSICAL}")
-            (self.root / virtual / "driver").symlink_to(f"../../drivers/{self._driver}")
             (folder / f"virtfn{index}").symlink_to(f"../{virtual_address(index)}")
-            write(self.root, self._files(virtual, index))
+        self._set_carrier(0)
+        while not self.is_slow and self.go_on():
+            pass
+
+    def go_on(self) -> bool:
+        """Do what comes next for virtual functions that are not ready yet; False: nothing is left to do. It reads what is there, so that a copy of the process may do it."""
+        folder = self.root / self._folder(PHYSICAL)
+        parts = {index: self._folder(virtual_address(index)) for index in range(len(list(folder.glob("virtfn*"))))}
+        if self.is_stuck or (folder / "sriov_drivers_autoprobe").read_text().strip() == "0":
+            return False
+        if driverless := [virtual for virtual in parts.values() if not (self.root / virtual / "driver").is_symlink()]:
+            for virtual in driverless:
+                (self.root / virtual / "driver").symlink_to(f"../../drivers/{self._driver}")
+            return True
+        shown = [self._files(virtual, index) for index, virtual in parts.items()]
+        made = [files for files in shown if not all((self.root / path).exists() for path in files)]
+        for files in made:
+            write(self.root, files)
+        self._set_carrier(1)
+        return bool(made)
+
+    def _set_carrier(self, carrier: int) -> None:
+        for file in (self.root / self._folder(PHYSICAL)).glob("net/*/carrier"):
+            file.write_text(f"{carrier}\n")
 
     def _folder(self, address: PciAddress) -> str:
         return f"sys/bus/pci/devices/{address}"

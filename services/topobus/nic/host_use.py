@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from topobus.devicekit.pci import pci_folder
+from topobus.devicekit.pci import awaits_driver, is_passthrough_driver, pci_folder
 from topobus.domain.pci import PciAddress
 from topobus.nic.netlink.vf_count import functions_in_use
 from topobus.sysfs.net import default_route_interfaces, function_interfaces
@@ -51,7 +51,19 @@ def function_users(tree: Tree, address: PciAddress, virtual: Sequence[PciAddress
 
 
 def lacks_interface(tree: Tree, address: PciAddress) -> str:
-    """Say what a new virtual function lacks: its driver makes the interface a moment after the function is there. One without a driver gets none."""
-    if not tree.link_name(f"{pci_folder(address)}/driver") or function_interfaces(tree, address, only_link=True):
+    """Say what a new virtual function lacks: its driver comes a moment after the function, and makes the interface a moment later.
+
+    Ready without one are a function whose interface is in another namespace, one that VFIO has, one that no driver binds to by itself, and one with an RDMA device
+    whose physical function has no interface either (InfiniBand without IPoIB).
+    """
+    folder = pci_folder(address)
+    if awaits := awaits_driver(tree, address):
+        return awaits
+    driver = tree.link_name(f"{folder}/driver")
+    # The folder stays, empty, when the interface goes into another namespace.
+    has_interface = tree.exists(f"{folder}/net") or function_interfaces(tree, address, only_link=True)
+    if not driver or is_passthrough_driver(driver) or has_interface:
+        return ""
+    if tree.exists(f"{folder}/infiniband") and not tree.exists(f"{folder}/physfn/net"):
         return ""
     return "its interface is not there yet"

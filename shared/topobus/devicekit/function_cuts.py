@@ -53,6 +53,11 @@ class FunctionWish(Struct, frozen=True, kw_only=True):
     """Whether the functions go when the last of them is given back."""
 
     @property
+    def own_parts(self) -> tuple[PciAddress, ...]:
+        """Those of its virtual functions that the request wants."""
+        return tuple(part for part, device in self.parts if device in self.devices)
+
+    @property
     def count(self) -> int:
         """How many virtual functions there must be."""
         return 0 if self.is_whole else len(self.parts)
@@ -84,7 +89,7 @@ class FunctionCuts:
     ) -> Edits | LongWork:
         """Give the edits of functions that are there, at once; of others after they are made, which is long work."""
         with self.locks.locked(wishes, 0) as is_mine:
-            if is_mine and not any(self._lacks(tree, address, wish) for address, wish in wishes.items()):
+            if is_mine and not any(self._lacks(tree, address, wish, wish.own_parts) for address, wish in wishes.items()):
                 return _with_note(wishes.values(), context, edits)
         what = ", ".join(f"{address} with {wishes[address].count} virtual functions" for address in sorted(wishes))
         return LongWork(
@@ -134,11 +139,11 @@ class FunctionCuts:
             record = context.records.get(wish.devices[0], DeviceRecord())
             record.intend(_COUNT, {"count": present, "to": wish.count})
             with self.locks.changing(address):
-                refusal = self._write(tree, address, wish.count) or self._settle(tree, address, wish)
+                refusal = self._write(tree, address, wish.count) or self._settle(tree, address, wish, [part for part, _ in wish.parts])
             if refusal is None:
                 record.done(_COUNT)
             return refusal
-        return self._settle(tree, address, wish)
+        return self._settle(tree, address, wish, wish.own_parts)
 
     def _refuse_users(self, tree: Tree, address: PciAddress, wish: FunctionWish, present: int, in_use: frozenset[str]) -> Refusal | None:
         # Who has another virtual function is in nobody's way who wants one: after a reboot all of them find the card without.
@@ -151,10 +156,12 @@ class FunctionCuts:
         text = f"{address} has {present} virtual functions and needs {wish.count}, but is in use: {why}"
         return _refuse("card-in-use", text, address=str(address), devices=rivals, users=users)
 
-    def _settle(self, tree: Tree, address: PciAddress, wish: FunctionWish) -> Refusal | None:
-        lacks = look_until(lambda: _done(self._lacks(tree, address, wish)), self.pauses, _SETTLE_S)
-        if isinstance(lacks, str):
-            return _refuse("functions-unsettled", f"{address}: {lacks} after {_SETTLE_S:g} s", address=str(address), wanted=wish.count)
+    def _settle(self, tree: Tree, address: PciAddress, wish: FunctionWish, parts: Sequence[PciAddress]) -> Refusal | None:
+        """Wait until these functions are ready. A sibling that does not get ready in time is in nobody's way."""
+        lacks = look_until(lambda: _done(self._lacks(tree, address, wish, parts)), self.pauses, _SETTLE_S)
+        if isinstance(lacks, str) and (own := self._lacks(tree, address, wish, wish.own_parts)):
+            text = f"{address}: {own} after {_SETTLE_S:g} s; the claim can be asked for again"
+            return _refuse("functions-unsettled", text, address=str(address), wanted=wish.count)
         return None
 
     def _write(self, tree: Tree, address: PciAddress, wanted: int) -> Refusal | None:
@@ -177,8 +184,8 @@ class FunctionCuts:
             why = "; ".join(users) if refusal is None else refusal.reasons[0].message
             get_logger().warning("functions.kept", address=str(address), why=why, next_step="nothing: the next claim finds them")
 
-    def _lacks(self, tree: Tree, address: PciAddress, wish: FunctionWish) -> str:
-        """Say what a physical function lacks to be as wanted; empty: nothing."""
+    def _lacks(self, tree: Tree, address: PciAddress, wish: FunctionWish, parts: Sequence[PciAddress]) -> str:
+        """Say what a physical function lacks to be as wanted, with these of its virtual ones ready; empty: nothing."""
         fresh = Tree(tree.settings)
         try:
             present, virtual = _present(fresh, address), _virtual(fresh, address)
@@ -187,7 +194,7 @@ class FunctionCuts:
             wanted = [part for part, _ in wish.parts] if not wish.is_whole else []
             if virtual != wanted:
                 return f"its virtual functions are {', '.join(map(str, virtual))}, expected were {', '.join(map(str, wanted))}"
-            return next((f"{part}: {why}" for part in wanted if (why := self._is_ready(fresh, part))), "")
+            return next((f"{part}: {why}" for part in parts if (why := self._is_ready(fresh, part))), "")
         except HardwareError as err:
             return err.message
 

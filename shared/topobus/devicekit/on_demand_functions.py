@@ -42,12 +42,13 @@ class OnDemandFunctions:
         # Replaced, never changed: long work reads it beside a look.
         self._plans: Mapping[PciAddress, _Plan] = {}
         self._next: dict[PciAddress, _Plan] = {}
+        self._changed: set[PciAddress] = set()
         self._seen: Mapping[PciAddress, tuple[Device, ...]] = {}
         self._has_looked = False
 
     def begin_look(self) -> None:
-        """Begin to plan anew, but for cards that are changing now."""
-        self._next = {address: plan for address, plan in self._plans.items() if self.cuts.locks.is_changing(address)}
+        """Begin to plan anew."""
+        self._next, self._changed = {}, set()
 
     def end_look(self, devices: Sequence[Device]) -> None:
         """Have what was planned since the beginning count; `devices` is what the look gave."""
@@ -80,10 +81,17 @@ class OnDemandFunctions:
         return functions
 
     def changing(self, function: PciDevice) -> Sequence[Device] | None:
-        """Give what was seen last of a card that is changing now, for its physical function; nothing for its virtual ones; None for every other function."""
-        if function.physfn is not None:
-            return () if self.cuts.locks.is_changing(function.physfn) else None
-        return self._seen.get(function.address, ()) if self.cuts.locks.is_changing(function.address) else None
+        """Give what was seen last of a card that is changing, for its physical function; nothing for its virtual ones; None for every other function.
+
+        A card that changed at any moment of a look is passed by until its end, and keeps its plan: half of it was seen before the change.
+        """
+        address = function.physfn or function.address
+        if self.cuts.locks.is_changing(address) and address in self._plans:
+            self._changed.add(address)
+            self._next[address] = self._plans[address]
+        if address not in self._changed:
+            return None
+        return self._seen.get(address, ()) if function.physfn is None else ()
 
     def is_planned(self, address: PciAddress) -> bool:
         """Say whether a virtual function is one of a card that is cut on demand."""

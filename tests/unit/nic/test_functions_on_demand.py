@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,9 +13,11 @@ import pytest
 from support.sriov_bench import COUNT, SriovBench
 from support.sriov_kernel import PHYSICAL
 from support.sysfs_trees import write
+from topobus.devicekit.driver import PrepareContext
 from topobus.devicekit.journaled_verbs import JournaledWork
 from topobus.domain.outcome import Refusal
 from topobus.domain.partitions import Partitions
+from topobus.domain.request import Owner, OwnerKind
 from topobus.nic.config import InterfaceSettings
 from topobus.nic.interface_hands import InterfaceHands
 from topobus.nic.plugins.pci_netdev import PciNetdevDriver
@@ -336,3 +339,117 @@ def test_prepare_is_refused_before_the_first_look(bench: SriovBench) -> None:
 
     assert not isinstance(answer, JournaledWork)
     assert code(answer) == "device-not-offered"
+
+
+CONFIGURED = ({"apiVersion": "nic.topobus.dev/v1", "kind": "Interface", "interface": {"name": "net1"}},)
+
+
+def with_hands(bench: SriovBench) -> PciNetdevDriver:
+    """Have the driver hand interfaces over."""
+    assert isinstance(bench.driver, PciNetdevDriver)
+    bench.driver.configure(InterfaceSettings(), InterfaceHands())
+    return bench.driver
+
+
+@pytest.mark.parametrize("config", [(), CONFIGURED], ids=["plain", "configured"])
+def test_prepare_gives_nothing_without_its_interface_when_the_driver_comes_after_the_function(
+    bench: SriovBench, config: tuple[dict[str, object], ...]
+) -> None:
+    """The kernel adds the function, binds its driver a moment later and names the interface after that: until the inventory tells it the claim is refused."""
+    driver = with_hands(bench)
+    context = PrepareContext(owner=Owner(kind=OwnerKind.CLAIM, name="a", uid="uid-a"), config=config)
+
+    refusal = bench.get("a", PARTS[0], config=config)
+    too_early = driver.to_attach([bench.devices[PARTS[0]]], context)
+    bench.look()
+    answer = bench.prepare("a", PARTS[0], config=config)
+
+    assert code(refusal) == "interface-changed"
+    assert too_early == ()
+    assert isinstance(answer, dict)
+    assert answer[""].env["TOPOBUS_NIC_INTERFACES"] == ("net1" if config else "ens1v0")
+    assert driver.to_attach([bench.devices[PARTS[0]]], context) == (PARTS[0],)
+
+
+def test_prepare_says_what_the_function_lacks_when_no_driver_comes(bench: SriovBench) -> None:
+    """A module that cannot be loaded is no reason to start a pod without its interface."""
+
+    def write_and_stop(path: Path, text: str) -> None:
+        path.write_text(f"{text}\n", encoding="ascii")
+        bench.writes.settle()
+        bench.kernel.is_stuck = True
+
+    with_hands(bench).on_demand_functions.cuts.write = write_and_stop
+
+    refusal = bench.get("a", PARTS[1])
+
+    assert isinstance(refusal, Refusal)
+    assert (refusal.reasons[0].code, bench.kernel.number) == ("functions-unsettled", COUNT)
+    assert "0000:3b:02.1: no kernel driver is bound to it yet" in refusal.reasons[0].message
+    assert bench.journal.entries == {}
+
+
+@pytest.mark.parametrize(("config", "codes"), [((), []), (CONFIGURED, ["interface-missing"])], ids=["plain", "configured"])
+def test_prepare_gives_a_function_without_a_driver_when_the_operator_has_them_not_probed(
+    bench: SriovBench, config: tuple[dict[str, object], ...], codes: list[str]
+) -> None:
+    """With sriov_drivers_autoprobe off none ever comes: the function can be had as it is, and who wants its interface hears that there is none."""
+    with_hands(bench)
+    write(bench.root, {f"{FOLDER}/sriov_drivers_autoprobe": 0})
+
+    answer = bench.get("a", PARTS[0], config=config)
+
+    assert [reason.code for reason in (answer.reasons if isinstance(answer, Refusal) else ())] == codes
+
+
+def test_prepare_gives_a_function_at_once_when_a_pod_has_the_interface_of_another(bench: SriovBench) -> None:
+    """An interface that went into another namespace leaves its empty folder, and lacks nothing."""
+    with_hands(bench)
+    bench.kernel.set_number(COUNT)
+    bench.look()
+    interface = bench.root / "sys/bus/pci/devices/0000:3b:02.0/net/ens1v0"
+    shutil.rmtree(interface)
+
+    assert isinstance(bench.prepare("b", PARTS[1]), dict)
+
+
+def test_prepare_gives_a_function_when_another_one_never_gets_ready(bench: SriovBench) -> None:
+    """What a sibling lacks is waited for when all of them are made, and is no reason to refuse."""
+    bench.kernel.set_number(COUNT)
+    (bench.root / "sys/bus/pci/devices/0000:3b:02.0/driver").unlink()
+    bench.look()
+
+    assert isinstance(bench.prepare("b", PARTS[1]), dict)
+
+
+def test_prepare_gives_an_infiniband_function_when_neither_it_nor_its_card_has_an_interface(tmp_path: Path) -> None:
+    """Without IPoIB there is an RDMA device and no interface, now and later."""
+
+    def files(folder: str, index: int) -> dict[str, object]:
+        return {
+            f"{folder}/infiniband/mlx5_{index + 1}/ports/1/link_layer": "InfiniBand",
+            f"{folder}/infiniband_verbs/uverbs{index + 1}/dev": "231:1",
+        }
+
+    with SriovBench(tmp_path, PciNetdevDriver, class_code=0x020700, driver="mlx5_core", files=files) as bench:
+        with_hands(bench)
+        answer = bench.get("a", PARTS[0])
+
+    assert isinstance(answer, dict), answer
+    assert answer[""].env["TOPOBUS_NIC_RDMA_DEVICES"] == "mlx5_1"
+
+
+def test_plan_stands_when_the_card_begins_to_change_while_a_look_goes_on(bench: SriovBench) -> None:
+    """A look that saw half of the change neither forgets the functions nor lets them go uncounted."""
+    on_demand = bench.driver.on_demand_functions
+    address = bench.devices[PARTS[0]].pci
+    assert address is not None
+
+    on_demand.begin_look()
+    with on_demand.cuts.locks.changing(PHYSICAL):
+        during = on_demand.changing(bench.kernel.physical)
+    after = on_demand.changing(bench.kernel.physical)
+    on_demand.end_look(during or ())
+
+    assert [device.name for device in during or ()] == [device.name for device in after or ()] == [CARD, *PARTS]
+    assert on_demand.is_planned(address)

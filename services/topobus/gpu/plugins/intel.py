@@ -20,7 +20,9 @@ from topobus.devicekit.left_out import LeftOut
 from topobus.devicekit.on_demand_functions import OnDemandFunctions
 from topobus.devicekit.pci import (
     PciHealth,
+    awaits_driver,
     function_role,
+    is_passthrough_driver,
     observe_kernel_driver,
     pci_device,
     pci_device_name,
@@ -220,7 +222,10 @@ def _users(tree: Tree, address: PciAddress, virtual: Sequence[PciAddress]) -> Se
 
 
 def _lacks_node(tree: Tree, address: PciAddress) -> str:
-    """Say what a new virtual function lacks: its driver makes the render node a moment after the function is there. One without a driver gets none."""
-    if not tree.link_name(f"{pci_folder(address)}/driver") or function_drm_nodes(tree, address).render:
+    """Say what a new virtual function lacks: its driver comes a moment after the function, and makes the render node a moment later."""
+    if awaits := awaits_driver(tree, address):
+        return awaits
+    driver = tree.link_name(f"{pci_folder(address)}/driver")
+    if not driver or is_passthrough_driver(driver) or function_drm_nodes(tree, address).render:
         return ""
     return "its render node is not there yet"
