@@ -337,13 +337,13 @@ def test_nic_service_keeps_everything_in_the_system_s_own_folder(system: Running
     assert [folder for folder in folders if not Path(folder).is_relative_to(system.state)] == []
 
 
-def test_doctor_asks_the_gateway_which_folders_are_its_own(system: Running) -> None:
-    """Whatever kubelet lives on this machine, without --dir the sockets of this system are looked at, and no failure is somebody else's."""
+def test_doctor_asks_the_gateway_what_kubelet_knows(system: Running) -> None:
+    """Whatever kubelet lives on this machine, without --dir no socket here is looked at, and no failure is somebody else's."""
     findings = system.json("doctor")["findings"]
 
     assert [finding for finding in findings if finding["level"] == "fail"] == []
-    (kubelet,) = (finding for finding in findings if finding["what"] == "kubelet")
-    assert str(system.state / "kubelet" / "device-plugins") in kubelet["found"]
+    (kubelet,) = (finding for finding in findings if finding["what"] == "demo-node: kubelet")
+    assert f"{system.state / 'kubelet' / 'device-plugins'} there has no kubelet.sock" in kubelet["found"]
     assert any(finding["what"] == "demo-node: gateway" and finding["found"] == "answers" for finding in findings)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -121,6 +124,8 @@ async def test_plugin_is_refused_and_told_of_when_its_device_host_ends(rig: Rig,
         report = rig.readiness.report()
         told = await rig.pods()
         await rig.kubelet.wait_for_resource(ONE, allocatable=1)
+        await rig.kubelet.wait_for_driver("one-acme.topobus.dev")
+        judged = await _doctor(rig)
         broken.left = 0
         # It does not register again.
         await rig.kubelet.wait_for_resource(TWO, allocatable=1)
@@ -130,8 +135,20 @@ async def test_plugin_is_refused_and_told_of_when_its_device_host_ends(rig: Rig,
     assert "other.example/two is not served now, and tried again: its device host ended: no room for another one" in refusal
     assert "other.example/two: its device host ended: no room for another one" in report["foreign-plugins"]
     assert told.plugin_failures == {TWO: "its device host ended: no room for another one"}
+    # By the gateway's word: its kubelet is not where this machine has one.
+    assert judged[f"{NODE}: kubelet"] == ("ok", "has acme.example/one, one-acme.topobus.dev")
+    assert judged[f"{NODE}: {TWO}"] == ("fail", "its device plugin is not served: its device host ended: no room for another one")
     assert mended.plugin_failures == {}
     assert again == ""
+
+
+async def _doctor(rig: Rig) -> dict[str, tuple[str, str]]:
+    """What `topobus doctor` finds, by what it looked at."""
+    command = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "topobus.cli.main", "doctor", "--json", "--nats", rig.url, stdout=asyncio.subprocess.PIPE
+    )
+    printed, _ = await command.communicate()
+    return {finding["what"]: (finding["level"], finding["found"]) for finding in json.loads(printed)["findings"]}
 
 
 async def test_host_alone_answers_when_it_takes_the_place_of_one_that_ended(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
 from msgspec import Struct
 
 from topobus.contracts.device_classes import DEVICE_SERVICES
-from topobus.contracts.messages import RuntimeConnection
+from topobus.contracts.messages import KubeletRegistrations, RuntimeConnection
 from topobus.contracts.nouns import State, from_token
 from topobus.contracts.origin import Origin
 from topobus.contracts.releases import release_remark
 from topobus.domain.device import Inventory
 from topobus.domain.ledger import Ledger
-from topobus.domain.machine import Machine
+from topobus.domain.machine import Machine, PciDevice
 from topobus.domain.silence import SERVICE_SILENT
 
 __all__ = [
@@ -30,6 +30,8 @@ __all__ = [
     "check_credentials",
     "check_hub",
     "check_node",
+    "check_plugin_failures",
+    "check_registrations",
     "check_rejected",
     "check_releases",
     "check_rivals",
@@ -73,6 +75,20 @@ _WITHOUT = {
 
 # A flood of garbage is one matter, not a thousand.
 _SHOWN_REJECTED = 16
+
+# PCI-SIG's base classes (pci.ids), and who makes such functions: a server's own display is no GPU, and MI300 is an accelerator and no FPGA.
+_NETWORK, _DISPLAY, _ACCELERATOR = 0x02, 0x03, 0x12
+_NVIDIA, _AMD, _INTEL, _XILINX, _ALTERA = 0x10DE, 0x1002, 0x8086, 0x10EE, 0x1172
+_KINDS: dict[str, Callable[[PciDevice], bool]] = {
+    "gpu": lambda function: function.vendor in (_NVIDIA, _AMD, _INTEL) and function.class_code >> 16 in (_DISPLAY, _ACCELERATOR),
+    "nic": lambda function: function.class_code >> 16 == _NETWORK,
+    "fpga": lambda function: (
+        function.class_code >> 16 != _NETWORK
+        and (function.vendor in (_XILINX, _ALTERA) or (function.vendor, function.class_code >> 16) == (_INTEL, _ACCELERATOR))
+    ),
+}
+# A gateway's word for what kubelet has.
+_REGISTERED = "registered"
 
 MISSING = "it does not exist"
 """What the bus's inspection says of a stream that nobody has made."""
@@ -220,7 +236,7 @@ def check_runtime(node: str, runtime: RuntimeConnection | None) -> Finding | Non
     if runtime.why_not:
         step = "switch NRI on in the container runtime, and mount its socket into the gateway's container; claims with CPUs, or with devices that go into the pod, are refused until then"
         return Finding(level=Level.FAIL, what=what, found=f"no plugin connection (NRI): {runtime.why_not}", next_step=step)
-    return Finding(level=Level.OK, what=what, found=f"claims get CPUs for themselves by {runtime.socket}")
+    return Finding(level=Level.OK, what=what, found=f"tells the gateway of containers by {runtime.socket} (NRI)")
 
 
 def check_slice_fields(node: str, dropped: Sequence[str]) -> Finding | None:
@@ -241,6 +257,43 @@ def check_rivals(node: str, rivals: Mapping[str, str]) -> list[Finding]:
         Finding(level=Level.FAIL, what=f"{node}: {resource}", found=f"not offered by Topobus: {why}", next_step=step)
         for resource, why in sorted(rivals.items())
     ]
+
+
+def check_registrations(
+    node: str, registrations: KubeletRegistrations | None, rivals: Mapping[str, str], *, has_devices: bool
+) -> list[Finding]:
+    """Judge what kubelet knows of a gateway that answers, as the gateway tells it.
+
+    Shapes: rivals — resources that the gateway leaves to others, which `check_rivals` judges; has_devices — the node has something to offer, so kubelet must know of it.
+    """
+    gateway, what = f"{node}: gateway", f"{node}: kubelet"
+    if registrations is None:
+        step = "upgrade the gateway to this release"
+        return [Finding(level=Level.WARN, what=gateway, found="answers, and does not say what kubelet knows of it", next_step=step)]
+    answers = Finding(level=Level.OK, what=gateway, found="answers")
+    if not registrations.has_kubelet:
+        found = f"none where the gateway looks: {registrations.folder} there has no kubelet.sock"
+        step = "start kubelet: the gateway registers as soon as it is there; into a gateway's container its folder must be mounted"
+        return [answers, Finding(level=Level.WARN, what=what, found=found, next_step=step)]
+    plugins = {resource: status for resource, status in registrations.plugins.items() if resource not in rivals}
+    if not plugins and not registrations.drivers:
+        if not has_devices:
+            # A class is registered when it has a device to offer.
+            return [answers, Finding(level=Level.OK, what=what, found="runs; this node has no devices to offer")]
+        step = "see the gateway's setting exposure, and the log of topobus-gateway"
+        return [answers, Finding(level=Level.FAIL, what=what, found="nothing is registered, and this node has devices", next_step=step)]
+    known = sorted(name for name, status in (*plugins.items(), *registrations.drivers.items()) if status == _REGISTERED)
+    # A kubelet without DRA is an ordinary one where pods can have the devices by their resource.
+    driver_level = Level.WARN if plugins else Level.FAIL
+    missing = [
+        Finding(
+            level=level, what=f"{node}: {name}", found=f"kubelet does not have it: {status}", next_step="see the log of topobus-gateway"
+        )
+        for level, kind in ((Level.FAIL, plugins), (driver_level, registrations.drivers))
+        for name, status in sorted(kind.items())
+        if status != _REGISTERED
+    ]
+    return [answers, *([Finding(level=Level.OK, what=what, found=f"has {', '.join(known)}")] if known else []), *missing]
 
 
 def check_plugin_failures(node: str, failures: Mapping[str, str]) -> list[Finding]:
@@ -318,6 +371,13 @@ def check_node(
         yield Finding(level=Level.OK, what=f"{node}: topology", found="answers")
 
 
+def _has_hardware(machine: Machine, device_class: str) -> bool:
+    """Say whether a machine has PCI functions that a class's own service may offer; CPUs every machine has."""
+    if device_class == "cpu":
+        return True
+    return any(_KINDS[device_class](function) for function in machine.pci_devices)
+
+
 def _machine_finding(node: str, machine: Machine | None) -> Finding:
     what = f"{node}: machine"
     if machine is None:
@@ -339,6 +399,8 @@ def _inventory_finding(
     what = f"{node}: inventory {device_class}"
     start = f"start topobus-{device_class} on this node"
     if inventory is None:
+        if machine is not None and device_class in silent and not _has_hardware(machine, device_class):
+            return Finding(level=Level.OK, what=what, found="no service, and no PCI function of this kind on the machine")
         return Finding(level=Level.FAIL, what=what, found="not published", next_step=start)
     text = f"generation {inventory.generation}, {len(inventory.devices)} devices"
     if device_class in silent:

@@ -43,7 +43,7 @@ from topobus.gateway.kubelet.sockets import FolderWatch, identity, remove_stale
 from topobus.gateway.metrics import CallMetrics, ClaimMetrics
 from topobus.gateway.node_lock import NodeLock, open_node_lock
 from topobus.gateway.node_state import NodeState
-from topobus.gateway.reconcile.pod_usage import PodLook, folders_of
+from topobus.gateway.reconcile.pod_usage import PodLook
 from topobus.gateway.reconcile.reconciliation import Reconciler
 from topobus.gateway.reconcile.user_naming import UserNaming
 from topobus.runtime.liveness import ServiceLiveness
@@ -237,7 +237,6 @@ class _Gateway:
             reader_of_pods,
             self._state,
             checkpoint,
-            await asyncio.to_thread(folders_of, settings),
             runtime=lambda: runtime_door.connection() if runtime_door is not None else None,
             rivals=self._plugins.rivals,
             registrations=self._registrations,
@@ -373,6 +372,7 @@ class _Gateway:
     def _registrations(self) -> KubeletRegistrations:
         """Tell what kubelet knows of us. What is not served yet is missing, too."""
         return KubeletRegistrations(
+            folder=str(self._plugin_watch.folder.absolute()),
             has_kubelet=identity(self._plugin_watch.folder / KUBELET_SOCKET) is not None,
             plugins=self._plugins.statuses() if self._checkpoint is not None else {},
             drivers={driver.driver: driver.status for driver in self._drivers.values()},

@@ -215,18 +215,6 @@ class DisagreementEvent(Struct, frozen=True, kw_only=True):
     """RFC 3339, UTC."""
 
 
-class NodeFolders(Struct, frozen=True, kw_only=True):
-    """Which folders of its machine a gateway uses, so that whoever looks at sockets looks at those."""
-
-    device_plugins: str = ""
-    """kubelet's device plugin sockets."""
-    plugins: str = ""
-    """Below it the sockets of DRA drivers."""
-    cdi: str = ""
-    boot_id: str = ""
-    """The kernel's id of this boot: who reads the same one is on this machine."""
-
-
 class RuntimeConnection(Struct, frozen=True, kw_only=True):
     """The gateway's connection to the container runtime (NRI), by which claims get CPUs for themselves."""
 
@@ -238,8 +226,10 @@ class RuntimeConnection(Struct, frozen=True, kw_only=True):
 class KubeletRegistrations(Struct, frozen=True, kw_only=True):
     """What a gateway has registered with kubelet, or what stands in the way: `registered`, else the reason in words."""
 
+    folder: str
+    """Where the gateway looks for kubelet's socket, as it sees its own files."""
     has_kubelet: bool
-    """kubelet's socket is where the gateway looks for it."""
+    """The socket is there."""
     plugins: dict[str, str] = {}
     """By resource."""
     drivers: dict[str, str] = {}
@@ -253,8 +243,6 @@ class PodsReply(Struct, frozen=True, kw_only=True):
     disagreements: tuple[Disagreement, ...] = ()
     why: str = ""
     """Why kubelet does not tell; empty when it does."""
-    folders: NodeFolders = NodeFolders()
-    """Where the gateway serves kubelet; empty in answers of an older one."""
     runtime: RuntimeConnection | None = None
     dropped_slice_fields: tuple[str, ...] = ()
     """What the API server does not keep of this node's ResourceSlices, sorted: `spec.devices.*.consumesCounters`."""

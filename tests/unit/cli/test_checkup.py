@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from topobus.cli.checkup import (
     check_hub,
     check_node,
     check_plugin_failures,
+    check_registrations,
     check_rejected,
     check_releases,
     check_rivals,
@@ -28,17 +30,16 @@ from topobus.cli.checkup import (
     check_stored_clock,
     check_streams,
 )
-from topobus.cli.commands.doctor import check_folders, check_gateway_folders
+from topobus.cli.commands.doctor import check_folders
 from topobus.contracts.catalogue import INVENTORY as STORED_INVENTORY
-from topobus.contracts.messages import NodeFolders, RuntimeConnection
+from topobus.contracts.messages import KubeletRegistrations, RuntimeConnection
 from topobus.contracts.origin import Origin
 from topobus.domain.device import Device, Inventory
 from topobus.domain.health import DeviceHealth, HealthState
 from topobus.domain.idset import CpuSet
 from topobus.domain.ledger import Ledger
-from topobus.domain.machine import Machine, NumaNode
-from topobus.sysfs.boot import read_boot_id
-from topobus.sysfs.tree import Tree
+from topobus.domain.machine import Machine, NumaNode, PciDevice
+from topobus.domain.pci import PciAddress
 
 MACHINE = Machine(node="n1", generation=3, numa_nodes=(NumaNode(id=0, cpus=CpuSet(0), memory_bytes=1),), cpus=())
 INVENTORIES = [
@@ -67,6 +68,30 @@ def test_check_node_fails_with_the_service_s_name_when_an_inventory_is_missing()
 
     assert finding.level is Level.FAIL
     assert "topobus-cpu" in finding.next_step
+
+
+@pytest.mark.parametrize(
+    ("device_class", "vendor", "class_code", "level"),
+    [
+        pytest.param("fpga", 0x10DE, 0x030200, Level.OK, id="no-fpga"),
+        pytest.param("fpga", 0x10EE, 0x120000, Level.FAIL, id="fpga"),
+        pytest.param("fpga", 0x1002, 0x120000, Level.OK, id="accelerator-that-is-a-gpu"),
+        pytest.param("gpu", 0x1002, 0x120000, Level.FAIL, id="gpu-that-is-an-accelerator"),
+        pytest.param("gpu", 0x1A03, 0x030000, Level.OK, id="display-of-the-server"),
+        pytest.param("nic", 0x10EE, 0x020000, Level.FAIL, id="nic"),
+        pytest.param("cpu", 0x10DE, 0x030200, Level.FAIL, id="cpus-are-everywhere"),
+    ],
+)
+def test_check_node_misses_a_service_where_the_machine_has_something_for_it(
+    device_class: str, vendor: int, class_code: int, level: Level
+) -> None:
+    """A class that nobody serves is a remark on a machine without such a card."""
+    card = PciDevice(address=PciAddress.parse("0000:17:00.0"), vendor=vendor, device=1, class_code=class_code)
+    inventories = [inventory for inventory in INVENTORIES if inventory.device_class != device_class]
+
+    findings = list(check_node("n1", replace(MACHINE, pci_devices=(card,)), inventories, LEDGER, {device_class: "nobody answers hints"}))
+
+    assert only(findings, f"n1: inventory {device_class}").level is level
 
 
 def test_check_node_fails_when_a_service_with_an_inventory_keeps_silent() -> None:
@@ -135,7 +160,7 @@ def test_check_runtime_fails_with_the_next_step_when_the_gateway_has_no_connecti
     assert "(NRI): no container runtime answers" in absent.found
     assert "switch NRI on" in absent.next_step
     assert present is not None
-    assert present.level is Level.OK
+    assert (present.level, present.found) == (Level.OK, "tells the gateway of containers by /run/nri.sock (NRI)")
     assert check_runtime("n1", None) is None
 
 
@@ -200,25 +225,40 @@ def test_check_folders_warns_when_there_is_no_kubelet(tmp_path: Path) -> None:
     assert [finding.level for finding in findings] == [Level.WARN]
 
 
-@pytest.mark.parametrize(
-    ("folder", "said"),
-    [("kubelet", "kubelet.sock: No such file"), ("elsewhere", "cannot be seen from here")],
-    ids=["kubelet-never-ran", "in-a-container"],
+_HALF = KubeletRegistrations(
+    folder="/var/lib/kubelet/device-plugins",
+    has_kubelet=True,
+    plugins={"topobus.dev/gpu": "registered", "topobus.dev/nic": "registration failed: no room"},
+    drivers={"gpu.topobus.dev": "waiting for kubelet"},
 )
-def test_check_gateway_folders_tells_a_kubelet_that_never_ran_from_folders_elsewhere(tmp_path: Path, folder: str, said: str) -> None:
-    """Beside `topobus up` no kubelet runs, and its folder for sockets is not made yet: that is what is said, and not that doctor runs in the wrong place."""
-    (tmp_path / "kubelet").mkdir()
-    folders = NodeFolders(
-        device_plugins=str(tmp_path / folder / "device-plugins"),
-        plugins=str(tmp_path / folder / "plugins"),
-        cdi=str(tmp_path / "cdi"),
-        boot_id=read_boot_id(Tree()),
-    )
 
-    findings = check_gateway_folders("n1: gateway", folders, has_devices=True)
 
-    assert [finding.level for finding in findings if finding.what == "kubelet"] == [Level.WARN]
-    assert said in next(finding.found for finding in findings if finding.what == "kubelet")
+def _judged(registrations: KubeletRegistrations | None, *, has_devices: bool = True, rivals: Mapping[str, str] | None = None) -> list[str]:
+    findings = check_registrations("n1", registrations, rivals or {}, has_devices=has_devices)
+    return [f"{finding.level} {finding.what}: {finding.found}" for finding in findings if finding.found != "answers"]
+
+
+def test_check_registrations_judges_what_the_gateway_says_and_no_folder_of_this_machine() -> None:
+    """Each resource and driver that kubelet does not have is named with the reason; DRA fails only where it is the single way."""
+    none = replace(_HALF, plugins={}, drivers={})
+
+    assert _judged(_HALF) == [
+        "ok n1: kubelet: has topobus.dev/gpu",
+        "fail n1: topobus.dev/nic: kubelet does not have it: registration failed: no room",
+        "warn n1: gpu.topobus.dev: kubelet does not have it: waiting for kubelet",
+    ]
+    assert _judged(replace(_HALF, plugins={})) == ["fail n1: gpu.topobus.dev: kubelet does not have it: waiting for kubelet"]
+    assert "fail n1: topobus.dev/nic" not in str(_judged(_HALF, rivals={"topobus.dev/nic": "another plugin"}))
+    assert _judged(none) == ["fail n1: kubelet: nothing is registered, and this node has devices"]
+    assert _judged(none, has_devices=False) == ["ok n1: kubelet: runs; this node has no devices to offer"]
+
+
+def test_check_registrations_warns_when_there_is_no_kubelet_or_an_older_gateway() -> None:
+    """Both are no failure: a node plane may run without kubelet, and the folder is the gateway's own, in whatever container."""
+    absent = replace(_HALF, has_kubelet=False)
+
+    assert _judged(absent) == ["warn n1: kubelet: none where the gateway looks: /var/lib/kubelet/device-plugins there has no kubelet.sock"]
+    assert _judged(None) == ["warn n1: gateway: answers, and does not say what kubelet knows of it"]
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from topobus.cli.checkup import (
     check_hub,
     check_node,
     check_plugin_failures,
+    check_registrations,
     check_rejected,
     check_releases,
     check_rivals,
@@ -42,7 +43,7 @@ from topobus.cli.system.responding_services import sign_of_life, silence_text
 from topobus.cli.system.system import Layout
 from topobus.contracts.catalogue import ALIGNMENT, HINTS, INVENTORY, LEDGER, MACHINE, PLAN, PODS, PREFER, RELAY
 from topobus.contracts.device_classes import DEVICE_SERVICES
-from topobus.contracts.messages import NodeFolders, PodsRequest
+from topobus.contracts.messages import PodsRequest
 from topobus.contracts.nouns import CLUSTER, State
 from topobus.contracts.plan_messages import PlanRequest
 from topobus.domain.errors import PeerUnavailable, TopobusError
@@ -51,10 +52,8 @@ from topobus.domain.silence import Answered, Silent
 from topobus.runtime.bus import Bus
 from topobus.runtime.certificate_facts import day
 from topobus.runtime.endpoint import read_url
-from topobus.sysfs.boot import read_boot_id
-from topobus.sysfs.tree import Tree
 
-__all__ = ["check_folders", "check_gateway_folders", "doctor"]
+__all__ = ["check_folders", "doctor"]
 
 _STYLES = {Level.OK: "ok", Level.WARN: "warn", Level.FAIL: "fail"}
 # An asker's patience for a sign of life; the services' own budgets are far below.
@@ -70,14 +69,14 @@ def doctor(
         Path | None,
         Parameter(
             name="--dir",
-            help="State folder of a `topobus up --dir`: its sockets are checked instead of those that each gateway says it uses.",
+            help="State folder of a `topobus up --dir`: its sockets are looked at, instead of asking each gateway what kubelet knows of it.",
         ),
     ] = None,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
-    """Check a deployment: NATS, streams, services, generations, sockets. Exits with 1 when a check fails."""
+    """Check a deployment: NATS, streams, services, generations, what kubelet knows. Exits with 1 when a check fails."""
     output = options.output()
-    findings = asyncio.run(_check_bus(node, options, looks_at_sockets=directory is None))
+    findings = asyncio.run(_check_bus(node, options, asks_gateways=directory is None))
     if directory is not None:
         layout = Layout(state=directory)
         findings += check_folders(layout.kubelet, layout.cdi)
@@ -97,7 +96,7 @@ def doctor(
     return ExitCode.NO if counts[Level.FAIL] else ExitCode.OK
 
 
-async def _check_bus(node: str | None, options: BusOptions, *, looks_at_sockets: bool) -> list[Finding]:
+async def _check_bus(node: str | None, options: BusOptions, *, asks_gateways: bool) -> list[Finding]:
     try:
         async with open_bus(options) as bus:
             nats = options.settings().nats
@@ -124,7 +123,7 @@ async def _check_bus(node: str | None, options: BusOptions, *, looks_at_sockets:
                 findings += check_streams(differences)
                 if MISSING in differences.values():
                     return findings
-                return findings + await _check_services(bus, node, looks_at_sockets=looks_at_sockets)
+                return findings + await _check_services(bus, node, asks_gateways=asks_gateways)
             except PeerUnavailable as err:
                 return [
                     *findings,
@@ -139,7 +138,7 @@ async def _check_bus(node: str | None, options: BusOptions, *, looks_at_sockets:
         return [Finding(level=Level.FAIL, what="nats", found=err.message, next_step=err.next_step)]
 
 
-async def _check_services(bus: Bus, node: str | None, *, looks_at_sockets: bool) -> list[Finding]:
+async def _check_services(bus: Bus, node: str | None, *, asks_gateways: bool) -> list[Finding]:
     rejected: list[tuple[State[Any], str, str]] = []
 
     def note(state: State[Any]) -> Callable[[str, str], None]:
@@ -185,7 +184,7 @@ async def _check_services(bus: Bus, node: str | None, *, looks_at_sockets: bool)
             findings += check_stored_clock(
                 node_name, [entry.origin for entry in entries if entry is not None and entry.parts["node"] == node_name]
             )
-        if looks_at_sockets:
+        if asks_gateways:
             has_devices = any(inventory.devices for inventory in own if inventory.device_class not in _SELDOM_OFFERED)
             findings += await _check_gateway(bus, node_name, has_devices=has_devices)
     return [*findings, *await _check_controller(bus)]
@@ -219,7 +218,7 @@ async def _check_controller(bus: Bus) -> list[Finding]:
 
 
 async def _check_gateway(bus: Bus, node: str, *, has_devices: bool) -> list[Finding]:
-    """Ask a node's gateway which folders it uses, and look at those, when they are on this machine: other sockets here may be somebody else's."""
+    """Ask a node's gateway what kubelet knows of it: its sockets may be in a container or on another machine, and those here somebody else's."""
     what = f"{node}: gateway"
     try:
         pods = await bus.ask(PODS, PodsRequest(), timeout_s=_ALIVE_S, node=node)
@@ -228,30 +227,14 @@ async def _check_gateway(bus: Bus, node: str, *, has_devices: bool) -> list[Find
         return [Finding(level=Level.FAIL, what=what, found=err.message, next_step=step)]
     except TopobusError as err:
         return [Finding(level=Level.WARN, what=what, found=err.message, next_step="see the log of topobus-gateway")]
-    if not pods.folders.device_plugins:
-        step = "`topobus doctor --dir DIR` looks at the sockets of a `topobus up --dir DIR`"
-        return [Finding(level=Level.WARN, what=what, found="answers, and does not say which folders it uses", next_step=step)]
     runtime = check_runtime(node, pods.runtime)
     slices = check_slice_fields(node, pods.dropped_slice_fields)
     return [
-        *await asyncio.to_thread(check_gateway_folders, what, pods.folders, has_devices=has_devices),
+        *check_registrations(node, pods.registrations, pods.resource_rivals, has_devices=has_devices),
         *(finding for finding in (runtime, slices) if finding is not None),
         *check_rivals(node, pods.resource_rivals),
         *check_plugin_failures(node, pods.plugin_failures),
     ]
-
-
-def check_gateway_folders(what: str, folders: NodeFolders, *, has_devices: bool) -> list[Finding]:
-    """Look at the folders of a gateway that answers, when they are on this machine."""
-    if not folders.boot_id or folders.boot_id != read_boot_id(Tree()):
-        return [Finding(level=Level.OK, what=what, found="answers, on another machine: `topobus doctor` there looks at its sockets")]
-    answers = Finding(level=Level.OK, what=what, found="answers")
-    device_plugins = Path(folders.device_plugins)
-    # Kubelet makes the folder of sockets itself; where the one above it is there, no kubelet has run yet.
-    if not device_plugins.parent.is_dir():
-        step = "run this where the gateway's folders are (it may run in a container), or give --dir of a `topobus up`"
-        return [answers, Finding(level=Level.WARN, what="kubelet", found=f"{device_plugins} cannot be seen from here", next_step=step)]
-    return [answers, *_check_sockets(device_plugins, Path(folders.plugins), Path(folders.cdi), has_devices=has_devices)]
 
 
 def check_folders(kubelet: Path, cdi: Path, *, has_devices: bool = True) -> list[Finding]:

@@ -14,7 +14,6 @@ from topobus.contracts.messages import (
     ContainerDevices,
     HeldDevice,
     KubeletRegistrations,
-    NodeFolders,
     PodsReply,
     PodsRequest,
     RuntimeConnection,
@@ -23,8 +22,6 @@ from topobus.domain.device import Inventory
 from topobus.domain.device_sharing import HeldShare
 from topobus.domain.request import Owner
 from topobus.domain.shares import replica_id
-from topobus.gateway.boot import boot_id
-from topobus.gateway.config import GatewaySettings
 from topobus.gateway.core.consumed_shares import add_amounts
 from topobus.gateway.core.exclusive import CPU_RESOURCE, ExclusiveUse, compare_exclusive
 from topobus.gateway.core.lists import sharers_of
@@ -35,17 +32,7 @@ from topobus.gateway.dra.claim_key import ClaimKey
 from topobus.gateway.kubelet.pod_resources import Listing, PodResourcesReader
 from topobus.gateway.node_state import NodeState
 
-__all__ = ["PodLook", "folders_of"]
-
-
-def folders_of(settings: GatewaySettings) -> NodeFolders:
-    """Say which folders of this machine the gateway uses."""
-    return NodeFolders(
-        device_plugins=str(Path(settings.kubelet.device_plugin_dir).absolute()),
-        plugins=str(Path(settings.kubelet.plugins_dir).absolute()),
-        cdi=str(Path(settings.cdi_dir).absolute()),
-        boot_id=boot_id(),
-    )
+__all__ = ["PodLook"]
 
 
 class PodLook:
@@ -56,7 +43,6 @@ class PodLook:
         reader: PodResourcesReader,
         state: NodeState,
         checkpoint: Checkpoint,
-        folders: NodeFolders,
         runtime: Callable[[], RuntimeConnection | None] = lambda: None,
         rivals: Callable[[], dict[str, str]] = dict,
         registrations: Callable[[], KubeletRegistrations | None] = lambda: None,
@@ -64,7 +50,6 @@ class PodLook:
     ) -> None:
         self.dropped_slice_fields: Callable[[], tuple[str, ...]] = tuple
         """What the API server does not keep of ResourceSlices; nothing where there is no cluster."""
-        self._folders = folders
         self._runtime = runtime
         self._rivals = rivals
         self._registrations = registrations
@@ -130,7 +115,6 @@ class PodLook:
         """Add what the gateway says of itself."""
         return structs.replace(
             reply,
-            folders=self._folders,
             runtime=self._runtime(),
             dropped_slice_fields=self.dropped_slice_fields(),
             resource_rivals=self._rivals(),
