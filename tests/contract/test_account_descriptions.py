@@ -7,10 +7,10 @@ import pytest
 from support.account_attacks import is_granted
 from topobus.contracts.catalogue import ASKS, EVENTS, NODE_CLAIM, STATES
 from topobus.contracts.device_classes import DEVICE_SERVICES, class_complaint
-from topobus.contracts.nats_accounts import Account, Shape, User, accounts, crossings, vendor_account
+from topobus.contracts.nats_accounts import Account, Shape, User, accounts, crossings, is_outside, vendor_account
 from topobus.contracts.nats_accounts_config import render_accounts, render_passwords, render_shape
 from topobus.contracts.nats_permissions import LEAF_PRINCIPALS, PRINCIPALS, rights
-from topobus.contracts.service_protocol import TOOLS_ANSWERS, is_question, question_subjects
+from topobus.contracts.service_protocol import TOOLS_ANSWERS, is_question, is_service, question_subjects
 from topobus.contracts.streams import wanted_streams
 from topobus.domain.errors import ContractError
 
@@ -159,9 +159,15 @@ def test_every_ask_of_a_node_reaches_its_answerer_when_accounts_are_apart(shape:
 
 @pytest.mark.parametrize(("shape", "nodes"), _DESCRIBED)
 def test_questions_of_tools_go_out_and_answers_come_back_and_nothing_else(shape: Shape, nodes: list[str]) -> None:
-    """Each vendor hears what its service is asked, and only the account with the streams hears answers; at a hub nothing of it crosses to a node."""
+    """Each service outside hears what it is asked, and only the account with the streams hears answers; at a hub nothing of it crosses to a node."""
     described = accounts(shape, nodes=nodes)
-    vendors = {account.name: account.users[0].principal for account in described if account.name.startswith("V_")}
+    (owner,) = (account.name for account in described if account.has_jetstream)
+    outside = {
+        account.name: user.principal
+        for account in described
+        for user in account.users
+        if is_outside(user.principal) and is_service(user.principal)
+    }
     crossed = {
         (crossing.owner, crossing.kind, crossing.subject, crossing.importer)
         for account in described
@@ -170,8 +176,9 @@ def test_questions_of_tools_go_out_and_answers_come_back_and_nothing_else(shape:
     }
 
     assert crossed == {
-        ("NODE", "stream", subject, name) for name, principal in vendors.items() for subject in question_subjects(principal)
-    } | {(name, "stream", TOOLS_ANSWERS, "NODE") for name in vendors}
+        (owner, "stream", subject, name) for name, principal in outside.items() for subject in question_subjects(principal)
+    } | {(name, "stream", TOOLS_ANSWERS, owner) for name in outside}
+    assert ("CONSOLE" in outside) is (shape is not Shape.LEAF)
 
 
 def test_subscribers_hear_what_streams_say_again() -> None:

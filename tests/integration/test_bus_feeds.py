@@ -16,14 +16,23 @@ from topobus.domain.device import Inventory
 from topobus.domain.errors import PeerUnavailable
 from topobus.runtime.bus import Bus, Change, ChangeKind, Received, Start
 from topobus.runtime.config import NatsSettings
+from topobus.runtime.connection import Connection
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.reading import Reader
 
 pytestmark = [pytest.mark.integration, pytest.mark.both_buses]
 
 _KEY = {"node": "n1", "device_class": "gpu"}
-# A watch of the whole bucket has a consumer, a watch of one key has none; both keep the same promises.
-_both_ways = pytest.mark.parametrize("watched", [{}, _KEY], ids=["bucket", "key"])
+# A watch of the whole bucket has a consumer unless its reader may make none, a watch of one key has none; all keep the same promises.
+_both_ways = pytest.mark.parametrize("watched", [{}, _KEY, {"node": "n1"}], ids=["bucket", "key", "unconsumed"])
+_each_reader = pytest.mark.parametrize("rights", ["consumed", "unconsumed"], indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def rights(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the right to consumers from our own bus where a test's case says so, as the console has none."""
+    if "unconsumed" in request.node.name:
+        monkeypatch.setattr(Connection, "makes_consumers", False)
 
 
 async def _put(bus: Bus, generation: int, **options: int) -> int:
@@ -167,6 +176,7 @@ async def test_watch_goes_on_when_its_consumer_is_deleted(bus: Bus) -> None:
     assert _generations(items) == [1, 2]
 
 
+@_each_reader
 async def test_watch_loses_nothing_when_its_reader_is_slow_and_values_are_large(bus: Bus) -> None:
     """B8: more bytes than any client-side queue holds wait on the server while the reader sleeps; then all keys arrive."""
     changes = bus.watch(INVENTORY)
@@ -182,6 +192,7 @@ async def test_watch_loses_nothing_when_its_reader_is_slow_and_values_are_large(
     assert seen == [f"n{number}" for number in range(60)]
 
 
+@_each_reader
 async def test_watch_completes_its_snapshot_when_every_key_is_overwritten_under_it(bus: Bus) -> None:
     """Keys whose first value is pushed out of history while the snapshot is read stall the server's own last-per-subject delivery; not ours."""
     nodes = [f"n{number}" for number in range(40)]
@@ -201,9 +212,11 @@ async def test_watch_completes_its_snapshot_when_every_key_is_overwritten_under_
         await changes.aclose()
 
     newest = {item.parts["node"]: item.value.generation for item in seen if item.value is not None}
-    revisions = [item.revision for item in seen[:-1]]
+    told: dict[str, list[int]] = {}
+    for item in seen[:-1]:
+        told.setdefault(item.parts["node"], []).append(item.revision)
     assert newest == dict.fromkeys(nodes, INVENTORY.history + 3)
-    assert revisions == sorted(set(revisions))
+    assert all(revisions == sorted(set(revisions)) for revisions in told.values())
 
 
 @pytest.mark.real_server
@@ -302,6 +315,7 @@ async def test_watch_starts_anew_when_the_whole_store_was_lost(own_nats_server: 
     assert _kinds(items)[2] is ChangeKind.RESET
 
 
+@_each_reader
 async def test_follow_gives_the_newest_of_each_then_changes_when_it_starts_late(bus: Bus) -> None:
     """A late follower first learns each device's present health, then what changes, and can tell the two apart."""
     for generation in (1, 2, 3):
@@ -319,6 +333,7 @@ async def test_follow_gives_the_newest_of_each_then_changes_when_it_starts_late(
     ]
 
 
+@_each_reader
 async def test_follow_has_no_gap_and_no_duplicate_when_the_server_restarts_under_it(own_nats_server: NatsServer, own_bus: Bus) -> None:
     """Two restarts while events are published: every event arrives once, in order."""
     published: list[int] = []

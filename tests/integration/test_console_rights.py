@@ -52,7 +52,7 @@ def test_console_may_write_nothing_that_it_shows_and_ask_nobody() -> None:
     assert [subject for subject in published if subject.startswith(("$KV.", "topobus."))] == []
     assert [subject for subject in published if subject.startswith("$JS.") and not subject.startswith("$JS.API.")] == []
     verbs = {tuple(subject.split(".")[2:4]) for subject in published if subject.startswith("$JS.API.")}
-    assert verbs == {("STREAM", "INFO"), ("STREAM", "MSG"), ("CONSUMER", "CREATE"), ("CONSUMER", "MSG"), ("CONSUMER", "DELETE")}
+    assert verbs == {("STREAM", "INFO"), ("STREAM", "MSG")}
     assert {state.name for state in (ALIGNMENT, INVENTORY, LEDGER, MACHINE, OBJECT) if "console" in state.readers} == {
         "alignment",
         "inventory",

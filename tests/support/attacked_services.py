@@ -99,7 +99,10 @@ async def until_answered(nats: AccountNats, name_of: str, victim: Victim) -> Non
         askers: dict[str, Bus] = {}
         for ask in ASKS:
             asker = "cli" if "cli" in ask.readers else name_of.format(ask.readers[0])
-            if asker not in nats.users or (answerer_of(ask) == "controller" and "controller" not in nats.users):
+            # A relay is asked at its node's own server, or through a hub.
+            has_relay = "relay" in nats.users or any(name.startswith("leaf") for name in nats.users)
+            is_elsewhere = {"controller": "controller" not in nats.users, "relay": not has_relay}.get(answerer_of(ask), False)
+            if asker not in nats.users or is_elsewhere:
                 # Nobody here may ask it, or it is answered where questions of this server do not go.
                 continue
             if asker not in askers:

@@ -1,8 +1,8 @@
 """Describes the accounts of a NATS server: who is in which, what each user may do there, and what crosses from one to another. All of it comes from the catalogue.
 
 Subject rights alone do not keep a hostile process away: whoever may publish to any stream of an account can name any subject as the reply, and the server writes its
-acknowledgement there; a consumer delivers to any subject. Neither leaves the account. So device services, subscribers and (at a hub) nodes have accounts without
-JetStream, and reach single subjects of the account that has it. The server gives each such request a reply subject of its own (`_R_.…`). See docs/adr/0029.
+acknowledgement there; a consumer delivers to any subject. Neither leaves the account. So device services, discovery, the console, subscribers and (at a hub) nodes have
+accounts without JetStream, and reach single subjects of the account that has it. The server gives each such request a reply subject of its own (`_R_.…`). See docs/adr/0029.
 
 Stable for other modules: `accounts(shape, nodes=…)` gives the description, `topobus.contracts.nats_accounts_config` renders it. What a user of this needs to know:
 `Account.users`, each with `name`, `principal`, `node` and `variable` (of its password).
@@ -16,10 +16,10 @@ from enum import StrEnum
 from msgspec import Struct
 
 from topobus.contracts.catalogue import ASKS, EVENTS, STATES
-from topobus.contracts.device_classes import DEVICE_SERVICES, principal_role
+from topobus.contracts.device_classes import DEVICE_SERVICES, has_own_service, principal_role
 from topobus.contracts.inboxes import IMPORTED_REPLIES, connection_name
 from topobus.contracts.nats_permissions import PRINCIPALS, Rights, rights
-from topobus.contracts.nouns import PREFIX, Noun, to_token
+from topobus.contracts.nouns import PREFIX, Noun, stored_subject, to_token
 from topobus.contracts.service_protocol import TOOLS_ANSWERS, is_question
 from topobus.contracts.up_subjects import up_mappings
 
@@ -34,9 +34,10 @@ __all__ = [
     "User",
     "accounts",
     "crossings",
+    "is_outside",
     "node_account",
+    "own_account",
     "readable_streams",
-    "stored_subject",
     "vendor_account",
 ]
 
@@ -125,9 +126,10 @@ class Account(Struct, frozen=True, kw_only=True):
 
 
 _NODE, _CORE, _NODES, _OBSERVERS, _SYSTEM = STREAMS_ACCOUNT, "CORE", "NODES", "OBS", "SYS"
-# Who is neither a device service nor a subscriber. Where there is one server, the controllers and the CLI are among those who serve the node.
-_CLUSTER_PROCESSES = ("controller", "console", "cli")
-_NODE_PROCESSES = tuple(name for name in PRINCIPALS if name not in (*DEVICE_SERVICES, *_CLUSTER_PROCESSES, "user"))
+_DISCOVERY, _CONSOLE = "discovery", "console"
+# Who is in the account with the streams. Where there is one server, the controllers and the CLI are among those who serve the node.
+_CLUSTER_PROCESSES = ("controller", "cli")
+_NODE_PROCESSES = tuple(name for name in PRINCIPALS if name not in (*DEVICE_SERVICES, *_CLUSTER_PROCESSES, _DISCOVERY, _CONSOLE, "user"))
 _LEAF = "leaf"
 _RELAY = "relay"
 _LEAF_PROVISIONER = "topology"
@@ -140,6 +142,24 @@ def vendor_account(device_class: str, node: str = "") -> str:
     ('V_GPU', 'V_GPU-node1_example')
     """
     return f"V_{device_class.upper()}-{to_token(node)}" if node else f"V_{device_class.upper()}"
+
+
+def own_account(principal: str, node: str = "") -> str:
+    """Name the account of a process that has one of its own besides device services: of one node, or of all.
+
+    >>> own_account("console"), own_account("discovery", "node1.example")
+    ('CONSOLE', 'DISCOVERY-node1_example')
+    """
+    return f"{principal.upper()}-{to_token(node)}" if node else principal.upper()
+
+
+def is_outside(principal: str) -> bool:
+    """Say whether a principal is in an account without streams, where a server has accounts.
+
+    >>> [name for name in PRINCIPALS if not is_outside(name)], is_outside("npu")
+    (['topology', 'gateway', 'controller', 'cli'], True)
+    """
+    return principal in (_DISCOVERY, _CONSOLE, "user") or has_own_service(principal)
 
 
 def node_account(node: str = "") -> str:
@@ -155,7 +175,7 @@ def accounts(shape: Shape, *, nodes: Sequence[str] = (), classes: Sequence[str] 
     """Describe all accounts of a server, sorted by name.
 
     Shapes: nodes — central: none, and each kind of process is a user that speaks for any node, or the nodes whose processes are users of their own
-            (`gpu-n1`), their device services in accounts of their own (`V_GPU-n1`);
+            (`gpu-n1`), their device services and discovery in accounts of their own (`V_GPU-n1`, `DISCOVERY-n1`);
             leaf: the node's own name, or none for a file that fits every node; hub: the nodes whose leaves may connect, each as its own user
             (`leaf-n1`) in an account of its own (`NODES-n1`), or none for a single user that may speak for any node.
             classes — device classes besides ours, which `topobus-device` serves: each has users and accounts as ours have (`V_NPU`).
@@ -197,6 +217,11 @@ def crossings(shape: Shape, *, nodes: Sequence[str] = (), classes: Sequence[str]
             for node in nodes or ("",):
                 account = vendor_account(device_class, node if shape is Shape.CENTRAL else "")
                 crossed.update(_crossings_of(rights_across(device_class, node=node), owner, account))
+        for node in nodes or ("",):
+            account = own_account(_DISCOVERY, node if shape is Shape.CENTRAL else "")
+            crossed.update(_crossings_of(rights_across(_DISCOVERY, node=node), owner, account))
+    if shape is not Shape.LEAF:
+        crossed.update(_crossings_of(rights_across(_CONSOLE, node=""), owner, own_account(_CONSOLE)))
     crossed.update(_crossings_of(rights_across("user", node=""), owner, _OBSERVERS))
     return tuple(sorted(crossed))
 
@@ -227,15 +252,6 @@ def readable_streams(principal: str) -> tuple[str, ...]:
     return tuple(subject.removeprefix(reading) for subject in rights(principal)["publish"] if subject.startswith(reading))
 
 
-def stored_subject(subject: str) -> str:
-    """Give the subject at which an event's stream says again what it has stored.
-
-    >>> stored_subject("topobus.v1.health.>")
-    'topobus.v1.stored.health.>'
-    """
-    return f"{PREFIX}.stored.{subject.removeprefix(f'{PREFIX}.')}"
-
-
 def _owner(shape: Shape) -> str:
     """Name the account that has the streams."""
     return _CORE if shape is Shape.HUB else _NODE
@@ -251,13 +267,17 @@ def _users(shape: Shape, nodes: Sequence[str], classes: Sequence[str]) -> Iterat
         named = nodes if shape is Shape.CENTRAL else ()
         for device_class in (*DEVICE_SERVICES, *classes):
             for node in nodes or ("",):
-                yield vendor_account(device_class, node if named else ""), (_vendor(device_class, node, is_named=bool(named)),)
+                yield vendor_account(device_class, node if named else ""), (_outsider(device_class, node, is_named=bool(named)),)
+        for node in nodes or ("",):
+            yield own_account(_DISCOVERY, node if named else ""), (_outsider(_DISCOVERY, node, is_named=bool(named)),)
         if shape is Shape.CENTRAL:
             core = [_user(name, node, rights(name, node=node), is_named=bool(named)) for name in _NODE_PROCESSES for node in nodes or ("",)]
             core += [_user(name, "", rights(name)) for name in _CLUSTER_PROCESSES]
         else:
             core = [_leaf_process(name, nodes[0] if nodes else "") for name in (*_NODE_PROCESSES, _RELAY, "cli")]
         yield _NODE, tuple(core)
+    if shape is not Shape.LEAF:
+        yield own_account(_CONSOLE), (_outsider(_CONSOLE, "", is_named=False),)
     yield _OBSERVERS, (_user("user", "", rights_across("user", node="")),)
 
 
@@ -266,8 +286,9 @@ def _user(principal: str, node: str, granted: Rights, *, is_named: bool = False,
     return User(name=name, principal=principal, node=node, rights=granted, may_respond=may_respond)
 
 
-def _vendor(device_class: str, node: str, *, is_named: bool) -> User:
-    return _user(device_class, node, rights_across(device_class, node=node), is_named=is_named, may_respond=True)
+def _outsider(principal: str, node: str, *, is_named: bool) -> User:
+    """A process in an account without streams, which answers NATS' own tools at least."""
+    return _user(principal, node, rights_across(principal, node=node), is_named=is_named, may_respond=True)
 
 
 def _leaf_process(principal: str, node: str) -> User:
@@ -314,7 +335,7 @@ def _crossings_of(granted: Rights, owner: str, importer: str) -> Iterator[Crossi
         elif subject.startswith("$") or _noun(subject) in _EVENT_NAMES:
             yield Crossing(owner=owner, kind=CrossingKind.SERVICE, subject=subject, importer=importer)
     for subject in granted["subscribe"]:
-        if _noun(subject) in _STATE_NAMES:
+        if _noun(subject) in _STATE_NAMES or subject.startswith(stored_subject("")):
             yield Crossing(owner=owner, kind=CrossingKind.STREAM, subject=subject, importer=importer)
         elif _noun(subject) in _EVENT_NAMES:
             # What came in from one account a server gives to no other; what a stream says again it does.

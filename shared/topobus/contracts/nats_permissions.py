@@ -13,21 +13,22 @@ from typing import Any
 from topobus.contracts.catalogue import ALL, DECISION, DISAGREEMENT, HEALTH, INVENTORY, NODE_CLAIM, OBJECT, PROVISIONER
 from topobus.contracts.device_classes import DEVICE_SERVICES, has_own_service, principal_role
 from topobus.contracts.inboxes import connection_name, inbox_branch
-from topobus.contracts.nouns import PREFIX, Ask, Event, Noun, State, to_token
+from topobus.contracts.nouns import PREFIX, Ask, Event, Noun, State, stored_subject, to_token
 from topobus.contracts.principals import CLUSTER_WIDE, LEAF_PRINCIPALS, PRINCIPALS
 from topobus.contracts.service_protocol import QUESTIONS, TOOLS_ANSWERS, is_service, question_subjects
 from topobus.contracts.streams import ACCOUNT_INFO, STREAM_LISTS, stream_names, total_bytes
 from topobus.contracts.up_subjects import up_branch
 
-__all__ = ["LEAF_PRINCIPALS", "PRINCIPALS", "Rights", "render_open_api", "render_permissions", "render_server", "rights"]
+__all__ = ["LEAF_PRINCIPALS", "PRINCIPALS", "Rights", "makes_consumers", "render_open_api", "render_permissions", "render_server", "rights"]
 
 # Who stands in the catalogue under another name than that of its connection.
 _READER_NAMES = {"user": "users"}
 
-# What the node's processes read by patterns, with a consumer; all else they read key by key and subject by subject, without one. Device services make none at all: a
-# consumer's messages may be delivered to any subject, which no server checks, so that who may make one can have others' words stored under a name of its choice.
+# What the node's processes read by patterns, with a consumer; all else they read key by key and subject by subject, without one. Device services, discovery and the
+# console make none at all: a consumer's messages may be delivered to any subject, which no server checks, so that who may make one can have others' words stored under a
+# name of its choice. What they read by patterns they walk through (`topobus.runtime.pattern_feed`).
 _PATTERNS_READ: Mapping[str, tuple[Noun, ...]] = {
-    **dict.fromkeys(("discovery", *DEVICE_SERVICES), ()),
+    **dict.fromkeys(("discovery", *DEVICE_SERVICES, "console"), ()),
     "topology": (INVENTORY, DECISION),
     "gateway": (INVENTORY, HEALTH, DISAGREEMENT),
 }
@@ -63,6 +64,9 @@ def rights(principal: str, *, node: str = "", may_create: bool = True, provision
                 # A node's processes read the classes' own buckets key by key.
                 for bucket in noun.buckets() if isinstance(noun, State) and role not in _PATTERNS_READ else (noun,):
                     _add_consumers(bucket, principal, publish, subscribe)
+            elif isinstance(noun, Event) and reads in noun.readers:
+                # Where the stream says that it has stored one: whoever makes no consumer is told by that, and reads it then.
+                subscribe.add(stored_subject(f"{PREFIX}.{noun.name}.>"))
     if principal != "user":
         publish.update(f"$JS.API.STREAM.INFO.{stream}" for stream in stream_names())
     if principal == "relay":
@@ -83,6 +87,15 @@ def rights(principal: str, *, node: str = "", may_create: bool = True, provision
         publish.update(f"$JS.API.STREAM.{verb}.{stream}" for verb in ("CREATE", "UPDATE") for stream in stream_names())
         publish.add("$JS.API.STREAM.NAMES")
     return {"publish": sorted(publish), "subscribe": sorted(subscribe)}
+
+
+def makes_consumers(principal: str) -> bool:
+    """Say whether a principal may make consumers; who may not reads patterns of keys and subjects message by message.
+
+    >>> makes_consumers("controller"), makes_consumers("console"), makes_consumers("npu")
+    (True, False, False)
+    """
+    return _PATTERNS_READ.get(principal_role(principal), ALL) != ()
 
 
 def _add_writer(noun: Noun, principal: str, where: str, publish: set[str], subscribe: set[str]) -> None:

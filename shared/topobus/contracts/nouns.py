@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from topobus.domain.errors import ContractError
 
-__all__ = ["CLUSTER", "PREFIX", "Ask", "Event", "Noun", "State", "from_token", "to_token"]
+__all__ = ["CLUSTER", "PREFIX", "Ask", "Event", "Noun", "State", "from_token", "stored_subject", "to_token"]
 
 PREFIX = "topobus.v1"
 # Stands where a node's name would, for what belongs to no node; `_` is illegal in node names, so it cannot collide.
@@ -51,6 +51,15 @@ def from_token(token: str) -> str:
     'node-1.example.com'
     """
     return token if token == CLUSTER else token.replace("_", ".")
+
+
+def stored_subject(subject: str) -> str:
+    """Give the subject at which an event's stream says again what it has stored.
+
+    >>> stored_subject("topobus.v1.health.>")
+    'topobus.v1.stored.health.>'
+    """
+    return f"{PREFIX}.stored.{subject.removeprefix(f'{PREFIX}.')}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ from topobus.runtime.connection import Connection
 from topobus.runtime.ended_tasks import end_tasks
 from topobus.runtime.feed import Delivery, Feed, From, Mark
 from topobus.runtime.key_feed import KeyFeed
+from topobus.runtime.pattern_feed import PatternFeed
 from topobus.runtime.provision import bucket_subject
 
 __all__ = ["BucketFeed", "state_feed"]
@@ -28,7 +29,7 @@ __all__ = ["BucketFeed", "state_feed"]
 _WAITING = 64
 
 
-def state_feed(connection: Connection, state: State[Any], parts: Mapping[str, str]) -> BucketFeed | Feed | KeyFeed:
+def state_feed(connection: Connection, state: State[Any], parts: Mapping[str, str]) -> BucketFeed | Feed | KeyFeed | PatternFeed:
     """Make the feed of a state's entries that match; a part left out matches anything."""
     return BucketFeed(connection, state, parts) if len(_buckets(state, parts)) > 1 else _feed(connection, state, parts)
 
@@ -117,8 +118,10 @@ def _buckets(state: State[Any], parts: Mapping[str, str]) -> tuple[State[Any], .
     return state.buckets()
 
 
-def _feed(connection: Connection, state: State[Any], parts: Mapping[str, str]) -> Feed | KeyFeed:
+def _feed(connection: Connection, state: State[Any], parts: Mapping[str, str]) -> Feed | KeyFeed | PatternFeed:
     stream, subject = bucket_stream(state), bucket_subject(state, state.key_pattern(**parts))
     if state.is_whole(parts):
         return KeyFeed(connection, stream, subject, state.subject(**parts))
+    if not connection.makes_consumers:
+        return PatternFeed(connection, stream, subject, state.pattern(**parts), From.NEWEST_OF_EACH)
     return Feed(connection, stream, subject, From.NEWEST_OF_EACH)

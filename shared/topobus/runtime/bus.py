@@ -175,7 +175,7 @@ class Bus:
                     may_create=self._connection.may_provision,
                     provisioner=self._connection.settings.provisioner,
                     store_bytes=self._connection.settings.store_mib * _MIB,
-                    only=readable_streams(self._connection.name) if self._connection.settings.zone == "vendor" else None,
+                    only=readable_streams(self._connection.name) if self._connection.is_outside else None,
                 )
                 break
             except (PeerUnavailable, JetStreamError) as err:

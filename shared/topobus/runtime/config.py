@@ -40,8 +40,8 @@ class NatsSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     credentials_file: str = ""
     """A NATS .creds file (JWT and seed); empty: none. It needs the extra `creds` (PyNaCl). Newer credentials there are taken over while we run, before those in use expire."""
     zone: Literal["", "core", "vendor"] = ""
-    """Where the server keeps accounts apart (docs/how-to/secure-nats.md): `core` is the account with the streams, `vendor` that of a device service, which reads
-    what the server lets through and makes no consumers. Empty: one account for all."""
+    """Whether the server keeps accounts apart (docs/how-to/secure-nats.md). `core`: it does, and each service knows whether its own is the one with the streams.
+    `vendor`: our account has none, whoever we are; we read what the server lets through. Empty: one account for all."""
     tls_ca_file: str = ""
     """Certificates to trust, PEM; empty: the system's own for tls:// URLs. Given, or with a tls:// URL, a server without TLS is sent nothing."""
     store_mib: Annotated[int, Meta(ge=0)] = 0

@@ -19,7 +19,8 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from topobus.contracts.inboxes import SERVER, inbox_branch
-from topobus.contracts.nats_permissions import LEAF_PRINCIPALS
+from topobus.contracts.nats_accounts import is_outside
+from topobus.contracts.nats_permissions import LEAF_PRINCIPALS, makes_consumers
 from topobus.domain.errors import ConfigError, ContractError, PeerUnavailable
 from topobus.runtime.asker_releases import OWN_RELEASE, AskerReleases
 from topobus.runtime.backoff import full_jitter
@@ -147,6 +148,16 @@ class Connection:
         """Say whether we may make streams: where each process is a user of its own, one of them alone has that right."""
         is_of_a_kind = self.settings.user in (*LEAF_PRINCIPALS, self.name) or self.settings.credentials_file or self.settings.zone
         return self.name == self.settings.provisioner or not is_of_a_kind
+
+    @property
+    def is_outside(self) -> bool:
+        """Say whether we are in an account without streams: at a server with accounts each kind of process has its side."""
+        return self.settings.zone == "vendor" or (self.settings.zone == "core" and is_outside(self.name))
+
+    @property
+    def makes_consumers(self) -> bool:
+        """Say whether we may make consumers."""
+        return makes_consumers(self.name)
 
     @property
     def server_version(self) -> tuple[int, int, int]:

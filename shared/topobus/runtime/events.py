@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
 from topobus.contracts.codec import decode, encode
-from topobus.contracts.nouns import Event, from_token
+from topobus.contracts.nouns import Event, from_token, stored_subject
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.timestamps import rfc3339
 from topobus.runtime.connection import Connection, Headers
@@ -20,6 +20,7 @@ from topobus.runtime.failures import JetStreamError
 from topobus.runtime.feed import Delivery, Feed, From, Mark
 from topobus.runtime.jetstream import JetStream, StoredMessage
 from topobus.runtime.logging import get_logger
+from topobus.runtime.pattern_feed import PatternFeed
 from topobus.runtime.read_timeout import ReadTimeout
 from topobus.runtime.tracing import injected
 
@@ -119,7 +120,7 @@ class Events:
     ) -> AsyncGenerator[Received[M], None]:
         """Give every event of the pattern, for ever; `on_waiting` hears why nothing can be read, each time that it was tried."""
         beginning = {Start.PRESENT: From.NEWEST_OF_EACH, Start.ALL: From.ALL, Start.NEW: From.NEW}[start]
-        feed = Feed(self._connection, event.stream, event.pattern(**parts), beginning, on_waiting=on_waiting)
+        feed = self._feed(event, parts, beginning, on_waiting=on_waiting)
         async with aclosing(feed.messages()) as items:
             async for item in items:
                 if isinstance(item, Delivery):
@@ -177,7 +178,7 @@ class Events:
     async def _read_span(self, event: Event[M], behind: int, upto: int, parts: dict[str, str]) -> list[Received[M]]:
         span: list[Received[M]] = []
         patience = ReadTimeout(f"read {event.stream}", limit_s=self._connection.settings.timeout_s)
-        feed = Feed(self._connection, event.stream, event.pattern(**parts), From.ALL, behind=behind)
+        feed = self._feed(event, parts, From.ALL, behind=behind)
         async with aclosing(feed.messages()) as items:
             while True:
                 item = await patience.next(items)
@@ -191,6 +192,20 @@ class Events:
                     span.append(received)
                 if item.sequence >= upto:
                     return span
+
+    def _feed(
+        self,
+        event: Event[Any],
+        parts: dict[str, str],
+        start: From,
+        *,
+        behind: int = 0,
+        on_waiting: Callable[[str], None] | None = None,
+    ) -> Feed | PatternFeed:
+        connection, pattern = self._connection, event.pattern(**parts)
+        if connection.makes_consumers:
+            return Feed(connection, event.stream, pattern, start, behind=behind, on_waiting=on_waiting)
+        return PatternFeed(connection, event.stream, pattern, stored_subject(pattern), start, behind=behind, on_waiting=on_waiting)
 
     def _read(self, event: Event[M], item: Delivery) -> Received[M] | None:
         try:

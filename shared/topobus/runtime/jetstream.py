@@ -78,7 +78,7 @@ class JetStream:
 
         Errors: JetStreamError when it refuses, PeerUnavailable when it does not answer.
         """
-        subject = f"{IMPORTED_API if self.connection.settings.zone == 'vendor' else API}.{verb}"
+        subject = f"{IMPORTED_API if self.connection.is_outside else API}.{verb}"
         try:
             answer = await self.connection.request(
                 subject, msgspec.json.encode(payload) if payload is not None else b"", timeout_s=self.connection.settings.timeout_s
@@ -91,7 +91,11 @@ class JetStream:
             ) from err
         except NobodyThere as err:
             raise PeerUnavailable(
-                f"JetStream does not listen at {subject}", next_step="start nats-server with JetStream on (-js)", subject=subject
+                f"JetStream does not listen at {subject}",
+                next_step="start nats-server with JetStream on (-js); if it runs with users, give it their file of this release (topobus keys make)"
+                if self.connection.is_outside
+                else "start nats-server with JetStream on (-js)",
+                subject=subject,
             ) from err
         try:
             return _checked(answer.data, subject)
@@ -133,11 +137,16 @@ class JetStream:
             consumer_count=state["consumer_count"],
         )
 
-    async def subject_counts(self, stream: str) -> dict[str, int]:
-        """Count the messages of each subject of a stream; of very many subjects, those of the server's first page."""
-        raw = await self.call(f"STREAM.INFO.{stream}", {"subjects_filter": ">"})
-        subjects = raw["state"].get("subjects")
-        return dict(subjects) if isinstance(subjects, dict) else {}
+    async def subject_counts(self, stream: str, pattern: str = ">") -> dict[str, int]:
+        """Count the messages of each subject of a stream that matches; asks for page after page where there are very many."""
+        counts: dict[str, int] = {}
+        while True:
+            raw = await self.call(f"STREAM.INFO.{stream}", {"subjects_filter": pattern, "offset": len(counts)})
+            page = raw["state"].get("subjects")
+            counts.update(page if isinstance(page, dict) else {})
+            # A server says how many there are in all where it does not give them at once.
+            if not page or len(counts) >= int(raw.get("total", 0)):
+                return counts
 
     async def last_message(self, stream: str, subject: str) -> StoredMessage | None:
         """Read the newest message of a subject from the stream's leader (replicas may lag; a ledger must not be read from one)."""

@@ -151,11 +151,7 @@ class KeyFeed:
         """
         stored = await self._jetstream.last_message(self._stream, self._subject)
         if self._position and await self._is_other_history(stored, is_anchored=is_anchored):
-            info = await self._jetstream.stream_info(self._stream)
-            self._reset()
-            if info is not None:
-                self._created, self._began_at = info.created, info.last_sequence
-            yield Mark.RESET
+            yield await self._begin_anew()
         if stored is not None and stored.sequence > self._position:
             self._position, self._position_ns = stored.sequence, stored.time_ns
             self._checked = max(self._checked, self._position)
@@ -180,6 +176,13 @@ class KeyFeed:
         at_position = await self._jetstream.message_at(self._stream, self._position)
         # Gone is no proof: newer ones of its subject, or others of a full bucket, may have pushed it out. Another one in its place is.
         return at_position is not None and at_position.time_ns != self._position_ns
+
+    async def _begin_anew(self) -> Mark:
+        info = await self._jetstream.stream_info(self._stream)
+        self._reset()
+        if info is not None:
+            self._created, self._began_at = info.created, info.last_sequence
+        return Mark.RESET
 
     def _reset(self) -> None:
         self._note("replaced")

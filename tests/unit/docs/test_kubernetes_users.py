@@ -20,7 +20,7 @@ from topobus.cli.secrets.secret_objects import (
     users_of,
 )
 from topobus.contracts.device_classes import DEVICE_SERVICES
-from topobus.contracts.nats_accounts import Shape, accounts
+from topobus.contracts.nats_accounts import Shape, accounts, is_outside
 from topobus.contracts.nats_permissions import render_server
 from topobus.contracts.nats_tls import server_tls
 from topobus.runtime.config import NatsSettings, ServiceSettings, load_settings
@@ -81,7 +81,8 @@ def test_each_service_is_its_own_user_in_its_own_account(overlay: str) -> None:
         settings = _nats(manifests, service, container)
 
         assert settings.user == service
-        assert settings.zone == ("core" if account.has_jetstream else "vendor")
+        assert settings.zone
+        assert (settings.zone == "vendor" or is_outside(service)) is not account.has_jetstream
         assert settings.provisioner == ("topology" if shape is Shape.LEAF else "controller")
         # Within a node nothing leaves the machine.
         assert settings.url.startswith("nats://" if shape is Shape.LEAF else "tls://nats.topobus.svc:")

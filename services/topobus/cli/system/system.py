@@ -32,7 +32,7 @@ from topobus.cli.system.nats_users import NatsUsers
 from topobus.cli.system.supervision import Program, Supervisor, probe_http
 from topobus.contracts.catalogue import PROVISIONER
 from topobus.contracts.device_classes import DEVICE_SERVICES, has_own_service
-from topobus.contracts.nats_accounts import DEFAULT_ACCOUNT, STREAMS_ACCOUNT
+from topobus.contracts.nats_accounts import DEFAULT_ACCOUNT, STREAMS_ACCOUNT, is_outside
 from topobus.domain.errors import ConfigError, TopobusError
 from topobus.runtime.bus import Bus
 from topobus.runtime.config import NatsSettings, ServiceSettings, load_settings
@@ -364,7 +364,7 @@ def _login(layout: Layout, service: str, ca_file: str) -> dict[str, str]:
 
 def _zone(principal: str) -> Literal["core", "vendor"]:
     """Say on which side of the accounts a user is."""
-    return "vendor" if has_own_service(principal) else "core"
+    return "vendor" if is_outside(principal) else "core"
 
 
 def _port_of(url: str) -> int:

@@ -109,9 +109,11 @@ class MemoryStream:
         newest = max((sequences[-1] for subject, sequences in self._subjects.items() if matches(pattern, subject)), default=0)
         return self.messages.get(newest)
 
-    def next_of(self, subject: str, sequence: int) -> Stored | None:
-        """Give the oldest message of one subject from a sequence on."""
-        return next((self.messages[each] for each in self._subjects.get(subject, ()) if each >= sequence), None)
+    def next_of(self, pattern: str, sequence: int) -> Stored | None:
+        """Give the oldest message of the subjects that match from a sequence on."""
+        if "*" not in pattern and ">" not in pattern:
+            return next((self.messages[each] for each in self._subjects.get(pattern, ()) if each >= sequence), None)
+        return next((message for each, message in self.messages.items() if each >= sequence and matches(pattern, message.subject)), None)
 
     def subject_counts(self, pattern: str) -> dict[str, int]:
         """Count the messages of each subject that matches."""
