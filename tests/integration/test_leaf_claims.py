@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from support.garbage import write_garbage
 from support.leaf_claims import LIMIT_S, allocated, claims_on, parts, saying_claims, store, until_on_node
 from support.leaf_pair import NODE, Joined, leaf_pair, version_of
 from support.relays import relay, until
 from support.running import Service, all_services, readiness_report, service, system_settings, until_all_ready
-from topobus.contracts.catalogue import HELD_CLAIMS, LEDGER, OBJECT
+from topobus.contracts.catalogue import HELD_CLAIMS, LEDGER, NODE_CLAIM, OBJECT
 from topobus.contracts.messages import ApiObject
 from topobus.domain.idset import NodeSet
 from topobus.domain.ledger import Ledger
@@ -75,6 +76,21 @@ async def test_claims_are_said_again_when_the_nodes_store_was_lost(joined: Joine
         await joined.leaf.provision()
 
         assert await until_on_node(joined.leaf, lambda claims: len(claims) == 2) == {"a": allocated("a"), "b": allocated("b")}
+
+
+async def test_claims_and_note_are_written_over_when_nobody_can_read_them(joined: Joined) -> None:
+    """Garbage at a claim's key and at the note is written over at its revision: the node has its claims again, and the hub hears the truth."""
+    async with relay(joined.pair), saying_claims(joined.hub):
+        await store(joined.hub, allocated("a"))
+        await until_on_node(joined.leaf, lambda claims: claims == {"a": allocated("a")})
+        await write_garbage(joined.leaf, NODE_CLAIM, node=NODE, namespace="default", name="a")
+        note = await write_garbage(joined.leaf, HELD_CLAIMS, node=NODE)
+
+        await until_on_node(joined.leaf, lambda claims: claims == {"a": allocated("a")})
+        async with asyncio.timeout(60), aclosing(joined.leaf.watch(HELD_CLAIMS, node=NODE)) as changes:
+            async for change in changes:
+                if change.revision > note and change.value is not None and change.value.versions:
+                    break
 
 
 async def test_nothing_is_said_again_when_relay_and_controller_restart(joined: Joined) -> None:

@@ -8,6 +8,7 @@ from contextlib import aclosing
 import pytest
 from msgspec import structs
 
+from support.garbage import write_garbage
 from topobus.contracts.catalogue import ALIGNMENT
 from topobus.domain.idset import CpuSet
 from topobus.domain.request import Policy
@@ -124,3 +125,43 @@ async def test_options_of_an_instance_that_started_later_are_not_spoken_over(bus
 
     assert entry is not None
     assert entry.value == later
+
+
+async def test_options_are_written_over_when_what_stands_there_cannot_be_read(bus: Bus) -> None:
+    """A server's own answer at the key, as whoever names it as a reply subject gets it there, is written over at once, and they are said anew as before."""
+    clock = ManualClock()
+    task = asyncio.create_task(AlignmentPublisher(bus, MINE, clock).run())
+    await _until(bus, MINE)
+
+    garbage = await write_garbage(bus, ALIGNMENT, node="n1")
+    said: list[NodeAlignment | None] = []
+    async with asyncio.timeout(60), aclosing(bus.watch(ALIGNMENT, node="n1")) as changes:
+        async for change in changes:
+            if change.revision > garbage:
+                said.append(change.value)
+                await clock.asleep(SAID_EVERY_S)
+                clock.advance(SAID_EVERY_S)
+            if len(said) == 2:
+                break
+    task.cancel()
+
+    assert said == [MINE, MINE]
+
+
+async def test_options_are_left_to_the_later_instance_when_garbage_stands_there(bus: Bus) -> None:
+    """During a rolling update the instance whose words stood there last says them again, and not the one that was spoken over."""
+    later = structs.replace(MINE, reserved_cpus=CpuSet(1))
+    earlier = asyncio.create_task(AlignmentPublisher(bus, MINE).run())
+    await _until(bus, MINE)
+    second = asyncio.create_task(AlignmentPublisher(bus, later).run())
+    await _until(bus, later)
+
+    revision = await write_garbage(bus, ALIGNMENT, node="n1")
+    async with asyncio.timeout(60), aclosing(bus.watch(ALIGNMENT, node="n1")) as changes:
+        async for change in changes:
+            if change.revision > revision:
+                break
+    for task in (earlier, second):
+        task.cancel()
+
+    assert change.value == later

@@ -10,7 +10,9 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from support.garbage import write_garbage
 from support.object_stores import Place, api_server_place, nats_place
+from topobus.cli.objects.applying import apply_objects, delete_object
 from topobus.contracts.catalogue import OBJECT
 from topobus.contracts.messages import ApiObject
 from topobus.controller.claims.stored import ObjectKey, Stored
@@ -319,3 +321,61 @@ def _pod(name: str, more_uses: list[dict[str, object]]) -> ApiObject:
         metadata={"name": name, "namespace": "default", "uid": f"uid-{name}"},
         spec={"resourceClaims": [{"name": "r", "resourceClaimName": "c"}, *more_uses]},
     )
+
+
+async def test_watch_falls_back_to_the_newest_readable_version_when_garbage_stands_there(bus: Bus) -> None:
+    """What the server was made to write over an object takes nothing away: the copy goes on with the last good version, and the next write heals the key."""
+    place = nats_place(bus)
+    made = stored(await place.store.create(KEY, FRESH))
+    noted_last = stored(await place.store.put(KEY, made.revision, noted(FRESH, "last")))
+    revision = await write_garbage(bus, OBJECT, **KEY._asdict())
+
+    restarted = nats_place(bus)
+    async with restarted.watched("resourceclaim").running():
+        copied = restarted.copied(KEY)
+        assert copied is not None
+        healed = stored(await restarted.store.put(KEY, copied.revision, reserved(copied.value)))
+
+    assert (copied.revision, copied.value) == (revision, noted_last.value)
+    assert healed.revision > revision
+    entry = await bus.get(OBJECT, **KEY._asdict())
+    assert entry is not None
+    assert entry.value == reserved(noted_last.value)
+
+
+async def test_watch_leaves_an_object_alone_when_another_release_wrote_what_it_cannot_read(bus: Bus) -> None:
+    """It may be right for that release: nothing is written over it."""
+    place = nats_place(bus)
+    stored(await place.store.create(KEY, FRESH))
+    await write_garbage(bus, OBJECT, release="99.0.0", **KEY._asdict())
+
+    restarted = nats_place(bus)
+    async with restarted.watched("resourceclaim").running():
+        pass
+
+    assert restarted.copied(KEY) is None
+
+
+async def test_delete_and_apply_work_at_the_revision_when_nobody_can_read_the_object(bus: Bus) -> None:
+    """The CLI writes over garbage and keeps the last readable version's uid and status, asks for the end of what holds something, and deletes what has no readable version."""
+    held = msgspec.structs.replace(
+        FRESH, metadata={**FRESH.metadata, "finalizers": ["resource.kubernetes.io/delete-protection"]}, status=RESERVED
+    )
+    for name in ("applied", "deleted"):
+        parts = {**KEY._asdict(), "name": name}
+        await bus.put(OBJECT, msgspec.structs.replace(held, metadata={**held.metadata, "name": name}), **parts)
+        await write_garbage(bus, OBJECT, **parts)
+    await write_garbage(bus, OBJECT, kind="pod", namespace="default", name="unknown")
+    wanted = msgspec.structs.replace(FRESH, metadata={"name": "applied", "namespace": "default"})
+
+    (applied,) = await apply_objects(bus, [wanted])
+    marked = await delete_object(bus, {**KEY._asdict(), "name": "deleted"})
+    gone = await delete_object(bus, {"kind": "pod", "namespace": "default", "name": "unknown"})
+
+    assert (applied.verb, applied.stored.status) == ("written over what nobody could read", RESERVED)
+    assert applied.stored.metadata["uid"] == "made-here"
+    assert marked.metadata["deletionTimestamp"]
+    entry = await bus.get(OBJECT, **{**KEY._asdict(), "name": "deleted"})
+    assert entry is not None
+    assert entry.value == marked
+    assert (gone.api_version, await bus.get(OBJECT, kind="pod", namespace="default", name="unknown")) == ("", None)

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from topobus.contracts.device_classes import DEVICE_SERVICES
 from topobus.contracts.messages import KubeletRegistrations, RuntimeConnection
-from topobus.contracts.nouns import State, from_token
+from topobus.contracts.nouns import CLUSTER, State, from_token
 from topobus.contracts.origin import Origin
 from topobus.contracts.releases import release_remark
 from topobus.domain.device import Inventory
@@ -216,9 +216,9 @@ def check_rejected(rejected: Sequence[tuple[State[Any], str, str]]) -> list[Find
     findings = [
         Finding(
             level=Level.FAIL,
-            what=f"{from_token(key.partition('.')[0])}: {state.name}",
+            what=f"{from_token(key.partition('.')[0])}: {state.name}" if "node" in state.parts else state.name,
             found=f"nobody can read {state.home_of_key(key).bucket}/{key}: {why}",
-            next_step=f"see the log of {'/'.join(state.writer)} on this node and its release; if it runs, see who else writes this bucket",
+            next_step=_way_out(state, key),
         )
         for state, key, why in rejected[:_SHOWN_REJECTED]
     ]
@@ -226,6 +226,16 @@ def check_rejected(rejected: Sequence[tuple[State[Any], str, str]]) -> list[Find
         left_out = f"{len(rejected) - _SHOWN_REJECTED} more values that nobody can read"
         findings.append(Finding(level=Level.FAIL, what="buckets", found=left_out, next_step="see who writes these buckets"))
     return findings
+
+
+def _way_out(state: State[Any], key: str) -> str:
+    """Say who writes over a value that nobody can read."""
+    tokens = [from_token(token) for token in key.split(".")]
+    if "node" not in state.parts and len(tokens) == len(state.parts):
+        kind, namespace, name = tokens
+        where = f" -n {namespace}" if namespace != CLUSTER else ""
+        return f"`topobus apply -f` its manifest writes over it, `topobus delete {kind} {name}{where}` removes it; then see who else writes this bucket"
+    return f"see the log of {'/'.join(state.writer)} on this node and its release; if it runs, see who else writes this bucket"
 
 
 def check_runtime(node: str, runtime: RuntimeConnection | None) -> Finding | None:

@@ -40,6 +40,7 @@ class NodeClaims:
         self._deleted: dict[str, int] = {}
         """By place: the revision that was deleted here, until the watch has told of it."""
         self._noted: HeldClaims | None = None
+        self._noted_revision = 0
         self._is_whole = False
         self._changed = asyncio.Event()
         link.on_join = self._changed.set
@@ -51,7 +52,8 @@ class NodeClaims:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._note_claims(), name="note-claims")
             is_answering = False
-            async with aclosing(self._bus.watch(NODE_CLAIM, node=self._node)) as changes:
+            tasks.create_task(self._guard_note(), name="guard-note")
+            async with aclosing(self._bus.watch_to_write(NODE_CLAIM, node=self._node)) as changes:
                 async for change in changes:
                     self._take(change)
                     if self._is_whole and not is_answering:
@@ -64,7 +66,7 @@ class NodeClaims:
             self._is_whole = False
             self._held.clear()
             self._deleted.clear()
-            self._noted = None
+            self._noted, self._noted_revision = None, 0
             return
         if change.kind is ChangeKind.SNAPSHOT_END:
             self._is_whole = True
@@ -75,7 +77,10 @@ class NodeClaims:
                 # What was done here is newer.
                 return
             self._deleted.pop(place, None)
-            if change.kind is ChangeKind.PUT and change.value is not None:
+            if change.kind is ChangeKind.UNREADABLE:
+                # As if there were none, but it is written over at its revision: the controller says it again, since the note does not name it.
+                self._held[place] = HeldClaim(revision=change.revision, uid=present.uid if present is not None else "", version="")
+            elif change.kind is ChangeKind.PUT and change.value is not None:
                 self._held[place] = HeldClaim(revision=change.revision, uid=change.value.uid, version=change.value.version)
             else:
                 self._held.pop(place, None)
@@ -135,7 +140,16 @@ class NodeClaims:
         self._changed.set()
 
     def _versions(self) -> dict[str, str]:
-        return {place: self._held[place].version for place in sorted(self._held)}
+        return {place: held.version for place, held in sorted(self._held.items()) if held.version}
+
+    async def _guard_note(self) -> None:
+        """See that the note stands there as it was written: what somebody else writes there is written over."""
+        async with aclosing(self._bus.watch_to_write(HELD_CLAIMS, node=self._node)) as changes:
+            async for change in changes:
+                is_other = change.kind is ChangeKind.UNREADABLE or change.kind is ChangeKind.DELETE
+                if change.revision > self._noted_revision and (is_other or (change.kind is ChangeKind.PUT and change.value != self._noted)):
+                    self._noted = None
+                    self._changed.set()
 
     async def _note_claims(self) -> None:
         """Write the note whenever there is something else than it says, and again after a cut and after the node's store was lost."""
@@ -149,7 +163,7 @@ class NodeClaims:
             if note == self._noted:
                 continue
             try:
-                await self._bus.put(HELD_CLAIMS, note, node=self._node)
+                self._noted_revision = await self._bus.put(HELD_CLAIMS, note, node=self._node)
             except (PeerUnavailable, ContractError) as err:
                 get_logger().warning("claims.note-unwritten", error=str(err))
                 await self._runtime.clock.sleep(full_jitter(attempt, least_s=0.5))

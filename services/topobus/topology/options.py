@@ -56,16 +56,22 @@ class AlignmentPublisher:
             group.create_task(self._say_anew())
 
     async def _follow(self) -> None:
-        async with aclosing(self._bus.watch(ALIGNMENT, node=self._wanted.node)) as changes:
+        async with aclosing(self._bus.watch_to_write(ALIGNMENT, node=self._wanted.node)) as changes:
             async for change in changes:
                 match change.kind:
-                    case ChangeKind.PUT if change.revision < self._revision:
+                    case ChangeKind.PUT | ChangeKind.UNREADABLE if change.revision < self._revision:
                         # The echo of what this instance has replaced since.
                         pass
                     case ChangeKind.PUT:
                         self._revision = change.revision
                         # What another release wrote is written again, so that nobody takes it for the one that runs.
                         self._stored = change.value if change.origin.release == self._bus.release else None
+                    case ChangeKind.UNREADABLE:
+                        # Somebody wrote over it. Whose words stood there last says them again; where that cannot be told any more, everybody does.
+                        self._revision = change.revision
+                        self._stored = change.value or self._wanted
+                        if self._is_ours:
+                            await self._write_again()
                     case ChangeKind.RESET:
                         self._stored, self._revision, self._is_settled = None, 0, False
                     case ChangeKind.DELETE | ChangeKind.SNAPSHOT_END:
@@ -118,6 +124,9 @@ class AlignmentPublisher:
         else:
             if isinstance(answer, Written):
                 self._note_written(written, answer.revision)
+            else:
+                # What stands there now comes by the watch, at the latest by its next look.
+                get_logger().info("alignment.overtaken", revision=self._revision)
 
     def _note_written(self, written: NodeAlignment, revision: int) -> None:
         if written != self._stored:

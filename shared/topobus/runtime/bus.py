@@ -30,10 +30,23 @@ from topobus.runtime.jetstream import JetStream
 from topobus.runtime.logging import get_logger
 from topobus.runtime.metrics import BusMetrics
 from topobus.runtime.readiness import Readiness
-from topobus.runtime.state import Change, ChangeKind, Conflict, Entry, States, Written
+from topobus.runtime.state import Change, ChangeKind, Conflict, Entry, States, Unreadable, Written
 from topobus.runtime.uplink import Uplink
 
-__all__ = ["AmbiguousWrite", "Bus", "Change", "ChangeKind", "Conflict", "Entry", "Held", "Received", "Span", "Start", "Written"]
+__all__ = [
+    "AmbiguousWrite",
+    "Bus",
+    "Change",
+    "ChangeKind",
+    "Conflict",
+    "Entry",
+    "Held",
+    "Received",
+    "Span",
+    "Start",
+    "Unreadable",
+    "Written",
+]
 
 _MIB = 1024 * 1024
 # How often the provisioner looks whether all streams are there, and how long anybody rests after having made some: a deleted one is back within seconds.
@@ -247,6 +260,14 @@ class Bus:
         """
         return await self._states.get(state, parts)
 
+    async def get_or_last(self, state: State[M], **parts: str) -> Entry[M] | Unreadable[M] | None:
+        """Read one key as `get` does; bytes that are no such value are an answer, with the newest value before them that can be read.
+
+        Errors: PeerUnavailable.
+        Cost: where the value cannot be read, one request for each that the bucket has kept.
+        """
+        return await self._states.get_or_last(state, parts)
+
     async def fingerprint(self, state: State[Any], **parts: str) -> str:
         """Tell one stored value of a key from every other without reading it; empty when the key does not exist.
 
@@ -311,6 +332,13 @@ class Bus:
         Cost:   one consumer at the server; none for one key, which is read when the server says that it was written, and looked at every 30 s besides.
         """
         return self._states.watch(state, parts, on_rejected)
+
+    def watch_to_write(self, state: State[M], /, **parts: str) -> AsyncGenerator[Change[M], None]:
+        """Watch as `watch` does, for who writes these keys at their revisions: a value that no contract accepts is told, too, and can be written over.
+
+        Shapes: such a change is UNREADABLE, with the key's revision, and the newest value before it that can be read, None where the bucket has kept none.
+        """
+        return self._states.watch(state, parts, tells_unreadable=True)
 
     # events
 

@@ -25,7 +25,7 @@ from topobus.runtime.provision import bucket_stream, bucket_subject
 from topobus.runtime.read_timeout import ReadTimeout
 from topobus.runtime.stored_origin import read_origin
 
-__all__ = ["Change", "ChangeKind", "Conflict", "Entry", "States", "Written"]
+__all__ = ["Change", "ChangeKind", "Conflict", "Entry", "States", "Unreadable", "Written"]
 
 M = TypeVar("M")
 
@@ -72,6 +72,8 @@ class ChangeKind(StrEnum):
     """All that was there has been told."""
     RESET = "reset"
     """History was lost: everything known from this watch is void, a new snapshot follows."""
+    UNREADABLE = "unreadable"
+    """No contract accepts what stands there: `value` is the newest one before it that can be read, None where there is none. Told to who asks for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +85,16 @@ class Change(Generic[M]):
     revision: int
     value: M | None
     origin: Origin = NO_ORIGIN
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unreadable(Generic[M]):
+    """What stands at a key and no contract accepts; whoever writes the key writes over it, at its revision."""
+
+    revision: int
+    why: str
+    last: Entry[M] | None
+    """The newest value before it that can be read, as far as the bucket has kept one."""
 
 
 class States:
@@ -108,6 +120,19 @@ class States:
             # The writer of this key needs the revision to write over it.
             raise ContractError(err.message, next_step=err.next_step, **{**err.facts, "revision": revision}) from err
         return Entry(parts=state.parse_key(key), revision=revision, value=value, origin=read_origin(headers, time_ns))
+
+    async def get_or_last(self, state: State[M], parts: dict[str, str]) -> Entry[M] | Unreadable[M] | None:
+        """Read one key as `get`; where its bytes fit no contract, say so, with the newest value that can be read."""
+        try:
+            return await self.get(state, parts)
+        except ContractError as err:
+            revision = err.facts.get("revision")
+            if not isinstance(revision, int):
+                raise
+            return Unreadable(revision=revision, why=err.message, last=await self._last_readable(state, parts))
+
+    async def _last_readable(self, state: State[M], parts: dict[str, str]) -> Entry[M] | None:
+        return next(reversed(await self.history(state, parts)), None)
 
     async def fingerprint(self, state: State[Any], parts: dict[str, str]) -> str:
         """Give the revision of a key and a digest of its bytes, unread; empty when absent or deleted."""
@@ -211,8 +236,12 @@ class States:
             raise PeerUnavailable(f"cannot read {state.bucket}/{key}: {err}") from err
         return tuple(entry for entry in entries if 0 < oldest <= entry.revision)
 
-    async def watch(self, state: State[M], parts: dict[str, str], on_rejected: Rejected | None = None) -> AsyncGenerator[Change[M], None]:
+    async def watch(
+        self, state: State[M], parts: dict[str, str], on_rejected: Rejected | None = None, *, tells_unreadable: bool = False
+    ) -> AsyncGenerator[Change[M], None]:
         """Tell the snapshot, its end, then every change, for ever. One key that is named wholly is read without a consumer, and of several changes at once the newest is told.
+
+        Shapes: tells_unreadable — a value that no contract accepts is told as such, with the newest one that can be read: for who writes the keys, at their revisions.
 
         After the snapshot also the deletion of a key that was not told: its value may have come and gone while the feed was made anew, and whoever wrote it knows it.
         """
@@ -239,6 +268,9 @@ class States:
                         self._note_rejected(state, item, key, err, origin)
                         if on_rejected is not None:
                             on_rejected(key, f"{err.message}{self._written_by(origin)}")
+                        if tells_unreadable and (unreadable := await self._unreadable(state, key, item, origin)) is not None:
+                            keys.add(key)
+                            yield unreadable
                         continue
                     if change is not None:
                         yield change
@@ -260,6 +292,20 @@ class States:
         state.check_place(value, parts)
         keys.add(key)
         return Change(kind=ChangeKind.PUT, parts=parts, revision=item.sequence, value=value, origin=read_origin(item.headers, item.time_ns))
+
+    async def _unreadable(self, state: State[M], key: str, item: Delivery, origin: Origin) -> Change[M] | None:
+        """Tell a value that no contract accepts; None for a key that is none of the state's: nobody writes it."""
+        try:
+            parts = state.parse_key(key)
+        except ContractError:
+            return None
+        try:
+            last = await self._last_readable(state, parts)
+        except PeerUnavailable:
+            # It is told all the same: with the next change, or after the next connect, there is another try.
+            last = None
+        value = last.value if last is not None and last.revision < item.sequence else None
+        return Change(kind=ChangeKind.UNREADABLE, parts=parts, revision=item.sequence, value=value, origin=origin)
 
     def _written_by(self, origin: Origin) -> str:
         """Say which release wrote what nobody can read here; empty where that explains nothing."""

@@ -32,6 +32,7 @@ from topobus.cli.checkup import (
 )
 from topobus.cli.commands.doctor import check_folders
 from topobus.contracts.catalogue import INVENTORY as STORED_INVENTORY
+from topobus.contracts.catalogue import OBJECT
 from topobus.contracts.messages import KubeletRegistrations, RuntimeConnection
 from topobus.contracts.origin import Origin
 from topobus.domain.device import Device, Inventory
@@ -148,6 +149,15 @@ def test_check_rejected_names_node_value_and_writer_when_nobody_can_read_it() ->
     assert "gpu" in findings[0].next_step
     assert len(many) <= 20
     assert "984 more" in many[-1].found
+
+
+def test_check_rejected_says_how_to_end_an_object_that_nobody_can_read() -> None:
+    """It is of no node: whoever applies its manifest or deletes it mends it."""
+    (claim,) = check_rejected([(OBJECT, "resourceclaim.team.fast", "garbage")])
+    (device_class,) = check_rejected([(OBJECT, "deviceclass._.gpu_topobus_dev", "garbage")])
+
+    assert (claim.what, "`topobus delete resourceclaim fast -n team`" in claim.next_step) == ("object", True)
+    assert "`topobus delete deviceclass gpu.topobus.dev` removes" in device_class.next_step
 
 
 def test_check_runtime_fails_with_the_next_step_when_the_gateway_has_no_connection() -> None:

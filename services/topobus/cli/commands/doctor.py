@@ -41,7 +41,21 @@ from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus, syst
 from topobus.cli.system.local_logins import is_local
 from topobus.cli.system.responding_services import sign_of_life, silence_text
 from topobus.cli.system.system import Layout
-from topobus.contracts.catalogue import ALIGNMENT, HINTS, INVENTORY, LEDGER, MACHINE, PLAN, PODS, PREFER, RELAY
+from topobus.contracts.catalogue import (
+    ALIGNMENT,
+    HELD_CLAIMS,
+    HINTS,
+    INVENTORY,
+    LEDGER,
+    MACHINE,
+    MAINTENANCE,
+    NODE_CLAIM,
+    OBJECT,
+    PLAN,
+    PODS,
+    PREFER,
+    RELAY,
+)
 from topobus.contracts.device_classes import DEVICE_SERVICES
 from topobus.contracts.messages import PodsRequest
 from topobus.contracts.nouns import CLUSTER, State
@@ -151,7 +165,9 @@ async def _check_services(bus: Bus, node: str | None, *, asks_gateways: bool) ->
     ledger_entries = {entry.parts["node"]: entry for entry in await bus.list(LEDGER, on_rejected=note(LEDGER))}
     ledgers = {node_name: entry.value for node_name, entry in ledger_entries.items()}
     relays = {entry.parts["node"]: entry for entry in await bus.list(RELAY, on_rejected=note(RELAY))}
-    await bus.list(ALIGNMENT, on_rejected=note(ALIGNMENT))
+    others: tuple[State[Any], ...] = (ALIGNMENT, MAINTENANCE, OBJECT, NODE_CLAIM, HELD_CLAIMS)
+    for state in others:
+        await bus.list(state, on_rejected=note(state))
     nodes = sorted({*machines, *ledgers, *(inventory.node for inventory in inventories)})
     if node is not None:
         nodes = [one_of("node", node, nodes)]

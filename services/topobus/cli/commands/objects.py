@@ -157,6 +157,8 @@ async def delete_places(places: list[dict[str, str]], options: BusOptions, *, is
             continue
         verb = "deletion asked" if holds and not is_forced else "deleted by force" if holds else "deleted"
         output.show(Text.assemble((name_of(api_object), "name"), f" {verb}"))
+        if not api_object.api_version:
+            output.note(f"{name_of(api_object)}: nobody could read it; `topobus machine` shows what it holds, `topobus release` ends that")
         if holds and is_forced:
             output.note(f"{name_of(api_object)}: what it holds stays in quarantine until its node has let go; `topobus decisions` tells")
     for error in missing:

@@ -28,7 +28,7 @@ from topobus.domain.outcome import Placement
 from topobus.domain.request import Owner, OwnerKind, PodRequest
 from topobus.kubernetes.api.objects import metadata_of, name_of, object_parts
 from topobus.kubernetes.api.pod import pod_request
-from topobus.runtime.bus import Bus
+from topobus.runtime.bus import Bus, Unreadable
 
 __all__ = ["place", "release_app", "reply_view"]
 
@@ -160,7 +160,11 @@ async def _release_pod(namespace: str, name: str, node: str | None, options: Bus
     output = options.output()
     async with open_bus(options) as bus:
         output.note(system_text(options))
-        stored = await bus.get(OBJECT, kind="pod", namespace=namespace, name=name)
+        stored = await bus.get_or_last(OBJECT, kind="pod", namespace=namespace, name=name)
+        if isinstance(stored, Unreadable):
+            # Its devices are let go of by what the ledger says: the controller may wait for ever to.
+            output.note(f"what is stored of pod {namespace}/{name} cannot be read; `topobus delete pod {name} -n {namespace}` removes it")
+            stored = None
         held = await _holdings_of(bus, namespace, name, node)
         # What stands in the ledger beside the stored pod's own is of an earlier `place`, or of a pod that was deleted by force.
         others = [(where, owner) for where, owner in held if stored is None or owner.uid != metadata_of(stored.value).uid]

@@ -30,7 +30,7 @@ from topobus.kubernetes.api.objects import (
     name_of,
     object_parts,
 )
-from topobus.runtime.bus import Bus, Conflict, Entry
+from topobus.runtime.bus import Bus, Conflict, Entry, Unreadable
 from topobus.runtime.clock import SystemClock
 
 __all__ = [
@@ -50,6 +50,7 @@ __all__ = [
 
 # The controller writes status at the same time; each try reads anew, and more losses than this in a row mean that something spins.
 _TRIES = 8
+_WRITTEN_OVER = "written over what nobody could read"
 # What others name stands before what names it: the first word on a claim must not be that its class is missing.
 _ORDER = (
     "DeviceClass",
@@ -75,7 +76,7 @@ class Applied:
 
     stored: ApiObject
     verb: str
-    """`created`, `changed` or `unchanged`."""
+    """`created`, `changed`, `unchanged`, or that what stood there could not be read."""
     previous: ApiObject | None = None
     """What was stored before, in a dry run; None: nothing was."""
 
@@ -101,7 +102,7 @@ async def apply_objects(bus: Bus, wanted: Sequence[ApiObject], *, is_dry_run: bo
                 f"`topobus release pod {name}` first, or choose another name"
             )
             continue
-        entry = await _read(bus, object_parts(api_object))
+        entry, _ = await _read(bus, object_parts(api_object))
         try:
             size = len(encode(_admitted(api_object, entry)))
         except ContractError as err:
@@ -127,9 +128,10 @@ async def apply_objects(bus: Bus, wanted: Sequence[ApiObject], *, is_dry_run: bo
 
 
 async def _would_apply(bus: Bus, wanted: ApiObject) -> Applied:
-    entry = await _read(bus, object_parts(wanted))
+    entry, revision = await _read(bus, object_parts(wanted))
     stored = _admitted(wanted, entry)
-    verb = "created" if entry is None else "unchanged" if stored == entry.value else "changed"
+    is_unread = revision != (entry.revision if entry is not None else 0)
+    verb = _WRITTEN_OVER if is_unread else "created" if entry is None else "unchanged" if stored == entry.value else "changed"
     return Applied(stored=stored, verb=verb, previous=entry.value if entry is not None else None)
 
 
@@ -144,26 +146,31 @@ async def _placed_pods(bus: Bus) -> dict[str, str]:
 
 
 async def apply_object(bus: Bus, wanted: ApiObject) -> tuple[ApiObject, str]:
-    """Write an object's spec; what the controller wrote into status stays. Says `created`, `changed` or `unchanged`."""
+    """Write an object's spec; what the controller wrote into status stays. Says `created`, `changed` or `unchanged`, or what was written over."""
     parts = object_parts(wanted)
     for _ in range(_TRIES):
-        entry = await _read(bus, parts)
+        entry, revision = await _read(bus, parts)
         stored = _admitted(wanted, entry)
         previous = entry.value if entry else None
-        if stored == previous:
+        is_unread = revision != (entry.revision if entry is not None else 0)
+        if stored == previous and not is_unread:
             return stored, "unchanged"
-        if not isinstance(await bus.compare_and_set(OBJECT, stored, entry.revision if entry else 0, **parts), Conflict):
-            return stored, "changed" if previous else "created"
+        if not isinstance(await bus.compare_and_set(OBJECT, stored, revision, **parts), Conflict):
+            return stored, _WRITTEN_OVER if is_unread else "changed" if previous else "created"
     raise PeerUnavailable(f"{name_of(wanted)}: somebody else keeps changing it", next_step="try again")
 
 
 async def delete_object(bus: Bus, parts: dict[str, str], *, is_forced: bool = False) -> ApiObject:
-    """Ask for an object's end, or end it when nothing holds it, or by force whatever holds it.
+    """Ask for an object's end, or end it when nothing holds it, or by force whatever holds it. Of one that nobody can read counts the newest version that can be read.
 
     Errors: raises NotFoundError when there is none.
     """
     for _ in range(_TRIES):
-        entry = await _read(bus, parts)
+        entry, revision = await _read(bus, parts)
+        if entry is None and revision:
+            if not isinstance(await bus.compare_and_delete(OBJECT, revision, **parts), Conflict):
+                return _unread(parts)
+            continue
         if entry is None:
             raise not_found(parts)
         marked = ask_deletion(entry.value, now=rfc3339(SystemClock().now()))
@@ -172,10 +179,10 @@ async def delete_object(bus: Bus, parts: dict[str, str], *, is_forced: bool = Fa
             return entry.value
         if marked is None:
             # Only as it was read: a controller may be protecting what it holds this very moment.
-            if not isinstance(await bus.compare_and_delete(OBJECT, entry.revision, **parts), Conflict):
+            if not isinstance(await bus.compare_and_delete(OBJECT, revision, **parts), Conflict):
                 return entry.value
             continue
-        if not isinstance(await bus.compare_and_set(OBJECT, marked, entry.revision, **parts), Conflict):
+        if not isinstance(await bus.compare_and_set(OBJECT, marked, revision, **parts), Conflict):
             return marked
     raise PeerUnavailable(f"{parts['kind']} {parts['name']}: somebody else keeps changing it", next_step="try again")
 
@@ -185,7 +192,12 @@ async def find_object(bus: Bus, parts: dict[str, str]) -> ApiObject:
 
     Errors: raises NotFoundError that says where it is instead, or what there is.
     """
-    found_entry = await _read(bus, parts)
+    try:
+        found_entry = await bus.get(OBJECT, **parts)
+    except ContractError as err:
+        kind, where = parts["kind"], "" if parts["namespace"] == CLUSTER else f" -n {parts['namespace']}"
+        err.next_step = f"`topobus apply -f` its manifest, which writes it anew, or `topobus delete {kind} {parts['name']}{where}`"
+        raise
     if found_entry is not None:
         return found_entry.value
     elsewhere = [entry.parts["namespace"] for entry in await bus.list(OBJECT, kind=parts["kind"]) if entry.parts["name"] == parts["name"]]
@@ -250,5 +262,15 @@ def _admitted(wanted: ApiObject, entry: Entry[ApiObject] | None) -> ApiObject:
     return admit(wanted, uid=str(uuid.uuid4()), now=rfc3339(SystemClock().now()), previous=entry.value if entry else None)
 
 
-async def _read(bus: Bus, parts: dict[str, str]) -> Entry[ApiObject] | None:
-    return await bus.get(OBJECT, **parts)
+def _unread(parts: dict[str, str]) -> ApiObject:
+    """Stand for an object of which nothing can be read but its place."""
+    metadata = {"name": parts["name"]} | ({} if parts["namespace"] == CLUSTER else {"namespace": parts["namespace"]})
+    return ApiObject(api_version="", kind=parts["kind"], metadata=metadata)
+
+
+async def _read(bus: Bus, parts: dict[str, str]) -> tuple[Entry[ApiObject] | None, int]:
+    """Read an object, and the key's revision; where what stands there cannot be read, the newest version before it, which has another revision."""
+    stored = await bus.get_or_last(OBJECT, **parts)
+    if isinstance(stored, Unreadable):
+        return stored.last, stored.revision
+    return stored, stored.revision if stored is not None else 0

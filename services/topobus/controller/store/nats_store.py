@@ -12,6 +12,7 @@ from functools import partial
 
 from topobus.contracts import catalogue
 from topobus.contracts.messages import ApiObject
+from topobus.contracts.releases import Standing, standing
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.protocol import Conflict, Deleted, Unknown, WriteOutcome
@@ -115,7 +116,7 @@ class NatsWatch:
     async def run(self) -> None:
         """Follow for ever."""
         self._feed.begin_list()
-        async with aclosing(self._bus.watch(catalogue.OBJECT)) as changes:
+        async with aclosing(self._bus.watch_to_write(catalogue.OBJECT)) as changes:
             async for change in changes:
                 self._take(change)
                 self._changed()
@@ -135,12 +136,26 @@ class NatsWatch:
             return
         key = ObjectKey(change.parts["kind"], change.parts["namespace"], change.parts["name"])
         self._newest = change.revision
-        if change.kind is ChangeKind.PUT and change.value is not None:
+        if change.kind is ChangeKind.UNREADABLE:
+            self._fall_back(key, change)
+        elif change.kind is ChangeKind.PUT and change.value is not None:
             self._feed.put(key, change.revision, partial(self._put, key, Stored(change.revision, change.value)))
         elif not self._is_known(key, change.revision):
             self._feed.drop(key)
         if self.is_whole:
             self._feed.advance(change.revision)
+
+    def _fall_back(self, key: ObjectKey, change: Change[ApiObject]) -> None:
+        """Go on with the newest version that can be read, as if it stood at the key's present revision: what is written next heals the key.
+
+        What another release wrote may be right, and is not written over: the copy goes on with what it has.
+        """
+        last = change.value or (known.value if (known := self._state.objects.get(key)) is not None else None)
+        is_others = standing(change.origin.release, self._bus.release) not in (Standing.SAME, Standing.UNSAID)
+        if last is None or is_others:
+            return
+        get_logger().warning("object.fell-back", object=name_of(last), revision=change.revision, why="what stands there now cannot be read")
+        self._feed.put(key, change.revision, partial(self._put, key, Stored(change.revision, last)))
 
     def _is_known(self, key: ObjectKey, revision: int) -> bool:
         """Say whether the copy is as far: our own write, which it learned when it was made."""
