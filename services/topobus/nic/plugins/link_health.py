@@ -3,6 +3,7 @@
 Flows in: frozen values read by `topobus.sysfs`. Flows out: observations. It reads no file but the error counters.
 
 - No carrier on an interface that is switched on is Unhealthy, not Degraded: a pod on it has no network, and another device would serve it.
+- A link that comes up, since its interface was switched on or its card began anew, has no carrier yet, which is no loss: Settling keeps until when.
 - An RDMA port that is not active is Unhealthy for the same reason, unless its interface is switched off or not visible.
 - A link slower than this process has seen it before is Degraded: sysfs publishes no rated speed, so the highest observed speed is the reference.
 - A virtual function without a carrier on its physical function is Unhealthy: its own interface may sit in a pod, where nobody sees it, or have a link
@@ -13,7 +14,8 @@ Source: Documentation/ABI/testing/sysfs-class-net, stable/sysfs-class-infiniband
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from topobus.devicekit.counter_rises import CounterRises
 from topobus.domain.health import Dimension, HealthState, Observation
@@ -22,7 +24,7 @@ from topobus.sysfs.net import NetInterface
 from topobus.sysfs.rdma import RdmaPort
 from topobus.sysfs.tree import Tree
 
-__all__ = ["BestSpeeds", "judge_carrier", "judge_duplex", "judge_errors", "judge_parent", "judge_rdma_ports"]
+__all__ = ["BestSpeeds", "Settling", "judge_carrier", "judge_duplex", "judge_errors", "judge_parent", "judge_rdma_ports", "rdma_links"]
 
 
 # Frames with a bad checksum or a broken end, frames that the carrier failed under; then all that the driver counts as damaged or not sent, where it does not tell
@@ -36,6 +38,51 @@ _ERROR_COUNTERS = {
 }
 # A good link has none for days; as many as this between two looks is no accident.
 _ERROR_STORM = 100
+# How long a link may take to come up: 1000BASE-T negotiates for 2 to 4 s, and a link of 100 Gbit/s lanes has up to 12.4 s to train (link_fail_inhibit_timer,
+# IEEE 802.3ck, clause 73).
+_COMING_UP_S = 15.0
+
+
+class Settling:
+    """Keeps from when on a missing link is a loss: not while the link may still be coming up. A link that had its time is lost as soon as it is missing.
+
+    The same goes for what comes up with it: the kernel driver of a new function, an RDMA port.
+
+    What a process finds at its first look has had its time: else a dead cable would be well for a while after each start.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._settled_at_s: dict[str, float] = {}
+        self._seen: set[str] = set()
+        self._has_looked = False
+
+    def begin_look(self) -> None:
+        """Begin a look at all links."""
+        self._seen = set()
+
+    def end_look(self) -> None:
+        """Forget the links that the look did not see switched on: they come up when they are seen again."""
+        self._settled_at_s = {path: at for path, at in self._settled_at_s.items() if path in self._seen}
+        self._has_looked = True
+
+    def lost(self, links: Iterable[tuple[str, bool | None]], *, begins_anew: bool = False) -> frozenset[str]:
+        """Say which links are lost.
+
+        Shapes: links — path, and whether there is a partner; None: switched off. begins_anew — whether their card is being set up now, and takes them down for it.
+        """
+        now_s = self._now()
+        lost: set[str] = set()
+        for path, has_partner in links:
+            if has_partner is None:
+                continue
+            self._seen.add(path)
+            is_new = path not in self._settled_at_s
+            if begins_anew or is_new:
+                self._settled_at_s[path] = now_s + (_COMING_UP_S if begins_anew or self._has_looked else 0.0)
+            if not has_partner and now_s >= self._settled_at_s[path]:
+                lost.add(path)
+        return frozenset(lost)
 
 
 class BestSpeeds:
@@ -65,11 +112,11 @@ class BestSpeeds:
         )
 
 
-def judge_carrier(interfaces: Sequence[NetInterface]) -> Observation | None:
-    """Judge the carrier of a device's own interfaces."""
+def judge_carrier(interfaces: Sequence[NetInterface], lost_paths: Collection[str]) -> Observation | None:
+    """Judge the carrier of a device's own interfaces, of which those at `lost_paths` have lost it."""
     # The kernel tells a carrier only of interfaces that are switched on.
     net_interfaces = [interface for interface in interfaces if interface.carrier is not None]
-    lost = [net_interface for net_interface in net_interfaces if not net_interface.carrier]
+    lost = [net_interface for net_interface in net_interfaces if net_interface.path in lost_paths]
     if not lost:
         return None
     return Observation(
@@ -81,13 +128,13 @@ def judge_carrier(interfaces: Sequence[NetInterface]) -> Observation | None:
     )
 
 
-def judge_parent(parent: PciAddress, interfaces: Sequence[NetInterface]) -> Observation | None:
-    """Judge the carrier of a virtual function's physical one: whether any of its interfaces that are switched on has one.
+def judge_parent(parent: PciAddress, interfaces: Sequence[NetInterface], lost_paths: Collection[str]) -> Observation | None:
+    """Judge the carrier of a virtual function's physical one: whether any of its interfaces that are switched on has not lost it.
 
     Shapes: interfaces — of the physical function, as far as this network namespace shows them; without one that is on there is no word.
     """
     switched_on = [interface for interface in interfaces if interface.carrier is not None]
-    if not switched_on or any(interface.carrier for interface in switched_on):
+    if not switched_on or any(interface.path not in lost_paths for interface in switched_on):
         return None
     names = ", ".join(interface.name for interface in switched_on)
     return Observation(
@@ -99,12 +146,20 @@ def judge_parent(parent: PciAddress, interfaces: Sequence[NetInterface]) -> Obse
     )
 
 
-def judge_rdma_ports(interfaces: Sequence[NetInterface], ports: Sequence[RdmaPort]) -> Observation | None:
-    """Judge the RDMA ports of a device beside its interfaces."""
-    # A RoCE port follows its interface, so without one that is on and in sight its state says nothing about the hardware.
+def rdma_links(interfaces: Sequence[NetInterface], ports: Sequence[RdmaPort]) -> tuple[tuple[str, bool | None], ...]:
+    """Give path and link of RDMA ports, as Settling takes them.
+
+    A RoCE port follows its interface, so without one that is on and in sight its state says nothing about the hardware.
+    """
     is_interface_on = any(interface.is_up for interface in interfaces)
-    rdma_ports = [port for port in ports if port.link_layer == "InfiniBand" or is_interface_on]
-    down = [rdma_port for rdma_port in rdma_ports if not rdma_port.is_active]
+    return tuple((port.path, port.is_active if port.link_layer == "InfiniBand" or is_interface_on else None) for port in ports)
+
+
+def judge_rdma_ports(interfaces: Sequence[NetInterface], ports: Sequence[RdmaPort], lost_paths: Collection[str]) -> Observation | None:
+    """Judge the RDMA ports of a device beside its interfaces."""
+    told = {path for path, is_active in rdma_links(interfaces, ports) if is_active is not None}
+    rdma_ports = [port for port in ports if port.path in told]
+    down = [rdma_port for rdma_port in rdma_ports if rdma_port.path in lost_paths]
     if not down:
         return None
     first = down[0]

@@ -19,7 +19,8 @@ Source: Documentation/ABI/testing/sysfs-class-net.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import structs
 
@@ -39,7 +40,7 @@ from topobus.domain.pci import PciAddress
 from topobus.nic.config import InterfaceSettings, SharedInterface
 from topobus.nic.interface_hands import SHARE_MODE, SHARE_SUBMODE, interface_of
 from topobus.nic.plugins.attaching import AttachesInterfaces
-from topobus.nic.plugins.link_health import BestSpeeds, judge_carrier, judge_duplex
+from topobus.nic.plugins.link_health import BestSpeeds, Settling, judge_carrier, judge_duplex
 from topobus.sysfs.net import default_route_interfaces, read_interface
 from topobus.sysfs.netdevs import NetDevice, addressed_interfaces, interface_path, list_net_devices, read_net_device
 from topobus.sysfs.tree import Tree
@@ -60,9 +61,11 @@ class LinuxNetdevDriver(AttachesInterfaces):
     name = "linux-netdev"
     device_class = "nic"
 
-    def __init__(self, settings: InterfaceSettings | None = None) -> None:
+    def __init__(self, settings: InterfaceSettings | None = None, now: Callable[[], float] = time.monotonic) -> None:
+        """Make one; `now`: the time, for tests."""
         super().__init__(settings)
         self._best_speeds = BestSpeeds()
+        self._settling = Settling(now)
         self.warnings: tuple[str, ...] = ()
         """What the last `discover` left out, and why; the inventory shows it."""
 
@@ -102,7 +105,10 @@ class LinuxNetdevDriver(AttachesInterfaces):
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """Look at presence and link of each interface; one that cannot be read leaves the others alone."""
         tree = tree.for_scan()
-        return {device.name: self._observe_one(tree, device) for device in devices}
+        self._settling.begin_look()
+        seen = {device.name: self._observe_one(tree, device) for device in devices}
+        self._settling.end_look()
+        return seen
 
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
         """Tell each interface in the device's own variable; refuse one that is not there, unless this owner's pod has it."""
@@ -177,7 +183,8 @@ class LinuxNetdevDriver(AttachesInterfaces):
             interfaces = (read_interface(tree, path, interface_of(device), only_link=True),)
         except HardwareError as err:
             return [unreadable(err)]
-        link = (judge_carrier(interfaces), self._best_speeds.judge(device.name, interfaces), judge_duplex(interfaces))
+        lost = self._settling.lost((interface.path, interface.carrier) for interface in interfaces)
+        link = (judge_carrier(interfaces, lost), self._best_speeds.judge(device.name, interfaces), judge_duplex(interfaces))
         return [observation for observation in link if observation is not None]
 
 

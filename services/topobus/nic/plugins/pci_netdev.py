@@ -18,7 +18,8 @@ Source: Documentation/ABI/testing/sysfs-class-net, stable/sysfs-class-infiniband
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 
 from topobus.devicekit.counter_rises import CounterRises
@@ -54,7 +55,16 @@ from topobus.nic.interface_config import InterfaceConfig
 from topobus.nic.interface_hands import interface_of, read_config
 from topobus.nic.netlink.vf_settings import VfPlace
 from topobus.nic.plugins.attaching import AttachesInterfaces
-from topobus.nic.plugins.link_health import BestSpeeds, judge_carrier, judge_duplex, judge_errors, judge_parent, judge_rdma_ports
+from topobus.nic.plugins.link_health import (
+    BestSpeeds,
+    Settling,
+    judge_carrier,
+    judge_duplex,
+    judge_errors,
+    judge_parent,
+    judge_rdma_ports,
+    rdma_links,
+)
 from topobus.nic.plugins.vendors import model_name, vendor_name
 from topobus.sysfs.net import (
     FunctionPorts,
@@ -86,11 +96,15 @@ class PciNetdevDriver(AttachesInterfaces):
     name = "pci-netdev"
     device_class = "nic"
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        """Make one; `now`: the time, for tests."""
         super().__init__()
         self._pci_health = PciHealth(is_speed_steady=True)
         self._parents = ParentHealth(is_speed_steady=True)
         self._best_speeds = BestSpeeds()
+        self._settling = Settling(now)
+        self._function_counts: dict[PciAddress, int | None] = {}
+        """By physical function: how many virtual ones it had at the last look."""
         self._counters = CounterRises()
         self.warnings: tuple[str, ...] = ()
         """What the last `discover` left out, and why; the inventory shows it."""
@@ -145,7 +159,28 @@ class PciNetdevDriver(AttachesInterfaces):
             if device.pci is not None and not self.on_demand_functions.is_absent(tree, device.pci)
         }
         parents = self._parents.observe(tree, addresses.values())
-        return {name: [*self._observe_one(tree, address), *parents.get(address, ())] for name, address in addresses.items()}
+        self._settling.begin_look()
+        anew = self._begun_anew(tree, addresses.values())
+        seen = {name: [*self._observe_one(tree, address, anew), *parents.get(address, ())] for name, address in addresses.items()}
+        self._settling.end_look()
+        return seen
+
+    def _begun_anew(self, tree: Tree, addresses: Iterable[PciAddress]) -> frozenset[PciAddress]:
+        """Name the physical functions, and with them their virtual ones, whose links begin anew: a change of the number of virtual functions takes them down."""
+        parents: dict[PciAddress, PciAddress] = {}
+        counts: dict[PciAddress, int | None] = {}
+        for address in addresses:
+            try:
+                parent = parents[address] = physical_function(tree, address) or address
+                if parent not in counts:
+                    counts[parent] = tree.read_int(f"{pci_folder(parent)}/sriov_numvfs")
+            except HardwareError:
+                # `_observe_one` tells which file is unreadable.
+                parents[address] = address
+        before, self._function_counts = self._function_counts, counts
+        changing = {parent for parent in set(parents.values()) if self.on_demand_functions.cuts.locks.is_changing(parent)}
+        changing |= {parent for parent, count in counts.items() if parent in before and before[parent] != count}
+        return frozenset(changing | {address for address, parent in parents.items() if parent in changing})
 
     def check(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Refusal | None:
         """Refuse a configuration that these devices cannot have; of a virtual function that is yet to be made, once it is there."""
@@ -294,29 +329,50 @@ class PciNetdevDriver(AttachesInterfaces):
             attributes=facts,
         )
 
-    def _observe_one(self, tree: Tree, address: PciAddress) -> list[Observation]:
+    def _observe_one(self, tree: Tree, address: PciAddress, anew: Collection[PciAddress]) -> list[Observation]:
         try:
             seen = self._pci_health.observe(tree, address)
             if any(observation.dimension is Dimension.PRESENCE for observation in seen):
                 self._best_speeds.forget(str(address))
                 return seen
-            seen += observe_kernel_driver(tree, address)
+            driverless = observe_kernel_driver(tree, address)
             own = function_ports(tree, address, only_link=True)
             interfaces = own.interfaces
             ports = [port for port in function_rdma_ports(tree, address) if not _is_of_others(tree, port, own)]
-            parent = _observe_parent_link(tree, address)
+            parent = self._observe_parent_link(tree, address, anew)
             errors = judge_errors(tree, interfaces, self._counters)
         except HardwareError as err:
             return [unreadable(err)]
+        # The driver of a function that is new comes a moment after it, as a link does.
+        driver_path = f"{pci_folder(address)}/driver"
+        links = (
+            (driver_path, not driverless),
+            *((interface.path, interface.carrier) for interface in interfaces),
+            *rdma_links(interfaces, ports),
+        )
+        lost = self._settling.lost(links, begins_anew=address in anew)
         link = (
-            judge_carrier(interfaces),
-            judge_rdma_ports(interfaces, ports),
+            judge_carrier(interfaces, lost),
+            judge_rdma_ports(interfaces, ports, lost),
             self._best_speeds.judge(str(address), interfaces, ports),
             judge_duplex(interfaces),
             errors,
             parent,
         )
-        return [*seen, *(observation for observation in link if observation is not None)]
+        return [
+            *seen,
+            *(driverless if driver_path in lost else ()),
+            *(observation for observation in link if observation is not None),
+        ]
+
+    def _observe_parent_link(self, tree: Tree, address: PciAddress, anew: Collection[PciAddress]) -> Observation | None:
+        """Look at the carrier of a virtual function's physical one; None for a function that is no virtual one."""
+        parent = physical_function(tree, address)
+        if parent is None:
+            return None
+        interfaces = _with_aggregated(tree, function_ports(tree, parent, only_link=True).interfaces)
+        lost = self._settling.lost(((interface.path, interface.carrier) for interface in interfaces), begins_anew=parent in anew)
+        return judge_parent(parent, interfaces, lost)
 
 
 def _refuse_other_roles(tree: Tree, devices: Sequence[Device]) -> Refusal | None:
@@ -368,12 +424,6 @@ def _lacking_interface(tree: Tree, device: Device, address: PciAddress, *, is_as
         why, next_step = f"{address} has no interface yet: kernel driver {driver} has made none", "ask again in a moment"
     text = f"{device.name}: {why}; {next_step}, or claim it with mode host, which hands no interface over"
     return (Reason(code="interface-missing", message=text, facts=facts),)
-
-
-def _observe_parent_link(tree: Tree, address: PciAddress) -> Observation | None:
-    """Look at the carrier of a virtual function's physical one; None for a function that is no virtual one."""
-    parent = physical_function(tree, address)
-    return None if parent is None else judge_parent(parent, _with_aggregated(tree, function_ports(tree, parent, only_link=True).interfaces))
 
 
 def _is_of_others(tree: Tree, port: RdmaPort, own: FunctionPorts) -> bool:
