@@ -13,6 +13,7 @@ from pathlib import Path
 
 from topobus.domain.drawing.leaves import PciIds
 from topobus.domain.machine import PciDevice
+from topobus.sysfs.regular_file import inside_root, read_regular
 
 __all__ = ["copy_names", "read_pci_names"]
 
@@ -69,7 +70,7 @@ def _ids(devices: Iterable[PciDevice]) -> set[PciIds]:
 
 def _entries(roots: Iterable[Path], wanted: set[PciIds]) -> Iterable[tuple[tuple[int, int | None], str, str]]:
     """Find the wanted entries of the first list: ids (None in place of the device: the vendor itself), name and line; a vendor before its devices."""
-    text = next((text for root in roots for place in _PLACES if (text := _read(root / place)) is not None), "")
+    text = next((text for root in roots for place in _PLACES if (text := _read(root, place)) is not None), "")
     vendors = {vendor for vendor, _ in wanted}
     vendor = -1
     for line in text.splitlines():
@@ -90,13 +91,10 @@ def _entries(roots: Iterable[Path], wanted: set[PciIds]) -> Iterable[tuple[tuple
             yield (vendor, number), match[3], line
 
 
-def _read(path: Path) -> str | None:
-    """Read a list; None where there is none that can be read: names are an addition, and the drawing is whole without them."""
+def _read(root: Path, place: str) -> str | None:
+    """Read a list inside a root; None where there is none that can be read: names are an addition, and the drawing is whole without them."""
     try:
-        if not path.is_file():
-            return None
-        with path.open("rb") as file:
-            return file.read(_MOST_BYTES).decode("utf-8", errors="replace")
+        return read_regular(inside_root(root, place), _MOST_BYTES).decode("utf-8", errors="replace")
     except OSError:
         return None
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from topobus.domain.errors import HardwareError
 from topobus.sysfs.boot import BOOT_ID_FILE
+from topobus.sysfs.regular_file import open_regular
 from topobus.sysfs.tree import Tree
 
 __all__ = ["Recording", "record"]
@@ -126,7 +127,9 @@ class _Recorder:
                 self._link(here)
             elif stat.S_ISDIR(kind):
                 self._folder(here)
-            elif stat.S_ISREG(kind) and kind & 0o444:
+            elif not stat.S_ISREG(kind):
+                self._done.unreadable.append(f"{here}: it is no regular file")
+            elif kind & 0o444:
                 self._file(here)
 
     def _names(self, path: str) -> tuple[str, ...]:
@@ -170,8 +173,12 @@ class _Recorder:
         source = self._tree.path(path)
         limit = _LARGEST_CONFIG if path.endswith("/config") else _LARGEST
         try:
-            with source.open("rb", buffering=0) as file:
-                data = _read_all(file.fileno(), limit)
+            # The kernel's own files are opened as they are: nobody else can have put them there.
+            descriptor = os.open(source, os.O_RDONLY | os.O_CLOEXEC) if self._tree.is_live else open_regular(source)
+            try:
+                data = _read_all(descriptor, limit)
+            finally:
+                os.close(descriptor)
         except FileNotFoundError:
             return False
         except OSError as err:

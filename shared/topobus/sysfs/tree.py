@@ -18,6 +18,7 @@ from topobus.domain.errors import HardwareError
 from topobus.sysfs.answers import OpenFiles, StampedAnswers
 from topobus.sysfs.driver_files import DriverFilesSettings
 from topobus.sysfs.filesystem import is_kernels
+from topobus.sysfs.regular_file import inside_root, open_regular, read_all, read_regular
 
 __all__ = ["HardwareSettings", "Tree", "natural_key"]
 
@@ -25,7 +26,8 @@ T = TypeVar("T")
 
 # Linux gives up after as many links (MAXSYMLINKS, include/linux/namei.h).
 _MAX_LINKS = 40
-_READ_BYTES = 64 * 1024
+# The most that is read of one file. An attribute of sysfs has 4 KiB, a list of CPUs a little more; /proc/cpuinfo has 10 MB with 8,192 CPUs.
+_LARGEST = {"sys": 1 << 20, "proc": 16 << 20, "dev": 1 << 20}
 _BLANK = " \t\r\n\x00"
 
 
@@ -111,18 +113,21 @@ class Tree:
     def read_bytes(self, path: str, limit: int = 4096) -> bytes | None:
         """Read the beginning of a binary file (PCI configuration space); None when it is absent or unreadable for us."""
         try:
-            with self.path(path).open("rb") as file:
-                return file.read(limit)
+            descriptor = open_regular(self.path(path))
+            try:
+                return os.read(descriptor, limit)
+            finally:
+                os.close(descriptor)
         except OSError:
             return None
 
     def read_mounted(self, path: str) -> str | None:
-        """Read a file by its absolute path in the tree, wherever it is mounted (a cgroup's); None when absent or unreadable."""
+        """Read a file by its absolute path in the tree, wherever it is mounted (a cgroup's); links stay inside the root. None when absent or unreadable."""
         parts = [part for part in path.split("/") if part not in ("", ".", "..")]
         try:
             if parts and parts[0] in self._tops:
                 return self.read("/".join(parts))
-            return self.root.joinpath(*parts).read_text(encoding="utf-8", errors="replace").strip(_BLANK)
+            return _text_of(read_regular(inside_root(self.root, "/".join(parts)), _LARGEST["sys"]))
         except (OSError, HardwareError):
             return None
 
@@ -194,7 +199,7 @@ class Tree:
         try:
             data = self._open_files.read(text) if self._open_files is not None else None
             if data is None:
-                data = self._read_whole(text)
+                data = self._read_whole(text, path)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
         except OSError as err:
@@ -202,16 +207,17 @@ class Tree:
             if err.errno in (6, 19, 22, 95):
                 return None
             raise HardwareError(f"cannot read {path} under {self.root}: {err.strerror}", path=path) from err
-        # Some kernels end a list with a NUL.
-        return data.decode("utf-8", errors="replace").strip(_BLANK)
+        return _text_of(data)
 
-    def _read_whole(self, text: str) -> bytes:
+    def _read_whole(self, text: str, path: str) -> bytes:
+        top = path.lstrip("/").partition("/")[0]
+        limit = _LARGEST.get(top, _LARGEST["sys"])
+        if not self._kernels.get(top, False):
+            return read_regular(text, limit)
         descriptor = os.open(text, os.O_RDONLY | os.O_CLOEXEC)
         is_kept = False
         try:
-            data = os.read(descriptor, _READ_BYTES)
-            while more := os.read(descriptor, _READ_BYTES):
-                data += more
+            data = read_all(descriptor, text, limit)
             is_kept = self._open_files is not None and self._is_of_a_device(text) and self._open_files.keep(text, descriptor)
             return data
         finally:
@@ -309,3 +315,8 @@ class Tree:
 
     def _real_path(self, parts: list[str]) -> str:
         return "/".join([self._top_texts[parts[0]], *parts[1:]]) if parts else str(self.root)
+
+
+def _text_of(data: bytes) -> str:
+    # Some kernels end a list with a NUL.
+    return data.decode("utf-8", errors="replace").strip(_BLANK)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tarfile
 from pathlib import Path
 
@@ -92,14 +93,14 @@ def test_recording_names_the_file_when_it_cannot_be_read(tmp_path: Path, monkeyp
     """What the kernel refuses is told by path, and the rest is there."""
     machine = build("laptop", tmp_path / "original")
     target = machine.root / machine.functions[0].folder / "vendor"
-    opened = Path.open
+    opened = os.open
 
-    def refuse(self: Path, *args: object, **named: object) -> object:
-        if self == target:
-            raise PermissionError(13, "Permission denied", str(self))
-        return opened(self, *args, **named)  # type: ignore[call-overload]  # passed on as it came
+    def refuse(path: str | os.PathLike[str], flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if path == target:
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, flags, mode, dir_fd=dir_fd)
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     done = record(tree_of(machine.root), tmp_path / "copy")
 
     assert [path for path in done.unreadable if path.endswith("vendor: Permission denied")] == done.unreadable != []

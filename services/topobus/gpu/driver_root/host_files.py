@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from topobus.gpu.driver_root.elf import Elf, read_elf
+from topobus.sysfs.regular_file import open_regular
 
 __all__ = ["HostFiles"]
 
@@ -78,10 +79,15 @@ class HostFiles:
     def elf(self, real: str) -> Elf | None:
         """Read a library's facts; None when it is none."""
         try:
-            with Path(self._seen(real)).open("rb") as file:
-                return read_elf(lambda offset, size: os.pread(file.fileno(), size, offset))
+            descriptor = open_regular(self._seen(real))
         except OSError:
             return None
+        try:
+            return read_elf(lambda offset, size: os.pread(descriptor, size, offset))
+        except OSError:
+            return None
+        finally:
+            os.close(descriptor)
 
     def stamp(self, folder: str) -> tuple[str, int]:
         """Give what changes when a file of a folder comes, goes or is replaced."""

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from topobus.domain.errors import ConfigError
+from topobus.sysfs.regular_file import read_regular
 
 __all__ = [
     "FAULT_KINDS",
@@ -198,6 +199,10 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Cards of this profile's own, beside those that ship (a vendor's test machine brings the vendor's card)."""
 
 
+# Far more than any profile has.
+_LARGEST_PROFILE = 1 << 20
+
+
 def load_profile(name: str | Path) -> Profile:
     """Read a shipped profile by name, or any by the path of its TOML file.
 
@@ -229,10 +234,10 @@ def _read(name: str) -> tuple[str, dict[str, Any]]:
     if name in PROFILES:
         where, text = f"{name}.toml", files("topobus.simulation").joinpath("profiles", f"{name}.toml").read_text(encoding="utf-8")
     else:
-        path = Path(name)
-        if not path.is_file():
-            raise ConfigError(f"no profile {name!r}", next_step=f"use one of {', '.join(PROFILES)}, or the path of a TOML file")
-        where, text = name, path.read_text(encoding="utf-8")
+        try:
+            where, text = name, read_regular(name, _LARGEST_PROFILE).decode("utf-8", "replace")
+        except OSError as err:
+            raise ConfigError(f"no profile {name!r}", next_step=f"use one of {', '.join(PROFILES)}, or the path of a TOML file") from err
     try:
         return where, tomllib.loads(text)
     except tomllib.TOMLDecodeError as err:

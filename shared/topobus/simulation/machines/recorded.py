@@ -32,11 +32,14 @@ from topobus.simulation.machines.processors import (
     proc_content,
 )
 from topobus.simulation.machines.profile import Fault, Profile, load_profile
+from topobus.sysfs.regular_file import read_regular
 
 __all__ = ["RecordedMachine", "build", "content_of"]
 
 # Beside the tree, in the same file system, so that a device folder leaves and returns by one rename.
 _STORE = ".topobus"
+# The name of a profile, or the path of one.
+_LARGEST_MARK = 64 * 1024
 _WHO_MAY = "device nodes are made by root, outside of unprivileged containers, in a file system without nodev"
 
 
@@ -53,9 +56,11 @@ class RecordedMachine:
     def open(cls, root: Path) -> RecordedMachine:
         """Take over a tree that another process built."""
         mark = root / _STORE / "profile"
-        if not mark.is_file():
-            raise ConfigError(f"{root} is not a recorded machine", next_step="make one: topobus profile build dgx DIR")
-        profile = load_profile(mark.read_text(encoding="utf-8").strip())
+        try:
+            name = read_regular(mark, _LARGEST_MARK).decode("utf-8", "replace").strip()
+        except OSError as err:
+            raise ConfigError(f"{root} is not a recorded machine", next_step="make one: topobus profile build dgx DIR") from err
+        profile = load_profile(name)
         return cls(root, profile, lay_out(profile))
 
     @property
