@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import reduce
 from typing import Any
 
 import msgspec
@@ -28,8 +27,11 @@ ADDRESSES = st.lists(st.sampled_from(["10.0.0.3/24", "10.0.0.4/24", "fd00::3/64"
 RP_FILTER = "net.ipv4.conf.IFNAME.rp_filter"
 DISABLE_IPV6 = "net.ipv6.conf.IFNAME.disable_ipv6"
 STATES = st.builds(
-    InterfaceState,
+    lambda name, alternative_names, **fields: InterfaceState(
+        name=name, alternative_names=tuple(sorted(alternative_names - {name})), **fields
+    ),
     name=NAMES,
+    alternative_names=st.sets(NAMES),
     index=st.just(7),
     mac=MACS,
     mtu=MTUS,
@@ -63,8 +65,12 @@ CONFIGS = st.builds(
 
 
 def after(state: InterfaceState, changes: tuple[Change, ...]) -> InterfaceState:
-    """The state after some changes, by the model."""
-    return reduce(apply_to_state, changes, state)
+    """The state after some changes, by the model; to the kernel a name that an interface has, as whichever, is not free."""
+    for change in changes:
+        given = {"name": [change.value], "add-names": change.value}.get(change.name, ())
+        assert not {state.name, *state.alternative_names} & set(given), change
+        state = apply_to_state(state, change)
+    return state
 
 
 @given(STATES, CONFIGS, st.data())
@@ -88,6 +94,21 @@ def test_restore_leads_to_the_state_before_when_a_pod_did_anything_at_all(before
     now = msgspec.structs.replace(changed, kind=before.kind)
 
     assert after(now, plan_restore(now, before)) == before
+
+
+@given(STATES, STATES, st.sets(NAMES))
+def test_restore_leaves_others_their_names(before: InterfaceState, changed: InterfaceState, taken: set[str]) -> None:
+    """It gets each of its names that nobody else has, and keeps the one that it came with where its own is another's."""
+    now = msgspec.structs.replace(
+        changed,
+        name="tb7x0" if changed.name in taken else changed.name,
+        alternative_names=tuple(name for name in changed.alternative_names if name not in taken),
+    )
+
+    restored = after(now, plan_restore(now, before, taken=taken))
+
+    assert restored.name == (now.name if before.name in taken else before.name)
+    assert set(restored.alternative_names) == set(before.alternative_names) - taken - {restored.name}
 
 
 @given(STATES, CONFIGS)

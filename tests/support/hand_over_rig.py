@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket as sockets
@@ -55,9 +56,9 @@ def configured(**fields: Any) -> InterfaceConfig:
 class Rig:
     """Two namespaces; `eth1` on the host is to be handed over, and `far` (10.0.0.1, fd00::1) is its other end in a third one."""
 
-    def __init__(self, host: str, pod: str, world: str) -> None:
+    def __init__(self, host: str, pod: str, world: str, places: Places | None = None) -> None:
         self.host, self.pod, self.world = host, pod, world
-        self.places = Places(host_namespace=f"/run/netns/{host}")
+        self.places = places or Places(host_namespace=f"/run/netns/{host}")
         self.namespace = f"/run/netns/{pod}"
 
     def state(self, name: str = "eth1", namespace: str = "") -> InterfaceState:
@@ -81,8 +82,11 @@ class Rig:
 
 
 @contextmanager
-def rig() -> Iterator[Rig]:
-    """Make the namespaces; `eth1` has what a careful administrator gave it: four addresses, two routes, an MTU, a queue, an alias, a setting."""
+def rig(*, is_inside: bool = True) -> Iterator[Rig]:
+    """Make the namespaces; `eth1` has what a careful administrator gave it: four addresses, two routes, an MTU, a queue, an alias, a setting.
+
+    Shapes: is_inside — this process goes into the host's namespace, as the nic service is in the node's; else it stays out, and is told where the host's is.
+    """
     with network_namespace() as host, network_namespace() as pod, network_namespace() as world:
         ip("-n", host, "link", "add", "eth1", "address", "02:00:00:00:00:07", "type", "veth", "peer", "name", "far", "netns", world)
         ip("-n", host, "link", "set", "eth1", "up", "mtu", "1400", "txqueuelen", "77", "alias", "storage, rack 7")
@@ -97,7 +101,31 @@ def rig() -> Iterator[Rig]:
         ip("-n", host, "route", "add", "10.9.0.0/16", "via", "10.0.0.1", "dev", "eth1", "metric", "7")
         ip("-n", host, "route", "add", "fd09::/16", "via", "fd00::1", "dev", "eth1")
         ip("netns", "exec", host, "sysctl", "-qw", "net.ipv4.conf.eth1.arp_ignore=2")
-        yield Rig(host, pod, world)
+        if not is_inside:
+            yield Rig(host, pod, world)
+            return
+        with _entered(f"/run/netns/{host}"):
+            yield Rig(host, pod, world, Places())
+
+
+@contextmanager
+def _entered(path: str) -> Iterator[None]:
+    """Have this process' first thread, whose namespace is the process' own, in a network namespace."""
+    assert threading.current_thread() is threading.main_thread()
+    before = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    inside = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _set_namespace(inside)
+        yield
+    finally:
+        _set_namespace(before)
+        os.close(inside)
+        os.close(before)
+
+
+def _set_namespace(descriptor: int) -> None:
+    library = ctypes.CDLL(None, use_errno=True)
+    assert library.setns(descriptor, 0x40000000) == 0, os.strerror(ctypes.get_errno())
 
 
 def dies_at(moment: int, record_file: Path, act: Callable[[DeviceRecord], object]) -> bool:

@@ -153,6 +153,9 @@ class InterfaceHands:
                 interface=taken.name,
                 why="; ".join(reason.message for reason in taken.reasons) or "it ended with the sandbox's network namespace",
             )
+        elif taken.reasons:
+            why = "; ".join(reason.message for reason in taken.reasons)
+            get_logger().warning("interface.changed", device=device.name, interface=taken.name, outcome=taken.outcome, why=why)
         elif taken.outcome != "nothing":
             get_logger().info("interface.returned", device=device.name, interface=taken.name, outcome=taken.outcome)
 

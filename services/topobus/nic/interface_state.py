@@ -49,6 +49,8 @@ class InterfaceState(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One interface with its addresses and routes."""
 
     name: str
+    alternative_names: tuple[str, ...] = ()
+    """Sorted. The kernel finds it by each of them, and gives none of them to another one (`ip link property`); udev makes some for each card."""
     index: int
     mac: str
     permanent_mac: str = ""

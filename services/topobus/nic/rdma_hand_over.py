@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.domain.errors import HardwareError
 from topobus.domain.outcome import Reason, Refusal
-from topobus.nic.netlink.places import Places, open_namespace, with_netlink
+from topobus.nic.netlink.places import Places, open_host, open_namespace, with_netlink
 from topobus.nic.rdma_netlink import RdmaNetlink, open_socket
 
 __all__ = ["RDMA_STEP", "check_rdma", "hand_over_rdma", "take_back_rdma"]
@@ -87,7 +87,7 @@ def take_back_rdma(places: Places, namespace: str, record: DeviceRecord) -> None
 
 
 def _return(places: Places, source: int, names: Sequence[str]) -> None:
-    host = os.open(places.host_namespace or "/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    host = open_host(places)
 
     def move(_socket: object) -> None:
         with RdmaNetlink(open_socket()) as rdma:

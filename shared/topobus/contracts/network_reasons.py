@@ -52,6 +52,11 @@ NETWORK_SECTIONS: tuple[ReasonSection, ...] = (
             ReasonGroup(
                 ("interface-renamed",), "it came back under another name, since its own is taken on the host", ("interface", "name")
             ),
+            ReasonGroup(
+                ("interface-name-lost",),
+                "it came back without one of its alternative names, which is another interface's by now",
+                ("interface", "name"),
+            ),
             ReasonGroup(("interface-lost",), "a virtual interface went away with the pod's namespace", ("interface", "kind")),
         ),
     ),

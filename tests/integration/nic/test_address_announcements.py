@@ -60,7 +60,7 @@ def test_neighbours_are_told_nothing_when_the_claim_says_so(machine: Rig) -> Non
 def test_interface_is_handed_over_when_settings_cannot_be_written(machine: Rig) -> None:
     """Telling the neighbours is a help and no promise: without a writable /proc/sys the pod has its interface all the same."""
     record = DeviceRecord()
-    places = Places(host_namespace=machine.places.host_namespace, proc="/nonexistent")
+    places = Places(proc="/nonexistent")
 
     attached = hand_over(
         places, "eth1", machine.namespace, configured(interface={"name": "net1", "addresses": ["10.0.0.9/24"]}), record, tag=TAG

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from msgspec import structs
 from pyroute2.netlink.exceptions import NetlinkError
 
 from support.hand_over_rig import FULL, TAG, Rig, configured, rig
@@ -29,6 +30,12 @@ def machine() -> Iterator[Rig]:
     """Two namespaces with an interface to hand over."""
     with rig() as made:
         yield made
+
+
+def name_each(machine: Rig, names: list[tuple[str, str, str]]) -> None:
+    """Give interfaces alternative names: (where, interface, name)."""
+    for where, interface, name in names:
+        ip("-n", machine.host if where == "host" else machine.pod, "link", "property", "add", "dev", interface, "altname", name)
 
 
 def test_hand_over_gives_the_pod_what_is_configured_and_the_host_what_it_had(machine: Rig) -> None:
@@ -131,7 +138,7 @@ def test_hand_over_follows_links_as_the_host_means_them_when_its_root_is_elsewhe
     (tmp_path / "elsewhere" / "netns").mkdir()
     (tmp_path / "elsewhere" / "netns" / "cni-1").symlink_to("../x")
 
-    refusal = read_interface(Places(namespaces=str(tmp_path), host_namespace=machine.places.host_namespace), "lo", "/var/run/netns/cni-1")
+    refusal = read_interface(Places(namespaces=str(tmp_path)), "lo", "/var/run/netns/cni-1")
 
     assert isinstance(refusal, Refusal)
     assert refusal.reasons[0].code == "namespace-gone"
@@ -211,6 +218,139 @@ def test_take_back_gives_another_name_when_its_own_is_taken_on_the_host(machine:
     assert (taken.outcome, [reason.code for reason in taken.reasons], record.steps) == ("restored", ["interface-renamed"], ())
     now = machine.state(taken.name)
     assert (now.mac, now.mtu, now.addresses, now.is_up, now.alias) == (before.mac, before.mtu, before.addresses, True, before.alias)
+
+
+def test_take_back_asks_the_host_for_names_and_never_the_pod(machine: Rig) -> None:
+    """What the pod calls its own interfaces is no reason for another name on the host; what the host calls its own is."""
+    record = DeviceRecord()
+    hand_over(machine.places, "eth1", machine.namespace, configured(interface={"name": "net1"}), record, tag=TAG)
+    ip("-n", machine.pod, "link", "add", "eth1", "type", "bridge")
+    ip("-n", machine.host, "link", "add", "net1", "type", "bridge")
+
+    taken = take_back(machine.places, machine.namespace, record)
+
+    assert taken == TakenBack(outcome="restored", name="eth1")
+
+
+def test_interface_is_handed_over_and_taken_back_when_the_host_is_named() -> None:
+    """A process that is not in the host's namespace, and is told where it is, does the same."""
+    with rig(is_inside=False) as machine:
+        before, record = machine.state(), DeviceRecord()
+
+        attached = hand_over(machine.places, "eth1", machine.namespace, configured(**FULL), record, tag=TAG)
+        taken = take_back(machine.places, machine.namespace, record)
+
+        assert isinstance(attached, AttachedInterface), attached
+        assert taken == TakenBack(outcome="restored", name="eth1")
+        assert machine.state() == before
+
+
+ALTERNATIVE: list[tuple[str, list[tuple[str, str, str]], list[tuple[str, str, str]]]] = [
+    # What has which alternative names before it is handed over as net1, and what is given one while it is away; then all is as before.
+    ("an unrelated one", [("host", "eth1", "enp1s17f5v9")], []),
+    ("the pod's name, left from a former pod", [("host", "eth1", "net1")], []),
+    ("a name that the pod has", [("host", "eth1", "eth0"), ("host", "eth1", "enp1s0")], []),
+    ("its own name, given in the pod", [], [("pod", "net1", "eth1")]),
+    ("a host's interface's name, given in the pod", [], [("pod", "net1", "uplink0")]),
+    ("a host's interface's alternative name, given in the pod", [("host", "uplink0", "uplink-alt")], [("pod", "net1", "uplink-alt")]),
+    ("one that nobody has, given in the pod", [], [("pod", "net1", "mine")]),
+    ("all of these", [("host", "eth1", "net1"), ("host", "eth1", "enp1s0")], [("pod", "net1", "eth1"), ("pod", "net1", "uplink0")]),
+]
+
+
+@pytest.mark.parametrize(("before", "meanwhile"), [case[1:] for case in ALTERNATIVE], ids=[case[0] for case in ALTERNATIVE])
+def test_alternative_names_are_what_they_were_when_it_is_home(
+    machine: Rig, before: list[tuple[str, str, str]], meanwhile: list[tuple[str, str, str]]
+) -> None:
+    """Whichever names it has on the host or gets in the pod: it goes in, comes home, and both it and the host's others have the names that they had."""
+    ip("-n", machine.host, "link", "add", "uplink0", "type", "bridge")
+    ip("-n", machine.pod, "link", "add", "eth0", "type", "bridge")
+    name_each(machine, before)
+    kept, other, record = machine.state(), machine.state("uplink0"), DeviceRecord()
+
+    attached = hand_over(machine.places, "eth1", machine.namespace, configured(interface={"name": "net1"}), record, tag=TAG)
+    name_each(machine, meanwhile)
+    taken = take_back(machine.places, machine.namespace, record)
+
+    assert isinstance(attached, AttachedInterface), attached
+    assert taken == TakenBack(outcome="restored", name="eth1")
+    # In the pod another one has its index, so it got another.
+    assert (structs.replace(machine.state(), index=kept.index), machine.state("uplink0"), record.steps) == (kept, other, ())
+
+
+def test_alternative_name_is_no_obstacle_when_udev_gave_it_to_what_the_kernel_returned(machine: Rig) -> None:
+    """The namespace ends first, the kernel returns the card under the pod's name, and udev gives it its own name as an alternative one."""
+    ip("-n", machine.host, "link", "property", "add", "dev", "eth1", "altname", "enp1s0")
+    before, record = machine.state(), DeviceRecord()
+    hand_over(machine.places, "eth1", machine.namespace, configured(interface={"name": "net1"}), record, tag=TAG)
+    ip("-n", machine.pod, "link", "property", "add", "dev", "net1", "altname", "from-the-pod")
+    ip("-n", machine.pod, "link", "set", "net1", "netns", machine.host)
+    ip("-n", machine.host, "link", "property", "add", "dev", "net1", "altname", "eth1")
+
+    taken = take_back(machine.places, "", record)
+
+    assert taken == TakenBack(outcome="restored", name="eth1")
+    assert (machine.state(), record.steps) == (before, ())
+
+
+def test_alternative_name_is_told_as_lost_when_another_interface_has_it_by_now(machine: Rig) -> None:
+    """The card is home under its own name; the name that somebody took meanwhile stays with who has it, and is told."""
+    ip("-n", machine.host, "link", "property", "add", "dev", "eth1", "altname", "enp1s0", "altname", "enp1s0np0")
+    record = DeviceRecord()
+    hand_over(machine.places, "eth1", machine.namespace, configured(interface={"name": "net1"}), record, tag=TAG)
+    ip("-n", machine.host, "link", "add", "enp1s0", "type", "bridge")
+
+    taken = take_back(machine.places, machine.namespace, record)
+
+    assert (taken.outcome, taken.name) == ("restored", "eth1")
+    assert [(reason.code, reason.facts["name"]) for reason in taken.reasons] == [("interface-name-lost", "enp1s0")]
+    assert machine.state().alternative_names == ("enp1s0np0",)
+    assert record.steps == ()
+
+
+def test_interface_has_a_spare_name_when_its_own_is_another_ones_alternative_name(machine: Rig) -> None:
+    """To the kernel a name is taken, as whichever."""
+    record = DeviceRecord()
+    hand_over(machine.places, "eth1", machine.namespace, configured(interface={"name": "net1"}), record, tag=TAG)
+    ip("-n", machine.host, "link", "add", "uplink0", "type", "bridge")
+    ip("-n", machine.host, "link", "property", "add", "dev", "uplink0", "altname", "eth1")
+    index = machine.state("net1", machine.namespace).index
+    ip("-n", machine.pod, "link", "property", "add", "dev", "net1", "altname", f"tb{index}x0")
+
+    taken = take_back(machine.places, machine.namespace, record)
+
+    assert (taken.outcome, taken.name, [reason.code for reason in taken.reasons]) == ("restored", f"tb{index}x0", ["interface-renamed"])
+    assert machine.state("uplink0").alternative_names == ("eth1",)
+
+
+def test_two_interfaces_of_a_pod_are_told_apart_when_one_has_the_others_name_beside_its_own(machine: Rig) -> None:
+    """The first one's alternative name is the second one's wanted name: the refusal names it, and nothing is changed."""
+    ip("-n", machine.host, "link", "property", "add", "dev", "eth1", "altname", "net2")
+    ip("-n", machine.host, "link", "add", "eth7", "type", "veth", "peer", "name", "far7")
+    hand_over(machine.places, "eth1", machine.namespace, configured(interface={"name": "net1"}), DeviceRecord(), tag=TAG)
+    before, record = machine.state("eth7"), DeviceRecord()
+
+    refusal = hand_over(machine.places, "eth7", machine.namespace, configured(interface={"name": "net2"}), record, tag=f"{TAG} 2")
+
+    assert isinstance(refusal, Refusal)
+    assert [(reason.code, reason.facts["name"]) for reason in refusal.reasons] == [("name-taken", "net2")]
+    assert (machine.state("eth7"), record.steps) == (before, ())
+
+
+def test_interface_is_gone_when_its_name_is_another_ones_alternative_name(machine: Rig) -> None:
+    """The device's interface went away, and somebody else has its name beside its own: that one stays on the host."""
+    ip("-n", machine.host, "link", "add", "uplink0", "type", "bridge")
+    ip("-n", machine.host, "link", "property", "add", "dev", "uplink0", "altname", "ens9")
+    before, record = machine.state("uplink0"), DeviceRecord()
+
+    answers = [
+        check_hand_over(machine.places, "ens9", configured()),
+        hand_over(machine.places, "ens9", machine.namespace, configured(), record, tag=TAG),
+        mark(machine.places, "ens9", record, tag=TAG),
+    ]
+
+    assert [answer.reasons[0].code if isinstance(answer, Refusal) else answer for answer in answers] == ["interface-gone"] * 3
+    assert (machine.state("uplink0"), record.steps) == (before, ())
 
 
 def test_take_back_puts_a_port_back_into_its_bridge(machine: Rig) -> None:

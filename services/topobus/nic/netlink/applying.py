@@ -7,7 +7,7 @@ NetlinkError (with the kernel's own words) and OSError.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -16,9 +16,9 @@ import msgspec
 from topobus.nic.interface_config import Neighbour, Route, Rule
 from topobus.nic.interface_state import HeldAddress, HeldRoute
 from topobus.nic.netlink.hand_over_plan import Change
-from topobus.nic.netlink.reading import get_link, read_state, sysctl_path
+from topobus.nic.netlink.reading import get_link, names_of, read_state, sysctl_path
 
-__all__ = ["announce_addresses", "apply_change", "remove_rules"]
+__all__ = ["announce_addresses", "apply_change", "move_link", "remove_rules"]
 
 _LOOPBACK = 1
 """The index of `lo` in every namespace."""
@@ -53,6 +53,11 @@ def apply_change(socket: Any, proc: str, index: int, change: Change, *, has_dete
     }
     if change.name in links:
         socket.link("set", index=index, **links[change.name]())
+    elif change.name == "drop-names":
+        _drop_names(socket, index, value)
+    elif change.name == "add-names":
+        for name in value:
+            _once(socket.link, "property_add", index=index, altname=[name])
     elif change.name == "loopback":
         socket.link("set", index=_LOOPBACK, state="up")
     elif change.name == "sysctls":
@@ -74,6 +79,21 @@ def apply_change(socket: Any, proc: str, index: int, change: Change, *, has_dete
     elif change.name == "rules":
         for rule in msgspec.convert(value, type=tuple[Rule, ...]):
             _once(socket.rule, "add", **_rule(rule))
+
+
+def move_link(socket: Any, index: int, target: int, name: str, *, taken: Collection[str], kept: Collection[str] | None = None) -> None:
+    """Move an interface into another namespace, under a name that is free there.
+
+    Shapes: target — descriptor of that namespace; taken — all names of others there: the kernel moves nothing of which one is taken, so such an alternative name is deleted.
+            kept — the alternative names that it may bring along; None: all that are free.
+    Errors: raises NetlinkError; with EEXIST, a name was taken since, here or there.
+    """
+    link = get_link(socket, index=index)
+    others = names_of(link) - {link.get("ifname")} if link is not None else set()
+    # Its own alternative name is no free name to the kernel, either.
+    _drop_names(socket, index, {other for other in others if other == name or other in taken or (kept is not None and other not in kept)})
+    # One request: where the old name is taken, the kernel gives the new one on the way.
+    socket.link("set", index=index, net_ns_fd=target, ifname=name)
 
 
 def announce_addresses(socket: Any, proc: str, index: int, chosen: Mapping[str, int]) -> None:
@@ -102,6 +122,11 @@ def _once(act: Callable[..., Any], verb: str, *, gone: bool = False, **arguments
     except NetlinkError as err:
         if err.code not in ((errno.ENOENT, errno.ESRCH, errno.EADDRNOTAVAIL) if gone else (errno.EEXIST,)):
             raise
+
+
+def _drop_names(socket: Any, index: int, names: Collection[str]) -> None:
+    for name in sorted(names):
+        _once(socket.link, "property_del", gone=True, index=index, altname=[name])
 
 
 def _write_sysctls(socket: Any, proc: str, index: int, values: Mapping[str, int]) -> None:
@@ -152,9 +177,9 @@ def _restore_routes(socket: Any, proc: str, index: int, wanted: Sequence[HeldRou
 
 
 def _index_of(socket: Any, name: str) -> int:
-    # 0 takes an interface out of its bridge; so does a bridge that is there no more.
+    # 0 takes an interface out of its bridge; so does a bridge that is there no more. One that has the name beside its own is another one.
     link = get_link(socket, name=name) if name else None
-    return int(link["index"]) if link is not None else 0
+    return int(link["index"]) if link is not None and link.get("ifname") == name else 0
 
 
 def _family(address: str) -> int:

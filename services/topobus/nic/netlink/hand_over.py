@@ -21,10 +21,10 @@ from topobus.domain.sandbox import AttachedInterface
 from topobus.nic.interface_checks import check_interface_config, name_in_pod
 from topobus.nic.interface_config import InterfaceConfig
 from topobus.nic.interface_state import InterfaceState, state_to_journal
-from topobus.nic.netlink.applying import announce_addresses, apply_change
+from topobus.nic.netlink.applying import announce_addresses, apply_change, move_link
 from topobus.nic.netlink.hand_over_plan import HOST_CHANGES, Change, plan_hand_over
 from topobus.nic.netlink.places import Places, kernels_refusal, missing_package, open_namespace, refused, with_netlink
-from topobus.nic.netlink.reading import find_interface, get_link, link_names, names_of, read_state
+from topobus.nic.netlink.reading import find_interface, get_link, link_names, read_state
 from topobus.nic.netlink.shares import make_child
 from topobus.nic.netlink.vf_settings import VfPlace, configure_vf
 
@@ -37,7 +37,7 @@ _TENTATIVE, _FAILED = 0x40, 0x08
 
 
 def read_interface(places: Places, name: str, namespace: str = "") -> InterfaceState | Refusal | None:
-    """Read an interface by its name on the host, or in a namespace; None when there is none of that name."""
+    """Read an interface by one of its names on the host, or in a namespace; None when there is none of that name."""
     refusal = missing_package()
     if refusal is not None:
         return refusal
@@ -55,9 +55,7 @@ def read_interface(places: Places, name: str, namespace: str = "") -> InterfaceS
 
 def check_hand_over(places: Places, name: str, config: InterfaceConfig, *, vf: VfPlace | None = None) -> Refusal | None:
     """Say why an interface cannot be handed over as configured, as far as the host can tell; changes nothing."""
-    state = read_interface(places, name)
-    if state is None:
-        return _gone(name)
+    state = _read_on_host(places, name)
     if isinstance(state, Refusal):
         return state
     return check_interface_config(config, state, is_virtual_function=vf is not None)
@@ -90,11 +88,11 @@ def hand_over(
     if isinstance(descriptor, Refusal):
         return descriptor
     try:
-        state = read_interface(places, name)
-        if state is None or isinstance(state, Refusal):
-            return state or _gone(name)
+        state = _read_on_host(places, name)
+        if isinstance(state, Refusal):
+            return state
         refusal = check_interface_config(config, state, is_virtual_function=vf is not None) or _taken(
-            places, descriptor, state, name_in_pod(config, state)
+            places, descriptor, name_in_pod(config, state)
         )
         if refusal is None and vf is not None and config.vf is not None:
             refusal = configure_vf(places, vf, config.vf, record)
@@ -112,9 +110,9 @@ def mark(places: Places, name: str, record: DeviceRecord, *, tag: str) -> Refusa
 
     Errors: refuses `package-missing`, `interface-gone`, `not-permitted` and `hand-over-failed`.
     """
-    state = read_interface(places, name)
-    if state is None or isinstance(state, Refusal):
-        return state or _gone(name)
+    state = _read_on_host(places, name)
+    if isinstance(state, Refusal):
+        return state
     change = Change(name="mark", value=tag, before=state_to_journal(state))
     try:
         return with_netlink(
@@ -204,27 +202,21 @@ def _make(record: DeviceRecord, change: Change, act: Callable[[], None]) -> Refu
 
 def _on_host(socket: Any, places: Places, index: int, change: Change, descriptor: int) -> None:
     if change.name == "move":
-        # One request: where the old name is taken in the pod, the kernel gives the new one on the way.
-        socket.link("set", index=index, net_ns_fd=descriptor, ifname=change.value)
+        move_link(socket, index, descriptor, change.value, taken=with_netlink(places, descriptor, link_names))
     else:
         apply_change(socket, places.proc, index, change)
 
 
-def _taken(places: Places, descriptor: int, state: InterfaceState, wanted_name: str) -> Refusal | None:
-    own = with_netlink(places, None, lambda socket: get_link(socket, index=state.index))
-    names = with_netlink(places, descriptor, link_names)
-    # The alternative names go along, and the kernel moves nothing whose alternative name is taken.
-    others = names_of(own) - {state.name} if own is not None else set()
-    for name in sorted({wanted_name} | others):
-        if name in names:
-            return refused(
-                Reason(
-                    code="name-taken",
-                    message=f"the pod has an interface {name} already; interface.name of the claim names another one",
-                    facts={"field": "interface.name", "name": name},
-                )
-            )
-    return None
+def _taken(places: Places, descriptor: int, name: str) -> Refusal | None:
+    if name not in with_netlink(places, descriptor, link_names):
+        return None
+    return refused(
+        Reason(
+            code="name-taken",
+            message=f"the pod has an interface {name} already; interface.name of the claim names another one",
+            facts={"field": "interface.name", "name": name},
+        )
+    )
 
 
 def _wait_for_addresses(socket: Any, index: int) -> Refusal | None:
@@ -263,5 +255,10 @@ def _by_name(socket: Any, places: Places, name: str) -> InterfaceState | None:
     return read_state(socket, places.proc, index=link["index"]) if link is not None else None
 
 
-def _gone(name: str) -> Refusal:
-    return refused(Reason(code="interface-gone", message=f"the host has no interface {name}", facts={"interface": name}))
+def _read_on_host(places: Places, name: str) -> InterfaceState | Refusal:
+    """Read the interface that has this name for its first one: as another one's alternative name, it means another interface."""
+    state = read_interface(places, name)
+    if isinstance(state, Refusal) or (state is not None and state.name == name):
+        return state
+    other = f"; it is an alternative name of {state.name}" if state is not None else ""
+    return refused(Reason(code="interface-gone", message=f"the host has no interface {name}{other}", facts={"interface": name}))

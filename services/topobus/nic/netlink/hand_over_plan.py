@@ -6,7 +6,7 @@ planned from what is found, not from what was done: whatever a pod with NET_ADMI
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -76,14 +76,17 @@ def plan_hand_over(state: InterfaceState, config: InterfaceConfig, *, tag: str) 
     return tuple(changes)
 
 
-def plan_restore(now: InterfaceState, before: InterfaceState, *, name: str = "") -> tuple[Change, ...]:
+def plan_restore(now: InterfaceState, before: InterfaceState, *, taken: Collection[str] = ()) -> tuple[Change, ...]:
     """Plan how an interface that is on the host again becomes what it was.
 
-    Shapes:  now — as it is found; name — the name it can have, when its own is taken. result — changes in order; none when it is as it was. The alias comes last:
-             until then it says that something is left to do.
+    Shapes:  now — as it is found; taken — the names that others have on the host, of all kinds. When its own is among them, it keeps the name that it came home with.
+             result — changes in order; none when it is as it was. The alias comes last: until then it says that something is left to do.
     """
-    name = name or before.name
+    name = now.name if before.name in taken else before.name
     changes: list[Change] = []
+    # A name that it has already, as an alternative one, is no free name to the kernel. What a pod or udev added meanwhile goes, too.
+    kept = {other for other in before.alternative_names if other not in taken and other != name}
+    changes += _names("drop-names", set(now.alternative_names) - kept)
     # Many drivers change a name or a hardware address only while the interface is off.
     is_up = now.is_up
     if is_up and (not before.is_up or now.name != name or now.mac != before.mac):
@@ -96,6 +99,7 @@ def plan_restore(now: InterfaceState, before: InterfaceState, *, name: str = "")
         ("queue", before.tx_queue_length, now.tx_queue_length),
     )
     changes.extend(Change(name=field, value=value, before=was) for field, value, was in pairs if value != was)
+    changes += _names("add-names", kept - set(now.alternative_names))
     sysctls = {key: value for key, value in before.sysctls.items() if now.sysctls.get(key, value) != value}
     if sysctls:
         changes.append(Change(name="sysctls", value=sysctls, before={key: now.sysctls[key] for key in sysctls}))
@@ -128,6 +132,10 @@ def apply_to_state(state: InterfaceState, change: Change) -> InterfaceState:
         "alias": "alias",
         "master": "master",
     }
+    if change.name == "drop-names":
+        return msgspec.structs.replace(state, alternative_names=tuple(sorted(set(state.alternative_names) - set(change.value))))
+    if change.name == "add-names":
+        return msgspec.structs.replace(state, alternative_names=tuple(sorted({*state.alternative_names, *change.value})))
     if change.name in fields:
         return msgspec.structs.replace(state, **{fields[change.name]: change.value})
     if change.name == "mark":
@@ -135,7 +143,8 @@ def apply_to_state(state: InterfaceState, change: Change) -> InterfaceState:
     if change.name in ("down", "up"):
         return msgspec.structs.replace(state, is_up=change.value, routes=state.routes if change.value else ())
     if change.name == "move":
-        return msgspec.structs.replace(state, name=change.value, is_up=False, addresses=(), routes=(), master="")
+        others = tuple(name for name in state.alternative_names if name != change.value)
+        return msgspec.structs.replace(state, name=change.value, alternative_names=others, is_up=False, addresses=(), routes=(), master="")
     if change.name == "sysctls":
         return msgspec.structs.replace(state, sysctls={**state.sysctls, **change.value})
     if change.name == "addresses":
@@ -145,6 +154,10 @@ def apply_to_state(state: InterfaceState, change: Change) -> InterfaceState:
     if change.name == "held-routes":
         return msgspec.structs.replace(state, routes=msgspec.convert(change.value, type=tuple[HeldRoute, ...]))
     return state
+
+
+def _names(change: str, names: Collection[str]) -> list[Change]:
+    return [Change(name=change, value=sorted(names))] if names else []
 
 
 def _in_order(entries: Sequence[Any]) -> list[Any]:

@@ -18,13 +18,15 @@ from msgspec import Struct
 
 from topobus.domain.outcome import Reason, Refusal
 
-__all__ = ["Places", "kernels_refusal", "missing_package", "open_namespace", "refused", "with_netlink"]
+__all__ = ["Places", "kernels_refusal", "missing_package", "open_host", "open_namespace", "refused", "with_netlink"]
 
 T = TypeVar("T")
 
 _CLONE_NEWNET = 0x40000000
 # linux/magic.h; what is no namespace file must not be entered.
 _NSFS = 0x6E736673
+# Of this process' first thread, which enters no namespace; /proc/thread-self is the calling one, which may be in a pod's.
+_OWN_NAMESPACE = "/proc/self/ns/net"
 
 
 class Places(Struct, frozen=True, kw_only=True):
@@ -101,6 +103,14 @@ def open_namespace(places: Places, path: str) -> int | Refusal:
     return descriptor
 
 
+def open_host(places: Places) -> int:
+    """Open the host's network namespace, whatever namespace the calling thread is in; the caller closes the descriptor.
+
+    Errors: raises OSError.
+    """
+    return os.open(places.host_namespace or _OWN_NAMESPACE, os.O_RDONLY | os.O_CLOEXEC)
+
+
 def _is_kept(places: Places, path: str) -> bool:
     return path.startswith((f"{places.kept}/", "/proc/self/fd/"))
 
@@ -126,12 +136,15 @@ def with_netlink(places: Places, namespace: int | None, work: Callable[[Any], T]
 def _enter(places: Places, namespace: int | None) -> None:
     if namespace is not None:
         _set_namespace(namespace)
-    elif places.host_namespace:
-        descriptor = os.open(places.host_namespace, os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        return
+    # A thread begins where the one that made it is: work for the host may be asked for from within a pod's namespace.
+    descriptor = open_host(places)
+    try:
+        # Who is there already needs no right to enter: a service without CAP_SYS_ADMIN reads the host's interfaces.
+        if not os.path.samestat(os.fstat(descriptor), Path("/proc/thread-self/ns/net").stat()):
             _set_namespace(descriptor)
-        finally:
-            os.close(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _set_namespace(descriptor: int) -> None:
@@ -174,7 +187,7 @@ def _not_for_a_pod(places: Places, descriptor: int, path: str) -> Refusal | None
             Reason(code="namespace-gone", message=f"{path} is no namespace (any more): the sandbox is gone", facts={"path": path})
         )
     entered = os.fstat(descriptor)
-    own = Path(places.host_namespace or "/proc/self/ns/net").stat()
+    own = Path(places.host_namespace or _OWN_NAMESPACE).stat()
     if (entered.st_dev, entered.st_ino) == (own.st_dev, own.st_ino):
         return refused(
             Reason(

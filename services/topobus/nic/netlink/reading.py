@@ -15,7 +15,7 @@ from topobus.nic.interface_fields import SYSCTLS
 from topobus.nic.interface_state import HeldAddress, HeldRoute, InterfaceState
 from topobus.nic.netlink.requests import request_routes
 
-__all__ = ["find_interface", "get_link", "is_same", "link_names", "names_of", "read_state", "sysctl_path"]
+__all__ = ["find_interface", "get_link", "is_same", "kind_of", "link_names", "names_of", "read_state", "sysctl_path"]
 
 _IFF_UP = 1
 _AF_INET, _AF_INET6 = 2, 10
@@ -40,13 +40,12 @@ def read_state(socket: Any, proc: str, *, index: int) -> InterfaceState | None:
     link = get_link(socket, index=index)
     if link is None:
         return None
-    info = link.get("linkinfo") or {"attrs": []}
-    kind = dict(info["attrs"]).get("IFLA_INFO_KIND") or ""
     bus, bus_device = link.get("parent_dev_bus_name"), link.get("parent_dev_name")
     master = get_link(socket, index=link.get("master")) if link.get("master") else None
     name = link.get("ifname")
     return InterfaceState(
         name=name,
+        alternative_names=tuple(sorted(names_of(link) - {name})),
         index=index,
         mac=(link.get("address") or "").lower(),
         permanent_mac=_permanent_mac(link),
@@ -55,7 +54,7 @@ def read_state(socket: Any, proc: str, *, index: int) -> InterfaceState | None:
         largest_mtu=link.get("max_mtu") or 0,
         is_up=bool(link["flags"] & _IFF_UP),
         has_carrier=bool(link.get("carrier")),
-        kind=kind,
+        kind=kind_of(link),
         alias=link.get("ifalias") or "",
         tx_queue_length=link.get("txqlen") or 0,
         link=link.get("link") or 0,
@@ -82,6 +81,12 @@ def get_link(socket: Any, *, index: int = 0, name: str = "") -> Any | None:
             return None
         raise
     return links[0] if links else None
+
+
+def kind_of(link: Any) -> str:
+    """Give the kind of a virtual interface, `veth`; empty for hardware."""
+    info = link.get("linkinfo") or {"attrs": []}
+    return dict(info["attrs"]).get("IFLA_INFO_KIND") or ""
 
 
 def names_of(link: Any) -> set[str]:
@@ -131,10 +136,9 @@ def is_same(link: Mapping[str, Any], before: InterfaceState, macs: frozenset[str
 
 def _could_be(link: Mapping[str, Any], before: InterfaceState) -> bool:
     """Say whether kind, bus, permanent address and other end are those of a state: none of them ever changes."""
-    info = link.get("linkinfo") or {"attrs": []}
     bus, device = link.get("parent_dev_bus_name"), link.get("parent_dev_name")
     return (
-        (dict(info["attrs"]).get("IFLA_INFO_KIND") or "") == before.kind
+        kind_of(link) == before.kind
         and (f"{bus}/{device}" if bus and device else "") == before.bus_device
         and _permanent_mac(link) == before.permanent_mac
         and (not before.link or link.get("link") == before.link)

@@ -7,7 +7,10 @@ whatever name the pod gave it) and after a pod with NET_ADMIN has changed its in
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Collection, Iterator
+from itertools import chain, count
 from typing import Any
 
 from msgspec import Struct
@@ -16,13 +19,16 @@ from topobus.devicekit.device_record import DeviceRecord
 from topobus.domain.errors import HardwareError
 from topobus.domain.outcome import Reason
 from topobus.nic.interface_state import InterfaceState, state_from_journal
-from topobus.nic.netlink.applying import apply_change, remove_rules
+from topobus.nic.netlink.applying import apply_change, move_link, remove_rules
 from topobus.nic.netlink.hand_over_plan import HOST_CHANGES, POD_CHANGES, plan_restore
-from topobus.nic.netlink.places import Places, missing_package, open_namespace, with_netlink
-from topobus.nic.netlink.reading import find_interface, get_link, read_state
+from topobus.nic.netlink.places import Places, missing_package, open_host, open_namespace, with_netlink
+from topobus.nic.netlink.reading import find_interface, get_link, kind_of, link_names, read_state
 from topobus.nic.netlink.vf_settings import restore_vf
 
 __all__ = ["TakenBack", "take_back"]
+
+# How often it is tried again when a name was taken between the look and the move. Whoever takes names all the time is asked again by the next try.
+_MOVES = 4
 
 
 class TakenBack(Struct, frozen=True, kw_only=True):
@@ -125,21 +131,36 @@ def _from_pod(places: Places, descriptor: int, away: _Away) -> bool:
         if away.is_child:
             socket.link("del", index=index)
             return True
-        home = os.open(places.host_namespace or "/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            home_name = before.name
-            is_free = with_netlink(places, None, lambda host: get_link(host, name=home_name)) is None
-            name = home_name if is_free else with_netlink(places, None, lambda host: _spare_name(host, index))
             # The tag first: a pod may have changed it, and on the host it is what the interface is found by.
             socket.link("set", index=index, ifalias=away.tag)
-            socket.link("set", index=index, net_ns_fd=home, ifname=name)
+            _move_home(socket, places, index, before)
         except NetlinkError as err:
             raise HardwareError(f"{before.name} cannot be moved back to the host: {err.args[1]}", error=err.code) from err
-        finally:
-            os.close(home)
         return False
 
     return with_netlink(places, descriptor, leave)
+
+
+def _move_home(socket: Any, places: Places, index: int, before: InterfaceState) -> None:
+    """Move it to the host under its own name, or a spare one, with those alternative names that are its own and free."""
+    from pyroute2.netlink.exceptions import NetlinkError
+
+    home = open_host(places)
+    try:
+        for last in (*[False] * _MOVES, True):
+            taken = with_netlink(places, None, link_names)
+            name = next(name for name in chain([before.name], (f"tb{index}x{number}" for number in count())) if name not in taken)
+            try:
+                move_link(socket, index, home, name, taken=taken, kept=before.alternative_names)
+            except NetlinkError as err:
+                # A name that somebody took meanwhile, or that a pod gave it once more: it must not keep the host from what is the host's.
+                if last or err.code != errno.EEXIST:
+                    raise
+            else:
+                return
+    finally:
+        os.close(home)
 
 
 def _restore(socket: Any, places: Places, away: _Away) -> TakenBack | None:
@@ -151,10 +172,8 @@ def _restore(socket: Any, places: Places, away: _Away) -> TakenBack | None:
     now = read_state(socket, places.proc, index=index) if index is not None else None
     if before is None or index is None or now is None:
         return None
-    holder = get_link(socket, name=before.name)
-    # Where its name is another's by now, it keeps the one that it came home with.
-    name = before.name if holder is None or holder["index"] == index else now.name
-    for change in plan_restore(now, before, name=name):
+    taken = {name for name, holder in link_names(socket).items() if holder != index}
+    for change in plan_restore(now, before, taken=taken):
         try:
             apply_change(socket, places.proc, index, change)
         except (NetlinkError, OSError) as err:
@@ -162,18 +181,29 @@ def _restore(socket: Any, places: Places, away: _Away) -> TakenBack | None:
             raise HardwareError(
                 f"{before.name} cannot be restored: step {change.name} ({change.value}): {words}", step=change.name
             ) from err
-    reasons: tuple[Reason, ...] = ()
+    name = now.name if before.name in taken else before.name
+    return TakenBack(outcome="restored", name=name, reasons=tuple(_names_lost(before, name, taken)))
+
+
+def _names_lost(before: InterfaceState, name: str, taken: Collection[str]) -> Iterator[Reason]:
+    """Tell which of its names it could not have back."""
     if name != before.name:
         message = f"another interface is called {before.name} by now, so this one is {name}; rename it when the other one is gone"
-        reasons = (Reason(code="interface-renamed", message=message, facts={"interface": before.name, "name": name}),)
-    return TakenBack(outcome="restored", name=name, reasons=reasons)
+        yield Reason(code="interface-renamed", message=message, facts={"interface": before.name, "name": name})
+    for other in before.alternative_names:
+        if other in taken:
+            message = f"another interface is called {other} by now, so {name} has lost this alternative name; `ip link property add dev {name} altname {other}` gives it back when the other one is gone"
+            yield Reason(code="interface-name-lost", message=message, facts={"interface": name, "name": other})
 
 
 def _delete_child(socket: Any, away: _Away, record: DeviceRecord) -> bool:
     step = record.step("share")
     # Until it moves, a child has the name that only its tag gives.
     link = get_link(socket, name=step.before["name"]) if step is not None else None
-    index = link["index"] if link is not None else find_interface(socket, away.before, tag=away.tag) if away.before is not None else None
+    if link is not None and step is not None and (link.get("ifname"), kind_of(link)) == (step.before["name"], step.before["kind"]):
+        index: int | None = link["index"]
+    else:
+        index = find_interface(socket, away.before, tag=away.tag) if away.before is not None else None
     if index is None:
         return False
     socket.link("del", index=index)
@@ -208,7 +238,3 @@ def _lost(away: _Away) -> TakenBack:
     kind = away.before.kind if away.before is not None else "child"
     message = f"{name} ({kind}) went away with the pod's namespace, as the kernel does with virtual interfaces"
     return TakenBack(outcome="lost", reasons=(Reason(code="interface-lost", message=message, facts={"interface": name, "kind": kind}),))
-
-
-def _spare_name(socket: Any, index: int) -> str:
-    return next(name for number in range(1000) if get_link(socket, name=(name := f"tb{index}x{number}")) is None)
