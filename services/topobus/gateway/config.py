@@ -120,7 +120,8 @@ class ClusterSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     once; by itself it comes back after 60 to 90 s. Needs the right to patch pods."""
     evict_after_s: Annotated[float, Meta(ge=0)] = 0.0
     """How long a pod waits for a device that somebody else holds before it is evicted, in seconds, when a controller makes it anew: its claim is then
-    allocated afresh. 0: never. Needs the right to create evictions."""
+    allocated afresh. As long does a pod keep a device that is sick when it names a resource that claims serve: the cluster evicts pods that name their claims, and not these.
+    0: never. Needs the right to create evictions."""
     resync_s: Seconds = 300.0
     """How often slices are compared without news, in seconds."""
 

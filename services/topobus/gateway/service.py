@@ -203,7 +203,7 @@ class _Gateway:
         reports: ClusterReports | None = None
         if self._cluster is not None:
             reader = ClusterClaims(self._cluster)
-            reports = await ClusterReports.open(self._cluster, path.with_name("reports.json"), self._runtime, checkpoint)
+            reports = await ClusterReports.open(self._cluster, path.with_name("reports.json"), self._runtime, self._state, checkpoint)
             settler = LedgerRelease(self._state, self._asks, reader, checkpoint, settings.deadlines)
         metadata = ClaimMetadata.open(settings.metadata, path.parent, self._state.inventories)
         clock, limit_s, details = self._runtime.clock, settings.runtime.attach_s, reports.details if reports is not None else None
@@ -324,8 +324,8 @@ class _Gateway:
         forgotten = ForgottenClaims(work.preparer, self._checkpoint, claims, work.pods, deadlines, self._runtime.node)
         group.create_task(forgotten.run())
         attempts, settings = work.preparer.attempts, self._settings.cluster
-        clock, events = self._runtime.clock, work.reports.events
-        group.create_task(PodRetries(self._cluster, self._state, attempts, self._checkpoint, settings, clock, events).run())
+        clock, reports = self._runtime.clock, work.reports
+        group.create_task(PodRetries(self._cluster, self._state, attempts, self._checkpoint, settings, clock, reports).run())
 
     async def _open_drivers(self, group: asyncio.TaskGroup) -> None:
         """Serve each class as a DRA driver from its first device on (or its first claim still to be undone), also while we stand by."""

@@ -9,7 +9,8 @@ from topobus.domain.names import ClaimUid
 from topobus.domain.outcome import Reason, Refusal
 from topobus.domain.sandbox import AttachedInterface
 from topobus.gateway.core.claim_allocation import AllocatedDevice
-from topobus.gateway.core.device_status import ClaimReport, camel_case, device_statuses, network_data, text_of
+from topobus.gateway.core.device_faults import HealthNote
+from topobus.gateway.core.device_status import ClaimReport, camel_case, device_statuses, network_data, replaced_statuses, text_of
 from topobus.kubernetes.api.device_status_limits import check_device_statuses
 from topobus.kubernetes.api.resource import AllocationResult, ClaimStatus
 
@@ -42,6 +43,33 @@ def test_entry_has_interface_condition_and_what_the_api_has_no_field_for() -> No
         "data": {"pod": "default/p", "mtu": 9000},
         "networkData": {"interfaceName": "net1", "hardwareAddress": "02:00:00:00:00:01", "ips": ["10.1.2.3/24", "fd00::3/64"]},
     }
+
+
+def test_health_is_a_condition_of_its_own_when_a_device_was_ever_sick() -> None:
+    """Ready says that it was prepared, Healthy what became of it; a device that was never hurt has none, and ours takes the place of ours alone."""
+    sick = HealthNote(is_healthy=False, code="fell-off-bus", message="gone", since="2026-11-23T05:00:00Z")
+    report = msgspec.structs.replace(REPORT, devices=(NIC, SHARE), health={"nic-0": sick}, generation=3)
+
+    entries = device_statuses(report, "nic.topobus.dev")
+    well = msgspec.structs.replace(report, health={"nic-0": HealthNote(is_healthy=True, since="2026-11-23T06:00:00Z")})
+    watched = {"type": "Watched", "status": "True"}
+    present = [{**entries[0], "conditions": [*entries[0]["conditions"], watched]}]
+    replaced = replaced_statuses(present, "nic.topobus.dev", device_statuses(well, "nic.topobus.dev"))
+
+    assert [condition["type"] for entry in entries for condition in entry["conditions"]] == ["Ready", "Healthy", "Ready"]
+    assert entries[0]["conditions"][1] == {
+        "type": "Healthy",
+        "status": "False",
+        "reason": "FellOffBus",
+        "message": "gone (fell-off-bus)",
+        "lastTransitionTime": "2026-11-23T05:00:00Z",
+        "observedGeneration": 3,
+    }
+    assert [(condition["type"], condition["status"]) for condition in replaced[0]["conditions"]] == [
+        ("Ready", "True"),
+        ("Healthy", "True"),
+        ("Watched", "True"),
+    ]
 
 
 def test_device_stands_once_when_two_requests_look_at_it_and_shares_stand_apart() -> None:

@@ -20,6 +20,7 @@ from topobus.domain.timestamps import in_whole_seconds
 from topobus.gateway.cluster.objects import CLAIMS, Cluster, Rejected
 from topobus.gateway.cluster.report_record import ReportRecord
 from topobus.gateway.core.claim_allocation import cdi_device_name, is_allocated_here
+from topobus.gateway.core.device_faults import HealthNote
 from topobus.gateway.core.device_status import ClaimReport, device_statuses, text_of
 from topobus.gateway.dra.checkpoint import Checkpoint, ClaimEntry
 from topobus.gateway.dra.claim_key import ClaimKey
@@ -51,6 +52,7 @@ class ClaimStatuses:
         self._node = node
         self._tell = tell
         self._wanted = dict(record.reports)
+        self._health = {key: report.health for key, report in record.reports.items() if report.health}
         self._due: dict[str, float] = {}
         """Keys of what is to be written, with the clock's time from which on."""
         self._failures: dict[str, int] = {}
@@ -64,6 +66,7 @@ class ClaimStatuses:
         for key, report in tuple(self._wanted.items()):
             if key not in running and report.devices:
                 self._wanted[key] = _gone(report)
+                self._health.pop(key, None)
             self._due[key] = 0.0
         for entry in running.values():
             attachment = entry.attachment
@@ -100,7 +103,21 @@ class ClaimStatuses:
 
     def unprepared(self, claim: ClaimKey, device_class: str) -> None:
         """Take away what was said."""
+        self._health.pop(f"{claim.uid}/{device_class}", None)
         self._withdraw(f"{claim.uid}/{device_class}")
+
+    def health_of(self, key: str) -> Mapping[str, HealthNote]:
+        """Give what is told of the health of a claim's devices of a class, by device."""
+        return self._health.get(key, {})
+
+    def judged(self, key: str, notes: Mapping[str, HealthNote]) -> None:
+        """Tell it from now on; also of devices that are in no pod yet, as soon as they are."""
+        if notes == self.health_of(key):
+            return
+        self._health[key] = dict(notes)
+        report = self._wanted.get(key)
+        if report is not None and report.devices:
+            self._want(structs.replace(report, health=self._health[key]))
 
     async def run(self) -> None:
         """Write what is to be written, for ever."""
@@ -132,6 +149,7 @@ class ClaimStatuses:
             pod=pod,
             refused=refused,
             code=code,
+            health=dict(self.health_of(entry.key)),
             generation=entry.generation,
         )
         earlier = self._wanted.get(report.key)

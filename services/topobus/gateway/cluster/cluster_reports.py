@@ -13,6 +13,7 @@ from pathlib import Path
 from topobus.domain.outcome import Refusal
 from topobus.domain.sandbox import AttachedInterface, Sandbox
 from topobus.gateway.cluster.claim_statuses import ClaimStatuses
+from topobus.gateway.cluster.device_health import DeviceHealthReports
 from topobus.gateway.cluster.event_recorder import EventRecorder
 from topobus.gateway.cluster.objects import Cluster
 from topobus.gateway.cluster.pod_details import ClusterPodDetails
@@ -20,6 +21,8 @@ from topobus.gateway.cluster.pod_events import PodEvents
 from topobus.gateway.cluster.report_record import ReportRecord
 from topobus.gateway.dra.checkpoint import Checkpoint, ClaimEntry
 from topobus.gateway.dra.claim_key import ClaimKey
+from topobus.gateway.node_state import NodeState
+from topobus.runtime.clock import Clock
 from topobus.runtime.service import Runtime
 
 __all__ = ["ClusterReports"]
@@ -28,15 +31,25 @@ __all__ = ["ClusterReports"]
 class ClusterReports:
     """Everything that one node tells of its claims."""
 
-    def __init__(self, statuses: ClaimStatuses, recorder: EventRecorder, details: ClusterPodDetails, node: str) -> None:
+    def __init__(
+        self,
+        statuses: ClaimStatuses,
+        recorder: EventRecorder,
+        details: ClusterPodDetails,
+        node: str,
+        state: NodeState,
+        checkpoint: Checkpoint,
+        clock: Clock,
+    ) -> None:
         self.events = PodEvents(recorder, node)
         self.details = details
         """What the API server tells of pods."""
+        self.health = DeviceHealthReports(state, checkpoint, statuses, self.events, clock)
         self._statuses = statuses
         self._recorder = recorder
 
     @classmethod
-    async def open(cls, cluster: Cluster, path: Path, runtime: Runtime, checkpoint: Checkpoint) -> ClusterReports:
+    async def open(cls, cluster: Cluster, path: Path, runtime: Runtime, state: NodeState, checkpoint: Checkpoint) -> ClusterReports:
         """Go on where the process before this one ended; only for the gateway that has the turn."""
         record = await asyncio.to_thread(ReportRecord.open, path)
 
@@ -47,7 +60,7 @@ class ClusterReports:
         statuses = ClaimStatuses(cluster, record, runtime.clock, runtime.node, tell=tell)
         statuses.restore(checkpoint)
         recorder, details = EventRecorder(cluster, runtime.clock, runtime.node), ClusterPodDetails(cluster, runtime.clock)
-        return cls(statuses, recorder, details, runtime.node)
+        return cls(statuses, recorder, details, runtime.node, state, checkpoint, runtime.clock)
 
     async def run(self) -> None:
         """Tell, for ever."""

@@ -12,6 +12,7 @@ from topobus.domain.outcome import Refusal
 from topobus.domain.request import Owner
 from topobus.domain.sandbox import AttachedInterface, Sandbox
 from topobus.gateway.cluster.event_recorder import EventRecorder, Involved, claim_object, pod_object
+from topobus.gateway.core.device_faults import HealthNote
 from topobus.gateway.core.device_status import text_of
 from topobus.gateway.core.next_steps import next_step
 from topobus.gateway.core.shortening import shortened
@@ -24,8 +25,14 @@ __all__ = ["PodEvents"]
 
 _NOT_PREPARED, _CPUS_REFUSED = "DevicesNotPrepared", "CpusRefused"
 _ATTACHED, _NOT_ATTACHED, _NOT_DETACHED = "DevicesAttached", "DevicesNotAttached", "DevicesNotDetached"
+_UNHEALTHY, _HEALTHY = "DeviceUnhealthy", "DeviceHealthy"
 _OF_CPUS = ("cpu-", "shared-pool-")
 _MESSAGE_LIMIT = 1000
+# What becomes of a pod whose device is sick. The cluster's own eviction does not look at the claim that stands for a pod's resources.
+_BY_CLAIM = "`topobus health` says what is known; the cluster evicts pods whose claims do not tolerate it"
+_BY_RESOURCE = (
+    "`topobus health` says what is known; make the pod anew for another device (the gateway's setting cluster.evict_after_s does)"
+)
 # An interface may have hundreds.
 _MAX_ADDRESSES = 4
 
@@ -76,6 +83,23 @@ class PodEvents:
     def detach_failed(self, entry: ClaimEntry, sandbox: Sandbox, refusal: Refusal) -> None:
         """Tell both why they could not be taken back as they were; nobody else gets them before that is mended."""
         self._refused(entry, sandbox, _NOT_DETACHED, "not taken back from pod", refusal)
+
+    def device_health(self, entry: ClaimEntry, pods: Iterable[NodePod], device: str, note: HealthNote, *, is_of_claim: bool = True) -> None:
+        """Tell a claim (unless only pods are to hear it) and its pods that a device fails, or is well again."""
+        claim = ClaimKey(namespace=entry.namespace, name=entry.name, uid=entry.uid).owner
+        where = f"claim {claim.namespace}/{claim.name}: {device}"
+        for pod in pods:
+            self._tell_health(
+                pod_object(pod.namespace, pod.name, pod.uid), where, note, _BY_RESOURCE if pod.resource_claim == entry.name else _BY_CLAIM
+            )
+        if is_of_claim:
+            self._tell_health(claim_object(claim), where, note, _BY_CLAIM)
+
+    def _tell_health(self, involved: Involved, where: str, note: HealthNote, step: str) -> None:
+        if note.is_healthy:
+            self._recorder.note(involved, _HEALTHY, f"node {self._node}: {where} is well again", is_warning=False)
+        else:
+            self._warn([involved], _UNHEALTHY, f"{where} is unhealthy: {note.message}{_code(note.code)}", step)
 
     def _refused(self, entry: ClaimEntry, sandbox: Sandbox, reason: str, what: str, refusal: Refusal) -> None:
         code, text = text_of(refusal)

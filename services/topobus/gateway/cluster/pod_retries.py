@@ -1,7 +1,7 @@
-"""Follows the pods of this node that wait for claims: reserves their devices, and makes kubelet retry as soon as the obstacle is gone.
+"""Follows the pods of this node that have claims: reserves devices for those that wait, and makes kubelet retry as soon as the obstacle is gone.
 
 Flows in: the node's pods and their claims from the API server, the ledger, inventories, results of preparations. Flows out: devices that the device plugins must
-not offer meanwhile, an annotation on a pod, events on pod and claim, and an eviction where the settings say so. The annotation matters because kubelet retries a
+not offer meanwhile, an annotation on a pod, events on pod and claim (also when a device of theirs fails), and an eviction where the settings say so. The annotation matters because kubelet retries a
 failed preparation only after 60 to 90 s, but looks at a pod at once when its annotations change. A field selector restricts the watch to pods bound to this node,
 so that a thousand gateways do not read all claims. Without the API server, or without the right, nothing is reserved or annotated; everything else goes on.
 """
@@ -19,6 +19,7 @@ from topobus.domain.errors import TopobusError
 from topobus.domain.names import PodUid
 from topobus.domain.request import Owner
 from topobus.domain.timestamps import rfc3339
+from topobus.gateway.cluster.cluster_reports import ClusterReports
 from topobus.gateway.cluster.objects import (
     CLAIMS,
     PODS,
@@ -26,8 +27,8 @@ from topobus.gateway.cluster.objects import (
     ClusterChangeKind,
     Rejected,
 )
-from topobus.gateway.cluster.pod_events import PodEvents
 from topobus.gateway.config import ClusterSettings
+from topobus.gateway.core.device_faults import lost_claim
 from topobus.gateway.core.waiting import (
     NodePod,
     PodWait,
@@ -58,6 +59,8 @@ _EVICT_AGAIN_S = 10.0
 _LOOK_S = 0.5
 # How often a claim is read again that had no allocation when its pod was bound, or was not there: whoever bound the pod did not wait for it.
 _READ_AGAIN_S = 10.0
+# How long a gateway that starts waits for the list of pods before claims alone are told of their devices' health: it may lack the right.
+_PODS_S = 10.0
 # What calls can fail for that belong to no pod.
 _COMMON_CALLS = frozenset({"claims", "annotate", "evict"})
 
@@ -73,7 +76,7 @@ class PodRetries:
         checkpoint: Checkpoint,
         settings: ClusterSettings,
         clock: Clock,
-        events: PodEvents,
+        reports: ClusterReports,
     ) -> None:
         self._cluster = cluster
         self._state = state
@@ -81,9 +84,12 @@ class PodRetries:
         self._checkpoint = checkpoint
         self._settings = settings
         self._clock = clock
-        self._events = events
+        self._events = reports.events
+        self._health = reports.health
         self._changed = Broadcast()
         self._pods: dict[PodUid, NodePod] = {}
+        self._has_seen_pods = False
+        self._since_s = clock.monotonic()
         self._claims: dict[tuple[str, str], WaitingClaim | None] = {}
         """Claims of pods as they were read; absent: to be read."""
         self._unallocated_since: dict[tuple[str, str], float] = {}
@@ -91,6 +97,8 @@ class PodRetries:
         self._waits: dict[PodUid, PodWait] = {}
         self._obstacles: dict[PodUid, str] = {}
         self._blocked_since: dict[PodUid, float] = {}
+        self._sick_since: dict[PodUid, float] = {}
+        """Pods by resource with a sick device, as the clock was when it was seen first."""
         self._evicted_at: dict[PodUid, float] = {}
         self._failed_calls: dict[str, str] = {}
 
@@ -105,6 +113,7 @@ class PodRetries:
                 await self._read_claims()
                 self._withhold()
                 is_waiting = await self._check_pods()
+                is_waiting = await self._check_health() or is_waiting
                 try:
                     async with self._clock.timeout(_LOOK_S if is_waiting else None):
                         await ticket.wait()
@@ -121,6 +130,7 @@ class PodRetries:
             async for change in changes:
                 if change.kind is ClusterChangeKind.SNAPSHOT:
                     self._pods = {pod.uid: pod for pod in map(pod_of, change.objects) if pod is not None}
+                    self._has_seen_pods = True
                     self._claims.clear()
                     self._unallocated_since.clear()
                 else:
@@ -141,7 +151,7 @@ class PodRetries:
         wanted = {(pod.namespace, name) for pod in self._pods.values() for name in pod.claims}
         self._claims = {key: claim for key, claim in self._claims.items() if key in wanted}
         self._unallocated_since = {key: since_s for key, since_s in self._unallocated_since.items() if key in wanted}
-        for by_uid in (self._waits, self._obstacles, self._blocked_since, self._evicted_at):
+        for by_uid in (self._waits, self._obstacles, self._blocked_since, self._sick_since, self._evicted_at):
             for uid in by_uid.keys() - self._pods.keys():
                 del by_uid[uid]
         self._failed_calls = {what: why for what, why in self._failed_calls.items() if what in _COMMON_CALLS or what in self._pods}
@@ -225,7 +235,21 @@ class PodRetries:
             await self._annotate(pod)
         self._waits[pod.uid] = wait
         if obstacle and failures:
-            await self._evict(pod, obstacle, now_s)
+            await self._evict(pod, obstacle, self._blocked_since[pod.uid], now_s)
+
+    async def _check_health(self) -> bool:
+        """Tell of sick devices, and evict pods that lose theirs and that the cluster does not evict; True: one is to be evicted later."""
+        now_s = self._clock.monotonic()
+        if not self._has_seen_pods and now_s - self._since_s < _PODS_S:
+            # What is news for a claim is told to its pods with it, so they are waited for.
+            return True
+        sick_claims = self._health.tell(tuple(self._pods.values()))
+        whys = {uid: why for uid, pod in self._pods.items() if (why := lost_claim(pod, sick_claims))}
+        self._sick_since = {uid: self._sick_since.get(uid, now_s) for uid in whys}
+        for uid, why in whys.items():
+            if uid in self._pods:
+                await self._evict(self._pods[uid], why, self._sick_since[uid], now_s)
+        return bool(whys) and self._settings.evict_after_s > 0
 
     def _obstacle_of(self, claim: WaitingClaim) -> str:
         return obstacle_of(
@@ -268,10 +292,10 @@ class PodRetries:
         get_logger().info("pod.retried", pod=f"{pod.namespace}/{pod.name}", pod_uid=pod.uid)
         await self._clock.sleep(_BETWEEN_S)
 
-    async def _evict(self, pod: NodePod, obstacle: str, now_s: float) -> None:
-        """Evict a pod that has waited for long enough for what somebody else holds, where something makes it anew."""
+    async def _evict(self, pod: NodePod, why: str, since_s: float, now_s: float) -> None:
+        """Evict a pod that has been without what it needs for long enough, where something makes it anew."""
         after_s = self._settings.evict_after_s
-        if not after_s or not pod.has_controller or now_s - self._blocked_since[pod.uid] < after_s:
+        if not after_s or not pod.has_controller or now_s - since_s < after_s:
             return
         if now_s - self._evicted_at.get(pod.uid, -_EVICT_AGAIN_S) < _EVICT_AGAIN_S:
             return
@@ -282,7 +306,7 @@ class PodRetries:
             self._log_failure(pod.uid, str(err))
             return
         if not self._is_refused(pod, "evict", rejected):
-            get_logger().warning("pod.evicted", pod=f"{pod.namespace}/{pod.name}", pod_uid=pod.uid, why=obstacle)
+            get_logger().warning("pod.evicted", pod=f"{pod.namespace}/{pod.name}", pod_uid=pod.uid, why=why)
 
     def _is_refused(self, pod: NodePod, what: str, rejected: Rejected | None) -> bool:
         # A pod that is gone or another one by now is no trouble.

@@ -19,12 +19,15 @@ from topobus.domain.names import ClaimUid
 from topobus.domain.outcome import Refusal
 from topobus.domain.sandbox import AttachedInterface
 from topobus.gateway.core.claim_allocation import AllocatedDevice
+from topobus.gateway.core.device_faults import HealthNote
 from topobus.gateway.core.shortening import shortened
 from topobus.kubernetes.api.limit_rules import MAX_HARDWARE_ADDRESS, MAX_INTERFACE_ADDRESSES, MAX_INTERFACE_NAME
 
 __all__ = ["ClaimReport", "camel_case", "device_statuses", "network_data", "replaced_statuses", "text_of"]
 
 _READY, _PREPARED, _ATTACHED = "Ready", "Prepared", "Attached"
+_HEALTHY, _WELL_AGAIN = "Healthy", "Recovered"
+_OWN = (_READY, _HEALTHY)
 # Far below the API's 32 KiB: it is read by people, once for each device.
 _MESSAGE_LIMIT = 1024
 _WORD = re.compile(r"[A-Za-z0-9]+")
@@ -49,6 +52,8 @@ class ClaimReport(Struct, frozen=True, kw_only=True):
     """Why they are in no sandbox although they should be; empty: they are ready."""
     code: str = ""
     """The reason code of `refused`."""
+    health: dict[str, HealthNote] = {}
+    """By device, of those that were ever sick since the claim was prepared."""
     generation: int = 0
     """Of the claim, as it was prepared; 0: its API server counts none."""
     since: str = ""
@@ -90,7 +95,7 @@ def replaced_statuses(present: Sequence[Mapping[str, Any]], driver: str, devices
         return (device.get("pool"), device.get("device"), device.get("shareID"))
 
     foreign = {
-        key(device): [condition for condition in device.get("conditions") or () if condition.get("type") != _READY]
+        key(device): [condition for condition in device.get("conditions") or () if condition.get("type") not in _OWN]
         for device in present
         if device.get("driver") == driver
     }
@@ -156,6 +161,8 @@ def _entry(report: ClaimReport, driver: str, device: AllocatedDevice) -> dict[st
     if device.share_id:
         entry["shareID"] = device.share_id
     entry["conditions"] = [_condition(report, left_out)]
+    if (note := report.health.get(device.device)) is not None:
+        entry["conditions"].append(_health_condition(report, note))
     data = _data(report.pod, interface, report.cpus.get(device.device, ""))
     if data:
         entry["data"] = data
@@ -178,6 +185,19 @@ def _condition(report: ClaimReport, left_out: Iterable[str]) -> dict[str, Any]:
         "reason": reason,
         "message": shortened(message, _MESSAGE_LIMIT),
         "lastTransitionTime": report.since,
+    }
+    if report.generation:
+        condition["observedGeneration"] = report.generation
+    return condition
+
+
+def _health_condition(report: ClaimReport, note: HealthNote) -> dict[str, Any]:
+    condition: dict[str, Any] = {
+        "type": _HEALTHY,
+        "status": "True" if note.is_healthy else "False",
+        "reason": _WELL_AGAIN if note.is_healthy else camel_case(note.code),
+        "message": shortened("" if note.is_healthy else f"{note.message} ({note.code})", _MESSAGE_LIMIT),
+        "lastTransitionTime": note.since,
     }
     if report.generation:
         condition["observedGeneration"] = report.generation

@@ -38,6 +38,8 @@ class NodePod(Struct, frozen=True, kw_only=True):
     uid: PodUid
     claims: tuple[str, ...]
     """Names of its claims, as far as they are known yet."""
+    resource_claim: str = ""
+    """That of `claims` which the scheduler made of the pod's resources; empty: it names none that claims serve."""
     has_controller: bool = False
     """Something makes it anew when it is gone."""
 
@@ -80,7 +82,8 @@ def pod_of(pod: ApiObject) -> NodePod | None:
     made = {entry.get("name"): entry.get("resourceClaimName") for entry in _mappings(status.get("resourceClaimStatuses"))}
     names = [entry.get("resourceClaimName") or made.get(entry.get("name")) for entry in _mappings(pod.spec.get("resourceClaims"))]
     extended = status.get("extendedResourceClaimStatus")
-    names.append(extended.get("resourceClaimName") if isinstance(extended, Mapping) else None)
+    resource_claim = extended.get("resourceClaimName") if isinstance(extended, Mapping) else None
+    names.append(resource_claim)
     claims = tuple(sorted({name for name in names if isinstance(name, str) and name}))
     if not claims:
         return None
@@ -89,6 +92,7 @@ def pod_of(pod: ApiObject) -> NodePod | None:
         name=str(metadata.get("name", "")),
         uid=PodUid(str(metadata.get("uid", ""))),
         claims=claims,
+        resource_claim=resource_claim if isinstance(resource_claim, str) else "",
         has_controller=any(entry.get("controller") is True for entry in _mappings(metadata.get("ownerReferences"))),
     )
 
