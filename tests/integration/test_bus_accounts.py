@@ -20,7 +20,7 @@ from support.asking import ask_patiently
 from support.running import NODE, service
 from topobus.contracts.catalogue import HEALTH, INVENTORY, LEDGER, PLACE, PREPARE
 from topobus.contracts.codec import decode
-from topobus.contracts.messages import HealthEvent, PlaceRequest, Prepared, PrepareRequest
+from topobus.contracts.messages import HealthEvent, HintsEvent, PlaceRequest, Prepared, PrepareRequest
 from topobus.contracts.nats_accounts import IMPORTED_API, Shape, accounts
 from topobus.domain.outcome import Placement
 from topobus.domain.request import PodRequest
@@ -34,19 +34,19 @@ ROOT = Path(__file__).resolve().parents[2]
 _SERVICES = ("controller", "discovery", "gpu", "topology")
 
 
-async def _placed(gateway: Bus, wanted: PodRequest) -> Placement:
-    """Place a pod, as soon as topology has heard of the devices."""
+async def _placed(gateway: Bus, wanted: PodRequest) -> str:
+    """Place a pod, as soon as topology has heard of the devices; gives the operation that did."""
     async with asyncio.timeout(LIMIT_S):
         for attempt in itertools.count():
             reply = await ask_patiently(gateway, PLACE, PlaceRequest(op_id=f"op-{attempt}", pod=wanted), node=NODE)
             if isinstance(reply.result, Placement):
-                return reply.result
+                return f"op-{attempt}"
             await asyncio.sleep(0.05)
     raise AssertionError("the loop above has no end")
 
 
 async def test_system_works_when_vendors_and_subscribers_have_accounts_of_their_own(nats_binary: Path, tmp_path: Path) -> None:
-    """Machine, inventory and ledger are written, a pod is placed, its device prepared with a proven answer, and a subscriber hears of each device and reads it again."""
+    """Machine, inventory and ledger are written, a pod is placed, its device prepared with a proven answer, and a subscriber hears the hints and of each device, and reads the latter again."""
     build("dgx", tmp_path / "machine")
     keys = tmp_path / "keys"
     make_keys(keys, ["gpu"])
@@ -58,7 +58,13 @@ async def test_system_works_when_vendors_and_subscribers_have_accounts_of_their_
             assert event.headers is not None
             heard.put_nowait((event.subject, int(event.headers["Nats-Sequence"])))
 
+        hints: list[HintsEvent] = []
+
+        async def hear_hints(notice: Msg) -> None:
+            hints.append(decode(notice.data, HintsEvent, where=notice.subject))
+
         await subscriber.client.subscribe(HEALTH.pattern(device_class="gpu"), cb=hear)
+        await subscriber.client.subscribe("topobus.v1.hints.>", cb=hear_hints)
         await subscriber.barrier()
         for name in _SERVICES:
             settings = nats.settings(name)
@@ -73,7 +79,7 @@ async def test_system_works_when_vendors_and_subscribers_have_accounts_of_their_
         gateway = await stack.enter_async_context(nats.bus("gateway"))
         gateway.use_answer_keys(demanded=read_keys(str(keys)))
         trainer = pod("trainer", container(gpu=1))
-        await _placed(gateway, trainer)
+        decision = await _placed(gateway, trainer)
         ledger = await gateway.get(LEDGER, node=NODE)
         inventory = await gateway.get(INVENTORY, node=NODE, device_class="gpu")
         assert ledger is not None
@@ -87,6 +93,10 @@ async def test_system_works_when_vendors_and_subscribers_have_accounts_of_their_
         query = json.dumps({"next_by_subj": HEALTH.pattern(), "seq": sequence}).encode()
         answer = json.loads((await subscriber.ask(f"{IMPORTED_API}.STREAM.MSG.GET.{HEALTH.stream}", query)).data)["message"]
 
+        async with asyncio.timeout(LIMIT_S):
+            while not [given for given in hints if given.op_id == decision]:
+                await subscriber.barrier()
+        assert [(given.node, given.device_class, given.by) for given in hints if given.op_id == decision] == [(NODE, "gpu", "topology")]
         assert (answer["subject"], answer["seq"]) == (first, sequence)
         assert decode(base64.b64decode(answer["data"]), HealthEvent, where="replay").node == NODE
         assert subscriber.denials == []

@@ -22,7 +22,7 @@ from support.alignment_nodes import container, dgx_facts, pod
 from support.asking import ask_patiently
 from support.running import Service, service
 from support.secured_nats import Attacker, SecuredNats, secured_nats
-from topobus.contracts.catalogue import ASKS, CLAIMS, DECISION, HINTS, INVENTORY, LEDGER, MACHINE, PLACE, PREPARE, PROVISIONER, RELEASE
+from topobus.contracts.catalogue import ASKS, CLAIMS, DECISION, HINT, INVENTORY, LEDGER, MACHINE, PLACE, PREPARE, PROVISIONER, RELEASE
 from topobus.contracts.codec import encode
 from topobus.contracts.inboxes import answerer_of
 from topobus.contracts.messages import PlaceRequest
@@ -133,7 +133,7 @@ async def test_ask_is_not_served_when_the_server_answers_at_its_subject(nats: Se
         assert (len(answerer.handled), answerer.dropped()) == (0, 1)
 
 
-@pytest.mark.parametrize("ask", [PREPARE, HINTS], ids=lambda ask: ask.name)
+@pytest.mark.parametrize("ask", [PREPARE, HINT], ids=lambda ask: ask.name)
 async def test_ask_is_not_served_when_its_own_service_asks_for_more_than_a_twin(nats: SecuredNats, ask: Ask[Any, Any]) -> None:
     """Who answers an ask may publish there to look for a twin, and cannot use that to ask, nor to be answered in another's inbox."""
     subject = ask.subject(**_parts(ask))

@@ -107,7 +107,7 @@ async def nodes(bus: Bus, nats_server: NatsServer, topologies: AsyncExitStack) -
         machine = msgspec.structs.replace(machine, node=node)
         gpus = msgspec.structs.replace(inventories["gpu"], node=node)
         made[node] = await topologies.enter_async_context(real_topology(bus, machine, [gpus]))
-        await bus.answer(catalogue.HINTS, hints, node=node, device_class="gpu")
+        await bus.answer(catalogue.HINT, hints, node=node, device_class="gpu")
     async with Reader(bus.watch(catalogue.OBJECT)) as objects, Bus.session(NatsSettings(url=nats_server.url), name="controller") as own:
         runtime = Runtime(name="controller", node="c", bus=own, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry())
         task = asyncio.create_task(serve(ControllerSettings(ask_timeout_s=60.0, retry_s=0.2), runtime))

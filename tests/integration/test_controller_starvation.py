@@ -74,7 +74,7 @@ async def objects(bus: Bus, topologies: AsyncExitStack) -> AsyncIterator[Reader[
     async def hints(_: HintsRequest) -> HintsReply:
         return HintsReply(hints=None)
 
-    await bus.answer(catalogue.HINTS, hints, node=NODE, device_class="gpu")
+    await bus.answer(catalogue.HINT, hints, node=NODE, device_class="gpu")
     async with Reader(bus.watch(catalogue.OBJECT)) as reader:
         yield reader
 

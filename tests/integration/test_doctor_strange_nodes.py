@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from topobus.contracts.catalogue import HINTS, INVENTORY, MACHINE, PREFER
+from topobus.contracts.catalogue import HINT, INVENTORY, MACHINE, PREFER
 from topobus.contracts.messages import HintsReply, HintsRequest, PreferReply, PreferRequest
 from topobus.domain.device import Inventory
 from topobus.domain.idset import CpuSet
@@ -54,7 +54,7 @@ async def test_doctor_names_the_strange_node_and_not_its_neighbour(nats_server: 
         await gpu._connection.publish(f"$KV.topobus_ledgers.{STRANGE}", b'{"node": 7}', headers={"Topobus-Release": "9.1.0"})
         await gpu._connection.barrier()
         for node, of_gpu, of_topology in ((STRANGE, gpu, topology), (GOOD, good_gpu, good_topology)):
-            await of_gpu.answer(HINTS, _never, node=node, device_class="gpu")
+            await of_gpu.answer(HINT, _never, node=node, device_class="gpu")
             await of_topology.answer(PREFER, _never, node=node)
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "topobus.cli.main", "doctor", "--json", "--nats", nats_server.url, stdout=asyncio.subprocess.PIPE

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from integration.values import health, inventory, release, released
 from support.secured_nats import SecuredNats, secured_nats
-from topobus.contracts.catalogue import HEALTH, HINTS, INVENTORY, LEDGER, MACHINE, PREPARE, RELEASE
+from topobus.contracts.catalogue import HEALTH, HINT, INVENTORY, LEDGER, MACHINE, PREPARE, RELEASE
 from topobus.contracts.nats_accounts import Shape, accounts
 from topobus.contracts.nats_accounts_config import render_passwords, render_shape
 from topobus.contracts.nats_permissions import PRINCIPALS, render_server
@@ -125,9 +125,9 @@ async def test_services_can_work_when_permissions_are_on(guarded: SecuredNats) -
         await buses["topology"].answer(RELEASE, handle, node="n1")  # type: ignore[arg-type]  # a handler for any request
         for asker in ("gateway", "cli"):
             assert await buses[asker].ask(RELEASE, release(), node="n1") == released()
-        for ask in (HINTS, PREPARE):
+        for ask in (HINT, PREPARE):
             await buses["gpu"].answer(ask, handle, **_KEY)  # type: ignore[arg-type, type-var]  # never asked
-        for asker, ask in (("topology", HINTS), ("cli", HINTS), ("gateway", PREPARE)):
+        for asker, ask in (("topology", HINT), ("cli", HINT), ("gateway", PREPARE)):
             assert isinstance(await buses[asker].is_answered(ask, timeout_s=10, **_KEY), Answered)
 
         assert [name for name, other_readiness in readiness.items() if not other_readiness.is_ready] == []

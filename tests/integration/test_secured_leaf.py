@@ -23,7 +23,7 @@ from support.leaf_pair import leaf_pair, version_of
 from support.relays import relay, until_equal
 from support.running import NODE, all_services, service, system_settings, until_all_ready
 from support.secured_leaves import UsersServer, foreign_leaf, secured_leaves
-from topobus.contracts.catalogue import HEALTH, HINTS, INVENTORY, MACHINE, PLACE, PLAN, PREPARE
+from topobus.contracts.catalogue import HEALTH, HINT, INVENTORY, MACHINE, PLACE, PLAN, PREPARE
 from topobus.contracts.codec import decode
 from topobus.contracts.messages import HealthEvent, PlaceRequest, Prepared, PrepareRequest
 from topobus.contracts.plan_messages import PlanRequest
@@ -91,7 +91,7 @@ async def test_node_and_hub_work_together_when_all_have_users(nats_binary: Path)
         placed = await ask_patiently(hub, PLACE, PlaceRequest(op_id="place-1", pod=wanted, is_dry_run=True), node=NODE)
         assert isinstance(placed.result, Placement)
         # An ask of the hub to a vendor's service crosses two imports, and its answer comes back by both.
-        assert isinstance(await hub.is_answered(HINTS, timeout_s=LIMIT_S, node=NODE, device_class="gpu"), Answered)
+        assert isinstance(await hub.is_answered(HINT, timeout_s=LIMIT_S, node=NODE, device_class="gpu"), Answered)
         plan = await ask_patiently(hub, PLAN, PlanRequest(op_id="plan-1", pod=wanted), node="_")
         assert plan.chosen is not None
         assert isinstance(plan.chosen.result, Placement)

@@ -16,7 +16,7 @@ import pytest_asyncio
 from support.alignment_nodes import container, pod
 from support.asking import ask_patiently
 from support.running import NODE, Service, service
-from topobus.contracts.catalogue import ADOPT, HINTS, INVENTORY, LEDGER, MACHINE, PLACE
+from topobus.contracts.catalogue import ADOPT, HINT, INVENTORY, LEDGER, MACHINE, PLACE
 from topobus.contracts.messages import Adopted, AdoptRequest, HintsReply, HintsRequest, PlaceRequest
 from topobus.domain.device import Device, Inventory
 from topobus.domain.outcome import Placement, Refusal
@@ -135,7 +135,7 @@ async def test_operators_see_unknown_when_a_device_service_is_silent(nats_server
         )
         return (await process.communicate())[0].decode()
 
-    await bus.answer(HINTS, never, node=NODE, device_class="nic")
+    await bus.answer(HINT, never, node=NODE, device_class="nic")
     listed, health, text, doctor = await asyncio.gather(
         topobus("inventory", "--json"), topobus("health", "--all", "--json"), topobus("health"), topobus("doctor", "--json")
     )

@@ -192,7 +192,7 @@ async def classic_place(bus: Bus, url: str) -> AsyncIterator[ClassicPlace]:
         ]
         for inventory in inventories:
             # A device service that nobody answers for is called silent after a while, and its devices Unknown.
-            await bus.answer(catalogue.HINTS, _no_opinion, node=name, device_class=inventory.device_class)
+            await bus.answer(catalogue.HINT, _no_opinion, node=name, device_class=inventory.device_class)
         made[name] = (machine, inventories)
     async with AsyncExitStack() as stack:
         nodes = {name: await stack.enter_async_context(real_topology(bus, *what)) for name, what in made.items()}

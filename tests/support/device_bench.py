@@ -9,7 +9,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from topobus.contracts.catalogue import HEALTH, HINTS, INVENTORY, MACHINE
+from topobus.contracts.catalogue import HEALTH, HINT, INVENTORY, MACHINE
 from topobus.contracts.messages import HealthEvent, HintsReply, HintsRequest
 from topobus.devicekit.driver import DeviceDriver
 from topobus.devicekit.health import HealthSettings
@@ -142,7 +142,7 @@ class DeviceBench:
             while True:
                 try:
                     request = HintsRequest(count=1, available=available)
-                    return await self.bus.ask(HINTS, request, timeout_s=60, node=NODE, device_class="gpu")
+                    return await self.bus.ask(HINT, request, timeout_s=60, node=NODE, device_class="gpu")
                 except PeerUnavailable:
                     # Each round is a round trip to the server, so this loop does not spin.
                     continue

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from topobus.contracts.catalogue import HINTS
+from topobus.contracts.catalogue import HINT
 from topobus.devicekit.attach import Attacher
 from topobus.devicekit.host import serve_devices
 from topobus.devicekit.prepare import Preparer
@@ -107,7 +107,7 @@ def tell_when_ready() -> None:
 
     async def loud(self: Bus, ask: Any, *arguments: Any, **parts: Any) -> None:
         await real(self, ask, *arguments, **parts)
-        if ask is HINTS:
+        if ask is HINT:
             sys.stdout.write(f"{READY}\n")
             sys.stdout.flush()
 

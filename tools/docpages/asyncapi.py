@@ -9,16 +9,16 @@ from docpages.samples import MESSAGES, sample
 from docpages.schema import render_schemas
 from msgspec import Struct
 
-from topobus.contracts.catalogue import ASKS, EVENTS, STATES
+from topobus.contracts.catalogue import ASKS, EVENTS, NOTICES, STATES
 from topobus.contracts.codec import encode
-from topobus.contracts.nouns import PREFIX, Ask, Event, Noun, State
+from topobus.contracts.nouns import PREFIX, Ask, Event, Notice, Noun, State
 
 __all__ = ["render_asyncapi"]
 
 
 def render_asyncapi(version: str) -> dict[str, Any]:
     """Give docs/reference/asyncapi.yaml as plain dicts and lists."""
-    nouns: tuple[Noun, ...] = (*STATES, *EVENTS, *ASKS)
+    nouns: tuple[Noun, ...] = (*STATES, *EVENTS, *NOTICES, *ASKS)
     return {
         "asyncapi": "3.0.0",
         "info": {
@@ -102,7 +102,7 @@ def _message(kind: type[Struct]) -> dict[str, Any]:
         "contentType": "application/json",
         "payload": {"$ref": f"#/components/schemas/{kind.__name__}"},
     }
-    event = next((each_event for each_event in EVENTS if each_event.message is kind), None)
+    event = next((each_event for each_event in (*EVENTS, *NOTICES) if each_event.message is kind), None)
     if event is not None:
         made["headers"] = {
             "type": "object",
@@ -124,4 +124,4 @@ def _message(kind: type[Struct]) -> dict[str, Any]:
 def _kinds(noun: Noun) -> tuple[type[Struct], ...]:
     if isinstance(noun, Ask):
         return (noun.request,)
-    return (noun.message,) if isinstance(noun, State | Event) else ()
+    return (noun.message,) if isinstance(noun, State | Event | Notice) else ()

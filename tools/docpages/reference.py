@@ -9,9 +9,9 @@ from docpages.describe import describe_fields, nested_structs, summary
 from docpages.samples import MESSAGES
 from msgspec import Struct
 
-from topobus.contracts.catalogue import ASKS, BUCKETS, EVENTS, STATES
+from topobus.contracts.catalogue import ASKS, BUCKETS, EVENTS, NOTICES, STATES
 from topobus.contracts.device_classes import DEVICE_SERVICES
-from topobus.contracts.nouns import CLUSTER, PREFIX, Ask, Event, Noun, State
+from topobus.contracts.nouns import CLUSTER, PREFIX, Noun, State
 from topobus.contracts.principals import LEAF_PRINCIPALS
 from topobus.contracts.service_protocol import (
     QUESTIONS,
@@ -101,6 +101,26 @@ def _lines() -> Iterable[str]:
         ),
     )
     yield from _descriptions(EVENTS)
+    yield "## Notices: said once, to whoever listens"
+    yield ""
+    yield "CloudEvents in binary mode, as events are, but in no stream: what nobody hears is gone, and what cannot be sent at once is dropped (and counted in"
+    yield "`topobus_bus_writes_total`). A node's own server keeps them to itself: the hub hears none."
+    yield ""
+    yield from _table(
+        ("noun", "subject", "message", "type", "writer", "readers"),
+        (
+            (
+                f"`{notice.name}`",
+                f"`{_subject(notice)}`",
+                _link(notice.message),
+                f"`{notice.event_type}`",
+                _names(notice.writer),
+                _names(notice.readers),
+            )
+            for notice in NOTICES
+        ),
+    )
+    yield from _descriptions(NOTICES)
     yield "## Asks: a request with one answer"
     yield ""
     yield "Whatever is sent says its sender's release (`Topobus-Release`) and, where it is stored or asked, the moment of sending (`Topobus-Sent-Ms`, milliseconds"
@@ -205,7 +225,7 @@ def _key(state: State[Any]) -> str:
     return ".".join(f"<{part}>" for part in state.parts)
 
 
-def _subject(noun: Event[Any] | Ask[Any, Any]) -> str:
+def _subject(noun: Noun) -> str:
     return ".".join((PREFIX, noun.name, *(f"<{part}>" for part in noun.parts)))
 
 

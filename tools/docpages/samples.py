@@ -14,7 +14,7 @@ import msgspec
 from docpages.describe import is_struct
 from msgspec import Struct
 
-from topobus.contracts.catalogue import ASKS, EVENTS, STATES
+from topobus.contracts.catalogue import ASKS, EVENTS, NOTICES, STATES
 from topobus.contracts.codec import from_builtins
 from topobus.domain.errors import InvariantError
 from topobus.domain.idset import IdSet
@@ -28,7 +28,7 @@ MESSAGES: tuple[type[Struct], ...] = tuple(
     dict.fromkeys(
         [
             *(state.message for state in STATES),
-            *(event.message for event in EVENTS),
+            *(noun.message for noun in (*EVENTS, *NOTICES)),
             *(kind for ask in ASKS for kind in (ask.request, ask.reply)),
         ]
     )

@@ -1,7 +1,8 @@
 """Publishes each decision event exactly once, even when the process dies between the ledger's write and the event.
 
 The ledger keeps what an event needs until the event is marked as published. At start, and after every decision, unpublished events go out in order; an event that
-the stream has already (the process died between event and mark) is only marked. Marks are written with the next decision, or alone when none comes for a while,
+the stream has already (the process died between event and mark) is only marked. With the event of a placement goes a notice for each class with the hints that topology gave, once and
+without an acknowledgement. Marks are written with the next decision, or alone when none comes for a while,
 because every write of the ledger is delivered to all services of the node.
 """
 
@@ -9,13 +10,15 @@ from __future__ import annotations
 
 import asyncio
 
-from topobus.contracts.catalogue import DECISION
+from topobus.contracts.catalogue import DECISION, HINTS
 from topobus.contracts.messages import DecisionEvent
 from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.domain.outcome import Refusal
 from topobus.domain.transitions import unannounced
 from topobus.runtime.bus import Bus
 from topobus.runtime.logging import get_logger
 from topobus.topology.core.decisions import event_of
+from topobus.topology.core.given_hints import given_hints
 from topobus.topology.ledger_store import LedgerStore
 from topobus.topology.metrics import TopologyMetrics
 
@@ -110,3 +113,9 @@ class Announcer:
 
     async def _publish(self, event: DecisionEvent) -> None:
         await self._bus.publish(DECISION, event, event_id=event.id, node=self._node)
+        # A refusal is planned once more to have the lists.
+        given = await asyncio.to_thread(given_hints, event) if isinstance(event.outcome, Refusal) else given_hints(event)
+        for hints in given:
+            await self._bus.notify(
+                HINTS, hints, event_id=f"{event.id}.{hints.device_class}", node=self._node, device_class=hints.device_class
+            )

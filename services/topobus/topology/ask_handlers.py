@@ -6,7 +6,7 @@ import asyncio
 
 from msgspec import structs
 
-from topobus.contracts.catalogue import HINTS
+from topobus.contracts.catalogue import HINT
 from topobus.contracts.messages import (
     Adopted,
     AdoptReply,
@@ -92,7 +92,7 @@ class AskHandlers:
             return await self._dry_run(asked, began)
 
         async def decide(ledger: Ledger) -> Step:
-            view = await self._view(ledger, asked.pod)
+            view = await self._view(ledger, asked.pod, asked.op_id)
             outcome = await asyncio.to_thread(place, view, asked.pod)
             made = decision_id(ledger, asked.op_id)
             pending = self._pending(ledger, asked.pod.owner, asked.pod, view)
@@ -255,7 +255,9 @@ class AskHandlers:
     async def _dry_run(self, asked: PlaceRequest, began: float) -> PlaceReply:
         ledger = self._store.ledger
         who = asked.pod.owner
-        view = with_devices(await self._view(ledger, asked.pod), f"claim/{who.namespace}/claims-of-{who.name}/-", asked.besides)
+        view = with_devices(
+            await self._view(ledger, asked.pod, asked.op_id), f"claim/{who.namespace}/claims-of-{who.name}/-", asked.besides
+        )
         async with self._planning:
             # Threads are few, and a plan that nobody will keep must not take the one that a decision needs.
             outcome = await asyncio.to_thread(place, view, asked.pod)
@@ -335,7 +337,7 @@ class AskHandlers:
             owner=owner, time=rfc3339(self._clock.now()), ledger_sequence=ledger.sequence + 1, request=request, view=view
         )
 
-    async def _view(self, ledger: Ledger, pod: PodRequest) -> NodeView:
+    async def _view(self, ledger: Ledger, pod: PodRequest, op_id: str) -> NodeView:
         """The node as the plan sees it, with the hints of services that have their own."""
         view = self._inputs.view(ledger)
         pod = named_by_class(view, pod)
@@ -350,7 +352,7 @@ class AskHandlers:
         if not asks:
             return view
         async with asyncio.TaskGroup() as group:
-            answers = {ask: group.create_task(self._hints(view, *ask)) for ask in asks}
+            answers = {ask: group.create_task(self._hints(view, op_id, *ask)) for ask in asks}
         custom: dict[str, tuple[tuple[NodeSet | None, bool], ...]] = {}
         silent: set[str] = set()
         for (resource, count), task in answers.items():
@@ -365,7 +367,7 @@ class AskHandlers:
         inventory = self._inputs.inventories.get(device_class)
         return inventory is not None and inventory.has_custom_hints
 
-    async def _hints(self, view: NodeView, resource: str, count: int) -> tuple[tuple[NodeSet | None, bool], ...] | None:
+    async def _hints(self, view: NodeView, op_id: str, resource: str, count: int) -> tuple[tuple[NodeSet | None, bool], ...] | None:
         """Ask one service; None when it did not answer in time."""
         device_class = class_of_resource(view, resource)
         held = view.held_devices.get(device_class, {})
@@ -373,8 +375,8 @@ class AskHandlers:
         available = tuple(device.name for device in offered if device.is_allocatable and device.name not in held)
         try:
             reply = await self._bus.ask(
-                HINTS,
-                HintsRequest(count=count, available=available),
+                HINT,
+                HintsRequest(op_id=op_id, count=count, available=available),
                 timeout_s=self._hint_timeout_s,
                 node=self._node,
                 device_class=device_class,

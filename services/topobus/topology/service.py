@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from topobus.contracts.catalogue import ADOPT, COMMIT, HINTS, OPERATE, PLACE, PREFER, RELEASE
+from topobus.contracts.catalogue import ADOPT, COMMIT, HINT, OPERATE, PLACE, PREFER, RELEASE
 from topobus.domain.idset import CpuSet
 from topobus.domain.view import NodeAlignment
 from topobus.runtime.liveness import ServiceLiveness
@@ -70,7 +70,7 @@ async def serve(settings: TopologySettings, runtime: Runtime) -> None:
 
     rollcall = ServiceLiveness(
         bus,
-        HINTS,
+        HINT,
         node=node,
         clock=runtime.clock,
         settings=settings.silence,

@@ -11,7 +11,7 @@ from typing import Any
 from topobus.contracts import adjust_messages, node_claim_messages, operation_messages, plan_messages, relay_messages, sandbox_messages
 from topobus.contracts import messages as m
 from topobus.contracts.device_classes import DEVICE_SERVICES
-from topobus.contracts.nouns import Ask, Event, Noun, State
+from topobus.contracts.nouns import Ask, Event, Notice, Noun, State
 from topobus.domain.device import Inventory
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine
@@ -33,12 +33,14 @@ __all__ = [
     "EVENTS",
     "HEALTH",
     "HELD_CLAIMS",
+    "HINT",
     "HINTS",
     "INVENTORY",
     "LEDGER",
     "MACHINE",
     "MAINTENANCE",
     "NODE_CLAIM",
+    "NOTICES",
     "OBJECT",
     "OPERATE",
     "PERFORM",
@@ -217,6 +219,15 @@ DISAGREEMENT = Event(
     max_per_subject=16,
     max_stream_bytes=64 * 1024 * 1024,
 )
+HINTS = Notice(
+    name="hints",
+    parts=("node", "device_class"),
+    message=m.HintsEvent,
+    event_type="dev.topobus.hints.v1",
+    writer=(*_CLASS_SERVERS, "topology"),
+    readers=("users", "cli"),
+    description="The hint lists that were given for one class in one operation, said once to whoever listens.",
+)
 PLACE = Ask(
     name="place",
     parts=("node",),
@@ -267,8 +278,8 @@ RELEASE = Ask(
     readers=("gateway", "controller", "cli"),
     description="Let go of all that an owner holds.",
 )
-HINTS = Ask(
-    name="hints",
+HINT = Ask(
+    name="hint",
     parts=("node", "device_class"),
     request=m.HintsRequest,
     reply=m.HintsReply,
@@ -390,5 +401,6 @@ STATES: tuple[State[Any], ...] = (MACHINE, INVENTORY, LEDGER, ALIGNMENT, RELAY, 
 BUCKETS: tuple[State[Any], ...] = tuple(bucket for state in STATES for bucket in state.buckets())
 """Each state once for each of its buckets."""
 EVENTS: tuple[Event[m.HealthEvent] | Event[m.DecisionEvent] | Event[m.DisagreementEvent], ...] = (HEALTH, DECISION, DISAGREEMENT)
-ASKS = (PLACE, PREFER, ADOPT, COMMIT, RELEASE, HINTS, PREPARE, UNPREPARE, ATTACH, DETACH, ADJUST, PLAN, PODS, OPERATE, PERFORM, CLAIMS)
-ALL: tuple[Noun, ...] = (*STATES, *EVENTS, *ASKS)
+NOTICES = (HINTS,)
+ASKS = (PLACE, PREFER, ADOPT, COMMIT, RELEASE, HINT, PREPARE, UNPREPARE, ATTACH, DETACH, ADJUST, PLAN, PODS, OPERATE, PERFORM, CLAIMS)
+ALL: tuple[Noun, ...] = (*STATES, *EVENTS, *NOTICES, *ASKS)

@@ -85,10 +85,10 @@ def decode_within(data: bytes | str | msgspec.Raw, wanted: type[T], limits: type
 @cache
 def _messages() -> dict[type, type[Struct]]:
     """List what crosses NATS. Only now: the catalogue's own imports come before it is whole."""
-    from topobus.contracts.catalogue import ASKS, EVENTS, STATES
+    from topobus.contracts.catalogue import ASKS, EVENTS, NOTICES, STATES
 
     kinds: list[type[Struct]] = [
-        *(noun.message for noun in (*STATES, *EVENTS)),
+        *(noun.message for noun in (*STATES, *EVENTS, *NOTICES)),
         *(kind for ask in ASKS for kind in (ask.request, ask.reply)),
     ]
     # A ledger's readers leave out a part of it.

@@ -18,7 +18,7 @@ from topobus.domain.hint import Hint
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.maintenance import DeviceOperation
 from topobus.domain.names import Generation
-from topobus.domain.outcome import MemoryBlock, Placement, Refusal
+from topobus.domain.outcome import HintList, MemoryBlock, Placement, Refusal
 from topobus.domain.request import Owner, PodRequest
 from topobus.domain.view import NodeView
 
@@ -33,8 +33,10 @@ __all__ = [
     "DecisionEvent",
     "Disagreement",
     "DisagreementEvent",
+    "GivenHints",
     "HealthEvent",
     "HeldDevice",
+    "HintsEvent",
     "HintsReply",
     "HintsRequest",
     "PlaceReply",
@@ -358,6 +360,33 @@ class UnprepareReply(Struct, frozen=True, kw_only=True):
     """Done, or why not."""
 
     refusal: Refusal | None = None
+
+
+class GivenHints(HintList, frozen=True, kw_only=True):
+    """One hint list that somebody gave, and for which container."""
+
+    container: str = ""
+    """Empty: for all of the pod (scope pod), or whoever gave the hints was not told the container."""
+
+
+class HintsEvent(Struct, frozen=True, kw_only=True):
+    """All hint lists that were given for one class in one operation."""
+
+    node: str
+    device_class: str
+    """Also `memory`, for memory and hugepages of all sizes."""
+    op_id: str
+    """The operation for which they were given, as in the decision that followed; empty when the asker named none."""
+    by: str
+    """Who gave them: `topology` by kubelet's rules, or the class's own `device-service`."""
+    owner: Owner | None = None
+    """For whom; None: whoever gave the hints was not told."""
+    lists: tuple[GivenHints, ...]
+    omitted_lists: int = 0
+    """How many more there were: one message has the lists of the first containers."""
+    is_dry_run: bool = False
+    time: str
+    """RFC 3339, UTC."""
 
 
 class HintsRequest(Struct, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from topobus.contracts.catalogue import ASKS, EVENTS, STATES
+from topobus.contracts.catalogue import ASKS, EVENTS, NOTICES, STATES
 from topobus.contracts.device_classes import DEVICE_SERVICES, has_own_service, principal_role
 from topobus.contracts.inboxes import IMPORTED_REPLIES, connection_name
 from topobus.contracts.nats_permissions import PRINCIPALS, Rights, rights
@@ -334,8 +334,12 @@ def _crossings_of(granted: Rights, owner: str, importer: str) -> Iterator[Crossi
             yield Crossing(owner=owner, kind=CrossingKind.SERVICE, subject=api, importer=importer, local=subject)
         elif subject.startswith("$") or _noun(subject) in _EVENT_NAMES:
             yield Crossing(owner=owner, kind=CrossingKind.SERVICE, subject=subject, importer=importer)
+        elif _noun(subject) in _NOTICE_NAMES:
+            # To each account by itself: what came in from one a server gives to no other.
+            for hearer in (owner, _OBSERVERS):
+                yield Crossing(owner=importer, kind=CrossingKind.STREAM, subject=subject, importer=hearer)
     for subject in granted["subscribe"]:
-        if _noun(subject) in _STATE_NAMES or subject.startswith(stored_subject("")):
+        if _noun(subject) in (_STATE_NAMES | _NOTICE_NAMES) or subject.startswith(stored_subject("")):
             yield Crossing(owner=owner, kind=CrossingKind.STREAM, subject=subject, importer=importer)
         elif _noun(subject) in _EVENT_NAMES:
             # What came in from one account a server gives to no other; what a stream says again it does.
@@ -352,6 +356,7 @@ def _crossings_of(granted: Rights, owner: str, importer: str) -> Iterator[Crossi
 
 _EVENT_NAMES = frozenset(event.name for event in EVENTS)
 _STATE_NAMES = frozenset(state.name for state in STATES)
+_NOTICE_NAMES = frozenset(notice.name for notice in NOTICES)
 
 
 def _noun(subject: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from topobus.contracts.catalogue import ALL, DECISION, DISAGREEMENT, HEALTH, INVENTORY, NODE_CLAIM, OBJECT, PROVISIONER
 from topobus.contracts.device_classes import DEVICE_SERVICES, has_own_service, principal_role
 from topobus.contracts.inboxes import connection_name, inbox_branch
-from topobus.contracts.nouns import PREFIX, Ask, Event, Noun, State, stored_subject, to_token
+from topobus.contracts.nouns import PREFIX, Ask, Event, Notice, Noun, State, stored_subject, to_token
 from topobus.contracts.principals import CLUSTER_WIDE, LEAF_PRINCIPALS, PRINCIPALS
 from topobus.contracts.service_protocol import QUESTIONS, TOOLS_ANSWERS, is_service, question_subjects
 from topobus.contracts.streams import ACCOUNT_INFO, STREAM_LISTS, stream_names, total_bytes
@@ -105,7 +105,7 @@ def _add_writer(noun: Noun, principal: str, where: str, publish: set[str], subsc
         publish.add(f"$KV.{home.bucket}.{_tokens(noun, principal, where)}")
         # A writer reads its own value back before it compares and sets; what an older release of it wrote stands in the common bucket.
         publish.update(f"$JS.API.STREAM.MSG.GET.KV_{bucket.bucket}" for bucket in (home, noun))
-    elif isinstance(noun, Event):
+    elif isinstance(noun, Event | Notice):
         publish.add(f"{PREFIX}.{noun.name}.{_tokens(noun, principal, where)}")
     else:
         subject = f"{PREFIX}.{noun.name}.{_tokens(noun, principal, where)}"
@@ -121,6 +121,11 @@ def _add_reader(noun: Noun, principal: str, where: str, publish: set[str], subsc
     if isinstance(noun, Ask):
         if not is_writer:
             publish.add(f"{PREFIX}.{noun.name}.{'*.' * (len(noun.parts) - 1)}*".replace(f"{noun.name}.*", f"{noun.name}.{where}", 1))
+        return
+    if isinstance(noun, Notice):
+        if not is_writer:
+            # As a person asks for them with NATS' own tools.
+            subscribe.add(f"{PREFIX}.{noun.name}.>")
         return
     buckets = noun.buckets() if isinstance(noun, State) and not is_writer else (noun,)
     for stream in map(_stream, buckets):

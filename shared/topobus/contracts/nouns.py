@@ -1,4 +1,4 @@
-"""The kinds of nouns that cross NATS (state, event, ask) and the one grammar of their subjects and keys.
+"""The kinds of nouns that cross NATS (state, event, notice, ask) and the one grammar of their subjects and keys.
 
 The grammar is `topobus.v1.<noun>.<node>[.<class>[.<device>]]`: the node stands at one fixed place, so one wildcard is one node's rights.
 Flows in: names of nodes, classes and devices. Flows out: subjects, keys, buckets' and streams' patterns, and the parts of a key again. A name that could change
@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from topobus.domain.errors import ContractError
 
-__all__ = ["CLUSTER", "PREFIX", "Ask", "Event", "Noun", "State", "from_token", "stored_subject", "to_token"]
+__all__ = ["CLUSTER", "PREFIX", "Ask", "Event", "Notice", "Noun", "State", "from_token", "stored_subject", "to_token"]
 
 PREFIX = "topobus.v1"
 # Stands where a node's name would, for what belongs to no node; `_` is illegal in node names, so it cannot collide.
@@ -76,6 +76,14 @@ class Noun:
     def is_whole(self, values: Iterable[str]) -> bool:
         """Say whether these are all of the parts: then they name one key or one subject, and not a pattern of them."""
         return set(values) == set(self.parts)
+
+    def subject(self, **values: str) -> str:
+        """Build the subject of one; of a state where the server says that a key was written (the bucket's republish): only that, never the value."""
+        return ".".join((PREFIX, self.name, *self._tokens(values, is_pattern=False)))
+
+    def pattern(self, **values: str) -> str:
+        """Build a subscription; a part left out matches anything."""
+        return ".".join((PREFIX, self.name, *self._tokens(values, is_pattern=True)))
 
     def _tokens(self, values: dict[str, str], *, is_pattern: bool) -> Iterator[str]:
         unknown = values.keys() - set(self.parts)
@@ -144,14 +152,6 @@ class State(Noun, Generic[M]):
         """Build a filter over keys; a part left out matches anything."""
         return ".".join(self._tokens(values, is_pattern=True))
 
-    def subject(self, **values: str) -> str:
-        """Build the subject at which the server says that a key was written (the bucket's republish): only that, never the value."""
-        return ".".join((PREFIX, self.name, self.key(**values)))
-
-    def pattern(self, **values: str) -> str:
-        """Build a subscription to what is said of keys; a part left out matches anything."""
-        return ".".join((PREFIX, self.name, self.key_pattern(**values)))
-
     def parse_key(self, key: str) -> dict[str, str]:
         """Split a key into its parts; ContractError when it has not that shape, or is none that `key` makes."""
         tokens = key.split(".")
@@ -191,13 +191,13 @@ class Event(Noun, Generic[M]):
     max_event_bytes: int = 64 * 1024
     """The largest event that the stream takes."""
 
-    def subject(self, **values: str) -> str:
-        """Build the subject of one event."""
-        return ".".join((PREFIX, self.name, *self._tokens(values, is_pattern=False)))
 
-    def pattern(self, **values: str) -> str:
-        """Build a subscription; a part left out matches anything."""
-        return ".".join((PREFIX, self.name, *self._tokens(values, is_pattern=True)))
+@dataclass(frozen=True, kw_only=True)
+class Notice(Noun, Generic[M]):
+    """A CloudEvent that goes to whoever listens, and is stored nowhere: what nobody hears is gone, and nobody waits for it."""
+
+    message: type[M]
+    event_type: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +210,3 @@ class Ask(Noun, Generic[Q, R]):
     """How long an asker waits unless it says otherwise."""
     queue_group: str = ""
     """Given: any one of the replicas answers."""
-
-    def subject(self, **values: str) -> str:
-        """Build the subject to ask at."""
-        return ".".join((PREFIX, self.name, *self._tokens(values, is_pattern=False)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from topobus.contracts.catalogue import ALL, EVENTS, STATES
+from topobus.contracts.catalogue import ALL, ASKS, EVENTS, NOTICES, STATES
 from topobus.contracts.inboxes import connection_name
 from topobus.contracts.nouns import PREFIX, Event, State, to_token
 from topobus.contracts.service_protocol import TOOLS_ANSWERS
@@ -123,8 +123,8 @@ def domain_of(node: str) -> str:
 
 
 def _local_subjects() -> tuple[str, ...]:
-    """Give what belongs to one server alone: its JetStream, its buckets, its services' answers to the micro protocol, states and events as they are."""
-    return ("$JS.>", "$KV.>", "$SRV.>", *(f"{PREFIX}.{noun.name}.>" for noun in (*STATES, *EVENTS)))
+    """Give what belongs to one server alone: its JetStream, its buckets, its services' answers to the micro protocol, states, events and notices as they are."""
+    return ("$JS.>", "$KV.>", "$SRV.>", *(f"{PREFIX}.{noun.name}.>" for noun in (*STATES, *EVENTS, *NOTICES)))
 
 
 def _local_inboxes() -> tuple[str, ...]:
@@ -135,7 +135,7 @@ def _local_inboxes() -> tuple[str, ...]:
 DENIED_EXPORTS = (
     *_local_subjects(),
     # A node asks nobody at the hub, and no other node through it.
-    *(f"{PREFIX}.{noun.name}.>" for noun in ALL if noun not in (*STATES, *EVENTS)),
+    *(f"{PREFIX}.{noun.name}.>" for noun in ASKS),
     *_local_inboxes(),
 )
 """What a leaf's server does not say to the hub, whatever interest there is."""

@@ -14,9 +14,9 @@ from functools import partial
 
 import msgspec
 
-from topobus.contracts.catalogue import ADJUST, ATTACH, DETACH, HINTS, PERFORM, PREPARE, UNPREPARE
+from topobus.contracts.catalogue import ADJUST, ATTACH, DETACH, HINT, HINTS, PERFORM, PREPARE, UNPREPARE
 from topobus.contracts.device_classes import has_own_service
-from topobus.contracts.messages import HintsReply, HintsRequest
+from topobus.contracts.messages import GivenHints, HintsEvent, HintsReply, HintsRequest
 from topobus.devicekit.adjust import Adjuster
 from topobus.devicekit.attach import Attacher
 from topobus.devicekit.device_hands import DeviceHands
@@ -42,12 +42,16 @@ from topobus.devicekit.publishing import DevicePublisher
 from topobus.devicekit.registry import DriverRegistry, load_drivers
 from topobus.devicekit.settings import DeviceServiceSettings
 from topobus.devicekit.shared_devices import check_sharing_settings
+from topobus.domain.alignment.planning.resource_hints import ResourceHints
 from topobus.domain.device import Device, Inventory
 from topobus.domain.errors import PeerUnavailable
+from topobus.domain.hint import Hint
 from topobus.domain.machine import Machine
 from topobus.domain.pci import PciAddress
+from topobus.domain.timestamps import rfc3339
 from topobus.runtime.logging import get_logger
 from topobus.runtime.proof import read_keys
+from topobus.runtime.reply_inbox import new_token
 from topobus.runtime.service import Runtime
 from topobus.sysfs.tree import Tree
 
@@ -197,7 +201,7 @@ class _DeviceHost:
             await self._bus.answer(DETACH, self._attacher.detach, node=self._node, device_class=self._class)
             await self._bus.answer(ADJUST, self._adjuster.adjust, node=self._node, device_class=self._class)
             await self._bus.answer(PERFORM, self._operator.perform, node=self._node, device_class=self._class)
-        await self._bus.answer(HINTS, self._hints, node=self._node, device_class=self._class)
+        await self._bus.answer(HINT, self._hints, node=self._node, device_class=self._class)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._hands.run())
             group.create_task(self._machine.follow(on_change=self._interrupt_watches, on_reset=self._publisher.republish))
@@ -309,19 +313,32 @@ class _DeviceHost:
         return next((device for device in self._publisher.devices if device.name == name), None)
 
     async def _hints(self, request: HintsRequest) -> HintsReply:
-        generation, machine, devices = self._store.generation, self._machine.newest, self._publisher.devices
+        reply = HintsReply(hints=await self._opinion(request), inventory_generation=self._store.generation)
+        record = ResourceHints(resource=self._resource or self._class, opinion=reply.hints).record()
+        given = HintsEvent(
+            node=self._node,
+            device_class=self._class,
+            op_id=request.op_id,
+            by="device-service",
+            lists=(GivenHints(resource=record.resource, hints=record.hints, omitted=record.omitted),),
+            time=rfc3339(self._runtime.clock.now()),
+        )
+        await self._bus.notify(HINTS, given, event_id=f"hints-{new_token()}", node=self._node, device_class=self._class)
+        return reply
+
+    async def _opinion(self, request: HintsRequest) -> tuple[Hint, ...] | None:
+        machine, devices = self._machine.newest, self._publisher.devices
         if machine is None:
-            return HintsReply(hints=None, inventory_generation=generation)
+            return None
         driver = hinting_driver([isolated_driver.driver for isolated_driver in self._drivers.values()], devices)
-        if driver is not None:
-            try:
-                own = await self._drivers[driver.name].call(
-                    "hints",
-                    lambda: driver.hints(machine, devices, request.count, request.available),
-                    timeout_s=self._settings.drivers.hints_timeout_s,
-                )
-            except (DriverHung, DriverFailed) as err:
-                self._log.warning("hints.missing", driver=driver.name, why=str(err))
-                own = None
-            return HintsReply(hints=own, inventory_generation=generation)
-        return HintsReply(hints=hints_of(machine, devices, request.available, request.count), inventory_generation=generation)
+        if driver is None:
+            return hints_of(machine, devices, request.available, request.count)
+        try:
+            return await self._drivers[driver.name].call(
+                "hints",
+                lambda: driver.hints(machine, devices, request.count, request.available),
+                timeout_s=self._settings.drivers.hints_timeout_s,
+            )
+        except (DriverHung, DriverFailed) as err:
+            self._log.warning("hints.missing", driver=driver.name, why=str(err))
+            return None

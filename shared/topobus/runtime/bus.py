@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from topobus.contracts.nats_accounts import readable_streams
 from topobus.contracts.nats_keys import Credentials
-from topobus.contracts.nouns import Ask, Event, State
+from topobus.contracts.nouns import Ask, Event, Notice, State
 from topobus.contracts.streams import stream_names
 from topobus.domain.errors import ConfigError, PeerUnavailable
 from topobus.domain.silence import Answered, Silent
@@ -354,6 +354,17 @@ class Bus:
     ) -> AsyncGenerator[Received[M], None]:
         """Give every event that matches, for ever: no gap, no duplicate, heals by itself; `on_waiting` hears why nothing can be read."""
         return self._events.follow(event, start, parts, on_waiting)
+
+    async def notify(self, notice: Notice[M], value: M, *, event_id: str, **parts: str) -> None:
+        """Send a notice to whoever listens: best effort, so nothing is raised, kept or waited for when NATS is away.
+
+        Cost: no round trip.
+        """
+        await self._events.notify(notice, value, event_id, parts)
+
+    def listen(self, notice: Notice[M], **parts: str) -> AsyncGenerator[M, None]:
+        """Give every notice that matches from now on, for ever; what comes while NATS is away is missed."""
+        return self._events.listen(notice, parts)
 
     async def last(self, event: Event[M], *, limit: int, **parts: str) -> tuple[Received[M], ...]:
         """Give the newest events that match, oldest first.

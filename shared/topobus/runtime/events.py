@@ -1,7 +1,8 @@
-"""Events on the bus: CloudEvents in streams, published with acknowledgement, followed without gap or duplicate."""
+"""Events on the bus: CloudEvents in streams, published with acknowledgement, followed without gap or duplicate; and notices, which nobody stores or acknowledges."""
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -11,8 +12,11 @@ from enum import Enum
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
+from nats.aio.msg import Msg
+
 from topobus.contracts.codec import decode, encode
-from topobus.contracts.nouns import Event, from_token, stored_subject
+from topobus.contracts.nouns import Event, Notice, from_token, stored_subject
+from topobus.contracts.releases import RELEASE
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.timestamps import rfc3339
 from topobus.runtime.connection import Connection, Headers
@@ -32,6 +36,8 @@ M = TypeVar("M")
 _ID = "Nats-Msg-Id"
 # Printable ASCII that a CloudEvents header carries as it is; space, quote and percent are escaped (HTTP binding 3.1.3.2).
 _SAFE = "!#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
+# More wait in the client, up to its own limit; then the newest are dropped.
+_UNREAD_NOTICES = 256
 
 
 class Start(Enum):
@@ -73,23 +79,12 @@ class Events:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._jetstream = JetStream(connection)
+        self._source = quote(f"/topobus/{connection.name}", safe=_SAFE)
 
     async def publish(self, event: Event[M], value: M, event_id: str, parts: dict[str, str]) -> int:
         """Store one event; the same id within two minutes is stored once."""
         subject = event.subject(**parts)
-        clock = self._connection.clock
-        headers = injected(
-            {
-                _ID: event_id,
-                "Content-Type": "application/json",
-                "ce-specversion": "1.0",
-                "ce-id": quote(event_id, safe=_SAFE),
-                "ce-type": event.event_type,
-                "ce-source": quote(f"/topobus/{self._connection.name}", safe=_SAFE),
-                "ce-subject": quote("/".join(parts[part] for part in event.parts), safe=_SAFE),
-                "ce-time": rfc3339(clock.now()),
-            }
-        )
+        headers = {_ID: event_id, **self._attributes(event, event_id, parts)}
         outcome = "failed"
         try:
             sequence = await self._store(event.stream, subject, encode(value), headers)
@@ -99,6 +94,59 @@ class Events:
             raise err.refusal(f"cannot publish {subject}", event.stream) from err
         finally:
             self._connection.metrics.writes.labels(event.name, outcome).inc()
+
+    async def notify(self, notice: Notice[M], value: M, event_id: str, parts: dict[str, str]) -> None:
+        """Send to whoever listens; what cannot be sent now is counted, and gone."""
+        subject = notice.subject(**parts)
+        headers = {**self._attributes(notice, event_id, parts), RELEASE: self._connection.release}
+        outcome = "failed"
+        try:
+            await self._connection.publish(subject, encode(value), headers=headers)
+            outcome = "sent"
+        except PeerUnavailable:
+            pass
+        finally:
+            self._connection.metrics.writes.labels(notice.name, outcome).inc()
+
+    async def listen(self, notice: Notice[M], parts: dict[str, str]) -> AsyncGenerator[M, None]:
+        """Give every notice of the pattern that comes from now on, for ever; those that come while NATS is away are missed."""
+        arrived: asyncio.Queue[Msg] = asyncio.Queue(maxsize=_UNREAD_NOTICES)
+        lasting = await self._connection.subscribe(notice.pattern(**parts), arrived.put)
+        try:
+            while True:
+                message = await arrived.get()
+                value = self._read_notice(notice, message)
+                if value is not None:
+                    yield value
+        finally:
+            await self._connection.unsubscribe(lasting)
+
+    def _read_notice(self, notice: Notice[M], message: Msg) -> M | None:
+        try:
+            value = decode(message.data, notice.message, where=message.subject)
+            if notice.subject(**{part: getattr(value, part) for part in notice.parts}) != message.subject:
+                raise ContractError(f"{message.subject}: the notice says that it belongs elsewhere")
+        except ContractError as err:
+            self._connection.metrics.rejects.labels(notice.name).inc()
+            self._connection.quiet.warning(
+                "event.rejected", message.subject, **{**err.facts, "subject": message.subject, "error": str(err)}
+            )
+            return None
+        return value
+
+    def _attributes(self, noun: Event[Any] | Notice[Any], event_id: str, parts: dict[str, str]) -> Headers:
+        """Give the headers of a CloudEvent in binary mode, and those of the present trace."""
+        return injected(
+            {
+                "Content-Type": "application/json",
+                "ce-specversion": "1.0",
+                "ce-id": quote(event_id, safe=_SAFE),
+                "ce-type": noun.event_type,
+                "ce-source": self._source,
+                "ce-subject": quote("/".join(parts[part] for part in noun.parts), safe=_SAFE),
+                "ce-time": rfc3339(self._connection.clock.now()),
+            }
+        )
 
     async def _store(self, stream: str, subject: str, data: bytes, headers: Headers) -> int:
         """Store an event; gives its sequence, or that of the same event that is there already.

@@ -59,8 +59,8 @@ ANSWER_SECONDS = HistogramDescriptor(
 )
 WRITES = CounterDescriptor(
     name="topobus_bus_writes_total",
-    meaning="Writes to buckets and streams.",
-    labels={"noun": _NOUN, "outcome": ("written", "conflict", "failed")},
+    meaning="Writes to buckets and streams, and notices, which nobody acknowledges.",
+    labels={"noun": _NOUN, "outcome": ("written", "conflict", "failed", "sent")},
 )
 RESYNCS = CounterDescriptor(
     name="topobus_bus_resyncs_total", meaning="Feeds that were opened anew.", labels={"stream": _STREAM, "reason": "a constant of the code"}

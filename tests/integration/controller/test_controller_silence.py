@@ -58,7 +58,7 @@ async def test_claim_waits_for_a_silent_service_and_is_served_when_it_speaks(wat
     await watched.apply(claim("job"))
     message = await watched.until_reason("job", "DoesNotFit")
 
-    await watched.bus.answer(catalogue.HINTS, _hints, node=NODE, device_class="gpu")
+    await watched.bus.answer(catalogue.HINT, _hints, node=NODE, device_class="gpu")
 
     assert "8 devices: their service does not answer since" in message
     assert len(await watched.allocated("job")) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from support.device_bench import LIMIT_S, NODE, OWNER, POLL_S, TIMEOUT_S, DeviceBench, has_state, states
-from topobus.contracts.catalogue import HINTS, INVENTORY, PREPARE, UNPREPARE
+from topobus.contracts.catalogue import HINT, HINTS, INVENTORY, PREPARE, UNPREPARE
 from topobus.contracts.messages import HintsRequest, Prepared, PrepareRequest, UnprepareRequest
 from topobus.devicekit import publishing
 from topobus.devicekit.inventory_merge import MergedInventory
@@ -231,7 +232,7 @@ async def test_skipped_plugin_is_named_in_warnings_when_it_cannot_be_loaded(benc
 
 
 async def test_prepare_and_hints_are_answered_when_asked_over_the_bus(bench: DeviceBench, gpus: tuple[str, str]) -> None:
-    """Prepare gives edits of each GPU and the variable for all; hints follow the devices' NUMA node; unknown devices are refused."""
+    """Prepare gives edits of each GPU and the variable for all; hints follow the devices' NUMA node, and are said to whoever listens; unknown devices are refused."""
     await bench.publish_machine()
 
     async with bench.service(NvidiaDriver()):
@@ -243,7 +244,12 @@ async def test_prepare_and_hints_are_answered_when_asked_over_the_bus(bench: Dev
         unknown = await bench.bus.ask(PREPARE, PrepareRequest(op_id="op-2", owner=OWNER, devices=("gpu-x",)), **where)
         async with Bus.session(NatsSettings(url=bench.url), name="gateway") as gateway:
             undone = await gateway.ask(UNPREPARE, UnprepareRequest(op_id="op-3", owner=OWNER, devices=gpus), **where)
-        hints = await bench.bus.ask(HINTS, HintsRequest(count=2, available=gpus), timeout_s=60, **where)
+        async with contextlib.aclosing(bench.bus.listen(HINTS, **where)) as notices:
+            said = asyncio.ensure_future(anext(notices))
+            # The task listens before this round trip ends.
+            await bench.bus.inspect()
+            hints = await bench.bus.ask(HINT, HintsRequest(op_id="op-4", count=2, available=gpus), timeout_s=60, **where)
+            notice = await said
 
     assert isinstance(first.result, Prepared)
     assert first.result.edits[gpus[0]].device_nodes[0].path == "/dev/nvidia0"
@@ -253,6 +259,7 @@ async def test_prepare_and_hints_are_answered_when_asked_over_the_bus(bench: Dev
     assert isinstance(unknown.result, Refusal)
     assert undone.refusal is None
     assert hints.hints == (Hint(NodeSet(0), True),)  # noqa: FBT003 - Hint's own shape
+    assert (notice.op_id, notice.by, notice.lists[0].hints) == ("op-4", "device-service", hints.hints)
 
 
 async def test_journal_is_free_for_the_next_life_when_a_service_ends_while_it_reads_it(

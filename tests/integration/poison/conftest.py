@@ -24,6 +24,6 @@ async def home(bus: Bus) -> AsyncIterator[Poisoned]:
         return HintsReply(hints=None)
 
     # Otherwise the controller would take the gpu service for silent during a long test.
-    await bus.answer(catalogue.HINTS, hints, node=machine.node, device_class="gpu")
+    await bus.answer(catalogue.HINT, hints, node=machine.node, device_class="gpu")
     async with real_topology(bus, machine, [inventories["gpu"]]) as topology, Reader(bus.watch(catalogue.OBJECT)) as objects:
         yield Poisoned(bus, objects, topology)

@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from topobus.contracts.catalogue import HINTS
+from topobus.contracts.catalogue import HINT
 from topobus.domain.silence import Answered, SilenceSettings, Silent, SilentBecause
 from topobus.runtime.bus import Bus
 from topobus.runtime.liveness import ServiceLiveness
@@ -48,7 +48,7 @@ def clock() -> ManualClock:
 def liveness(peers: Peers, clock: ManualClock) -> ServiceLiveness:
     """What is tested."""
     return ServiceLiveness(
-        cast("Bus", peers), HINTS, node="n", clock=clock, settings=SETTINGS, classes=lambda: peers.classes, on_change=lambda: None
+        cast("Bus", peers), HINT, node="n", clock=clock, settings=SETTINGS, classes=lambda: peers.classes, on_change=lambda: None
     )
 
 

@@ -25,7 +25,7 @@ from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
 from topobus.cli.render.answers import reason_lines
 from topobus.cli.render.output import Output
 from topobus.cli.system.responding_services import why_silent
-from topobus.contracts.catalogue import ALIGNMENT, HINTS, INVENTORY, LEDGER, MACHINE, OBJECT
+from topobus.contracts.catalogue import ALIGNMENT, HINT, INVENTORY, LEDGER, MACHINE, OBJECT
 from topobus.contracts.messages import ApiObject
 from topobus.domain.device import Inventory
 from topobus.domain.errors import ContractError
@@ -115,7 +115,7 @@ async def _allocate(
 async def _silences(bus: Bus, inventories: Sequence[Inventory]) -> list[dict[str, str]]:
     """List the device services that do not answer now: the controller allocates nothing of theirs."""
     reasons = await asyncio.gather(
-        *(why_silent(bus, HINTS, node=inventory.node, device_class=inventory.device_class) for inventory in inventories)
+        *(why_silent(bus, HINT, node=inventory.node, device_class=inventory.device_class) for inventory in inventories)
     )
     since = rfc3339(datetime.now(UTC))
     return [

@@ -44,7 +44,7 @@ from topobus.cli.system.system import Layout
 from topobus.contracts.catalogue import (
     ALIGNMENT,
     HELD_CLAIMS,
-    HINTS,
+    HINT,
     INVENTORY,
     LEDGER,
     MACHINE,
@@ -210,7 +210,7 @@ async def _signs_of_life(bus: Bus, node: str, classes: list[str]) -> Mapping[str
     """Look which services of a node are there."""
     services = [*classes, "topology"]
     answers = await asyncio.gather(
-        *(sign_of_life(bus, HINTS, node=node, device_class=device_class) for device_class in classes), sign_of_life(bus, PREFER, node=node)
+        *(sign_of_life(bus, HINT, node=node, device_class=device_class) for device_class in classes), sign_of_life(bus, PREFER, node=node)
     )
     return dict(zip(services, answers, strict=True))
 

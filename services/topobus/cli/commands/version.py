@@ -13,7 +13,7 @@ from topobus.cli.exits import ExitCode
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus, system_text
 from topobus.cli.render.output import Output
 from topobus.cli.system.responding_services import silence_text
-from topobus.contracts.catalogue import HINTS, INVENTORY, MACHINE, PLAN, PODS, PREFER, RELAY
+from topobus.contracts.catalogue import HINT, INVENTORY, MACHINE, PLAN, PODS, PREFER, RELAY
 from topobus.contracts.device_classes import DEVICE_SERVICES
 from topobus.contracts.nouns import CLUSTER
 from topobus.domain.silence import Answered, Silent
@@ -91,7 +91,7 @@ async def _ask(options: BusOptions) -> tuple[str, list[ServiceVersion]]:
 
 async def _of_node(bus: Bus, node: str, classes: list[str]) -> list[ServiceVersion]:
     signs = await asyncio.gather(
-        *(bus.is_answered(HINTS, timeout_s=_PATIENCE_S, node=node, device_class=device_class) for device_class in classes),
+        *(bus.is_answered(HINT, timeout_s=_PATIENCE_S, node=node, device_class=device_class) for device_class in classes),
         bus.is_answered(PREFER, timeout_s=_PATIENCE_S, node=node),
         bus.is_answered(PODS, timeout_s=_PATIENCE_S, node=node),
     )

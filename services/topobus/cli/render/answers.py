@@ -15,7 +15,7 @@ from rich.text import Text
 from topobus.domain.hint import Hint
 from topobus.domain.outcome import ContainerPlacement, HintList, Placement, Reason, Refusal
 
-__all__ = ["answer_view", "facts_text", "hint_table", "hint_text", "reason_lines", "short_time", "summary"]
+__all__ = ["answer_view", "facts_text", "hint_table", "hint_text", "hints_text", "reason_lines", "short_time", "summary"]
 
 # What comes nearest and what would fit stands among the reasons; it refuses nothing.
 _ADVICE = ("nearest-miss", "would-fit")
@@ -99,11 +99,12 @@ def hint_table(hints: Iterable[HintList]) -> Table:
     table.add_column("resource")
     table.add_column("hints (* preferred)", overflow="fold")
     for hint in hints:
-        table.add_row(Text(hint.resource, "name"), _hints(hint.hints))
+        table.add_row(Text(hint.resource, "name"), hints_text(hint.hints))
     return table
 
 
-def _hints(hints: tuple[Hint, ...] | None) -> str:
+def hints_text(hints: tuple[Hint, ...] | None) -> str:
+    """Write a list of hints, the preferred and narrow ones first, and how many more there are."""
     if hints is None:
         return "no opinion"
     if not hints:

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import structs
 
-from topobus.contracts.catalogue import HINTS
+from topobus.contracts.catalogue import HINT
 from topobus.contracts.nouns import Ask
 from topobus.domain.device import Inventory
 from topobus.domain.silence import SERVICE_SILENT, Answered, Silent, SilentBecause, unheard
@@ -27,7 +27,7 @@ async def as_of_now(bus: Bus, inventories: Iterable[Inventory]) -> list[Inventor
     """The inventories as they are to be read: devices of a service that does not answer are Unknown, and a warning says so."""
     known_inventories = list(inventories)
     reasons = await asyncio.gather(
-        *(why_silent(bus, HINTS, node=inventory.node, device_class=inventory.device_class) for inventory in known_inventories)
+        *(why_silent(bus, HINT, node=inventory.node, device_class=inventory.device_class) for inventory in known_inventories)
     )
     return [_unheard(inventory, why) if why else inventory for inventory, why in zip(known_inventories, reasons, strict=True)]
 

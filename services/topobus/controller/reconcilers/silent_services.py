@@ -80,7 +80,7 @@ class SilentServices:
     def _make(self, node: str) -> ServiceLiveness:
         return ServiceLiveness(
             self._runtime.bus,
-            catalogue.HINTS,
+            catalogue.HINT,
             node=node,
             clock=self._runtime.clock,
             settings=self._settings,

@@ -34,7 +34,7 @@ async def measure_floor(bus: Bus, node: str, device_class: str, claims: int) -> 
         parts = object_parts(api_object)
         async with slots:
             revision = await _written(bus, api_object, 0)
-            await bus.is_answered(catalogue.HINTS, node=node, device_class=device_class, timeout_s=10.0)
+            await bus.is_answered(catalogue.HINT, node=node, device_class=device_class, timeout_s=10.0)
             await _written(bus, api_object, revision)
             owner = Owner(kind=OwnerKind.CLAIM, namespace=NAMESPACE, name=parts["name"], uid=f"floor-{number}")
             event = DecisionEvent(

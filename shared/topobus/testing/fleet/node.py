@@ -94,7 +94,7 @@ class FleetNode:
         for inventory in template.inventories:
             own = self._own_inventory(inventory)
             await self._bus.put(catalogue.INVENTORY, own, node=self.name, device_class=own.device_class)
-            await self._bus.answer(catalogue.HINTS, _no_opinion, node=self.name, device_class=own.device_class)
+            await self._bus.answer(catalogue.HINT, _no_opinion, node=self.name, device_class=own.device_class)
         await self._ledger.start()
 
     def _own_inventory(self, inventory: Inventory) -> Inventory:

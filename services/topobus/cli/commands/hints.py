@@ -1,0 +1,70 @@
+"""`topobus hints watch`: the hint lists that device services and topology give from now on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from typing import Annotated
+
+from cyclopts import App, Parameter
+from rich.text import Text
+
+from topobus.cli.exits import ExitCode
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
+from topobus.cli.render.answers import hints_text, short_time
+from topobus.contracts.catalogue import HINTS
+from topobus.contracts.messages import HintsEvent
+
+__all__ = ["hints_app", "hints_lines"]
+
+hints_app = App(name="hints", help="Which NUMA nodes device services and topology prefer, as they say it.")
+
+
+@hints_app.command(name="watch")
+def watch(
+    *,
+    node: Annotated[str | None, Parameter(help="Only this node.")] = None,
+    device_class: Annotated[str | None, Parameter(name="--class", help="Only this class; memory and hugepages are class memory.")] = None,
+    options: BusOptions = BUS_DEFAULTS,
+) -> int:
+    """Follow hints from now on: nobody stores them, so what was said before is in the decisions alone."""
+    return asyncio.run(_watch(node, device_class, options))
+
+
+async def _watch(node: str | None, device_class: str | None, options: BusOptions) -> int:
+    output = options.output()
+    parts = {key: value for key, value in (("node", node), ("device_class", device_class)) if value is not None}
+    me = asyncio.current_task()
+    assert me is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, me.cancel)
+    async with open_bus(options) as bus:
+        output.note(f"listening at {HINTS.pattern(**parts)}")
+        with contextlib.suppress(asyncio.CancelledError):
+            async with contextlib.aclosing(bus.listen(HINTS, **parts)) as notices:
+                async for given in notices:
+                    if output.is_json:
+                        output.line(given)
+                    else:
+                        for line in hints_lines(given):
+                            output.show(line)
+    return ExitCode.OK
+
+
+def hints_lines(given: HintsEvent) -> list[Text]:
+    """Write one notice: who gave hints for what, and a line for each list."""
+    head = Text.assemble((f"{short_time(given.time)}  ", "faint"), (f"{given.node}/{given.device_class}", "name"), f"  by {given.by}")
+    if given.owner is not None:
+        head.append(f"  for {given.owner}")
+    if given.op_id:
+        head.append(f"  operation {given.op_id}", "faint")
+    if given.is_dry_run:
+        head.append("  (dry run)", "faint")
+    lines = [head]
+    for listed in given.lists:
+        where = f"{listed.container}: " if listed.container else ""
+        more = f" and at most {listed.omitted} more" if listed.omitted else ""
+        lines.append(Text(f"    {where}{listed.resource}  {hints_text(listed.hints)}{more}"))
+    if given.omitted_lists:
+        lines.append(Text(f"    and {given.omitted_lists} lists of further containers", "faint"))
+    return lines

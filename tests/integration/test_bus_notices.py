@@ -1,0 +1,89 @@
+"""Notices on the bus: said once to whoever may listen, over the accounts of a real server, and never waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from support.account_nats import LIMIT_S, AccountNats, account_nats
+from topobus.contracts.catalogue import HINTS
+from topobus.contracts.messages import GivenHints, HintsEvent
+from topobus.contracts.nats_accounts import Shape, accounts
+from topobus.runtime.bus import Bus
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+async def nats(nats_binary: Path) -> AsyncIterator[AccountNats]:
+    """A server with the accounts as shipped."""
+    async with account_nats(accounts(Shape.CENTRAL), binary=nats_binary) as server:
+        yield server
+
+
+def _hints(op_id: str, *, node: str = "n1", device_class: str = "gpu") -> HintsEvent:
+    lists = (GivenHints(resource=device_class, hints=None),)
+    return HintsEvent(node=node, device_class=device_class, op_id=op_id, by="test", lists=lists, time="2026-11-28T00:00:00Z")
+
+
+async def _say(bus: Bus, given: HintsEvent, *, node: str = "n1") -> None:
+    await bus.notify(HINTS, given, event_id=given.op_id, node=node, device_class="gpu")
+
+
+async def test_notice_is_heard_once_by_each_listener_when_writers_are_in_other_accounts(nats: AccountNats) -> None:
+    """What a device service says in its own account and topology in the core's reaches commands and subscribers, each once."""
+    async with nats.bus("gpu") as gpu, nats.bus("topology") as topology, nats.bus("cli") as cli, nats.client("user") as user:
+        heard: dict[str, list[str]] = {"cli": [], "user": []}
+
+        async def hear(message: object) -> None:
+            heard["user"].append(message.headers["ce-id"])  # type: ignore[attr-defined]
+
+        await user.client.subscribe("topobus.v1.hints.>", cb=hear)
+        await user.barrier()
+        async with aclosing(cli.listen(HINTS)) as notices:
+            async with asyncio.timeout(LIMIT_S):
+                said = asyncio.ensure_future(anext(notices))
+                place = 0
+                while not said.done():
+                    # What is said before the server knows of a listener is heard by nobody.
+                    await _say(gpu, _hints(f"early-{place}"))
+                    await asyncio.wait([said], timeout=0.05)
+                    place += 1
+                for bus, op_id in ((gpu, "by-gpu"), (topology, "by-topology")):
+                    await _say(bus, _hints(op_id))
+                while not {"by-gpu", "by-topology"} <= {*heard["cli"]}:
+                    heard["cli"].append((await anext(notices)).op_id)
+                while not {"by-gpu", "by-topology"} <= {*heard["user"]}:
+                    await user.barrier()
+
+        assert user.denials == []
+    for who in ("cli", "user"):
+        assert len(heard[who]) == len(set(heard[who])), who
+
+
+async def test_notice_is_dropped_when_it_says_another_node_than_its_subject(nats: AccountNats) -> None:
+    """Readers keep what they hear by the names inside: a notice at another node's subject is not given to them."""
+    async with nats.bus("topology") as topology, nats.bus("cli") as cli, aclosing(cli.listen(HINTS)) as notices:
+        async with asyncio.timeout(LIMIT_S):
+            said = asyncio.ensure_future(anext(notices))
+            while not said.done():
+                await _say(topology, _hints("lie", node="n2"))
+                await _say(topology, _hints("truth"))
+                await asyncio.wait([said], timeout=0.05)
+
+        assert said.result().op_id == "truth"
+
+
+async def test_notice_raises_nothing_when_the_server_is_away(nats: AccountNats) -> None:
+    """Nobody waits for a notice, and nobody fails by it."""
+    async with nats.bus("topology") as topology:
+        await nats.server.stop()
+        async with asyncio.timeout(LIMIT_S):
+            while topology.is_connected:  # noqa: ASYNC110 - nothing tells when it is lost
+                await asyncio.sleep(0.01)
+
+        await _say(topology, _hints("lost"))
