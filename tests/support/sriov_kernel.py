@@ -56,6 +56,8 @@ class SriovKernel:
         """Each number that was obeyed."""
         self.is_stuck = False
         self.is_slow = False
+        self.on_ready: Callable[[PciAddress], None] = lambda _address: None
+        """Told of each virtual function that shows what its driver makes."""
         self._lock = threading.Lock()
         self._driver = driver
         self._files = files
@@ -137,9 +139,10 @@ class SriovKernel:
                 (self.root / virtual / "driver").symlink_to(f"../../drivers/{self._driver}")
             return True
         shown = [self._files(virtual, index) for index, virtual in parts.items()]
-        made = [files for files in shown if not all((self.root / path).exists() for path in files)]
-        for files in made:
-            write(self.root, files)
+        made = [index for index, files in enumerate(shown) if not all((self.root / path).exists() for path in files)]
+        for index in made:
+            write(self.root, shown[index])
+            self.on_ready(virtual_address(index))
         self._set_carrier(1)
         return bool(made)
 

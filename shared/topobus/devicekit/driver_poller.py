@@ -21,6 +21,7 @@ from topobus.devicekit.inventory_merge import DriverView
 from topobus.devicekit.isolation import DriverFailed, DriverHung, IsolatedDriver
 from topobus.devicekit.journal import PassedThrough
 from topobus.devicekit.metrics import DeviceMetrics
+from topobus.devicekit.on_demand_functions import FunctionCuttingDriver
 from topobus.devicekit.pci import pci_folder
 from topobus.devicekit.settings import DeviceServiceSettings
 from topobus.domain.device import Device
@@ -220,7 +221,11 @@ class DriverPoller:
             devices=tuple(device for device in view.devices or () if device.name not in passed),
             away={**view.away, **passed},
             kept=tuple(function for function in view.kept if str(function.pci) not in addresses),
-            warnings=tuple(warning for warning in view.warnings if warning.partition(" is not offered")[0] not in addresses),
+            warnings=tuple(
+                warning
+                for warning in view.warnings
+                if not any(warning.startswith((f"{address} is not offered", f"{address} is not cut on demand")) for address in addresses)
+            ),
         )
 
     def _look(self, machine: Machine, pcis: Collection[PciAddress]) -> DriverView:
@@ -236,6 +241,7 @@ class DriverPoller:
             counter_sets=tuple(driver.counter_sets(devices)) if isinstance(driver, CountingDriver) else (),
             warnings=tuple(driver.warnings) if isinstance(driver, _WarningDriver) else (),
             kept=tuple(driver.kept) if isinstance(driver, KeepingDriver) else (),
+            uncut=driver.on_demand_functions.uncut if isinstance(driver, FunctionCuttingDriver) else frozenset(),
             off_bus=off_bus | self._off_bus(pcis),
             away=away,
         )

@@ -27,7 +27,7 @@ from topobus.domain.pci import PciAddress
 from topobus.runtime.logging import get_logger
 from topobus.sysfs.tree import Tree
 
-__all__ = ["FunctionCuts", "FunctionWish", "planned_functions", "write_text"]
+__all__ = ["CUT_LIMIT_S", "FunctionCuts", "FunctionWish", "planned_functions", "write_text"]
 
 Edits = Mapping[str, ContainerEdits] | Refusal
 
@@ -36,6 +36,8 @@ _PART = "part"
 _COUNT = "functions"
 """Step: the number of virtual functions is being changed."""
 _SETTLE_S = 30.0
+CUT_LIMIT_S = 2 * _SETTLE_S
+"""Seconds that one card takes at most: a wait for its lock, and one for its functions."""
 # Seconds that `unprepare` waits for a card, in a call that has five in all.
 _UNDO_S = 1.5
 
@@ -93,7 +95,7 @@ class FunctionCuts:
                 return _with_note(wishes.values(), context, edits)
         what = ", ".join(f"{address} with {wishes[address].count} virtual functions" for address in sorted(wishes))
         return LongWork(
-            limit_s=2 * _SETTLE_S * (1 + len(wishes)), what=f"setting up {what}", work=lambda: self._work(tree, wishes, context, edits)
+            limit_s=CUT_LIMIT_S * (1 + len(wishes)), what=f"setting up {what}", work=lambda: self._work(tree, wishes, context, edits)
         )
 
     def undo(self, tree: Tree, address: PciAddress, wish: FunctionWish, record: DeviceRecord, in_use: Callable[[], frozenset[str]]) -> None:

@@ -4,7 +4,8 @@ Flows in: the devices of the previous poll, one `DriverView` for each driver, wh
 is never removed because its driver stopped answering, nor while somebody holds it: a vanished device stays listed as Unhealthy.
 
 A device that sits in a pod's sandbox (its record says so) is out of the driver's sight, wholly or in part: it keeps the attributes that it had before, so that
-a hand-over changes no slice, and its absence is no fault.
+a hand-over changes no slice, and its absence is no fault. The same goes for the parts of a card that a virtual machine has. Virtual functions that could be made, and cannot any more
+(the host uses their card), are taken off the list: nothing is wrong with what was never there.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ class DriverView:
     """Functions that it knows and does not offer, with what they are for."""
     away: Mapping[str, Device] = field(default_factory=dict)
     """Devices that sat in a sandbox when the driver looked, as they were before; taken in the driver's own thread, in which they also leave and return."""
+    uncut: frozenset[str] = frozenset()
+    """Cards that it would cut on demand and cannot now: their virtual functions that are not there are not on offer."""
     off_bus: frozenset[PciAddress] = frozenset()
     """Functions of known devices that the tree, or the machine that the driver was given, lacked when it looked: our copy of the machine may be older, or newer."""
 
@@ -119,10 +122,15 @@ def advance_inventory(
             listed.append(device)
             continue
         is_found = name in found_devices
-        is_away = name in away and not is_found and view.silence is None and _has_place(device, view, machine)
+        whole = device if name in away else away.get(device.partition_of)
+        is_away = whole is not None and not is_found and view.silence is None and _has_place(whole, view, machine)
         if is_away and not view.observations.get(name):
             # Nobody can look at it where it is: what was known of its health stands.
             listed.append(device)
+            continue
+        is_uncut = device.partition_of in view.uncut and not is_found and whole is None and view.silence is None
+        if is_uncut and held is not None and name not in held:
+            removed.append(device)
             continue
         health = next_health(
             was.health if was else None,

@@ -43,16 +43,19 @@ class OnDemandFunctions:
         self._plans: Mapping[PciAddress, _Plan] = {}
         self._next: dict[PciAddress, _Plan] = {}
         self._changed: set[PciAddress] = set()
+        self._next_uncut: set[str] = set()
+        self.uncut: frozenset[str] = frozenset()
+        """Cards that a rule names and that cannot be cut as the last look found them: virtual functions of theirs that are not there are not on offer."""
         self._seen: Mapping[PciAddress, tuple[Device, ...]] = {}
         self._has_looked = False
 
     def begin_look(self) -> None:
         """Begin to plan anew."""
-        self._next, self._changed = {}, set()
+        self._next, self._changed, self._next_uncut = {}, set(), set()
 
     def end_look(self, devices: Sequence[Device]) -> None:
         """Have what was planned since the beginning count; `devices` is what the look gave."""
-        self._plans, self._has_looked = self._next, True
+        self._plans, self.uncut, self._has_looked = self._next, frozenset(self._next_uncut), True
         by_name = {device.name: device for device in devices}
         self._seen = {
             address: tuple(by_name[name] for name in (plan.name, *(name for _, name in plan.parts)) if name in by_name)
@@ -157,6 +160,7 @@ class OnDemandFunctions:
         """
         try:
             if why_not and self.rule(device) is not None:
+                self._next_uncut.add(device.name)
                 return (), f"{physical.address} is not cut on demand: {'; '.join(why_not)}"
             functions = self.plan(tree, machine, device, physical)
         except HardwareError as err:

@@ -3,6 +3,7 @@
 Flows in: devices whose claim asks for it, what the operator allows, and what the journal says of the owner. Flows out: VFIO's nodes for a container, or a refusal with the exact
 reason; the function is with its own driver then. The driver that had it before stands in the journal before the first act, so a kill at any step is undone by the next start.
 It stands in place of the class's driver for these devices: `prepare` is long work, `unprepare` brings the function back, and its driver cleans it as after any owner.
+A function of a card that is cut on demand is made first, and a card that is wanted whole loses its functions first, as for any other claim; what they are is checked after that.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from topobus.devicekit import iommu_groups
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.devicekit.driver import DeviceDriver, LongWork, PrepareContext
 from topobus.devicekit.edits_text import gone
+from topobus.devicekit.function_cuts import CUT_LIMIT_S
 from topobus.devicekit.function_switch import FunctionDriver, FunctionSwitch, Timer
 from topobus.devicekit.function_users import function_nodes, interface_uses, openers
 from topobus.devicekit.hands import CleaningDriver, SwitchedDriver, is_cleaning
 from topobus.devicekit.journal_values import PASSTHROUGH
+from topobus.devicekit.on_demand_functions import FunctionCuttingDriver
 from topobus.devicekit.passthrough_edits import missing_nodes, passthrough_edits
 from topobus.devicekit.passthrough_request import Passthrough, read_passthrough
 from topobus.devicekit.pci import function_role, is_vfio
@@ -78,16 +81,17 @@ class PassthroughDriver:
             return passthrough
         if context.owner.kind is not OwnerKind.CLAIM:
             return _refuse("passthrough-malformed", "devices go to virtual machines by claims alone")
-        refusal = gone(tree, devices)
+        there = [device for device in devices if not self._is_cut_on_demand(device)]
+        refusal = gone(tree, there)
         for device in devices:
-            refusal = refusal or self._refuse_device(tree, device)
+            refusal = refusal or self._refuse_device(tree, device, is_there=device in there)
         if refusal is not None:
             return refusal
         if passthrough.backend == "iommufd" and not tree.exists("dev/iommu"):
             return _refuse(
                 "passthrough-unsupported", "the node has no /dev/iommu: its kernel has no iommufd, or has not loaded it", what="iommufd"
             )
-        return self._refuse_group(tree, devices)
+        return self._refuse_group(tree, there)
 
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal | LongWork:
         """Give the nodes of functions that VFIO has, else begin to switch them."""
@@ -100,9 +104,9 @@ class PassthroughDriver:
             return passthrough_edits(tree, devices, passthrough, self._driver)
         names = ", ".join(device.name for device in devices)
         return LongWork(
-            limit_s=self._settings.idle_s + _SWITCHES * len(devices) * self._settings.switch_s,
+            limit_s=self._settings.idle_s + _SWITCHES * len(devices) * self._settings.switch_s + CUT_LIMIT_S * (1 + len(devices)),
             what=f"giving {names} to {passthrough.backend}",
-            work=lambda: self._work(tree, devices, context, passthrough),
+            work=lambda: self._work_on_whole(tree, devices, context, passthrough),
         )
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
@@ -110,7 +114,12 @@ class PassthroughDriver:
 
         Errors: raises HardwareError when one cannot be brought back, after all others were tried.
         """
-        faults = [fault for device in devices if (fault := self._bring_back(tree, device, context.records[device.name]))]
+        faults: list[str] = []
+        for device in devices:
+            if fault := self._bring_back(tree, device, context.records[device.name]):
+                faults.append(fault)
+            elif isinstance(self._driver, FunctionCuttingDriver):
+                self._driver.on_demand_functions.undo(tree, device, context)
         if faults:
             raise HardwareError("; ".join(faults), next_step="it is tried again until its driver has it")
 
@@ -118,14 +127,23 @@ class PassthroughDriver:
         """Have its driver clean it."""
         return self._driver.clean(tree, device, record) if isinstance(self._driver, CleaningDriver) else None
 
-    def _refuse_device(self, tree: Tree, device: Device) -> Refusal | None:
+    def _is_cut_on_demand(self, device: Device) -> bool:
+        return isinstance(self._driver, FunctionCuttingDriver) and self._driver.on_demand_functions.has_any([device])
+
+    def _refuse_device(self, tree: Tree, device: Device, *, is_there: bool = True) -> Refusal | None:
+        """Refuse what may not be given; `is_there`: whether the function is what it will be when it is given."""
         address = device.pci
-        if address is None or device.partition_of or device.allows_multiple or device.parent.endswith(_name_part(address)):
+        # A virtual function is a part of its card, and a function with a group of its own.
+        if (
+            address is None
+            or device.allows_multiple
+            or any(whole.endswith(_name_part(address)) for whole in (device.parent, device.partition_of))
+        ):
             return _refuse(
                 "passthrough-unsupported", f"{device.name} is no PCI function as a whole, so no machine can have it", device=device.name
             )
         # The tree first: what is switched there is in the journal before.
-        role, why = function_role(tree, address)
+        role, why = function_role(tree, address) if is_there else (device.role, "")
         if address in self._own():
             return None
         if role is DeviceRole.PASSTHROUGH and role is device.role:
@@ -155,6 +173,22 @@ class PassthroughDriver:
                 text = f"{device.name} is in IOMMU group {group.number} with {named}, which the claim does not pass through: a machine gets a group whole"
                 return _refuse("passthrough-group", text, device=device.name, group=group.number, others=tuple(map(str, others)))
         return None
+
+    def _work_on_whole(
+        self, tree: Tree, devices: Sequence[Device], context: PrepareContext, passthrough: Passthrough
+    ) -> Mapping[str, ContainerEdits] | Refusal:
+        """Have the functions of cards that are cut on demand made, or the card whole, and give them."""
+        if not isinstance(self._driver, FunctionCuttingDriver) or not any(map(self._is_cut_on_demand, devices)):
+            return self._work(tree, devices, context, passthrough)
+
+        def give() -> Mapping[str, ContainerEdits] | Refusal:
+            refusal = gone(tree, devices)
+            for device in devices:
+                refusal = refusal or self._refuse_device(tree, device)
+            return refusal or self._refuse_group(tree, devices) or self._work(tree, devices, context, passthrough)
+
+        answer = self._driver.on_demand_functions.prepare(tree, devices, context, give)
+        return answer.work() if isinstance(answer, LongWork) else answer
 
     def _work(
         self, tree: Tree, devices: Sequence[Device], context: PrepareContext, passthrough: Passthrough

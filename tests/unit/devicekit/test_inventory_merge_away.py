@@ -37,7 +37,9 @@ VETH = Device(name="nic-veth0", device_class="nic", driver="pci-netdev", attribu
 LOST = Observation(dimension=Dimension.LINK, state=HealthState.UNHEALTHY, reason="parent-carrier-lost", message="no carrier")
 
 
-def step(devices: tuple[Device, ...], view: DriverView, *, at_s: float = 0.0, is_on_bus: bool = True) -> MergedInventory:
+def step(
+    devices: tuple[Device, ...], view: DriverView, *, at_s: float = 0.0, is_on_bus: bool = True, held: tuple[str, ...] = ()
+) -> MergedInventory:
     """Merge what the driver saw."""
     functions = (PciDevice(address=ADDRESS, vendor=0x15B3, device=0x1021),) if is_on_bus else ()
     machine = Machine(node="n", numa_nodes=(NumaNode(id=0, cpus=CpuSet(0), memory_bytes=1),), cpus=(), pci_devices=functions)
@@ -46,7 +48,7 @@ def step(devices: tuple[Device, ...], view: DriverView, *, at_s: float = 0.0, is
         {"pci-netdev": view},
         device_class="nic",
         machine=machine,
-        held=(),
+        held=held,
         now=START + timedelta(seconds=at_s),
         settings=HealthSettings(hold_s=10.0, forget_s=60.0),
     )
@@ -145,3 +147,36 @@ def test_away_device_is_dirty_when_the_host_says_that_it_cannot_be_brought_back(
     assert stuck.health.state is HealthState.UNHEALTHY
     assert [condition.reason for condition in stuck.health.conditions] == ["dirty"]
     assert back.health.state is HealthState.RECOVERING
+
+
+PART = Device(
+    name="nic-0000-3b-02-0", device_class="nic", driver="pci-netdev", pci=PciAddress.parse("0000:3b:02.0"), partition_of=CARD.name
+)
+
+
+def test_inventory_merge_lists_the_parts_of_a_card_as_they_were_when_a_machine_has_the_card() -> None:
+    """Virtual functions that could be made when the card is back are not sick: nobody has broken them, and the card's counters keep them from being given."""
+    before = step((), DriverView(devices=(CARD, PART))).devices
+
+    merged = step(before, DriverView(devices=(), away={CARD.name: CARD}, uncut=frozenset({CARD.name})), at_s=3600)
+
+    assert [(device.name, device.health.state, bool(device.consumes)) for device in merged.devices] == [
+        (CARD.name, HealthState.HEALTHY, True),
+        (PART.name, HealthState.HEALTHY, True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("held", "listed", "removed"), [((), [CARD.name], [PART.name]), ((PART.name,), [CARD.name, PART.name], [])], ids=["free", "held"]
+)
+def test_inventory_merge_takes_parts_off_the_list_when_their_card_cannot_be_cut_any_more(
+    held: tuple[str, ...], listed: list[str], removed: list[str]
+) -> None:
+    """The host took the card into use: what was never there is not offered and not sick; what somebody holds stays, and is told."""
+    before = step((), DriverView(devices=(CARD, PART))).devices
+
+    merged = step(before, DriverView(devices=(CARD,), uncut=frozenset({CARD.name})), held=held)
+
+    assert [device.name for device in merged.devices] == listed
+    assert [device.name for device in merged.removed] == removed
+    assert [device.name for device in merged.devices if device.health.state is not HealthState.HEALTHY] == list(held)

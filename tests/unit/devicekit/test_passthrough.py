@@ -25,14 +25,17 @@ from support.passthrough_bench import (
     codes,
     nodes_of,
 )
+from support.sriov_kernel import PHYSICAL, SriovKernel, virtual_address
 from support.sysfs_trees import write
 from support.thread_turns import other_threads
 from topobus.contracts.messages import Prepared
 from topobus.contracts.sandbox_messages import Accepted
-from topobus.devicekit.settings import PassthroughRule, PassthroughSettings
+from topobus.devicekit.settings import FunctionRule, PassthroughRule, PassthroughSettings
 from topobus.domain.device import DeviceRole
+from topobus.domain.pci import PciAddress
 from topobus.domain.pools import Condition
 from topobus.domain.request import Owner, OwnerKind
+from topobus.nic.plugins.pci_netdev import PciNetdevDriver
 from topobus.simulation.kernel_writes import KernelWrites
 
 
@@ -368,3 +371,62 @@ async def test_pods_by_resource_never_switch_anything(bench: PassthroughBench) -
 
     assert codes(refusal) == ["passthrough-malformed"]
     assert bench.is_home
+
+
+@pytest.fixture
+def cut(kernel: KernelWrites) -> tuple[PassthroughBench, SriovKernel]:
+    """Give NICs, one of which is cut into virtual functions on demand; each function has a group of its own."""
+    bench, card = PassthroughBench(kernel.root, kernel, "nic"), SriovKernel(kernel.root)
+    groups = iter(range(60, 90))
+
+    def add(address: PciAddress) -> None:
+        bench.drivers.add_function(str(address), "ice", group=next(groups), shown=(f"{BUS}/devices/{address}/net",))
+
+    add(PHYSICAL)
+    card.on_ready = add
+    card.follow(kernel)
+    assert isinstance(bench.driver, PciNetdevDriver)
+    bench.driver.on_demand_functions.rules = (FunctionRule(where=(Condition(field="pci", equals=str(PHYSICAL)),), count=2),)
+    bench.machine = msgspec.structs.replace(bench.machine, pci_devices=(*bench.machine.pci_devices, card.physical))
+    bench.look()
+    return bench, card
+
+
+async def test_virtual_function_is_made_and_passed_when_a_machine_wants_one(cut: tuple[PassthroughBench, SriovKernel]) -> None:
+    """It is a part of its card and a function with a group of its own: made for the claim, given, and back with its driver afterwards; its sibling is another claim's."""
+    bench, card = cut
+    part, sibling = (str(virtual_address(index)) for index in range(2))
+    async with bench.life():
+        passed = await bench.prepare(part)
+        held = bench.drivers.driver_of(part)
+        other = await bench.prepare(sibling, owner=OTHER, config=None)
+        card_too = await bench.prepare(str(PHYSICAL), owner=Owner(kind=OwnerKind.CLAIM, namespace="default", name="third", uid="u3"))
+        refusals = [await bench.unprepare(part), await bench.unprepare(sibling, owner=OTHER)]
+        bench.kernel.settle()
+
+    assert nodes_of(passed) == ["/dev/vfio/61", "/dev/vfio/vfio"]
+    assert (held, bench.drivers.driver_of(part)) == ("vfio-pci", "ice")
+    assert isinstance(other, Prepared)
+    assert codes(card_too) == ["card-in-use"]
+    assert refusals == [None, None]
+    assert [bench.journal_of(address) for address in (part, sibling)] == [None, None]
+    assert card.writes == [2]
+
+
+async def test_card_that_is_cut_on_demand_is_passed_whole_when_nobody_has_a_function_of_it(
+    cut: tuple[PassthroughBench, SriovKernel],
+) -> None:
+    """Idle virtual functions are removed for a machine that gets the card, as for any other claim of it."""
+    bench, card = cut
+    async with bench.life():
+        await bench.prepare(str(virtual_address(0)), config=None)
+        await bench.unprepare(str(virtual_address(0)))
+        passed = await bench.prepare(str(PHYSICAL))
+        held = bench.drivers.driver_of(str(PHYSICAL))
+        refusal = await bench.unprepare(str(PHYSICAL))
+        bench.kernel.settle()
+
+    assert nodes_of(passed) == ["/dev/vfio/60", "/dev/vfio/vfio"]
+    assert (held, bench.drivers.driver_of(str(PHYSICAL))) == ("vfio-pci", "ice")
+    assert refusal is None
+    assert card.writes == [2, 0]

@@ -153,6 +153,7 @@ def test_card_is_not_cut_when_the_node_uses_it(bench: SriovBench, files: dict[st
     assert refusal.reasons[0].facts["users"] == (why,)
     assert list(devices) == [CARD]
     assert f"{PHYSICAL} is not cut on demand: {why}" in getattr(bench.driver, "warnings", ())
+    assert bench.driver.on_demand_functions.uncut == {CARD}
     assert bench.kernel.writes == []
     assert bench.journal.entries == {}
 
