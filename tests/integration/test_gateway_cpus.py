@@ -59,14 +59,18 @@ async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
         await made.plane.show("cpu", *map(cpu, ALL))
         await made.plane.store(claim("first", "u-first", "cpu-1"))
         await made.plane.store(claim("second", "u-second", "cpu-2", "cpu-3"))
-        made.settings = msgspec.structs.replace(made.settings, cpus=CpuSettings(owned="all", runtime_socket=str(made.root / "nri.sock")))
+        made.settings = msgspec.structs.replace(
+            made.settings,
+            cpus=CpuSettings(owned="all", runtime_socket=str(made.root / "nri.sock")),
+            hardware=HardwareSettings(root=str(made.root)),
+        )
         yield made
 
 
 @pytest.fixture(params=["methods", "state-change"])
 def runtime(rig: Rig, request: pytest.FixtureRequest) -> SimulatedRuntime:
-    """A runtime of either generation; the test starts it."""
-    return SimulatedRuntime(rig.root / "nri.sock", ALL, dialect=request.param, cdi_dir=rig.cdi_dir)
+    """A runtime of either generation, whose containers have control groups; the test starts it."""
+    return SimulatedRuntime(rig.root / "nri.sock", ALL, dialect=request.param, cdi_dir=rig.cdi_dir, control_groups=rig.root)
 
 
 async def prepare(rig: Rig, reference: ClaimReference) -> str:
@@ -232,7 +236,10 @@ async def test_claim_fails_and_gives_its_cpus_back_when_a_container_cannot_be_ch
         await runtime.until(lambda: neighbour.cpus == ALL)
         again = await prepare(rig, FIRST)
 
-    assert f"the container runtime could not change the CPUs of containers {stubborn.id[:12]}" in error
+    assert (
+        f"the container runtime could not change the CPUs of container stubborn of pod default/other ({stubborn.id[:12]}): it refuses"
+        in error
+    )
     assert (again, stubborn.cpus, neighbour.cpus) == ("", CpuSet(0, 2, 3), CpuSet(0, 2, 3))
 
 
@@ -342,3 +349,232 @@ async def test_container_is_refused_when_its_claim_is_not_prepared(rig: Rig, run
         file.write_bytes(left)
         with pytest.raises(Refused, match=r"of a claim \(uid u-first\) that is not prepared on this node"):
             await runtime.create("main", cdi=("topobus.dev/cpu=claim-u-first-cpu-1",))
+
+
+async def test_container_has_the_smaller_pool_when_a_claim_comes_while_it_is_started(rig: Rig, runtime: SimulatedRuntime) -> None:
+    """A runtime changes only its notes of a container whose start is under way: the claim's answer waits until it runs, and has been changed."""
+    runtime.control_groups = None  # the kernel would tell
+    async with runtime.serving(), rig.kubelet, rig.gateway(), asyncio.TaskGroup() as group:
+        await runtime.synchronized.wait()
+        await rig.kubelet.wait_for_driver("cpu.topobus.dev")
+        neighbour = await runtime.create("neighbour", pod="other")
+        answers: list[asyncio.Task[str]] = []
+        too_early: list[bool] = []
+
+        async def take_a_cpu() -> None:
+            answers.append(group.create_task(prepare(rig, FIRST)))
+            await runtime.until(lambda: neighbour.cpus == CpuSet(0, 2, 3))
+            too_early.append(answers[0].done())
+
+        runtime.while_starting = take_a_cpu
+        starting = await runtime.create("starting", pod="other")
+        error = await answers[0]
+        at_the_answer = (starting.cpus, neighbour.cpus)
+
+    assert too_early == [False]
+    assert (error, at_the_answer) == ("", (CpuSet(0, 2, 3), CpuSet(0, 2, 3)))
+
+
+async def test_container_has_the_larger_pool_when_a_claim_ends_while_it_is_started(rig: Rig, runtime: SimulatedRuntime) -> None:
+    """What the pool gained in the moment of its start is made up for as soon as it runs."""
+    runtime.control_groups = None  # the kernel would tell
+    async with runtime.serving(), rig.kubelet, rig.gateway():
+        await runtime.synchronized.wait()
+        await prepare(rig, FIRST)
+
+        async def give_back() -> None:
+            await rig.kubelet.unprepare_claims([FIRST])
+
+        runtime.while_starting = give_back
+        started = await runtime.create("started", pod="other")
+        await runtime.until(lambda: started.cpus == ALL)
+
+
+async def test_container_is_waited_for_when_a_gateway_comes_while_it_is_started(rig: Rig, runtime: SimulatedRuntime) -> None:
+    """What the runtime shows of a container that does not run yet need not be what its start has read."""
+    go = asyncio.Event()
+
+    async def wait() -> None:
+        await go.wait()
+
+    async with runtime.serving(), rig.kubelet, asyncio.TaskGroup() as group:
+        neighbour = await runtime.create("neighbour", pod="other")
+        runtime.while_starting = wait
+        starting = group.create_task(runtime.create("starting", pod="other"))
+        async with rig.gateway():
+            await runtime.synchronized.wait()
+            answer = group.create_task(prepare(rig, FIRST))
+            await runtime.until(lambda: neighbour.cpus == CpuSet(0, 2, 3))
+            is_early = answer.done()
+            go.set()
+            error = await answer
+            at_the_answer = (await starting).cpus
+
+    assert (is_early, error, at_the_answer) == (False, "", CpuSet(0, 2, 3))
+
+
+async def fail() -> None:
+    """A start that fails, of which the runtime tells its plugins nothing."""
+    raise NotStarted("exec: not found")
+
+
+async def test_claim_is_prepared_when_a_container_could_not_be_started(
+    rig: Rig, runtime: SimulatedRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is told that a start has failed: claims wait for a while, not for ever, and the log names the container."""
+    monkeypatch.setattr("topobus.gateway.runtime.cpu_pinning._START_S", 0.2)
+    with capture_logs() as logs:
+        async with runtime.serving(), rig.kubelet, rig.gateway():
+            await runtime.synchronized.wait()
+            runtime.while_starting = fail
+            with pytest.raises(NotStarted):
+                await runtime.create("broken", pod="other")
+            errors = (await prepare(rig, FIRST), await prepare(rig, SECOND))
+
+    said = [log["container"] for log in logs if log["event"] == "container.start-overdue"]
+    assert errors == ("", "")
+    assert len(said) == 1
+    assert "container broken of pod default/other" in said[0]
+
+
+async def test_claim_waits_for_no_container_that_kubelet_has_made_anew(
+    rig: Rig, runtime: SimulatedRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container with the name of one that never ran is its successor, and a sandbox that ends takes its containers along."""
+    monkeypatch.setattr("topobus.gateway.runtime.cpu_pinning._START_S", 3600.0)
+    async with runtime.serving(), rig.kubelet, rig.gateway():
+        await runtime.synchronized.wait()
+        pod, other = await runtime.run_pod("again"), await runtime.run_pod("over")
+        runtime.while_starting = fail
+        for name in (pod.name, other.name):
+            with pytest.raises(NotStarted):
+                await runtime.create("main", pod=name)
+        runtime.while_starting = None
+        again = await runtime.create("main", pod=pod.name)
+        await runtime.stop_pod(other)
+        error = await prepare(rig, FIRST)
+
+    assert (error, again.cpus) == ("", CpuSet(0, 2, 3))
+
+
+async def test_no_cpu_is_shared_when_the_runtime_has_done_a_part_of_an_update(rig: Rig, runtime: SimulatedRuntime) -> None:
+    """One container that hangs makes a whole call an error: what it changed is changed again, the hanging one is named, and nobody runs on a claim's CPU."""
+    runtime.control_groups = None  # the kernel would tell
+    async with runtime.serving(), rig.kubelet, rig.gateway():
+        await runtime.synchronized.wait()
+        neighbour = await runtime.create("neighbour", pod="other")
+        hanging = await runtime.create("hanging", pod="hung")
+        await prepare(rig, FIRST)
+        runtime.hung.add(hanging.id)
+        await rig.kubelet.unprepare_claims([FIRST])
+        await runtime.until(lambda: neighbour.cpus == ALL)
+        refused = await prepare(rig, FIRST)
+        runtime.hung.clear()
+        error = await prepare(rig, FIRST)
+        at_the_answer = (neighbour.cpus, hanging.cpus)
+
+    assert f"could not change the CPUs of container hanging of pod default/hung ({hanging.id[:12]})" in refused
+    assert "neighbour" not in refused
+    assert (error, at_the_answer) == ("", (CpuSet(0, 2, 3), CpuSet(0, 2, 3)))
+
+
+async def test_hanging_container_stands_in_nobodys_way_when_it_cannot_be_on_a_claims_cpus(rig: Rig, runtime: SimulatedRuntime) -> None:
+    """A container that is on other CPUs is no reason to refuse a claim, and is not named in the calls for the others."""
+    async with runtime.serving(), rig.kubelet, rig.gateway():
+        await runtime.synchronized.wait()
+        neighbour = await runtime.create("neighbour", pod="other")
+        await prepare(rig, FIRST)
+        hanging = await runtime.create("main", pod="hung", cpus="3")
+        runtime.hung.add(hanging.id)
+        await runtime.resize(hanging, cpus="0,3")
+        await runtime.until(lambda: any(hanging.id in update for update in runtime.updates))
+        await rig.plane.store(claim("third", "u-third", "cpu-2"))
+        before = len(runtime.updates)
+        error = await prepare(rig, ClaimReference(name="third", uid="u-third", drivers=("cpu.topobus.dev",)))
+        named = {name for update in runtime.updates[before:] for name in update}
+
+    assert (error, neighbour.cpus, named) == ("", CpuSet(0, 3), {neighbour.id})
+
+
+async def test_no_cpu_is_shared_when_the_runtime_has_done_an_update_without_an_answer(
+    rig: Rig, runtime: SimulatedRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever was sent may have been done: the next claim is not promised a CPU by what was believed before."""
+    runtime.control_groups = None  # the kernel would tell
+    monkeypatch.setattr("topobus.gateway.runtime.cpu_pinning._TOGETHER_S", 0.2)
+    # A second try would tell, too.
+    monkeypatch.setattr("topobus.gateway.runtime.cpu_pinning._RETRY_S", 3600.0)
+    monkeypatch.setattr("topobus.gateway.runtime.cpu_pinning._LONGEST_RETRY_S", 3600.0)
+    async with runtime.serving(), rig.kubelet, rig.gateway():
+        await runtime.synchronized.wait()
+        neighbour = await runtime.create("neighbour", pod="other")
+        await prepare(rig, FIRST)
+        runtime.silent = True
+        await rig.kubelet.unprepare_claims([FIRST])
+        await runtime.until(lambda: neighbour.cpus == ALL)
+        runtime.silent = False
+        error = await prepare(rig, FIRST)
+        at_the_answer = neighbour.cpus
+
+    assert (error, at_the_answer) == ("", CpuSet(0, 2, 3))
+
+
+async def test_slow_growth_of_the_pool_is_no_trouble(rig: Rig, runtime: SimulatedRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kubelet does not wait for long until everybody has a claim's CPUs again, and nothing is wrong when that takes a little longer."""
+    monkeypatch.setattr("topobus.gateway.runtime.cpu_pinning._GROWTH_S", 0.0)
+    with capture_logs() as logs:
+        async with runtime.serving(), rig.kubelet, rig.gateway():
+            await runtime.synchronized.wait()
+            neighbour = await runtime.create("neighbour", pod="other")
+            await prepare(rig, FIRST)
+            await rig.kubelet.unprepare_claims([FIRST])
+            await runtime.until(lambda: neighbour.cpus == ALL)
+
+    assert [log for log in logs if log["event"] == "cpusets.not-updated"] == []
+
+
+@pytest.fixture
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the gateway look at the kernel's cpusets every moment."""
+    monkeypatch.setattr("topobus.gateway.runtime.cpu_pinning._LOOK_S", 0.05)
+    monkeypatch.setattr("topobus.gateway.runtime.cpu_pinning._SECOND_LOOK_S", 0.01)
+
+
+@pytest.mark.usefixtures("quick_looks")
+@pytest.mark.parametrize("version", [1, 2])
+async def test_kernels_cpuset_is_put_right_when_somebody_else_changed_it(rig: Rig, runtime: SimulatedRuntime, version: int) -> None:
+    """What the kernel says is compared with what was promised; a container on a claim's CPU loses it again, which is told with both names and counted."""
+    runtime.cgroup_version = version
+    with capture_logs() as logs:
+        async with runtime.serving(), rig.kubelet, rig.gateway():
+            await runtime.synchronized.wait()
+            await prepare(rig, FIRST)
+            neighbour = await runtime.create("neighbour", pod="other")
+            file = runtime.control_group(neighbour)
+            file.write_text("0-3\n")
+            await runtime.until(lambda: file.read_text() == "0,2-3\n")
+            connection = (await rig.pods()).runtime
+        counted = rig.registry.get_sample_value("topobus_gateway_cpuset_differences_total", {"kind": "shared"})
+
+    differed = [log for log in logs if log["event"] == "cpuset.differed"]
+    assert [(log["pod"], log["container"], log["has"], log["wanted"], log["claims"], log["error"]) for log in differed] == [
+        ("default/other", "neighbour", "0-3", "0,2-3", ["default/first"], "")
+    ]
+    assert connection is not None
+    assert (counted, connection.cpusets_unseen) == (1.0, "")
+
+
+@pytest.mark.usefixtures("quick_looks")
+async def test_readiness_says_so_when_the_kernels_cpusets_cannot_be_read(rig: Rig, runtime: SimulatedRuntime) -> None:
+    """A gateway that cannot look is as ready as before, and readiness and doctor's ask say what it cannot see, and where it looked."""
+    elsewhere = HardwareSettings(root=str(rig.root / "nowhere"))
+    async with runtime.serving(), rig.kubelet, rig.gateway(hardware=elsewhere):
+        await runtime.synchronized.wait()
+        await runtime.create("neighbour", pod="other")
+        report = await rig.readiness.until(lambda parts: "cpusets" in parts)
+        connection = (await rig.pods()).runtime
+
+    why = f"none of 1 containers has its control group below {rig.root}/nowhere/sys/fs/cgroup"
+    assert why in report["cpusets"]
+    assert connection is not None
+    assert connection.cpusets_unseen == why

@@ -122,4 +122,4 @@ async def test_answer_to_an_update_that_is_none_is_an_error_of_that_update(tmp_p
             while not plugin.is_ready:  # noqa: ASYNC110  (a plugin tells nobody)
                 await asyncio.sleep(0.01)
         with pytest.raises(ContractError, match="UpdateContainers"):
-            await plugin.update([CpusetUpdate(container_id="c", cpus=CpuSet(0))])
+            await plugin.update([CpusetUpdate(container_id="c", cpus=CpuSet(0))], within_s=60.0)

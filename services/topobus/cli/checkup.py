@@ -246,6 +246,12 @@ def check_runtime(node: str, runtime: RuntimeConnection | None) -> Finding | Non
     if runtime.why_not:
         step = "switch NRI on in the container runtime, and mount its socket into the gateway's container; claims with CPUs, or with devices that go into the pod, are refused until then"
         return Finding(level=Level.FAIL, what=what, found=f"no plugin connection (NRI): {runtime.why_not}", next_step=step)
+    if runtime.cpusets_unseen:
+        step = "mount the node's /sys/fs/cgroup read-only into the gateway's container, below its setting hardware.root (docs/how-to/exclusive-cpus.md)"
+        found = (
+            f"claims get CPUs for themselves by {runtime.socket}, and nobody sees whether the kernel keeps to it: {runtime.cpusets_unseen}"
+        )
+        return Finding(level=Level.WARN, what=what, found=found, next_step=step)
     return Finding(level=Level.OK, what=what, found=f"tells the gateway of containers by {runtime.socket} (NRI)")
 
 

@@ -20,6 +20,7 @@ from topobus.gateway.core.socket_paths import SOCKET_PATH_LIMIT, driver_sockets,
 from topobus.gateway.core.vendor_profiles import IdProfile, VendorProfile, ids_of_profile, pool_in, profile_in, resource_in_profile
 from topobus.runtime.config import ServiceSettings
 from topobus.runtime.proof import AnswerSettings
+from topobus.sysfs.tree import HardwareSettings
 
 __all__ = [
     "SHORT_NAME",
@@ -186,6 +187,8 @@ class GatewaySettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown
     silence: SilenceSettings = SilenceSettings()
     answers: AnswerSettings = AnswerSettings()
     """Which answers of device services must prove their sender."""
+    hardware: HardwareSettings = HardwareSettings()
+    """Where the kernel is asked which CPUs containers have: their control groups below `sys/fs/cgroup` of `root`."""
     instance: str = ""
     """Names this gateway's DRA sockets, so that two stand side by side while one replaces the other: the pod's uid, from the downward API.
     Empty: another name at each start."""

@@ -13,7 +13,7 @@ from topobus.domain.errors import PeerUnavailable
 from topobus.gateway.dra.claim_key import ClaimFailed
 from topobus.runtime.metric_descriptors import CounterDescriptor, GaugeDescriptor, HistogramDescriptor
 
-__all__ = ["CallMetrics", "ClaimMetrics"]
+__all__ = ["CallMetrics", "ClaimMetrics", "CpusetMetrics"]
 
 # Seconds: from a call that only reads memory to kubelet's longest deadline.
 _BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 45.0)
@@ -61,6 +61,12 @@ CDI_WRITE_SECONDS = HistogramDescriptor(
     buckets=_BUCKETS,
 )
 
+CPUSET_DIFFERENCES = CounterDescriptor(
+    name="topobus_gateway_cpuset_differences_total",
+    meaning="Containers that the kernel had on other CPUs than was promised; `shared`: on CPUs that a claim has for itself.",
+    labels={"kind": ("shared", "own")},
+)
+
 
 class CallMetrics:
     """How long calls of kubelet's took, and how they ended."""
@@ -68,6 +74,13 @@ class CallMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.calls_s = CALL_SECONDS.register(registry)
         self.left_out = DEVICES_LEFT_OUT.register(registry)
+
+
+class CpusetMetrics:
+    """How often promises of CPUs did not hold."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.differences = CPUSET_DIFFERENCES.register(registry)
 
 
 class ClaimMetrics:

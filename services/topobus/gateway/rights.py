@@ -29,6 +29,9 @@ RIGHTS = (
     _mount("/var/lib/topobus/gateway", "the checkpoint must survive the pod and a reboot"),
     _mount("/var/lib/topobus/device-plugins", "device plugins of others register there"),
     _mount("/var/run/nri", "the container runtime's plugin socket: cpusets are set when a container is made", EXCLUSIVE_CPUS),
+    _mount(
+        "/sys/fs/cgroup", "what the kernel says of containers' CPUs is compared with what was promised", EXCLUSIVE_CPUS, is_writable=False
+    ),
     _mount("/var/run/nri", "the container runtime's plugin socket: a sandbox gets its devices before a container of it starts", HAND_OVER),
     _mount(
         "/etc/kubernetes/node-feature-discovery/features.d",

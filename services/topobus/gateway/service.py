@@ -28,6 +28,7 @@ from topobus.gateway.dra.checkpoint import Checkpoint
 from topobus.gateway.dra.claim_forwarder import ClaimForwarder
 from topobus.gateway.dra.claim_metadata import ClaimMetadata
 from topobus.gateway.dra.claim_reading import stored_claims
+from topobus.gateway.dra.claim_reports import NoClaimReports
 from topobus.gateway.dra.claims import ClaimPreparer
 from topobus.gateway.dra.dra_plugin import DraDriver
 from topobus.gateway.dra.forgotten_claims import ForgottenClaims
@@ -40,7 +41,7 @@ from topobus.gateway.kubelet.plugin_set import DevicePlugins
 from topobus.gateway.kubelet.pod_resources import PodResourcesReader
 from topobus.gateway.kubelet.registration import KUBELET_SOCKET, socket_pattern
 from topobus.gateway.kubelet.sockets import FolderWatch, identity, remove_stale
-from topobus.gateway.metrics import CallMetrics, ClaimMetrics
+from topobus.gateway.metrics import CallMetrics, ClaimMetrics, CpusetMetrics
 from topobus.gateway.node_lock import NodeLock, open_node_lock
 from topobus.gateway.node_state import NodeState
 from topobus.gateway.reconcile.pod_usage import PodLook
@@ -128,6 +129,7 @@ class _Gateway:
         self._asks = NodeAsks(runtime.bus, runtime.node, settings.deadlines, self._rights_of, owned_cpus(settings.cpus) or None)
         self._metrics = CallMetrics(runtime.registry)
         self._claim_metrics = ClaimMetrics(runtime.registry)
+        self._cpuset_metrics = CpusetMetrics(runtime.registry)
         self._cluster = cluster
         self._lock = lock
         self._forwarder = ClaimForwarder(settings.kubelet, lock, settings.deadlines.claim_s)
@@ -210,7 +212,7 @@ class _Gateway:
         attachments = SandboxAttachments(
             self._asks, checkpoint, reader, clock, limit_s, reports=reports, details=details, describe=metadata.attached
         )
-        runtime_door = self._runtime_door(checkpoint, attachments)
+        runtime_door = self._runtime_door(checkpoint, attachments, reports)
         preparer = ClaimPreparer(
             state=self._state,
             asks=self._asks,
@@ -245,7 +247,7 @@ class _Gateway:
         self._work = _Work(preparer, settler, pods, record, runtime_door, reports)
         return self._work
 
-    def _runtime_door(self, checkpoint: Checkpoint, attachments: SandboxAttachments) -> RuntimeDoor | None:
+    def _runtime_door(self, checkpoint: Checkpoint, attachments: SandboxAttachments, reports: ClusterReports | None) -> RuntimeDoor | None:
         """Make the plugin of the container runtime; None where nothing needs one: such a gateway does without the runtime's messages."""
         if not runtime_socket(self._settings):
             return None
@@ -253,7 +255,14 @@ class _Gateway:
 
         # Ready all the same: device plugins and claims of other classes need no door of the runtime's.
         door = RuntimeDoor.of(
-            self._settings, self._state, checkpoint, self._runtime.clock, lambda why: self._readiness.set("nri", is_ready=True, why=why)
+            self._settings,
+            self._state,
+            checkpoint,
+            self._runtime.clock,
+            lambda why: self._readiness.set("nri", is_ready=True, why=why),
+            reports=reports or NoClaimReports(),
+            metrics=self._cpuset_metrics,
+            tell_unseen=lambda why: self._readiness.set("cpusets", is_ready=True, why=why),
         )
         door.serve(attachments, self._asks, self._settings.runtime.adjust_s)
         return door

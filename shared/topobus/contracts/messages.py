@@ -223,6 +223,8 @@ class RuntimeConnection(Struct, frozen=True, kw_only=True):
     socket: str
     why_not: str = ""
     """Why there is none now; empty: there is one."""
+    cpusets_unseen: str = ""
+    """Why the gateway cannot see what the kernel's cpusets say of containers; empty: it can, or need not."""
 
 
 class KubeletRegistrations(Struct, frozen=True, kw_only=True):

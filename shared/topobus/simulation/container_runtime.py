@@ -2,7 +2,9 @@
 
 Frames are written and read here anew, by the protocol's own description, so that an error in ours is seen. As in containerd: one plugin call at a time, under a lock that an update of the plugin's
 own accord waits for, too; a call that takes longer than the limit ends the connection, and the runtime goes on without the plugin; updates of containers that are still being made are dropped
-without a word. `tests/engine/test_cpus.py` runs the same promises on a real containerd.
+without a word. An update of a container that does not run yet changes what is stored of it and nothing else: its start has read that already (containerd, container_update_resources.go and
+container_start.go). A call with one container that cannot be changed fails as a whole, after the others were changed. A start that fails is told to nobody: NRI hears of the container's removal.
+`tests/engine/test_cpus.py` runs the same promises on a real containerd.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ __all__ = ["MadeContainer", "NotStarted", "Refused", "SimulatedRuntime"]
 
 _TO_PLUGIN, _TO_RUNTIME = 1, 2
 _REQUEST, _RESPONSE = 1, 2
+# The status of an error that has none (gRPC's codes).
+_UNKNOWN = 2
 _EVENTS_WITH_OWN_METHODS = {nri.CREATE_CONTAINER, nri.UPDATE_CONTAINER, nri.STOP_CONTAINER}
 
 
@@ -44,10 +48,13 @@ class MadeContainer:
     id: str
     message: nri.Container
     cpus: CpuSet
-    """What it runs on."""
+    """What it runs on; until it is started, what it would."""
+    stored: CpuSet | None = None
+    """What the runtime has written down for it, and shows; None: nothing."""
     mems: str = ""
     quota: int = 0
     is_made: bool = False
+    state: nri.ContainerState = nri.CONTAINER_CREATED
     mounts: tuple[str, ...] = ()
     """Where something is mounted in it."""
     env: dict[str, str] = field(default_factory=dict)
@@ -66,7 +73,13 @@ class SimulatedRuntime:
     limit_s: float = 2.0
     containers: dict[str, MadeContainer] = field(default_factory=dict)
     refuses_updates: set[str] = field(default_factory=set)
-    """Containers that it cannot change."""
+    """Containers that it cannot change, and says so: each by name, in an answer that is none of an error."""
+    hung: set[str] = field(default_factory=set)
+    """Containers whose shim does not answer: a call that names one of them changes the others and then fails as a whole, without a name."""
+    silent: bool = False
+    """Whether updates are done and not answered."""
+    updates: list[tuple[str, ...]] = field(default_factory=list)
+    """Which containers each call of the plugin's own accord named."""
     sandboxes: dict[str, nri.PodSandbox] = field(default_factory=dict)
     """Those that are there, stopped ones too, by id."""
     synchronized: asyncio.Event = field(default_factory=asyncio.Event)
@@ -76,6 +89,11 @@ class SimulatedRuntime:
     """Where CDI files are; None: names bring nothing."""
     while_making: Callable[[], Awaitable[None]] | None = None
     """Awaited when the plugin has said what a container gets, and the container is not there yet."""
+    while_starting: Callable[[], Awaitable[None]] | None = None
+    """Awaited when a container is there and its start has read what was stored of it, and it does not run yet."""
+    control_groups: Path | None = None
+    """Where the root of the machine is whose control groups containers have, one named like each; None: they have none that anybody could read."""
+    cgroup_version: int = 1
     when_applied: Callable[[MadeContainer], None] | None = None
     """Called when a container's cgroup has changed: a real process may stand for it."""
     _writer: asyncio.StreamWriter | None = None
@@ -138,19 +156,21 @@ class SimulatedRuntime:
         message = nri.Container(id=f"{self._count:064x}", pod_sandbox_id=f"sandbox-{pod}", name=name, env=list(env))
         message.CDI_devices.extend(nri.CDIDevice(name=device) for device in cdi)
         message.linux.resources.cpu.cpus = cpus
+        message.linux.cgroups_path = f"/kubepods/besteffort/pod{pod}/{message.id}" if self.control_groups is not None else ""
         # A file is read anew for each container, and of two mounts on one place the later one stays.
         mounts = {mount.container_path: mount for mount in self._mounts_of(cdi)}
         message.mounts.extend(nri.Mount(destination=path, type="bind", source=mount.host_path) for path, mount in mounts.items())
         sandbox = self._sandbox_of(pod)
         message.pod_sandbox_id = sandbox.id
-        made = MadeContainer(id=message.id, message=message, cpus=CpuSet.parse(cpus) if cpus else self.online)
+        asked = CpuSet.parse(cpus) if cpus else None
+        made = MadeContainer(id=message.id, message=message, cpus=asked or self.online, stored=asked)
         async with self._lock:
             answer = await self._event(
                 nri.CREATE_CONTAINER, "CreateContainer", nri.CreateContainerRequest(pod=sandbox, container=message), message
             )
             if answer is not None:
                 response = nri.CreateContainerResponse.FromString(answer)
-                self._apply(made, response.adjust.linux.resources)
+                self._store(made, response.adjust.linux.resources)
                 for change in response.adjust.mounts:
                     if change.destination.startswith("-"):
                         del mounts[change.destination[1:]]
@@ -166,14 +186,22 @@ class SimulatedRuntime:
         if self.while_making is not None:
             await self.while_making()
         made.is_made = True
+        await self._tell(nri.POST_CREATE_CONTAINER, "PostCreateContainer", sandbox, made)
+        # From here on the start goes by what it has read, whatever is stored meanwhile.
+        started_with = made.stored or self.online
+        if self.while_starting is not None:
+            await self.while_starting()
         if missing:
-            await self.end(made)
+            made.state = nri.CONTAINER_STOPPED
             raise NotStarted(f"stat {missing[0]}: no such file or directory")
-        async with self._lock:
-            await self._event(
-                nri.POST_CREATE_CONTAINER, "PostCreateContainer", nri.ContainerRequest(pod=sandbox, container=self._shown(made)), message
-            )
+        made.state = nri.CONTAINER_RUNNING
+        self._set_cpus(made, started_with)
+        await self._tell(nri.POST_START_CONTAINER, "PostStartContainer", sandbox, made)
         return made
+
+    async def _tell(self, event: nri.Event, method: str, sandbox: nri.PodSandbox, made: MadeContainer) -> None:
+        async with self._lock:
+            await self._event(event, method, nri.ContainerRequest(pod=sandbox, container=self._shown(made)), made.message)
 
     def _mounts_of(self, names: tuple[str, ...]) -> tuple[Mount, ...]:
         if self.cdi_dir is None:
@@ -257,7 +285,8 @@ class SimulatedRuntime:
     def _shown(self, made: MadeContainer) -> nri.Container:
         shown = nri.Container()
         shown.CopyFrom(made.message)
-        shown.linux.resources.cpu.cpus = str(made.cpus) if made.cpus != self.online else made.message.linux.resources.cpu.cpus
+        shown.state = made.state
+        shown.linux.resources.cpu.cpus = str(made.stored) if made.stored is not None else ""
         return shown
 
     async def _plugin(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -295,16 +324,23 @@ class SimulatedRuntime:
         assert request.method == "UpdateContainers"
         async with self._lock:
             failed = []
-            for update in nri.UpdateContainersRequest.FromString(request.payload).update:
+            updates = nri.UpdateContainersRequest.FromString(request.payload).update
+            self.updates.append(tuple(update.container_id for update in updates))
+            for update in updates:
                 made = self.containers.get(update.container_id)
-                if made is None or not made.is_made:
+                if made is None or not made.is_made or made.id in self.hung:
                     continue
                 if made.id in self.refuses_updates:
                     failed.append(update)
                 else:
                     self._apply(made, update.linux.resources)
-            answer = nri.UpdateContainersResponse(failed=failed)
-            self._send(_TO_RUNTIME, stream_id, _RESPONSE, ttrpc.Response(payload=answer.SerializeToString()))
+            self._announce()
+            if self.silent:
+                return
+            response = ttrpc.Response(payload=nri.UpdateContainersResponse(failed=failed).SerializeToString())
+            if self.hung.intersection(self.updates[-1]):
+                response = ttrpc.Response(status=ttrpc.Status(code=_UNKNOWN, message="NRI update of some containers failed"))
+            self._send(_TO_RUNTIME, stream_id, _RESPONSE, response)
 
     async def _begin(self) -> None:
         try:
@@ -313,7 +349,7 @@ class SimulatedRuntime:
             )
             self._mask = nri.ConfigureResponse.FromString(configured).events
             async with self._lock:
-                shown = [self._shown(made) for made in self.containers.values() if made.is_made]
+                shown = [self._shown(made) for made in self.containers.values() if made.is_made and made.state != nri.CONTAINER_STOPPED]
                 # In two parts, as of a runtime with many.
                 pods = list(self.sandboxes.values())
                 first = await self._call("Synchronize", nri.SynchronizeRequest(pods=pods, containers=shown[:1], more=True))
@@ -351,16 +387,38 @@ class SimulatedRuntime:
             self._writer.write(struct.pack(">II", channel, len(piece)) + piece)
 
     def _apply(self, made: MadeContainer, resources: nri.LinuxResources) -> None:
-        """Do what a runtime does with a cgroup: what is not named stays."""
+        """Change a container: what is stored of it, and its cgroup if it runs."""
+        self._store(made, resources)
+        if made.state == nri.CONTAINER_RUNNING and made.stored is not None:
+            self._set_cpus(made, made.stored)
+        self._announce()
+
+    def _store(self, made: MadeContainer, resources: nri.LinuxResources) -> None:
+        """Write down what a container is to have: what is not named stays."""
         if resources.cpu.cpus:
-            made.cpus = CpuSet.parse(resources.cpu.cpus)
+            made.stored = CpuSet.parse(resources.cpu.cpus)
         if resources.cpu.mems:
             made.mems = resources.cpu.mems
         if resources.cpu.HasField("quota"):
             made.quota = resources.cpu.quota.value
+        if made.state != nri.CONTAINER_RUNNING:
+            made.cpus = made.stored or self.online
+
+    def _set_cpus(self, made: MadeContainer, cpus: CpuSet) -> None:
+        """Write a running container's cgroup, as the kernel shows it."""
+        made.cpus = cpus
+        if self.control_groups is not None:
+            self.control_group(made).parent.mkdir(parents=True, exist_ok=True)
+            self.control_group(made).write_text(f"{cpus}\n", encoding="ascii")
         if self.when_applied is not None:
             self.when_applied(made)
         self._announce()
+
+    def control_group(self, made: MadeContainer) -> Path:
+        """Name the file of the kernel's that says which CPUs a container has."""
+        assert self.control_groups is not None
+        hierarchy = self.control_groups / "sys/fs/cgroup" / ("cpuset" if self.cgroup_version == 1 else "")
+        return hierarchy / made.message.linux.cgroups_path.lstrip("/") / "cpuset.cpus"
 
 
 def _sources_missing(mounts: Iterable[Mount]) -> list[str]:

@@ -174,6 +174,18 @@ def test_check_runtime_fails_with_the_next_step_when_the_gateway_has_no_connecti
     assert check_runtime("n1", None) is None
 
 
+def test_check_runtime_warns_when_nobody_sees_what_the_kernel_does() -> None:
+    """Claims get CPUs for themselves all the same; what is lacking is who would notice that they do not."""
+    finding = check_runtime(
+        "n1", RuntimeConnection(socket="/run/nri.sock", cpusets_unseen="none of 3 containers has its control group below /x")
+    )
+
+    assert finding is not None
+    assert finding.level is Level.WARN
+    assert finding.found.endswith("none of 3 containers has its control group below /x")
+    assert "/sys/fs/cgroup" in finding.next_step
+
+
 def test_check_streams_sends_nobody_to_delete_streams_that_have_other_copies_than_the_command_knows() -> None:
     """A hub of three servers has three copies; a command without that setting says which one, and not to remove what is stored."""
     (finding,) = check_streams({"KV_topobus_ledgers": "num_replicas is 3, wanted 1"})

@@ -8,8 +8,10 @@ from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import pytest
+from msgspec import structs
 
 from topobus.domain.errors import PeerUnavailable
+from topobus.domain.idset import CpuSet
 from topobus.domain.names import ClaimUid, PodUid, is_dns_subdomain
 from topobus.domain.outcome import Reason, Refusal
 from topobus.domain.request import Owner, OwnerKind
@@ -18,6 +20,7 @@ from topobus.gateway.cluster.event_recorder import EventRecorder, Involved
 from topobus.gateway.cluster.objects import Cluster, Rejected
 from topobus.gateway.cluster.pod_events import PodEvents
 from topobus.gateway.core.claim_allocation import AllocatedDevice
+from topobus.gateway.core.cpusets import CpuDifference
 from topobus.gateway.core.waiting import NodePod
 from topobus.gateway.dra.attempts import Failure
 from topobus.gateway.dra.checkpoint import ClaimEntry
@@ -162,6 +165,27 @@ async def test_both_hear_what_happens_in_a_sandbox() -> None:
     ]
     assert sink.said_of("c") == sink.said_of("p")
     assert [event["type"] for event in sink.events.values()] == ["Normal", "Normal", *["Warning"] * 4]
+
+
+async def test_all_hear_when_a_container_was_on_a_claims_cpus() -> None:
+    """The pod that had them, the pod whose they are and its claim get the same event; what concerns nobody else is told to the container's pod alone."""
+    theirs = Sandbox(id="t", uid="u-t", namespace="default", name="owner")
+    cpus = CpuDifference(sandbox=SANDBOX, container="main", has=CpuSet(0, 1), wanted=CpuSet(1))
+    sink = EventSink()
+    async with recording(sink) as recorder:
+        events = PodEvents(recorder, "n1")
+        events.cpus_differed(structs.replace(cpus, claims=(CLAIM,), sandboxes=(theirs,), shared=CpuSet(0)))
+        events.cpus_differed(structs.replace(cpus, error="no answer"))
+        await asyncio.sleep(1)
+
+    shared = [event for event in sink.events.values() if event["reason"] == "CpusShared"]
+    (other,) = [event for event in sink.events.values() if event["reason"] == "CpusDiffered"]
+    assert sorted(event["involvedObject"]["uid"] for event in shared) == ["u-c", "u-p", "u-t"]
+    assert {event["message"].partition(";")[0] for event in shared} == {
+        "node n1: container main of pod default/p was found on CPUs 0-1, wanted 1: 0 belong to claim default/c alone"
+    }
+    assert other["involvedObject"]["uid"] == "u-p"
+    assert "not put right yet: no answer" in other["message"]
 
 
 async def test_long_error_keeps_its_next_step() -> None:

@@ -19,6 +19,7 @@ from topobus.gateway.cluster.objects import Cluster
 from topobus.gateway.cluster.pod_details import ClusterPodDetails
 from topobus.gateway.cluster.pod_events import PodEvents
 from topobus.gateway.cluster.report_record import ReportRecord
+from topobus.gateway.core.cpusets import CpuDifference
 from topobus.gateway.dra.checkpoint import Checkpoint, ClaimEntry
 from topobus.gateway.dra.claim_key import ClaimKey
 from topobus.gateway.node_state import NodeState
@@ -81,6 +82,10 @@ class ClusterReports:
     def unprepared(self, claim: ClaimKey, device_class: str) -> None:
         """Hear that nothing of a claim is prepared any more."""
         self._statuses.unprepared(claim, device_class)
+
+    def cpus_differed(self, difference: CpuDifference) -> None:
+        """Hear that a container was on other CPUs than was promised."""
+        self.events.cpus_differed(difference)
 
     def attached(self, entry: ClaimEntry, sandbox: Sandbox, interfaces: Mapping[str, AttachedInterface]) -> None:
         """Hear that they are in a sandbox; told once more after a start it is no event."""

@@ -12,6 +12,7 @@ from topobus.domain.outcome import Refusal
 from topobus.domain.request import Owner
 from topobus.domain.sandbox import AttachedInterface, Sandbox
 from topobus.gateway.cluster.event_recorder import EventRecorder, Involved, claim_object, pod_object
+from topobus.gateway.core.cpusets import CpuDifference
 from topobus.gateway.core.device_faults import HealthNote
 from topobus.gateway.core.device_status import text_of
 from topobus.gateway.core.next_steps import next_step
@@ -26,6 +27,8 @@ __all__ = ["PodEvents"]
 _NOT_PREPARED, _CPUS_REFUSED = "DevicesNotPrepared", "CpusRefused"
 _ATTACHED, _NOT_ATTACHED, _NOT_DETACHED = "DevicesAttached", "DevicesNotAttached", "DevicesNotDetached"
 _UNHEALTHY, _HEALTHY = "DeviceUnhealthy", "DeviceHealthy"
+_CPUS_SHARED, _CPUS_DIFFERED = "CpusShared", "CpusDiffered"
+_WHO_ELSE = "find out who else changes cpusets on this node, should it come again"
 _OF_CPUS = ("cpu-", "shared-pool-")
 _MESSAGE_LIMIT = 1000
 # What becomes of a pod whose device is sick. The cluster's own eviction does not look at the claim that stands for a pod's resources.
@@ -75,6 +78,13 @@ class PodEvents:
         message = f"node {self._node}: claim {entry.namespace}/{entry.name}: pod {sandbox} has {shown}"
         for involved in _both(entry, sandbox):
             self._recorder.note(involved, _ATTACHED, message, is_warning=False)
+
+    def cpus_differed(self, difference: CpuDifference) -> None:
+        """Tell the container's pod, and the claims and pods whose CPUs it had, that a promise did not hold for a while."""
+        pods = {sandbox.uid: sandbox for sandbox in (difference.sandbox, *difference.sandboxes) if sandbox.uid}
+        concerned = [pod_object(sandbox.namespace, sandbox.name, sandbox.uid) for sandbox in pods.values()]
+        concerned += map(claim_object, difference.claims)
+        self._warn(concerned, _CPUS_SHARED if difference.claims else _CPUS_DIFFERED, str(difference), _WHO_ELSE)
 
     def attach_failed(self, entry: ClaimEntry, sandbox: Sandbox, refusal: Refusal) -> None:
         """Tell both why the pod does not get them; kubelet makes the sandbox anew, and the repeats are counted."""

@@ -13,8 +13,10 @@ from msgspec import Struct
 from topobus.domain.edits import Cpuset
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.outcome import Reason, Refusal
+from topobus.domain.request import Owner
+from topobus.domain.sandbox import Sandbox
 
-__all__ = ["ContainerCpuset", "CpuOwnership", "cpuset_of", "refuse_demand"]
+__all__ = ["ContainerCpuset", "CpuDifference", "CpuOwnership", "cpuset_of", "refuse_demand"]
 
 
 class CpuOwnership(Struct, frozen=True, kw_only=True):
@@ -54,6 +56,30 @@ class ContainerCpuset(Struct, frozen=True, kw_only=True):
     mems: NodeSet = NodeSet()
     """Empty: they stay as they are."""
     is_exclusive: bool = False
+
+
+class CpuDifference(Struct, frozen=True, kw_only=True):
+    """A container that was found on other CPUs than it was promised, or than were promised to others."""
+
+    sandbox: Sandbox
+    container: str
+    has: CpuSet
+    """What the kernel said."""
+    wanted: CpuSet
+    claims: tuple[Owner, ...] = ()
+    """Claims that had CPUs of `has` for themselves; none: nobody's promise was broken but its own."""
+    sandboxes: tuple[Sandbox, ...] = ()
+    """Those of `claims`, as far as they run."""
+    shared: CpuSet = CpuSet()
+    """CPUs of these claims on which it ran."""
+    error: str = ""
+    """Why it was not put right at once; empty: it was."""
+
+    def __str__(self) -> str:
+        found = f"container {self.container} of pod {self.sandbox} was found on CPUs {self.has}, wanted {self.wanted}"
+        if self.claims:
+            found += f": {self.shared} belong to claim {', '.join(f'{claim.namespace}/{claim.name}' for claim in self.claims)} alone"
+        return f"{found}; put right" if not self.error else f"{found}; not put right yet: {self.error}"
 
 
 def cpuset_of(names: Iterable[str], given: CpuSet | None, ownership: CpuOwnership) -> ContainerCpuset | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from topobus.gateway.core.cpusets import CpuDifference
 from topobus.gateway.dra.attachments import AttachmentReports, NoReports
 from topobus.gateway.dra.checkpoint import ClaimEntry
 from topobus.gateway.dra.claim_key import ClaimKey
@@ -25,6 +26,10 @@ class ClaimReports(AttachmentReports, Protocol):
         """Hear that nothing of a claim is prepared any more."""
         ...
 
+    def cpus_differed(self, difference: CpuDifference) -> None:
+        """Hear that a container was on other CPUs than was promised."""
+        ...
+
 
 class NoClaimReports(NoReports):
     """Tells nobody."""
@@ -33,4 +38,7 @@ class NoClaimReports(NoReports):
         """Do nothing."""
 
     def unprepared(self, claim: ClaimKey, device_class: str) -> None:
+        """Do nothing."""
+
+    def cpus_differed(self, difference: CpuDifference) -> None:
         """Do nothing."""

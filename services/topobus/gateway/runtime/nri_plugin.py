@@ -53,7 +53,7 @@ _EVENTS = (
     nri.STOP_POD_SANDBOX,
     nri.REMOVE_POD_SANDBOX,
     nri.CREATE_CONTAINER,
-    nri.POST_CREATE_CONTAINER,
+    nri.POST_START_CONTAINER,
     nri.UPDATE_CONTAINER,
     nri.STOP_CONTAINER,
     nri.REMOVE_CONTAINER,
@@ -61,7 +61,6 @@ _EVENTS = (
 _EVENT_MASK = sum(1 << (event - 1) for event in _EVENTS)
 # The runtime's own limit of a registration.
 _REGISTER_S = 5.0
-_UPDATE_S = 5.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
 
 
@@ -88,8 +87,8 @@ class RuntimeEvents(Protocol):
         """Say what a container gets before it is made. A Refusal keeps it from being made; kubelet asks again."""
         ...
 
-    def container_created(self, container: RunningContainer) -> None:
-        """Hear that it exists: from now on it can be updated."""
+    def container_started(self, container: RunningContainer) -> None:
+        """Hear that it runs: from now on an update changes it, and not only what its start no longer reads."""
         ...
 
     def update_container(self, container: RunningContainer, asked: CpuSet | None) -> ContainerCpuset | None:
@@ -128,7 +127,7 @@ class NriPlugin:
             "RunPodSandbox": partial(self._pod_event, nri.RUN_POD_SANDBOX),
             "StopPodSandbox": partial(self._pod_event, nri.STOP_POD_SANDBOX),
             "RemovePodSandbox": partial(self._pod_event, nri.REMOVE_POD_SANDBOX),
-            "PostCreateContainer": partial(self._container_event, nri.POST_CREATE_CONTAINER),
+            "PostStartContainer": partial(self._container_event, nri.POST_START_CONTAINER),
             "RemoveContainer": partial(self._container_event, nri.REMOVE_CONTAINER),
         }
 
@@ -151,17 +150,18 @@ class NriPlugin:
             await self._clock.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    async def update(self, updates: Sequence[CpusetUpdate]) -> tuple[str, ...]:
+    async def update(self, updates: Sequence[CpusetUpdate], within_s: float) -> tuple[str, ...]:
         """Change containers that exist; gives the ids of those that the runtime could not change. One that is gone by now is no failure.
 
-        Errors: raises PeerUnavailable when there is no connection, or it ends: then it may have been done; ContractError when the runtime refuses, or answers
-        nonsense. Must not be called from a handler of events.
+        Errors: raises PeerUnavailable when there is no connection, or it ends, or nobody answers in time; ContractError when the runtime refuses, or answers
+        nonsense. After each of these it may have been done, or a part of it: containerd refuses a call of which it has done all but one container. Must not be
+        called from a handler of events.
         """
         connection = self._connection
         if connection is None or not self.is_ready:
             raise PeerUnavailable(f"NRI: {self.why_not}")
         request = nri.UpdateContainersRequest(update=update_of(updates))
-        answer = await connection.call(_RUNTIME, "UpdateContainers", request.SerializeToString(), _UPDATE_S)
+        answer = await connection.call(_RUNTIME, "UpdateContainers", request.SerializeToString(), within_s)
         try:
             return tuple(failed.container_id for failed in nri.UpdateContainersResponse.FromString(answer).failed)
         except DecodeError as err:
@@ -222,9 +222,11 @@ class NriPlugin:
         return nri.SynchronizeResponse(update=update_of(updates))
 
     def _readable(self, containers: Iterable[nri.Container]) -> list[RunningContainer]:
-        """Read containers; one that nobody can read is named, and the others go on."""
+        """Read containers, but for those that have ended; one that nobody can read is named, and the others go on."""
         readable: list[RunningContainer] = []
         for container in containers:
+            if container.state == nri.CONTAINER_STOPPED:
+                continue
             try:
                 readable.append(container_of(container))
             except ContractError as err:
@@ -266,8 +268,8 @@ class NriPlugin:
             await self._events.sandbox_stopped(sandbox_of(pod))
         elif event == nri.REMOVE_POD_SANDBOX:
             self._events.sandbox_removed(sandbox_of(pod))
-        elif event == nri.POST_CREATE_CONTAINER:
-            self._events.container_created(container_of(container))
+        elif event == nri.POST_START_CONTAINER:
+            self._events.container_started(container_of(container))
         elif event == nri.REMOVE_CONTAINER:
             self._events.container_ended(container.id)
 

@@ -22,12 +22,15 @@ from topobus.gateway.core.cpusets import ContainerCpuset
 from topobus.gateway.dra.checkpoint import Checkpoint, ClaimEntry
 from topobus.gateway.dra.sandbox_attachments import SandboxAttachments
 from topobus.gateway.kubelet.allocatable_cpus import AllocatableCpus
+from topobus.gateway.metrics import CpusetMetrics
 from topobus.gateway.node_state import NodeState
 from topobus.gateway.runtime.container_adjustments import ContainerAdjustments
-from topobus.gateway.runtime.cpu_pinning import CpuPinning
+from topobus.gateway.runtime.cpu_pinning import CpuPinning, CpuReports
+from topobus.gateway.runtime.kernel_cpusets import KernelCpusets
 from topobus.gateway.runtime.nri_plugin import NriPlugin
 from topobus.gateway.runtime.values import ContainerAnswer, CpusetUpdate, RunningContainer
 from topobus.runtime.clock import Clock
+from topobus.sysfs.tree import Tree
 
 __all__ = ["RuntimeDoor"]
 
@@ -49,14 +52,32 @@ class RuntimeDoor:
 
     @classmethod
     def of(
-        cls, settings: GatewaySettings, state: NodeState, checkpoint: Checkpoint, clock: Clock, report: Callable[[str], None]
+        cls,
+        settings: GatewaySettings,
+        state: NodeState,
+        checkpoint: Checkpoint,
+        clock: Clock,
+        report: Callable[[str], None],
+        *,
+        reports: CpuReports,
+        metrics: CpusetMetrics,
+        tell_unseen: Callable[[str], None],
     ) -> RuntimeDoor:
-        """Make the door that the settings ask for, with pinned CPUs where they name some."""
+        """Make the door that the settings ask for, with pinned CPUs where they name some; `tell_unseen` hears why the kernel's cpusets cannot be read."""
         door = cls(runtime_socket(settings), checkpoint.ready, clock, report)
         owned = owned_cpus(settings.cpus)
         if owned is None or owned:
             door.pinning = CpuPinning(
-                door.plugin, owned, state, checkpoint.entries, clock, AllocatableCpus(Path(settings.pod_resources_socket)).read
+                door.plugin,
+                owned,
+                state,
+                checkpoint.entries,
+                clock,
+                AllocatableCpus(Path(settings.pod_resources_socket)).read,
+                KernelCpusets(Tree(settings.hardware)),
+                reports,
+                metrics,
+                tell_unseen,
             )
         return door
 
@@ -68,7 +89,8 @@ class RuntimeDoor:
 
     def connection(self) -> RuntimeConnection:
         """Say whether the container runtime is there."""
-        return RuntimeConnection(socket=self.plugin.socket, why_not=self.plugin.why_not)
+        unseen = self.pinning.unseen if self.pinning is not None else ""
+        return RuntimeConnection(socket=self.plugin.socket, why_not=self.plugin.why_not, cpusets_unseen=unseen)
 
     async def run(self) -> None:
         """Stay connected and do all duties, for ever."""
@@ -85,7 +107,7 @@ class RuntimeDoor:
         """Begin anew with what is there."""
         if self.attachments is not None:
             self.attachments.synchronize(sandboxes)
-        return self.pinning.synchronize(containers) if self.pinning is not None else ()
+        return self.pinning.synchronize(sandboxes, containers) if self.pinning is not None else ()
 
     async def sandbox_started(self, sandbox: Sandbox) -> None:
         """Bring the devices of the pod's claims into it, before any container is there."""
@@ -94,6 +116,8 @@ class RuntimeDoor:
 
     async def sandbox_stopped(self, sandbox: Sandbox) -> None:
         """Take them out while its namespaces are still there."""
+        if self.pinning is not None:
+            self.pinning.sandbox_stopped(sandbox.id)
         if self.attachments is not None:
             await self.attachments.sandbox_stopped(sandbox)
 
@@ -117,10 +141,10 @@ class RuntimeDoor:
         cpuset = self.pinning.create_container(sandbox, container) if self.pinning is not None else None
         return ContainerAnswer(cpuset=cpuset, passed=container.guards, edits=edits)
 
-    def container_created(self, container: RunningContainer) -> None:
-        """Hear that it exists."""
+    def container_started(self, container: RunningContainer) -> None:
+        """Hear that it runs."""
         if self.pinning is not None:
-            self.pinning.container_created(container)
+            self.pinning.container_started(container)
 
     def update_container(self, container: RunningContainer, asked: CpuSet | None) -> ContainerCpuset | None:
         """Keep a container's CPUs when kubelet changes something of it."""

@@ -46,6 +46,10 @@ class RunningContainer(Struct, frozen=True, kw_only=True):
     """Names without vendor and class; those of others may be among them."""
     cpus: CpuSet | None = None
     """What its cgroup was given; None: nothing, it has its parent's."""
+    is_started: bool = True
+    """False: it exists and does not run; what the runtime says of its CPUs then need not be what its start has read."""
+    control_group: str = ""
+    """Its control group as the runtime writes it (`cgroups_path`); empty: it does not say."""
     guards: tuple[tuple[ClaimUid, str], ...] = ()
     """Claims by uid and class whose guard keeps it from starting; of one that runs already, nothing."""
 
@@ -95,6 +99,8 @@ def container_of(container: nri.Container) -> RunningContainer:
         name=container.name,
         cdi_devices=tuple(dict.fromkeys(named)),
         cpus=cpus_of(container.linux.resources, container.id),
+        is_started=container.state != nri.CONTAINER_CREATED,
+        control_group=container.linux.cgroups_path,
         guards=guarded_claims((mount.source, mount.destination) for mount in container.mounts),
     )
 

@@ -1,0 +1,53 @@
+"""Reads from the kernel which CPUs containers have: their control groups' cpusets, of version 1 and 2, below the configured root.
+
+Flows in: control groups as the container runtime names them. Flows out: sets of CPUs. Nothing is written: the container runtime alone writes cpusets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from topobus.domain.errors import HardwareError
+from topobus.domain.idset import CpuSet
+from topobus.gateway.core.control_groups import control_group_folder
+from topobus.sysfs.tree import Tree
+
+__all__ = ["KernelCpusets"]
+
+# Each hierarchy with its files, the first that says something: version 2 leaves the first one empty where the parent's set holds.
+_FILES = (
+    ("sys/fs/cgroup/cpuset", ("cpuset.cpus", "cpuset.effective_cpus")),
+    ("sys/fs/cgroup", ("cpuset.cpus", "cpuset.cpus.effective")),
+)
+
+
+class KernelCpusets:
+    """The cpusets of this machine's containers."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+
+    @property
+    def where(self) -> str:
+        """Say where control groups are looked for."""
+        return str(self._tree.root / "sys/fs/cgroup")
+
+    async def read(self, groups: Mapping[str, str]) -> dict[str, CpuSet]:
+        """Read control groups by container; one that is not there is left out."""
+        return await asyncio.to_thread(self._read_all, groups)
+
+    def _read_all(self, groups: Mapping[str, str]) -> dict[str, CpuSet]:
+        read = {container_id: self._read(control_group_folder(path)) for container_id, path in groups.items()}
+        return {container_id: cpus for container_id, cpus in read.items() if cpus is not None}
+
+    def _read(self, folder: str) -> CpuSet | None:
+        for hierarchy, files in _FILES if folder else ():
+            for file in files:
+                try:
+                    text = self._tree.read(f"{hierarchy}/{folder}/{file}")
+                    if text:
+                        return CpuSet.parse(text)
+                except (HardwareError, ValueError):
+                    continue
+        return None
