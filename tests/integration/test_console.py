@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import signal
+import socket
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,11 +15,13 @@ from urllib.parse import urlsplit
 
 import pytest
 from msgspec import structs
+from starlette.types import ASGIApp, Message
 
 from support.console_pages import ask, stream, until_entry
 from support.running import NODE, Service, service
-from topobus.console.config import ConsoleSettings
+from topobus.console.config import ConsoleSettings, PageSettings
 from topobus.console.followers import Followers
+from topobus.console.web import console_app
 from topobus.contracts.catalogue import ALIGNMENT, HEALTH, INVENTORY
 from topobus.contracts.messages import HealthEvent
 from topobus.domain.device import Device, Inventory
@@ -181,3 +187,127 @@ async def test_stream_refuses_one_page_more_when_all_are_taken(nats_server: Nats
 
     assert refused[0] == 503
     assert row["node"] == NODE
+
+
+async def test_page_answers_when_one_address_holds_all_it_can(nats_server: NatsServer) -> None:
+    """Who only holds connections open, without a whole request, loses the oldest of them to the next one; a browser of the same address gets in."""
+    async with console(nats_server, streams="1") as (_, port):
+        held = []
+        for _ in range(80):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: ")
+            held.append((reader, writer))
+        page = await ask(port, "/")
+        async with asyncio.timeout(60):
+            with contextlib.suppress(ConnectionResetError):
+                assert await held[0][0].read() == b""
+        for _, writer in held:
+            writer.close()
+
+    assert page[0] == 200
+
+
+async def test_stream_gives_its_place_to_another_page_when_it_had_it_for_a_while(bus: Bus) -> None:
+    """Of the address with the most pages the oldest ends, so that nobody keeps everybody out by idle ones; a page just opened is not pushed out."""
+    clock = ManualClock()
+    followers = Followers(bus, ConsoleSettings(), clock)
+    following = asyncio.create_task(followers.run())
+    await followers.is_settled.wait()
+    app = console_app(followers, PageSettings(streams=1))
+    first, early, late = (_Browser(app) for _ in range(3))
+
+    async with asyncio.timeout(60):
+        await first.until_answered()
+        await early.until_answered()
+        clock.advance(10.0)
+        await late.until_answered()
+        await first.task
+    following.cancel()
+    late.task.cancel()
+
+    assert (first.status, early.status, late.status) == (200, 503, 200)
+
+
+class _Browser:
+    """Asks an application for the stream, and never leaves by itself."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.status = 0
+        self._is_answered = asyncio.Event()
+        self._app = app
+
+    async def until_answered(self) -> None:
+        """Ask, and wait for the answer's head."""
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": "/api/stream",
+            "headers": [(b"host", b"localhost")],
+            "client": ("127.0.0.1", 1),
+            "query_string": b"",
+        }
+        self.task = asyncio.create_task(self._app(scope, self._receive, self._send))
+        await self._is_answered.wait()
+
+    async def _receive(self) -> Message:
+        await asyncio.Event().wait()
+        return {}
+
+    async def _send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self._is_answered.set()
+
+
+@asynccontextmanager
+async def _command(server: NatsServer, port: int) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run `topobus console`."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "topobus.cli.main", "console", "--port", str(port), "--nats", server.url),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        async with asyncio.timeout(120):
+            yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+async def test_command_leaves_nothing_behind_when_a_signal_ends_it(nats_server: NatsServer, number: signal.Signals) -> None:
+    """The address is printed when the page is there; who has it is let in, and nobody else; after the signal nobody answers there any more."""
+    async with _command(nats_server, 0) as process:
+        assert process.stdout is not None
+        url = urlsplit((await process.stdout.readline()).decode().split()[1])
+        port = url.port or 0
+        stranger = await ask(port, "/api/nodes/n1")
+        guessed = await ask(port, "/open?token=guess")
+        opened = await ask(port, f"{url.path}?{url.query}")
+        friend = await ask(port, "/api/nodes/n1", Cookie=opened[1]["set-cookie"].partition(";")[0])
+        process.send_signal(number)
+        await process.wait()
+        with pytest.raises(OSError, match="Connect call failed"):
+            await asyncio.open_connection("127.0.0.1", port)
+
+    assert (stranger[0], guessed[0], opened[0], friend[0]) == (401, 403, 303, 404)
+
+
+async def test_command_promises_no_page_when_the_port_is_taken(nats_server: NatsServer) -> None:
+    """A port of somebody else is said as such, and no address is printed that leads there."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        async with _command(nats_server, taken.getsockname()[1]) as process:
+            output, _ = await process.communicate()
+
+    assert (process.returncode, output) == (78, b"")
+
+
+async def test_node_is_a_bad_request_when_its_name_is_none(nats_server: NatsServer) -> None:
+    """A name that no node can have is the asker's mistake, not the bus's."""
+    async with console(nats_server) as (_, port):
+        answer = await ask(port, "/api/nodes/a%20b")
+
+    assert answer[0] == 400

@@ -27,6 +27,9 @@ class PageSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     page of somebody else could have its own name lead here (DNS rebinding)."""
     password_file: str = ""
     """A file that holds the password for the page, at least 12 characters; empty: no login. Read anew at each login."""
+    has_link: bool = False
+    """Whether the page has a secret address instead of a login: it is printed at the start, new each time, and who opens it has a session. `topobus console` sets it, for every user
+    of a machine reaches its loopback interface."""
     session_s: Annotated[float, Meta(gt=0, le=2_592_000)] = 43_200.0
     """Seconds until somebody has to log in again. 43200 s: a working day with its evening. A restart of the console ends all sessions."""
     attempts: Annotated[int, Meta(ge=1, le=1000)] = 5
@@ -38,7 +41,8 @@ class PageSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     is_behind_tls: bool = False
     """Whether a proxy in front has TLS: then the cookie is sent over TLS alone."""
     streams: Annotated[int, Meta(ge=1, le=10_000)] = 64
-    """Pages that may be open at once; one more is told to try again later. 64: each takes a connection and some 100 KiB, and what is shown is stored once for all."""
+    """Pages that may be open at once. One more takes the place of the oldest page of the address that has the most, if that is open for ten seconds; else it is told to try
+    again later. 64: each takes a connection and some 100 KiB, and what is shown is stored once for all."""
 
 
 class ClusterSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -82,6 +86,12 @@ def check_settings(settings: ConsoleSettings) -> None:
             f"page.host: {page.host} is not an address of loopback, and without a login whoever reaches it sees everything",
             next_step="name a file with a password by page.password_file, or leave page.host at 127.0.0.1",
             key="page.host",
+        )
+    if page.has_link and page.password_file:
+        raise ConfigError(
+            "page.has_link and page.password_file are two ways in, and both are given",
+            next_step="leave one of them out",
+            key="page.has_link",
         )
     if bool(page.certificate_file) != bool(page.key_file):
         raise ConfigError(

@@ -47,7 +47,7 @@ class Followers:
         """Set when all that was there at the start has been read."""
         self._bus = bus
         self._settings = settings
-        self._clock = clock or SystemClock()
+        self.clock = clock or SystemClock()
         self._news = asyncio.Condition()
         self._inventories: dict[str, dict[str, Inventory]] = {}
         """By node and class, without what is needed for a drawing alone."""
@@ -152,16 +152,16 @@ class Followers:
         if change.value is None:
             self._words.drop(node)
         else:
-            self._words.note(node, change.value, at=self._clock.monotonic(), said_at=change.origin.stored_at)
+            self._words.note(node, change.value, at=self.clock.monotonic(), said_at=change.origin.stored_at)
         self._note_silence(node)
 
     def _excuse(self) -> None:
-        self._words.excuse(self._clock.monotonic())
+        self._words.excuse(self.clock.monotonic())
 
     async def _listen(self) -> None:
         """See who has stopped talking; who cannot be heard, since the bus is away, has not."""
         while True:
-            await self._clock.sleep(until_tick(self._clock.monotonic(), _LISTEN_S))
+            await self.clock.sleep(until_tick(self.clock.monotonic(), _LISTEN_S))
             if not self._bus.is_connected:
                 self._excuse()
             for node in self._words.nodes:
@@ -169,7 +169,7 @@ class Followers:
             await self._tell()
 
     def _note_silence(self, node: str) -> None:
-        before, silent = self._silent.get(node, {}), self._words.silent(node, self._clock.monotonic())
+        before, silent = self._silent.get(node, {}), self._words.silent(node, self.clock.monotonic())
         if silent == before:
             return
         self._silent[node] = silent
@@ -186,7 +186,7 @@ class Followers:
 
     async def tell_trouble(self, trouble: str) -> None:
         """Show that the API server cannot be read, or is again; and tell all pages what changed."""
-        self._trouble_since = (self._trouble_since or rfc3339(self._clock.now())) if trouble else ""
+        self._trouble_since = (self._trouble_since or rfc3339(self.clock.now())) if trouble else ""
         self._show("silent", API_SERVER, silence_view("", API_SERVER, self._trouble_since, (), trouble) if trouble else None)
         await self._tell()
 

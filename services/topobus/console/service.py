@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import socket
 from collections.abc import Iterator
 
 import uvicorn
 
 from topobus.console.config import ConsoleSettings
+from topobus.console.connections import BoundedProtocol
 from topobus.console.followers import Followers
 from topobus.console.web import console_app, read_password
 from topobus.domain.errors import ConfigError
@@ -27,15 +29,17 @@ async def serve(settings: ConsoleSettings, runtime: Runtime) -> None:
     followers = Followers(runtime.bus, settings, runtime.clock)
     with _listening(page.host, page.port) as listener:
         scheme, (host, port, *_) = "https" if page.certificate_file else "http", listener.getsockname()
+        url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/"
+        link_token = secrets.token_urlsafe(24) if page.has_link else ""
         config = uvicorn.Config(
-            console_app(followers, page, is_tls=bool(page.certificate_file)),
+            console_app(followers, page, is_tls=bool(page.certificate_file), link_token=link_token),
             log_config=None,
             access_log=False,
             server_header=False,
             proxy_headers=False,
             lifespan="off",
             ws="none",
-            http="h11",
+            http=BoundedProtocol,
             loop="none",
             limit_concurrency=4 * page.streams + 64,
             timeout_keep_alive=15,
@@ -49,7 +53,9 @@ async def serve(settings: ConsoleSettings, runtime: Runtime) -> None:
             if settings.cluster.mode != "off":
                 tasks.create_task(_follow_cluster(settings, runtime, followers), name="cluster")
             serving = tasks.create_task(server.serve(sockets=[listener]), name="browsers")
-            get_logger().info("console.listening", url=f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/")
+            get_logger().info("console.listening", url=url)
+            if link_token:
+                print(f"open {url}open?token={link_token}   Ctrl-C ends it", flush=True)  # noqa: T201 - for whoever started it, and for no log
             runtime.readiness.set("page", is_ready=True)
             try:
                 await asyncio.Event().wait()

@@ -6,7 +6,9 @@ Flows in: HTTP requests. Flows out: answers with headers that let the page load 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
+import itertools
 import secrets
 import time
 from importlib.resources import files
@@ -21,10 +23,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from topobus.console.config import PageSettings
-from topobus.console.core.access import Attempts, allowed_hosts, is_allowed_host, is_same_origin
+from topobus.console.core.access import Attempts, Places, allowed_hosts, is_allowed_host, is_same_origin
 from topobus.console.core.board import Posted
 from topobus.console.followers import Followers
-from topobus.domain.errors import ConfigError, TopobusError
+from topobus.contracts.nouns import to_token
+from topobus.domain.errors import ConfigError, ContractError, TopobusError
 from topobus.runtime.logging import get_logger
 
 __all__ = ["console_app", "read_password"]
@@ -56,7 +59,12 @@ _FILES = {
     "/login": ("login.html", "text/html"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
-_OPEN_PATHS = ("/login", "/console.css", "/icon.svg")
+_LINK_PATH = "/open"
+_OPEN_PATHS = ("/login", "/console.css", "/icon.svg", _LINK_PATH)
+# Half a form is no login.
+_FORM_LIMIT_S = 10.0
+# A page that is open for less has no other one in its place: with more pages than places each would push out another all the time.
+_LEAST_PAGE_S = 10.0
 
 
 def read_password(path: str) -> bytes:
@@ -79,10 +87,10 @@ def read_password(path: str) -> bytes:
     return password.encode()
 
 
-def console_app(followers: Followers, settings: PageSettings, *, is_tls: bool = False) -> ASGIApp:
-    """Make the application."""
+def console_app(followers: Followers, settings: PageSettings, *, is_tls: bool = False, link_token: str = "") -> ASGIApp:
+    """Make the application; `link_token`: who opens /open with it is let in, and nobody else."""
     contents = {path: (files("topobus.console").joinpath("page", name).read_bytes(), kind) for path, (name, kind) in _FILES.items()}
-    sessions = _Sessions(settings, is_secure=is_tls or settings.is_behind_tls)
+    sessions = _Sessions(settings, is_secure=is_tls or settings.is_behind_tls, link_token=link_token)
     streams = _Streams(followers, settings.streams)
 
     async def page_file(request: Request) -> Response:
@@ -90,8 +98,13 @@ def console_app(followers: Followers, settings: PageSettings, *, is_tls: bool = 
         return Response(content, media_type=kind)
 
     async def node(request: Request) -> Response:
+        name = request.path_params["node"]
         try:
-            view = await followers.node(request.path_params["node"])
+            to_token(name)
+        except ContractError:
+            return JSONResponse({"error": "that is no name of a node: wanted a DNS name"}, status_code=400)
+        try:
+            view = await followers.node(name)
         except TopobusError as err:
             return JSONResponse({"error": err.message}, status_code=503)
         if view is None:
@@ -104,10 +117,14 @@ def console_app(followers: Followers, settings: PageSettings, *, is_tls: bool = 
     async def logout(request: Request) -> Response:
         return sessions.logout(request)
 
+    async def open_link(request: Request) -> Response:
+        return sessions.open_link(request)
+
     routes = [Route(path, page_file) for path in _FILES]
     routes += [
         Route("/login", login, methods=["POST"]),
         Route("/logout", logout, methods=["POST"]),
+        Route(_LINK_PATH, open_link, methods=["GET"]),
         Route("/api/nodes/{node}", node),
         Route("/api/stream", streams),
     ]
@@ -142,24 +159,39 @@ class _Guard:
             return Response("forms are taken from the console's own page alone\n", status_code=403, media_type="text/plain")
         if request.url.path in _OPEN_PATHS or self._sessions.is_known(request):
             return None
-        if request.url.path == "/":
+        if request.url.path == "/" and not self._sessions.has_link:
             return RedirectResponse("/login", status_code=303)
+        if self._sessions.has_link:
+            return Response("open the address that `topobus console` printed when it started\n", status_code=401, media_type="text/plain")
         return Response("log in first\n", status_code=401, media_type="text/plain")
 
 
 class _Sessions:
     """Who has logged in; in memory, so a restart ends all sessions."""
 
-    def __init__(self, settings: PageSettings, *, is_secure: bool) -> None:
+    def __init__(self, settings: PageSettings, *, is_secure: bool, link_token: str) -> None:
         self._settings = settings
+        self._link_token = link_token
         self._is_secure = is_secure
         self._ends: dict[str, float] = {}
         self._attempts = Attempts(settings.attempts)
 
     def is_known(self, request: Request) -> bool:
-        if not self._settings.password_file:
+        if not self._settings.password_file and not self.has_link:
             return True
         return self._ends.get(request.cookies.get(_COOKIE, ""), 0.0) > time.monotonic()
+
+    @property
+    def has_link(self) -> bool:
+        """Say whether who comes must have opened the secret address."""
+        return bool(self._link_token)
+
+    def open_link(self, request: Request) -> Response:
+        """Let in who has the secret address, as often as they like."""
+        given = request.query_params.get("token", "")
+        if not self._link_token or not hmac.compare_digest(given.encode(), self._link_token.encode()):
+            return Response("this address is of another start, or was cut off\n", status_code=403, media_type="text/plain")
+        return self._let_in()
 
     async def login(self, request: Request) -> Response:
         address, now = request.client.host if request.client is not None else "", time.monotonic()
@@ -169,10 +201,14 @@ class _Sessions:
                 "too many wrong passwords\n", status_code=429, headers={"Retry-After": str(int(wait_s) + 1)}, media_type="text/plain"
             )
         body = b""
-        async for part in request.stream():
-            body += part
-            if len(body) > _MOST_FORM_BYTES:
-                return Response("too much\n", status_code=413, media_type="text/plain")
+        try:
+            async with asyncio.timeout(_FORM_LIMIT_S):
+                async for part in request.stream():
+                    body += part
+                    if len(body) > _MOST_FORM_BYTES:
+                        return Response("too much\n", status_code=413, media_type="text/plain")
+        except TimeoutError:
+            return Response("half a form\n", status_code=408, headers={"Connection": "close"}, media_type="text/plain")
         given = parse_qs(body.decode("utf-8", "replace")).get("password", [""])[0].encode()
         try:
             wanted = await asyncio.to_thread(read_password, self._settings.password_file) if self._settings.password_file else b""
@@ -183,6 +219,9 @@ class _Sessions:
             self._attempts.note_wrong(address, time.monotonic())
             get_logger().warning("console.login-refused", address=address)
             return RedirectResponse("/login#wrong", status_code=303)
+        return self._let_in()
+
+    def _let_in(self) -> Response:
         now = time.monotonic()
         self._ends = {key: ends for key, ends in self._ends.items() if ends > now}
         while len(self._ends) >= _MOST_SESSIONS:
@@ -205,34 +244,49 @@ class _Streams:
 
     def __init__(self, followers: Followers, most: int) -> None:
         self._followers = followers
-        self._most = most
-        self._open = 0
+        self._places = Places(most, least_s=_LEAST_PAGE_S)
+        self._numbers = itertools.count()
+        self._ended: dict[int, asyncio.Event] = {}
         # Versions of another start of the console mean nothing here.
         self._instance = secrets.token_hex(4)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._open >= self._most:
+        page, client = next(self._numbers), scope.get("client")
+        gone = self._places.enter(page, client[0] if client else "", self._followers.clock.monotonic())
+        if gone is None:
             await Response("too many pages are open\n", status_code=503, headers={"Retry-After": "30"}, media_type="text/plain")(
                 scope, receive, send
             )
             return
-        self._open += 1
+        for other in gone:
+            self._ended[other].set()
+        self._ended[page] = asyncio.Event()
         try:
-            await self._serve(Request(scope), receive, send)
+            await self._serve(Request(scope), receive, send, self._ended[page])
         finally:
-            self._open -= 1
+            self._places.leave(page)
+            del self._ended[page]
 
-    async def _serve(self, request: Request, receive: Receive, send: Send) -> None:
+    async def _serve(self, request: Request, receive: Receive, send: Send, ended: asyncio.Event) -> None:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"x-accel-buffering", b"no")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         sending = asyncio.create_task(self._send_all(request, send), name="console-stream")
-        leaving = asyncio.create_task(_left(receive), name="console-stream-end")
+        tasks = (
+            sending,
+            asyncio.create_task(_left(receive), name="console-stream-end"),
+            asyncio.create_task(ended.wait(), name="console-stream-ended"),
+        )
         try:
-            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (sending, leaving):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(sending, leaving, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
+        if ended.is_set():
+            # One that reads nothing is cut off without the last word.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_all(self, request: Request, send: Send) -> None:
         board = self._followers.board

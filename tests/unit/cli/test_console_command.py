@@ -23,6 +23,7 @@ def test_console_logs_in_as_itself_when_the_cli_has_a_folder_of_passwords(tmp_pa
     assert environment["TOPOBUS_CONSOLE__NATS__PASSWORD_FILE"] == str(tmp_path / "console" / "password")
     assert environment["TOPOBUS_CONSOLE__NATS__ZONE"] == "core"
     assert (environment["TOPOBUS_CONSOLE__PAGE__HOST"], environment["TOPOBUS_CONSOLE__PAGE__PORT"]) == ("127.0.0.1", "9000")
+    assert environment["TOPOBUS_CONSOLE__PAGE__HAS_LINK"] == "true"
     assert environment["HOME"] == "/h"
 
 

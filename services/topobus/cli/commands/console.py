@@ -1,47 +1,34 @@
-"""`topobus console`: runs the console's service in the foreground, for this user's browser, with the login that other commands find."""
+"""`topobus console`: becomes the console's service, for this user's browser, with the login that other commands find.
+
+This process is the service from then on: whoever ends it, by whatever signal, ends the page, and nothing is left behind that holds the port and the password.
+"""
 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 from cyclopts import Parameter
-from rich.text import Text
 
 from topobus.cli.config import CliSettings
-from topobus.cli.exits import ExitCode
 from topobus.cli.options import BUS_DEFAULTS, BusOptions
 
 __all__ = ["console", "console_environment"]
 
 _DEFAULT_PORT = 8765
-# sysexits.h EX_CONFIG: what the service says of a setting, or of a package that is not installed, stands on the terminal already.
-_KNOWN_EXITS = {int(code) for code in ExitCode}
 
 
 def console(
     *,
-    port: Annotated[
-        int, Parameter(help="The port on this machine's loopback interface; 0: a free one, which the log names.")
-    ] = _DEFAULT_PORT,
+    port: Annotated[int, Parameter(help="The port on this machine's loopback interface; 0: a free one.")] = _DEFAULT_PORT,
     options: BusOptions = BUS_DEFAULTS,
-) -> int:
-    """Show the fleet live in a browser, from a page that nobody but users of this machine reaches. Ctrl-C ends it."""
+) -> NoReturn:
+    """Show the fleet live in a browser, at an address that is printed and that nobody else knows. Ctrl-C ends it."""
     environ = console_environment(options.settings(), port, os.environ)
-    output = options.output()
-    if port:
-        output.show(Text.assemble("open ", (f"http://127.0.0.1:{port}/", "title"), "   Ctrl-C ends it"))
-    with subprocess.Popen([sys.executable, "-m", "topobus.console.main"], env=environ) as process:
-        try:
-            status = process.wait()
-        except KeyboardInterrupt:
-            # The terminal sent it to the service, too.
-            return process.wait()
-    return status if status in _KNOWN_EXITS else ExitCode.INTERNAL
+    os.execve(sys.executable, [sys.executable, "-m", "topobus.console.main"], environ)
 
 
 def console_environment(settings: CliSettings, port: int, environ: Mapping[str, str]) -> dict[str, str]:
@@ -56,4 +43,6 @@ def console_environment(settings: CliSettings, port: int, environ: Mapping[str, 
         said |= {"USER": "console", "PASSWORD_FILE": str(own_file)}
     given = {f"TOPOBUS_CONSOLE__NATS__{key}": value for key, value in said.items() if value}
     page = {"TOPOBUS_CONSOLE__PAGE__HOST": "127.0.0.1", "TOPOBUS_CONSOLE__PAGE__PORT": str(port)}
-    return {"TOPOBUS_CONSOLE__LOG__LEVEL": "warning" if port else "info", **given, **environ, **page}
+    if "TOPOBUS_CONSOLE__PAGE__PASSWORD_FILE" not in environ:
+        page["TOPOBUS_CONSOLE__PAGE__HAS_LINK"] = "true"
+    return {"TOPOBUS_CONSOLE__LOG__LEVEL": "warning", **given, **environ, **page}

@@ -6,11 +6,14 @@ Flows in: headers, addresses, times of a monotonic clock. Flows out: yes or no, 
 from __future__ import annotations
 
 import ipaddress
-from collections import OrderedDict
+import re
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 
-__all__ = ["Attempts", "allowed_hosts", "is_allowed_host", "is_loopback", "is_same_origin"]
+__all__ = ["Attempts", "Places", "allowed_hosts", "is_allowed_host", "is_loopback", "is_same_origin"]
 
+# A name or an address, and a port; what else a browser could put there has no place in it (`localhost:1@evil.example`).
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{1,5})?")
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 _WINDOW_S = 60.0
 # All addresses together: who has many must not have many times as many tries.
@@ -47,6 +50,8 @@ def is_allowed_host(header: str, allowed: frozenset[str]) -> bool:
     >>> names = allowed_hosts("127.0.0.1", [])
     >>> is_allowed_host("localhost:8765", names), is_allowed_host("[::1]:1", names), is_allowed_host("evil.example:8765", names)
     (True, True, False)
+    >>> is_allowed_host("localhost:8765@evil.example", names), is_allowed_host("", names), is_allowed_host("[::1]x", names)
+    (False, False, False)
     """
     return _host_of(header) in allowed
 
@@ -96,8 +101,39 @@ class Attempts:
         self._all = [*self._all, now][-self._most * _TOGETHER :]
 
 
+class Places:
+    """Who has the places for open pages, by address; times are seconds of one monotonic clock.
+
+    >>> places = Places(2, least_s=10.0)
+    >>> places.enter(1, "a", 0.0), places.enter(2, "a", 5.0), places.enter(3, "b", 9.0), places.enter(3, "b", 10.0)
+    ((), (), None, (1,))
+    """
+
+    def __init__(self, most: int, *, least_s: float) -> None:
+        self._most = most
+        self._least_s = least_s
+        self._taken: dict[int, tuple[str, float]] = {}
+        """By page, the oldest first."""
+
+    def enter(self, page: int, address: str, now: float) -> tuple[int, ...] | None:
+        """Give a place to a page; names the page that must go for it, or gives None when none may: of the address with the most pages none is open for long enough."""
+        gone: tuple[int, ...] = ()
+        if len(self._taken) >= self._most:
+            counts = Counter(owner for owner, _ in self._taken.values())
+            crowded = max(counts, key=lambda owner: (counts[owner], owner == address))
+            oldest = next(other for other, (owner, _) in self._taken.items() if owner == crowded)
+            if now - self._taken[oldest][1] < self._least_s:
+                return None
+            del self._taken[oldest]
+            gone = (oldest,)
+        self._taken[page] = (address, now)
+        return gone
+
+    def leave(self, page: int) -> None:
+        """Take the place back of a page that is closed."""
+        self._taken.pop(page, None)
+
+
 def _host_of(header: str) -> str:
-    text = header.strip().lower()
-    if text.startswith("["):
-        return text[1:].partition("]")[0]
-    return text.partition(":")[0].rstrip(".")
+    match = _HOST.fullmatch(header.strip().lower())
+    return (match[1] or match[2].rstrip(".")) if match is not None else ""
