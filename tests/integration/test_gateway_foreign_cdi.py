@@ -10,6 +10,7 @@ import pytest_asyncio
 from support.foreign_rig import CLASS, DRIVER, TRAINING, claim_of, make_foreign_rig, pod, trivial_plugin
 from support.gateway_rig import Rig
 from support.kubelet_plugins import device as listed
+from support.public_cdi_files import GENERATORS
 from topobus.devicekit.cdi import CdiDevice, CdiSpec, parse, render
 from topobus.domain.edits import ContainerEdits, Hook
 from topobus.simulation.nats_server import NatsServer
@@ -68,3 +69,33 @@ async def test_hooks_and_groups_of_a_cdi_file_reach_a_claim_and_are_refused_to_a
     assert (common.hooks, common.additional_gids) == ((hook,), (44,))
     assert isinstance(rejected, Rejection)
     assert "no words for: claim them (DRA)" in rejected.message
+
+
+@pytest.mark.parametrize("generator", ["nvidia-ctk, bare metal", "amd-ctk"])
+async def test_file_as_its_generator_writes_it_serves_a_claim_when_a_plugin_names_its_device(rig: Rig, generator: str) -> None:
+    """YAML, nodes by their path alone, JSON with all of a node's numbers: the claim's own file has them, and none is refused; a file with another ending is named."""
+    public = GENERATORS[generator]
+    text = (
+        public.text
+        if generator != "amd-ctk"
+        else public.text.replace("/dev/kfd", "/dev/full").replace('"major":235', '"major":1,"minor":7')
+    )
+    rig.cdi_dir.mkdir()
+    (rig.cdi_dir / public.name).write_text(
+        text.replace("/dev/dri/renderD128", "/dev/null").replace('"major":226,"minor":128', '"major":1,"minor":3')
+    )
+    (rig.cdi_dir / "other.yml").write_text(text)
+    async with rig.kubelet, rig.gateway(), trivial_plugin(rig, listed("w-0", 0)) as plugin:
+        plugin.cdi_devices = ["acme.example/w=absent"]
+        await claim_of(rig, "w-0")
+        await rig.kubelet.wait_for_driver(DRIVER)
+        (unresolved,) = await rig.kubelet.prepare_claims([TRAINING])
+        plugin.cdi_devices = [public.device]
+        (prepared,) = await rig.kubelet.prepare_claims([TRAINING])
+
+    assert "other.yml was not looked at" in unresolved.error
+    assert prepared.error == ""
+    common = parse((rig.cdi_dir / f"topobus.dev-{CLASS}_u1.json").read_bytes()).common
+    assert len(common.device_nodes) == len(public.nodes)
+    assert "/dev/null" in {node.path for node in common.device_nodes}
+    assert tuple(mount.host_path for mount in common.mounts) == public.mounts

@@ -18,7 +18,19 @@ from msgspec import Struct
 from topobus.domain.edits import ContainerEdits, DeviceNode, Hook, IntelRdt, Mount, NetDevice
 from topobus.domain.errors import ContractError
 
-__all__ = ["HOOK_NAMES", "NO_ACCESS", "VERSIONS", "CdiDevice", "CdiSpec", "file_name", "lowest_version", "parse", "problems", "render"]
+__all__ = [
+    "HOOK_NAMES",
+    "NO_ACCESS",
+    "VERSIONS",
+    "CdiDevice",
+    "CdiSpec",
+    "file_name",
+    "lowest_version",
+    "parse",
+    "problems",
+    "read_value",
+    "render",
+]
 
 HOOK_NAMES = ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop")
 NO_ACCESS = "none"
@@ -28,6 +40,11 @@ VERSIONS = ("0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.
 _VERSION = re.compile(r"v?(\d{1,4})\.(\d{1,4})\.(\d{1,4})")
 _KIND_PART = re.compile(r"[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
 _DEVICE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
+# Fields of other types than text.
+_NUMBERS = ("major", "minor", "fileMode", "uid", "gid", "timeout", "additionalGids")
+_FLAGS = ("enableMonitoring",)
+# Far beyond any real file: NVIDIA's for sixteen GPUs has some thousands.
+_MOST_VALUES = 100_000
 # A class longer than this is refused by the reference library (a label of the annotation form).
 _CLASS_LIMIT = 63
 
@@ -109,7 +126,7 @@ class _IntelRdt(Struct, omit_defaults=True):
 
 class _Device(Struct, rename="camel"):
     name: str
-    container_edits: _Edits
+    container_edits: _Edits = msgspec.field(default_factory=_Edits)
 
 
 class _File(Struct, rename="camel", omit_defaults=True):
@@ -202,6 +219,44 @@ def parse(data: bytes, *, where: str = "CDI file") -> CdiSpec:
         file = msgspec.json.decode(data, type=_File)
     except (msgspec.MsgspecError, UnicodeDecodeError) as err:
         raise ContractError(f"{where}: not a CDI file that we can read: {err}") from err
+    return _checked(file, where)
+
+
+def read_value(value: object, *, where: str = "CDI file") -> CdiSpec:
+    """Read what a YAML or JSON reader made of a file of somebody else, as runtimes do: a number where text is wanted is its text (`name: 0`), null is absent.
+
+    Errors: as `parse`; also ContractError for a file that is empty, or that anchors make enormous.
+    """
+    if value is None:
+        raise ContractError(f"{where}: it is empty, wanted a CDI file with cdiVersion, kind and devices")
+    try:
+        file = msgspec.convert(_plain(value, "", [_MOST_VALUES]), type=_File)
+    except (msgspec.MsgspecError, RecursionError) as err:
+        raise ContractError(f"{where}: not a CDI file that we can read: {err}") from err
+    except _TooManyValuesError as err:
+        raise ContractError(f"{where}: it has more than {_MOST_VALUES} values") from err
+    return _checked(file, where)
+
+
+class _TooManyValuesError(Exception):
+    """Raised inside for a file that anchors make enormous."""
+
+
+def _plain(value: object, key: str, left: list[int]) -> object:
+    """Give a value with text where the field wants text. `left`: how many more values may come."""
+    left[0] -= 1
+    if left[0] < 0:
+        raise _TooManyValuesError
+    if isinstance(value, dict):
+        return {str(name): _plain(part, str(name), left) for name, part in value.items() if part is not None}
+    if isinstance(value, list):
+        return [_plain(part, key, left) for part in value]
+    if isinstance(value, bool):
+        return value if key in _FLAGS else str(value).lower()
+    return value if value is None or isinstance(value, str) or key in _NUMBERS else str(value)
+
+
+def _checked(file: _File, where: str) -> CdiSpec:
     version = _numbers(file.cdi_version)
     if version is None:
         raise ContractError(f"{where}: cdiVersion is {file.cdi_version!r}, wanted three numbers such as {VERSIONS[-1]}")

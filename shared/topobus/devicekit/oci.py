@@ -14,12 +14,13 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from topobus.devicekit.cdi import NO_ACCESS, CdiSpec
 from topobus.domain.edits import ContainerEdits, DeviceNode, IntelRdt, Mount
 from topobus.domain.outcome import Reason, Refusal
 
-__all__ = ["CdiFile", "Conflict", "HostNode", "OciResult", "PluginAnswer", "device_paths", "oci_spec", "resolve_cdi"]
+__all__ = ["CdiFile", "Conflict", "HostNode", "OciResult", "PluginAnswer", "as_on_host", "device_paths", "oci_spec", "resolve_cdi"]
 
 # What a runtime grants when edits name no permissions.
 _ALL_ACCESS = "rwm"
@@ -85,7 +86,9 @@ def device_paths(answers: Iterable[PluginAnswer], cdi_devices: Iterable[str], fi
         chosen = [device for device in file.spec.devices if file.spec.qualified_name(device.name) in names]
         parts += [file.spec.common, *(cdi_device.edits for cdi_device in chosen)] if chosen else []
     return tuple(
-        sorted({node.host_path or node.path for container_edits in parts for node in container_edits.device_nodes if not node.kind})
+        sorted(
+            {node.host_path or node.path for container_edits in parts for node in container_edits.device_nodes if not _has_numbers(node)}
+        )
     )
 
 
@@ -142,6 +145,24 @@ def resolve_cdi(names: Sequence[str], files: Sequence[CdiFile]) -> tuple[tuple[s
                 edits.append((f"CDI file {file.path}", file.spec.common))
             edits.append((f"CDI device {name}", device.edits))
     return Refusal(reasons=tuple(reasons)) if reasons else tuple(edits)
+
+
+def as_on_host(edits: ContainerEdits, host_nodes: Mapping[str, HostNode]) -> ContainerEdits:
+    """Give device nodes as CDI's specification has them: all access where no permissions are named, and what the host's own node has anyway left out.
+
+    Numbers, mode and owner that are the host's own need no right of their own, and a pod by resource can have such a node, for which kubelet has no words.
+    """
+    nodes: list[DeviceNode] = []
+    for node in edits.device_nodes:
+        host = host_nodes.get(node.host_path or node.path)
+        settled = replace(node, permissions=node.permissions or _ALL_ACCESS)
+        kind = "c" if node.kind == "u" else node.kind
+        if host is not None and kind in ("", host.kind) and (node.major, node.minor) in ((0, 0), (host.major, host.minor)):
+            settled = replace(settled, kind="", major=0, minor=0)
+            if node.file_mode in (None, host.mode) and node.uid in (None, host.uid) and node.gid in (None, host.gid):
+                settled = replace(settled, file_mode=None, uid=None, gid=None)
+        nodes.append(settled)
+    return replace(edits, device_nodes=tuple(nodes))
 
 
 class _Merge:
@@ -247,7 +268,7 @@ class _Merge:
         entries[key] = (value, source)
 
     def _find(self, node: DeviceNode) -> HostNode | None:
-        if node.kind:
+        if _has_numbers(node):
             # It says all that is needed, and need not be on the host.
             return HostNode(kind="c" if node.kind == "u" else node.kind, major=node.major, minor=node.minor)
         path = node.host_path or node.path
@@ -262,6 +283,11 @@ class _Merge:
             rule = {"allow": True, "type": host_node.kind, "major": host_node.major, "minor": host_node.minor, "access": access}
             if rule not in self._access:
                 self._access.append(rule)
+
+
+def _has_numbers(node: DeviceNode) -> bool:
+    """Say whether a node has type and numbers; a runtime takes what is missing from the host's node, also where the type alone is told (Intel's files)."""
+    return node.kind == "p" or bool(node.kind and node.major)
 
 
 def _rdt(rdt: IntelRdt) -> dict[str, Any]:

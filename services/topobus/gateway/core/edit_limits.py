@@ -120,7 +120,16 @@ SHIPPED_RIGHTS: Mapping[str, EditRights] = MappingProxyType(
     }
 )
 """What the drivers that come with Topobus need, by class."""
-FOREIGN_RIGHTS = EditRights(device_nodes=("/dev/",), may_mknod=True, annotations=("",), hooks=NVIDIA_HOOKS, gids=True)
+FOREIGN_RIGHTS = EditRights(
+    device_nodes=("/dev/",),
+    may_mknod=True,
+    # NVIDIA's CDI files name each file of its driver; on WSL all of Windows' driver.
+    mounts=(*DRIVER_FILES, "/usr/lib/wsl"),
+    libraries=DRIVER_LIBRARIES,
+    annotations=("",),
+    hooks=NVIDIA_HOOKS,
+    gids=True,
+)
 """Of somebody else's device plugin, unless the operator says more."""
 
 

@@ -14,8 +14,8 @@ import grpc
 from msgspec import Struct
 
 from topobus.devicekit.driver import PrepareContext
-from topobus.devicekit.oci import resolve_cdi
-from topobus.devicekit.oci_host import read_cdi_files
+from topobus.devicekit.oci import as_on_host, resolve_cdi
+from topobus.devicekit.oci_host import look_up, read_cdi_files
 from topobus.domain.device import Device
 from topobus.domain.edits import ContainerEdits, DeviceNode, Mount
 from topobus.domain.errors import HardwareError
@@ -200,7 +200,9 @@ class ForeignDriver:
         if isinstance(resolved, Refusal):
             text = "; ".join([*(reason.message for reason in resolved.reasons), *problems])
             return _refuse("plugin-cdi-unresolved", f"the device plugin of {self.resource} names CDI devices: {text}")
-        return join((own, *(edits for _, edits in resolved)))
+        parts = [edits for _, edits in resolved]
+        host_nodes = look_up(node.host_path or node.path for edits in parts for node in edits.device_nodes)
+        return join((own, *(as_on_host(edits, host_nodes) for edits in parts)))
 
 
 def _dialled(socket: Path) -> grpc.Channel:
