@@ -57,6 +57,64 @@ items:
     assert [reason["code"] for reason in second["reasons"]][:2] == ["too-few-devices", "nearest-miss"]
 
 
+def test_dry_run_takes_a_folder_as_vendors_write_it(tmp_path: Path) -> None:
+    """Objects of v1beta1, the pods of a Deployment with their template's claims, and a Service beside them, in files of one folder."""
+    (tmp_path / "claims.yaml").write_text(
+        """
+apiVersion: resource.k8s.io/v1beta1
+kind: ResourceClaimTemplate
+metadata: {name: one-gpu}
+spec: {spec: {devices: {requests: [{name: r, deviceClassName: gpu}]}}}
+---
+{apiVersion: v1, kind: Service, metadata: {name: web}}
+"""
+    )
+    (tmp_path / "web.yaml").write_text(
+        """
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web}
+spec:
+  replicas: 3
+  template:
+    spec:
+      containers: [{name: main, image: x, resources: {claims: [{name: gpu}]}}]
+      resourceClaims: [{name: gpu, resourceClaimTemplateName: one-gpu}]
+"""
+    )
+    slices = tmp_path / "slices"
+    slices.mkdir()
+    (slices / "slices.yaml").write_text(
+        """
+apiVersion: resource.k8s.io/v1beta1
+kind: DeviceClass
+metadata: {name: gpu}
+spec: {selectors: [{cel: {expression: 'device.driver == "gpu.example.com"'}}]}
+---
+apiVersion: resource.k8s.io/v1beta1
+kind: ResourceSlice
+metadata: {name: n1}
+spec:
+  driver: gpu.example.com
+  nodeName: n1
+  pool: {name: n1, generation: 1, resourceSliceCount: 1}
+  devices: [{name: d0, basic: {}}, {name: d1, basic: {}}]
+"""
+    )
+    command = [*_TOPOBUS, "allocate", "-f", tmp_path, "--slices", slices, "-o", "json"]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+
+    answers = json.loads(done.stdout)["answers"]
+    assert [(answer["name"], answer["condition"]) for answer in answers] == [
+        ("Pod default/web-0", "Allocated"),
+        ("Pod default/web-1", "Allocated"),
+        ("Pod default/web-2", "DoesNotFit"),
+    ]
+    assert done.returncode == 1
+    assert "left out, for Topobus has no use for it: 1 Service" in done.stderr
+
+
 async def test_dry_run_reads_a_cluster_by_kubeconfig(tmp_path: Path) -> None:
     """Slices, classes, allocated claims and nodes come from an API server; nothing is written there."""
     taken = {"request": "r", "driver": "gpu.example.com", "pool": "n1", "device": "d0"}

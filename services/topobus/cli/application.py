@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnknownOptionError
 from rich.markup import escape
 
 from topobus.cli.command_words import with_options_behind
@@ -19,9 +20,12 @@ from topobus.cli.help.overview import COMMANDS, PROGRAM
 from topobus.cli.help.quick import answer_quickly
 from topobus.cli.render.output import Output, adapt_streams, error_console
 from topobus.domain.errors import ContractError, TopobusError
+from topobus.kubernetes.api.shape import did_you_mean
 
 __all__ = ["application", "run"]
 
+# An option as written: a value that begins with a dash is none.
+_OPTION = re.compile(r"--[a-z][a-z0-9-]*(=.*)?|-[A-Za-z]", re.DOTALL)
 _READ_MANIFESTS = (["allocate"], ["apply"], ["claim"], ["delete"], ["diff"], ["place"], ["simulate"])
 
 
@@ -57,7 +61,7 @@ def run(arguments: Sequence[str]) -> int:
         answer = application()(arguments, exit_on_error=False, print_error=False, error_console=error_console())
     except CycloptsError as err:
         console = error_console()
-        console.print(f"[fail]error:[/fail] {escape(_in_our_words(str(err), arguments))}")
+        console.print(f"[fail]error:[/fail] {escape(_usage_faults(err, arguments))}")
         console.print(f"  [name]next:[/name] topobus {' '.join((*_command_of(arguments), '--help'))}")
         return ExitCode.USAGE
     except TopobusError as err:
@@ -86,6 +90,22 @@ def _command_of(arguments: Sequence[str]) -> list[str]:
         words.append(word)
         app = app[word]
     return words
+
+
+def _usage_faults(error: CycloptsError, arguments: Sequence[str]) -> str:
+    """Name every option that there is not, and all that are missing; the parser ends at the first."""
+    command, _ = find_command(read_commands(), arguments)
+    if command is None or not isinstance(error, MissingArgumentError | UnknownOptionError):
+        return _in_our_words(str(error), arguments)
+    names = [name for option in command["options"] for name in option["names"]]
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    given = [word.partition("=")[0] for word in own if _OPTION.fullmatch(word)]
+    unknown = [name for name in dict.fromkeys(given) if name not in (*names, "--help", "-h", "--version")]
+    missing = [option["names"] for option in command["options"] if option["is_required"] and not set(option["names"]) & set(given)]
+    faults = [f"there is no option {name}{did_you_mean(name, sorted(name for name in names if name.startswith('--')))}" for name in unknown]
+    if missing:
+        faults.append(f"missing: {', '.join(next(name for name in names if name.startswith('--')) for names in missing)}")
+    return "; ".join(faults) or _in_our_words(str(error), arguments)
 
 
 def _in_our_words(message: str, arguments: Sequence[str]) -> str:

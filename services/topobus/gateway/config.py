@@ -13,11 +13,11 @@ from topobus.domain.errors import ConfigError
 from topobus.domain.idset import CpuSet
 from topobus.domain.names import is_dns_label, is_extended_resource_name
 from topobus.domain.silence import SilenceSettings
+from topobus.domain.vendor_profiles import IdProfile, VendorProfile, ids_of_profile, pool_in, profile_in, resource_in_profile
 from topobus.gateway.core.device_metadata import MetadataVersion
 from topobus.gateway.core.edit_limits import EditRights, is_plain_path
 from topobus.gateway.core.multus import with_attributes
 from topobus.gateway.core.socket_paths import SOCKET_PATH_LIMIT, driver_sockets, is_instance_name
-from topobus.gateway.core.vendor_profiles import IdProfile, VendorProfile, ids_of_profile, pool_in, profile_in, resource_in_profile
 from topobus.runtime.config import ServiceSettings
 from topobus.runtime.proof import AnswerSettings
 from topobus.sysfs.tree import HardwareSettings

@@ -19,11 +19,11 @@ from topobus.domain.ledger import Holders
 from topobus.domain.names import is_dns_label
 from topobus.domain.request import Owner
 from topobus.domain.silence import unheard
+from topobus.domain.vendor_profiles import IdProfile, VendorProfile, pool_in, profile_in
 from topobus.gateway.core.device_ids import with_kubelet_ids
 from topobus.gateway.core.list_entry import ListEntry
 from topobus.gateway.core.lists import HealthEntry, health_list, holders_of, ledgers_by_class, plugin_lists
 from topobus.gateway.core.replicas import ShareHolders, share_holders
-from topobus.gateway.core.vendor_profiles import IdProfile, VendorProfile, pool_in, profile_in
 from topobus.gateway.hand_outs import HandOuts
 from topobus.gateway.key_locks import KeyLocks
 from topobus.runtime.bus import Bus, ChangeKind

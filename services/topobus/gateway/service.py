@@ -243,6 +243,7 @@ class _Gateway:
             rivals=self._plugins.rivals,
             registrations=self._registrations,
             plugin_failures=self._foreign.failures if self._foreign is not None else dict,
+            profiles=settings.profiles,
         )
         self._work = _Work(preparer, settler, pods, record, runtime_door, reports)
         return self._work

@@ -20,6 +20,7 @@ from topobus.domain.maintenance import DeviceOperation
 from topobus.domain.names import Generation
 from topobus.domain.outcome import HintList, MemoryBlock, Placement, Refusal
 from topobus.domain.request import Owner, PodRequest
+from topobus.domain.vendor_profiles import VendorProfile
 from topobus.domain.view import NodeView
 
 __all__ = [
@@ -257,6 +258,8 @@ class PodsReply(Struct, frozen=True, kw_only=True):
     """None: of an older gateway."""
     plugin_failures: dict[str, str] = {}
     """Resources of others' device plugins that have registered here and are not served now, and why."""
+    profiles: tuple[VendorProfile, ...] = ()
+    """Whose device plugins the gateway stands in for: pods ask by their names, too."""
 
 
 class AdoptRequest(Struct, frozen=True, kw_only=True):

@@ -29,11 +29,11 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "code", "said", "next_step"),
     [
-        ("place kind.yaml", 65, "kind: got 'Podd', wanted a Pod, did you mean", "docs/reference/pods.md"),
+        ("place kind.yaml", 65, "kind: got 'Podd', wanted one of Pod, ", "docs/reference/pods.md"),
         ("apply -f kind.yaml", 65, "wanted one of Pod, DeviceClass", "docs/reference/pods.md"),
         ("place yaml.yaml", 65, "neither YAML nor JSON", "docs/reference/pods.md"),
         ("place field.yaml", 65, 'did you mean "image"?', "docs/reference/pods.md"),
-        ("place claim.yaml", 65, "wanted one Pod, got 0", "give a file with one pod"),
+        ("place claim.yaml", 65, "wanted a Pod, or a workload with pods, got ResourceClaim", "give a file with one"),
         ("explain --file yaml.yaml", 65, "cannot read this as DecisionEvent", "correct the file"),
         (
             "apply -f https://example.com/x.yaml",
@@ -42,7 +42,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "curl -fsSL https://example.com/x.yaml",
         ),
         ("simulate --machine nope --pods claim.yaml", 66, "no folder, no file and no profile", "dgx"),
-        ("machine --root nope", 66, "no folder sys", "folder that holds sys and proc"),
+        ("machine --root nope", 66, "nope is no folder, no file and no profile", "a folder with sys and proc"),
         ("oci", 2, "whose devices", "topobus oci --help"),
         ("record", 2, "parameter FOLDER requires an argument", "topobus record --help"),
         ("keys secrets show", 2, "parameter NAMESPACE requires an argument", "topobus keys secrets show --help"),

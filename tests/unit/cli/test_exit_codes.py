@@ -92,9 +92,8 @@ def test_run_names_the_trouble_when_a_command_cannot_work(
         (_POD.replace("Pod", "Deployment"), "Deployment"),
         ("{", "neither YAML nor JSON"),
         ("", "no object"),
-        (_POD + "---\n" + _POD.replace("a}", "b}"), "one Pod"),
     ],
-    ids=["unknown-field", "half-a-gpu", "cpus", "deployment", "broken", "empty", "two-pods"],
+    ids=["unknown-field", "half-a-gpu", "cpus", "deployment", "broken", "empty"],
 )
 def test_place_names_the_place_when_a_manifest_is_wrong(text: str, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """A manifest with a mistake is refused before anything is asked, with the file and what was wanted."""
@@ -144,10 +143,10 @@ def test_run_keeps_the_traceback_in_a_file_when_topobus_has_a_defect(
 ) -> None:
     """A defect exits with 70 and two lines; the traceback is in the file that they name."""
 
-    def broken(_: object) -> None:
+    def broken(*_: object) -> None:
         raise ZeroDivisionError("no such luck")
 
-    monkeypatch.setattr("topobus.cli.commands.place.read_pod", broken)
+    monkeypatch.setattr("topobus.cli.commands.place.read_pods", broken)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
 

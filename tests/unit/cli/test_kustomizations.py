@@ -46,7 +46,7 @@ def write_program(path: Path, script: str) -> None:
 )
 def test_kustomization_is_built_when_a_program_is_there(kustomization: Path) -> None:
     """Namespace and name are those that the kustomization gives."""
-    objects = read_sources("apply", (), kustomization, is_recursive=False)
+    objects = read_sources("apply", (), kustomization, print, is_recursive=False)
 
     assert [name_of(api_object) for api_object in objects] == ["ResourceClaim research/test-fast"]
 
@@ -109,7 +109,7 @@ def test_folder_without_a_kustomization_is_refused(tmp_path: Path) -> None:
 def test_kustomization_stands_alone(kustomization: Path, files: tuple[Path, ...], is_recursive: bool) -> None:
     """As in kubectl, -k goes with neither -f nor -R."""
     with pytest.raises(UsageError, match="-k stands alone"):
-        read_sources("apply", files, kustomization, is_recursive=is_recursive)
+        read_sources("apply", files, kustomization, print, is_recursive=is_recursive)
 
 
 @pytest.mark.parametrize(

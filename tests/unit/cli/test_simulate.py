@@ -118,7 +118,7 @@ def test_simulate_reads_a_folder_and_its_archive_alike(tmp_path: Path, capsys: p
     ("arguments", "code", "says"),
     [
         pytest.param(["--machine", "vax", "--pods", "p.yaml"], ExitCode.NO_INPUT, "is no folder, no file and no profile", id="no-machine"),
-        pytest.param(["--machine", ".", "--pods", "."], ExitCode.NO_INPUT, "holds no pod", id="no-pod"),
+        pytest.param(["--machine", ".", "--pods", "."], ExitCode.NO_INPUT, "holds no manifest", id="no-pod"),
         pytest.param(["--machine", ".", "--pods", "p.yaml"], ExitCode.NO_INPUT, "has no folder sys", id="no-tree"),
         pytest.param(["--machine", "p.yaml", "--pods", "p.yaml"], ExitCode.DATA, "cannot read this as Machine", id="no-json"),
         pytest.param(["--machine", "dgx", "--pods", "missing"], ExitCode.NO_INPUT, "cannot read missing", id="no-pods"),
@@ -273,3 +273,66 @@ spec: {extendedResourceName: nvidia.com/gpu, selectors: [{cel: {expression: devi
 
     assert code == ExitCode.OK
     assert [list(claim["allocations"]) for claim in answer["claims"]] == [["default/p-extended-resources"]]
+
+
+CHART = """
+{apiVersion: v1, kind: Service, metadata: {name: web}}
+---
+{apiVersion: v1, kind: ConfigMap, metadata: {name: web}}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web}
+spec:
+  replicas: 2
+  template: {spec: {containers: [{name: c, image: x, resources: {limits: {nvidia.com/gpu: 4}}}]}}
+"""
+
+
+def test_simulate_takes_charts_as_they_are_when_a_profile_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Pods of workloads, vendors' names, and one note for the rest; the options may be spelt as other commands have them."""
+    (tmp_path / "chart.yaml").write_text(CHART)
+
+    code = run(["simulate", "--root", "dgx", "-f", str(tmp_path), "--profiles", "nvidia", "--json"])
+
+    printed = capsys.readouterr()
+    plans = json.loads(printed.out)["decisions"]
+    assert code == ExitCode.OK
+    assert [plan["owner"]["name"] for plan in plans] == ["web-0", "web-1"]
+    assert [len(plan["outcome"]["containers"][0]["devices"]["gpu"]) for plan in plans] == [4, 4]
+    assert printed.err.count("left out") == 1
+    assert "left out, for Topobus has no use for it: 1 ConfigMap, 1 Service" in printed.err
+
+
+def test_simulate_names_the_profile_when_a_vendors_name_is_asked_without_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A refused chart is told what would plan it."""
+    (tmp_path / "chart.yaml").write_text(CHART)
+
+    assert run(["simulate", "--machine", "dgx", "--pods", str(tmp_path / "chart.yaml")]) == ExitCode.NO
+    assert "--profiles" in capsys.readouterr().err
+
+
+def test_simulate_says_what_to_do_when_there_are_templates_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A template is no wish: a pod makes claims of it."""
+    template = "{apiVersion: resource.k8s.io/v1, kind: ResourceClaimTemplate, metadata: {name: t}, spec: {spec: {devices: {requests: [{name: g, exactly: {deviceClassName: gpu}}]}}}}"
+    (tmp_path / "t.yaml").write_text(template)
+
+    assert run(["simulate", "--machine", "dgx", "--pods", str(tmp_path / "t.yaml")]) == ExitCode.NO_INPUT
+    said = " ".join(capsys.readouterr().err.split())
+    assert "it has 1 ResourceClaimTemplate" in said
+    assert "resourceClaimTemplateName: t" in said
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("simulate --root dgx -g pods", "there is no option -g; missing: --pods"),
+        ("simulate --polcy none", 'there is no option --polcy, did you mean "--policy"?; missing: --machine, --pods'),
+        ("simulate", "missing: --machine, --pods"),
+        ("simulate --machine dgx --pods", "requires an argument"),
+    ],
+)
+def test_command_line_is_answered_with_all_that_is_wrong_with_its_options(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Unknown options and missing ones in one answer."""
+    assert run(line.split()) == ExitCode.USAGE
+    assert said in " ".join(capsys.readouterr().err.split())

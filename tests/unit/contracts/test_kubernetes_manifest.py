@@ -119,7 +119,7 @@ def test_parse_manifest_keeps_times_as_text_when_they_are_not_quoted() -> None:
         pytest.param("a: &a [x]\nb: &b [*a,*a]\n" + "c: [" + "*b," * 60000 + "]", ("too many",), id="anchor-bomb"),
         pytest.param("", ("no object",), id="empty"),
         pytest.param("- 1", ("got list",), id="not-an-object"),
-        pytest.param(CLAIM.replace("k8s.io/v1", "k8s.io/v1beta1"), ("apiVersion", "wanted resource.k8s.io/v1"), id="old-version"),
+        pytest.param(CLAIM.replace("k8s.io/v1", "k8s.io/v1alpha3"), ("apiVersion", "wanted resource.k8s.io/v1"), id="old-version"),
         pytest.param(CLAIM.replace("cel:", "cle:"), ("selectors[0].cle", 'did you mean "cel"?'), id="unknown-selector"),
         pytest.param(
             CLAIM.replace("[gpu, nic]", "[gpu, nik]"), ("line 18", "constraints[0].requests[1]", "no request 'nik'"), id="unknown-request"

@@ -12,10 +12,10 @@ from topobus.domain.errors import ConfigError
 from topobus.domain.ledger import Allocation, Holding, Ledger
 from topobus.domain.pci import PciAddress
 from topobus.domain.request import Owner, OwnerKind
+from topobus.domain.vendor_profiles import IdProfile
 from topobus.gateway.config import GatewaySettings, check
 from topobus.gateway.core.device_ids import kubelet_id, with_kubelet_ids
 from topobus.gateway.core.list_entry import ListEntry
-from topobus.gateway.core.vendor_profiles import IdProfile
 from topobus.gateway.node_state import NodeState
 
 NIC = "topobus.dev/nic"

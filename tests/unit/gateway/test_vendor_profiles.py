@@ -12,8 +12,8 @@ from topobus.domain.ledger import Allocation, Holding, Ledger
 from topobus.domain.names import is_extended_resource_name
 from topobus.domain.pci import PciAddress
 from topobus.domain.request import Owner, OwnerKind
+from topobus.domain.vendor_profiles import VendorProfile, is_named_by, pool_in, profile_in, resource_in_profile
 from topobus.gateway.config import GatewaySettings
-from topobus.gateway.core.vendor_profiles import VendorProfile, is_named_by, pool_in, profile_in, resource_in_profile
 from topobus.gateway.node_state import NodeState
 
 ALL: tuple[VendorProfile, ...] = ("nvidia", "amd", "intel-sriov")

@@ -19,8 +19,7 @@ from rich.text import Text
 from topobus.cli.dry_run_process import ask_dry_run
 from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.kubeconfigs import find_kubeconfig
-from topobus.cli.objects.manifests import read_objects
-from topobus.cli.objects.sources import Files
+from topobus.cli.objects.manifests import manifest_files, read_mixed, read_wanted
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
 from topobus.cli.render.answers import reason_lines
 from topobus.cli.render.output import Output
@@ -28,7 +27,6 @@ from topobus.cli.system.responding_services import why_silent
 from topobus.contracts.catalogue import ALIGNMENT, HINT, INVENTORY, LEDGER, MACHINE, OBJECT
 from topobus.contracts.messages import ApiObject
 from topobus.domain.device import Inventory
-from topobus.domain.errors import ContractError
 from topobus.domain.outcome import Reason
 from topobus.domain.timestamps import rfc3339
 from topobus.kubernetes.api.objects import object_parts
@@ -42,7 +40,15 @@ _SHOWN = ("name", "condition", "node", "allocations", "reasons")
 
 def allocate(
     *,
-    file: Files = (),
+    file: Annotated[
+        tuple[Path, ...],
+        Parameter(
+            name=("--file", "-f", "--pods"),
+            help="A manifest or a folder of them, or several; - reads standard input. Pods of Deployments and the like are taken, too.",
+            negative="",
+            allow_leading_hyphen=True,
+        ),
+    ] = (),
     dry_run: Annotated[bool, Parameter(negative="", help="Implied: this command writes nothing, `topobus apply` allocates.")] = False,
     slices: Annotated[
         tuple[Path, ...],
@@ -54,22 +60,18 @@ def allocate(
     mode: Annotated[
         Literal["corrected", "compatible"], Parameter(help="Where kube-scheduler has a defect: answer right, or as it does.")
     ] = "corrected",
-    output: Annotated[Literal["text", "json"], Parameter(name=("--output", "-o"), help="How to print.")] = "text",
+    output_form: Annotated[Literal["text", "json"], Parameter(name=("--output", "-o"), help="How to print.")] = "text",
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
     """Say where claims and pods of a manifest would be allocated, or why not and what would fit; without --slices and --cluster, in the running system."""
     del dry_run  # it says what is so anyway
     if not file:
-        raise UsageError("say what to allocate: -f FILE", next_step="examples/claims has manifests to start from")
+        raise UsageError("say what to allocate: -f FILE or -f FOLDER", next_step="examples/claims has manifests to start from")
     if slices and cluster:
         raise UsageError("say one of --slices and --cluster", next_step="--slices reads a file, --cluster asks an API server")
-    objects = [api_object for path in file for api_object in read_objects(path)]
-    if not any(api_object.kind in _ASKED for api_object in objects):
-        kinds = ", ".join(dict.fromkeys(api_object.kind for api_object in objects))
-        raise ContractError(f"{', '.join(map(str, file))}: wanted a ResourceClaim or a Pod, got {kinds}")
-    return asyncio.run(
-        _allocate(objects, slices, cluster, kubeconfig, kube_context, mode, Output(is_json=options.json or output == "json"), options)
-    )
+    output = Output(is_json=options.json or output_form == "json")
+    objects = read_wanted("allocate", file, output.note)
+    return asyncio.run(_allocate(objects, slices, cluster, kubeconfig, kube_context, mode, output, options))
 
 
 async def _allocate(
@@ -89,7 +91,7 @@ async def _allocate(
     }
     arguments: list[str] = []
     if slices:
-        situation["objects"] += [api_object for path in slices for api_object in read_objects(path, has_nodes=True)]
+        situation["objects"] += read_mixed(manifest_files(slices), output.note, has_nodes=True)
     elif is_cluster:
         arguments = ["--cluster", "--kubeconfig", str(find_kubeconfig(kubeconfig) or ""), "--context", context]
     else:

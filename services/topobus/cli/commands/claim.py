@@ -14,7 +14,7 @@ from topobus.cli.commands.objects import apply_and_show, delete_places, plain_ob
 from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
 from topobus.cli.objects.applying import find_object
-from topobus.cli.objects.manifests import parse_namespaced, read_objects
+from topobus.cli.objects.manifests import parse_namespaced, read_mixed
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
 from topobus.cli.render.listing import Column, Fit, Listing, Row
 from topobus.cli.render.tables import state_of
@@ -38,7 +38,7 @@ def apply(
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
     """Create or replace the objects of a manifest: `topobus apply -f FILE`."""
-    return asyncio.run(apply_and_show(read_objects(file), options, waits=waits))
+    return asyncio.run(apply_and_show(read_mixed([file], options.output().note), options, waits=waits))
 
 
 @claim_app.command(name="get")
@@ -64,7 +64,11 @@ def delete(
     """Delete objects; a claim that holds devices lets go of them first: `topobus delete claim NAME`."""
     if (name is None) == (file is None):
         raise UsageError("say what to delete: either NAMESPACE/NAME or -f FILE")
-    places = [object_parts(api_object) for api_object in reversed(read_objects(file))] if file is not None else [_place(str(name))]
+    places = (
+        [object_parts(api_object) for api_object in reversed(read_mixed([file], options.output().note))]
+        if file is not None
+        else [_place(str(name))]
+    )
     return asyncio.run(delete_places(places, options))
 
 

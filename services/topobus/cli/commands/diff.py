@@ -27,7 +27,7 @@ _GIVEN = ("uid", "creationTimestamp", "generation")
 
 def diff(*, file: Files = (), kustomize: Kustomization = None, is_recursive: Recursive = False, options: BusOptions = BUS_DEFAULTS) -> int:
     """Show what apply would change: exit code 0 nothing, 1 something, others for errors."""
-    objects = read_sources("compare", file, kustomize, is_recursive=is_recursive)
+    objects = read_sources("compare", file, kustomize, options.output().note, is_recursive=is_recursive)
     return asyncio.run(_diff(objects, options))
 
 

@@ -32,7 +32,11 @@ __all__ = ["machine", "node_state", "read_tree"]
 def machine(
     *,
     root: Annotated[
-        Path | None, Parameter(help="Read this hardware tree (a folder with sys and proc; / is this machine) instead of the bus.")
+        Path | None,
+        Parameter(
+            name=("--root", "--machine"),
+            help="Read this hardware tree (a folder with sys and proc; / is this machine) instead of the bus; or a profile, an archive, JSON, as for simulate.",
+        ),
     ] = None,
     node: Annotated[str | None, Parameter(help="The node; needed only where several report.")] = None,
     svg: Annotated[Path | None, Parameter(help="Also save the drawing as a picture.")] = None,
@@ -40,7 +44,7 @@ def machine(
 ) -> int:
     """Draw a machine: sockets, NUMA nodes, CPUs, PCI switches and devices, and who holds what."""
     output = options.output()
-    description, inventories, ledger = (read_tree(root), (), None) if root is not None else asyncio.run(_ask(options, node))
+    description, inventories, ledger = _read(root) if root is not None else asyncio.run(_ask(options, node))
     if output.is_json:
         output.document(machine_report(description))
     names = read_pci_names(description.pci_devices, *([root] if root is not None else []), Path("/"))
@@ -50,6 +54,16 @@ def machine(
         picture.print(draw_machine(description, inventories, ledger, width=picture.width, names=names))
         save_picture(picture, svg, title=f"topobus machine --node {description.node}")
     return ExitCode.OK
+
+
+def _read(root: Path) -> tuple[Machine, tuple[Inventory, ...], Ledger | None]:
+    """Read a folder as it is; of a profile, an archive or a snapshot what the drivers find there as well."""
+    if root.is_dir():
+        return read_tree(root), (), None
+    from topobus.cli.simulation.node import open_machine  # all drivers: a drawing of a folder needs none
+
+    with open_machine(str(root)) as node:
+        return node.snapshot.machine, node.snapshot.inventories, None
 
 
 def read_tree(root: Path) -> Machine:

@@ -60,7 +60,7 @@ def apply(
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
     """Create or replace the objects of manifests, all or none of them, and say what the controller says of them."""
-    objects = read_sources("apply", file, kustomize, is_recursive=is_recursive)
+    objects = read_sources("apply", file, kustomize, options.output().note, is_recursive=is_recursive)
     return asyncio.run(apply_and_show(objects, options, waits=waits and not is_dry_run, is_dry_run=is_dry_run))
 
 
@@ -103,7 +103,7 @@ def delete(
         raise UsageError("say what to delete: KIND NAME, -f FILE or -k FOLDER", next_step="such as `topobus delete claim fast`")
     if is_of_manifests:
         # What names others goes before what is named: the reverse of the order in which a manifest lists them.
-        objects = read_sources("delete", file, kustomize, is_recursive=is_recursive)
+        objects = read_sources("delete", file, kustomize, options.output().note, is_recursive=is_recursive)
         places = [object_parts(api_object) for api_object in reversed(objects)]
     else:
         kinds, names = read_target(target, verb="delete")

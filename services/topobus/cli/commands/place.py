@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -15,8 +16,8 @@ from rich.text import Text
 
 from topobus.cli.exits import ExitCode, NotFoundError, UsageError
 from topobus.cli.objects.applying import is_scheduled
-from topobus.cli.objects.manifests import parse_namespaced, request_of
-from topobus.cli.objects.manifests import read_stored_pod as read_pod
+from topobus.cli.objects.manifests import parse_namespaced, read_pods, request_of
+from topobus.cli.objects.vendor_names import by_our_names
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus, system_text
 from topobus.cli.render.answers import answer_view
 from topobus.contracts.catalogue import LEDGER, MACHINE, OBJECT, PLACE, PLAN, RELEASE
@@ -26,6 +27,7 @@ from topobus.contracts.plan_messages import PlanReply, PlanRequest
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.outcome import Placement
 from topobus.domain.request import Owner, OwnerKind, PodRequest
+from topobus.domain.vendor_profiles import VendorProfile
 from topobus.kubernetes.api.objects import metadata_of, name_of, object_parts
 from topobus.kubernetes.api.pod import pod_request
 from topobus.runtime.bus import Bus, Unreadable
@@ -35,64 +37,105 @@ __all__ = ["place", "release_app", "reply_view"]
 release_app = App(name="release", help="Let go of what an owner holds.")
 
 
+@dataclass(frozen=True)
+class _Answer:
+    """What became of one pod."""
+
+    pod: PodRequest
+    reply: PlaceReply | None
+    """Of the node that has it, or was asked."""
+    plan: PlanReply | None
+    """Of the controller, when it chose the node."""
+
+    @property
+    def is_placed(self) -> bool:
+        """Say whether a node has it, or would."""
+        return self.reply is not None and isinstance(self.reply.result, Placement)
+
+
 def place(
-    manifest: Annotated[Path, Parameter(name="POD.YAML", help="A v1 Pod; - reads standard input.")],
+    manifest: Annotated[
+        Path, Parameter(name="POD.YAML", help="A v1 Pod, or a workload, whose pods are placed one after the other; - reads standard input.")
+    ],
     /,
     *,
     node: Annotated[str | None, Parameter(help="Ask this node itself. Without it the controller chooses among all.")] = None,
     dry_run: Annotated[bool, Parameter(negative="", help="Say where it would go; hold nothing.")] = False,
+    profiles: Annotated[
+        tuple[VendorProfile, ...],
+        Parameter(
+            negative="", help="Take names of a vendor's device plugin, nvidia.com/gpu, for its devices. Default: as the gateways have it."
+        ),
+    ] = (),
     operation: Annotated[
         str | None, Parameter(help="Operation id of an earlier try whose answer got lost; the answer is the same then.")
     ] = None,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
     """Place a pod and say where and why, or why not and what would have to be freed."""
-    stored = read_pod(manifest)
-    return asyncio.run(_place(stored, node, dry_run, operation or str(uuid.uuid4()), options))
+    pods = read_pods(manifest, options.output().note)
+    return asyncio.run(_place(pods, node, dry_run, profiles, operation or str(uuid.uuid4()), options))
 
 
-async def _place(manifest: ApiObject, node: str | None, is_dry_run: bool, op_id: str, options: BusOptions) -> int:
+async def _place(
+    manifests: Sequence[ApiObject],
+    node: str | None,
+    is_dry_run: bool,
+    profiles: tuple[VendorProfile, ...],
+    op_id: str,
+    options: BusOptions,
+) -> int:
     output = options.output()
-    if manifest.spec.get("resourceClaims"):
+    if any(manifest.spec.get("resourceClaims") for manifest in manifests):
+        names = ", ".join(name_of(manifest) for manifest in manifests if manifest.spec.get("resourceClaims"))
         output.note(
-            f"{name_of(manifest)} has claims, which `place` does not allocate: `topobus apply -f FILE` schedules it with them, "
+            f"{names} has claims, which `place` does not allocate: `topobus apply -f FILE` schedules it with them, "
             "`topobus allocate --dry-run -f FILE` says where they would go"
         )
+    if len(manifests) > 1 and is_dry_run:
+        output.note(f"a dry run holds nothing: each of the {len(manifests)} pods is asked about by itself")
+    answers: list[_Answer] = []
     async with open_bus(options) as bus:
         if not is_dry_run:
             output.note(system_text(options))
-        pod = await _same_pod(bus, manifest, is_dry_run=is_dry_run)
         if node is not None:
             one_of("node", node, [entry.parts["node"] for entry in await bus.list(MACHINE)])
-        plan: PlanReply | None = None
-        reply: PlaceReply | None
-        try:
-            if node is not None:
-                reply = await bus.ask(PLACE, PlaceRequest(op_id=op_id, pod=pod, is_dry_run=is_dry_run), node=node)
-            else:
-                plan = await bus.ask(PLAN, PlanRequest(op_id=op_id, pod=pod, is_dry_run=is_dry_run), node=CLUSTER)
-                reply = plan.chosen
-        except PeerUnavailable as err:
-            next_step = f"it may have been placed or not: ask again with --operation {op_id}, or look with `topobus machine`"
-            raise PeerUnavailable(err.message, next_step=next_step) from err
-    if plan is not None and plan.retry_after_s > 0:
+        pods = [await _same_pod(bus, manifest, is_dry_run=is_dry_run) for manifest in manifests]
+        pods = await by_our_names(bus, pods, profiles, node, output.note)
+        for number, pod in enumerate(pods):
+            answers.append(await _ask(bus, pod, node, op_id if len(pods) == 1 else f"{op_id}-{number}", is_dry_run=is_dry_run))
+    if output.is_json:
+        documents = [answer.plan or answer.reply for answer in answers]
+        output.document(documents[0] if len(documents) == 1 else {"answers": documents})
+    for answer in answers:
+        if answer.reply is not None:
+            output.show(reply_view(answer.pod, answer.reply, is_dry_run=is_dry_run))
+        if answer.plan is not None:
+            output.show(*_other_answers(answer.pod, answer.plan))
+        if answer.reply is None and not (answer.plan and answer.plan.answers):
+            silent = ", ".join(answer.plan.silent_nodes) if answer.plan else ""
+            raise PeerUnavailable(
+                f"no node answered{f': {silent} kept silent' if silent else ''}", next_step="`topobus doctor` tells what is missing"
+            )
+    return ExitCode.OK if all(answer.is_placed for answer in answers) else ExitCode.NO
+
+
+async def _ask(bus: Bus, pod: PodRequest, node: str | None, op_id: str, *, is_dry_run: bool) -> _Answer:
+    try:
+        if node is not None:
+            reply = await bus.ask(PLACE, PlaceRequest(op_id=op_id, pod=pod, is_dry_run=is_dry_run), node=node)
+            return _Answer(pod, reply, None)
+        plan = await bus.ask(PLAN, PlanRequest(op_id=op_id, pod=pod, is_dry_run=is_dry_run), node=CLUSTER)
+    except PeerUnavailable as err:
+        next_step = f"it may have been placed or not: ask again with --operation {op_id}, or look with `topobus machine`"
+        raise PeerUnavailable(err.message, next_step=next_step) from err
+    if plan.retry_after_s > 0:
         raise PeerUnavailable(
             f"the controller is busy with other plans, and has asked no node: ask again in {plan.retry_after_s:g} s",
             next_step=f"`topobus place … --node NODE` asks one node without it; ask again with --operation {op_id}",
             retry_after_s=plan.retry_after_s,
         )
-    if output.is_json:
-        output.document(plan or reply)
-    if reply is not None:
-        output.show(reply_view(pod, reply, is_dry_run=is_dry_run))
-    if plan is not None:
-        output.show(*_other_answers(pod, plan))
-    if reply is None and not (plan and plan.answers):
-        silent = ", ".join(plan.silent_nodes) if plan else ""
-        raise PeerUnavailable(
-            f"no node answered{f': {silent} kept silent' if silent else ''}", next_step="`topobus doctor` tells what is missing"
-        )
-    return ExitCode.OK if reply is not None and isinstance(reply.result, Placement) else ExitCode.NO
+    return _Answer(pod, plan.chosen, plan)
 
 
 async def _same_pod(bus: Bus, manifest: ApiObject, *, is_dry_run: bool) -> PodRequest:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 from cyclopts import Parameter
 from rich.text import Text
 
 from topobus.cli.commands.place import reply_view
 from topobus.cli.exits import ExitCode, InputError, UsageError
-from topobus.cli.objects.manifests import read_folder, request_of
+from topobus.cli.objects.manifests import read_wanted, request_of
 from topobus.cli.options import OUTPUT_DEFAULTS, OutputOptions
 from topobus.cli.render.answers import reason_lines
 from topobus.cli.render.machine_drawing import draw_machine
@@ -23,6 +23,7 @@ from topobus.contracts.messages import PlaceReply
 from topobus.domain.idset import CpuSet
 from topobus.domain.outcome import Placement
 from topobus.domain.request import Policy, Scope
+from topobus.domain.vendor_profiles import VendorProfile, asked_in_profiles
 from topobus.domain.view import AlignmentOptions, PlanMode
 from topobus.kubernetes.api.objects import metadata_of, name_of
 
@@ -34,16 +35,31 @@ def simulate(
     machine: Annotated[
         str,
         Parameter(
-            help="A profile (dgx, gb200 …), a folder with sys and proc (/ is this machine), an archive of one, or JSON saved by --save."
+            name=("--machine", "--root"),
+            help="A profile (dgx, gb200 …), a folder with sys and proc (/ is this machine), an archive of one, or JSON saved by --save.",
         ),
     ],
-    pods: Annotated[Path, Parameter(help="A folder of manifests, planned in the order of file names; or one manifest.")],
+    pods: Annotated[
+        tuple[Path, ...],
+        Parameter(
+            name=("--pods", "--file", "-f"),
+            help="A folder of manifests, planned in the order of file names; or a manifest, or several. Pods of Deployments and the like are taken, too.",
+            negative="",
+            allow_leading_hyphen=True,
+        ),
+    ],
     policy: Annotated[Policy, Parameter(help="The node's policy.")] = Policy.BEST_EFFORT,
     scope: Annotated[Scope, Parameter(help="The node's scope.")] = Scope.CONTAINER,
     mode: Annotated[
         PlanMode, Parameter(help="Whether kubelet's order of containers decides, or other ways are searched, too.")
     ] = PlanMode.COMPATIBLE,
     search_steps: Annotated[int, Parameter(help="How long mode corrected searches.")] = AlignmentOptions().search_steps,
+    profiles: Annotated[
+        tuple[VendorProfile, ...],
+        Parameter(
+            negative="", help="Also offer devices by the names of a vendor's device plugin, nvidia.com/gpu, as a gateway with that profile."
+        ),
+    ] = (),
     reserved_cpus: Annotated[str, Parameter(help="CPUs never handed out, as a cpulist.")] = "",
     prefer_closest: Annotated[bool, Parameter(negative="", help="kubelet's option prefer-closest-numa-nodes.")] = False,
     align_memory: Annotated[bool, Parameter(negative="", help="kubelet's memory manager policy Static.")] = False,
@@ -67,20 +83,22 @@ def simulate(
         aligns_memory=align_memory,
     )
     output = options.output()
-    objects = read_folder(pods)
+    objects = read_wanted("simulate", pods, output.note)
     with open_machine(machine) as node:
         for warning in node.warnings:
             output.note(warning)
         if save is not None:
             _write(save, encode(node.snapshot))
-        simulation = Simulation(node, settings, reserved)
+        simulation = Simulation(node, settings, reserved, profiles)
         claims = ClaimSimulation(simulation, objects)
         for api_object in claims.left_out:
             output.note(
                 f"{name_of(api_object)} is left out: classic DRA is answered by running drivers alone (`topobus migrate` turns it into today's)"
             )
         answers: list[ClaimAnswer] = []
+        hint: set[str] = set()
         for number, pod in enumerate((api_object for api_object in objects if api_object.kind == "Pod"), 1):
+            hint.update(asked_in_profiles(request_of(pod), set(get_args(VendorProfile)) - set(profiles)))
             result, answer = claims.place(pod)
             decision = simulation.decisions[-1]
             if decisions is not None:
@@ -95,6 +113,10 @@ def simulate(
             verdict = f"would be allocated on {answer.node}" if answer.is_allocated else f"would wait: {answer.condition}"
             output.show(Text(f"{answer.name} {verdict}", "ok" if answer.is_allocated else "fail"))
             output.show(*(Text(f"  {line}") for line in claim_lines(answer)), *reason_lines(answer.reasons))
+    if hint:
+        output.note(
+            f"{', '.join(sorted(hint))}: a vendor's device plugin has such names; `--profiles` plans with them as a gateway that stands in for it"
+        )
     return _finish(simulation, answers, output)
 
 

@@ -1,13 +1,14 @@
 """Reads manifest files from disk or standard input, and converts them to requests to a node.
 
-The parser, strict and with line numbers, is in `topobus.kubernetes.api`; this module handles the file, its errors and a pod's identity.
+The parser, strict and with line numbers, is in `topobus.kubernetes.api`; this module handles the file, its errors and a pod's identity. Users bring whole charts: what is
+of no use in one, such as a Service, is left out with one note.
 """
 
 from __future__ import annotations
 
-import re
 import uuid
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from topobus.cli.exits import InputError, UsageError
@@ -15,40 +16,99 @@ from topobus.cli.objects.input_files import MANIFEST_BYTES, read_text, shown_nam
 from topobus.contracts.messages import ApiObject
 from topobus.domain.errors import ContractError
 from topobus.domain.request import PodRequest
-from topobus.kubernetes.api.manifest import parse_manifest
+from topobus.kubernetes.api.manifest import MixedManifest, parse_manifest, parse_mixed
 from topobus.kubernetes.api.objects import metadata_of
 from topobus.kubernetes.api.pod import pod_request
+from topobus.kubernetes.api.workloads import WORKLOAD_KINDS
 
 __all__ = [
     "NamespacedName",
+    "Note",
     "manifest_files",
+    "only_ours",
     "parse_namespaced",
     "placed_uid",
-    "read_folder",
+    "read_mixed",
     "read_objects",
     "read_pod",
-    "read_stored_pod",
+    "read_pods",
+    "read_wanted",
     "request_of",
 ]
 
 NamespacedName = tuple[str, str]
+Note = Callable[[str], None]
+"""Says something to the user beside a command's answer."""
 
 _MANIFESTS = (".json", ".yaml", ".yml")
-
-# What the parser says of a kind that there is not.
-_KINDS_WANTED = re.compile(r"(kind: got '[^']*', wanted) one of (?:[A-Z]\w*, )*[A-Z]\w*")
+_EXAMPLES = "examples/pods and examples/claims have manifests to start from"
 
 # A pod of the stand-alone tool has no API server to give it a uid: the same name is the same pod, on every machine and at every run.
 _POD_SPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "pods.topobus.dev")
 
 
-def read_objects(path: Path, *, has_nodes: bool = False) -> tuple[ApiObject, ...]:
-    """Read all objects of a manifest; `-` is standard input. Nodes are taken only where they are of use.
+def read_objects(path: Path) -> tuple[ApiObject, ...]:
+    """Read a manifest that has our objects alone; `-` is standard input.
 
     Errors: raises InputError for a file that cannot be read, ContractError for one that is no manifest.
     """
-    text = read_text(path, limit_bytes=MANIFEST_BYTES, next_step="examples/pods and examples/claims have manifests to start from")
-    return parse_manifest(text, where=shown_name(path), has_nodes=has_nodes)
+    text = read_text(path, limit_bytes=MANIFEST_BYTES, next_step=_EXAMPLES)
+    return parse_manifest(text, where=shown_name(path))
+
+
+def read_mixed(files: Iterable[Path], note: Note, *, has_nodes: bool = False, has_workloads: bool = False) -> list[ApiObject]:
+    """Read our objects of manifests, and say once what else stands in them.
+
+    Shapes: has_nodes — take Nodes for their names and labels; has_workloads — take the pods of Deployments and the like as well.
+    Errors: as `read_objects`; InputError when nothing in them is of use.
+    """
+    files = list(files)
+    texts = [(file, read_text(file, limit_bytes=MANIFEST_BYTES, next_step=_EXAMPLES)) for file in files]
+    parts = [parse_mixed(text, where=shown_name(file), has_nodes=has_nodes, has_workloads=has_workloads) for file, text in texts]
+    return only_ours(parts, files, note)
+
+
+def only_ours(parts: Sequence[MixedManifest], named: Sequence[Path], note: Note) -> list[ApiObject]:
+    """Give our objects, and say once what else there is.
+
+    Errors: raises InputError when all of it is left out.
+    """
+    workloads = [text for part in parts for text in part.workloads]
+    if workloads:
+        note(f"planned as pods, as many as run at once: {'; '.join(workloads)}")
+    kinds = Counter(kind for part in parts for kind in part.left_out)
+    text = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    objects = [api_object for part in parts for api_object in part.objects]
+    is_workload = not WORKLOAD_KINDS.isdisjoint(kinds)
+    if text and not objects and not workloads:
+        next_step = (
+            "`topobus simulate` and `topobus allocate` plan the pods of workloads; a cluster runs them" if is_workload else _EXAMPLES
+        )
+        raise InputError(f"{', '.join(map(shown_name, named))}: nothing in it is of use here: it has {text}", next_step=next_step)
+    if text:
+        note(f"left out, for Topobus has no use for it: {text}")
+    return objects
+
+
+def read_wanted(verb: str, files: Sequence[Path], note: Note) -> list[ApiObject]:
+    """Read what a dry run is to answer: pods, those of workloads too, claims, and what they need.
+
+    Errors: as `read_mixed`; InputError where there is neither a pod nor a claim, with what to do.
+    """
+    objects = read_mixed(manifest_files(files), note, has_workloads=True)
+    if any(api_object.kind in ("Pod", "ResourceClaim") for api_object in objects):
+        return objects
+    named = ", ".join(map(shown_name, files))
+    kinds = Counter(api_object.kind for api_object in objects)
+    text = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())) or "no pod that runs"
+    if "ResourceClaimTemplate" in kinds:
+        names = ", ".join(metadata_of(api_object).name for api_object in objects if api_object.kind == "ResourceClaimTemplate")
+        raise InputError(
+            f"{named}: there is nothing to {verb}: it has {text}, and claims are made of a template when a pod names it",
+            next_step=f"add a pod, or a Deployment or Job, with spec.resourceClaims: [{{name: …, resourceClaimTemplateName: {names.partition(', ')[0]}}}]; "
+            "or write `kind: ResourceClaim` with what stands in the template's spec.spec as its spec",
+        )
+    raise InputError(f"{named}: there is nothing to {verb}: wanted a Pod, a workload or a ResourceClaim, got {text}", next_step=_EXAMPLES)
 
 
 def read_pod(path: Path) -> PodRequest:
@@ -56,24 +116,23 @@ def read_pod(path: Path) -> PodRequest:
 
     Errors: raises ContractError when the file holds no pod or several.
     """
-    return request_of(read_stored_pod(path))
-
-
-def read_stored_pod(path: Path) -> ApiObject:
-    """Read the one pod of a manifest.
-
-    Errors: raises ContractError when the file holds no pod or several.
-    """
-    try:
-        objects = read_objects(path)
-    except ContractError as err:
-        # Of the kinds that a manifest may have, this is the one of use here.
-        raise ContractError(_KINDS_WANTED.sub(r"\1 a Pod", err.message), next_step=err.next_step) from err
-    pods = [api_object for api_object in objects if api_object.kind == "Pod"]
+    pods = [api_object for api_object in read_objects(path) if api_object.kind == "Pod"]
     if len(pods) != 1:
-        kinds = ", ".join(api_object.kind for api_object in objects)
-        raise ContractError(f"{path}: wanted one Pod, got {len(pods)} (the file has: {kinds})", next_step="give a file with one pod")
-    return pods[0]
+        raise ContractError(f"{path}: wanted one Pod, got {len(pods)}", next_step="give a file with one pod")
+    return request_of(pods[0])
+
+
+def read_pods(path: Path, note: Note) -> list[ApiObject]:
+    """Read the pods of a manifest, those of workloads too.
+
+    Errors: as `read_mixed`; ContractError when there is none.
+    """
+    objects = read_mixed([path], note, has_workloads=True)
+    pods = [api_object for api_object in objects if api_object.kind == "Pod"]
+    if not pods:
+        kinds = ", ".join(api_object.kind for api_object in objects) or "no pod that runs"
+        raise ContractError(f"{shown_name(path)}: wanted a Pod, or a workload with pods, got {kinds}", next_step="give a file with one")
+    return pods
 
 
 def manifest_files(paths: Iterable[Path], *, is_recursive: bool = False) -> list[Path]:
@@ -89,7 +148,7 @@ def manifest_files(paths: Iterable[Path], *, is_recursive: bool = False) -> list
         inside = _manifests_in(path, is_recursive=is_recursive)
         if not inside:
             deeper = _manifests_in(path, is_recursive=True)
-            next_step = "add -R for the folders within it" if deeper else "examples/pods and examples/claims have manifests to start from"
+            next_step = "add -R for the folders within it" if deeper else _EXAMPLES
             raise InputError(f"{path} holds no manifest ({', '.join(_MANIFESTS)})", next_step=next_step)
         files += inside
     return files
@@ -99,19 +158,6 @@ def _manifests_in(folder: Path, *, is_recursive: bool = False) -> list[Path]:
     return sorted(
         path for path in (folder.rglob("*") if is_recursive else folder.iterdir()) if path.suffix in _MANIFESTS and path.is_file()
     )
-
-
-def read_folder(path: Path) -> tuple[ApiObject, ...]:
-    """Read all objects of a manifest, or of every manifest in a folder, in the order of file names and then as written.
-
-    Errors: raises InputError when there is no such file or folder, or no pod and no claim in it.
-    """
-    objects = tuple(api_object for file in (_manifests_in(path) if path.is_dir() else [path]) for api_object in read_objects(file))
-    if not any(api_object.kind in ("Pod", "ResourceClaim") for api_object in objects):
-        raise InputError(
-            f"{path} holds no pod", next_step=f"give a folder with manifests of pods ({', '.join(_MANIFESTS)}), such as examples/pods"
-        )
-    return objects
 
 
 def request_of(pod: ApiObject) -> PodRequest:

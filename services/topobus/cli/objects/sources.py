@@ -12,9 +12,9 @@ from cyclopts import Parameter
 
 from topobus.cli.exits import UsageError
 from topobus.cli.objects.kustomize import built_kustomization
-from topobus.cli.objects.manifests import manifest_files, read_objects
+from topobus.cli.objects.manifests import Note, manifest_files, only_ours, read_mixed
 from topobus.contracts.messages import ApiObject
-from topobus.kubernetes.api.manifest import parse_manifest
+from topobus.kubernetes.api.manifest import parse_mixed
 
 __all__ = ["Files", "Kustomization", "Recursive", "read_sources"]
 
@@ -34,8 +34,8 @@ Kustomization = Annotated[
 Recursive = Annotated[bool, Parameter(name=("--recursive", "-R"), negative="", help="With a folder: those within it, too.")]
 
 
-def read_sources(verb: str, files: tuple[Path, ...], kustomization: Path | None, *, is_recursive: bool) -> list[ApiObject]:
-    """Read all that is named.
+def read_sources(verb: str, files: tuple[Path, ...], kustomization: Path | None, note: Note, *, is_recursive: bool) -> list[ApiObject]:
+    """Read all of our objects that are named; what else stands there is left out with a note.
 
     Errors: raises UsageError when nothing is named, or a kustomization beside files; else as the readers do.
     """
@@ -44,9 +44,9 @@ def read_sources(verb: str, files: tuple[Path, ...], kustomization: Path | None,
             "-k stands alone: it has its own list of files", next_step=f"name the others in the kustomization, or {verb} them by themselves"
         )
     if kustomization is not None:
-        return list(parse_manifest(built_kustomization(kustomization), where=f"{kustomization}, built"))
+        return only_ours([parse_mixed(built_kustomization(kustomization), where=f"{kustomization}, built")], [kustomization], note)
     if not files:
         raise UsageError(
             f"say what to {verb}: -f FILE or -k FOLDER", next_step="examples/claims and examples/pods have manifests to start from"
         )
-    return [api_object for path in manifest_files(files, is_recursive=is_recursive) for api_object in read_objects(path)]
+    return read_mixed(manifest_files(files, is_recursive=is_recursive), note)

@@ -104,7 +104,7 @@ class ClaimSimulation:
     def _has_claims(self, pod: ApiObject, request: PodRequest) -> bool:
         """Say whether the pod has claims, or asks for a resource that a class may serve by one."""
         offered = {inventory.resource for inventory in self._simulation.inventories}
-        asked = {device.device_class for container in request.containers for device in container.devices}
+        asked = {device.device_class for container in self._simulation.named(request).containers for device in container.devices}
         return bool(pod.spec.get("resourceClaims")) or any(is_resource_name(resource) and resource not in offered for resource in asked)
 
     def _ask(self, wanted: ApiObject) -> ClaimAnswer | None:

@@ -11,13 +11,13 @@ import lzma
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from topobus.cli.exits import InputError
 from topobus.cli.objects.input_files import SNAPSHOT_BYTES, read_bytes
@@ -40,6 +40,7 @@ from topobus.domain.machine import Machine
 from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import Owner, PodRequest
 from topobus.domain.timestamps import rfc3339
+from topobus.domain.vendor_profiles import VendorProfile, pools_of_profiles, renamed
 from topobus.domain.view import AlignmentOptions, NodeAlignment, NodeView
 from topobus.simulation.machines import PROFILES, MemoryTree, content_of
 from topobus.sysfs.machine import read_machine
@@ -91,7 +92,7 @@ def open_machine(what: str) -> Iterator[_Node]:
         yield _find_devices(tree, read_machine(tree, what.split(".")[0].lower()))
     else:
         raise InputError(
-            f"--machine {what} is no folder, no file and no profile",
+            f"{what} is no folder, no file and no profile",
             next_step=f"give a folder with sys and proc (/ is this machine), an archive of one, a JSON file, or one of {', '.join(sorted(PROFILES))}",
         )
 
@@ -99,9 +100,15 @@ def open_machine(what: str) -> Iterator[_Node]:
 class Simulation:
     """Places pods one after the other on one node."""
 
-    def __init__(self, node: _Node, options: AlignmentOptions, reserved_cpus: CpuSet) -> None:
+    def __init__(self, node: _Node, options: AlignmentOptions, reserved_cpus: CpuSet, profiles: Collection[VendorProfile] = ()) -> None:
         self.machine = node.snapshot.machine
-        self.inventories = node.snapshot.inventories
+        self._names: dict[str, str] = {}
+        inventories: list[Inventory] = []
+        for inventory in node.snapshot.inventories:
+            devices, names = pools_of_profiles(inventory.devices, profiles)
+            inventories.append(structs.replace(inventory, devices=devices))
+            self._names |= names
+        self.inventories = tuple(inventories)
         self.ledger = Ledger(node=self.machine.node)
         self.decisions: list[DecisionEvent] = []
         self._options = options
@@ -110,6 +117,7 @@ class Simulation:
 
     def place(self, pod: PodRequest) -> Placement | Refusal:
         """Plan one pod and hold what it gets."""
+        pod = self.named(pod)
         number = len(self.decisions) + 1
         view = self._view(custom_hints=self._custom_hints(pod))
         outcome = place(view, pod)
@@ -136,6 +144,10 @@ class Simulation:
             )
         )
         return outcome
+
+    def named(self, pod: PodRequest) -> PodRequest:
+        """Give what a pod asks with the resources of vendors' profiles by our names."""
+        return renamed(pod, self._names)
 
     def _view(self, custom_hints: Mapping[str, tuple[tuple[NodeSet | None, bool], ...]] | None = None) -> NodeView:
         return node_view(

@@ -14,8 +14,8 @@ from msgspec import structs
 from topobus.domain.device import Device
 from topobus.domain.pci import PciAddress
 from topobus.domain.shares import device_of_replica
+from topobus.domain.vendor_profiles import IdProfile
 from topobus.gateway.core.list_entry import ListEntry
-from topobus.gateway.core.vendor_profiles import IdProfile
 
 __all__ = ["address_of", "kubelet_id", "with_kubelet_ids"]
 

@@ -20,10 +20,10 @@ from topobus.domain.ledger import Allocation, Holders, changed_owners
 from topobus.domain.names import is_dns_label
 from topobus.domain.pools import resource_split
 from topobus.domain.request import Owner, OwnerKind
+from topobus.domain.vendor_profiles import VendorProfile, profile_in, resource_in_profile
 from topobus.gateway.core.exclusive import CPU_RESOURCE
 from topobus.gateway.core.list_entry import ListEntry
 from topobus.gateway.core.replicas import ShareHolders, replica_entries, replica_holders, shares_of
-from topobus.gateway.core.vendor_profiles import VendorProfile, profile_in, resource_in_profile
 
 __all__ = [
     "DraHealth",

@@ -29,10 +29,10 @@ from topobus.domain.errors import ConfigError
 from topobus.domain.idset import NodeSet
 from topobus.domain.names import is_extended_resource_name
 from topobus.domain.outcome import Reason, Refusal
+from topobus.domain.vendor_profiles import VendorProfile, is_named_by
 from topobus.gateway.asks import Preference
 from topobus.gateway.config import ForeignSettings
 from topobus.gateway.core.foreign import ForeignDevice, class_of_resource
-from topobus.gateway.core.vendor_profiles import VendorProfile, is_named_by
 from topobus.gateway.foreign.foreign_driver import ForeignDriver, ForeignEndpoint
 from topobus.gateway.kubelet.device_plugin import BeforeStart
 from topobus.gateway.kubelet.malformed_calls import Malformed, reading

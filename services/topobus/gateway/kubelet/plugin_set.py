@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from topobus.domain.vendor_profiles import profile_in
 from topobus.gateway.asks import NodeAsks
 from topobus.gateway.config import GatewaySettings
-from topobus.gateway.core.vendor_profiles import profile_in
 from topobus.gateway.foreign.foreign_plugins import ForeignPlugins
 from topobus.gateway.kubelet.allocation_record import AllocationRecord
 from topobus.gateway.kubelet.registration import PluginRegistrar

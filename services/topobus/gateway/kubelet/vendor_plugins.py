@@ -14,7 +14,7 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
-from topobus.gateway.core.vendor_profiles import socket_names
+from topobus.domain.vendor_profiles import socket_names
 from topobus.gateway.kubelet.sockets import dialling, identity
 from topobus.kubeletpb.podresources.v1 import api_pb2 as pb
 from topobus.kubeletpb.podresources.v1 import api_pb2_grpc as rpc

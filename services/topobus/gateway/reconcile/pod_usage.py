@@ -22,6 +22,7 @@ from topobus.domain.device import Inventory
 from topobus.domain.device_sharing import HeldShare
 from topobus.domain.request import Owner
 from topobus.domain.shares import replica_id
+from topobus.domain.vendor_profiles import VendorProfile
 from topobus.gateway.core.consumed_shares import add_amounts
 from topobus.gateway.core.exclusive import CPU_RESOURCE, ExclusiveUse, compare_exclusive
 from topobus.gateway.core.lists import sharers_of
@@ -47,6 +48,7 @@ class PodLook:
         rivals: Callable[[], dict[str, str]] = dict,
         registrations: Callable[[], KubeletRegistrations | None] = lambda: None,
         plugin_failures: Callable[[], dict[str, str]] = dict,
+        profiles: tuple[VendorProfile, ...] = (),
     ) -> None:
         self.dropped_slice_fields: Callable[[], tuple[str, ...]] = tuple
         """What the API server does not keep of ResourceSlices; nothing where there is no cluster."""
@@ -54,6 +56,7 @@ class PodLook:
         self._rivals = rivals
         self._registrations = registrations
         self._plugin_failures = plugin_failures
+        self._profiles = profiles
         self._reader = reader
         self._state = state
         self._checkpoint = checkpoint
@@ -120,6 +123,7 @@ class PodLook:
             resource_rivals=self._rivals(),
             registrations=self._registrations(),
             plugin_failures=self._plugin_failures(),
+            profiles=self._profiles,
         )
 
     def _prepared(self) -> dict[tuple[str, str], PreparedHere]:

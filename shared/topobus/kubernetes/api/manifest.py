@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 import yaml
@@ -31,6 +31,7 @@ from topobus.kubernetes.api.objects import (
     Metadata,
     name_of,
 )
+from topobus.kubernetes.api.older_versions import CONVERTED_VERSIONS, as_v1
 from topobus.kubernetes.api.pod_claims import check_pod_claims
 from topobus.kubernetes.api.shape import (
     Problem,
@@ -38,8 +39,9 @@ from topobus.kubernetes.api.shape import (
     did_you_mean,
     read_as,
 )
+from topobus.kubernetes.api.workloads import is_of_others, workload_of
 
-__all__ = ["KINDS", "parse_manifest", "parse_some"]
+__all__ = ["KINDS", "MixedManifest", "parse_manifest", "parse_mixed", "parse_some"]
 
 # An API server takes 3 MiB at most; a manifest beyond 1 MiB would not fit a KV value either.
 _MAX_BYTES = 1 << 20
@@ -78,6 +80,17 @@ _ANNOTATIONS = "metadata.annotations"
 _AT = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?")
 
 
+class MixedManifest(NamedTuple):
+    """What a manifest has that is ours, and what else stands in it."""
+
+    objects: tuple[ApiObject, ...]
+    """In the order in which they stand there; the pods of a workload where it stands."""
+    workloads: tuple[str, ...] = ()
+    """Workloads whose pods are among them: `Deployment web: 3 pods`."""
+    left_out: tuple[str, ...] = ()
+    """The kind of each object that is left out."""
+
+
 class _Loader(yaml.SafeLoader):
     """YAML as Kubernetes reads it: a time is text."""
 
@@ -114,24 +127,78 @@ def parse_some(
     Shapes: choose — an object as written to what is to be read of it, None for one to be left alone. Order and errors: as `parse_manifest`,
             which is ContractError with every problem found, each with its document and line.
     """
-    if len(text.encode("utf-8", "replace")) > _MAX_BYTES:
-        raise ContractError(f"{where}: the manifest is larger than {_MAX_BYTES} bytes")
     documents: list[ApiObject | dict[str, Any]] = []
     problems: list[str] = []
+    for document, path, value in _written(text, where):
+        chosen = choose(value) if isinstance(value, dict) else value
+        api_object = document.read(path, chosen, problems) if chosen is not None else value
+        if api_object is not None:
+            documents.append(api_object)
+    _refuse(problems, where)
+    if not documents:
+        raise ContractError(f"{where}: there is no object in it: wanted a {' or '.join(sorted(KINDS))}")
+    return tuple(documents)
+
+
+def parse_mixed(text: str, *, where: str, has_nodes: bool = False, has_workloads: bool = False) -> MixedManifest:
+    """Read our objects of a manifest strictly, and name the kinds of the others; a misspelt kind of ours stays an error.
+
+    Shapes: has_nodes — as in `parse_manifest`; has_workloads — take the pods of Deployments and the like, as many as run at once, instead of leaving those out.
+    Errors: as `parse_manifest`; a manifest that has objects of others alone is read to no objects.
+    """
+    objects: list[ApiObject] = []
+    workloads: list[str] = []
+    left_out: list[str] = []
+    problems: list[str] = []
+    for document, path, value in _written(text, where):
+        workload = workload_of(value) if has_workloads and isinstance(value, dict) else None
+        if workload is not None:
+            pod = document.read(f"{path}{workload.prefix}", workload.pod, problems)
+            if workload.problem:
+                problems.append(f"{document.where} ({workload.kind} {workload.name}): {path}{workload.problem}")
+            if pod is not None:
+                objects.extend(
+                    msgspec.structs.replace(pod, metadata={**pod.metadata, "name": f"{workload.name}-{number}"})
+                    for number in range(workload.pods)
+                )
+                workloads.append(f"{workload.kind} {workload.name}: {workload.pods} pod{'s' if workload.pods != 1 else ''}")
+        elif has_nodes and isinstance(value, dict) and (value.get("apiVersion"), value.get("kind")) == ("v1", "Node"):
+            objects.append(_node(value))
+        elif isinstance(value, dict) and _is_left_out(value):
+            left_out.append(value["kind"])
+        else:
+            api_object = document.read(path, value, problems)
+            objects += [api_object] if api_object is not None else []
+    _refuse(problems, where)
+    if not objects and not workloads and not left_out:
+        raise ContractError(f"{where}: there is no object in it: wanted a {' or '.join(sorted(KINDS))}")
+    return MixedManifest(tuple(objects), tuple(workloads), tuple(left_out))
+
+
+def _is_left_out(value: Mapping[str, Any]) -> bool:
+    """Say whether an object is none of ours: a kind of ours in a group like `apps` is a mistake, and parameters of any class are read."""
+    is_like_ours = value.get("kind") in KINDS and "." not in str(value.get("apiVersion")).partition("/")[0]
+    return not is_like_ours and not str(value.get("kind")).endswith("Parameters") and is_of_others(value)
+
+
+def _written(text: str, where: str) -> Iterator[tuple[_Document, str, Any]]:
+    """List what stands in a manifest: the document, the path in it, and the value.
+
+    Errors: raises ContractError for text that is no manifest.
+    """
+    if len(text.encode("utf-8", "replace")) > _MAX_BYTES:
+        raise ContractError(f"{where}: the manifest is larger than {_MAX_BYTES} bytes")
     for number, node in enumerate(_compose(text, where), start=1):
         document = _Document(node, f"{where}: document {number}")
         for path, value in document.objects():
-            chosen = choose(value) if isinstance(value, dict) else value
-            api_object = document.read(path, chosen, problems) if chosen is not None else value
-            if api_object is not None:
-                documents.append(api_object)
+            yield document, path, value
+
+
+def _refuse(problems: list[str], where: str) -> None:
     if problems:
         more = len(problems) - _MAX_PROBLEMS
         shown = [*problems[:_MAX_PROBLEMS], *([f"{where}: and {more} more"] if more > 0 else [])]
         raise ContractError("\n".join(shown), problems=len(problems))
-    if not documents:
-        raise ContractError(f"{where}: there is no object in it: wanted a {' or '.join(sorted(KINDS))}")
-    return tuple(documents)
 
 
 def _compose(text: str, where: str) -> list[yaml.Node]:
@@ -236,6 +303,7 @@ def _read(value: Any, problems: list[Problem]) -> ApiObject | None:
     if not isinstance(value, Mapping):
         problems.append(Problem("", f"wanted an object with apiVersion, kind, metadata and spec, got {type(value).__name__}"))
         return None
+    value = as_v1(value)
     kind, version = value.get("kind"), value.get("apiVersion")
     wanted = _spec_of(kind, version, problems)
     if wanted is None:
@@ -286,6 +354,8 @@ def _spec_of(kind: Any, version: Any, problems: list[Problem]) -> Any:
         if kind.endswith("Parameters") and _FOREIGN.fullmatch(version):
             return dict[str, Any]
     legal = [api_version for api_version in (API_VERSIONS.get(str(kind)), CLASSIC_VERSIONS.get(str(kind))) if api_version is not None]
+    if legal and legal[0] == "resource.k8s.io/v1":
+        legal[1:1] = CONVERTED_VERSIONS
     if kind in _PARAMETER_SPECS:
         legal.append(f"<class>.{classic_parameters.PARAMETERS_GROUP}/{_PARAMETERS_VERSION}")
     if legal:

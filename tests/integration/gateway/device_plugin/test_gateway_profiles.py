@@ -23,14 +23,19 @@ from support.gateway_rig import Rig, make_rig
 from support.kubelet_plugins import TrivialPlugin
 from support.kubelet_plugins import device as listed_device
 from support.node_plane import device
+from topobus.cli.exits import UsageError
+from topobus.cli.objects.vendor_names import by_our_names
 from topobus.contracts.messages import Prepared, PrepareReply, PrepareRequest
 from topobus.devicekit.driver import PrepareContext
 from topobus.domain.device import Device
 from topobus.domain.outcome import Refusal
 from topobus.domain.pci import PciAddress
+from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
 from topobus.gpu.plugins.nvidia import NvidiaDriver
 from topobus.kubeletpb.podresources.v1 import api_pb2 as pb
 from topobus.kubeletpb.podresources.v1 import api_pb2_grpc as rpc
+from topobus.runtime.bus import Bus
+from topobus.runtime.config import NatsSettings
 from topobus.simulation.machines import build
 from topobus.simulation.nats_server import NatsServer
 from topobus.sysfs.machine import read_machine
@@ -40,6 +45,7 @@ from topobus.testing.kubelet import Admission, Container, Pod
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
 GPU, MIG, VF = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "intel.com/intel_sriov_netdevice"
+_OWNER = Owner(kind=OwnerKind.POD, namespace="default", name="a", uid="u")
 CUDA_POD = Pod(name="cuda-vectoradd", uid="p-1", containers=(Container(name="cuda-vectoradd", resources={GPU: 1}),))
 SRIOV_POD = Pod(name="testpod1", uid="p-2", containers=(Container(name="appcntr1", resources={VF: 1}),))
 MIG_POD = Pod(name="mig", uid="p-3", containers=(Container(name="main", resources={MIG: 1}),))
@@ -267,3 +273,21 @@ async def test_gateway_takes_over_from_another_one_of_ours(rig: Rig, gpus: Gpus)
         rivals = (await rig.pods()).resource_rivals
 
     assert rivals == {}
+
+
+async def test_place_asks_by_our_names_when_the_gateway_stands_in_for_a_vendor(rig: Rig, gpus: Gpus) -> None:
+    """`topobus place` learns from the gateway that nvidia.com/gpu is its class gpu; a part of a class cannot be asked for by number."""
+    notes: list[str] = []
+    wanted = [PodRequest(owner=_OWNER, containers=(ContainerRequest(name="c", devices=(DeviceRequest(device_class=GPU, count=2),)),))]
+    async with rig.gateway(), Bus.session(NatsSettings(url=rig.url), name="topobus-cli") as bus:
+        await rig.plane.show("gpu", *gpus.devices)
+        await rig.kubelet.wait_for_resource(GPU, allocatable=2)
+        asked = await by_our_names(bus, wanted, (), None, notes.append)
+        as_said = await by_our_names(bus, wanted, ("amd",), None, notes.append)
+        await rig.plane.show("gpu", *gpus.devices, mig_instance())
+        with pytest.raises(UsageError, match="some of the devices of class gpu"):
+            await by_our_names(bus, wanted, (), None, notes.append)
+
+    assert [device.device_class for device in asked[0].containers[0].devices] == ["gpu"]
+    assert as_said == wanted
+    assert notes == ["nvidia.com/gpu is asked for as topobus.dev/gpu"]

@@ -1,6 +1,7 @@
 """Names resources and devices towards kubelet as a vendor's own device plugin does, so that pods, charts and exporters written for that plugin work unchanged.
 
-Pure. Flows in: a device, its pool, the profiles of the setting `profiles`. Flows out: the resource's name, the way of naming its devices, and both back from a resource.
+Pure. Flows in: a device, its pool, the profiles of the gateway's setting `profiles`. Flows out: the resource's name, the way of naming its devices, and both back from a
+resource; for a plan, which devices a resource has.
 
 Source: NVIDIA/k8s-device-plugin internal/rm/rm.go (`mig-` and the profile, `+` becomes `.`) and internal/plugin/server.go (sockets); ROCm/k8s-device-plugin
 internal/pkg/plugin/plugin.go; sriov-network-device-plugin cmd/sriovdp/main.go (prefix intel.com), pkg/resources/server.go (sockets).
@@ -8,12 +9,29 @@ internal/pkg/plugin/plugin.go; sriov-network-device-plugin cmd/sriovdp/main.go (
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
-from topobus.domain.device import Device
+from msgspec import structs
 
-__all__ = ["IdProfile", "VendorProfile", "ids_of_profile", "is_named_by", "pool_in", "profile_in", "resource_in_profile", "socket_names"]
+from topobus.domain.device import Device
+from topobus.domain.pools import resource_of
+from topobus.domain.request import PodRequest
+from topobus.domain.resource_names import is_resource_name
+
+__all__ = [
+    "IdProfile",
+    "VendorProfile",
+    "asked_in_profiles",
+    "ids_of_profile",
+    "is_named_by",
+    "pool_in",
+    "pools_of_profiles",
+    "profile_in",
+    "renamed",
+    "resource_in_profile",
+    "socket_names",
+]
 
 IdProfile = Literal["topobus", "pci", "uuid", "card"]
 """How the devices of a resource are named towards kubelet."""
@@ -94,6 +112,52 @@ def socket_names(resource: str) -> tuple[str, ...]:
     """
     domain, _, name = resource.partition("/")
     return (f"{domain.partition('.')[0]}-{name}.sock", f"{domain}_{name}.sock", f"{domain}_{name}")
+
+
+def asked_in_profiles(request: PodRequest, profiles: Collection[VendorProfile]) -> frozenset[str]:
+    """List the resources of a pod that a profile could give."""
+    return frozenset(
+        device.device_class
+        for container in request.containers
+        for device in container.devices
+        if is_resource_name(device.device_class) and is_named_by(device.device_class, profiles)
+    )
+
+
+def pools_of_profiles(devices: Sequence[Device], profiles: Collection[VendorProfile]) -> tuple[tuple[Device, ...], Mapping[str, str]]:
+    """Give the devices of a class with a pool for each resource of a profile that has only some of a pool's (or of the class's) devices, as a MIG profile has.
+
+    Shapes: result — the devices in their order, and resources (`nvidia.com/gpu`) to what has exactly their devices: the class, or a pool.
+    """
+    named = {device.name: resource_in_profile(device, device.pool, profiles) for device in devices}
+    users: dict[str, set[str]] = {}
+    for device in devices:
+        users.setdefault(resource_of(device), set()).add(named[device.name])
+    pooled: list[Device] = []
+    names: dict[str, str] = {}
+    for device in devices:
+        resource = named[device.name]
+        pool = device.pool
+        if resource and len(users[resource_of(device)]) > 1:
+            pool = f"{device.device_class}-{resource.replace('/', '-')}"
+        pooled.append(structs.replace(device, pool=pool))
+        if resource:
+            names[resource] = pool or device.device_class
+    return tuple(pooled), names
+
+
+def renamed(request: PodRequest, names: Mapping[str, str]) -> PodRequest:
+    """Give the same request with resources by other names."""
+    containers = tuple(
+        structs.replace(
+            container,
+            devices=tuple(
+                structs.replace(device, device_class=names.get(device.device_class, device.device_class)) for device in container.devices
+            ),
+        )
+        for container in request.containers
+    )
+    return structs.replace(request, containers=containers)
 
 
 def _mig_name(device: Device, profile: VendorProfile) -> str:

@@ -1,0 +1,68 @@
+"""Objects of resource.k8s.io/v1beta1 and v1beta2 as v1 has them: an API server converts them so when it stores them.
+
+Flows in: an object as written. Flows out: the same in v1. v1beta2 differs in its name alone; v1beta1 has the fields of `exactly` in the request itself, and those of a
+device below `basic`. Pure. Source: k8s.io/api/resource/v1beta1 and v1beta2 types.go, 1.32 to 1.36; k8s.io/kubernetes/pkg/apis/resource/v1beta1/conversion.go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+__all__ = ["CONVERTED_VERSIONS", "as_v1"]
+
+CONVERTED_VERSIONS = ("resource.k8s.io/v1beta2", "resource.k8s.io/v1beta1")
+"""Versions that are read as v1, newest first."""
+
+_KINDS = ("DeviceClass", "ResourceClaim", "ResourceClaimTemplate", "ResourceSlice")
+
+
+def as_v1(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Give an object in v1; what is of other kinds or versions stays as it is.
+
+    Errors: raises nothing; what has a wrong shape keeps it, and is refused by who reads v1.
+
+    >>> as_v1({"apiVersion": "resource.k8s.io/v1beta1", "kind": "ResourceClaim", "spec": {"devices": {"requests": [{"name": "a", "count": 2}]}}})["spec"]
+    {'devices': {'requests': [{'name': 'a', 'exactly': {'count': 2}}]}}
+    """
+    kind, version = value.get("kind"), value.get("apiVersion")
+    if kind not in _KINDS or version not in CONVERTED_VERSIONS:
+        return value
+    converted = {**value, "apiVersion": "resource.k8s.io/v1"}
+    if version == "resource.k8s.io/v1beta2" or "spec" not in value:
+        return converted
+    if kind == "ResourceClaim":
+        return {**converted, "spec": _claim_spec(value["spec"])}
+    if kind == "ResourceClaimTemplate":
+        return {**converted, "spec": _within(value["spec"], "spec", _claim_spec)}
+    if kind == "ResourceSlice":
+        return {**converted, "spec": _within(value["spec"], "devices", lambda devices: _each(devices, _device))}
+    return converted
+
+
+def _claim_spec(spec: Any) -> Any:
+    return _within(spec, "devices", lambda devices: _within(devices, "requests", lambda requests: _each(requests, _request)))
+
+
+def _request(request: Any) -> Any:
+    """Put a request's own fields below `exactly`; one with alternatives has none."""
+    if not isinstance(request, Mapping) or "exactly" in request or request.get("firstAvailable"):
+        return request
+    return {
+        **{key: value for key, value in request.items() if key == "name"},
+        "exactly": {key: value for key, value in request.items() if key not in ("name", "firstAvailable")},
+    }
+
+
+def _device(device: Any) -> Any:
+    """Take a device's fields out of `basic`."""
+    basic = device.get("basic") if isinstance(device, Mapping) else None
+    return {**{key: value for key, value in device.items() if key != "basic"}, **basic} if isinstance(basic, Mapping) else device
+
+
+def _within(value: Any, key: str, change: Callable[[Any], Any]) -> Any:
+    return {**value, key: change(value[key])} if isinstance(value, Mapping) and key in value else value
+
+
+def _each(values: Any, change: Callable[[Any], Any]) -> Any:
+    return [change(value) for value in values] if isinstance(values, list) else values
