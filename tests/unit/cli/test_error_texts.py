@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from topobus.cli.application import run
+from topobus.cli.render import output as output_module
+from topobus.cli.render.output import Output
+from topobus.cli.render.picture import recording_console
 
 _CLAIM = """apiVersion: resource.k8s.io/v1
 kind: ResourceClaim
@@ -98,3 +102,29 @@ def test_migrate_says_its_notes_once_when_it_prints_json(files: Path, capsys: py
     said = capsys.readouterr()
     assert '"notes"' in said.out
     assert said.err == ""
+
+
+_ADDRESS = "0000:ab:00.0 and 0000:cd:00.0, then :bus:"
+
+
+def test_texts_are_written_as_they_are_when_a_pci_address_reads_as_an_emoji(capsys: pytest.CaptureFixture[str]) -> None:
+    """Half of the buses are names of pictures to the library that writes: answers, notes, errors and drawings keep their letters."""
+    output = Output()
+    recorded = recording_console()
+
+    output.show(_ADDRESS)
+    output.note(_ADDRESS)
+    output.errors.print(_ADDRESS)
+    recorded.print(_ADDRESS)
+
+    assert capsys.readouterr() == (f"{_ADDRESS}\n", f"{_ADDRESS}\n" * 2)
+    assert recorded.export_text().strip() == _ADDRESS
+
+
+def test_consoles_are_opened_in_one_place_when_the_source_is_read() -> None:
+    """One that is opened elsewhere would draw pictures again."""
+    room = Path(output_module.__file__).parents[1]
+
+    opened = {path.relative_to(room).as_posix() for path in room.rglob("*.py") if re.search(r"(?<![\w.])Console\(", path.read_text())}
+
+    assert opened == {"render/output.py"}

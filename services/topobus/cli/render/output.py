@@ -20,7 +20,7 @@ from rich.theme import Theme
 from topobus.contracts.codec import to_builtins
 from topobus.domain.errors import PeerUnavailable, TopobusError
 
-__all__ = ["DRAWING_WIDTH", "THEME", "Output", "adapt_streams", "error_console"]
+__all__ = ["DRAWING_WIDTH", "THEME", "Output", "adapt_streams", "error_console", "open_console"]
 
 # Drawings and tables are laid out for this many columns: two terminals side by side on a laptop, and GitHub's code view.
 DRAWING_WIDTH = 100
@@ -93,9 +93,14 @@ def _width() -> int | None:
     return DRAWING_WIDTH
 
 
+def open_console(**options: Any) -> Console:
+    """Open a console that writes texts as they are: rich takes `:ab:` in a PCI address for an emoji otherwise. `options` are rich's."""
+    return Console(theme=THEME, highlight=False, emoji=False, **options)
+
+
 def error_console() -> Console:
     """Open stderr for people."""
-    return Console(stderr=True, theme=THEME, highlight=False, soft_wrap=True)
+    return open_console(stderr=True, soft_wrap=True)
 
 
 class Output:
@@ -103,7 +108,7 @@ class Output:
 
     def __init__(self, *, is_json: bool = False, console: Console | None = None) -> None:
         self.is_json = is_json
-        self.console = console or Console(theme=THEME, highlight=False, width=_width())
+        self.console = console or open_console(width=_width())
         self.errors = error_console()
 
     def show(self, *parts: RenderableType) -> None:

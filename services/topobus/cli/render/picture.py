@@ -10,7 +10,7 @@ from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 
 from topobus.cli.exits import InputError
-from topobus.cli.render.output import DRAWING_WIDTH, THEME
+from topobus.cli.render.output import DRAWING_WIDTH, open_console
 
 __all__ = ["recording_console", "save_picture"]
 
@@ -22,9 +22,7 @@ _FORMAT = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.
 
 def recording_console(width: int = DRAWING_WIDTH) -> Console:
     """Make a console that only records."""
-    return Console(
-        record=True, file=io.StringIO(), width=width, force_terminal=True, color_system="truecolor", theme=THEME, highlight=False
-    )
+    return open_console(record=True, file=io.StringIO(), width=width, force_terminal=True, color_system="truecolor")
 
 
 def save_picture(console: Console, path: Path, *, title: str) -> None:

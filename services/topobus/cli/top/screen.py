@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from topobus.cli.render.machine_drawing import draw_machine
-from topobus.cli.render.output import THEME
+from topobus.cli.render.output import open_console
 from topobus.cli.top.scene import Scene, ShownEvent
 from topobus.domain.drawing.letters import holders_of
 
@@ -34,13 +34,11 @@ class Palette:
         """Render to lines with their colours, each complete in itself."""
         terminal = self._terminal
         written = io.StringIO()
-        console = Console(
+        console = open_console(
             file=written,
             width=width,
-            theme=THEME,
-            highlight=False,
             force_terminal=terminal.is_terminal,
-            color_system=terminal.color_system,  # type: ignore[arg-type]  # one console's own word is another's argument
+            color_system=terminal.color_system,
             no_color=terminal.no_color,
         )
         console.print(what)
