@@ -92,10 +92,12 @@ def rights(principal: str, *, node: str = "", may_create: bool = True, provision
 def makes_consumers(principal: str) -> bool:
     """Say whether a principal may make consumers; who may not reads patterns of keys and subjects message by message.
 
-    >>> makes_consumers("controller"), makes_consumers("console"), makes_consumers("npu")
-    (True, False, False)
+    A subscriber may where the server has no accounts, and does nowhere: its programs work at either.
+
+    >>> makes_consumers("controller"), makes_consumers("console"), makes_consumers("npu"), makes_consumers("user")
+    (True, False, False, False)
     """
-    return _PATTERNS_READ.get(principal_role(principal), ALL) != ()
+    return principal != "user" and _PATTERNS_READ.get(principal_role(principal), ALL) != ()
 
 
 def _add_writer(noun: Noun, principal: str, where: str, publish: set[str], subscribe: set[str]) -> None:

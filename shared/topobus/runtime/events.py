@@ -253,7 +253,9 @@ class Events:
         connection, pattern = self._connection, event.pattern(**parts)
         if connection.makes_consumers:
             return Feed(connection, event.stream, pattern, start, behind=behind, on_waiting=on_waiting)
-        return PatternFeed(connection, event.stream, pattern, stored_subject(pattern), start, behind=behind, on_waiting=on_waiting)
+        # To a subscriber's account the server gives what was stored at the event's own subject.
+        hints = pattern if connection.name == "user" else stored_subject(pattern)
+        return PatternFeed(connection, event.stream, pattern, hints, start, behind=behind, on_waiting=on_waiting)
 
     def _read(self, event: Event[M], item: Delivery) -> Received[M] | None:
         try:

@@ -1,0 +1,52 @@
+"""Follow device health from a program of your own: `async for event in follow(url, password_file=…)`.
+
+Flows in: how to reach NATS as its user `user`, who may only follow events. Flows out: each device's present health, then every change. It makes no consumer, as the server's
+accounts want it (docs/how-to/subscribe-to-health.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from topobus.contracts.catalogue import HEALTH
+from topobus.contracts.messages import HealthEvent
+from topobus.runtime.bus import Bus, Start
+from topobus.runtime.config import NatsSettings
+
+__all__ = ["HealthEvent", "follow"]
+
+_USER = "user"
+
+
+async def follow(
+    url: str = "nats://127.0.0.1:4222",
+    *,
+    password_file: str = "",
+    credentials_file: str = "",
+    ca_file: str = "",
+    node: str = "",
+    device_class: str = "",
+    changes_only: bool = False,
+    has_accounts: bool = True,
+) -> AsyncGenerator[HealthEvent, None]:
+    """Give the present health of each device, then every change, for ever; nothing twice and nothing lost, over restarts of the server.
+
+    Shapes:  password_file, credentials_file — of NATS' user `user`, read again when the server has taken others; ca_file — with it, or with a tls:// URL, a server
+             without TLS is sent nothing; node, device_class — only these; has_accounts — False for a server of your own that runs without our configuration.
+    Errors:  ConfigError for files that cannot be read or a URL that is none. While the server is away it waits, and says so in the log.
+    Cost:    a request for each device at the start, and one for each change.
+    """
+    settings = NatsSettings(
+        url=url,
+        user=_USER if password_file else "",
+        password_file=password_file,
+        credentials_file=credentials_file,
+        tls_ca_file=ca_file,
+        zone="vendor" if has_accounts else "",
+    )
+    parts = {part: value for part, value in (("node", node), ("device_class", device_class)) if value}
+    start = Start.NEW if changes_only else Start.PRESENT
+    async with Bus.session(settings, name=_USER) as bus, aclosing(bus.follow(HEALTH, start=start, **parts)) as events:
+        async for received in events:
+            yield received.value

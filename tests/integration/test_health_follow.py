@@ -1,0 +1,86 @@
+"""`topobus.health.follow`: what a program of the user's own imports."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from integration.values import health
+from support.account_nats import LIMIT_S, AccountNats, account_nats
+from topobus.contracts.catalogue import HEALTH
+from topobus.contracts.nats_accounts import Shape, accounts
+from topobus.health import follow
+from topobus.runtime.bus import Bus
+from topobus.simulation.nats_server import NatsServer
+
+pytestmark = pytest.mark.integration
+
+_EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "health_short.py"
+
+
+@pytest.fixture
+async def nats(nats_binary: Path) -> AsyncIterator[AccountNats]:
+    """A server with the accounts as shipped, and its streams."""
+    async with account_nats(accounts(Shape.CENTRAL), binary=nats_binary) as server:
+        async with server.bus("controller") as controller:
+            await controller.provision()
+        yield server
+
+
+async def _publish(bus: Bus, device: str, generation: int) -> None:
+    event = health(generation, device)
+    await bus.publish(HEALTH, event, event_id=f"{device}-{generation}", node="n1", device_class="gpu", device=device)
+
+
+async def test_follow_gives_the_present_and_then_each_change_when_the_user_has_an_account_of_its_own(nats: AccountNats) -> None:
+    """The newest event of each device comes first, then every change once, in order; no consumer is made, and no right is missed."""
+    settings = nats.settings("user")
+    async with nats.bus("gpu") as gpu, asyncio.timeout(LIMIT_S):
+        for device, generation in (("gpu-0", 1), ("gpu-0", 2), ("gpu-1", 1)):
+            await _publish(gpu, device, generation)
+        async with aclosing(follow(nats.server.url, password_file=settings.password_file)) as events:
+            present = {(event.device, event.generation) for event in [await anext(events), await anext(events)]}
+            for generation in (3, 4):
+                await _publish(gpu, "gpu-0", generation)
+            changes = [(event.device, event.generation) for event in [await anext(events), await anext(events)]]
+
+    assert present == {("gpu-0", 2), ("gpu-1", 1)}
+    assert changes == [("gpu-0", 3), ("gpu-0", 4)]
+
+
+async def test_short_example_shows_the_present_and_what_comes_when_it_runs_as_the_user(nats: AccountNats) -> None:
+    """The first program that the page shows runs as it stands, on the accounts as shipped."""
+    async with nats.bus("gpu") as gpu, asyncio.timeout(LIMIT_S):
+        await _publish(gpu, "gpu-0", 1)
+        url = nats.server.url.replace("//", "//user:user@")
+        program = await asyncio.create_subprocess_exec(sys.executable, str(_EXAMPLE), url, stdout=asyncio.subprocess.PIPE)
+        try:
+            assert program.stdout is not None
+            present = json.loads(await program.stdout.readline())
+            await _publish(gpu, "gpu-0", 2)
+            change = json.loads(await program.stdout.readline())
+        finally:
+            program.kill()
+            await program.wait()
+
+    assert [(event["device"], event["generation"]) for event in (present, change)] == [("gpu-0", 1), ("gpu-0", 2)]
+
+
+async def test_follow_gives_changes_alone_when_the_server_has_no_accounts(own_nats_server: NatsServer, own_bus: Bus) -> None:
+    """A server of the user's own serves the same program, with one word more."""
+    await _publish(own_bus, "gpu-0", 1)
+    async with asyncio.timeout(LIMIT_S), aclosing(follow(own_nats_server.url, has_accounts=False, changes_only=True)) as events:
+        heard = asyncio.ensure_future(anext(events))
+        generation = 1
+        while not heard.done():
+            generation += 1
+            await _publish(own_bus, "gpu-0", generation)
+            await asyncio.wait([heard], timeout=0.05)
+
+    assert heard.result().generation > 1
