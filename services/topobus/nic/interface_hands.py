@@ -146,15 +146,10 @@ class InterfaceHands:
         taken = take_back(self._places, namespace, record)
         take_back_rdma(self._places, namespace, record)
         self._kept.let_go(record)
+        why = "; ".join(reason.message for reason in taken.reasons)
         if taken.outcome == "lost":
-            get_logger().warning(
-                "interface.lost",
-                device=device.name,
-                interface=taken.name,
-                why="; ".join(reason.message for reason in taken.reasons) or "it ended with the sandbox's network namespace",
-            )
+            get_logger().warning("interface.lost", device=device.name, interface=taken.name, why=why)
         elif taken.reasons:
-            why = "; ".join(reason.message for reason in taken.reasons)
             get_logger().warning("interface.changed", device=device.name, interface=taken.name, outcome=taken.outcome, why=why)
         elif taken.outcome != "nothing":
             get_logger().info("interface.returned", device=device.name, interface=taken.name, outcome=taken.outcome)

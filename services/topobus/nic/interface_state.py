@@ -54,7 +54,7 @@ class InterfaceState(Struct, frozen=True, kw_only=True, omit_defaults=True):
     index: int
     mac: str
     permanent_mac: str = ""
-    """The hardware's own; empty for a virtual interface."""
+    """The hardware's own; empty for a virtual interface, and for a virtual function, whose own is another one after each reset."""
     mtu: int
     least_mtu: int = 0
     largest_mtu: int = 0
@@ -71,6 +71,17 @@ class InterfaceState(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """None: the same namespace."""
     bus_device: str = ""
     """`pci/0000:3b:00.0`, `virtio/virtio2`: the same in every namespace; empty for a virtual interface."""
+    boot_id: str = ""
+    """In which boot of the node it was so: its indices and inodes mean nothing in another one. Empty: an earlier release wrote this."""
+    device_inode: int = 0
+    """Inode of the device's folder in sysfs: another one when the device comes anew; 0: not known."""
+    is_virtual_function: bool = False
+    port_name: str | None = None
+    """Of the device's ports, as netlink tells it in every namespace; empty: the driver tells none. None: an earlier release wrote this."""
+    device_port: int | None = None
+    """Of the device's ports, as sysfs tells it on the host."""
+    is_only_port: bool = False
+    """Whether its device had no other interface on the host: then no other one can be meant, whatever its driver calls its permanent address."""
     master: str = ""
     """The bridge or bond that it is a port of."""
     addresses: tuple[HeldAddress, ...] = ()

@@ -57,7 +57,16 @@ NETWORK_SECTIONS: tuple[ReasonSection, ...] = (
                 "it came back without one of its alternative names, which is another interface's by now",
                 ("interface", "name"),
             ),
-            ReasonGroup(("interface-lost",), "a virtual interface went away with the pod's namespace", ("interface", "kind")),
+            ReasonGroup(
+                ("interface-lost",),
+                "an interface went away: a virtual one with the pod's namespace or with a reboot, hardware with its device; what is in its place now was not changed",
+                ("interface", "kind"),
+            ),
+            ReasonGroup(
+                ("vf-setting-kept",),
+                "the driver refuses for good to put a setting back; it stays, and is not tried again",
+                ("field", "physical", "index"),
+            ),
         ),
     ),
     ReasonSection(

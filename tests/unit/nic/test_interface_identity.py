@@ -8,7 +8,7 @@ import pytest
 from pyroute2.netlink.exceptions import NetlinkError
 
 from topobus.nic.interface_state import InterfaceState
-from topobus.nic.netlink.reading import find_interface
+from topobus.nic.netlink.identity import Present, find_interface
 
 TAG = "topobus nic-0000-3b-00-0"
 HARDWARE = InterfaceState(
@@ -73,11 +73,11 @@ CASES: list[tuple[str, InterfaceState, list[dict[str, Any]], int | None]] = [
 @pytest.mark.parametrize(("before", "links", "index"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
 def test_find_knows_the_interface_by_what_nobody_can_change(before: InterfaceState, links: list[dict[str, Any]], index: int | None) -> None:
     """A pod with NET_ADMIN cannot make us take another interface for ours, nor hide ours."""
-    assert find_interface(Links(*links), before, tag=TAG, macs=frozenset({"02:00:00:00:00:99"})) == index
+    assert find_interface(Links(*links), before, Present(), tag=TAG, macs=frozenset({"02:00:00:00:00:99"})) == index
 
 
 def test_find_reads_the_list_again_when_it_changed_meanwhile() -> None:
     """A list that the kernel calls inconsistent may lack the very interface; it is no reason to say that it is lost."""
     links = Links(link(3, kind="dummy"), link(12, kind="veth", link=6, ifalias=TAG), interrupted=3)
 
-    assert find_interface(links, VETH, tag=TAG) == 12
+    assert find_interface(links, VETH, Present(), tag=TAG) == 12

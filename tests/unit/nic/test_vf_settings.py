@@ -6,22 +6,19 @@ the kernel answered EOPNOTSUPP). What is read is laid out as rtnl_fill_vfinfo of
 
 from __future__ import annotations
 
+import errno
 import struct
-from collections.abc import Callable
-from typing import Any
 
 import msgspec
 import pytest
-from pyroute2.netlink.exceptions import NetlinkError
-from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
+from support.vf_kernel import VfKernel
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.domain.errors import HardwareError
 from topobus.nic.interface_config import InterfaceConfig, ShareFields, VfFields
 from topobus.nic.interface_state import InterfaceState
 from topobus.nic.netlink.hand_over_plan import plan_hand_over
 from topobus.nic.netlink.places import Places
-from topobus.nic.netlink.requests import attribute, link_body
 from topobus.nic.netlink.shares import child_request
 from topobus.nic.netlink.vf_settings import VfPlace, VfState, configure_vf, read_vf, restore_vf, vf_message, vf_requests
 
@@ -78,84 +75,6 @@ def test_child_has_the_bytes_of_iproute2_when_it_makes_the_same(name: str) -> No
     assert body.hex() == "00" * 16 + "0800050001000000" + "0800030074626300" + CHILDREN[name]
 
 
-def vf_info(index: int, state: VfState) -> bytes:
-    """One IFLA_VF_INFO as rtnl_fill_vfinfo writes it."""
-    protocol = {"802.1Q": 0x8100, "802.1ad": 0x88A8}[state.vlan_protocol or "802.1Q"]
-    mac = bytes.fromhex((state.mac or "").replace(":", ""))
-    link_state = {"auto": 0, "enable": 1, "disable": 2}[state.link_state or "auto"]
-    numbers = (state.vlan or 0, state.qos or 0)
-    # The kernel writes all ones where a driver does not tell.
-    flags = [0xFFFFFFFF if flag is None else int(flag) for flag in (state.spoof_check, state.trust)]
-    parts = [
-        attribute(1, struct.pack("=I32s", index, mac)),
-        attribute(13, bytes(32)),
-        attribute(2, struct.pack("=III", index, *numbers)),
-        attribute(6, struct.pack("=III", index, state.min_tx_rate or 0, state.max_tx_rate or 0)),
-        attribute(3, struct.pack("=II", index, state.max_tx_rate or 0)),
-        attribute(4, struct.pack("=II", index, flags[0])),
-        attribute(5, struct.pack("=II", index, link_state)),
-        attribute(7, struct.pack("=II", index, 0)),
-        attribute(9, struct.pack("=II", index, flags[1])),
-        attribute(12, attribute(1, struct.pack("=III", index, *numbers) + struct.pack("!Hxx", protocol))),
-    ]
-    return attribute(1, b"".join(parts))
-
-
-class Kernel:
-    """Stands where the socket is: a physical function `ens1` (index 5) with virtual ones. It reads and answers in the kernel's own bytes, and keeps what it is told."""
-
-    def __init__(self, states: dict[int, VfState], refused: str = "") -> None:
-        self.states, self.refused = states, refused
-        self.requests: list[bytes] = []
-
-    def link(self, verb: str, *, index: int = 5, ifname: str = "ens1", **_: object) -> list[Any]:
-        """The answer to RTM_GETLINK, decoded by pyroute2."""
-        assert verb == "get"
-        if (index, ifname) != (5, "ens1"):
-            raise NetlinkError(19, "No such device")
-        functions = b"".join(vf_info(index, state) for index, state in sorted(self.states.items()))
-        body = link_body(5, attribute(3, b"ens1\0") + attribute(22, functions))
-        message = ifinfmsg(struct.pack("=IHHII", 16 + len(body), 16, 0, 1, 0) + body)
-        message.decode()
-        return [message]
-
-    def nlm_request_batch(self, messages: list[Any]) -> None:
-        """Take RTM_SETLINK requests as do_setvfinfo does."""
-        for message in messages:
-            message.encode()
-            self.requests.append(bytes(message.data))
-            assert message.data[4:6] == struct.pack("=H", 19)
-            assert struct.unpack_from("=i", message.data, 20) == (5,)
-            # Header, ifinfomsg, IFLA_VFINFO_LIST, IFLA_VF_INFO; then the one setting.
-            size, kind = struct.unpack_from("=HH", message.data, 40)
-            payload = bytes(message.data[44 : 40 + size])
-            if kind == 12:
-                # A list with one entry, and the kernel wants its whole struct.
-                assert struct.unpack_from("=HH", payload) == (4 + 16, 1)
-                payload = payload[4:]
-            self._set(kind, struct.unpack_from("=I", payload)[0], payload[4:])
-
-    def _set(self, kind: int, index: int, payload: bytes) -> None:
-        numbers = struct.unpack(f"={len(payload) // 4}I", payload[: len(payload) // 4 * 4])
-        fields: dict[int, Callable[[], dict[str, Any]]] = {
-            1: lambda: {"mac": payload[:6].hex(":")},
-            2: lambda: {"vlan": numbers[0], "qos": numbers[1], "vlan_protocol": "802.1Q"},
-            4: lambda: {"spoof_check": bool(numbers[0])},
-            5: lambda: {"link_state": ("auto", "enable", "disable")[numbers[0]]},
-            6: lambda: {"min_tx_rate": numbers[0], "max_tx_rate": numbers[1]},
-            9: lambda: {"trust": bool(numbers[0])},
-            12: lambda: {
-                "vlan": numbers[0],
-                "qos": numbers[1],
-                "vlan_protocol": {0x8100: "802.1Q", 0x88A8: "802.1ad"}[struct.unpack_from("!H", payload, 8)[0]],
-            },
-        }
-        changed = fields[kind]()
-        if self.refused in changed:
-            raise NetlinkError(95, "Operation not supported")
-        self.states[index] = VfState(**{**{name: getattr(self.states[index], name) for name in VfState.__struct_fields__}, **changed})
-
-
 BEFORE = VfState(
     mac="02:00:00:00:00:03",
     vlan=7,
@@ -171,14 +90,14 @@ PLACE = VfPlace(physical="ens1", index=3)
 
 
 @pytest.fixture
-def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+def kernel(monkeypatch: pytest.MonkeyPatch) -> VfKernel:
     """A physical function with two virtual ones."""
-    made = Kernel({0: VfState(mac="00:00:00:00:00:00", vlan=0, qos=0, vlan_protocol="802.1Q", link_state="auto"), 3: BEFORE})
+    made = VfKernel({0: VfState(mac="00:00:00:00:00:00", vlan=0, qos=0, vlan_protocol="802.1Q", link_state="auto"), 3: BEFORE})
     monkeypatch.setattr("topobus.nic.netlink.vf_settings.with_netlink", lambda _places, _namespace, work: work(made))
     return made
 
 
-def test_reading_gives_each_setting_when_the_kernel_tells_them(kernel: Kernel) -> None:
+def test_reading_gives_each_setting_when_the_kernel_tells_them(kernel: VfKernel) -> None:
     """Also what a driver does not tell (all ones) is known as such."""
     kernel.states[4] = VfState(mac="02:00:00:00:00:04", vlan=100, qos=3, vlan_protocol="802.1ad", link_state="disable")
     (link,) = kernel.link("get")
@@ -190,7 +109,7 @@ def test_reading_gives_each_setting_when_the_kernel_tells_them(kernel: Kernel) -
     assert read_vf(link, 1) is None
 
 
-def test_settings_are_what_they_were_when_they_are_restored(kernel: Kernel) -> None:
+def test_settings_are_what_they_were_when_they_are_restored(kernel: VfKernel) -> None:
     """All of them set, all of them back; the other function is never touched."""
     other, record = kernel.states[0], DeviceRecord()
     wanted = VfFields(
@@ -224,7 +143,7 @@ def test_settings_are_what_they_were_when_they_are_restored(kernel: Kernel) -> N
 
 
 @pytest.mark.parametrize(("present", "wanted"), [("802.1Q", "802.1ad"), ("802.1ad", "802.1Q")])
-def test_protocol_of_the_tag_is_what_it_was_when_it_is_restored(kernel: Kernel, present: str, wanted: str) -> None:
+def test_protocol_of_the_tag_is_what_it_was_when_it_is_restored(kernel: VfKernel, present: str, wanted: str) -> None:
     """Each protocol goes by its own attribute, there and back."""
     before, record = msgspec.structs.replace(BEFORE, vlan_protocol=present), DeviceRecord()
     kernel.states[3] = before
@@ -236,7 +155,7 @@ def test_protocol_of_the_tag_is_what_it_was_when_it_is_restored(kernel: Kernel, 
     assert (during, kernel.states[3]) == (wanted, before)
 
 
-def test_restore_sets_nothing_else_when_a_claim_set_one_thing(kernel: Kernel) -> None:
+def test_restore_sets_nothing_else_when_a_claim_set_one_thing(kernel: VfKernel) -> None:
     """A driver may refuse to be told what nobody asked of it."""
     record = DeviceRecord()
 
@@ -247,7 +166,7 @@ def test_restore_sets_nothing_else_when_a_claim_set_one_thing(kernel: Kernel) ->
     assert kernel.states[3] == BEFORE
 
 
-def test_settings_are_restored_when_a_driver_refuses_one_of_them(kernel: Kernel) -> None:
+def test_settings_are_restored_when_a_driver_refuses_one_of_them(kernel: VfKernel) -> None:
     """The refusal names the field; what was set before it is put back from the record alone."""
     record = DeviceRecord()
     kernel.refused = "trust"
@@ -262,11 +181,11 @@ def test_settings_are_restored_when_a_driver_refuses_one_of_them(kernel: Kernel)
     assert (during, kernel.states[3], record.steps) == (100, BEFORE, ())
 
 
-def test_restore_is_asked_again_when_the_driver_refuses_what_was_there(kernel: Kernel) -> None:
+def test_restore_is_asked_again_when_the_driver_refuses_for_now(kernel: VfKernel) -> None:
     """The step stays in the record, so the device is not given to anybody else."""
     record = DeviceRecord()
     configure_vf(Places(), PLACE, VfFields(vlan=100), record)
-    kernel.refused = "vlan"
+    kernel.refused, kernel.error = "vlan", errno.EBUSY
 
     with pytest.raises(HardwareError, match=r"vf\.vlan of function 3 of ens1"):
         restore_vf(Places(), record)
@@ -274,7 +193,50 @@ def test_restore_is_asked_again_when_the_driver_refuses_what_was_there(kernel: K
     assert [step.name for step in record.steps] == ["vf"]
 
 
-def test_configure_refuses_when_the_physical_function_has_no_such_one(kernel: Kernel) -> None:
+def test_restore_tells_it_once_when_the_driver_refuses_for_good(kernel: VfKernel) -> None:
+    """What was set cannot be taken back: the setting that stays is told with the command that takes it back, the others are as before, and nothing is tried again."""
+    record = DeviceRecord()
+    configure_vf(Places(), PLACE, VfFields(vlan=100, trust=False), record)
+    kernel.refused = "vlan"
+
+    told = restore_vf(Places(), record)
+
+    assert [(reason.code, reason.facts["field"]) for reason in told] == [("vf-setting-kept", "vf.vlan")]
+    assert "ip link set ens1 vf 3 vlan 7 qos 2 proto 802.1Q" in told[0].message
+    assert (kernel.states[3].vlan, kernel.states[3].trust, record.steps) == (100, True, ())
+    assert restore_vf(Places(), record) == ()
+
+
+@pytest.mark.parametrize(
+    ("refused", "error", "wanted", "field"),
+    [
+        ("link_state", errno.EOPNOTSUPP, VfFields(trust=False, link_state="disable"), "vf.linkState"),
+        ("min_tx_rate", errno.EINVAL, VfFields(trust=False, min_tx_rate=20), "vf.minTxRate"),
+        ("max_tx_rate", errno.EINVAL, VfFields(max_tx_rate=20), "vf.maxTxRate"),
+        ("max_tx_rate", errno.EINVAL, VfFields(min_tx_rate=5, max_tx_rate=20), "vf.minTxRate, vf.maxTxRate"),
+        ("vlan", errno.EPROTONOSUPPORT, VfFields(vlan=5, vlan_protocol="802.1ad"), "vf.vlanProtocol"),
+        ("vlan", errno.EOPNOTSUPP, VfFields(qos=5), "vf.qos"),
+        ("spoof_check", errno.EOPNOTSUPP, VfFields(mac="02:00:00:00:00:99", spoof_check=True), "vf.spoofCheck"),
+        ("trust", errno.EOPNOTSUPP, VfFields(link_state="disable", trust=False), "vf.trust"),
+        ("mac", errno.EADDRNOTAVAIL, VfFields(mac="02:00:00:00:00:99"), "vf.mac"),
+    ],
+)
+def test_function_is_as_it_was_when_its_driver_knows_no_such_setting(
+    kernel: VfKernel, refused: str, error: int, wanted: VfFields, field: str
+) -> None:
+    """The refusal names the claim's field; the driver goes on refusing, and all that was set is put back without asking for that setting again."""
+    record = DeviceRecord()
+    kernel.refused, kernel.error = refused, error
+
+    refusal = configure_vf(Places(), PLACE, wanted, record)
+    told = restore_vf(Places(), record)
+
+    assert refusal is not None
+    assert [(reason.code, reason.facts["field"]) for reason in refusal.reasons] == [("vf-refused", field)]
+    assert (told, kernel.states[3], record.steps) == ((), BEFORE, ())
+
+
+def test_configure_refuses_when_the_physical_function_has_no_such_one(kernel: VfKernel) -> None:
     """Nothing is written to the record for what is not there."""
     record = DeviceRecord()
 
@@ -287,7 +249,7 @@ def test_configure_refuses_when_the_physical_function_has_no_such_one(kernel: Ke
     assert record.steps == ()
 
 
-def test_restore_forgets_the_settings_when_the_function_is_gone(kernel: Kernel) -> None:
+def test_restore_forgets_the_settings_when_the_function_is_gone(kernel: VfKernel) -> None:
     """The number of functions was set to 0 meanwhile: their settings went with them."""
     record = DeviceRecord()
     configure_vf(Places(), PLACE, VfFields(vlan=100), record)

@@ -23,8 +23,9 @@ from topobus.nic.interface_config import InterfaceConfig
 from topobus.nic.interface_state import InterfaceState, state_to_journal
 from topobus.nic.netlink.applying import announce_addresses, apply_change, move_link
 from topobus.nic.netlink.hand_over_plan import HOST_CHANGES, Change, plan_hand_over
+from topobus.nic.netlink.identity import find_interface, identified, present_of
 from topobus.nic.netlink.places import Places, kernels_refusal, missing_package, open_namespace, refused, with_netlink
-from topobus.nic.netlink.reading import find_interface, get_link, link_names, read_state
+from topobus.nic.netlink.reading import get_link, link_names, read_state
 from topobus.nic.netlink.shares import make_child
 from topobus.nic.netlink.vf_settings import VfPlace, configure_vf
 
@@ -95,7 +96,7 @@ def hand_over(
             places, descriptor, name_in_pod(config, state)
         )
         if refusal is None and vf is not None and config.vf is not None:
-            refusal = configure_vf(places, vf, config.vf, record)
+            refusal = configure_vf(places, vf, config.vf, record, state)
         if refusal is not None:
             return refusal
         return _change_all(places, descriptor, state, config, record, tag)
@@ -154,7 +155,7 @@ def _change_all(
 def _in_pod(
     socket: Any, places: Places, state: InterfaceState, config: InterfaceConfig, changes: list[Change], record: DeviceRecord, tag: str
 ) -> AttachedInterface | Refusal:
-    index = find_interface(socket, state, tag=tag)
+    index = find_interface(socket, state, present_of(state, places), tag=tag)
     if index is None:
         return refused(
             Reason(
@@ -258,7 +259,9 @@ def _by_name(socket: Any, places: Places, name: str) -> InterfaceState | None:
 def _read_on_host(places: Places, name: str) -> InterfaceState | Refusal:
     """Read the interface that has this name for its first one: as another one's alternative name, it means another interface."""
     state = read_interface(places, name)
-    if isinstance(state, Refusal) or (state is not None and state.name == name):
+    if isinstance(state, Refusal):
         return state
+    if state is not None and state.name == name:
+        return identified(state, places)
     other = f"; it is an alternative name of {state.name}" if state is not None else ""
     return refused(Reason(code="interface-gone", message=f"the host has no interface {name}{other}", facts={"interface": name}))

@@ -15,7 +15,18 @@ from topobus.nic.interface_fields import SYSCTLS
 from topobus.nic.interface_state import HeldAddress, HeldRoute, InterfaceState
 from topobus.nic.netlink.requests import request_routes
 
-__all__ = ["find_interface", "get_link", "is_same", "kind_of", "link_names", "names_of", "read_state", "sysctl_path"]
+__all__ = [
+    "bus_device_of",
+    "get_link",
+    "kind_of",
+    "link_names",
+    "list_links",
+    "names_of",
+    "permanent_mac",
+    "port_name",
+    "read_state",
+    "sysctl_path",
+]
 
 _IFF_UP = 1
 _AF_INET, _AF_INET6 = 2, 10
@@ -40,7 +51,6 @@ def read_state(socket: Any, proc: str, *, index: int) -> InterfaceState | None:
     link = get_link(socket, index=index)
     if link is None:
         return None
-    bus, bus_device = link.get("parent_dev_bus_name"), link.get("parent_dev_name")
     master = get_link(socket, index=link.get("master")) if link.get("master") else None
     name = link.get("ifname")
     return InterfaceState(
@@ -48,7 +58,8 @@ def read_state(socket: Any, proc: str, *, index: int) -> InterfaceState | None:
         alternative_names=tuple(sorted(names_of(link) - {name})),
         index=index,
         mac=(link.get("address") or "").lower(),
-        permanent_mac=_permanent_mac(link),
+        permanent_mac=permanent_mac(link),
+        port_name=port_name(link),
         mtu=link.get("mtu") or 0,
         least_mtu=link.get("min_mtu") or 0,
         largest_mtu=link.get("max_mtu") or 0,
@@ -59,7 +70,7 @@ def read_state(socket: Any, proc: str, *, index: int) -> InterfaceState | None:
         tx_queue_length=link.get("txqlen") or 0,
         link=link.get("link") or 0,
         link_namespace=link.get("link_netnsid"),
-        bus_device=f"{bus}/{bus_device}" if bus and bus_device else "",
+        bus_device=bus_device_of(link),
         master=master.get("ifname") if master is not None else "",
         # IPv4 in the kernel's order, where the first one is the primary; of IPv6 it tells the newest first.
         addresses=tuple(
@@ -97,57 +108,29 @@ def names_of(link: Any) -> set[str]:
 
 def link_names(socket: Any) -> dict[str, int]:
     """Give all names of a namespace's interfaces and whose they are: none of them can be given again."""
-    return {name: link["index"] for link in _dump(socket.get_links) for name in names_of(link)}
+    return {name: link["index"] for link in list_links(socket) for name in names_of(link)}
 
 
-def find_interface(socket: Any, before: InterfaceState, *, tag: str, macs: frozenset[str] = frozenset()) -> int | None:
-    """Find the interface that was handed over, whatever its name and index are now; None when it is not here.
-
-    Shapes: tag — the alias that we gave it. A pod can give that to an interface of its own, so it counts only for one that could be ours; macs — hardware addresses
-            that it had from us.
-    """
-    # It mostly keeps its index, and a host may have hundreds of interfaces.
-    link = get_link(socket, index=before.index)
-    if link is not None and is_same(link, before, macs):
-        return before.index
-    # Twice: "not here" may become "lost", and the kernel does not tell of a list whose end changed while it was read.
-    for _ in range(2):
-        links = _dump(socket.get_links)
-        by_itself = [int(link["index"]) for link in links if is_same(link, before, macs)]
-        by_tag = [int(link["index"]) for link in links if link.get("ifalias") == tag and _could_be(link, before)]
-        if by_itself or by_tag:
-            return (by_itself or by_tag)[0]
-    return None
+def list_links(socket: Any) -> list[Any]:
+    """List a namespace's interfaces."""
+    return _dump(socket.get_links)
 
 
-def is_same(link: Mapping[str, Any], before: InterfaceState, macs: frozenset[str] = frozenset()) -> bool:
-    """Say whether a link is the interface of a state by what a pod cannot change: it may have changed alias, name and hardware address.
-
-    Hardware is known by its bus and its permanent address; a virtual interface by its index and its other end, or by its index and hardware address.
-    """
-    if not _could_be(link, before):
-        return False
-    if before.bus_device:
-        return True
-    if link["index"] != before.index:
-        return False
-    return bool(before.link) or (link.get("address") or "").lower() in macs | {before.mac}
-
-
-def _could_be(link: Mapping[str, Any], before: InterfaceState) -> bool:
-    """Say whether kind, bus, permanent address and other end are those of a state: none of them ever changes."""
-    bus, device = link.get("parent_dev_bus_name"), link.get("parent_dev_name")
-    return (
-        kind_of(link) == before.kind
-        and (f"{bus}/{device}" if bus and device else "") == before.bus_device
-        and _permanent_mac(link) == before.permanent_mac
-        and (not before.link or link.get("link") == before.link)
-    )
-
-
-def _permanent_mac(link: Mapping[str, Any]) -> str:
+def permanent_mac(link: Mapping[str, Any]) -> str:
+    """Give the address that a driver calls the hardware's own; empty for a virtual interface."""
     permanent = (link.get("perm_address") or "").lower()
     return "" if permanent.strip("0:") == "" else permanent
+
+
+def bus_device_of(link: Mapping[str, Any]) -> str:
+    """Give bus and device that an interface belongs to; empty for a virtual interface."""
+    bus, device = link.get("parent_dev_bus_name"), link.get("parent_dev_name")
+    return f"{bus}/{device}" if bus and device else ""
+
+
+def port_name(link: Mapping[str, Any]) -> str:
+    """Give the name, or the id, of the port of its device that an interface is; empty where the driver tells none."""
+    return str(link.get("phys_port_name") or link.get("phys_port_id") or "")
 
 
 def sysctl_path(proc: str, setting: str, interface: str) -> Path:

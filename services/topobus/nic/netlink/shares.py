@@ -10,6 +10,8 @@ import struct
 import zlib
 from typing import Any
 
+from msgspec import structs
+
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.domain.outcome import Reason, Refusal
 from topobus.nic.interface_config import ShareFields
@@ -55,7 +57,7 @@ def make_child(places: Places, parent: InterfaceState, share: ShareFields, recor
     Errors: refuses `share-failed` with the kernel's words: a parent that cannot carry children, a kernel without the kind.
     """
     name = child_name(tag)
-    record.intend("share", {"tag": tag, "name": name, "parent": parent.name, "kind": share.mode})
+    record.intend("share", {"tag": tag, "name": name, "parent": parent.name, "kind": share.mode, "boot_id": parent.boot_id})
 
     def make(socket: Any) -> InterfaceState | Refusal:
         from pyroute2.netlink.exceptions import NetlinkError
@@ -72,11 +74,15 @@ def make_child(places: Places, parent: InterfaceState, share: ShareFields, recor
             )
         link = get_link(socket, name=name)
         child = read_state(socket, places.proc, index=link["index"]) if link is not None else None
-        return child or refused(
-            Reason(
-                code="share-failed",
-                message=f"the child {name} of {parent.name} went away at once",
-                facts={"interface": parent.name, "mode": share.mode},
+        return (
+            structs.replace(child, boot_id=parent.boot_id)
+            if child is not None
+            else refused(
+                Reason(
+                    code="share-failed",
+                    message=f"the child {name} of {parent.name} went away at once",
+                    facts={"interface": parent.name, "mode": share.mode},
+                )
             )
         )
 

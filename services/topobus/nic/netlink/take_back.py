@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator
 from itertools import chain, count
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.domain.errors import HardwareError
@@ -21,8 +21,9 @@ from topobus.domain.outcome import Reason
 from topobus.nic.interface_state import InterfaceState, state_from_journal
 from topobus.nic.netlink.applying import apply_change, move_link, remove_rules
 from topobus.nic.netlink.hand_over_plan import HOST_CHANGES, POD_CHANGES, plan_restore
+from topobus.nic.netlink.identity import boot_id, find_interface, present_of
 from topobus.nic.netlink.places import Places, missing_package, open_host, open_namespace, with_netlink
-from topobus.nic.netlink.reading import find_interface, get_link, kind_of, link_names, read_state
+from topobus.nic.netlink.reading import get_link, kind_of, link_names, read_state
 from topobus.nic.netlink.vf_settings import restore_vf
 
 __all__ = ["TakenBack", "take_back"]
@@ -50,6 +51,8 @@ class _Away(Struct, frozen=True, kw_only=True):
     """None: only a child was begun."""
     macs: frozenset[str]
     is_child: bool
+    boot: str
+    """In which boot of the node it went; empty: an earlier release did not say."""
     rules: tuple[dict[str, Any], ...]
 
 
@@ -61,14 +64,14 @@ def take_back(places: Places, namespace: str, record: DeviceRecord) -> TakenBack
     """
     away = _read_record(record)
     if away is None:
-        restore_vf(places, record)
-        return TakenBack(outcome="nothing")
+        return TakenBack(outcome="nothing", reasons=restore_vf(places, record))
     missing = missing_package()
     if missing is not None:
         raise HardwareError(missing.reasons[0].message)
     from pyroute2.netlink.exceptions import NetlinkError
 
-    descriptor = open_namespace(places, namespace) if namespace else None
+    # In another boot the path leads to nothing, or to a stranger: no namespace of a pod outlives its node.
+    descriptor = open_namespace(places, namespace) if namespace and away.boot in ("", boot_id(places)) else None
     try:
         taken = _bring_home(places, descriptor if isinstance(descriptor, int) else None, away, record)
     except (NetlinkError, OSError) as err:
@@ -95,6 +98,7 @@ def _read_record(record: DeviceRecord) -> _Away | None:
         before=state_from_journal(mark.before["state"]) if mark is not None else None,
         macs=frozenset({mac.before["wanted"]} if mac is not None else ()),
         is_child=share is not None,
+        boot=str((mark.before["state"] if mark is not None else share.before if share is not None else {}).get("boot_id", "")),
         rules=tuple(rules.before["wanted"]) if rules is not None else (),
     )
 
@@ -107,12 +111,18 @@ def _bring_home(places: Places, descriptor: int | None, away: _Away, record: Dev
         if step.name in POD_CHANGES:
             record.undone(step.name)
     # Before the interface's own: a driver takes the former hardware address only when the physical function asks for no other.
-    restore_vf(places, record)
+    refused = restore_vf(places, record)
     if away.is_child:
-        is_deleted = with_netlink(places, None, lambda socket: _delete_child(socket, away, record)) or is_deleted
-        return TakenBack(outcome="deleted") if is_deleted else _lost(away)
+        if away.boot in ("", boot_id(places)):
+            is_deleted = with_netlink(places, None, lambda socket: _delete_child(socket, places, away, record)) or is_deleted
+        return (
+            TakenBack(outcome="deleted")
+            if is_deleted
+            else _lost(away, "with the pod's namespace, as the kernel does with virtual interfaces")
+        )
     restored = with_netlink(places, None, lambda socket: _restore(socket, places, away))
-    return restored if restored is not None else _nowhere(places, away)
+    taken = restored if restored is not None else _nowhere(places, away)
+    return structs.replace(taken, reasons=(*taken.reasons, *refused))
 
 
 def _from_pod(places: Places, descriptor: int, away: _Away) -> bool:
@@ -125,7 +135,7 @@ def _from_pod(places: Places, descriptor: int, away: _Away) -> bool:
         remove_rules(socket, away.rules)
         if before is None:
             return False
-        index = find_interface(socket, before, tag=away.tag, macs=away.macs)
+        index = find_interface(socket, before, present_of(before, places), tag=away.tag, macs=away.macs)
         if index is None:
             return False
         if away.is_child:
@@ -168,9 +178,11 @@ def _restore(socket: Any, places: Places, away: _Away) -> TakenBack | None:
     from pyroute2.netlink.exceptions import NetlinkError
 
     before = away.before
-    index = find_interface(socket, before, tag=away.tag, macs=away.macs) if before is not None else None
+    if before is None:
+        return None
+    index = find_interface(socket, before, present_of(before, places), tag=away.tag, macs=away.macs, host=places)
     now = read_state(socket, places.proc, index=index) if index is not None else None
-    if before is None or index is None or now is None:
+    if index is None or now is None:
         return None
     taken = {name for name, holder in link_names(socket).items() if holder != index}
     for change in plan_restore(now, before, taken=taken):
@@ -196,14 +208,15 @@ def _names_lost(before: InterfaceState, name: str, taken: Collection[str]) -> It
             yield Reason(code="interface-name-lost", message=message, facts={"interface": name, "name": other})
 
 
-def _delete_child(socket: Any, away: _Away, record: DeviceRecord) -> bool:
+def _delete_child(socket: Any, places: Places, away: _Away, record: DeviceRecord) -> bool:
     step = record.step("share")
     # Until it moves, a child has the name that only its tag gives.
     link = get_link(socket, name=step.before["name"]) if step is not None else None
     if link is not None and step is not None and (link.get("ifname"), kind_of(link)) == (step.before["name"], step.before["kind"]):
         index: int | None = link["index"]
     else:
-        index = find_interface(socket, away.before, tag=away.tag) if away.before is not None else None
+        before = away.before
+        index = find_interface(socket, before, present_of(before, places), tag=away.tag) if before is not None else None
     if index is None:
         return False
     socket.link("del", index=index)
@@ -211,19 +224,34 @@ def _delete_child(socket: Any, away: _Away, record: DeviceRecord) -> bool:
 
 
 def _nowhere(places: Places, away: _Away) -> TakenBack:
+    """Say what became of an interface that is in no namespace in sight.
+
+    Errors: raises HardwareError while it may come yet.
+    """
     before = away.before
-    if before is None or not before.kind:
-        name = before.name if before is not None else away.tag
-        raise HardwareError(
-            f"{name} is neither in the pod's namespace nor on the host: the kernel returns hardware when it has taken the namespace down",
-            next_step="it is looked for again; `ip -all netns exec ip link` finds it where a process keeps a namespace of its own",
-            interface=name,
-        )
-    if before.link and before.link_namespace is None and with_netlink(places, None, lambda socket: _is_other_end_there(socket, before)):
-        raise HardwareError(
-            f"{before.name} is in a namespace that is being taken down: its other end is on the host still", interface=before.name
-        )
-    return _lost(away)
+    if before is None:
+        return _lost(away, "before it was marked")
+    present = present_of(before, places)
+    if not present.is_same_boot and not before.bus_device:
+        return _lost(away, "when the node was started anew, as all virtual interfaces do")
+    if before.kind:
+        if before.link and before.link_namespace is None and with_netlink(places, None, lambda socket: _is_other_end_there(socket, before)):
+            raise HardwareError(
+                f"{before.name} is in a namespace that is being taken down: its other end is on the host still", interface=before.name
+            )
+        return _lost(away, "with the pod's namespace, as the kernel does with virtual interfaces")
+    if not present.is_there:
+        return _lost(away, f"with its device: {before.bus_device} is not on its bus any more")
+    if not present.is_same_device:
+        what = "its function was made anew" if present.is_virtual_function else "another card is in its place"
+        return _lost(away, f"with its device: {before.bus_device} is there, but {what}; nothing was changed on that one")
+    if not present.has_interface:
+        return _lost(away, f"with its driver: {before.bus_device} has no interface in any namespace")
+    raise HardwareError(
+        f"{before.name} is neither in the pod's namespace nor on the host: the kernel returns hardware when it has taken the namespace down",
+        next_step="it is looked for again; `ip -all netns exec ip link` finds it where a process keeps a namespace of its own",
+        interface=before.name,
+    )
 
 
 def _is_other_end_there(socket: Any, before: InterfaceState) -> bool:
@@ -233,8 +261,8 @@ def _is_other_end_there(socket: Any, before: InterfaceState) -> bool:
     return other_end is not None and bool(other_end.get("link"))
 
 
-def _lost(away: _Away) -> TakenBack:
+def _lost(away: _Away, how: str) -> TakenBack:
     name = away.before.name if away.before is not None else away.tag
-    kind = away.before.kind if away.before is not None else "child"
-    message = f"{name} ({kind}) went away with the pod's namespace, as the kernel does with virtual interfaces"
+    kind = ("child" if away.before is None else away.before.kind) or "hardware"
+    message = f"{name} ({kind}) went away {how}"
     return TakenBack(outcome="lost", reasons=(Reason(code="interface-lost", message=message, facts={"interface": name, "kind": kind}),))

@@ -6,19 +6,22 @@ driver's refusal names it. Source: include/uapi/linux/if_link.h (IFLA_VF_*), net
 
 from __future__ import annotations
 
+import errno
 import struct
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.domain.errors import HardwareError
 from topobus.domain.outcome import Reason, Refusal
 from topobus.nic.interface_config import VfFields
+from topobus.nic.interface_state import InterfaceState, state_from_journal, state_to_journal
+from topobus.nic.netlink.identity import present_of
 from topobus.nic.netlink.places import Places, missing_package, refused, with_netlink
-from topobus.nic.netlink.reading import get_link
+from topobus.nic.netlink.reading import bus_device_of, get_link, list_links, port_name
 from topobus.nic.netlink.requests import attribute, link_body, set_link
 
 __all__ = ["VfPlace", "VfState", "configure_vf", "read_vf", "restore_vf", "vf_message", "vf_requests"]
@@ -32,6 +35,13 @@ _PROTOCOLS = {"802.1Q": 0x8100, "802.1ad": 0x88A8}
 _LINK_STATES = {"auto": 0, "enable": 1, "disable": 2}
 # linux/rtnetlink.h: without it a link is told without its virtual functions.
 _RTEXT_FILTER_VF = 1
+# What a driver answers to what it cannot do, today and tomorrow: not known, no such value, no such protocol. Others (busy, link down) may be another answer the next time.
+_FINAL = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.EPROTONOSUPPORT, errno.ENOSYS, errno.ERANGE, errno.EADDRNOTAVAIL})
+_FIELDS: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "vlan": (("vlan", "vlan"), ("qos", "qos"), ("vlan_protocol", "vlanProtocol")),
+    "maxTxRate": (("min_tx_rate", "minTxRate"), ("max_tx_rate", "maxTxRate")),
+}
+"""Of the requests that set several things at once: our names and the claim's."""
 
 
 class VfPlace(Struct, frozen=True, kw_only=True):
@@ -57,7 +67,7 @@ class VfState(Struct, frozen=True, kw_only=True):
 
 
 def vf_requests(index: int, wanted: VfFields | VfState, before: VfState) -> tuple[tuple[str, bytes], ...]:
-    """Give (field, attribute of IFLA_VF_INFO) for each request that leads from `before` to `wanted`; None in `wanted` is left as it is.
+    """Give (name, attribute of IFLA_VF_INFO) for each request that leads from `before` to `wanted`; None in `wanted` is left as it is.
 
     Shapes:  a VLAN goes with its priority and protocol, and the least rate with the largest, for the kernel sets each group as a whole.
              The protocol 802.1Q goes as IFLA_VF_VLAN, which drivers know that know no other; another one as IFLA_VF_VLAN_LIST.
@@ -137,9 +147,12 @@ def _flag(values: Mapping[str, Any], attribute: str, key: str) -> bool | None:
     return None if number is None or number == 0xFFFFFFFF else bool(number)
 
 
-def configure_vf(places: Places, place: VfPlace, fields: VfFields, record: DeviceRecord) -> Refusal | None:
+def configure_vf(
+    places: Places, place: VfPlace, fields: VfFields, record: DeviceRecord, function: InterfaceState | None = None
+) -> Refusal | None:
     """Set what is written, after the record has what was there.
 
+    Shapes: function — the function's own interface as `identified` gave it: only that very function gets its settings back.
     Errors: refuses `vf-gone` when the physical function has no such function, `vf-refused` with the field that its driver does not take.
     """
     refusal = missing_package()
@@ -161,16 +174,22 @@ def configure_vf(places: Places, place: VfPlace, fields: VfFields, record: Devic
         requests = vf_requests(place.index, fields, before)
         # Only what is changed is put back: a driver may refuse to be told what nobody asked of it.
         changed = [field for field, _ in requests]
-        record.intend("vf", {"place": msgspec.to_builtins(place), "state": msgspec.to_builtins(before), "fields": changed})
-        for field, setting in requests:
+        facts = {"place": msgspec.to_builtins(place), "state": msgspec.to_builtins(before), "fields": changed}
+        if function is not None:
+            link = get_link(socket, index=physical)
+            port = {"bus_device": bus_device_of(link), "port_name": port_name(link)} if link is not None else {}
+            facts |= {"function": state_to_journal(structs.replace(function, addresses=(), routes=(), sysctls={})), "physical": port}
+        record.intend("vf", facts)
+        for name, setting in requests:
             try:
                 set_link(socket, vf_message(physical, setting))
             except NetlinkError as err:
+                field = _claim_fields(name, fields, int(err.code))
                 return refused(
                     Reason(
                         code="vf-refused",
-                        message=f"vf.{field} of function {place.index} of {place.physical} is refused by its driver: {err.args[1]}",
-                        facts={"field": f"vf.{field}", "physical": place.physical, "error": int(err.code)},
+                        message=f"{field} of function {place.index} of {place.physical} is refused by its driver: {err.args[1]}",
+                        facts={"field": field, "physical": place.physical, "error": int(err.code)},
                     )
                 )
         record.done("vf")
@@ -179,39 +198,89 @@ def configure_vf(places: Places, place: VfPlace, fields: VfFields, record: Devic
     return with_netlink(places, None, configure)
 
 
-def restore_vf(places: Places, record: DeviceRecord) -> None:
-    """Put a virtual function's settings back as the record has them, and mark the step undone; nothing without such a step.
+def restore_vf(places: Places, record: DeviceRecord) -> tuple[Reason, ...]:
+    """Put back what differs from what the record has, and mark the step undone; nothing without such a step.
 
-    Errors: raises HardwareError when the driver refuses what was there before. A function that is gone has no settings any more.
+    Shapes: result — what the driver will never take back; it stays as it is, and is told this once. A function that is gone, or was made anew, has no settings of ours.
+    Errors: raises HardwareError when the driver refuses for now, or the physical function is out of sight; ask again.
     """
     step = record.step("vf")
     if step is None:
-        return
+        return ()
     place, before = msgspec.convert(step.before["place"], type=VfPlace), msgspec.convert(step.before["state"], type=VfState)
+    function = state_from_journal(step.before["function"]) if "function" in step.before else None
+    if function is not None and not present_of(function, places).is_same_device:
+        record.undone("vf")
+        return ()
 
-    def restore(socket: Any) -> None:
+    def restore(socket: Any) -> tuple[Reason, ...]:
         from pyroute2.netlink.exceptions import NetlinkError
 
-        physical, now = _find(socket, place)
+        name, physical, now = _find_again(socket, place, step.before.get("physical") or {})
         if physical is None or now is None:
-            return
-        for field, setting in vf_requests(place.index, before, now):
-            if field not in step.before["fields"]:
+            if function is not None and function.is_virtual_function and physical is None:
+                raise HardwareError(
+                    f"the physical function of {function.name} is not on the host: it was {place.physical}", interface=function.name
+                )
+            return ()
+        there = dict(vf_requests(place.index, now, now))
+        kept: list[Reason] = []
+        for request, setting in vf_requests(place.index, before, now):
+            # A setting that a driver does not know is as it was, and asking for it is refused all the same.
+            if request not in step.before["fields"] or there.get(request) == setting:
                 continue
             try:
                 set_link(socket, vf_message(physical, setting))
             except NetlinkError as err:
-                raise HardwareError(
-                    f"vf.{field} of function {place.index} of {place.physical} cannot be put back: {err.args[1]}", field=field
-                ) from err
+                text = f"vf.{request} of function {place.index} of {name} cannot be put back: {err.args[1]}"
+                if err.code not in _FINAL:
+                    raise HardwareError(text, field=request) from err
+                kept.append(_kept(text, name, place.index, request, before))
+        return tuple(kept)
 
-    with_netlink(places, None, restore)
+    kept = with_netlink(places, None, restore)
     record.undone("vf")
+    return kept
+
+
+def _claim_fields(request: str, wanted: VfFields, error: int) -> str:
+    """Name the claim's fields that a request is of: those that are written."""
+    if error == errno.EPROTONOSUPPORT and request == "vlan":
+        return "vf.vlanProtocol"
+    written = [field for own, field in _FIELDS.get(request, ()) if getattr(wanted, own) is not None]
+    return ", ".join(f"vf.{field}" for field in written or [request])
+
+
+def _kept(text: str, physical: str, index: int, request: str, before: VfState) -> Reason:
+    words = {
+        "mac": f"mac {before.mac}",
+        "vlan": f"vlan {before.vlan or 0} qos {before.qos or 0} proto {before.vlan_protocol or '802.1Q'}",
+        "maxTxRate": f"max_tx_rate {before.max_tx_rate or 0} min_tx_rate {before.min_tx_rate or 0}",
+        "spoofCheck": f"spoofchk {'on' if before.spoof_check else 'off'}",
+        "linkState": f"state {before.link_state}",
+        "trust": f"trust {'on' if before.trust else 'off'}",
+    }[request]
+    message = f"{text}; it stays as the claim has set it and is not tried again: `ip link set {physical} vf {index} {words}` is what it was"
+    return Reason(code="vf-setting-kept", message=message, facts={"field": f"vf.{request}", "physical": physical, "index": index})
+
+
+def _find_again(socket: Any, place: VfPlace, port: Mapping[str, str]) -> tuple[str, int | None, VfState | None]:
+    """Find the physical function's port by what it is: its name may be another interface's by now."""
+    wanted = (port.get("bus_device", ""), port.get("port_name", ""))
+    if not wanted[0]:
+        return place.physical, *_find(socket, place)
+    # Its own name first: several ports without a name of their own are told by nothing else.
+    links = sorted(list_links(socket), key=lambda link: link.get("ifname") != place.physical)
+    for link in links:
+        if (bus_device_of(link), port_name(link)) == wanted:
+            name = str(link.get("ifname"))
+            return name, *_find(socket, VfPlace(physical=name, index=place.index))
+    return place.physical, None, None
 
 
 def _find(socket: Any, place: VfPlace) -> tuple[int | None, VfState | None]:
     physical = get_link(socket, name=place.physical)
-    if physical is None:
+    if physical is None or physical.get("ifname") != place.physical:
         return None, None
     links = socket.link("get", index=physical["index"], ext_mask=_RTEXT_FILTER_VF)
     return int(physical["index"]), next((state for link in links if (state := read_vf(link, place.index)) is not None), None)
