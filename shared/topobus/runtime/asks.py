@@ -131,7 +131,7 @@ class Asks:
         except NobodyThere as err:
             outcome = "nobody"
             service = parts.get("device_class") or ask.writer[0]
-            raise PeerUnavailable(f"nobody answers {ask.name} at {subject}", next_step=f"is {service} running there?") from err
+            raise NobodyThere(f"nobody answers {ask.name} at {subject}", next_step=f"is {service} running there?") from err
         except ConnectionLost:
             outcome = "lost"
             raise

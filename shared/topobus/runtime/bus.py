@@ -24,7 +24,7 @@ from topobus.runtime.clock import Clock, SystemClock
 from topobus.runtime.config import NatsSettings
 from topobus.runtime.connection import Connection
 from topobus.runtime.events import Events, Received, Span, Start
-from topobus.runtime.failures import AmbiguousWrite, JetStreamError
+from topobus.runtime.failures import AmbiguousWrite, JetStreamError, NobodyThere
 from topobus.runtime.heavy_lane import Workload
 from topobus.runtime.jetstream import JetStream
 from topobus.runtime.logging import get_logger
@@ -41,6 +41,7 @@ __all__ = [
     "Conflict",
     "Entry",
     "Held",
+    "NobodyThere",
     "Received",
     "Span",
     "Start",

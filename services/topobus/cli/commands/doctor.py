@@ -63,7 +63,7 @@ from topobus.contracts.plan_messages import PlanRequest
 from topobus.domain.errors import PeerUnavailable, TopobusError
 from topobus.domain.request import Owner, OwnerKind, PodRequest
 from topobus.domain.silence import Answered, Silent
-from topobus.runtime.bus import Bus
+from topobus.runtime.bus import Bus, NobodyThere
 from topobus.runtime.certificate_facts import day
 from topobus.runtime.endpoint import read_url
 
@@ -165,7 +165,8 @@ async def _check_services(bus: Bus, node: str | None, *, asks_gateways: bool) ->
     ledger_entries = {entry.parts["node"]: entry for entry in await bus.list(LEDGER, on_rejected=note(LEDGER))}
     ledgers = {node_name: entry.value for node_name, entry in ledger_entries.items()}
     relays = {entry.parts["node"]: entry for entry in await bus.list(RELAY, on_rejected=note(RELAY))}
-    others: tuple[State[Any], ...] = (ALIGNMENT, MAINTENANCE, OBJECT, NODE_CLAIM, HELD_CLAIMS)
+    objects = await bus.list(OBJECT, on_rejected=note(OBJECT))
+    others: tuple[State[Any], ...] = (ALIGNMENT, MAINTENANCE, NODE_CLAIM, HELD_CLAIMS)
     for state in others:
         await bus.list(state, on_rejected=note(state))
     nodes = sorted({*machines, *ledgers, *(inventory.node for inventory in inventories)})
@@ -202,8 +203,12 @@ async def _check_services(bus: Bus, node: str | None, *, asks_gateways: bool) ->
             )
         if asks_gateways:
             has_devices = any(inventory.devices for inventory in own if inventory.device_class not in _SELDOM_OFFERED)
-            findings += await _check_gateway(bus, node_name, has_devices=has_devices)
-    return [*findings, *await _check_controller(bus)]
+            ledger = ledgers.get(node_name)
+            is_missed = ledger is not None and any(
+                allocation.owner.kind in (OwnerKind.DEVICE_PLUGIN, OwnerKind.CLAIM) for allocation in ledger.allocations.values()
+            )
+            findings += await _check_gateway(bus, node_name, has_devices=has_devices, is_missed=is_missed)
+    return [*findings, *await _check_controller(bus, is_missed=any(entry.value.kind != "DeviceClass" for entry in objects))]
 
 
 async def _signs_of_life(bus: Bus, node: str, classes: list[str]) -> Mapping[str, Answered | Silent]:
@@ -215,7 +220,13 @@ async def _signs_of_life(bus: Bus, node: str, classes: list[str]) -> Mapping[str
     return dict(zip(services, answers, strict=True))
 
 
-async def _check_controller(bus: Bus) -> list[Finding]:
+def _level(err: PeerUnavailable, *, is_missed: bool) -> Level:
+    """Judge a service that does not answer: one that nobody started and nothing waits for may be meant so."""
+    return Level.WARN if isinstance(err, NobodyThere) and not is_missed else Level.FAIL
+
+
+async def _check_controller(bus: Bus, *, is_missed: bool) -> list[Finding]:
+    """Look for a controller; without one a failure where objects wait for it (`is_missed`), else what it would be good for."""
     # A dry run on a node that cannot exist: nobody is asked further and nothing is written.
     nobody = PodRequest(owner=Owner(kind=OwnerKind.POD, namespace="topobus", name="doctor", uid="doctor"), containers=())
     try:
@@ -223,8 +234,8 @@ async def _check_controller(bus: Bus) -> list[Finding]:
             PLAN, PlanRequest(op_id="doctor", pod=nobody, node="doctor.invalid", is_dry_run=True), timeout_s=_ALIVE_S, node=CLUSTER
         )
     except PeerUnavailable as err:
-        step = "start topobus-controller; pods can still be placed with --node"
-        return [Finding(level=Level.FAIL, what="controller", found=err.message, next_step=step)]
+        step = "start topobus-controller for claims and stored pods; without it `topobus place --node NODE` places a pod"
+        return [Finding(level=_level(err, is_missed=is_missed), what="controller", found=err.message, next_step=step)]
     except TopobusError:
         # Whoever complains is alive.
         pass
@@ -233,14 +244,14 @@ async def _check_controller(bus: Bus) -> list[Finding]:
     return [Finding(level=Level.OK, what="controller", found="answers"), *releases]
 
 
-async def _check_gateway(bus: Bus, node: str, *, has_devices: bool) -> list[Finding]:
+async def _check_gateway(bus: Bus, node: str, *, has_devices: bool, is_missed: bool) -> list[Finding]:
     """Ask a node's gateway what kubelet knows of it: its sockets may be in a container or on another machine, and those here somebody else's."""
     what = f"{node}: gateway"
     try:
         pods = await bus.ask(PODS, PodsRequest(), timeout_s=_ALIVE_S, node=node)
     except PeerUnavailable as err:
         step = "start topobus-gateway on this node: without it kubelet is offered no device"
-        return [Finding(level=Level.FAIL, what=what, found=err.message, next_step=step)]
+        return [Finding(level=_level(err, is_missed=is_missed), what=what, found=err.message, next_step=step)]
     except TopobusError as err:
         return [Finding(level=Level.WARN, what=what, found=err.message, next_step="see the log of topobus-gateway")]
     runtime = check_runtime(node, pods.runtime)

@@ -30,9 +30,11 @@ from topobus.domain.request import Owner, OwnerKind, PodRequest
 from topobus.domain.vendor_profiles import VendorProfile
 from topobus.kubernetes.api.objects import metadata_of, name_of, object_parts
 from topobus.kubernetes.api.pod import pod_request
-from topobus.runtime.bus import Bus, Unreadable
+from topobus.runtime.bus import Bus, NobodyThere, Unreadable
 
 __all__ = ["place", "release_app", "reply_view"]
+
+_SHOWN_NODES = 5
 
 release_app = App(name="release", help="Let go of what an owner holds.")
 
@@ -126,7 +128,20 @@ async def _ask(bus: Bus, pod: PodRequest, node: str | None, op_id: str, *, is_dr
             reply = await bus.ask(PLACE, PlaceRequest(op_id=op_id, pod=pod, is_dry_run=is_dry_run), node=node)
             return _Answer(pod, reply, None)
         plan = await bus.ask(PLAN, PlanRequest(op_id=op_id, pod=pod, is_dry_run=is_dry_run), node=CLUSTER)
+    except NobodyThere as err:
+        if node is not None:
+            raise PeerUnavailable(
+                f"nothing was placed: no topology service answers on {node}", next_step=f"start topobus-topology on {node}"
+            ) from err
+        nodes = sorted(entry.parts["node"] for entry in await bus.list(LEDGER))
+        raise PeerUnavailable(
+            "nothing was placed: no controller runs, which chooses among the nodes",
+            next_step=f"`topobus place … --node {nodes[0] if len(nodes) == 1 else 'NODE'}` asks a node itself"
+            + (f" (nodes: {', '.join(nodes[:_SHOWN_NODES])}{', …' if len(nodes) > _SHOWN_NODES else ''})" if len(nodes) > 1 else ""),
+        ) from err
     except PeerUnavailable as err:
+        if is_dry_run:
+            raise PeerUnavailable(err.message, next_step="a dry run holds nothing: ask again, or see what `topobus doctor` says") from err
         next_step = f"it may have been placed or not: ask again with --operation {op_id}, or look with `topobus machine`"
         raise PeerUnavailable(err.message, next_step=next_step) from err
     if plan.retry_after_s > 0:

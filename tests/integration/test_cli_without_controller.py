@@ -1,0 +1,94 @@
+"""`topobus place` and `topobus doctor` where only some services were started."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from topobus.contracts.catalogue import LEDGER, MACHINE, OBJECT
+from topobus.contracts.messages import ApiObject
+from topobus.domain.idset import CpuSet
+from topobus.domain.ledger import Ledger
+from topobus.domain.machine import Machine, NumaNode
+from topobus.runtime.bus import Bus
+from topobus.simulation.nats_server import NatsServer
+
+pytestmark = pytest.mark.integration
+
+_POD = """apiVersion: v1
+kind: Pod
+metadata: {name: trainer}
+spec: {containers: [{name: main, resources: {limits: {topobus.dev/gpu: 1}}}]}
+"""
+
+
+async def _publish(bus: Bus, *nodes: str) -> None:
+    for node in nodes:
+        await bus.put(MACHINE, Machine(node=node, numa_nodes=(NumaNode(id=0, cpus=CpuSet(), memory_bytes=0),), cpus=()), node=node)
+        await bus.put(LEDGER, Ledger(node=node), node=node)
+
+
+async def _run(nats_server: NatsServer, *arguments: str) -> tuple[int, str, str]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "topobus.cli.main", *arguments, "--nats", nats_server.url),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    output, errors = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, output.decode(), " ".join(errors.decode().split())
+
+
+@pytest.mark.parametrize("arguments", [(), ("--dry-run",)], ids=["place", "dry-run"])
+async def test_place_says_that_nothing_was_placed_when_no_controller_runs(
+    nats_server: NatsServer, bus: Bus, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    """The server knows that nobody listens: there is nothing to look for, and the way past the controller is named with its nodes."""
+    await _publish(bus, "n1", "n2")
+    (tmp_path / "pod.yaml").write_text(_POD)
+
+    code, _, said = await _run(nats_server, "place", str(tmp_path / "pod.yaml"), *arguments)
+
+    assert code == 69
+    assert "nothing was placed: no controller runs" in said
+    assert "`topobus place … --node NODE` asks a node itself (nodes: n1, n2)" in said
+    assert "it may have" not in said
+
+
+async def test_place_says_which_service_is_missing_when_the_named_node_has_no_topology(
+    nats_server: NatsServer, bus: Bus, tmp_path: Path
+) -> None:
+    """The same for one node: nothing was placed, and what must be started there."""
+    await _publish(bus, "n1")
+    (tmp_path / "pod.yaml").write_text(_POD)
+
+    code, _, said = await _run(nats_server, "place", str(tmp_path / "pod.yaml"), "--node", "n1")
+
+    assert code == 69
+    assert "nothing was placed: no topology service answers on n1" in said
+    assert "start topobus-topology on n1" in said
+
+
+async def test_doctor_warns_of_services_that_nobody_started_and_fails_where_something_waits_for_one(
+    nats_server: NatsServer, bus: Bus
+) -> None:
+    """Who runs a few services alone has a script that tells well from ill; a stored claim without a controller is ill."""
+    await _publish(bus, "n1")
+    alone = await _levels(nats_server)
+    claim = ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata={"name": "a", "namespace": "default"}, spec={})
+    await bus.put(OBJECT, claim, kind="resourceclaim", namespace="default", name="a")
+
+    waited_for = await _levels(nats_server)
+
+    wanted = {"controller": "warn", "n1: gateway": "warn", "n1: inventory cpu": "warn", "n1: topology": "fail"}
+    assert {what: alone[what] for what in wanted} == wanted
+    assert waited_for["controller"] == "fail"
+
+
+async def _levels(nats_server: NatsServer) -> dict[str, str]:
+    _, output, _ = await _run(nats_server, "doctor", "--json")
+    return {finding["what"]: finding["level"] for finding in json.loads(output)["findings"]}
