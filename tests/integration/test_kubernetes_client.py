@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from support.tls_front import Authority, Certificate, tls_front
 from topobus.controller.config import ClusterSettings as ControllerCluster
@@ -20,6 +22,8 @@ from topobus.domain.errors import ConfigError, ContractError, PeerUnavailable
 from topobus.gateway.cluster import objects as gateway
 from topobus.gateway.cluster.kubernetes_cluster import KubernetesCluster
 from topobus.gateway.config import ClusterSettings as GatewayCluster
+from topobus.kubernetes import client
+from topobus.kubernetes.access import AccessSettings
 from topobus.testing.apiserver import ApiServerSimulator
 
 pytestmark = pytest.mark.integration
@@ -139,6 +143,89 @@ async def test_server_is_known_by_the_name_that_the_kubeconfig_gives(tmp_path: P
             await close()
 
         assert bool(server.requests) is (name == "api.example.com")
+
+
+@both
+async def test_server_is_trusted_as_other_clients_do_when_its_authority_has_no_key_usage(
+    tmp_path: Path, open_it: Callable[[Path], Opened], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python 3.13 asks OpenSSL for the form of RFC 5280 by default, kubectl does not; a server of another authority is refused as ever."""
+    default_context = ssl.create_default_context
+
+    def of_newer_python(*arguments: Any, **options: Any) -> ssl.SSLContext:
+        context = default_context(*arguments, **options)
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        return context
+
+    monkeypatch.setattr(ssl, "create_default_context", of_newer_python)
+    authority, other = Authority(tmp_path / "pki", has_key_usage=False), Authority(tmp_path / "other", has_key_usage=False)
+    async with ApiServerSimulator(token="secret", bookmark_s=0.1) as server:
+        server.put({"kind": "Node", "metadata": {"name": NODE}})
+        port = int(server.url.rpartition(":")[2])
+        async with tls_front(port, authority.issue("server")) as front, tls_front(port, other.issue("server")) as impostor:
+            trusted = {"certificate-authority": str(authority.own.certificate)}
+            read, close = open_it(kubeconfig(tmp_path, f"https://127.0.0.1:{front}", {"token": "secret"}, **trusted))
+            answer = await read(NODE)
+            await close()
+            read, close = open_it(kubeconfig(tmp_path, f"https://127.0.0.1:{impostor}", {"token": "secret"}, **trusted))
+            with pytest.raises(PeerUnavailable, match=r"(?i)certificate"):
+                await read(NODE)
+            await close()
+
+    assert answer
+
+
+async def test_watch_is_well_when_nothing_changes_and_the_server_sends_no_bookmarks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An etcd without progress notices: each watch is ended by the server in order and begun again where it was, nothing is read anew or lost."""
+    monkeypatch.setattr(client, "_WATCH_S", (1, 1))
+    async with ApiServerSimulator(token="secret", bookmark_s=3600.0) as server:
+        server.put({"kind": "Node", "metadata": {"name": NODE}})
+        cluster = KubernetesCluster.open(
+            GatewayCluster(mode="kubeconfig", kubeconfig=str(server.write_kubeconfig(tmp_path / "kubeconfig")), retry_s=0.01)
+        )
+        with capture_logs() as logs:
+            async with aclosing(cluster.watch(gateway.NODES, fields=f"metadata.name={NODE}")) as changes:
+                kinds = [(await anext(changes)).kind]
+                news = asyncio.ensure_future(anext(changes))
+                await server.until(lambda: len(_watches(server)) >= 3, what="a third watch")
+                server.put({"kind": "Node", "metadata": {"name": NODE, "labels": {"new": "yes"}}})
+                kinds.append((await news).kind)
+        await cluster.close()
+        lists = [request for request in server.requests if request.path == "/api/v1/nodes" and request not in _watches(server)]
+
+    assert kinds == [gateway.ClusterChangeKind.SNAPSHOT, gateway.ClusterChangeKind.PUT]
+    assert len(lists) == 1
+    assert [entry for entry in logs if entry["log_level"] != "debug"] == []
+
+
+async def test_watch_is_lost_when_the_server_is_not_there_any_more(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A connection that nobody closed says nothing, not even the watch's end: that is trouble, and named."""
+    monkeypatch.setattr(client, "_WATCH_S", (1, 1))
+    monkeypatch.setattr(client, "_LATE_S", 0.1)
+    held: list[asyncio.StreamWriter] = []
+
+    async def begin_and_die(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        held.append(writer)
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        await writer.drain()
+
+    listening = await asyncio.start_server(begin_and_die, "127.0.0.1", 0)
+    path = kubeconfig(tmp_path, f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", {"token": "secret"})
+    opened = client.KubernetesClient.open(AccessSettings(kubeconfig=str(path), setting="test: cluster", next_step="mend it"))
+    with pytest.raises(PeerUnavailable, match="watch of /api/v1/nodes: ReadTimeout"):
+        async for _ in opened.watch("/api/v1/nodes", "1"):
+            pass
+    await opened.close()
+    listening.close()
+    for writer in held:
+        writer.close()
+
+
+def _watches(server: ApiServerSimulator) -> list[Any]:
+    return [request for request in server.requests if request.query.get("watch") == "true"]
 
 
 @both

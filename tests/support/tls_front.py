@@ -22,13 +22,13 @@ class Certificate(Struct, frozen=True, kw_only=True):
 class Authority:
     """An authority in a folder."""
 
-    def __init__(self, folder: Path, name: str = "authority") -> None:
+    def __init__(self, folder: Path, name: str = "authority", *, has_key_usage: bool = True) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self.own = Certificate(certificate=folder / f"{name}.crt", key=folder / f"{name}.key")
         self._openssl(
             "req", "-x509", "-days", "1", "-subj", f"/CN={name}", "-out", self.own.certificate, *_new_key(self.own.key),
-            "-addext", "keyUsage=critical,keyCertSign", "-addext", "basicConstraints=critical,CA:TRUE",
+            *(("-addext", "keyUsage=critical,keyCertSign") if has_key_usage else ()), "-addext", "basicConstraints=critical,CA:TRUE",
         )  # fmt: skip
 
     def issue(self, name: str, *, addresses: str = "IP:127.0.0.1,IP:::1,DNS:localhost") -> Certificate:

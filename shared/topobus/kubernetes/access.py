@@ -15,12 +15,13 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import httpx2
 import yaml
-from lightkube.config.client_adapter import AsyncClient, ConnectionParams
+from lightkube.config.client_adapter import ConnectionParams
 from lightkube.config.kubeconfig import KubeConfig, SingleConfig
 from lightkube.core.exceptions import ConfigError as KubeConfigError
 from msgspec import Struct
 
 from topobus.domain.errors import ConfigError
+from topobus.runtime.tls_trust import as_other_clients
 
 __all__ = ["SERVICE_ACCOUNT", "Access", "AccessSettings", "KubeConfigError"]
 
@@ -76,7 +77,9 @@ class Access:
             is_local = urlsplit(config.cluster.server).hostname in _LOOPBACK
             # As other Kubernetes clients do, take the environment's proxy, but never to reach this very machine.
             params = ConnectionParams(timeout=httpx2.Timeout(settings.call_s), trust_env=not is_local)
-            client = AsyncClient(config, params)
+            made = params.httpx_params(config)
+            as_other_clients(made["verify"])
+            client = httpx2.AsyncClient(**made)
             client.headers = httpx2.Headers([*client.headers.multi_items(), *headers])
             return cls(client, config.cluster.server, files, server_name)
         except (KubeConfigError, OSError, AttributeError, KeyError, TypeError, ValueError, yaml.YAMLError) as err:

@@ -9,6 +9,7 @@ because of it is repeated once.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncGenerator, Mapping
 from urllib.parse import quote
 
@@ -26,10 +27,12 @@ BACKOFF_LIMIT_S = 10.0
 
 _UNAUTHORIZED = 401
 _TEMPORARY = (_UNAUTHORIZED, 408, 429)
-# The server ends a watch after this long in order, so that load spreads over servers again; client-go asks for five to ten minutes.
-_WATCH_S = 300
-# Bookmarks come about once a minute: this long without a line means that the connection is dead though nobody closed it.
-_SILENCE_S = 90.0
+# After how many seconds the server ends a watch in order; each watch draws a length of its own, so that a fleet does not come back at one moment. client-go asks for five
+# to ten minutes and notices a dead connection by HTTP/2's pings. Here the end is what is waited for: bookmarks are no sign of life, for a server whose etcd reports no
+# progress sends none while nothing changes.
+_WATCH_S = (60, 90)
+# A server that has not ended a watch so many seconds after its time is not there any more, though nobody closed the connection.
+_LATE_S = 15.0
 _MERGE_PATCH = "application/merge-patch+json"
 _APPLY_PATCH = "application/apply-patch+yaml"
 _JSON_PATCH = "application/json-patch+json"
@@ -115,9 +118,9 @@ class KubernetesClient:
             "watch": "true",
             "resourceVersion": version,
             "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(_WATCH_S),
+            "timeoutSeconds": str(watch_s := random.randint(*_WATCH_S)),
         }
-        timeout = httpx2.Timeout(self._settings.call_s, read=_SILENCE_S)
+        timeout = httpx2.Timeout(self._settings.call_s, read=watch_s + _LATE_S)
         await self._wait()
         await self._renew(self._access)
         access = self._access

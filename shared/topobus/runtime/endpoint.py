@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from topobus.domain.errors import ConfigError
+from topobus.runtime.tls_trust import server_context
 
 if TYPE_CHECKING:
     from topobus.runtime.config import NatsSettings
@@ -66,7 +67,7 @@ def tls_context(settings: NatsSettings) -> ssl.SSLContext | None:
     if not settings.tls_ca_file:
         return None
     try:
-        return ssl.create_default_context(cafile=settings.tls_ca_file)
+        return server_context(settings.tls_ca_file)
     except OSError as err:
         raise ConfigError(
             f"nats.tls_ca_file: cannot use {settings.tls_ca_file}: {err}", next_step="give a PEM file", key="nats.tls_ca_file"

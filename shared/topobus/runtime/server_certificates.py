@@ -22,6 +22,7 @@ from topobus.runtime.config import NatsSettings
 from topobus.runtime.endpoint import tls_context
 from topobus.runtime.logging import get_logger
 from topobus.runtime.metrics import BusMetrics
+from topobus.runtime.tls_trust import server_context
 
 __all__ = ["ServerCertificates", "shown_certificate", "why_refused"]
 
@@ -140,7 +141,7 @@ class ServerCertificates:
         """Look at what the server would show to a new client."""
         try:
             context = await asyncio.to_thread(tls_context, self._settings)
-            self._note(await shown_certificate(host, port, context or ssl.create_default_context()))
+            self._note(await shown_certificate(host, port, context or server_context()))
         except ssl.SSLCertVerificationError as err:
             self._refused = (err, host, port)
             get_logger().warning("bus.certificate-refused", url=_text(self._server), error=await self.explain(str(err)))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import ssl
 from pathlib import Path
 
 import msgspec
@@ -20,6 +19,7 @@ from topobus.cli.system.supervision import probe_http
 from topobus.contracts.inboxes import SERVER, connection_name, inbox_branch
 from topobus.contracts.streams import ACCOUNT_INFO, total_bytes
 from topobus.domain.errors import ConfigError
+from topobus.runtime.tls_trust import server_context
 from topobus.runtime.user_keys import write_whole
 
 __all__ = ["StoreSize", "has_room", "probe_jetstream", "size_store", "write_config"]
@@ -111,7 +111,7 @@ async def _answers_for_jetstream(host: str, port: int, user: str, password: str,
                 if ca_file is not None:
                     # The server's greeting comes in clear; nothing of ours goes out before.
                     await reader.readline()
-                    context = await asyncio.to_thread(ssl.create_default_context, cafile=ca_file or None)
+                    context = await asyncio.to_thread(server_context, str(ca_file or ""))
                     await writer.start_tls(context, server_hostname=host)
                 writer.write(asking)
                 while line := await reader.readline():

@@ -35,6 +35,7 @@ from topobus.kubernetes.access import AccessSettings
 from topobus.kubernetes.answers import CONFLICT, GONE, INVALID, NOT_FOUND, HistoryLost, NotServed, Plain
 from topobus.kubernetes.api.claim_wire import PROTOBUF, claim_uid, with_device_statuses
 from topobus.kubernetes.client import BACKOFF_LIMIT_S, KubernetesClient, object_path
+from topobus.runtime.backoff import full_jitter
 from topobus.runtime.logging import get_logger
 
 __all__ = ["KubernetesCluster"]
@@ -231,11 +232,15 @@ class KubernetesCluster:
                 if is_troubled:
                     get_logger().info("cluster.watch-healed", kind=kind.kind)
                 is_troubled, pause_s = False, self._settings.retry_s
+                is_alive = False
                 async with aclosing(self._stream(kind, fields, version)) as stream:
                     async for change, newest in stream:
-                        version, lost = newest, 0
+                        version, lost, is_alive = newest, 0, True
                         if change is not None:
                             yield change
+                if not is_alive:
+                    # Nothing changed, as a rule. A server that ends every watch at once must not be asked as fast as it answers.
+                    await asyncio.sleep(full_jitter(0, least_s=self._settings.retry_s))
             except HistoryLost:
                 get_logger().info("cluster.history-lost", kind=kind.kind, resource_version=version)
                 version = ""
