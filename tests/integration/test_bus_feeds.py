@@ -14,6 +14,7 @@ from topobus.contracts.catalogue import HEALTH, INVENTORY
 from topobus.contracts.messages import HealthEvent
 from topobus.domain.device import Inventory
 from topobus.domain.errors import PeerUnavailable
+from topobus.runtime import feed, key_feed
 from topobus.runtime.bus import Bus, Change, ChangeKind, Received, Start
 from topobus.runtime.config import NatsSettings
 from topobus.runtime.connection import Connection
@@ -296,6 +297,34 @@ async def test_watch_starts_anew_when_a_put_back_store_was_written_on_past_our_p
 
     assert ChangeKind.RESET in _kinds(items)
     assert _generations(items)[-1] == 51
+
+
+@_both_ways
+async def test_log_says_that_a_watch_is_fed_again_when_it_said_that_it_waits(
+    bus: Bus, watched: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bucket that nobody has made yet, as at a slow start: who reads that the watch waits reads that it is over, once each."""
+    said: list[str] = []
+    heard = {"feed.waiting": asyncio.Event(), "feed.healed": asyncio.Event()}
+
+    class Log:
+        def info(self, event: str, **_: object) -> None:
+            said.append(event)
+            heard.setdefault(event, asyncio.Event()).set()
+
+        debug = warning = lambda self, event, **_: None
+
+    monkeypatch.setattr(feed, "get_logger", Log)
+    monkeypatch.setattr(key_feed, "get_logger", Log)
+    await bus._states._jetstream.call("STREAM.DELETE.KV_topobus_inventories")
+    async with Reader(bus.watch(INVENTORY, **watched)) as reader:
+        await heard["feed.waiting"].wait()
+        await bus.provision()
+        await heard["feed.healed"].wait()
+        await _put(bus, 1)
+        await reader.until(lambda items: _generations(items) == [1])
+
+    assert said == ["feed.waiting", "feed.healed"]
 
 
 @pytest.mark.real_server

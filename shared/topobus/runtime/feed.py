@@ -172,6 +172,7 @@ class Feed:
         """Yield messages and marks until closed."""
         attempt = 0
         is_first = True
+        waits = False
         while True:
             await self._connection.wait_up()
             try:
@@ -183,10 +184,15 @@ class Feed:
                 async with aclosing(self._read_one_consumer()) as items:
                     async for item in items:
                         attempt = 0
+                        if waits:
+                            get_logger().info("feed.healed", stream=self._stream)
+                            waits = False
                         yield item
             except _Reopen as err:
                 self._note(err.reason)
             except (PeerUnavailable, JetStreamError, ContractError) as err:
+                # Whoever reads that it waits also reads that it is over; what comes after a start is told by the bus.
+                waits = waits or is_first
                 level = "info" if is_first else "debug"
                 error = _describe_failure(err, self._stream)
                 getattr(get_logger(), level)("feed.waiting", stream=self._stream, error=error)

@@ -70,6 +70,7 @@ class KeyFeed:
         generation = attempt = 0
         look_s = _FIRST_CHECK_S
         is_first = is_due = True
+        waits = False
         try:
             while True:
                 await self._connection.wait_up()
@@ -88,7 +89,11 @@ class KeyFeed:
                             yield item
                     attempt = 0
                     is_first = is_due = False
+                    if waits:
+                        get_logger().info("feed.healed", stream=self._stream)
+                        waits = False
                 except (PeerUnavailable, JetStreamError, ContractError, TimeoutError) as err:
+                    waits = waits or is_first
                     self._note_failure(err, is_first=is_first)
                     is_first = False
                     # As after a reconnect: nobody knows what was said meanwhile.

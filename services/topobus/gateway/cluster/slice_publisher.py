@@ -54,6 +54,7 @@ _INVALID = 422
 _GONE = 404
 _CONFLICT = 409
 _OVERTAKEN = "somebody else changed a slice in the meantime"
+_WITHOUT_LISTS = "the API server takes no list attributes: the slice is written without"
 _UNCOUNTED = "the API server keeps no counters: the pool is made anew without partitions"
 
 
@@ -158,7 +159,7 @@ class SlicePublisher:
             except PeerUnavailable as err:
                 trouble = str(err)
             is_done = is_done and not trouble
-            if trouble and trouble not in (_OVERTAKEN, _UNCOUNTED) and self._troubles.get(device_class) != trouble:
+            if trouble and trouble not in (_OVERTAKEN, _UNCOUNTED, _WITHOUT_LISTS) and self._troubles.get(device_class) != trouble:
                 get_logger().warning("slices.publish-failed", driver=driver_name(device_class), error=trouble)
             self._troubles[device_class] = trouble
             self._metrics.slices.labels(device_class).set(len(self._of(device_class)))
@@ -170,6 +171,7 @@ class SlicePublisher:
         driver, node = driver_name(device_class), self._state.node
         present = self._of(device_class)
         inventory = self._state.inventories().get(device_class)
+        devices: tuple[SliceDevice, ...] = ()
         if not self._offers(device_class):
             plan = SlicePlan(generation=0, deletes=tuple(map(_as_deletion, present)))
         elif inventory is None:
@@ -211,7 +213,7 @@ class SlicePublisher:
         log = get_logger().bind(driver=driver, generation=plan.generation)
         counts = {"deleted": len(plan.deletes), "updated": len(plan.updates), "created": len(plan.creates)}
         if not trouble:
-            log.info("slices.published", devices=len(inventory.devices) if inventory else 0, **counts)
+            log.info("slices.published", devices=len(devices), **counts)
         return trouble
 
     def _devices(self, device_class: str, inventory: Inventory, present: Sequence[ApiObject]) -> tuple[SliceDevice, ...]:
@@ -274,6 +276,7 @@ class SlicePublisher:
         if answer.code == _INVALID and has_lists(api_object) and not self._dropped.issuperset(LIST_FIELDS):
             # A server that does not know lists sees an attribute without a value, and refuses the slice as a whole.
             self._notice_dropped(LIST_FIELDS)
+            return _WITHOUT_LISTS
         return _OVERTAKEN if answer.code in (_GONE, _CONFLICT) else answer.message
 
     def _notice_dropped(self, fields: Sequence[str]) -> None:
@@ -284,7 +287,9 @@ class SlicePublisher:
         news = sorted(set(fields) - self._reported)
         if news:
             self._reported.update(news)
-            get_logger().warning("slice-fields.dropped", fields=news, why="the API server is older, or a feature gate is off")
+            # An alpha feature, off on an ordinary server: `topobus doctor` names it, and it is nothing to warn of at each start.
+            log = get_logger().info if set(news) <= set(LIST_FIELDS) else get_logger().warning
+            log("slice-fields.dropped", fields=news, why="the API server is older, or a feature gate is off")
 
     async def _uid_of_node(self) -> str:
         if not self._node_uid:

@@ -7,6 +7,8 @@ from typing import Literal
 
 import msgspec
 import pytest
+import structlog
+from structlog.testing import capture_logs
 
 from support.cluster_slices import SLICES, allocated, published, shown, taints, writes
 from support.gateway_rig import SILENCE, Rig
@@ -19,6 +21,7 @@ from topobus.domain.health import HealthState
 from topobus.domain.idset import NodeSet
 from topobus.domain.maintenance import DeviceVerb
 from topobus.domain.request import Owner, OwnerKind
+from topobus.gateway.cluster import slice_publisher
 from topobus.gateway.config import ClusterSettings
 from topobus.runtime.bus import Bus
 from topobus.runtime.config import NatsSettings
@@ -118,6 +121,21 @@ async def test_taint_and_slice_follow_the_operators_word(rig: Rig, server: ApiSe
         await server.until(lambda: taints(server) == {"gpu-0": [], "gpu-1": []}, what="all devices")
 
 
+async def test_log_counts_the_devices_of_the_slices(rig: Rig, server: ApiServerSimulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an operator keeps out of the offer is not published, whatever the inventory has."""
+    await rig.plane.show("gpu", kept_back(device("gpu-0", 0), DeviceVerb.EXCLUDE), device("gpu-1", 1))
+    log = structlog.testing.CapturingLogger()
+    monkeypatch.setattr(
+        slice_publisher, "get_logger", lambda: structlog.wrap_logger(log, processors=[], wrapper_class=structlog.BoundLogger)
+    )
+    async with rig.gateway():
+        await server.until(lambda: taints(server) == {"gpu-1": []}, what="no excluded device")
+        await rig.readiness.until(lambda report: report.get("slices") == "ready")
+
+    counts = {call.kwargs["driver"]: call.kwargs["devices"] for call in log.calls if call.kwargs["event"] == "slices.published"}
+    assert counts["gpu.topobus.dev"] == 1
+
+
 @pytest.mark.parametrize("effect", ["NoSchedule", "NoExecute"])
 async def test_devices_are_tainted_as_long_as_their_service_is_silent(
     rig: Rig, server: ApiServerSimulator, effect: Literal["NoSchedule", "NoExecute"]
@@ -170,15 +188,18 @@ async def test_dropped_fields_are_said_once_when_the_server_is_older(rig: Rig, s
 
 
 async def test_slices_go_without_lists_when_the_server_refuses_them(rig: Rig, server: ApiServerSimulator) -> None:
-    """A device on two NUMA nodes has a list attribute; a server that does not know lists gets the rest of the device."""
+    """A device on two NUMA nodes has a list attribute; a server that does not know lists gets the rest of the device, and the operator no warning at each start."""
     server.set_drops({"ResourceSlice": ["spec.devices.*.attributes.*.ints"]})
     wide = msgspec.structs.replace(device("gpu-0", 0), numa_nodes=NodeSet(0, 1), model="T4")
     await rig.plane.show("gpu", wide)
-    async with rig.gateway():
-        await published(rig, server)
+    with capture_logs() as logs:
+        async with rig.gateway():
+            await published(rig, server)
 
-        (shown_device,) = shown(server)["gpu.topobus.dev"]
-        assert set(shown_device["attributes"]) == {"model"}
+            (shown_device,) = shown(server)["gpu.topobus.dev"]
+
+    assert set(shown_device["attributes"]) == {"model"}
+    assert [entry for entry in logs if entry["event"].startswith("slice") and entry["log_level"] != "info"] == []
 
 
 @pytest.mark.parametrize("version", ["v1beta1", "v1beta2"])
