@@ -28,7 +28,7 @@ _NOT_PREPARED, _CPUS_REFUSED = "DevicesNotPrepared", "CpusRefused"
 _ATTACHED, _NOT_ATTACHED, _NOT_DETACHED = "DevicesAttached", "DevicesNotAttached", "DevicesNotDetached"
 _UNHEALTHY, _HEALTHY = "DeviceUnhealthy", "DeviceHealthy"
 _CPUS_SHARED, _CPUS_DIFFERED = "CpusShared", "CpusDiffered"
-_WHO_ELSE = "find out who else changes cpusets on this node, should it come again"
+_WHO_ELSE = "should it come again, find out what else changes cpusets on this node, what keeps its gateway away, or why a container takes so long to start"
 _OF_CPUS = ("cpu-", "shared-pool-")
 _MESSAGE_LIMIT = 1000
 # What becomes of a pod whose device is sick. The cluster's own eviction does not look at the claim that stands for a pod's resources.

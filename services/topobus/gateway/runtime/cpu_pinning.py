@@ -347,8 +347,11 @@ class CpuPinning:
         self._started.announce()
         updates = self._updates()
         for update in updates:
+            pinned = self._containers[update.container_id]
+            # What started while nobody was here has all CPUs, a claim's, too.
+            self._note_difference(pinned, pinned.may_have(self._ownership().online), only_shared=True)
             # The runtime says nothing of those that fail, so each is sent once more.
-            self._containers[update.container_id].doubt(update.cpus)
+            pinned.doubt(update.cpus)
         self._changed.set()
         self._look_now.set()
         return updates
@@ -635,7 +638,9 @@ class CpuPinning:
             wanted=str(difference.wanted),
             claims=[f"{claim.namespace}/{claim.name}" for claim in difference.claims],
             error=difference.error,
-            next_step="find out who else changes cpusets on this node" if not difference.error else "look into the container runtime's log",
+            next_step="find out what else changes cpusets on this node, what keeps the gateway away, or why a start takes so long"
+            if not difference.error
+            else "look into the container runtime's log",
         )
         self._reports.cpus_differed(difference)
 
@@ -652,7 +657,6 @@ class CpuPinning:
         while True:
             tickets = (self._state.changed.ticket(), self._state.ledger_changed.ticket())
             self._changed.set()
-            self._look_now.set()
             waiting = [asyncio.ensure_future(ticket.wait()) for ticket in tickets]
             try:
                 await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)

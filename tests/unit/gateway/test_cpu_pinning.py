@@ -1,0 +1,126 @@
+"""Whom the gateway tells of containers that the kernel has on a claim's CPUs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from topobus.devicekit.cdi import CdiDevice, CdiSpec
+from topobus.domain.device import Device, Inventory
+from topobus.domain.edits import ContainerEdits, Cpuset
+from topobus.domain.idset import CpuSet
+from topobus.domain.names import ClaimUid
+from topobus.domain.sandbox import Sandbox
+from topobus.gateway.core.claim_allocation import AllocatedDevice, cdi_device_name
+from topobus.gateway.core.cpusets import CpuDifference
+from topobus.gateway.dra.checkpoint import ClaimEntry
+from topobus.gateway.metrics import CpusetMetrics
+from topobus.gateway.node_state import Broadcast, NodeState
+from topobus.gateway.runtime.cpu_pinning import CpuPinning
+from topobus.gateway.runtime.kernel_cpusets import KernelCpusets
+from topobus.gateway.runtime.values import CpusetUpdate, RunningContainer
+from topobus.runtime.clock import SystemClock
+from topobus.sysfs.tree import HardwareSettings, Tree
+
+NAME = cdi_device_name(ClaimUid("u-c"), "cpu-0")
+ENTRY = ClaimEntry(
+    namespace="default",
+    name="c",
+    uid=ClaimUid("u-c"),
+    device_class="cpu",
+    attempt="a",
+    devices=(AllocatedDevice(request="r", pool="n1", device="cpu-0"),),
+    is_prepared=True,
+    cdi=CdiSpec(
+        vendor="topobus.dev", device_class="cpu", devices=(CdiDevice(name=NAME, edits=ContainerEdits(cpuset=Cpuset(cpus=CpuSet(0)))),)
+    ),
+)
+INTRUDER = Sandbox(id="s-p", uid="u-p", namespace="default", name="p")
+OWNER = Sandbox(id="s-x", uid="u-x", namespace="default", name="x")
+
+
+class Runtime:
+    """A runtime that does what it is told."""
+
+    is_ready, why_not = True, ""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    async def update(self, updates: Sequence[CpusetUpdate], within_s: float) -> tuple[str, ...]:
+        """Write the container's cpuset."""
+        for update in updates:
+            self.file.write_text(f"{update.cpus}\n")
+        return ()
+
+
+class Reports:
+    """Keeps what is told."""
+
+    def __init__(self) -> None:
+        self.told: asyncio.Queue[CpuDifference] = asyncio.Queue()
+
+    def cpus_differed(self, difference: CpuDifference) -> None:
+        """Keep it."""
+        self.told.put_nowait(difference)
+
+
+async def no_cpus() -> CpuSet:
+    """Say that kubelet's CPU manager gives none."""
+    return CpuSet()
+
+
+def pinning_of(root: Path, file: Path, reports: Reports) -> CpuPinning:
+    """A machine of two CPUs, of which a prepared claim has the first."""
+    devices = tuple(Device(name=f"cpu-{cpu}", device_class="cpu", cpu=cpu) for cpu in (0, 1))
+    inventory = Inventory(node="n1", device_class="cpu", generation=1, devices=devices)
+    state = SimpleNamespace(inventories=lambda: {"cpu": inventory}, ledger=None, changed=Broadcast(), ledger_changed=Broadcast())
+    kernel, metrics = KernelCpusets(Tree(HardwareSettings(root=str(root)))), CpusetMetrics(CollectorRegistry())
+    return CpuPinning(Runtime(file), None, cast(NodeState, state), lambda: [ENTRY], SystemClock(), no_cpus, kernel, reports, metrics)
+
+
+async def told_of(pinning: CpuPinning, reports: Reports, intruder: RunningContainer) -> CpuDifference:
+    """Show the intruder and the claim's container, and wait for what is told."""
+    owner = RunningContainer(id="x", sandbox_id="s-x", name="main", cpus=CpuSet(0), cdi_devices=(NAME,))
+    running = asyncio.create_task(pinning.run())
+    pinning.synchronize([INTRUDER, OWNER], [intruder, owner])
+    async with asyncio.timeout(60):
+        told = await reports.told.get()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    return told
+
+
+async def test_pod_and_claim_and_its_pod_are_named_when_a_container_runs_on_the_claims_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the runtime shows is its own notes: the kernel has the container on the claim's CPU, and all whom that concerns are told when it was put right."""
+    monkeypatch.setattr("topobus.gateway.runtime.cpu_pinning._SECOND_LOOK_S", 0.0)
+    file = tmp_path / "sys/fs/cgroup/kubepods.slice/kubepods-podp.slice/cri-containerd-p.scope/cpuset.cpus"
+    file.parent.mkdir(parents=True)
+    file.write_text("0-1\n")
+    reports = Reports()
+    intruder = RunningContainer(id="p", sandbox_id="s-p", name="main", cpus=CpuSet(1), control_group="kubepods-podp.slice:cri-containerd:p")
+
+    told = await told_of(pinning_of(tmp_path, file, reports), reports, intruder)
+
+    assert (told.sandbox, told.sandboxes, [claim.uid for claim in told.claims]) == (INTRUDER, (OWNER,), ["u-c"])
+    assert (told.has, told.wanted, told.shared, told.error) == (CpuSet(0, 1), CpuSet(1), CpuSet(0), "")
+    assert file.read_text() == "1\n"
+
+
+async def test_same_are_named_when_a_container_was_started_while_the_gateway_was_away(tmp_path: Path) -> None:
+    """Such a container has all CPUs until the gateway is back: that the claim's was shared is no secret."""
+    reports = Reports()
+    intruder = RunningContainer(id="p", sandbox_id="s-p", name="main")
+
+    told = await told_of(pinning_of(tmp_path, tmp_path / "cpus", reports), reports, intruder)
+
+    assert (told.sandbox, told.sandboxes, told.shared, told.error) == (INTRUDER, (OWNER,), CpuSet(0), "")
+    assert (tmp_path / "cpus").read_text() == "1\n"
