@@ -143,6 +143,7 @@ def test_layout_sums_up_memory_when_nodes_have_nothing_else() -> None:
     layout = layout_of(machine_of(0, memory_only=3, memory_bytes=2**40), [inventory_of(gpu("gpu-0", 1))])
 
     assert layout.memory_only == "memory-only NUMA nodes 2-3: 2 nodes, 2 TiB"
+    assert layout_of(machine_of(0, memory_only=1, memory_bytes=2**40)).memory_only == "memory-only NUMA node 1: 1 TiB"
     assert [panel.cpus_text for panel in layout.panels] == ["4 (2 cores x 2), 4 free", "0 (0 cores), 0 free"]
 
 
@@ -194,6 +195,23 @@ def test_layout_draws_functions_when_no_service_has_looked() -> None:
 
     (leaf,) = layout.panels[0].roots[0].switches[0].leaves
     assert (leaf.name, leaf.text, leaf.device) == ("display 17:00.0", "[10de:2330]", None)
+
+
+def test_layout_draws_a_cxl_memory_device_as_what_it_is_when_services_have_looked() -> None:
+    """It is nobody's device, and no part of a processor as other memory controllers are: the card whose memory is a NUMA node."""
+    functions = tuple(
+        PciDevice(
+            address=PciAddress(0, bus, 0, 0), vendor=0x8086, device=0xD93, class_code=code, root="pci0000:15", numa_node=0, driver="cxl_pci"
+        )
+        for bus, code in ((0x35, 0x050210), (0x36, 0x058000), (0x37, 0x050000))
+    )
+
+    layouts = [layout_of(machine_of(0, pci_devices=functions), given) for given in ((), [inventory_of(gpu("gpu-0"))])]
+
+    drawn = [[leaf.name for root in each.panels[0].roots for branch in root.switches for leaf in branch.leaves] for each in layouts]
+    (leaf,) = layouts[0].panels[0].roots[0].switches[0].leaves
+    assert drawn == [["cxl 35:00.0"], ["cxl 35:00.0", "gpu-0"]]
+    assert leaf.text == "[8086:0d93] (cxl_pci)"
 
 
 def test_layout_says_what_a_device_is_for_when_it_is_not_for_computing() -> None:

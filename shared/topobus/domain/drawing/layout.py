@@ -296,6 +296,8 @@ def _memory_only(nodes: Sequence[NumaNode]) -> str:
     if not nodes:
         return ""
     total = human_bytes(sum(node.memory_bytes for node in nodes))
+    if len(nodes) == 1:
+        return f"memory-only NUMA node {nodes[0].id}: {total}"
     return f"memory-only NUMA nodes {NodeSet.of(node.id for node in nodes)}: {_count(len(nodes), 'node')}, {total}"
 
 

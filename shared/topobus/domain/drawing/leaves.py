@@ -28,6 +28,8 @@ HEALTH_SIGNS = {
 
 # PCI base classes worth drawing where no device service told what they are (PCI Code and ID Assignment, section 1).
 _KINDS = {0x01: "disk", 0x02: "nic", 0x03: "display", 0x0B: "coproc", 0x12: "accel"}
+# Memory controllers are of the base class 0x05, and most of them parts of a processor; a CXL memory device is a card.
+_CXL_MEMORY, _CXL_CLASS = "cxl", 0x0502
 # Disks are nobody's devices, so beside offered ones they would be drawn for nothing.
 _NEVER_OFFERED = "disk"
 
@@ -128,12 +130,15 @@ def _other_leaves(machine: Machine, inventories: Iterable[Inventory], names: Map
     spoken_of |= {kept.pci.key[:3] for inventory in inventories for kept in inventory.kept}
     for function in machine.pci_devices:
         leaf = _function_leaf(function, names) if function.address.key[:3] not in spoken_of else None
-        if leaf is not None and leaf.device_class != _NEVER_OFFERED:
+        if leaf is not None and leaf.device_class == _CXL_MEMORY:
+            # Its memory is a NUMA node's, which is placed as such.
+            yield leaf
+        elif leaf is not None and leaf.device_class != _NEVER_OFFERED:
             yield structs.replace(leaf, text=f"{'not offered' if function.driver else 'no driver'}: {leaf.text}")
 
 
 def _function_leaf(function: PciDevice, names: Mapping[PciIds, str]) -> Leaf | None:
-    kind = _KINDS.get(function.class_code >> 16)
+    kind = _CXL_MEMORY if function.class_code >> 8 == _CXL_CLASS else _KINDS.get(function.class_code >> 16)
     if kind is None or function.is_bridge or function.physfn is not None:
         return None
     name = names.get((function.vendor, function.device), f"[{function.vendor:04x}:{function.device:04x}]")
