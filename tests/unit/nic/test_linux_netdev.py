@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from support.net_trees import add_interface, remove_interface
 from topobus.devicekit.device_record import DeviceRecord
@@ -222,6 +223,16 @@ def test_discover_says_so_when_an_interface_to_share_is_not_there(node: Node) ->
     driver = LinuxNetdevDriver(InterfaceSettings(share=(SharedInterface(name="eth9"),)))
 
     assert (driver.discover(node.tree, MACHINE), driver.warnings) == ((), ("eth9 is not shared: the node has no such interface",))
+
+
+def test_shared_interface_is_called_as_its_card_is(node: Node) -> None:
+    """In the listing stands what the card is, not that it is one; an interface without hardware is called by its kind."""
+    driver = LinuxNetdevDriver(InterfaceSettings(offer=(InterfaceRule(name="veth-a"),), share=(SharedInterface(name="eth0"),)))
+    unnamed = structs.replace(MACHINE, pci_devices=tuple(structs.replace(function, device=0xFFFF) for function in MACHINE.pci_devices))
+
+    shown = [[(device.vendor, device.model) for device in driver.discover(node.tree, machine)] for machine in (MACHINE, unnamed)]
+
+    assert shown == [[("Mellanox", "ConnectX-7"), ("", "veth")], [("Mellanox", ""), ("", "veth")]]
 
 
 def test_discover_of_cards_leaves_out_the_one_that_pods_share(node: Node) -> None:

@@ -41,6 +41,7 @@ from topobus.nic.config import InterfaceSettings, SharedInterface
 from topobus.nic.interface_hands import SHARE_MODE, SHARE_SUBMODE, interface_of
 from topobus.nic.plugins.attaching import AttachesInterfaces
 from topobus.nic.plugins.link_health import BestSpeeds, Settling, judge_carrier, judge_duplex
+from topobus.nic.plugins.vendors import model_name, vendor_name
 from topobus.sysfs.net import default_route_interfaces, read_interface
 from topobus.sysfs.netdevs import NetDevice, addressed_interfaces, interface_path, list_net_devices, read_net_device
 from topobus.sysfs.tree import Tree
@@ -164,7 +165,8 @@ class LinuxNetdevDriver(AttachesInterfaces):
             name=device_name(interface.name),
             device_class=self.device_class,
             driver=self.name,
-            model=net_device.kind[:_TEXT_LIMIT],
+            vendor="" if function is None else vendor_name(function.vendor),
+            model=_model(net_device, function),
             numa_nodes=None if function is None or function.numa_node is None else NodeSet(function.numa_node),
             pci=net_device.function if net_device.kind == "pci" and function is not None else None,
             pcie_root="" if function is None else function.root,
@@ -198,6 +200,12 @@ def device_name(interface: str) -> str:
     if is_dns_label(name):
         return name
     return f"{to_dns_label(name)}-{hashlib.sha256(interface.encode()).hexdigest()[:_DIGEST_DIGITS]}"
+
+
+def _model(net_device: NetDevice, function: PciDevice | None) -> str:
+    """Name what an interface is: a card's own, which may be shared, is called as the card is."""
+    name = "" if function is None else model_name(function.vendor, function.device)
+    return name or ("" if function is not None and net_device.kind == "pci" else net_device.kind[:_TEXT_LIMIT])
 
 
 def _with_shares(device: Device, shared: SharedInterface) -> Device:
