@@ -221,7 +221,7 @@ class _DeviceHost:
                 await self._runtime.clock.sleep(err.retry_after_s)
                 continue
             if inventory is not None:
-                self._publisher.counter_sets = inventory.counter_sets
+                self._publisher.said_before, self._publisher.counter_sets = inventory, inventory.counter_sets
                 self._publisher.devices = tuple(self._clear_repaired(device) for device in inventory.devices)
                 await self._remind(inventory.devices)
             for name in sorted(set(self._settings.health.forgive) - {device.name for device in self._publisher.devices}):

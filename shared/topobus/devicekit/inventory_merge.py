@@ -18,7 +18,7 @@ import msgspec
 
 from topobus.devicekit.health import HealthSettings, next_health, silence
 from topobus.domain.counters import CounterSet
-from topobus.domain.device import Device, KeptFunction
+from topobus.domain.device import Device, Inventory, KeptFunction
 from topobus.domain.health import Condition, Dimension, HealthState, Observation, RecoveryAction
 from topobus.domain.idset import NodeSet
 from topobus.domain.machine import Machine
@@ -76,6 +76,7 @@ def advance_inventory(
     views: Mapping[str, DriverView],
     *,
     counter_sets: Sequence[CounterSet] = (),
+    said_before: Inventory | None = None,
     device_class: str,
     machine: Machine,
     held: Collection[str] | None,
@@ -84,7 +85,7 @@ def advance_inventory(
 ) -> MergedInventory:
     """Take one step: merge what the drivers see into what is known.
 
-    Shapes:  counter_sets — those of the step before; views — driver name to its view, one for every driver that is loaded; held — device names in the
+    Shapes:  counter_sets — those of the step before; said_before — the inventory of the life before, for drivers that have not looked yet; views — driver name to its view, one for every driver that is loaded; held — device names in the
              ledger, None while it is unknown (then nothing leaves).
     Order:   independent of the order of drivers and devices; of two drivers that claim one name the one that sorts first gets it.
     """
@@ -96,6 +97,8 @@ def advance_inventory(
         view = views[driver]
         away.update({name: device for name, device in view.away.items() if device.driver == driver})
         warnings += [f"{driver}: {warning}" for warning in view.warnings]
+        if _has_not_looked(view):
+            warnings += _said_before(driver, said_before)
         if view.silence is not None:
             warnings.append(view.silence.message)
         for device in view.devices or ():
@@ -117,7 +120,7 @@ def advance_inventory(
         was = before.get(name)
         device = found_devices.get(name) or present[name]
         view = views.get(device.driver, DriverView(silence=_not_loaded(device.driver)))
-        if view.devices is None and view.silence is None and name not in found_devices:
+        if _has_not_looked(view) and name not in found_devices:
             # The driver has not looked yet: what is known stands.
             listed.append(device)
             continue
@@ -150,12 +153,25 @@ def advance_inventory(
         removed=tuple(removed),
         counter_sets=tuple(counter_set for counter_set in counter_sets if counter_set.name in used),
         warnings=tuple(warnings),
-        kept=_kept(views),
+        kept=_kept(views, said_before),
     )
 
 
-def _kept(views: Mapping[str, DriverView]) -> tuple[KeptFunction, ...]:
-    functions = {function.pci: function for driver in sorted(views, reverse=True) for function in views[driver].kept}
+def _has_not_looked(view: DriverView) -> bool:
+    return view.devices is None and view.silence is None
+
+
+def _said_before(driver: str, before: Inventory | None) -> list[str]:
+    """Give what a driver that has not looked yet said in the life before, and that it has not: its devices are those of then, or none."""
+    waits = f"{driver}: it has not looked for its devices yet since the service was started"
+    told = [warning for warning in (before.warnings if before is not None else ()) if warning.startswith(f"{driver}: ")]
+    return [*(warning for warning in told if warning != waits), waits]
+
+
+def _kept(views: Mapping[str, DriverView], said_before: Inventory | None) -> tuple[KeptFunction, ...]:
+    is_waiting = said_before is not None and any(map(_has_not_looked, views.values()))
+    functions = {function.pci: function for function in said_before.kept} if said_before is not None and is_waiting else {}
+    functions.update({function.pci: function for driver in sorted(views, reverse=True) for function in views[driver].kept})
     return tuple(functions[address] for address in sorted(functions))
 
 

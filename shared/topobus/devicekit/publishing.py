@@ -82,6 +82,8 @@ class DevicePublisher:
         self._announcer = HealthAnnouncer(runtime.bus, node=runtime.node, device_class=device_class)
         self.devices: tuple[Device, ...] = ()
         """What this class has: from the life before, then from each step."""
+        self.said_before: Inventory | None = None
+        """What the life before published last: its warnings and kept functions count until their driver has looked."""
         self.counter_sets: tuple[CounterSet, ...] = ()
         """What these devices take from."""
         self._metrics = metrics
@@ -235,6 +237,7 @@ class DevicePublisher:
             self.devices,
             with_forgiveness(views, self._forgiven),
             counter_sets=self.counter_sets,
+            said_before=self.said_before,
             device_class=self._class,
             machine=machine,
             held=held,

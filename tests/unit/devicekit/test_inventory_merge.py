@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 
 from topobus.devicekit.health import HealthSettings, silence
 from topobus.devicekit.inventory_merge import DriverView, MergedInventory, advance_inventory
 from topobus.domain.counters import CapacityPolicy, CounterSet, CounterUse
-from topobus.domain.device import Device
+from topobus.domain.device import Device, DeviceRole, Inventory, KeptFunction
 from topobus.domain.health import Dimension, HealthState, Observation
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.machine import Machine, NumaNode, PciDevice
@@ -39,11 +40,13 @@ def _step(
     held: Collection[str] | None = (),
     machine: Machine | None = None,
     counter_sets: tuple[CounterSet, ...] = (),
+    said_before: Inventory | None = None,
 ) -> MergedInventory:
     return advance_inventory(
         devices,
         views,
         counter_sets=counter_sets,
+        said_before=said_before,
         device_class="gpu",
         machine=machine or _machine(),
         held=held,
@@ -136,6 +139,23 @@ def test_inventory_merge_leaves_known_devices_alone_when_their_driver_has_not_lo
     devices = _step((), {"acme": DriverView(devices=(_device(),))}).devices
 
     assert _step(devices, {"acme": DriverView()}, at_s=100).devices == devices
+
+
+def test_inventory_merge_says_what_was_said_before_when_a_driver_has_not_looked_yet() -> None:
+    """The first inventories after a restart have the warnings and kept functions of before, and say that the driver has not looked; afterwards its own word counts."""
+    kept = KeptFunction(pci=_ADDRESS, role=DeviceRole.MANAGEMENT, why="the default route of this node goes over it")
+    said = Inventory(node="n", device_class="gpu", generation=7, warnings=("acme: one card is left out", "other: gone"), kept=(kept,))
+    waits = "acme: it has not looked for its devices yet since the service was started"
+
+    first = _step((), {"acme": DriverView()}, said_before=said)
+    again = _step((), {"acme": DriverView()}, said_before=msgspec.structs.replace(said, warnings=first.warnings))
+    fresh = _step((), {"acme": DriverView()})
+    looked = _step((), {"acme": DriverView(devices=(_device(),))}, said_before=said)
+
+    assert (first.warnings, first.kept) == (("acme: one card is left out", waits), (kept,))
+    assert again.warnings == first.warnings
+    assert (fresh.warnings, fresh.kept) == ((waits,), ())
+    assert (looked.warnings, looked.kept) == ((), ())
 
 
 def test_inventory_merge_forgets_devices_when_their_plugin_is_gone_for_long() -> None:
