@@ -417,8 +417,10 @@ def _inventory_finding(
     if inventory is None:
         if machine is not None and device_class in silent and not _has_hardware(machine, device_class):
             return Finding(level=Level.OK, what=what, found="no service, and no PCI function of this kind on the machine")
-        # Whoever runs a few services alone chose so; one that was there and is silent is another matter, below.
-        return Finding(level=Level.WARN, what=what, found="never published: no service of this class has run here", next_step=start)
+        if device_class in silent:
+            # Whoever runs a few services alone chose so; one that was there and is silent is another matter, below.
+            return Finding(level=Level.WARN, what=what, found="no service of this class has ever run here", next_step=start)
+        return Finding(level=Level.FAIL, what=what, found="not published", next_step=start)
     text = f"generation {inventory.generation}, {len(inventory.devices)} devices"
     if device_class in silent:
         text += f", unknown ({SERVICE_SILENT}: {silent[device_class]}): new pods get none, what is held stays held"

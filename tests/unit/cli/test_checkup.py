@@ -75,18 +75,18 @@ def test_check_node_fails_with_the_service_s_name_when_an_inventory_is_missing()
     ("device_class", "vendor", "class_code", "level"),
     [
         pytest.param("fpga", 0x10DE, 0x030200, Level.OK, id="no-fpga"),
-        pytest.param("fpga", 0x10EE, 0x120000, Level.FAIL, id="fpga"),
+        pytest.param("fpga", 0x10EE, 0x120000, Level.WARN, id="fpga"),
         pytest.param("fpga", 0x1002, 0x120000, Level.OK, id="accelerator-that-is-a-gpu"),
-        pytest.param("gpu", 0x1002, 0x120000, Level.FAIL, id="gpu-that-is-an-accelerator"),
+        pytest.param("gpu", 0x1002, 0x120000, Level.WARN, id="gpu-that-is-an-accelerator"),
         pytest.param("gpu", 0x1A03, 0x030000, Level.OK, id="display-of-the-server"),
-        pytest.param("nic", 0x10EE, 0x020000, Level.FAIL, id="nic"),
-        pytest.param("cpu", 0x10DE, 0x030200, Level.FAIL, id="cpus-are-everywhere"),
+        pytest.param("nic", 0x10EE, 0x020000, Level.WARN, id="nic"),
+        pytest.param("cpu", 0x10DE, 0x030200, Level.WARN, id="cpus-are-everywhere"),
     ],
 )
 def test_check_node_misses_a_service_where_the_machine_has_something_for_it(
     device_class: str, vendor: int, class_code: int, level: Level
 ) -> None:
-    """A class that nobody serves is a remark on a machine without such a card."""
+    """A class that nobody has ever served is a warning on a machine with such a card, and a remark on one without."""
     card = PciDevice(address=PciAddress.parse("0000:17:00.0"), vendor=vendor, device=1, class_code=class_code)
     inventories = [inventory for inventory in INVENTORIES if inventory.device_class != device_class]
 
