@@ -7,8 +7,10 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from topobus.cli.commands.holders import allocations_of_pod, holder_listing
+from topobus.cli.commands.inventory import read_ledgers
 from topobus.cli.commands.objects import plain_object
-from topobus.cli.exits import ExitCode, UsageError
+from topobus.cli.exits import ExitCode, NotFoundError, UsageError
 from topobus.cli.listing.list_options import Namespace
 from topobus.cli.objects.applying import find_object, parts_of
 from topobus.cli.objects.kinds import plural_of, read_target
@@ -19,6 +21,8 @@ from topobus.cli.render.output import Output
 from topobus.cli.system.responding_services import as_of_now
 from topobus.contracts.catalogue import DECISION, INVENTORY, LEDGER
 from topobus.contracts.messages import DecisionEvent
+from topobus.domain.ledger import Allocation
+from topobus.domain.request import OwnerKind
 
 __all__ = ["describe"]
 
@@ -41,7 +45,14 @@ def describe(
 
 async def _describe(kind: str, namespace: str, name: str, options: BusOptions, *, is_json: bool) -> int:
     async with open_bus(options) as bus:
-        api_object = await find_object(bus, parts_of(kind, namespace, name))
+        parts = parts_of(kind, namespace, name)
+        try:
+            api_object = await find_object(bus, parts)
+        except NotFoundError:
+            held = allocations_of_pod((await read_ledgers(bus)).values(), parts["namespace"], parts["name"]) if kind == "Pod" else []
+            if not held:
+                raise
+            return _describe_unstored(held, parts, Output(is_json=is_json))
         plain = plain_object(api_object)
         nodes = {device.pool for device in put_together(api_object, plain, (), (), ()).devices}
         inventories = await as_of_now(bus, [entry.value for entry in await bus.list(INVENTORY) if entry.parts["node"] in nodes])
@@ -53,4 +64,17 @@ async def _describe(kind: str, namespace: str, name: str, options: BusOptions, *
         output.document(description)
     else:
         output.show(view(api_object, description))
+    return ExitCode.OK
+
+
+def _describe_unstored(held: list[tuple[str, Allocation]], parts: dict[str, str], output: Output) -> int:
+    """Show what a pod holds of which no object is stored: `topobus place` placed it, or kubelet knows it."""
+    if output.is_json:
+        output.document({"stored": False, "holders": [{"node": node, "allocation": allocation} for node, allocation in held]})
+        return ExitCode.OK
+    name = f"{parts['namespace']}/{parts['name']}"
+    is_placed = any(allocation.owner.kind is OwnerKind.POD for _, allocation in held)
+    output.show(f"pod {name}: {'placed by `topobus place`' if is_placed else 'run by kubelet'}, not stored", holder_listing(held))
+    if is_placed:
+        output.note(f"`topobus release pod {name}` lets go of it")
     return ExitCode.OK

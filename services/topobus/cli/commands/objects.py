@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from rich.text import Text
 
+from topobus.cli.commands.inventory import read_ledgers
 from topobus.cli.commands.nodeallocationstates import show_states
 from topobus.cli.exits import ExitCode, NotFoundError, UsageError
 from topobus.cli.listing.list_options import LIST_DEFAULTS, AllNamespaces, Lister, ListOptions, Namespace
@@ -33,6 +34,7 @@ from topobus.cli.render.tables import object_listing
 from topobus.contracts.catalogue import OBJECT
 from topobus.contracts.messages import ApiObject
 from topobus.contracts.nouns import CLUSTER
+from topobus.domain.request import OwnerKind
 from topobus.kubernetes.api.classic import is_classic, unfold_class
 from topobus.kubernetes.api.objects import (
     is_of_cluster,
@@ -204,6 +206,7 @@ async def _get(kinds: tuple[str, ...], names: tuple[str, ...], namespace: str, l
             await lister.follow(bus, [(OBJECT, _parts(kind, namespace)) for kind in kinds], collect)
             return ExitCode.OK
         listings = await collect()
+        unstored = await _count_unstored_pods(bus, listings[kinds.index("Pod")], namespace) if "Pod" in kinds and not names else 0
     where = f" in namespace {namespace}" if namespace and not all(map(is_of_cluster, kinds)) else ""
     what = " and no ".join(map(plural_of, kinds))
     empty = f"there are no {what}{where}" + ("; -A looks into all" if where else "")
@@ -215,7 +218,22 @@ async def _get(kinds: tuple[str, ...], names: tuple[str, ...], namespace: str, l
         return plain[0] if len(names) == 1 and plain else {"apiVersion": "v1", "kind": "List", "items": plain}
 
     lister.show(listings, document, empty=empty)
+    if unstored and lister.is_text:
+        pods = "1 pod holds devices and is" if unstored == 1 else f"{unstored} pods hold devices and are"
+        lister.output().note(f"{pods} not stored: `topobus holders`")
     return ExitCode.OK
+
+
+async def _count_unstored_pods(bus: Bus, stored: Listing, namespace: str) -> int:
+    """Count the pods that `topobus place` placed, of which there is no object."""
+    owners = {
+        (allocation.owner.namespace, allocation.owner.name)
+        for ledger in (await read_ledgers(bus)).values()
+        for allocation in ledger.allocations.values()
+        if allocation.owner.kind is OwnerKind.POD and namespace in ("", allocation.owner.namespace)
+    }
+    metadata = [metadata_of(row.document) for row in stored.rows]
+    return len(owners - {(each.namespace or "default", each.name) for each in metadata})
 
 
 async def _objects(bus: Bus, kind: str, names: tuple[str, ...], namespace: str) -> list[ApiObject]:

@@ -78,6 +78,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "health": (("Devices that are not well", "topobus health"), ("All NICs", "topobus health --class nic --all")),
     "health watch": (("Each change from now on, as one JSON object a line", "topobus health watch --json"),),
     "help": (("The same as `topobus keys make --help`", "topobus help keys make"),),
+    "holders": (
+        ("Who holds what, over all nodes", "topobus holders"),
+        ("What the pods of a namespace hold on one node", "topobus holders --node n1 -n train"),
+    ),
     "hints watch": (("Each hint list from now on, as one JSON object a line", "topobus hints watch --json"),),
     "inventory": (("How many devices of which class, and how many are free", "topobus inventory"), ("Each GPU", "topobus inventory gpu")),
     "keys certify": (

@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ),
         ("inventory", "commands.inventory:inventory", "List devices: where they sit, how they are, who holds them."),
         ("pods", "commands.pods:pods", "List pods: container, resource, devices, NUMA node and health, as kubelet tells it."),
+        ("holders", "commands.holders:holders", "Who holds what, over all nodes, whatever way it was given out."),
         ("health", "commands.health:health_app", "How devices are, and how they are from now on."),
         ("hints", "commands.hints:hints_app", "The hints that device services and topology give from now on."),
         ("decisions", "commands.decisions:decisions", "What was decided lately."),
