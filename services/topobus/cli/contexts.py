@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from topobus.cli.exits import UsageError
-from topobus.cli.system.processes import process_start
+from topobus.cli.system.processes import is_process, process_start
 from topobus.domain.errors import ConfigError
 from topobus.runtime.own_folder import objection_to_folder
 
@@ -68,7 +68,7 @@ class Context(Struct, frozen=True, kw_only=True):
         """Say whether its `topobus up` runs."""
         if not self.state_dir:
             return ContextState.ADDED
-        is_running = bool(self.pid and self.started and process_start(self.pid) == self.started)
+        is_running = is_process(self.pid, self.started)
         return ContextState.RUNNING if is_running else ContextState.STOPPED
 
 

@@ -144,7 +144,7 @@ class InterfaceHands:
         if refusal is not None:
             raise HardwareError(f"{device.name}: {'; '.join(reason.message for reason in refusal.reasons)}", device=device.name)
         taken = take_back(self._places, namespace, record)
-        take_back_rdma(self._places, namespace, record)
+        take_back_rdma(self._places, namespace, record, is_lost=taken.outcome == "lost")
         self._kept.let_go(record)
         why = "; ".join(reason.message for reason in taken.reasons)
         if taken.outcome == "lost":

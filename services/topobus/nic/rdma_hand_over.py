@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.domain.errors import HardwareError
 from topobus.domain.outcome import Reason, Refusal
+from topobus.nic.netlink.identity import boot_id
 from topobus.nic.netlink.places import Places, open_host, open_namespace, with_netlink
 from topobus.nic.rdma_netlink import RdmaNetlink, open_socket
 
@@ -49,7 +50,7 @@ def hand_over_rdma(places: Places, names: Sequence[str], namespace: str, record:
     if isinstance(target, Refusal):
         return target
     try:
-        record.intend(RDMA_STEP, {"devices": list(names)})
+        record.intend(RDMA_STEP, {"devices": list(names), "boot_id": boot_id(places)})
         with RdmaNetlink(open_socket()) as rdma:
             for name in names:
                 rdma.move(name, target)
@@ -59,13 +60,17 @@ def hand_over_rdma(places: Places, names: Sequence[str], namespace: str, record:
     return None
 
 
-def take_back_rdma(places: Places, namespace: str, record: DeviceRecord) -> None:
+def take_back_rdma(places: Places, namespace: str, record: DeviceRecord, *, is_lost: bool = False) -> None:
     """Move RDMA devices back to the host, those that are still in the namespace.
 
+    Shapes: is_lost — their card has left, and they with it. In another boot their names may be others', and all of them began on the host.
     Errors: raises HardwareError when one is neither there nor here: the kernel has not returned it yet.
     """
     step = record.step(RDMA_STEP)
     if step is None:
+        return
+    if is_lost or step.before.get("boot_id", "") not in ("", boot_id(places)):
+        record.undone(RDMA_STEP)
         return
     names = [str(name) for name in step.before["devices"]]
     source = open_namespace(places, namespace) if namespace else Refusal(reasons=())

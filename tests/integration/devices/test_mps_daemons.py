@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from support.fake_mps import FakeMps, is_alive, is_cut, needs_gcc
@@ -225,6 +226,25 @@ def test_start_is_refused_when_the_compute_mode_may_not_be_set(node: _Node) -> N
 
     assert isinstance(refused, Refusal)
     assert "Insufficient Permissions" in refused.reasons[0].message
+    node.check_nothing_left()
+
+
+def test_daemon_of_another_boot_is_started_anew_when_a_stranger_has_its_number(node: _Node) -> None:
+    """The same process number and the same start time say nothing after a reboot: nobody is asked in its place, and the daemon is started."""
+    node.life().ensure(node.wanted)
+    (pid,) = node.mps.pids()
+    file = Path(node.settings.state_dir, NAME, "daemon.json")
+    state = msgspec.json.decode(file.read_bytes())
+    file.write_bytes(msgspec.json.encode({**state, "boot_id": "of another boot"}))
+
+    daemons = node.life()
+    is_taken_for_running = daemons.is_serving(node.wanted)
+    refusal = daemons.ensure(node.wanted)
+
+    assert (is_taken_for_running, refusal) == (False, None)
+    assert daemons.is_serving(node.wanted)
+    assert pid not in node.mps.pids()
+    daemons.end(NAME, OWNER)
     node.check_nothing_left()
 
 

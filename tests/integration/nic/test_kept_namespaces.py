@@ -15,6 +15,7 @@ from topobus.domain.outcome import Refusal
 from topobus.nic.interface_state import InterfaceState
 from topobus.nic.netlink.hand_over import hand_over
 from topobus.nic.netlink.kept_namespaces import KeptNamespaces
+from topobus.nic.netlink.namespace_mount import unmount_namespace
 from topobus.nic.netlink.places import Places
 from topobus.nic.netlink.take_back import take_back
 
@@ -60,6 +61,34 @@ def test_virtual_interface_comes_back_when_its_pod_ended_unseen(places: Places) 
         assert record.steps == ()
         assert list(Path(places.kept).iterdir()) == []
         assert places.kept not in Path("/proc/self/mounts").read_text()
+
+
+@pytest.mark.parametrize("changed", ["another pod's namespace", "another boot"])
+def test_path_of_the_runtime_leads_nowhere_when_it_may_be_another_pods(places: Places, changed: str) -> None:
+    """A path such as /proc/<pid>/ns/net is another pod's after this one has ended, and an inode after a reboot: no stranger's namespace is entered."""
+    record = DeviceRecord()
+    with network_namespace() as pod, network_namespace() as other:
+        assert KeptNamespaces(places).keep(f"/run/netns/{pod}", record, _KEY) is None
+        unmount_namespace(Path(places.kept, _KEY))
+        if changed == "another boot":
+            record.steps[0].before["boot_id"] = "of another boot"
+        name = pod if changed == "another boot" else other
+
+        found = KeptNamespaces(places).open(f"/run/netns/{name}", record)
+
+        assert found == ""
+
+
+def test_path_of_the_runtime_is_taken_when_it_leads_to_the_same_namespace(places: Places) -> None:
+    """Where mounting is not permitted, and this service began anew, the runtime's path is all there is."""
+    record = DeviceRecord()
+    with network_namespace() as pod:
+        assert KeptNamespaces(places).keep(f"/run/netns/{pod}", record, _KEY) is None
+        unmount_namespace(Path(places.kept, _KEY))
+
+        found = KeptNamespaces(places).open(f"/run/netns/{pod}", record)
+
+        assert found == f"/run/netns/{pod}"
 
 
 def test_virtual_interface_is_lost_when_nobody_kept_the_namespace(places: Places) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from support.sysfs_trees import write
 from topobus.devicekit.device_record import DeviceRecord, RecordState
 from topobus.devicekit.driver import PrepareContext
 from topobus.devicekit.hands import AttachingDriver, CheckingDriver
@@ -21,6 +22,7 @@ from topobus.nic.netlink.vf_settings import VfPlace
 from topobus.nic.plugins.linux_netdev import LinuxNetdevDriver
 from topobus.nic.plugins.pci_netdev import PciNetdevDriver
 from topobus.simulation.machines import RecordedMachine, build
+from topobus.sysfs.boot import BOOT_ID_FILE, read_boot_id
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
 
@@ -122,7 +124,7 @@ def test_prepare_answers_the_same_when_the_rdma_device_went_along(dgx: tuple[Tre
     driver.configure(InterfaceSettings(), InterfaceHands())
     wanted = context(device.name, rdma={"mode": "exclusive"}, interface={"name": "rdma0"})
     empty = tmp_path / "away"
-    (empty / f"sys/bus/pci/devices/{device.pci}").mkdir(parents=True)
+    write(empty, {f"sys/bus/pci/devices/{device.pci}/vendor": "", BOOT_ID_FILE: read_boot_id(tree)})
 
     before = driver.prepare(tree, [device], wanted)
     away = driver.prepare(Tree(HardwareSettings(root=str(empty))), [device], wanted)
@@ -134,6 +136,23 @@ def test_prepare_answers_the_same_when_the_rdma_device_went_along(dgx: tuple[Tre
     assert before[""].env["TOPOBUS_NIC_INTERFACES"] == "rdma0"
     assert away == before
     assert (noted, wanted.records[device.name].steps) == (["rdma-nodes"], ())
+
+
+def test_prepare_reads_the_nodes_anew_when_they_were_noted_in_another_boot(dgx: tuple[Tree, tuple[Device, ...]]) -> None:
+    """After a reboot the RDMA device is on the host again, and its nodes may have other numbers: those of before may be another card's."""
+    tree, (device, *_) = dgx
+    driver = PciNetdevDriver()
+    driver.configure(InterfaceSettings(), InterfaceHands())
+    wanted = context(device.name, rdma={"mode": "exclusive"}, interface={"name": "rdma0"})
+    fresh = driver.prepare(tree, [device], wanted)
+    record = wanted.records[device.name]
+    record.undone("rdma-nodes")
+    record.intend("rdma-nodes", {"boot": "of another boot", "names": ["mlx5_9"], "nodes": ["infiniband/uverbs9"]})
+
+    edits = driver.prepare(tree, [device], wanted)
+
+    assert edits == fresh
+    assert [step.before["boot"] for step in record.steps] == [read_boot_id(tree)]
 
 
 def test_prepare_notes_nothing_when_the_rdma_device_is_shared(dgx: tuple[Tree, tuple[Device, ...]]) -> None:

@@ -6,6 +6,7 @@ import json
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -116,6 +117,20 @@ def test_delete_names_no_namespace_when_the_sandbox_is_gone(bench: Bench, tmp_pa
     path.unlink()
     # What the mount of a namespace leaves behind.
     path.touch()
+
+    outcome = bench.runner().delete("data", "c1", "net1")
+
+    assert outcome is None
+    assert bench.plugins.calls[1].env["CNI_NETNS"] == ""
+
+
+def test_delete_names_no_namespace_when_it_was_attached_in_another_boot(bench: Bench, tmp_path: Path) -> None:
+    """Inodes of namespaces are given again after a reboot: what is at the path then is a stranger's sandbox."""
+    bench.plugins.add("only")
+    path = tmp_path / "netns"
+    path.symlink_to(own_namespace())
+    with patch("topobus.nic.cni.runner.read_boot_id", return_value="of another boot"):
+        bench.runner().add(chain_of("only"), target(network_namespace=str(path)))
 
     outcome = bench.runner().delete("data", "c1", "net1")
 

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct
 
-from topobus.cli.system.processes import process_start
+from topobus.cli.system.processes import is_process, process_start
 from topobus.runtime.endpoint import read_url
 from topobus.runtime.own_folder import objection_to_folder
 
@@ -87,7 +87,7 @@ def find_login(url: str) -> LocalLogin | None:
     except OSError:
         return None
     note = _read(folder / port_name(port))
-    if note is None or note.started != process_start(note.pid):
+    if note is None or not is_process(note.pid, note.started):
         return None
     host = parts.hostname or ""
     return note.login if _is_loopback(host) or host in note.login.hosts else None

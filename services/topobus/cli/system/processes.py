@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["process_start"]
+from topobus.sysfs.boot import read_boot_id
+from topobus.sysfs.tree import Tree
+
+__all__ = ["is_process", "process_start"]
+
+
+def is_process(pid: int, started: str) -> bool:
+    """Say whether the very process of a note runs; an earlier release noted no boot."""
+    now = process_start(pid) if pid and started else ""
+    return now != "" and started in (now, now.partition("@")[0])
 
 
 def process_start(pid: int) -> str:
-    """Give when a process began, in clock ticks since the boot; empty when there is none.
+    """Give when a process began, in clock ticks since the boot, and which boot; empty when there is none.
 
-    A process id is given again after a while, this time is not. Source: proc_pid_stat(5), field 22.
+    A process id is given again after a while, this time is not before the next boot. Source: proc_pid_stat(5), field 22.
     """
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
     # The name, in parentheses, may hold anything.
-    return text.rpartition(")")[2].split()[19]
+    return f"{text.rpartition(')')[2].split()[19]}@{read_boot_id(Tree())}"

@@ -75,6 +75,8 @@ class DaemonState(Struct, frozen=True, kw_only=True):
     pid: int = 0
     started: str = ""
     """Start time of the process, by which its pid is told from the same number given out again."""
+    boot_id: str = ""
+    """Of the boot in which it has that number; empty: an earlier release wrote this."""
     is_whole: bool = False
     """True: it was started, and answered."""
     is_ending: bool = False

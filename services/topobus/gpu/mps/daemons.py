@@ -24,6 +24,8 @@ from topobus.gpu.mps import commands
 from topobus.gpu.mps.daemon_processes import control_of, end_folder, find_processes, is_alive, wait_gone
 from topobus.gpu.mps.daemon_state import DaemonFolder, DaemonState, SharedGpu, with_mode
 from topobus.runtime.logging import get_logger
+from topobus.sysfs.boot import read_boot_id
+from topobus.sysfs.tree import Tree
 
 __all__ = ["MpsDaemons"]
 
@@ -197,7 +199,7 @@ class MpsDaemons:
         process = control_of(find_processes(folder.path))
         if process is None:
             raise HardwareError("nvidia-cuda-mps-control -d said that it started, and no such process runs", path=str(folder.logs))
-        self._keep(daemon, structs.replace(self._state(daemon), pid=process.pid, started=process.started))
+        self._keep(daemon, structs.replace(self._state(daemon), pid=process.pid, started=process.started, boot_id=read_boot_id(Tree())))
         self._limit(daemon)
         daemon.up_since_s = self._now()
         get_logger().info("mps.daemon-started", daemon=self._state(daemon).name, pid=process.pid, log=str(folder.logs))
@@ -339,6 +341,9 @@ def _is_same(state: DaemonState, wanted: DaemonState) -> bool:
 def _adopted(folder: DaemonFolder) -> DaemonState | None:
     """Read what an earlier life of this service says of a daemon; a folder that says nothing was being made or removed, and goes."""
     state = folder.read()
+    if state is not None and state.boot_id not in ("", read_boot_id(Tree())):
+        # It ended with its boot: who has its number by now is a stranger, also with the same start time.
+        state = structs.replace(state, pid=0, started="")
     if state is None:
         end_folder(folder.path)
         folder.remove()

@@ -48,6 +48,8 @@ from topobus.nic.cni.refusals import (
     version_unsupported,
 )
 from topobus.nic.cni.sandboxes import has_interface, namespace_inode
+from topobus.sysfs.boot import read_boot_id
+from topobus.sysfs.tree import Tree
 
 __all__ = ["CniRunner", "RunnerSettings"]
 
@@ -133,7 +135,7 @@ class CniRunner:
             version = self.check_chain(chain)
             if isinstance(version, Refusal):
                 return version
-            record = AttachmentRecord(chain=chain, version=version, target=target, namespace_inode=inode)
+            record = AttachmentRecord(chain=chain, version=version, target=target, namespace_inode=inode, boot_id=read_boot_id(Tree()))
             if before is not None:
                 if before.is_attached and before.result is not None and _is_same(before, record):
                     return read_result(msgspec.json.encode(before.result), chain.plugins[-1].type, "ADD", version)
@@ -243,7 +245,8 @@ class CniRunner:
     def _undo(self, record: AttachmentRecord) -> Refusal | None:
         """Run DEL from the last plugin to the first, beginning where an earlier DEL ended, and forget the attachment."""
         inode = namespace_inode(record.target.network_namespace)
-        is_there = inode != 0 and inode == record.namespace_inode
+        # Inodes are given again after a reboot: a plugin must not look for its interface in a stranger's sandbox.
+        is_there = inode != 0 and inode == record.namespace_inode and record.boot_id in ("", read_boot_id(Tree()))
         target = record.target if is_there else structs.replace(record.target, network_namespace="")
         previous = record.result if is_at_least(record.version, _WITH_CHECK) else None
         plugins = record.chain.plugins
@@ -369,10 +372,11 @@ class CniRunner:
 
 def _is_same(before: AttachmentRecord, now: AttachmentRecord) -> bool:
     """Say whether a record is of the very attachment that is asked for: one that DEL has begun to undo is none."""
-    return (before.chain.plugins, before.version, before.target, before.namespace_inode, before.undone) == (
+    return (before.chain.plugins, before.version, before.target, before.namespace_inode, before.boot_id or now.boot_id, before.undone) == (
         now.chain.plugins,
         now.version,
         now.target,
         now.namespace_inode,
+        now.boot_id,
         0,
     )

@@ -10,12 +10,15 @@ Flows in: the namespace's path as the runtime tells it, the device's record. Flo
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.domain.outcome import Reason, Refusal
+from topobus.nic.netlink.identity import boot_id
 from topobus.nic.netlink.namespace_mount import mount_namespace, unmount_namespace
 from topobus.nic.netlink.places import Places, open_namespace, refused
 from topobus.runtime.logging import get_logger
@@ -51,7 +54,8 @@ class KeptNamespaces:
             return _not_a_runtimes(namespace)
         # An owner's uid is others' text.
         file = Path(self._places.kept, quote(key, safe="@:"))
-        record.intend(KEEP, {"file": str(file)})
+        # What the path of the runtime leads to: a path may be another pod's after this one has ended (`/proc/<pid>/ns/net`), and an inode is given again after a reboot.
+        record.intend(KEEP, {"file": str(file), "inode": os.fstat(descriptor).st_ino, "boot_id": boot_id(self._places)})
         try:
             mount_namespace(f"/proc/self/fd/{descriptor}", file)
         except OSError as err:
@@ -71,7 +75,7 @@ class KeptNamespaces:
         return None
 
     def open(self, namespace: str, record: DeviceRecord) -> str:
-        """Give the path by which the device's namespace is found now: the kept one, else the runtime's."""
+        """Give the path by which the device's namespace is found now: the kept one, else the runtime's; empty where that one leads to another namespace by now."""
         step = record.step(KEEP)
         if step is None:
             return namespace
@@ -81,9 +85,21 @@ class KeptNamespaces:
         kept = open_namespace(self._places, path)
         if isinstance(kept, Refusal):
             # Killed before it was mounted, or rebooted.
-            return namespace
+            return namespace if self._is_still(namespace, step.before) else ""
         os.close(kept)
         return path
+
+    def _is_still(self, namespace: str, before: Mapping[str, Any]) -> bool:
+        # An earlier release wrote neither.
+        if before.get("boot_id", "") not in ("", boot_id(self._places)):
+            return False
+        descriptor = open_namespace(self._places, namespace)
+        if isinstance(descriptor, Refusal):
+            return False
+        try:
+            return before.get("inode") in (None, os.fstat(descriptor).st_ino)
+        finally:
+            os.close(descriptor)
 
     def let_go(self, record: DeviceRecord) -> None:
         """Let a namespace go; none was kept is no error.

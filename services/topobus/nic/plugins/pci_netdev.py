@@ -66,6 +66,7 @@ from topobus.nic.plugins.link_health import (
     rdma_links,
 )
 from topobus.nic.plugins.vendors import model_name, vendor_name
+from topobus.sysfs.boot import read_boot_id
 from topobus.sysfs.net import (
     FunctionPorts,
     NetInterface,
@@ -246,14 +247,18 @@ class PciNetdevDriver(AttachesInterfaces):
         """Give names and nodes of a function's RDMA devices; of those that go along into the pod, as they were before they did."""
         record = context.records.get(device.name)
         noted = record.step(_RDMA_NODES) if record is not None else None
-        if noted is not None:
+        boot = read_boot_id(tree)
+        if noted is not None and noted.before.get("boot", boot) == boot:
             return list(noted.before["names"]), list(noted.before["nodes"])
         rdma_devices = function_rdma_devices(tree, address)
         names = [rdma_device.name for rdma_device in rdma_devices]
         nodes = [node for rdma_device in rdma_devices for node in rdma_device.nodes]
+        if record is not None and noted is not None:
+            # Of another boot: their nodes have other numbers by now.
+            record.undone(_RDMA_NODES)
         if record is not None and names and self.takes_rdma_along(device, context):
             # In a pod's namespace they are out of sight, and kubelet asks again for pods that run.
-            record.intend(_RDMA_NODES, {"names": names, "nodes": nodes})
+            record.intend(_RDMA_NODES, {"boot": boot, "names": names, "nodes": nodes})
             record.done(_RDMA_NODES)
         return names, nodes
 
