@@ -31,9 +31,9 @@ from topobus.domain.outcome import MemoryBlock, Reason, Refusal
 from topobus.domain.request import Owner
 from topobus.domain.sandbox import ContainerName, Sandbox
 from topobus.gateway.config import DeadlineSettings
-from topobus.gateway.core.edit_limits import EditRights, host_paths, refuse_forbidden
+from topobus.gateway.core.edit_limits import EditRights, host_paths, node_paths, refuse_forbidden
 from topobus.gateway.core.preference import fall_back, is_legal, plugin_choices
-from topobus.gateway.links import in_memory, real_paths, with_own_hook, with_real_folders
+from topobus.gateway.links import groups_of_nodes, in_memory, real_paths, with_own_hook, with_real_folders
 from topobus.gateway.reconcile.ledger_drift import LedgerDrift
 from topobus.runtime.bus import Bus, Held
 from topobus.runtime.logging import get_logger
@@ -66,7 +66,7 @@ class NodeAsks:
         self._bus = bus
         self._node = node
         self._deadlines = deadlines
-        self._allowed: dict[tuple[str, ...], tuple[EditRights, dict[str, str], Prepared]] = {}
+        self._allowed: dict[tuple[str, ...], tuple[EditRights, dict[str, str], frozenset[int] | None, Prepared]] = {}
         """By class and devices: the newest answer of `prepare` that was allowed, by which rights, and where its paths led. The same need not be looked at again."""
         self.preferences: dict[str, Preference] = {}
         """By class: who has a choice of his own."""
@@ -259,18 +259,19 @@ class NodeAsks:
         # A thread for what may lie on a disk. The nodes of most devices are in memory, and a thread takes longer than to look at them.
         others = sorted({*paths}.difference(in_memory(paths)))
         leads_to = await asyncio.to_thread(real_paths, others) if others else {}
-        seen = (rights, leads_to, prepared)
+        groups = groups_of_nodes(node_paths(prepared))
+        seen = (rights, leads_to, groups, prepared)
         place = (device_class, *sorted(prepared.edits))
         if self._allowed.get(place) == seen:
             # The same answer as the last time, leading to the same places, was allowed.
             return None
-        refusal = refuse_forbidden(device_class, prepared, rights, leads_to)
+        refusal = refuse_forbidden(device_class, prepared, rights, leads_to, groups)
         if refusal is None:
             self._note_allowed(place, seen)
         elif paths:
             # Folders of the rights may be links themselves. To follow them allows more, so what is allowed without is allowed.
             rights = await asyncio.to_thread(with_real_folders, rights)
-            refusal = refuse_forbidden(device_class, prepared, rights, leads_to)
+            refusal = refuse_forbidden(device_class, prepared, rights, leads_to, groups)
         if refusal is not None:
             get_logger().error(
                 "edits.forbidden",
@@ -280,7 +281,7 @@ class NodeAsks:
             )
         return refusal
 
-    def _note_allowed(self, place: tuple[str, ...], seen: tuple[EditRights, dict[str, str], Prepared]) -> None:
+    def _note_allowed(self, place: tuple[str, ...], seen: tuple[EditRights, dict[str, str], frozenset[int] | None, Prepared]) -> None:
         self._allowed.pop(place, None)
         self._allowed[place] = seen
         if len(self._allowed) > _ALLOWED_LIMIT:

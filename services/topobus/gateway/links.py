@@ -17,7 +17,7 @@ import msgspec
 from topobus.gateway.core.edit_limits import EditRights
 from topobus.sysfs.driver_files import HOOK_PROGRAM
 
-__all__ = ["in_memory", "real_paths", "with_own_hook", "with_real_folders"]
+__all__ = ["groups_of_nodes", "in_memory", "real_paths", "with_own_hook", "with_real_folders"]
 
 
 def real_paths(paths: Iterable[str]) -> dict[str, str]:
@@ -28,6 +28,21 @@ def real_paths(paths: Iterable[str]) -> dict[str, str]:
         for path in paths
         if "\0" not in path and path.startswith("/") and not _is_plain(path, plain) and (target := os.path.realpath(path)) != path
     }
+
+
+def groups_of_nodes(paths: Iterable[str]) -> frozenset[int] | None:
+    """Read which groups device nodes of this host have; None when none of them is here. This does not block, for /dev is in memory."""
+    groups: set[int] = set()
+    is_here = False
+    for path in paths:
+        try:
+            found = os.stat(path)  # noqa: PTH116 - a text, as edits have it
+        except (OSError, ValueError):
+            continue
+        is_here = True
+        if stat.S_ISCHR(found.st_mode) or stat.S_ISBLK(found.st_mode):
+            groups.add(found.st_gid)
+    return frozenset(groups) if is_here else None
 
 
 def in_memory(paths: Iterable[str]) -> tuple[str, ...]:

@@ -11,8 +11,8 @@ from topobus.domain.edits import ContainerEdits, Cpuset, DeviceNode, Hook, Intel
 from topobus.domain.errors import ConfigError
 from topobus.domain.idset import CpuSet
 from topobus.gateway.config import GatewaySettings, check
-from topobus.gateway.core.edit_limits import EditRights, host_paths, refuse_forbidden, rights_of
-from topobus.gateway.links import real_paths, with_real_folders
+from topobus.gateway.core.edit_limits import EditRights, host_paths, node_paths, refuse_forbidden, rights_of
+from topobus.gateway.links import groups_of_nodes, real_paths, with_real_folders
 
 OPERATORS = EditRights(
     device_nodes=("/dev/acme", "/dev/sdb"),
@@ -219,6 +219,80 @@ def test_refusal_stays_short_when_everything_is_wrong() -> None:
     assert refusal is not None
     assert len(refusal.reasons) == 8
     assert max(len(reason.message) for reason in refusal.reasons) < 500
+
+
+@pytest.mark.parametrize(
+    ("edits", "words"),
+    [
+        pytest.param(mount("/dev/shm", "/dev/shm", "rw", "rbind"), "a mount of '/dev/shm'", id="shared-memory-without-a-daemon"),
+        pytest.param(
+            ContainerEdits(mounts=(*mount("/run/topobus/mps/g/pipe").mounts, *mount("/dev/shm", "/srv", "rw").mounts)),
+            "a mount of '/dev/shm' on '/srv'",
+            id="shared-memory-elsewhere",
+        ),
+        pytest.param(mount("/usr/lib/libcuda.so.1", "/lib64/ld-linux-x86-64.so.2"), "loader", id="over-the-loader"),
+        pytest.param(mount("/usr/lib/libcuda.so.1", "/lib/ld-musl-x86_64.so.1"), "loader", id="over-musls-loader"),
+        pytest.param(mount("/usr/lib/libc.so.6", "/lib/x86_64-linux-gnu/libc.so.6"), "every program loads", id="over-the-c-library"),
+        pytest.param(mount("/usr/lib/libcuda.so.1", "/usr/lib/libnss_files.so.2"), "every program loads", id="over-a-name-service"),
+        pytest.param(mount("/usr/lib/libcuda.so.1", "/usr/lib/libother.so.1"), "under its own name", id="over-another-library"),
+        pytest.param(mount("/usr/lib/libcuda.so.1", "/bin/sh"), "a program at its own path", id="over-the-shell"),
+        pytest.param(mount("/usr/bin/nvidia-smi", "/usr/bin/env"), "a program at its own path", id="over-another-program"),
+    ],
+)
+def test_gpu_is_refused_what_takes_the_place_of_what_runs_in_a_container(edits: ContainerEdits, words: str) -> None:
+    """The host's shared memory belongs to a client of an MPS daemon alone, and files of a driver stand where the driver has them."""
+    refusal = refuse_forbidden("gpu", Prepared(edits={"g": edits}), rights_of("gpu", EditRights(), is_foreign=False))
+
+    assert refusal is not None
+    assert any(words in reason.message for reason in refusal.reasons)
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [
+        pytest.param(
+            ContainerEdits(
+                mounts=(
+                    *mount("/run/topobus/mps/g/pipe", "/run/topobus/mps/g/pipe", "rw").mounts,
+                    *mount("/dev/shm", "/dev/shm", "rw").mounts,
+                )
+            ),
+            id="shared-memory-of-a-daemon",
+        ),
+        pytest.param(mount("/usr/lib/x86_64-linux-gnu/libcuda.so.580.95", "/usr/lib/libcuda.so.1"), id="library-by-its-other-name"),
+        pytest.param(mount("/run/nvidia/driver/usr/bin/nvidia-smi", "/usr/bin/nvidia-smi"), id="program-of-a-drivers-root"),
+    ],
+)
+def test_gpu_gets_what_its_driver_needs(edits: ContainerEdits) -> None:
+    """A client of an MPS daemon, a library and a program of a driver's root go in."""
+    assert refuse_forbidden("gpu", Prepared(edits={"g": edits}), rights_of("gpu", EditRights(), is_foreign=False)) is None
+
+
+def test_groups_are_those_of_the_nodes_that_come_with_them() -> None:
+    """Disk and shadow open no GPU; where no node of the answer is on this host, there is nothing to compare with."""
+    rights = rights_of("gpu", EditRights(), is_foreign=False)
+    video = Prepared(edits={"g": ContainerEdits(device_nodes=node("/dev/nvidia0").device_nodes, additional_gids=(44,))})
+    disk = Prepared(edits={"g": ContainerEdits(device_nodes=node("/dev/nvidia0").device_nodes, additional_gids=(44, 6))})
+
+    refusal = refuse_forbidden("gpu", disk, rights, {}, frozenset({44, 109}))
+
+    assert refusal is not None
+    assert "groups (6,)" in refusal.reasons[0].message
+    assert "44, 109" in refusal.reasons[0].message
+    assert refuse_forbidden("gpu", video, rights, {}, frozenset({44, 109})) is None
+    assert refuse_forbidden("gpu", disk, rights, {}, None) is None
+    assert node_paths(disk) == ("/dev/nvidia0",)
+    assert node_paths(Prepared(edits={"g": node("/dev/nvidia0")})) == ()
+
+
+def test_groups_of_nodes_are_read_from_this_host(tmp_path: Path) -> None:
+    """A file that is no device has no say, and what is not here is unknown."""
+    file = tmp_path / "nvidia0"
+    file.touch()
+
+    assert groups_of_nodes(["/dev/null", str(tmp_path / "absent")]) == {Path("/dev/null").stat().st_gid}
+    assert groups_of_nodes([str(file)]) == frozenset()
+    assert groups_of_nodes([str(tmp_path / "absent"), "\0"]) is None
 
 
 def test_answer_is_refused_when_it_is_larger_than_kubelet_takes() -> None:

@@ -27,7 +27,10 @@ from topobus.gateway.core.guarded_names import (
     GUARD_SOURCE,
     GUARDED_EXACTLY,
     GUARDED_FOLDERS,
+    LOADED_BY_ALL,
+    LOADER,
     OPTIONS,
+    PROGRAM_FOLDERS,
     PROTECTED_ANNOTATIONS,
     PROTECTED_NODES,
     RUNTIMES_OWN,
@@ -41,6 +44,7 @@ __all__ = [
     "EditRights",
     "host_paths",
     "is_plain_path",
+    "node_paths",
     "refuse_forbidden",
     "rights_of",
 ]
@@ -68,7 +72,7 @@ class EditRights(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     hooks: tuple[str, ...] = ()
     """Programs of the host that the container runtime may run as root for the container: whole paths."""
     gids: bool = False
-    """Allow groups for the container's processes (those of device nodes, such as video and render); never root's."""
+    """Allow groups for the container's processes: those of the device nodes that come with them, such as video and render; never root's."""
     majors: tuple[int, ...] = ()
     """Major numbers of device nodes that need not exist on the host: a number reaches its device under any path."""
     net_devices: bool = False
@@ -90,6 +94,10 @@ _TOTAL_BYTES = 4 * 1024 * 1024
 _REASONS_LIMIT = 8
 _SHOWN_CHARACTERS = 80
 
+# Where MPS daemons have their pipes: who may have them for writing may have the host's shared memory with them.
+_MPS_PIPES = ("/tmp/nvidia-mps", "/run/topobus/mps")
+_SHARED_MEMORY = "/dev/shm"
+
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 # Where NVIDIA's container toolkit, its operator and GKE put the two programs that its CDI files name.
@@ -103,12 +111,12 @@ NO_RIGHTS = EditRights()
 SHIPPED_RIGHTS: Mapping[str, EditRights] = MappingProxyType(
     {
         # NVIDIA's, AMD's and Intel's nodes and their groups; the files of NVIDIA's driver, and the program by which a container's loader finds them.
-        # An MPS client needs the daemon's pipes and its files in shared memory (CUDA MPS guide).
+        # An MPS client needs the daemon's pipes and its files in shared memory (CUDA MPS guide); the host's own, /dev/shm, comes only along with pipes.
         "gpu": EditRights(
             device_nodes=("/dev/nvidia", "/dev/dri/", "/dev/kfd", "/dev/gdrdrv"),
             mounts=DRIVER_FILES,
             libraries=DRIVER_LIBRARIES,
-            writable_mounts=("/dev/shm", "/tmp/nvidia-mps", "/run/topobus/mps", "/run/topobus/mps-shm"),
+            writable_mounts=("/tmp/nvidia-mps", "/run/topobus/mps", "/run/topobus/mps-shm"),
             variables=DRIVER_VARIABLES,
             hooks=DRIVER_HOOKS,
             gids=True,
@@ -150,6 +158,14 @@ def host_paths(prepared: Prepared) -> tuple[str, ...]:
     return tuple(sorted(nodes | {mount.host_path for edits in parts for mount in edits.mounts}))
 
 
+def node_paths(prepared: Prepared) -> tuple[str, ...]:
+    """List the host's device nodes of an answer that brings groups, of which somebody must say which group each has; none where it brings no group."""
+    parts = (prepared.common, *prepared.edits.values())
+    if not any(edits.additional_gids for edits in parts):
+        return ()
+    return tuple(sorted({node.host_path or node.path for edits in parts for node in edits.device_nodes}))
+
+
 def is_plain_path(path: str) -> bool:
     """Say whether a path is absolute, written in its shortest way, and without characters that nobody sees.
 
@@ -160,16 +176,29 @@ def is_plain_path(path: str) -> bool:
 
 
 def refuse_forbidden(
-    device_class: str, prepared: Prepared, rights: EditRights, leads_to: Mapping[str, str] = MappingProxyType({})
+    device_class: str,
+    prepared: Prepared,
+    rights: EditRights,
+    leads_to: Mapping[str, str] = MappingProxyType({}),
+    groups: frozenset[int] | None = None,
 ) -> Refusal | None:
     """Refuse an answer of `prepare` in which anything is outside the rights of its class; None is all allowed.
 
-    Shapes: leads_to — host path to where its links lead, for those of which that is known and another path.
+    Shapes: leads_to — host path to where its links lead, for those of which that is known and another path. groups — those of the answer's device nodes on this host;
+            None: it has none of them here, as on a machine that is only recorded.
     Errors: raises nothing; Refusal code edits-forbidden with at most eight reasons, one for each rule that is broken.
     """
     breaches: dict[str, list[tuple[str, str]]] = {}
+    has_pipes = any(
+        _is_below(mount.host_path, folder) and any(_is_below(mount.host_path, allowed) for allowed in rights.writable_mounts)
+        for edits in (prepared.common, *prepared.edits.values())
+        for mount in edits.mounts
+        for folder in _MPS_PIPES
+    )
     for device, edits in (("", prepared.common), *sorted(prepared.edits.items())):
-        for edit, wanted in _guard_breaches(edits) if rights.as_kubelet else _breaches(edits, rights, leads_to):
+        for edit, wanted in (
+            _guard_breaches(edits) if rights.as_kubelet else _breaches(edits, rights, leads_to, groups, has_pipes=has_pipes)
+        ):
             breaches.setdefault(wanted, []).append((device, edit))
     size_bytes = sum(map(_size_bytes, (prepared.common, *prepared.edits.values())))
     if size_bytes > _TOTAL_BYTES and not rights.as_kubelet:
@@ -221,7 +250,9 @@ def _guard_breaches(edits: ContainerEdits) -> Iterator[tuple[str, str]]:
             )
 
 
-def _breaches(edits: ContainerEdits, rights: EditRights, leads_to: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _breaches(
+    edits: ContainerEdits, rights: EditRights, leads_to: Mapping[str, str], groups: frozenset[int] | None, *, has_pipes: bool
+) -> Iterator[tuple[str, str]]:
     """List what is not allowed, each with what would be."""
     yield from _guard_breaches(edits)
     for what, count in (
@@ -239,10 +270,16 @@ def _breaches(edits: ContainerEdits, rights: EditRights, leads_to: Mapping[str, 
     for node in edits.device_nodes:
         yield from _node_breaches(node, rights, leads_to)
     for mount in edits.mounts:
-        yield from _mount_breaches(mount, rights, leads_to)
+        yield from _place_breaches(mount)
+        yield from _mount_breaches(mount, rights, leads_to, has_pipes=has_pipes)
     for name, value in sorted(edits.annotations.items()):
         yield from _annotation_breaches(name, value, rights)
     yield from _runtime_breaches(edits, rights)
+    if rights.gids and groups is not None and (strange := sorted({*edits.additional_gids} - groups - {0})):
+        yield (
+            f"groups {tuple(strange[:8])}",
+            f"groups of the device nodes that come with them: {', '.join(map(str, sorted(groups))) or 'they have none'}",
+        )
 
 
 def _runtime_breaches(edits: ContainerEdits, rights: EditRights) -> Iterator[tuple[str, str]]:
@@ -302,7 +339,18 @@ def _node_breaches(node: DeviceNode, rights: EditRights, leads_to: Mapping[str, 
         yield f"{shown} with permissions {_shown(node.permissions)}", f"one or more of the letters {allowed}"
 
 
-def _mount_breaches(mount: Mount, rights: EditRights, leads_to: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _place_breaches(mount: Mount) -> Iterator[tuple[str, str]]:
+    """List mounts that take the place of what runs in a container: its loader, its C library, its shell."""
+    host, inside = mount.host_path, mount.container_path
+    folder, _, name = inside.rpartition("/")
+    shown = f"a mount of {_shown(host)} on {_shown(inside)}"
+    if LOADER.fullmatch(name) or LOADED_BY_ALL.fullmatch(name):
+        yield shown, "none in place of a container's loader or of a library that every program loads"
+    elif folder in PROGRAM_FOLDERS and not host.endswith(inside):
+        yield shown, f"a program at its own path (…{_shown(inside)})"
+
+
+def _mount_breaches(mount: Mount, rights: EditRights, leads_to: Mapping[str, str], *, has_pipes: bool) -> Iterator[tuple[str, str]]:
     host, inside = mount.host_path, mount.container_path
     shown = f"a mount of {_shown(host)} on {_shown(inside)}"
     for path in (host, inside):
@@ -314,9 +362,13 @@ def _mount_breaches(mount: Mount, rights: EditRights, leads_to: Mapping[str, str
     strange = sorted(set(mount.options) - OPTIONS)
     if strange or len(mount.options) > len(OPTIONS):
         yield f"{shown} with options {_shown(','.join(strange))}", f"options of {', '.join(sorted(OPTIONS))}"
+    if host == _SHARED_MEMORY == inside == leads_to.get(host, host) and has_pipes:
+        return
     for where in dict.fromkeys((host, leads_to.get(host, host))):
         if any(_is_below(where, folder) for folder in rights.writable_mounts):
             continue
+        if _is_library(where, rights) and not _is_same_library(host, inside):
+            yield shown, "a library under its own name"
         if not _is_library(where, rights) and not any(_is_below(where, folder) for folder in rights.mounts):
             yield _with_target(shown, host, where), f"a mount of {_listed_mounts(rights)}"
         elif "ro" not in mount.options or "rw" in mount.options:
@@ -351,6 +403,12 @@ def _is_library(path: str, rights: EditRights) -> bool:
     return LIBRARY_NAME.fullmatch(name) is not None and any(_is_below(folder, allowed) for allowed in rights.libraries)
 
 
+def _is_same_library(host: str, inside: str) -> bool:
+    """Say whether a mount gives a library no other library's place: `libcuda.so.580` may be `libcuda.so.1` in the container."""
+    host_name, name = (path.rpartition("/")[2] for path in (host, inside))
+    return LIBRARY_NAME.fullmatch(name) is not None and name.partition(".so")[0] == host_name.partition(".so")[0]
+
+
 def _is_below(path: str, folder: str) -> bool:
     return path == folder or path.startswith(f"{folder}/")
 
@@ -383,7 +441,7 @@ def _shown(text: str) -> str:
 
 def _listed_mounts(rights: EditRights) -> str:
     if rights.libraries:
-        return f"a file of the GPU's driver (docs/how-to/cuda-without-a-toolkit.md), {_listed(rights.writable_mounts)}, or what setting edits names"
+        return f"a file of the GPU's driver (docs/how-to/cuda-without-a-toolkit.md), {_listed(rights.writable_mounts)}, {_SHARED_MEMORY} along with an MPS daemon's pipes, or what setting edits names"
     return _listed((*rights.mounts, *rights.writable_mounts))
 
 

@@ -11,8 +11,11 @@ __all__ = [
     "GUARDED_FOLDERS",
     "GUARD_FOLDER",
     "GUARD_SOURCE",
+    "LOADED_BY_ALL",
+    "LOADER",
     "METADATA_FOLDER",
     "OPTIONS",
+    "PROGRAM_FOLDERS",
     "PROTECTED_ANNOTATIONS",
     "PROTECTED_NODES",
     "RUNTIMES_OWN",
@@ -155,6 +158,13 @@ GUARDED_EXACTLY = frozenset(
         "/home",
         "/opt",
     ]
+)
+# A file that is mounted here takes the place of a program: only one that has the same path on the host, or below the root of a driver, is that program.
+PROGRAM_FOLDERS = ("/bin", "/sbin", "/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin")
+# The program that starts every other one, and the libraries that nearly every program loads (glibc, musl, PAM).
+LOADER = re.compile(r"ld(-[A-Za-z0-9_.-]+|64|)\.so(\.[0-9]+)*|ld-musl-.*")
+LOADED_BY_ALL = re.compile(
+    r"lib(c|m|dl|rt|pthread|resolv|util|crypt|crypto|ssl|nsl|nss_[a-z]+|pam[a-z_]*|selinux|audit|cap|gcc_s|stdc\+\+|z|musl|systemd)[-.].*"
 )
 OPTIONS = frozenset(
     ["ro", "rw", "bind", "rbind", "nosuid", "nodev", "noexec", "private", "rprivate", "slave", "rslave", "relatime", "noatime"]
