@@ -22,7 +22,8 @@ from topobus.domain.request import Owner, OwnerKind
 from topobus.runtime.bus import Bus
 from topobus.runtime.provision import bucket_subject
 from topobus.testing.bus import MemoryBus, MemoryNats
-from topobus.testing.chaos.faults import HUB_FAULTS, NODE_FAULTS, Fault, Planned, plan_faults
+from topobus.testing.chaos.command import main
+from topobus.testing.chaos.faults import CLOCK_FAULTS, HUB_FAULTS, NODE_FAULTS, Fault, Planned, plan_faults, possible_faults
 from topobus.testing.chaos.hub_side import compare_events
 from topobus.testing.chaos.lives import draw_lives
 from topobus.testing.chaos.nats_proxy import NatsProxy, Trouble
@@ -295,3 +296,40 @@ def test_clock_is_moved_by_hours_both_ways_when_faults_are_drawn() -> None:
     assert min(moves) < -3600
     assert max(moves) > 3600
     assert moves == [Planned(at=0.0, fault=Fault.STEP_CLOCK, lasts_s=0.2 + step / 10).moves_s for step in range(50)]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        pytest.param(["--only", "twin"], "invalid choice", id="of-a-ledger-alone"),
+        pytest.param(["--only", "cut-link"], "needs a node with a server of its own", id="of-a-hub"),
+        pytest.param(["--only", "kill", "step-clock"], "needs libfaketime", id="of-clocks"),
+    ],
+)
+def test_command_refuses_faults_that_cannot_happen_here(
+    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything is started, and with what it would need."""
+    monkeypatch.setattr("topobus.testing.chaos.command.find_libfaketime", lambda: None)
+
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+
+    assert said in capsys.readouterr().err
+
+
+def test_faults_move_no_clock_when_that_of_the_services_cannot_be_moved() -> None:
+    """The asker's clock alone would make its requests hours old: topology is right to refuse those, and the run must not call that a violation."""
+    without, everything = possible_faults(has_hub=True, can_move_clocks=False), possible_faults(has_hub=True, can_move_clocks=True)
+
+    assert {*everything} - {*without} == {*CLOCK_FAULTS}
+    assert {*everything} == {*NODE_FAULTS, *HUB_FAULTS}
+
+
+def test_clocks_of_askers_stay_when_no_other_can_be_moved(tmp_path: Path) -> None:
+    """Who asks has the time of those who answer."""
+    clocks = WallClocks(tmp_path, None)
+
+    clocks.step(3600.0)
+
+    assert clocks.machine.ahead_s == 0.0

@@ -15,7 +15,7 @@ from pathlib import Path
 from topobus.runtime.config import LogSettings
 from topobus.runtime.logging import setup_logging
 from topobus.testing.chaos.bulk import BulkOptions, run_bulk
-from topobus.testing.chaos.faults import Fault
+from topobus.testing.chaos.faults import CLOCK_FAULTS, HUB_FAULTS, NODE_FAULTS, Fault, possible_faults
 from topobus.testing.chaos.node import SERVICES, Shape
 from topobus.testing.chaos.node_run import NodeOptions, run_node
 from topobus.testing.chaos.wall_clocks import find_libfaketime
@@ -27,7 +27,13 @@ _MOST = 1 << 31
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run what is asked for; 0 when nothing was violated, 1 when something was."""
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    library = arguments.libfaketime or find_libfaketime()
+    possible = possible_faults(has_hub=arguments.leaf, can_move_clocks=library is not None)
+    if impossible := sorted({*arguments.only}.difference(possible)):
+        needs = "libfaketime (--libfaketime)" if impossible[0] in CLOCK_FAULTS else "a node with a server of its own (--leaf)"
+        parser.error(f"--only: {', '.join(impossible)} cannot happen here: it needs {needs}")
     seed: int = arguments.seed if arguments.seed is not None else secrets.randbelow(_MOST)
     # What we ask through has its connection cut again and again: that is no news.
     setup_logging(LogSettings(level="error"))
@@ -109,7 +115,14 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m topobus.testing.chaos", description=__doc__)
     parser.add_argument("--seed", type=int, help="of the schedule; a run that names it again has the same operations and faults")
     parser.add_argument("--steps", type=int, default=40, help="faults that a whole node goes through; 0: no such run")
-    parser.add_argument("--only", type=Fault, choices=list(Fault), nargs="+", default=(), help="these faults of a whole node alone")
+    parser.add_argument(
+        "--only",
+        type=Fault,
+        choices=sorted({*NODE_FAULTS, *HUB_FAULTS}),
+        nargs="+",
+        default=(),
+        help="these faults of a whole node alone; those of a hub need --leaf",
+    )
     parser.add_argument(
         "--leaf", action="store_true", help="the node has a nats-server (2.10 or later) and a relay of its own, and a hub is behind it"
     )

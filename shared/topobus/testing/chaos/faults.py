@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from topobus.testing.chaos.nats_proxy import Trouble
 
-__all__ = ["BULK_FAULTS", "HUB_FAULTS", "NODE_FAULTS", "TROUBLES", "Fault", "Planned", "plan_faults"]
+__all__ = ["BULK_FAULTS", "CLOCK_FAULTS", "HUB_FAULTS", "NODE_FAULTS", "TROUBLES", "Fault", "Planned", "plan_faults", "possible_faults"]
 
 
 class Fault(StrEnum):
@@ -108,8 +108,21 @@ NODE_FAULTS = (
 )
 """What a whole node comes through."""
 
+CLOCK_FAULTS = (Fault.STEP_CLOCK, Fault.SKEW_CLOCK)
+"""What needs clocks that can be moved: where the services' cannot, moving the asker's alone would make requests of another time, which topology rightly refuses."""
+
 HUB_FAULTS = (Fault.CUT_LINK, Fault.CUT_LINK, Fault.CUT_LINK, Fault.KILL_HUB, Fault.FREEZE_HUB, Fault.ROLL_BACK_HUB, Fault.EMPTY_HUB)
 """What comes on top where the node has a server of its own."""
+
+
+def possible_faults(*, has_hub: bool, can_move_clocks: bool) -> tuple[Fault, ...]:
+    """List what can happen to a whole node here, each as often as it is drawn.
+
+    >>> Fault.STEP_CLOCK in possible_faults(has_hub=False, can_move_clocks=False), Fault.CUT_LINK in possible_faults(has_hub=True, can_move_clocks=True)
+    (False, True)
+    """
+    kinds = (*NODE_FAULTS, *(HUB_FAULTS if has_hub else ()))
+    return tuple(kind for kind in kinds if can_move_clocks or kind not in CLOCK_FAULTS)
 
 
 class Planned(Struct, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ from topobus.domain.errors import PeerUnavailable
 from topobus.domain.request import OwnerKind
 from topobus.runtime.bus import Bus
 from topobus.runtime.config import NatsSettings
-from topobus.testing.chaos.faults import HUB_FAULTS, NODE_FAULTS, Fault, Planned, plan_faults
+from topobus.testing.chaos.faults import Fault, Planned, plan_faults, possible_faults
 from topobus.testing.chaos.ledger_objects import held_by_owner
 from topobus.testing.chaos.lives import CLASSES, Lives, Stuck, draw_lives
 from topobus.testing.chaos.node import DEVICES, NODE, ChaosNode, Shape, chaos_node
@@ -144,7 +144,7 @@ class _NodeRun:
 
     async def _do_steps(self, result: NodeResult) -> None:
         options = self._options
-        kinds = options.only or (*NODE_FAULTS, *(HUB_FAULTS if self._node.hub is not None else ()))
+        kinds = options.only or possible_faults(has_hub=self._node.hub is not None, can_move_clocks=self._node.clocks.can_move)
         planned = plan_faults(f"{options.seed}/node", options.steps, kinds, tuple(self._node.services), most_s=options.most_s)
         pauses = random.Random(f"{options.seed}/pauses")
         began = time.monotonic()

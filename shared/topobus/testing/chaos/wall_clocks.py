@@ -69,7 +69,9 @@ class WallClocks:
         }
 
     def step(self, by_s: float) -> None:
-        """Set the machine's clock forward or back, for all of its processes."""
+        """Set the machine's clock forward or back, for all of its processes; where theirs cannot be moved, nobody's is."""
+        if not self.can_move:
+            return
         self.machine.ahead_s += by_s
         for name in self._names:
             self._write(name, self.machine.ahead_s)
