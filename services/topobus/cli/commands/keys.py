@@ -78,7 +78,8 @@ Nodes = Annotated[
     Parameter(
         name="--node",
         negative="",
-        help="A node with a user of its own, besides those of the server file: leaf-NODE at a hub. At a leaf: whose server it is. Default: any node.",
+        help="A node whose processes are users of their own (gpu-NODE, at a hub leaf-NODE), besides those of the server file. At a leaf: whose server it is. "
+        "Default: each kind of process is one user, for any node.",
     ),
 ]
 LeftOut = Annotated[
