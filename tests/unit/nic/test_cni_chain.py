@@ -39,6 +39,28 @@ def test_chain_takes_all_versions_stated_when_a_list_has_several() -> None:
     assert chain.versions == ("1.0.0", "0.4.0")
 
 
+def test_chain_takes_0_3_0_when_a_list_says_it() -> None:
+    """Its results are those of 0.3.1; lists of that time are still in use."""
+    chain = parse_chain(conflist(cniVersion="0.3.0"), "data.conflist")
+
+    assert isinstance(chain, Chain)
+    assert chain.versions == ("0.3.0",)
+
+
+@pytest.mark.parametrize("version", [None, "", "0.2.0", "0.1.0"])
+def test_chain_says_why_when_a_list_is_of_the_time_before_interfaces(version: str | None) -> None:
+    """A list without cniVersion counts as 0.1.0, whose results cannot say which interface there is."""
+    document = {key: value for key, value in conflist(cniVersion=version).items() if value is not None}
+
+    refusal = parse_chain(document, "data.conflist")
+
+    assert isinstance(refusal, Refusal)
+    assert (
+        "1.1.0, 1.0.0, 0.4.0, 0.3.1, 0.3.0 (a list without it is of 0.1.0, and before 0.3.0 a result names no interface)"
+        in refusal.reasons[0].message
+    )
+
+
 def test_chain_takes_one_plugin_when_it_is_no_list() -> None:
     """A configuration of one plugin, as before 1.0.0, is a chain of one."""
     chain = parse_chain({"cniVersion": "0.3.1", "name": "lo", "type": "loopback"}, "lo.conf")

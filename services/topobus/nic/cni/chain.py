@@ -1,7 +1,7 @@
 """Reads CNI configuration lists: which plugins run, in which order, and which versions the list may be run in.
 
 Flows in: a decoded JSON document of an operator or a claim. Flows out: a Chain, or a Refusal that names the field. Nothing is run and no file is read here.
-A list of one plugin may be written as the plugin's configuration alone (`type` at the top level), as 0.3.1 and 0.4.0 allow.
+A list of one plugin may be written as the plugin's configuration alone (`type` at the top level), as 0.3.x and 0.4.0 allow.
 
 Source: CNI specification 1.1.0, section 1 (network configuration format).
 """
@@ -19,8 +19,11 @@ from topobus.nic.cni.refusals import config_invalid
 
 __all__ = ["VERSIONS", "Chain", "Plugin", "is_at_least", "parse_chain"]
 
-VERSIONS = ("1.1.0", "1.0.0", "0.4.0", "0.3.1")
-"""The versions that this runner speaks, newest first."""
+VERSIONS = ("1.1.0", "1.0.0", "0.4.0", "0.3.1", "0.3.0")
+"""The versions that this runner speaks, newest first. 0.3.0 has the results of 0.3.1."""
+_WANTED = f"one of {', '.join(VERSIONS)}"
+# Before 0.3.0 a result names no interface (ip4, ip6), so nothing can be said of what a plugin made. Source: CNI specification 0.2.0, "Result"; libcni takes "" for 0.1.0.
+_TOO_OLD = f"{_WANTED} (a list without it is of 0.1.0, and before 0.3.0 a result names no interface)"
 # Section 1: a network's name begins alphanumeric; the same characters as of an attachment's container id. 63: it becomes part of a file's name.
 _NETWORK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 # A plugin's type is the name of a file in one of the folders of plugins, so never a path. The specification forbids slashes, and we dots in front.
@@ -122,14 +125,15 @@ def _versions(document: Mapping[str, Any], where: str) -> tuple[str, ...] | Refu
     """Collect what the list may be run in: `cniVersion`, and since 1.1 `cniVersions`."""
     single, several = document.get("cniVersion"), document.get("cniVersions", [])
     if single is not None and not isinstance(single, str):
-        return config_invalid(where, "cniVersion", f"one of {', '.join(VERSIONS)}", single)
+        return config_invalid(where, "cniVersion", _WANTED, single)
     if not isinstance(several, list | tuple) or not all(isinstance(version, str) for version in several):
         return config_invalid(where, "cniVersions", "a list of versions", several)
-    if single is None and not several:
-        return config_invalid(where, "cniVersion", f"one of {', '.join(VERSIONS)}", single)
+    if not single and not several:
+        return config_invalid(where, "cniVersion", _TOO_OLD, single)
     stated = {*several, *([single] if single is not None else [])}
     versions = tuple(version for version in VERSIONS if version in stated)
-    return versions or config_invalid(where, "cniVersion", f"one of {', '.join(VERSIONS)}", ", ".join(sorted(stated)))
+    is_old = any(version.startswith(("0.1.", "0.2.")) for version in stated)
+    return versions or config_invalid(where, "cniVersion", _TOO_OLD if is_old else _WANTED, ", ".join(sorted(stated)))
 
 
 def _plugin(entry: object, field: str, where: str) -> Plugin | Refusal:
