@@ -296,3 +296,20 @@ def test_place_refuses_machines_above_the_limit_when_the_operator_set_one() -> N
     assert codes(place(limited, TRAINER)) == ["too-many-numa-nodes"]
     assert isinstance(place(limited, structs.replace(TRAINER, policy=Policy.NONE)), Placement)
     assert isinstance(place(view, TRAINER), Placement)
+
+
+def test_place_names_the_pods_own_sidecar_when_it_has_what_is_missing() -> None:
+    """What a sidecar keeps is not held by others, and no device of it is sick: the refusal says who has it."""
+    view = holding(dgx(), "other", gpu=("gpu-0", "gpu-1", "gpu-2", "gpu-3", "gpu-4", "gpu-5"))
+    sidecar = container("proxy", gpu=1, cpus=2, kind=ContainerKind.SIDECAR)
+
+    devices = place(
+        view, pod("p", container("early", gpu=1, kind=ContainerKind.INIT), sidecar, container("late", gpu=2, kind=ContainerKind.INIT))
+    )
+    cpus = place(view, pod("p", sidecar, container("main", cpus=10_000)))
+
+    assert isinstance(devices, Refusal)
+    assert "of 8 on this node 1 can be had (6 held, 0 not healthy, 1 with container 'proxy' of this pod)" in devices.reasons[0].message
+    assert devices.reasons[0].facts["own"] == 1
+    assert isinstance(cpus, Refusal)
+    assert "2 with container 'proxy' of this pod)" in cpus.reasons[0].message

@@ -6,7 +6,8 @@ met. Nothing is taken here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
 from topobus.domain.alignment.planning.demands import ContainerDemand, DeviceDemand
@@ -67,7 +68,7 @@ def _cpu_faults(available: NodeAvailability, demand: ContainerDemand) -> Iterabl
         yield demand.unmet(
             "not-enough-cpus",
             f"wants {demand.cpus} exclusive CPUs; of {len(available.online)} online ones {usable} can be had"
-            f" ({len(available.held_cpus & available.online)} held, {len(available.view.reserved_cpus & available.online)} reserved)",
+            f" ({len(available.held_cpus & available.online)} held, {len(available.view.reserved_cpus & available.online)} reserved{_own_part(available.own_cpus)})",
             CPU_CLASS,
             wanted=demand.cpus,
             free=usable,
@@ -139,11 +140,16 @@ def _name_faults(available: NodeAvailability, demand: ContainerDemand, device_de
         elif name not in available.usable(device_demand.device_class):
             yield demand.unmet(
                 "device-held",
-                f"{name} is taken by another container of this pod",
+                f"{name} is taken by {_user(available, device_demand.device_class, name)} of this pod",
                 device_demand.device_class,
                 device=name,
                 owner="this pod",
             )
+
+
+def _user(available: NodeAvailability, device_class: str, name: str) -> str:
+    container = available.own.get(device_class, {}).get(name)
+    return f"container {container!r}" if container is not None else "another container"
 
 
 def _too_few(available: NodeAvailability, demand: ContainerDemand, device_demand: DeviceDemand, exists: int, free: int) -> Reason:
@@ -154,6 +160,8 @@ def _too_few(available: NodeAvailability, demand: ContainerDemand, device_demand
     kept_back = sum(device.maintenance is not None for device in others)
     sick = sum(not device.is_allocatable for device in others) - kept_back
     also = f", {kept_back} kept back by an operator" if kept_back else ""
+    own = Counter(available.own.get(device_demand.device_class, {}).values())
+    also += _own_part(own)
     return demand.unmet(
         "not-enough-devices",
         f"wants {device_demand.count} {device_demand.device_class}; of {exists} on this node {free} can be had ({held} held, {sick} not healthy{also})",
@@ -163,7 +171,13 @@ def _too_few(available: NodeAvailability, demand: ContainerDemand, device_demand
         exists=exists,
         held=held,
         unhealthy=sick,
+        own=own.total(),
     )
+
+
+def _own_part(own: Mapping[str, int]) -> str:
+    """Say what other containers of the same pod keep, sidecars above all."""
+    return "".join(f", {count} with container {name!r} of this pod" for name, count in sorted(own.items()))
 
 
 def _wanted(demand: ContainerDemand) -> set[str]:

@@ -57,6 +57,9 @@ class NodeAvailability:
         self.memory = AvailableMemory.of(view)
         self.reusable_cpus = CpuSet()
         self.reusable: dict[str, set[str]] = {}
+        self.own: Mapping[str, Mapping[str, str]] = {}
+        """What containers of this pod keep: class to device to container. Of CPUs the container alone, with how many."""
+        self.own_cpus: Mapping[str, int] = {}
         self._sockets = socket_of_nodes(view.cores)
         self._sites: dict[str, dict[str, Site]] = {}
 
@@ -94,7 +97,7 @@ class NodeAvailability:
 
     def absorb(self, fork: NodeAvailability, cpus: CpuSet | None = None, devices: Mapping[str, Collection[str]] | None = None) -> None:
         """Take over what happened in a fork that was made with these limits."""
-        self.memory = fork.memory
+        self.memory, self.own, self.own_cpus = fork.memory, fork.own, fork.own_cpus
         limits = devices or {}
         for kept, taken in ((self.free, fork.free), (self.reusable, fork.reusable)):
             for name, names in taken.items():
@@ -167,8 +170,8 @@ class NodeAvailability:
                 choices[device_demand.device_class] = choice
             if strays:
                 outside[device_demand.device_class] = strays
-            self._keep_devices(demand.kind, device_demand, set(choice.names))
-        self._keep_cpus(demand.kind, cpus)
+            self._keep_devices(demand, device_demand, set(choice.names))
+        self._keep_cpus(demand, cpus)
         memory, self.memory = blocks
         return ContainerAllocation(
             cpus=cpus,
@@ -270,17 +273,25 @@ class NodeAvailability:
             return choice, strays
         return choose_devices([], sites, total, must_include=must, neighbours=neighbours, free=free), strays
 
-    def _keep_devices(self, kind: ContainerKind, device_demand: DeviceDemand, names: set[str]) -> None:
+    def _keep_devices(self, demand: ContainerDemand, device_demand: DeviceDemand, names: set[str]) -> None:
         self.free[device_demand.device_class] -= names
         pool = self.reusable.setdefault(device_demand.device_class, set())
-        if kind is ContainerKind.INIT:
+        if demand.kind is ContainerKind.INIT:
             pool |= names
-        else:
-            pool -= names
+            return
+        pool -= names
+        # New mappings: forks share the old ones.
+        own = {**self.own.get(device_demand.device_class, {}), **dict.fromkeys(names, demand.name)}
+        self.own = {**self.own, device_demand.device_class: own}
 
-    def _keep_cpus(self, kind: ContainerKind, cpus: CpuSet) -> None:
+    def _keep_cpus(self, demand: ContainerDemand, cpus: CpuSet) -> None:
         self.free_cpus -= cpus
-        self.reusable_cpus = self.reusable_cpus | cpus if kind is ContainerKind.INIT else self.reusable_cpus - cpus
+        if demand.kind is ContainerKind.INIT:
+            self.reusable_cpus |= cpus
+            return
+        self.reusable_cpus -= cpus
+        if cpus:
+            self.own_cpus = {**self.own_cpus, demand.name: len(cpus)}
 
     def _touched(self, cpus: CpuSet, devices: Mapping[str, tuple[str, ...]]) -> NodeSet:
         nodes = self.topology.nodes_of(cpus)
