@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from support.alignment_nodes import dgx_facts
 from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.suggestions import nearest, would_fit
-from topobus.controller.allocation.values import Allocated, NoFit
+from topobus.controller.allocation.values import Allocated, Mode, NoFit
 from topobus.controller.dry_run.run import DryRun, dry_run
 from topobus.controller.dry_run.situation import DryAnswer, Situation
 from topobus.domain.errors import ContractError
@@ -237,3 +238,55 @@ def test_advice_is_what_the_search_finds_when_the_claim_is_changed_so(devices: l
 def test_advice_is_none_when_no_one_change_helps() -> None:
     """A class without devices is not talked around."""
     assert would_fit(given([slice_of(gpus(1))], claim(request(device_class="nic", count=2))), solve) == ()
+
+
+def _selecting(expression: str) -> ApiObject:
+    asked = {"name": "r", "exactly": {"deviceClassName": "gpu", "selectors": [{"cel": {"expression": expression}}]}}
+    spec = {"devices": {"requests": [asked]}}
+    return ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata={"name": "a"}, spec=spec)
+
+
+def _healthy_on(node: str) -> tuple[ApiObject, ...]:
+    """Two nodes, of which one tells whether its device is healthy."""
+    slices = []
+    for name in ("n1", "n2"):
+        plain = _slice(name, 1)
+        attributes = {"healthy": {"bool": True}} if name == node else {}
+        slices.append(structs.replace(plain, spec={**plain.spec, "devices": [{"name": "gpu-0", "attributes": attributes}]}))
+    return (*slices, CLASS)
+
+
+@pytest.mark.parametrize(
+    ("node", "mode", "condition"),
+    [
+        ("n2", Mode.COMPATIBLE, "Invalid"),
+        ("n2", Mode.CORRECTED, "Invalid"),
+        ("n1", Mode.COMPATIBLE, "Invalid"),
+        ("n1", Mode.CORRECTED, "Allocated"),
+    ],
+)
+def test_selector_that_fails_on_a_device_ends_the_attempt_as_the_scheduler_has_it(node: str, mode: Mode, condition: str) -> None:
+    """kube-scheduler looks at all nodes of a small cluster and gives up; the controller at one after the other until one fits (kubernetes#135184)."""
+    wanted = _selecting("device.attributes['gpu.example.com'].healthy")
+
+    (answer,) = dry_run(Situation(wanted=(wanted,), objects=_healthy_on(node), mode=mode), COMPILER)
+
+    assert answer.condition == condition
+    assert answer.node == ("n1" if condition == "Allocated" else "")
+
+
+def test_shares_of_one_device_have_ids_of_their_own_when_several_claims_are_answered() -> None:
+    """In a claim's status they tell shares apart."""
+    plain = _slice("n1", 1)
+    shared = {"name": "gpu-0", "allowMultipleAllocations": True, "capacity": {"memory": {"value": "10Gi"}}}
+    objects = (structs.replace(plain, spec={**plain.spec, "devices": [shared]}), CLASS)
+
+    def share(name: str) -> ApiObject:
+        asked = {"name": "r", "exactly": {"deviceClassName": "gpu", "capacity": {"requests": {"memory": "2Gi"}}}}
+        spec = {"devices": {"requests": [asked]}}
+        return ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata={"name": name}, spec=spec)
+
+    answers = _run(share("a"), share("b"), objects=objects)
+
+    ids = [device.share_id for answer in answers for result in answer.allocations.values() for device in result.devices.results]
+    assert ids == ["SHARE-0", "SHARE-1"]

@@ -17,11 +17,13 @@ from topobus.cel.seam import SelectorCompiler
 from topobus.contracts.messages import ApiObject
 from topobus.contracts.nouns import CLUSTER
 from topobus.controller.allocation.explanations import explain_nodes
+from topobus.controller.allocation.results import SHARE_PREFIX
 from topobus.controller.allocation.search import allocate
 from topobus.controller.allocation.suggestions import ADVICE_STEPS, would_fit
 from topobus.controller.allocation.values import (
     Allocated,
     AllocationInput,
+    Fault,
     Mode,
     NoFit,
     Outcome,
@@ -73,8 +75,10 @@ from topobus.kubernetes.api.objects import (
     object_parts,
 )
 from topobus.kubernetes.api.resource import (
+    AllocationResult,
     ClaimSpec,
     ClaimTemplateSpec,
+    GrantedDevice,
 )
 from topobus.kubernetes.api.shape import read_as
 
@@ -157,6 +161,7 @@ class DryRun:
             built_in = ApiObject(api_version="resource.k8s.io/v1", kind="DeviceClass", metadata={"name": driver}, spec=spec)
             _put(self.state, built_in)
         self._nodes = self._all_nodes(situation)
+        self._shares = 0
 
     def answer_all(self, wanted: Sequence[ApiObject]) -> tuple[DryAnswer, ...]:
         """Answer the pods with their claims, then the other claims.
@@ -227,15 +232,21 @@ class DryRun:
         wishing = aligned_pod_request(pod, _owners(plan.claims)) if pod is not None and plan is not None else None
         fits: list[_Fit] = []
         outcomes: list[Outcome] = []
+        enough = self._enough(nodes, plan)
+        # kube-scheduler looks at that many that fit, and what is wrong on one of the others ends the attempt.
+        looked_at = enough_nodes(len(nodes)) if self._mode is Mode.COMPATIBLE else enough
         for node in nodes:
             answer = self._filter_node(node, claims, wishing, pod, plan)
+            if isinstance(answer, Fault) and not answer.is_local:
+                return DryAnswer(name=name, condition="Invalid", reasons=(answer.reason,))
             if isinstance(answer, _Fit):
                 fits.append(answer)
-                if len(fits) >= self._enough(nodes, plan):
+                if len(fits) >= max(enough, looked_at):
                     break
             else:
                 outcomes.append(answer)
         if fits:
+            fits = fits[:enough]
             scores = (
                 [score_node(plan, fit, placement=own, numa_of=self.state.numa_nodes_of) for fit, own in fits] if plan is not None else []
             )
@@ -254,13 +265,24 @@ class DryRun:
 
     def _allocated(self, name: str, claims: Sequence[_Claim], fit: NodeFit, pod: Pod | None, plan: PodPlan | None) -> DryAnswer:
         """Store what the claims get on a node, and tell it."""
-        allocations = {claim.shown: result for claim, result in zip(claims, fit.results, strict=True)}
+        results = [self._with_own_shares(result) for result in fit.results]
+        allocations = {claim.shown: result for claim, result in zip(claims, results, strict=True)}
         stored = tuple(
             self._store(claim.claim.object, status={"allocation": msgspec.to_builtins(result)}).object
-            for claim, result in zip(claims, fit.results, strict=True)
+            for claim, result in zip(claims, results, strict=True)
         )
         request = with_claims(own_request(pod), pod, _owners(plan.claims)) if pod is not None and plan is not None else None
         return DryAnswer(name=name, condition="Allocated", node=fit.node, allocations=allocations, stored=stored, request=request)
+
+    def _with_own_shares(self, result: AllocationResult) -> AllocationResult:
+        """Number shares through all answers: each search begins anew, and two shares of one device must differ."""
+        granted: list[GrantedDevice] = []
+        for device in result.devices.results:
+            if device.share_id is not None:
+                device = msgspec.structs.replace(device, share_id=f"{SHARE_PREFIX}{self._shares}")
+                self._shares += 1
+            granted.append(device)
+        return msgspec.structs.replace(result, devices=msgspec.structs.replace(result.devices, results=tuple(granted)))
 
     def _filter_node(
         self, node: str, claims: Sequence[_Claim], wishing: PodRequest | None, pod: Pod | None, plan: PodPlan | None
