@@ -115,6 +115,46 @@ spec:
     assert "left out, for Topobus has no use for it: 1 Service" in done.stderr
 
 
+def test_dry_run_says_what_it_takes_and_what_it_does_not_look_at(tmp_path: Path) -> None:
+    """The text has the capacity of a share; a claim that has its devices already and a pod of a group are told of."""
+    (tmp_path / "all.yaml").write_text(
+        """
+apiVersion: resource.k8s.io/v1
+kind: DeviceClass
+metadata: {name: gpu}
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceSlice
+metadata: {name: n1}
+spec:
+  driver: gpu.example.com
+  nodeName: n1
+  pool: {name: n1, generation: 1, resourceSliceCount: 1}
+  devices: [{name: d0, allowMultipleAllocations: true, capacity: {memory: {value: 10Gi}}}]
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: share}
+spec: {devices: {requests: [{name: r, exactly: {deviceClassName: gpu, capacity: {requests: {memory: 3Gi}}}}]}}
+status: {allocation: {devices: {results: [{request: r, driver: gpu.example.com, pool: n1, device: d0}]}}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: member}
+spec: {schedulingGroup: {podGroupName: gang}, containers: [{name: c}]}
+"""
+    )
+    command = [*_TOPOBUS, "allocate", "-f", tmp_path / "all.yaml", "--slices", tmp_path / "all.yaml"]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+
+    said = " ".join(done.stderr.split())
+    assert done.returncode == 0, done.stderr
+    assert "r: d0  (gpu.example.com, pool n1, takes memory 3Gi)" in done.stdout
+    assert "ResourceClaim default/share is allocated already" in said
+    assert "Pod default/member: what the spec says of its group (schedulingGroup" in said
+
+
 async def test_dry_run_reads_a_cluster_by_kubeconfig(tmp_path: Path) -> None:
     """Slices, classes, allocated claims and nodes come from an API server; nothing is written there."""
     taken = {"request": "r", "driver": "gpu.example.com", "pool": "n1", "device": "d0"}

@@ -272,6 +272,40 @@ def test_dry_run_asks_the_running_system_and_writes_nothing(clean: System) -> No
     assert [item["metadata"]["name"] for item in clean.json("get", "claims")["items"]] == ["taker"]
 
 
+def test_apply_says_whether_it_would_fit_when_it_is_a_dry_run(clean: System) -> None:
+    """The same answer as `allocate` gives, beside what would be stored; what is stored already is not asked about again."""
+    clean.run("apply", "-f", "-", stdin=claim("taker", 6))
+
+    document = clean.json("apply", "--dry-run", "-f", "-", stdin=claim("small", 2) + "---\n" + claim("taker", 6))
+    no = clean.run("apply", "--dry-run", "-f", "-", stdin=claim("big", 3)).stdout
+
+    assert [(answer["name"], answer["condition"]) for answer in document["answers"]] == [("ResourceClaim default/small", "Allocated")]
+    assert "ResourceClaim default/big would wait: DoesNotFit" in no
+
+
+def test_explain_points_to_the_claim_when_its_name_is_given(clean: System) -> None:
+    """Whoever types a claim's name wants to know why it waits."""
+    clean.run("apply", "-f", "-", stdin=claim("greedy", 9))
+
+    refused = clean.run("explain", "greedy", code=1).stderr
+
+    assert "topobus describe claim greedy -n default" in " ".join(refused.split())
+
+
+def test_apply_takes_a_vendors_file_when_it_has_kinds_of_others_and_old_versions(clean: System) -> None:
+    """What is ours is stored as v1; a Deployment and a Service beside it are named in one note, and a file of these alone is refused."""
+    others = "{apiVersion: apps/v1, kind: Deployment}\n---\n{apiVersion: v1, kind: Service}\n"
+    old = claim("old", 1).replace("resource.k8s.io/v1", "resource.k8s.io/v1beta2")
+
+    said = clean.run("apply", "-f", "-", stdin=f"{old}\n---\n{others}").stderr
+    stored = clean.json("get", "claim", "old")
+    alone = clean.run("apply", "-f", "-", stdin=others, code=66).stderr
+
+    assert "left out, for Topobus has no use for it: 1 Deployment, 1 Service" in " ".join(said.split())
+    assert stored["apiVersion"] == "resource.k8s.io/v1"
+    assert "plan the pods of workloads" in " ".join(alone.split())
+
+
 def _tells_of_a_silent_node(answer: dict[str, Any]) -> bool:
     """Say whether a decision tells that devices are in quarantine because their node does not answer."""
     reasons = [decision["outcome"]["reasons"] for decision in answer["decisions"] if decision["verb"] == "quarantine"]

@@ -170,6 +170,14 @@ def test_draw_machine_sets_devices_apart_when_their_node_is_unknown() -> None:
     assert next(number for number, line in enumerate(lines) if "gpu-0000-17-00-0" in line) > title
 
 
+def test_draw_machine_says_what_it_lacks_before_it_is_looked_at() -> None:
+    """A warning below a drawing of half a machine is read too late."""
+    lines = drawn(structs.replace(machine_of(2, 4), warnings=("NUMA nodes 1,3 are outside our cpuset; left out",)))
+
+    assert lines[1] == " warning: NUMA nodes 1,3 are outside our cpuset; left out"
+    assert lines[2].startswith("╭─")
+
+
 def test_draw_machine_sums_up_memory_only_nodes_when_nothing_else_is_there() -> None:
     """32 nodes without CPUs and devices are one line, not 32 boxes."""
     lines = drawn(machine_of(2, 4, memory_only=32))

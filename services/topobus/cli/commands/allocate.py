@@ -32,7 +32,7 @@ from topobus.domain.timestamps import rfc3339
 from topobus.kubernetes.api.objects import object_parts
 from topobus.runtime.bus import Bus
 
-__all__ = ["allocate"]
+__all__ = ["allocate", "answers_of_system", "show_answer"]
 
 _ASKED = ("ResourceClaim", "Pod")
 _SHOWN = ("name", "condition", "node", "allocations", "reasons")
@@ -96,22 +96,45 @@ async def _allocate(
         arguments = ["--cluster", "--kubeconfig", str(find_kubeconfig(kubeconfig) or ""), "--context", context]
     else:
         async with open_bus(options) as bus:
-            given = [object_parts(api_object) for api_object in objects]
-            situation["objects"] += [entry.value for entry in await bus.list(OBJECT) if entry.parts not in given]
-            situation["machines"] = [entry.value for entry in await bus.list(MACHINE)]
-            situation["inventories"] = [entry.value for entry in await bus.list(INVENTORY)]
-            situation["ledgers"] = [entry.value for entry in await bus.list(LEDGER)]
-            situation["alignments"] = [entry.value for entry in await bus.list(ALIGNMENT)]
-            situation["silences"] = await _silences(bus, situation["inventories"])
+            situation |= await _as_it_runs(bus, objects, situation["objects"])
     dry_run = await ask_dry_run(situation, arguments)
-    answers = [{key: value for key, value in answer.items() if key in _SHOWN} for answer in dry_run["answers"]]
+    answers = _shown(dry_run)
+    if not answers:
+        output.note("nothing of it has a claim: `topobus place --dry-run` says where pods without claims would go")
     for fault in dry_run.get("faults", ()):
         output.note(f"left out, for nobody can read it: {fault}")
     if output.is_json:
         output.document({"answers": answers})
     for answer in answers:
-        _show(output, answer)
+        show_answer(output, answer)
     return ExitCode.OK if all(answer["condition"] == "Allocated" for answer in answers) else ExitCode.NO
+
+
+async def answers_of_system(bus: Bus, objects: Sequence[ApiObject]) -> list[dict[str, Any]]:
+    """Say where claims, and pods with claims, would be allocated in a running system if they were stored.
+
+    Errors: as `ask_dry_run`.
+    """
+    others = [api_object for api_object in objects if api_object.kind not in _ASKED]
+    return _shown(await ask_dry_run({"wanted": objects, "mode": "corrected", **await _as_it_runs(bus, objects, others)}))
+
+
+async def _as_it_runs(bus: Bus, objects: Sequence[ApiObject], others: Sequence[ApiObject]) -> dict[str, Any]:
+    """Collect what a dry run is to know of a running system; what is asked about counts as it is in the manifest."""
+    given = [object_parts(api_object) for api_object in objects]
+    inventories = [entry.value for entry in await bus.list(INVENTORY)]
+    return {
+        "objects": [*others, *(entry.value for entry in await bus.list(OBJECT) if entry.parts not in given)],
+        "machines": [entry.value for entry in await bus.list(MACHINE)],
+        "inventories": inventories,
+        "ledgers": [entry.value for entry in await bus.list(LEDGER)],
+        "alignments": [entry.value for entry in await bus.list(ALIGNMENT)],
+        "silences": await _silences(bus, inventories),
+    }
+
+
+def _shown(dry_run: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in answer.items() if key in _SHOWN} for answer in dry_run["answers"]]
 
 
 async def _silences(bus: Bus, inventories: Sequence[Inventory]) -> list[dict[str, str]]:
@@ -127,14 +150,16 @@ async def _silences(bus: Bus, inventories: Sequence[Inventory]) -> list[dict[str
     ]
 
 
-def _show(output: Output, claim_result: dict[str, Any]) -> None:
+def show_answer(output: Output, claim_result: dict[str, Any]) -> None:
+    """Show where a claim or a pod would be allocated, or why not."""
     name = Text(claim_result["name"], "name")
     if claim_result["condition"] == "Allocated":
         output.show(Text.assemble(name, (f" would be allocated on node {claim_result['node']}", "ok")))
         for claim, allocation in claim_result.get("allocations", {}).items():
             for result in allocation["devices"]["results"]:
                 of = f"{claim} " if len(claim_result["allocations"]) > 1 else ""
-                output.show(Text(f"  {of}{result['request']}: {result['device']}  ({result['driver']}, pool {result['pool']})"))
+                takes = "".join(f", takes {name} {amount}" for name, amount in sorted((result.get("consumedCapacity") or {}).items()))
+                output.show(Text(f"  {of}{result['request']}: {result['device']}  ({result['driver']}, pool {result['pool']}{takes})"))
         return
     output.show(Text.assemble(name, (f" would wait: {claim_result['condition']}", "fail")))
     output.show(*reason_lines(msgspec.convert(claim_result.get("reasons", []), list[Reason])))

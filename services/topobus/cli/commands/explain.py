@@ -22,15 +22,16 @@ from topobus.cli.render.answers import (
     hint_text,
     summary,
 )
-from topobus.contracts.catalogue import DECISION
+from topobus.contracts.catalogue import DECISION, OBJECT
 from topobus.contracts.codec import decode
-from topobus.contracts.messages import DecisionEvent
+from topobus.contracts.messages import ApiObject, DecisionEvent
 from topobus.domain.alignment.planning.placement import place, plan
 from topobus.domain.alignment.planning.refusal_reasons import Conflict
 from topobus.domain.alignment.planning.search_budget import GaveUp
 from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import PodRequest
 from topobus.domain.view import NodeView, PlanMode
+from topobus.kubernetes.api.objects import metadata_of
 
 __all__ = ["conflict_of", "explain", "explanation", "replay"]
 
@@ -131,7 +132,20 @@ async def _fetch(wanted: str, options: BusOptions) -> DecisionEvent:
         for received_event in reversed(await bus.last(DECISION, limit=_SEARCHED)):
             if received_event.value.id == wanted:
                 return received_event.value
+        # Whoever asks by the name of a claim or a pod wants to know why it waits.
+        stored = [entry.value for entry in await bus.list(OBJECT) if _is_named(entry.value, wanted)]
+        if stored:
+            metadata, kind = metadata_of(stored[0]), {"ResourceClaim": "claim", "Pod": "pod"}[stored[0].kind]
+            raise NotFoundError(
+                f"{wanted} is no decision's id but the name of a stored {kind}",
+                next_step=f"`topobus describe {kind} {metadata.name} -n {metadata.namespace or 'default'}` says how it stands with it, and why it waits",
+            )
         raise NotFoundError(f"there is no decision {wanted} among the newest {_SEARCHED}", next_step="`topobus decisions` lists the ids")
+
+
+def _is_named(api_object: ApiObject, wanted: str) -> bool:
+    metadata = metadata_of(api_object)
+    return api_object.kind in ("ResourceClaim", "Pod") and wanted in (metadata.name, f"{metadata.namespace or 'default'}/{metadata.name}")
 
 
 def _facts(event: DecisionEvent) -> Table:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from rich.text import Text
 
+from topobus.cli.commands.allocate import answers_of_system, show_answer
 from topobus.cli.commands.inventory import read_ledgers
 from topobus.cli.commands.nodeallocationstates import show_states
 from topobus.cli.exits import ExitCode, NotFoundError, UsageError
@@ -22,6 +23,8 @@ from topobus.cli.objects.applying import (
     condition_of,
     delete_object,
     find_object,
+    is_allocated,
+    is_scheduled,
     parts_of,
     wait_for_condition,
 )
@@ -34,6 +37,7 @@ from topobus.cli.render.tables import object_listing
 from topobus.contracts.catalogue import OBJECT
 from topobus.contracts.messages import ApiObject
 from topobus.contracts.nouns import CLUSTER
+from topobus.domain.errors import ConfigError, ContractError
 from topobus.domain.request import OwnerKind
 from topobus.kubernetes.api.classic import is_classic, unfold_class
 from topobus.kubernetes.api.objects import (
@@ -121,6 +125,7 @@ async def apply_and_show(objects: Sequence[ApiObject], options: BusOptions, *, w
     async with open_bus(options) as bus:
         output.note(system_text(options))
         applied = await apply_objects(bus, objects, is_dry_run=is_dry_run)
+        answers = await _would_fit(bus, applied, output) if is_dry_run else []
         async with asyncio.TaskGroup() as group:
             waits_for = [
                 group.create_task(wait_for_condition(bus, applied_object.stored, _CONDITION_S)) for applied_object in applied if waits
@@ -128,14 +133,31 @@ async def apply_and_show(objects: Sequence[ApiObject], options: BusOptions, *, w
     heard = [wait.result() for wait in waits_for] or [applied_object.stored for applied_object in applied]
     if output.is_json:
         document = {"applied": [plain_object(api_object) for api_object in heard]}
-        output.document(document | {"dry_run": True} if is_dry_run else document)
-    return max(
-        (
-            _show_result(output, applied_object, now, waits=waits, is_dry_run=is_dry_run)
-            for applied_object, now in zip(applied, heard, strict=True)
-        ),
-        default=ExitCode.OK,
-    )
+        output.document(document | {"dry_run": True, "answers": answers} if is_dry_run else document)
+    codes = [
+        _show_result(output, applied_object, now, waits=waits, is_dry_run=is_dry_run)
+        for applied_object, now in zip(applied, heard, strict=True)
+    ]
+    for answer in answers:
+        show_answer(output, answer)
+    return max(codes, default=ExitCode.OK)
+
+
+async def _would_fit(bus: Bus, applied: Sequence[Applied], output: Output) -> list[dict[str, Any]]:
+    """Say where what is new or changed would be allocated, as `topobus allocate` does; nothing where its engine is not installed."""
+    changed = [
+        applied_object.stored
+        for applied_object in applied
+        if applied_object.verb != "unchanged"
+        and not (is_classic(applied_object.stored) or is_allocated(applied_object.stored) or is_scheduled(applied_object.stored))
+    ]
+    if not any(api_object.kind in ("ResourceClaim", "Pod") for api_object in changed):
+        return []
+    try:
+        return await answers_of_system(bus, changed)
+    except (ConfigError, ContractError) as err:
+        output.note(f"whether it would fit is not known: {err.message}")
+        return []
 
 
 async def delete_places(places: list[dict[str, str]], options: BusOptions, *, is_forced: bool = False, is_dry_run: bool = False) -> int:

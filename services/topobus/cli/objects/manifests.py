@@ -17,7 +17,7 @@ from topobus.contracts.messages import ApiObject
 from topobus.domain.errors import ContractError
 from topobus.domain.request import PodRequest
 from topobus.kubernetes.api.manifest import MixedManifest, parse_manifest, parse_mixed
-from topobus.kubernetes.api.objects import metadata_of
+from topobus.kubernetes.api.objects import metadata_of, name_of
 from topobus.kubernetes.api.pod import pod_request
 from topobus.kubernetes.api.workloads import WORKLOAD_KINDS
 
@@ -41,6 +41,8 @@ Note = Callable[[str], None]
 """Says something to the user beside a command's answer."""
 
 _MANIFESTS = (".json", ".yaml", ".yml")
+# By which pods belong together to kube-scheduler (gangs, alpha).
+_GROUPED = frozenset({"schedulingGroup", "workloadRef"})
 _EXAMPLES = "examples/pods and examples/claims have manifests to start from"
 
 # A pod of the stand-alone tool has no API server to give it a uid: the same name is the same pod, on every machine and at every run.
@@ -85,6 +87,12 @@ def only_ours(parts: Sequence[MixedManifest], named: Sequence[Path], note: Note)
             "`topobus simulate` and `topobus allocate` plan the pods of workloads; a cluster runs them" if is_workload else _EXAMPLES
         )
         raise InputError(f"{', '.join(map(shown_name, named))}: nothing in it is of use here: it has {text}", next_step=next_step)
+    grouped = [name_of(api_object) for api_object in objects if api_object.kind == "Pod" and _GROUPED & api_object.spec.keys()]
+    if grouped:
+        more = f" and {len(grouped) - 1} more" if len(grouped) > 1 else ""
+        note(
+            f"{grouped[0]}{more}: what the spec says of its group ({', '.join(sorted(_GROUPED))}) is not looked at: pods go one by one, not all or none"
+        )
     if text:
         note(f"left out, for Topobus has no use for it: {text}")
     return objects
@@ -96,6 +104,9 @@ def read_wanted(verb: str, files: Sequence[Path], note: Note) -> list[ApiObject]
     Errors: as `read_mixed`; InputError where there is neither a pod nor a claim, with what to do.
     """
     objects = read_mixed(manifest_files(files), note, has_workloads=True)
+    for api_object in objects:
+        if api_object.kind == "ResourceClaim" and api_object.status.get("allocation") and not _is_used(api_object, objects):
+            note(f"{name_of(api_object)} is allocated already, as its status says; it is planned anew, as if it were not")
     if any(api_object.kind in ("Pod", "ResourceClaim") for api_object in objects):
         return objects
     named = ", ".join(map(shown_name, files))
@@ -109,6 +120,17 @@ def read_wanted(verb: str, files: Sequence[Path], note: Note) -> list[ApiObject]
             "or write `kind: ResourceClaim` with what stands in the template's spec.spec as its spec",
         )
     raise InputError(f"{named}: there is nothing to {verb}: wanted a Pod, a workload or a ResourceClaim, got {text}", next_step=_EXAMPLES)
+
+
+def _is_used(claim: ApiObject, objects: Sequence[ApiObject]) -> bool:
+    """Say whether a pod names a claim: then what the claim has stays."""
+    place = (metadata_of(claim).namespace or "default", metadata_of(claim).name)
+    return any(
+        (metadata_of(pod).namespace or "default", entry.get("resourceClaimName")) == place
+        for pod in objects
+        if pod.kind == "Pod"
+        for entry in pod.spec.get("resourceClaims") or ()
+    )
 
 
 def read_pod(path: Path) -> PodRequest:

@@ -67,7 +67,9 @@ def draw_machine(
         below.append(Panel(body, title="NUMA node not told by the machine", title_align="left", box=box.ROUNDED, width=width))
     if layout.memory_only:
         below.append(Text(layout.memory_only))
-    return Group(_headline(layout, width), grid, *below, *_legend(layout, width, has_signs=bool(all_inventories)))
+    # Before the drawing: what it lacks is seen by nobody who does not know of it.
+    warnings = [Text(f" warning: {warning}", "warn") for warning in layout.warnings]
+    return Group(_headline(layout, width), *warnings, grid, *below, *_legend(layout, width, has_signs=bool(all_inventories)))
 
 
 def _columns(nodes: int, width: int) -> int:
@@ -170,8 +172,6 @@ def _legend(layout: MachineLayout, width: int, *, has_signs: bool) -> Iterable[R
         yield _fit(Text(f" {signs}", "faint"), width)
     if layout.distances:
         yield _fit(Text(f" {layout.distances}", "faint"), width)
-    for warning in layout.warnings:
-        yield Text(f" warning: {warning}", "warn")
 
 
 def _fit(line: Text, width: int) -> Text:
