@@ -14,7 +14,7 @@ from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, Unknow
 from rich.markup import escape
 
 from topobus.cli.command_words import with_options_behind
-from topobus.cli.exits import ExitCode, UsageError, code_of
+from topobus.cli.exits import ExitCode, InputError, UsageError, code_of
 from topobus.cli.help.command_data import find_command, read_commands
 from topobus.cli.help.overview import COMMANDS, PROGRAM
 from topobus.cli.help.quick import answer_quickly
@@ -120,6 +120,8 @@ def _next_step(error: TopobusError, arguments: Sequence[str]) -> str:
     """Say what to do where the error itself does not: it has said what is wrong, and where."""
     if isinstance(error, UsageError):
         return " ".join(("topobus", *_command_of(arguments), "--help"))
+    if isinstance(error, InputError):
+        return f"`topobus {' '.join((*_command_of(arguments), '--help'))}` says what is read; examples/pods and examples/claims have manifests to start from"
     if isinstance(error, ContractError):
         if _command_of(arguments)[:1] in _READ_MANIFESTS:
             return "correct it there, and run the command again: docs/reference/pods.md and docs/reference/allocation.md have the fields"

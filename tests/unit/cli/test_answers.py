@@ -57,7 +57,7 @@ def test_answer_view_tells_why_not_and_what_to_free_when_refused() -> None:
 
 def test_answer_view_says_that_freeing_is_no_way_when_nobody_stands_in_it() -> None:
     """A refusal without anybody to free says so instead of an empty list."""
-    assert "no pod and no claim holds what is missing" in shown(answer_view(Refusal(reasons=REFUSAL.reasons)))
+    assert "letting go of what other pods and claims hold would not help" in shown(answer_view(Refusal(reasons=REFUSAL.reasons)))
 
 
 def test_answer_view_keeps_brackets_when_a_message_has_them() -> None:

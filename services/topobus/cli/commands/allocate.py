@@ -66,7 +66,9 @@ def allocate(
     """Say where claims and pods of a manifest would be allocated, or why not and what would fit; without --slices and --cluster, in the running system."""
     del dry_run  # it says what is so anyway
     if not file:
-        raise UsageError("say what to allocate: -f FILE or -f FOLDER", next_step="examples/claims has manifests to start from")
+        raise UsageError(
+            "say what to allocate: -f FILE or -f FOLDER", next_step="topobus allocate --help; examples/claims has manifests to start from"
+        )
     if slices and cluster:
         raise UsageError("say one of --slices and --cluster", next_step="--slices reads a file, --cluster asks an API server")
     output = Output(is_json=options.json or output_form == "json")

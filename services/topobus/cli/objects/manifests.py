@@ -65,7 +65,7 @@ def read_mixed(files: Iterable[Path], note: Note, *, has_nodes: bool = False, ha
     Errors: as `read_objects`; InputError when nothing in them is of use.
     """
     files = list(files)
-    texts = [(file, read_text(file, limit_bytes=MANIFEST_BYTES, next_step=_EXAMPLES)) for file in files]
+    texts = [(file, read_text(file, limit_bytes=MANIFEST_BYTES, next_step="")) for file in files]
     parts = [parse_mixed(text, where=shown_name(file), has_nodes=has_nodes, has_workloads=has_workloads) for file, text in texts]
     return only_ours(parts, files, note)
 

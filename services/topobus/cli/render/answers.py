@@ -33,7 +33,7 @@ def answer_view(result: Placement | Refusal, *, has_facts: bool = False) -> Rend
     elif any(reason.code == "gave-up" for reason in result.reasons):
         lines.append(Text("whether freeing something would help is not known", "faint"))
     else:
-        lines.append(Text("no pod and no claim holds what is missing: letting go of devices would not help", "faint"))
+        lines.append(Text("letting go of what other pods and claims hold would not help", "faint"))
     return Group(*lines)
 
 
