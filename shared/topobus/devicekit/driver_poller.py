@@ -242,6 +242,7 @@ class DriverPoller:
             warnings=tuple(driver.warnings) if isinstance(driver, _WarningDriver) else (),
             kept=tuple(driver.kept) if isinstance(driver, KeepingDriver) else (),
             uncut=driver.on_demand_functions.uncut if isinstance(driver, FunctionCuttingDriver) else frozenset(),
+            seen=frozenset(device.pci for device in devices if device.pci is not None),
             off_bus=off_bus | self._off_bus(pcis),
             away=away,
         )

@@ -54,6 +54,8 @@ class DriverView:
     """Devices that sat in a sandbox when the driver looked, as they were before; taken in the driver's own thread, in which they also leave and return."""
     uncut: frozenset[str] = frozenset()
     """Cards that it would cut on demand and cannot now: their virtual functions that are not there are not on offer."""
+    seen: frozenset[PciAddress] = frozenset()
+    """Functions of the devices that it found, also of those that are away: our copy of the machine learns of new ones later."""
     off_bus: frozenset[PciAddress] = frozenset()
     """Functions of known devices that the tree, or the machine that the driver was given, lacked when it looked: our copy of the machine may be older, or newer."""
 
@@ -264,7 +266,7 @@ def _observations(device: Device, view: DriverView, *, is_found: bool, machine: 
 
 def _has_place(device: Device, view: DriverView, machine: Machine) -> bool:
     """Say whether a device can be where it was: it has no PCI function, or the function is on the bus."""
-    if device.pci is None:
+    if device.pci is None or device.pci in view.seen:
         return True
     return device.pci not in view.off_bus and any(pci_device.address == device.pci for pci_device in machine.pci_devices)
 

@@ -42,6 +42,8 @@ class OnDemandFunctions:
         # Replaced, never changed: long work reads it beside a look.
         self._plans: Mapping[PciAddress, _Plan] = {}
         self._next: dict[PciAddress, _Plan] = {}
+        self._parts: set[PciAddress] = set()
+        """All virtual functions that were ever on offer in this life."""
         self._changed: set[PciAddress] = set()
         self._next_uncut: set[str] = set()
         self.uncut: frozenset[str] = frozenset()
@@ -79,6 +81,7 @@ class OnDemandFunctions:
             return ()
         functions = planned_functions(tree, machine, physical, min(rule.count, total))
         if functions:
+            self._parts.update(function.address for function in functions)
             parts = tuple((function.address, pci_device_name(self._class, function.address)) for function in functions)
             self._next[physical.address] = _Plan(name=device.name, parts=parts, removes=rule.when_idle == "remove")
         return functions
@@ -101,8 +104,11 @@ class OnDemandFunctions:
         return any(address == part for plan in self._plans.values() for part, _ in plan.parts)
 
     def is_absent(self, tree: Tree, address: PciAddress) -> bool:
-        """Say whether a virtual function is on offer and not there, so that nothing can be wrong with it."""
-        return self.is_planned(address) and not tree.exists(pci_folder(address))
+        """Say whether a virtual function is or was on offer and is not there, so that nothing can be wrong with it.
+
+        Was: devices of an earlier look are observed also when the last one found that their card cannot be cut now.
+        """
+        return address in self._parts and not tree.exists(pci_folder(address))
 
     def prepare(
         self,

@@ -180,3 +180,18 @@ def test_inventory_merge_takes_parts_off_the_list_when_their_card_cannot_be_cut_
     assert [device.name for device in merged.devices] == listed
     assert [device.name for device in merged.removed] == removed
     assert [device.name for device in merged.devices if device.health.state is not HealthState.HEALTHY] == list(held)
+
+
+def test_inventory_merge_lists_a_part_as_it_was_when_it_was_made_for_a_machine_just_now() -> None:
+    """The driver found it and VFIO has it, and discovery has not told of it yet: it has not fallen off the bus."""
+    before = step((), DriverView(devices=(CARD, PART))).devices
+    assert PART.pci is not None
+
+    merged = step(
+        before, DriverView(devices=(CARD,), away={PART.name: PART}, seen=frozenset({ADDRESS, PART.pci}), off_bus=frozenset({PART.pci}))
+    )
+
+    assert [(device.name, device.health.state) for device in merged.devices] == [
+        (CARD.name, HealthState.HEALTHY),
+        (PART.name, HealthState.HEALTHY),
+    ]

@@ -454,3 +454,15 @@ def test_plan_stands_when_the_card_begins_to_change_while_a_look_goes_on(bench: 
 
     assert [device.name for device in during or ()] == [device.name for device in after or ()] == [CARD, *PARTS]
     assert on_demand.is_planned(address)
+
+
+def test_observe_says_nothing_of_functions_that_are_not_there_when_their_card_cannot_be_cut_any_more(bench: SriovBench) -> None:
+    """Devices of the look before are observed once more after a look that found their card in use: they never were on the bus."""
+    before = list(bench.devices.values())
+    write(bench.root, {"proc/net/route": ROUTE})
+    bench.look()
+
+    seen = bench.driver.observe(Tree(bench.tree.settings), before)
+
+    assert {name: list(signs) for name, signs in seen.items() if signs} == {}
+    assert bench.driver.on_demand_functions.uncut == {CARD}
