@@ -201,7 +201,8 @@ class GatewaySettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown
     resource_prefix: str = "topobus.dev"
     """Prefix of the device plugin's resource names: `topobus.dev/gpu`."""
     exposure: dict[str, Exposure] = field(default_factory=dict)
-    """How a class or one of its pools is offered: `{"cpu": "dra", "gpu": "none", "gpu-h100": "both"}`. A pool that is not named goes with its class."""
+    """How a class or one of its pools is offered: `{"cpu": "both", "gpu": "none", "gpu-h100": "both"}`. A pool that is not named goes with its class. Class `cpu` has
+    no device plugin unless it is named here: such a plugin can pin nothing, so a pod would have CPUs that everybody else runs on, too."""
     profiles: tuple[VendorProfile, ...] = ()
     """Whose device plugin is stood in for, as pods and exporters see it: resource names and ids of `nvidia` (`nvidia.com/gpu`), `amd` (`amd.com/gpu`), `intel-sriov` (pools of
     NICs, `intel.com/…`). That vendor's own plugin must not run on the node: docs/how-to/drop-in.md. Change it while no pod has such a device."""
@@ -259,7 +260,11 @@ class GatewaySettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown
         return not {"both", "dra"}.isdisjoint((self.default_exposure, *self.exposure.values()))
 
     def _exposure_of(self, device_class: str, pool: str) -> Exposure:
-        return self.exposure.get(pool) or self.exposure.get(device_class, self.default_exposure)
+        default = _WITHOUT_PLUGIN[self.default_exposure] if device_class == "cpu" else self.default_exposure
+        return self.exposure.get(pool) or self.exposure.get(device_class, default)
+
+
+_WITHOUT_PLUGIN: dict[Exposure, Exposure] = {"both": "dra", "device-plugin": "none", "dra": "dra", "none": "none"}
 
 
 def owned_cpus(settings: CpuSettings) -> CpuSet | None:

@@ -182,6 +182,17 @@ def test_locality_is_unknown_when_node_has_published_no_machine() -> None:
     assert outcome.reasons[0].code == "locality-unknown"
 
 
+def test_node_without_a_machine_is_told_last() -> None:
+    """Beside nodes that run no Topobus at all, the one that matters is what a reader sees first, whatever the names."""
+    nothing = NoFit((Reason(code="locality-unknown", message="node a: it has published no machine", facts={"node": "a"}),), 0)
+    near = solve(state(), claim({"gpu": 2}, entry(locality="hard:link")))
+
+    _, reasons = explain_nodes(["a", NODE], [nothing, near])
+
+    assert [reason.code for reason in reasons][-1] == "locality-unknown"
+    assert len(reasons) == 2
+
+
 def test_nothing_is_tried_when_no_device_tells_of_links() -> None:
     """hard:link without links is refused by name."""
     outcome = solve(state(), claim({"gpu": 2}, entry(locality="hard:link")))

@@ -188,3 +188,15 @@ def test_class_is_offered_as_told_when_exposure_is_set(exposure: str, doors: tup
     settings = GatewaySettings(exposure={"cpu": exposure})  # type: ignore[dict-item]  # the table holds plain words
 
     assert (settings.offers_plugin("cpu"), settings.offers_dra("cpu")) == doors
+
+
+@pytest.mark.parametrize(
+    ("default", "doors"),
+    [("both", (False, True)), ("dra", (False, True)), ("device-plugin", (False, False)), ("none", (False, False))],
+)
+def test_cpus_have_no_device_plugin_when_nothing_is_said_of_them(default: str, doors: tuple[bool, bool]) -> None:
+    """A device plugin pins nothing: whoever asks for such CPUs shares them with everybody. Other classes go by the default."""
+    settings = GatewaySettings(default_exposure=default)  # type: ignore[arg-type]  # the table holds plain words
+
+    assert (settings.offers_plugin("cpu"), settings.offers_dra("cpu")) == doors
+    assert settings.offers_plugin("gpu") is (default in ("both", "device-plugin"))

@@ -18,12 +18,13 @@ from topobus.domain.outcome import Reason
 
 __all__ = ["SHOWN_NODES", "explain_nodes"]
 
+_NO_MACHINE = "locality-unknown"
 SHOWN_NODES = 8
 """A condition is for a person: this many nodes' reasons, then a count."""
 
 
 def explain_nodes(nodes: Sequence[str], outcomes: Sequence[Outcome]) -> tuple[str, tuple[Reason, ...]]:
-    """Name the condition and its reasons: a fault, a search that gave up, or what each node lacks, the nearest miss first."""
+    """Name the condition and its reasons: a fault, a search that gave up, or what each node lacks, the nearest miss first; nodes without Topobus come last."""
     if not nodes:
         return "NoNode", (Reason(code="no-node", message="no node has published a machine or an inventory yet"),)
     reasons: list[Reason] = []
@@ -42,7 +43,8 @@ def explain_nodes(nodes: Sequence[str], outcomes: Sequence[Outcome]) -> tuple[st
             unread += 1  # known not to fit; nobody reads so far
         elif not isinstance(outcome, Allocated):
             reasons.append(Reason(code=outcome.reasons[0].code, message=summarize(outcome.reasons), facts=outcome.reasons[0].facts))
-    reasons.sort(key=lambda reason: lacking([reason]))
+    # A node that runs no Topobus has published no machine: true, and never what a reader can mend by freeing something.
+    reasons.sort(key=lambda reason: (reason.code == _NO_MACHINE, lacking([reason])))
     if len(reasons) + unread > SHOWN_NODES:
         more = len(reasons) + unread - len(reasons[:SHOWN_NODES])
         reasons = [*reasons[:SHOWN_NODES], Reason(code="more-nodes", message=f"and {more} more nodes", facts={"count": more})]
