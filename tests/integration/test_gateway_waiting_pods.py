@@ -192,6 +192,31 @@ async def test_kubelet_is_made_to_look_again_when_the_machine_was_booted(
     assert annotated(server) != said
 
 
+async def test_device_is_let_go_at_once_when_the_gateway_was_killed_before_it_could_and_a_claim_waits(
+    rig: Rig, server: ApiServerSimulator
+) -> None:
+    """What was undone here stands in the checkpoint: the next gateway need not find out in two looks, and looks at once at what another claim waits for."""
+    seldom = structs.replace(rig.settings.deadlines, reconcile_s=600.0)
+    spec = {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu"}}]}}
+    allocation = {"devices": {"results": [{"request": "gpu", "driver": DRIVER, "pool": NODE, "device": "gpu-0"}]}}
+    former = {"kind": "ResourceClaim", "metadata": {"name": "former"}, "spec": spec}
+    uid = server.put(former)["metadata"]["uid"]
+    server.put({**former, "status": {"allocation": allocation}})
+    reference = ClaimReference(name="former", uid=uid, drivers=(DRIVER,))
+    async with rig.gateway(deadlines=seldom):
+        prepared = await prepare(rig, reference)
+        undone = await rig.kubelet.unprepare_claims([reference])
+    held = list(rig.plane.ledger.allocations)
+    async with rig.gateway(deadlines=seldom):
+        make_waiting(server, "gpu-0")
+        server.put({**former, "status": {}})
+        await rig.plane.asks.wait_for("released", 2)
+        await server.until(lambda: annotated(server), what="the annotation")
+
+    assert (prepared.error, undone, len(held)) == ("", {}, 1)
+    assert rig.plane.asks.requests("released")[1].owner.uid == uid
+
+
 async def test_pods_are_left_alone_when_retries_are_switched_off(rig: Rig, server: ApiServerSimulator) -> None:
     """Without `retries_pods` no pod is ever changed; who has the device is told all the same."""
     await rig.plane.hold(PLUGIN, gpu=("gpu-0",))

@@ -221,8 +221,8 @@ class PodRetries:
                 self._events.not_prepared(pod, claim.owner, failure, self._users_of(claim))
         obstacle = next((text for claim in claims if (text := self._obstacle_of(claim))), "")
         if not obstacle and self._obstacles.get(pod.uid):
-            # What stood in the way is over: the next try is the first one again.
-            wait = structs.replace(wait, nudged_s=None, tries=0, since_s=now_s)
+            # What stood in the way is over: the next try is the first one again, and at once where the gateway that kubelet asked before was another one.
+            wait = structs.replace(wait, nudged_s=None, tries=0, since_s=-math.inf)
         self._obstacles[pod.uid] = obstacle
         if obstacle:
             self._blocked_since.setdefault(pod.uid, now_s)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,9 @@ class ClaimEntry(Struct, frozen=True, kw_only=True):
     is_undoing: bool = False
     """True: begun to be undone. Whoever asks for it again gets it only after it was undone, and as another attempt."""
     is_left: bool = False
-    """True: kubelet was told that it is undone, so that its pod ends, while somebody whom it needs was away. The devices stay held until it is."""
+    """True: kubelet was told that it is undone, so that its pod ends, while somebody whom it needs was away, or a container had its devices. They stay held until it is."""
+    left_for: tuple[str, ...] = ()
+    """Ids of the containers that had its devices then: it is not undone before the container runtime has told that they have ended."""
     boot_id: str = ""
     """The boot of the machine in which its devices were made ready; in another one they are no longer, and may have other numbers."""
     cpus: dict[str, CpuSet] = {}
@@ -105,6 +107,7 @@ class ClaimEntry(Struct, frozen=True, kw_only=True):
 class _File(Struct, frozen=True, kw_only=True):
     version: int
     entries: tuple[ClaimEntry, ...]
+    undone: tuple[ClaimUid, ...] = ()
 
 
 class _Version(Struct, frozen=True, kw_only=True):
@@ -136,7 +139,8 @@ class _Unknown:
 
     def joined(self, file: _File) -> dict[str, Any]:
         """Write it beside what we know; what we have not changed since stays as it was written, with all that is in it."""
-        return {**self._file, "version": file.version, "entries": [self._entry(claim_entry) for claim_entry in file.entries]}
+        entries = [self._entry(claim_entry) for claim_entry in file.entries]
+        return {**self._file, **to_builtins(file), "entries": entries}
 
     def _entry(self, claim_entry: ClaimEntry) -> dict[str, Any]:
         now = to_builtins(claim_entry)
@@ -150,6 +154,8 @@ class Checkpoint:
     def __init__(self, path: Path, entries: dict[str, ClaimEntry], unknown: _Unknown | None = None, *, boot_id: str = "") -> None:
         self.boot_id = boot_id
         """The machine's present boot."""
+        self.undone: frozenset[ClaimUid] = frozenset()
+        """Claims that were undone here and hold their devices until the cluster has deallocated them."""
         self._path = path
         self._entries = entries
         self._unknown = unknown or _Unknown()
@@ -185,7 +191,9 @@ class Checkpoint:
         if file.version != _VERSION:
             raise ConfigError(f"gateway: checkpoint_path: {path} has version {file.version}, wanted {_VERSION}", next_step=mend)
         entries = {claim_entry.key: claim_entry for claim_entry in file.entries}
-        return cls(path, entries, _Unknown.of(json.loads(data), file), boot_id=boot_id)
+        checkpoint = cls(path, entries, _Unknown.of(json.loads(data), file), boot_id=boot_id)
+        checkpoint.undone = frozenset(file.undone)
+        return checkpoint
 
     def sweep(self) -> None:
         """Remove what a killed gateway had half written; only for the one that holds the lock."""
@@ -229,21 +237,30 @@ class Checkpoint:
         await self._disk.do(lambda: self._save(changed))
         return self._entries.get(key)
 
-    async def remove(self, uid: ClaimUid, device_class: str) -> None:
-        """Forget an entry; one that is not there is no error."""
+    async def remove(self, uid: ClaimUid, device_class: str, *, is_kept: bool = False) -> None:
+        """Forget an entry; one that is not there is no error. `is_kept`: the claim holds its devices all the same, and is remembered in `undone`."""
         key = f"{uid}/{device_class}"
+        undone = frozenset({uid} if is_kept else ())
         with span("write checkpoint", claim_uid=uid):
-            await self._disk.do(lambda: self._save(lambda: {other: entry for other, entry in self._entries.items() if other != key}))
+            await self._disk.do(
+                lambda: self._save(lambda: {other: entry for other, entry in self._entries.items() if other != key}, undone)
+            )
+
+    def keep_undone(self, held: Collection[ClaimUid]) -> None:
+        """Forget claims that were undone here and hold nothing any more; on disk with the next write, for one too many does no harm."""
+        self.undone &= {*held}
 
     async def finish(self) -> None:
         """Wait until nothing is being written: then the file may be another process's."""
         await self._disk.finish()
 
-    async def _save(self, change: Callable[[], dict[str, ClaimEntry]]) -> None:
+    async def _save(self, change: Callable[[], dict[str, ClaimEntry]], undone: frozenset[ClaimUid] = frozenset()) -> None:
         entries = change()
         if entries == self._entries:
             return
-        file = _File(version=_VERSION, entries=tuple(entries[key] for key in sorted(entries)))
+        # Prepared once more, a claim is not undone any more.
+        undone = (self.undone | undone) - {entry.uid for entry in entries.values()}
+        file = _File(version=_VERSION, entries=tuple(entries[key] for key in sorted(entries)), undone=tuple(sorted(undone)))
         data = encode(self._unknown.joined(file) if self._unknown else file)
         await asyncio.to_thread(write, self._path.parent, self._path.name, data)
-        self._entries = entries
+        self._entries, self.undone = entries, undone

@@ -14,7 +14,6 @@ import msgspec
 from topobus.domain.device_sharing import HeldShare
 from topobus.domain.idset import CpuSet
 from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner
 from topobus.gateway.asks import NodeAsks
 from topobus.gateway.core.claim_allocation import ClaimAllocation, is_allocated_here
 from topobus.gateway.dra.checkpoint import Checkpoint, ClaimEntry
@@ -27,10 +26,6 @@ __all__ = ["ClaimLedger", "Settler"]
 
 class Settler(Protocol):
     """Lets go of claims that are over, where nobody else does: a cluster's scheduler writes no ledger."""
-
-    def leave(self, owner: Owner) -> None:
-        """Take over a claim that is no longer prepared here."""
-        ...
 
     async def settle(self) -> bool:
         """Release what is over; True when something was."""
@@ -126,7 +121,7 @@ class ClaimLedger:
         if refusal is not None:
             raise refused(refusal)
 
-    def leave(self, claim: ClaimKey) -> None:
-        """Hand a claim that is no longer prepared here to the settler, where there is one."""
-        if self._settler is not None:
-            self._settler.leave(claim.owner)
+    @property
+    def is_settled(self) -> bool:
+        """Say whether a settler releases claims that are no longer prepared here: the checkpoint remembers them for it."""
+        return self._settler is not None

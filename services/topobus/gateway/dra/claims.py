@@ -351,8 +351,7 @@ class ClaimPreparer:
         await self._metadata.delete(entry)
         if not any(claim_entry.uid == claim.uid and claim_entry.device_class != device_class for claim_entry in self._checkpoint.entries()):
             await self._ledger.let_go(entry.attempt, claim)
-        self._ledger.leave(claim)
-        await self._checkpoint.remove(claim.uid, device_class)
+        await self._checkpoint.remove(claim.uid, device_class, is_kept=self._ledger.is_settled)
         self._count_prepared()
         self._devices.forget(entry)
         await self._pinning.released()
