@@ -45,6 +45,7 @@ def settings(rig: Rig, instance: str = "") -> Mapping[str, str]:
         "TOPOBUS_GATEWAY__KUBELET__PLUGINS_REGISTRY_DIR": kubelet.plugins_registry_dir,
         "TOPOBUS_GATEWAY__KUBELET__PLUGINS_DIR": kubelet.plugins_dir,
         "TOPOBUS_GATEWAY__POD_RESOURCES_SOCKET": rig.settings.pod_resources_socket,
+        "TOPOBUS_GATEWAY__RUNTIME__SOCKET": rig.settings.runtime.socket,
         "TOPOBUS_GATEWAY__CDI_DIR": rig.settings.cdi_dir,
         "TOPOBUS_GATEWAY__CHECKPOINT_PATH": rig.settings.checkpoint_path,
         "TOPOBUS_GATEWAY__EDITS": msgspec.json.encode(rig.settings.edits).decode(),

@@ -20,7 +20,7 @@ from topobus.contracts.catalogue import PODS
 from topobus.contracts.messages import PodsReply, PodsRequest
 from topobus.domain.idset import NodeSet
 from topobus.domain.silence import SilenceSettings
-from topobus.gateway.config import DeadlineSettings, GatewaySettings, KubeletSettings
+from topobus.gateway.config import DeadlineSettings, GatewaySettings, KubeletSettings, RuntimeSettings
 from topobus.gateway.core.edit_limits import EditRights
 from topobus.gateway.node_state import Broadcast
 from topobus.gateway.service import serve
@@ -147,6 +147,8 @@ async def make_rig(
                 cdi_dir=str(root / "cdi"),
                 checkpoint_path=str(root / "state" / "checkpoint.json"),
                 deadlines=DEADLINES,
+                # Never that of the machine on which the tests run.
+                runtime=RuntimeSettings(socket=str(root / "nri.sock")),
                 # The node plane names its nodes after the devices.
                 edits={name: EditRights(device_nodes=(f"/dev/{name}-",)) for name in ("gpu", "nic", "fpga", "cpu")},
             )

@@ -128,6 +128,7 @@ def gateway_settings(folder: Path) -> dict[str, str]:
         "TOPOBUS_GATEWAY__KUBELET__PLUGINS_REGISTRY_DIR": str(folder / "k/plugins_registry"),
         "TOPOBUS_GATEWAY__KUBELET__PLUGINS_DIR": str(folder / "k/plugins"),
         "TOPOBUS_GATEWAY__POD_RESOURCES_SOCKET": str(folder / "k/pod-resources/kubelet.sock"),
+        "TOPOBUS_GATEWAY__RUNTIME__SOCKET": str(folder / "k/nri.sock"),
         "TOPOBUS_GATEWAY__CDI_DIR": str(folder / "cdi"),
         "TOPOBUS_GATEWAY__CHECKPOINT_PATH": str(folder / "checkpoint.json"),
     }

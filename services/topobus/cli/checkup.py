@@ -239,13 +239,15 @@ def _way_out(state: State[Any], key: str) -> str:
 
 
 def check_runtime(node: str, runtime: RuntimeConnection | None) -> Finding | None:
-    """Judge a gateway's connection to the container runtime; None when it needs none."""
+    """Judge a gateway's connection to the container runtime; None when it was told to have none."""
     if runtime is None:
         return None
     what = f"{node}: container runtime"
     if runtime.why_not:
-        step = "switch NRI on in the container runtime, and mount its socket into the gateway's container; claims with CPUs, or with devices that go into the pod, are refused until then"
-        return Finding(level=Level.FAIL, what=what, found=f"no plugin connection (NRI): {runtime.why_not}", next_step=step)
+        lost = "a device is given on while a container of a pod that was deleted by force still has it; claims whose devices go into the pod are refused"
+        step = f"switch NRI on in the container runtime, and mount its socket into the gateway's container; until then {lost}{', and those with CPUs' if runtime.pins_cpus else ''}"
+        level = Level.FAIL if runtime.pins_cpus else Level.WARN
+        return Finding(level=level, what=what, found=f"no plugin connection (NRI): {runtime.why_not}", next_step=step)
     if runtime.cpusets_unseen:
         step = "mount the node's /sys/fs/cgroup read-only into the gateway's container, below its setting hardware.root (docs/how-to/exclusive-cpus.md)"
         found = (

@@ -147,15 +147,19 @@ class CpuSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """CPUs that claims may have for themselves: a list as the kernel writes it (`4-63,68-127`), or `all`. Empty: none; a claim of class cpu then tells its container
     which CPUs were chosen and pins nothing, since the node's CPUs are kubelet's. With kubelet's static CPU manager name only CPUs that it does not give (its reserved ones)."""
     runtime_socket: str = "/var/run/nri/nri.sock"
-    """The container runtime's socket for plugins (NRI), where `runtime.socket` is empty and `owned` names CPUs: the setting's name of before."""
+    """The container runtime's socket for plugins (NRI), where `runtime.socket` is the default and `owned` names CPUs: the setting's name of before."""
 
 
 class RuntimeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The container runtime's plugin interface (NRI), by which claims get CPUs for themselves and devices reach a pod's sandbox."""
+    """The container runtime's plugin interface (NRI).
 
-    socket: str = ""
-    """The runtime's socket for plugins: `/var/run/nri/nri.sock`, as containerd and CRI-O have it. A claim that needs it is refused while it does not answer.
-    Empty: it is used only where `cpus.owned` names CPUs, since whoever has it may change every container of the node."""
+    It tells when a container has ended, so that nobody else gets its devices before; by it claims get CPUs for themselves, and devices reach a pod's sandbox.
+    """
+
+    socket: str = "/var/run/nri/nri.sock"
+    """The runtime's socket for plugins, where containerd and CRI-O have it. A claim that needs it for its CPUs or interfaces is refused while it does not answer; where it is
+    not there at all, kubelet's word that a pod is over is believed (docs/explanation/double-hand-out.md). Whoever has the socket may change every container of the node; empty: it
+    is not opened, unless `cpus.owned` names CPUs."""
     attach_s: Annotated[float, Meta(gt=0, lt=2)] = 1.5
     """How long a new sandbox waits for the devices of its claims, in seconds. The runtime disconnects a plugin after 2 s, and starts nothing else on the node meanwhile;
     what takes longer goes on, and the pod's containers wait for it."""
@@ -287,12 +291,13 @@ def owned_cpus(settings: CpuSettings) -> CpuSet | None:
 def runtime_socket(settings: GatewaySettings) -> str:
     """Say by which socket the gateway is a plugin of the container runtime; empty: it is none.
 
-    >>> runtime_socket(GatewaySettings(node="n")), runtime_socket(GatewaySettings(node="n", cpus=CpuSettings(owned="all")))
-    ('', '/var/run/nri/nri.sock')
+    >>> runtime_socket(GatewaySettings(node="n")), runtime_socket(GatewaySettings(node="n", runtime=RuntimeSettings(socket="")))
+    ('/var/run/nri/nri.sock', '')
     """
     owned = owned_cpus(settings.cpus)
     gives_cpus = owned is None or bool(owned)
-    return settings.runtime.socket or (settings.cpus.runtime_socket if gives_cpus else "")
+    is_chosen = settings.runtime.socket not in ("", RuntimeSettings().socket)
+    return settings.cpus.runtime_socket if gives_cpus and not is_chosen else settings.runtime.socket
 
 
 def check(settings: GatewaySettings) -> None:

@@ -20,12 +20,15 @@ from topobus.domain.names import is_dns_label
 from topobus.domain.request import Owner
 from topobus.domain.silence import unheard
 from topobus.domain.vendor_profiles import IdProfile, VendorProfile, pool_in, profile_in
+from topobus.gateway.broadcast import Broadcast
 from topobus.gateway.core.device_ids import with_kubelet_ids
+from topobus.gateway.core.holdings import with_lingering
 from topobus.gateway.core.list_entry import ListEntry
 from topobus.gateway.core.lists import HealthEntry, health_list, holders_of, ledgers_by_class, plugin_lists
 from topobus.gateway.core.replicas import ShareHolders, share_holders
 from topobus.gateway.hand_outs import HandOuts
 from topobus.gateway.key_locks import KeyLocks
+from topobus.gateway.live_containers import LiveContainers
 from topobus.runtime.bus import Bus, ChangeKind
 from topobus.runtime.logging import get_logger
 
@@ -57,22 +60,6 @@ class _List:
         self.unnamed = tuple(list_entry.id for list_entry in entries if list_entry.is_unnamed)
 
 
-class Broadcast:
-    """Wakes every waiter at once; a waiter takes the ticket first, then looks, then waits, so it misses nothing."""
-
-    def __init__(self) -> None:
-        self._event = asyncio.Event()
-
-    def ticket(self) -> asyncio.Event:
-        """Take what will be set by the next announcement."""
-        return self._event
-
-    def announce(self) -> None:
-        """Wake all ticket holders."""
-        event, self._event = self._event, asyncio.Event()
-        event.set()
-
-
 class NodeState:
     """The node's devices by class, as last known."""
 
@@ -93,6 +80,11 @@ class NodeState:
         """The ledger that is shown is an older one than before, or was rebuilt, or its store is another one, so that it may be older although its number is not."""
         self.hand_overs = KeyLocks()
         """By class: kubelet is given devices, or they are taken back and cleaned; never both at once."""
+        self.containers = LiveContainers()
+        """Those that exist, where the container runtime tells of them."""
+        self.lingering: Mapping[str, str] = {}
+        """Allocations of kubelet's that it has forgotten while a container that has them runs on: key of the owner to why nobody else gets them; set by `linger`."""
+        self.lingering_changed = Broadcast()
         self.awaited: frozenset[str] = frozenset()
         """Keys of owners that hold what a claim of a pod of this node waits for; set by `wait_for`."""
         self.awaited_changed = Broadcast()
@@ -224,6 +216,13 @@ class NodeState:
             self.awaited = keys
             self.awaited_changed.announce()
 
+    def linger(self, lingering: Mapping[str, str]) -> None:
+        """Take over what kubelet has forgotten while a container has it: until that has ended the devices are listed as not healthy, so that no pod is bound for them."""
+        if lingering != self.lingering:
+            self.lingering = lingering
+            self.lingering_changed.announce()
+            self._refresh(list(self._inventories))
+
     def health(self, device_class: str) -> tuple[HealthEntry, ...]:
         """The DRA health stream's complete list; that API knows Unknown, so the devices of a silent service are that."""
         health_entries = self._health.get(device_class)
@@ -349,7 +348,7 @@ class NodeState:
                 profiles=self._profiles,
                 sharers=self._sharers.get(device_class, {}),
             )
-            for resource, unnamed_entries in lists.items():
+            for resource, unnamed_entries in with_lingering(lists, self._ledgers.get(device_class), self.lingering).items():
                 entries = self._with_ids(resource, device_class, unnamed_entries, previous.get(resource, ()))
                 if entries != previous.get(resource):
                     self._replace_list(resource, _List(device_class, entries))

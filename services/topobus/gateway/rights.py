@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from topobus.devicekit.rights import Right, RightKind
 
-__all__ = ["EXCLUSIVE_CPUS", "HAND_OVER", "NODE_LABELS", "RIGHTS"]
+__all__ = ["EXCLUSIVE_CPUS", "NODE_LABELS", "RIGHTS"]
 
 EXCLUSIVE_CPUS = "exclusive-cpus"
 """Claims get CPUs for themselves (docs/how-to/exclusive-cpus.md)."""
-HAND_OVER = "hand-over"
-"""Devices are brought into the sandboxes of pods."""
+
 NODE_LABELS = "node-labels"
 """Node Feature Discovery is told the node's labels (docs/how-to/drop-in.md)."""
 
@@ -28,11 +27,13 @@ RIGHTS = (
     _mount("/etc/cdi", "CDI files of others that a claim's devices refer to", is_writable=False),
     _mount("/var/lib/topobus/gateway", "the checkpoint must survive the pod and a reboot"),
     _mount("/var/lib/topobus/device-plugins", "device plugins of others register there"),
-    _mount("/var/run/nri", "the container runtime's plugin socket: cpusets are set when a container is made", EXCLUSIVE_CPUS),
+    _mount(
+        "/var/run/nri",
+        "the container runtime's plugin socket: it tells when a container has ended, before which nobody else gets its devices",
+    ),
     _mount(
         "/sys/fs/cgroup", "what the kernel says of containers' CPUs is compared with what was promised", EXCLUSIVE_CPUS, is_writable=False
     ),
-    _mount("/var/run/nri", "the container runtime's plugin socket: a sandbox gets its devices before a container of it starts", HAND_OVER),
     _mount(
         "/etc/kubernetes/node-feature-discovery/features.d",
         "a file of labels for Node Feature Discovery, whose worker sets them",

@@ -51,6 +51,7 @@ from topobus.runtime.liveness import ServiceLiveness
 from topobus.runtime.packages import needing_extra
 from topobus.runtime.proof import read_keys
 from topobus.runtime.service import Runtime
+from topobus.sysfs.tree import Tree
 
 if TYPE_CHECKING:
     from topobus.gateway.cluster.served_by_claims import ServedByClaims
@@ -117,6 +118,7 @@ class _Gateway:
         self._runtime = runtime
         self._readiness = runtime.readiness
         self._state = NodeState(runtime.bus, runtime.node, self._own_resource, settings.ids_of, settings.profiles)
+        self._state.containers.tree = Tree(settings.hardware)
         self._rollcall = ServiceLiveness(
             runtime.bus,
             PREPARE,

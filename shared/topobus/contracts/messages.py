@@ -219,11 +219,13 @@ class DisagreementEvent(Struct, frozen=True, kw_only=True):
 
 
 class RuntimeConnection(Struct, frozen=True, kw_only=True):
-    """The gateway's connection to the container runtime (NRI), by which claims get CPUs for themselves."""
+    """The gateway's connection to the container runtime (NRI): it tells which containers there are, and by it claims get CPUs for themselves and devices go into pods."""
 
     socket: str
     why_not: str = ""
     """Why there is none now; empty: there is one."""
+    pins_cpus: bool = False
+    """Claims get CPUs for themselves by it."""
     cpusets_unseen: str = ""
     """Why the gateway cannot see what the kernel's cpusets say of containers; empty: it can, or need not."""
 

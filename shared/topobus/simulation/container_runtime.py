@@ -24,7 +24,7 @@ from topobus.domain.idset import CpuSet
 from topobus.runtimepb.nri.v1alpha1 import api_pb2 as nri
 from topobus.runtimepb.ttrpc.v1 import api_pb2 as ttrpc
 
-__all__ = ["MadeContainer", "NotStarted", "Refused", "SimulatedRuntime"]
+__all__ = ["MadeContainer", "NotStarted", "NotStopped", "Refused", "SimulatedRuntime"]
 
 _TO_PLUGIN, _TO_RUNTIME = 1, 2
 _REQUEST, _RESPONSE = 1, 2
@@ -35,6 +35,10 @@ _EVENTS_WITH_OWN_METHODS = {nri.CREATE_CONTAINER, nri.UPDATE_CONTAINER, nri.STOP
 
 class Refused(Exception):
     """Raised where the plugin answers with an error: the runtime starts nothing."""
+
+
+class NotStopped(Exception):
+    """Raised where a container cannot be stopped now, and runs on."""
 
 
 class NotStarted(Exception):
@@ -75,11 +79,16 @@ class SimulatedRuntime:
     refuses_updates: set[str] = field(default_factory=set)
     """Containers that it cannot change, and says so: each by name, in an answer that is none of an error."""
     hung: set[str] = field(default_factory=set)
-    """Containers whose shim does not answer: a call that names one of them changes the others and then fails as a whole, without a name."""
+    """Containers whose shim does not answer, or whose process waits in the kernel: an update that names one of them changes the others and then fails as a whole, without a name.
+    No signal ends them, and the plugin hears nothing of them until they have ended after all."""
     silent: bool = False
     """Whether updates are done and not answered."""
     updates: list[tuple[str, ...]] = field(default_factory=list)
     """Which containers each call of the plugin's own accord named."""
+    ignores_term: set[str] = field(default_factory=set)
+    """Containers that end by KILL alone, which kubelet sends at the end of the grace period: two seconds after a deletion by force."""
+    unlisted: set[str] = field(default_factory=set)
+    """Containers whose state a runtime that was started again could not read: they run, and no plugin is told of them."""
     sandboxes: dict[str, nri.PodSandbox] = field(default_factory=dict)
     """Those that are there, stopped ones too, by id."""
     synchronized: asyncio.Event = field(default_factory=asyncio.Event)
@@ -257,8 +266,15 @@ class SimulatedRuntime:
             updates = nri.UpdateContainerResponse.FromString(answer).update if answer is not None else []
             self._apply(made, updates[-1].linux.resources if updates else asked)
 
-    async def end(self, made: MadeContainer) -> None:
-        """Stop and remove a container."""
+    async def end(self, made: MadeContainer, *, is_killed: bool = True) -> None:
+        """Stop and remove a container; `is_killed`: the grace period is over.
+
+        Errors: raises NotStopped when it runs on.
+        """
+        if made.id in self.hung or (made.id in self.ignores_term and not is_killed):
+            raise NotStopped(
+                f"an error occurs during waiting for container {made.id} to be killed: wait container: context deadline exceeded"
+            )
         async with self._lock:
             await self._event(nri.STOP_CONTAINER, "StopContainer", nri.StopContainerRequest(container=made.message), made.message)
             del self.containers[made.id]
@@ -349,7 +365,11 @@ class SimulatedRuntime:
             )
             self._mask = nri.ConfigureResponse.FromString(configured).events
             async with self._lock:
-                shown = [self._shown(made) for made in self.containers.values() if made.is_made and made.state != nri.CONTAINER_STOPPED]
+                shown = [
+                    self._shown(made)
+                    for made in self.containers.values()
+                    if made.is_made and made.state != nri.CONTAINER_STOPPED and made.id not in self.unlisted
+                ]
                 # In two parts, as of a runtime with many.
                 pods = list(self.sandboxes.values())
                 first = await self._call("Synchronize", nri.SynchronizeRequest(pods=pods, containers=shown[:1], more=True))

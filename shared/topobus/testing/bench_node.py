@@ -151,6 +151,7 @@ async def bench_service(
         "TOPOBUS_GATEWAY__KUBELET__PLUGINS_REGISTRY_DIR": str(folder / "k/plugins_registry"),
         "TOPOBUS_GATEWAY__KUBELET__PLUGINS_DIR": str(folder / "k/plugins"),
         "TOPOBUS_GATEWAY__POD_RESOURCES_SOCKET": str(folder / "k/pod-resources/kubelet.sock"),
+        "TOPOBUS_GATEWAY__RUNTIME__SOCKET": "",
         "TOPOBUS_GATEWAY__CDI_DIR": str(folder / "cdi"),
         "TOPOBUS_GATEWAY__CHECKPOINT_PATH": str(folder / "state/checkpoint.json"),
         **environment,

@@ -161,14 +161,19 @@ def test_check_rejected_says_how_to_end_an_object_that_nobody_can_read() -> None
 
 
 def test_check_runtime_fails_with_the_next_step_when_the_gateway_has_no_connection() -> None:
-    """Only where the gateway gives CPUs: elsewhere nobody needs the container runtime's plugin interface."""
-    absent = check_runtime("n1", RuntimeConnection(socket="/run/nri.sock", why_not="no container runtime answers at /run/nri.sock"))
+    """A failure where claims get CPUs; elsewhere a warning that says what is not protected."""
+    why_not = "no container runtime answers at /run/nri.sock"
+    absent = check_runtime("n1", RuntimeConnection(socket="/run/nri.sock", why_not=why_not, pins_cpus=True))
+    unprotected = check_runtime("n1", RuntimeConnection(socket="/run/nri.sock", why_not=why_not))
     present = check_runtime("n1", RuntimeConnection(socket="/run/nri.sock"))
 
     assert absent is not None
     assert (absent.level, absent.what) == (Level.FAIL, "n1: container runtime")
     assert "(NRI): no container runtime answers" in absent.found
     assert "switch NRI on" in absent.next_step
+    assert unprotected is not None
+    assert unprotected.level is Level.WARN
+    assert "a device is given on while a container of a pod that was deleted by force still has it" in unprotected.next_step
     assert present is not None
     assert (present.level, present.found) == (Level.OK, "tells the gateway of containers by /run/nri.sock (NRI)")
     assert check_runtime("n1", None) is None

@@ -12,7 +12,7 @@ import yaml
 from lightkube import codecs
 
 from support.kustomize import built, named, pod_of
-from topobus.gateway.config import GatewaySettings, owned_cpus
+from topobus.gateway.config import GatewaySettings, owned_cpus, runtime_socket
 from topobus.gateway.config import check as check_gateway
 from topobus.runtime.config import ServiceSettings, load_settings
 
@@ -241,12 +241,12 @@ def _named_resources() -> list[str]:
 
 
 def test_exclusive_cpus_variant_gives_the_gateway_cpus_and_the_runtimes_socket() -> None:
-    """Applied to the plain manifests its patches offer class cpu, name the CPUs that are owned, and mount the folder of the default socket."""
+    """Applied to the plain manifests its patches offer class cpu and name the CPUs that are owned; the folder of the default socket is mounted anyway."""
     manifests = built("kubernetes-exclusive-cpus")
     gateway = pod_of(manifests, "DaemonSet", "topobus-gateway")
     given = named(manifests, "ConfigMap", "topobus-node")["data"]
     settings = load_settings(GatewaySettings, "gateway", file=None, environ={**given, "TOPOBUS_ALL__NODE": "n"})
-    folder = str(PurePosixPath(settings.cpus.runtime_socket).parent)
+    folder = str(PurePosixPath(runtime_socket(settings)).parent)
 
     check_gateway(settings)
     assert (settings.offers_dra("cpu"), settings.offers_plugin("cpu"), owned_cpus(settings.cpus)) == (True, False, None)

@@ -378,6 +378,8 @@ def _folders(layout: Layout, service: str) -> dict[tuple[str, str], str]:
         ("GATEWAY", "KUBELET__PLUGINS_REGISTRY_DIR"): str(layout.kubelet / "plugins_registry"),
         ("GATEWAY", "KUBELET__PLUGINS_DIR"): str(layout.kubelet / "plugins"),
         ("GATEWAY", "POD_RESOURCES_SOCKET"): str(layout.kubelet / "pod-resources" / "kubelet.sock"),
+        # Not the machine's own: whoever opens that may change every container of it.
+        ("GATEWAY", "RUNTIME__SOCKET"): "",
         ("GATEWAY", "CDI_DIR"): str(layout.cdi),
         ("GATEWAY", "CHECKPOINT_PATH"): str(layout.gateway / "checkpoint.json"),
         **({(service.upper(), "JOURNAL__DIR"): str(layout.state / "journal" / service)} if has_own_service(service) else {}),

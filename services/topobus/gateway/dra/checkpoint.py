@@ -104,7 +104,7 @@ class ClaimEntry(Struct, frozen=True, kw_only=True):
         return f"{self.uid}/{self.device_class}"
 
 
-class _File(Struct, frozen=True, kw_only=True):
+class _File(Struct, frozen=True, kw_only=True, omit_defaults=True):
     version: int
     entries: tuple[ClaimEntry, ...]
     undone: tuple[ClaimUid, ...] = ()

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 
 from topobus.contracts.messages import Prepared, PrepareReply
 from topobus.domain.device import Device
+from topobus.domain.errors import PeerUnavailable
 from topobus.domain.outcome import Refusal
 from topobus.gateway.asks import NodeAsks
 from topobus.gateway.core.claim_allocation import ClaimAllocation
 from topobus.gateway.dra.checkpoint import Checkpoint, ClaimEntry
 from topobus.gateway.dra.claim_key import ClaimFailed, ClaimKey, refused
 from topobus.gateway.key_locks import KeyLocks
+from topobus.gateway.live_containers import StillRuns, nodes_of
 from topobus.runtime.bus import Held
 
 __all__ = ["ClaimDevices", "DeviceAnswers"]
@@ -39,9 +41,14 @@ class ClaimDevices:
     """Prepares and undoes the devices of claims on this node."""
 
     def __init__(
-        self, asks: NodeAsks, checkpoint: Checkpoint, find_device: Callable[[str, str], Device | None] = lambda _class, _name: None
+        self,
+        asks: NodeAsks,
+        checkpoint: Checkpoint,
+        find_device: Callable[[str, str], Device | None] = lambda _class, _name: None,
+        why_held: Callable[[ClaimEntry], str] = lambda _: "",
     ) -> None:
-        """Take what it works with; `find_device` gives the inventory's device by class and name."""
+        """Take what it works with; `find_device` gives the inventory's device by class and name, `why_held` why a claim's containers may have its devices still."""
+        self._why_held = why_held
         self._asks = asks
         self._find = find_device
         self._checkpoint = checkpoint
@@ -125,7 +132,7 @@ class ClaimDevices:
     def check_rivals(self, claim: ClaimKey, device_class: str, claim_allocation: ClaimAllocation) -> None:
         """Refuse what another claim is prepared with, whatever the ledger says: the checkpoint is what containers run on.
 
-        Errors: raises ClaimFailed.
+        Errors: raises ClaimFailed; StillRuns while a container has them whose claim kubelet has forgotten, PeerUnavailable while the other claim is being undone.
         """
         whole = {device.device for device in claim_allocation.devices if not device.is_shared and not device.share_id}
         shared = {device.device for device in claim_allocation.devices if not device.is_shared and device.share_id}
@@ -139,7 +146,13 @@ class ClaimDevices:
                 if allocated_device.device in whole or (allocated_device.device in shared and not allocated_device.share_id)
             }
             if clash:
-                raise ClaimFailed(f"claim {entry.namespace}/{entry.name} holds {', '.join(sorted(clash))}: it is prepared on this node")
+                holds = f"claim {entry.namespace}/{entry.name} holds {', '.join(sorted(clash))}"
+                why = "" if entry.is_running else self._why_held(entry)
+                if why:
+                    raise StillRuns(f"{holds}: {why}", nodes=nodes_of(entry))
+                if entry.is_undoing and (entry.left_for or not entry.is_left):
+                    raise PeerUnavailable(f"{holds}: it is being undone")
+                raise ClaimFailed(f"{holds}: it is prepared on this node")
 
     def _used_by_others(self, entry: ClaimEntry) -> set[str]:
         """Devices that other claims are prepared with, or begin to be; who only looks (admin access) keeps no holder's device up."""

@@ -36,6 +36,7 @@ from topobus.gateway.dra.claim_reading import NOT_YET, ClaimReader
 from topobus.gateway.dra.claim_reports import ClaimReports, NoClaimReports
 from topobus.gateway.dra.pinning import NoPinning, Pinning
 from topobus.gateway.key_locks import KeyLocks
+from topobus.gateway.live_containers import StillRuns, nodes_of
 from topobus.gateway.metrics import ClaimMetrics
 from topobus.gateway.node_state import NodeState
 from topobus.runtime.logging import get_logger
@@ -52,6 +53,8 @@ _PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
 _ANSWER_S = 1.0
 # Between two tries to let go of what nobody knows; topology may be starting.
 _UNDO_AGAIN_S = 5.0
+# kubelet asks for the end of a claim when its containers have ended, and may hear of that a moment before we do.
+_ENDING_S = 1.0
 
 
 class ClaimPreparer:
@@ -77,11 +80,12 @@ class ClaimPreparer:
         """Take what it works with; `tell_cdi` hears what is wrong with the CDI folder, nothing when it is good."""
         self.attempts = Attempts()
         self._state = state
+        self._containers = state.containers
         self._asks = asks
         self._reader = reader
         self._checkpoint = checkpoint
         self._deadlines = deadlines
-        self._devices = ClaimDevices(asks, checkpoint, state.device)
+        self._devices = ClaimDevices(asks, checkpoint, state.device, self._why_held)
         self._attachments = attachments
         self._pinning = pinning or NoPinning()
         self._reports = reports or NoClaimReports()
@@ -143,6 +147,9 @@ class ClaimPreparer:
             async with self._locks.of(owner.uid):
                 if not allocation.is_prepared or any(entry.uid == owner.uid for entry in self._checkpoint.entries()):
                     continue
+                if self._containers.of_unknown_claim(owner.uid):
+                    is_done = False
+                    continue
                 try:
                     await self._ledger.let_go(uuid.uuid4().hex, claim)
                 except (ClaimFailed, TopobusError) as err:
@@ -158,6 +165,8 @@ class ClaimPreparer:
             try:
                 with self._metrics.preparing(device_class):
                     prepared = await self._patiently(claim, lambda: self._prepare(device_class, claim))
+            except StillRuns as err:
+                error, code = f"{err}{await self._containers.openers_of(err.nodes)}", ""
             except (ClaimFailed, TopobusError) as err:
                 error, code = str(err), err.code if isinstance(err, ClaimFailed) else ""
             except TimeoutError:
@@ -177,11 +186,13 @@ class ClaimPreparer:
         """Undo a claim; empty when done. A claim that is not known here was undone before."""
         try:
             with self._metrics.unpreparing(device_class):
+                await self._wait_for_containers(device_class, claim)
                 await self._patiently(claim, lambda: self._unprepare(device_class, claim))
             self.attempts.ended(claim.uid, device_class)
             return ""
         except PeerUnavailable as err:
-            if await self._leave(device_class, claim, str(err)):
+            evidence = await self._containers.openers_of(err.nodes) if isinstance(err, StillRuns) else ""
+            if await self._leave(device_class, claim, f"{err}{evidence}"):
                 return ""
             error = str(err)
         except (ClaimFailed, TopobusError) as err:
@@ -194,7 +205,7 @@ class ClaimPreparer:
         return f"claim {claim.namespace}/{claim.name}: {error}"
 
     async def _leave(self, device_class: str, claim: ClaimKey, why: str) -> bool:
-        """Let kubelet end the pod of a claim that cannot be undone now, since somebody is away, perhaps for good; its containers have ended.
+        """Let kubelet end the pod of a claim that cannot be undone now, since somebody is away, perhaps for good, or a container runs on that kubelet has forgotten.
 
         The entry stays, and the devices stay held, until it is undone. False when not even that could be written down.
         """
@@ -203,7 +214,10 @@ class ClaimPreparer:
             if entry is None or not entry.is_undoing:
                 return entry is None
             try:
-                await self._checkpoint.change(entry.key, lambda claim_entry: msgspec.structs.replace(claim_entry, is_left=True))
+                left_for = tuple(sorted(container.id for container in self._containers.of_claim(entry)))
+                await self._checkpoint.change(
+                    entry.key, lambda claim_entry: msgspec.structs.replace(claim_entry, is_left=True, left_for=left_for)
+                )
             except OSError as err:
                 get_logger().error("claim.unleft", claim_uid=claim.uid, error=why_unwritable(err))
                 return False
@@ -214,9 +228,10 @@ class ClaimPreparer:
         return True
 
     async def undo_left(self) -> None:
-        """Undo what was left, for ever: as soon as whoever was away is back."""
+        """Undo what was left, for ever: as soon as whoever was away is back, or the containers that have it have ended."""
         while True:
             self._has_left.clear()
+            ticket = self._containers.changed.ticket()
             left = [entry for entry in self._checkpoint.entries() if entry.is_left]
             if not left:
                 await self._has_left.wait()
@@ -228,7 +243,32 @@ class ClaimPreparer:
                         await self._unprepare(entry.device_class, claim)
                 except (ClaimFailed, TopobusError, OSError, TimeoutError) as err:
                     get_logger().debug("claim.still-left", claim_uid=entry.uid, error=str(err))
-            await asyncio.sleep(self._deadlines.retry_s)
+            try:
+                async with asyncio.timeout(self._deadlines.retry_s):
+                    await ticket.wait()
+            except TimeoutError:
+                continue
+
+    async def _wait_for_containers(self, device_class: str, claim: ClaimKey) -> None:
+        """Wait a moment for the end of containers that have a claim's devices."""
+        try:
+            async with asyncio.timeout(_ENDING_S):
+                while True:
+                    ticket = self._containers.changed.ticket()
+                    entry = self._checkpoint.get(claim.uid, device_class)
+                    if entry is None or not self._why_held(entry):
+                        return
+                    await ticket.wait()
+        except TimeoutError:
+            return
+
+    def _why_held(self, entry: ClaimEntry) -> str:
+        """Say which container has a claim's devices still; empty: none, or nobody tells of containers."""
+        running = self._containers.of_claim(entry)
+        if running:
+            return f"{', '.join(map(str, running))} has not ended and has {', '.join(sorted({device.device for device in entry.devices}))}"
+        why_untold = self._containers.why_untold(is_needed=bool(entry.left_for))
+        return f"whether its containers have ended is not known: {why_untold}" if why_untold else ""
 
     async def _patiently(self, claim: ClaimKey, work: Callable[[], Awaitable[T]]) -> T:
         """Do a claim's work, again for a while when a peer is not there: kubelet itself comes back only after a minute and more.
@@ -243,6 +283,9 @@ class ClaimPreparer:
                 try:
                     async with self._locks.of(claim.uid):
                         return await work()
+                except StillRuns:
+                    # It may take for ever: kubelet is told now.
+                    raise
                 except StillAtWork as err:
                     # For all of the claim's time; then kubelet's next try goes on with the same operation.
                     wait_s = min(max(err.retry_after_s, pause_s), _LONGEST_PAUSE_S)
@@ -345,6 +388,9 @@ class ClaimPreparer:
             entry = (
                 await self._checkpoint.change(entry.key, lambda claim_entry: msgspec.structs.replace(claim_entry, is_undoing=True)) or entry
             )
+        why_held = self._why_held(entry)
+        if why_held:
+            raise StillRuns(why_held, nodes=nodes_of(entry))
         await self._attachments.detach(entry)
         names = await self._devices.undo(entry, claim)
         await self._files.delete(entry)

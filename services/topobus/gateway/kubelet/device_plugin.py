@@ -21,14 +21,16 @@ from msgspec import structs
 
 from topobus.contracts.messages import Adopted, Prepared
 from topobus.domain.device import Inventory
-from topobus.domain.edits import ContainerEdits
+from topobus.domain.edits import ContainerEdits, DeviceNode
 from topobus.domain.errors import PeerUnavailable, TopobusError
 from topobus.domain.outcome import Refusal
 from topobus.domain.request import Owner, OwnerKind
 from topobus.domain.shares import number_of_replica
 from topobus.gateway.asks import NodeAsks
+from topobus.gateway.broadcast import first_of
 from topobus.gateway.config import DeadlineSettings
 from topobus.gateway.core.edits import container_edits, differences, foreign_variables
+from topobus.gateway.core.holdings import allocations_of
 from topobus.gateway.core.list_entry import ListEntry
 from topobus.gateway.core.lists import first_that_fit
 from topobus.gateway.core.replicas import Chosen, chosen_of, fault_of_many, prefer_replicas
@@ -42,6 +44,7 @@ from topobus.gateway.kubelet.sockets import (
     within,
 )
 from topobus.gateway.kubelet.wire_forms import allocate_response, wire_list
+from topobus.gateway.live_containers import why_lingering
 from topobus.gateway.metrics import CallMetrics
 from topobus.gateway.node_state import Broadcast, NodeState, Offer
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
@@ -57,6 +60,9 @@ LIST_LIMIT_BYTES = 4 * 1024 * 1024
 """kubelet receives with gRPC's default limit: a message of more bytes ends the stream, and all devices with it. The five bytes that gRPC writes
 before a message do not count (grpc-go rpc_util.go, recvMsg; the C core counts alike)."""
 
+# How long Allocate waits for the containers of a pod that kubelet has forgotten: it kills them two seconds after a deletion by force. All admissions of the node wait meanwhile,
+# and with what may come after it this fits into `deadlines.allocate_s`.
+_ENDING_S = 4.0
 # Between two lists on one stream: a burst of changes (a driver that finds its cards one after the other) becomes one message. A single change goes at once.
 _QUIET_S = 0.02
 
@@ -223,10 +229,45 @@ class DevicePlugin(rpc.DevicePluginServicer):
             fault = fault_of_many(self.resource, names, self._inventory)
             if fault:
                 raise CallRefused(grpc.StatusCode.INVALID_ARGUMENT, fault)
+        for names in containers:
+            await self._wait_for_former(names)
         async with self._state.hand_overs.of(self.device_class):
             return pb.AllocateResponse(
                 container_responses=[allocate_response(await self._allocate_container(names)) for names in containers]
             )
+
+    async def _wait_for_former(self, names: list[str]) -> None:
+        """Wait for the end of containers that have these devices of a pod that kubelet has forgotten: one that ignores TERM is killed after two seconds.
+
+        Errors: raises CallRefused when they have not ended after a while.
+        """
+        chosen = chosen_of(names, self._inventory)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _ENDING_S
+        while True:
+            ticket = self._state.containers.changed.ticket()
+            lingering = self._lingering(names, chosen)
+            if not lingering:
+                return
+            left_s = until - loop.time()
+            if left_s <= 0:
+                break
+            await first_of([ticket], left_s)
+        self._state.linger({**self._state.lingering, **lingering})
+        nodes = {node.host_path or node.path for key in lingering for node in self._nodes_given(key)}
+        why = "; ".join(dict.fromkeys(lingering.values()))
+        text = f"{self.resource}: {', '.join(names)} cannot be given to another container yet: {why}{await self._state.containers.openers_of(nodes)}"
+        raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, text)
+
+    def _lingering(self, names: list[str], chosen: Chosen) -> dict[str, str]:
+        """Find allocations in the way whose pod has containers; kubelet has forgotten it, or would not give its devices to another one."""
+        ledger = self._state.ledger
+        former = allocations_of(ledger, self.device_class, frozenset(names), chosen) if ledger is not None else ()
+        return {allocation.owner.key: why for allocation in former if (why := why_lingering(allocation, self._state.containers))}
+
+    def _nodes_given(self, owner_key: str) -> tuple[DeviceNode, ...]:
+        given = self._record.of(owner_key)
+        return given.device_nodes if given is not None else ()
 
     def _names(self, wire_ids: Iterable[str]) -> list[str]:
         """Give our names of the devices that kubelet names."""

@@ -3,13 +3,15 @@
 Flows in: the ledger and kubelet's list. Flows out: releases, adoptions (also of exclusive CPUs and aligned memory that kubelet's own managers gave), and an event
 with both sides where the two disagree. The device plugin API has no deallocate call, so releases are derived: an allocation is released when two listings, one
 period apart, show none of its devices in use and the ledger had it at both. Two are needed because kubelet lists a pod only some time after it has allocated for
-it. No answer means no release, and the list of a kubelet that has just started is not used.
+it. No answer means no release, and the list of a kubelet that has just started is not used. Nor is it used of a pod with a container that has not ended
+(`live_containers`): kubelet lists active pods only, and one that was deleted by force is none.
 """
 
 from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 
 from topobus.contracts.messages import Disagreement
@@ -20,6 +22,7 @@ from topobus.domain.ledger import Allocation
 from topobus.domain.outcome import Refusal
 from topobus.domain.request import Owner, OwnerKind
 from topobus.gateway.asks import NodeAsks
+from topobus.gateway.broadcast import first_of
 from topobus.gateway.config import DeadlineSettings
 from topobus.gateway.core.exclusive import CPU_RESOURCE, ExclusiveUse, idle_containers
 from topobus.gateway.core.holdings import idle_allocations
@@ -28,6 +31,7 @@ from topobus.gateway.core.replicas import chosen_of
 from topobus.gateway.kubelet.device_plugin import plugin_owner
 from topobus.gateway.kubelet.pod_resources import Listing
 from topobus.gateway.kubelet.sockets import identity
+from topobus.gateway.live_containers import why_lingering
 from topobus.gateway.node_state import NodeState
 from topobus.gateway.reconcile.pod_usage import PodLook
 from topobus.gateway.reconcile.user_naming import UserNaming
@@ -88,6 +92,7 @@ class Reconciler:
                 mark = self._mark(allocation)
                 if mark in idle_before and self._is_believed(mark):
                     await self._release(allocation, mark)
+            self._linger(idle)
             idle_before = frozenset(map(self._mark, idle))
             self._used = {
                 mark for mark in map(self._mark, self._state.ledger.allocations.values()) if mark in self._used or mark not in idle_before
@@ -99,20 +104,16 @@ class Reconciler:
         until = loop.time() + self._deadlines.reconcile_s
         gone_before: frozenset[_Mark] = frozenset()
         while (left_s := until - loop.time()) > 0:
-            ticket = self._state.awaited_changed.ticket()
-            if self._state.awaited:
-                await asyncio.sleep(min(left_s, _AWAITED_S))
+            awaited, ended = self._state.awaited_changed.ticket(), self._state.containers.changed.ticket()
+            if self._state.awaited or self._state.lingering:
+                await first_of([ended], min(left_s, _AWAITED_S))
                 gone_before = await self._release_gone(gone_before)
                 continue
             gone_before = frozenset()
-            try:
-                async with asyncio.timeout(left_s):
-                    await ticket.wait()
-            except TimeoutError:
-                return
+            await first_of([awaited, self._state.lingering_changed.ticket()], left_s)
 
     async def _release_gone(self, gone_before: frozenset[_Mark]) -> frozenset[_Mark]:
-        """Let go of awaited allocations whose pod kubelet has listed and lists no more, at two looks in a row; those of this look.
+        """Let go of awaited allocations whose pod kubelet has listed and lists no more, at two looks in a row, and whose containers have ended; those of this look.
 
         What no pod was named for may be an allocation whose pod is not listed yet: that is left to the ordinary looks.
         """
@@ -125,13 +126,18 @@ class Reconciler:
         gone = {
             mark: allocation
             for mark, allocation in idle.items()
-            if allocation.user is not None and allocation.owner.key in self._state.awaited
+            if allocation.user is not None and allocation.owner.key in self._state.awaited | self._state.lingering.keys()
         }
         self._note_listed(listing)
         for mark in sorted(gone.keys() & gone_before):
             if self._is_believed(mark):
                 await self._release(gone[mark], mark)
+        self._linger(idle.values())
         return frozenset(gone)
+
+    def _linger(self, idle: Iterable[Allocation]) -> None:
+        """Tell of which idle allocations a container has not ended."""
+        self._state.linger({allocation.owner.key: why for allocation in idle if (why := why_lingering(allocation, self._state.containers))})
 
     def _detect_kubelet_restart(self) -> None:
         """See whether kubelet was started again."""
@@ -248,7 +254,7 @@ class Reconciler:
             for device_class in sorted({name for holding in allocation.holdings for name in holding.devices}):
                 await turns.enter_async_context(self._state.hand_overs.of(device_class))
             # Kubelet may have allocated the same devices meanwhile, and the same devices have the same owner: only what we looked at is meant.
-            if self._mark(allocation) != mark:
+            if self._mark(allocation) != mark or why_lingering(allocation, self._state.containers):
                 return
             try:
                 refusal = await self._undo(allocation)

@@ -136,6 +136,11 @@ class NriPlugin:
         """Say whether every container that starts is shown to us first."""
         return not self.why_not
 
+    @property
+    def is_connected(self) -> bool:
+        """Say whether there is a connection, ready or not."""
+        return self._connection is not None
+
     async def run(self) -> None:
         """Stay connected, for ever."""
         pause_s = _FIRST_PAUSE_S

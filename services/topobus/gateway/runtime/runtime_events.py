@@ -1,4 +1,4 @@
-"""The gateway's one plugin of the container runtime, and who of the gateway hears which event: CPUs (`cpu_pinning`) and sandboxes (`dra.sandbox_attachments`).
+"""The gateway's one plugin of the container runtime, and who of the gateway hears which event: CPUs (`cpu_pinning`), sandboxes (`dra.sandbox_attachments`), containers (`live_containers`).
 
 Flows in: events of the runtime. Flows out: to each duty what it needs to know, and to the runtime one answer of all. A container that has the guard of a claim (`core.container_guard`) is let
 pass only when the claim is prepared here and every duty has done its part for this very container.
@@ -22,6 +22,7 @@ from topobus.gateway.core.cpusets import ContainerCpuset
 from topobus.gateway.dra.checkpoint import Checkpoint, ClaimEntry
 from topobus.gateway.dra.sandbox_attachments import SandboxAttachments
 from topobus.gateway.kubelet.allocatable_cpus import AllocatableCpus
+from topobus.gateway.live_containers import LiveContainer, LiveContainers
 from topobus.gateway.metrics import CpusetMetrics
 from topobus.gateway.node_state import NodeState
 from topobus.gateway.runtime.container_adjustments import ContainerAdjustments
@@ -34,20 +35,33 @@ from topobus.sysfs.tree import Tree
 
 __all__ = ["RuntimeDoor"]
 
+# A gateway that starts is told within a second; a runtime that is started with it needs longer.
+_STARTING_S = 60.0
+# A container whose sandbox the runtime does not list: it is known by its devices' CDI names alone.
+_UNTOLD = Sandbox(id="", uid="", namespace="", name="")
+
 
 class RuntimeDoor:
     """The connection to the runtime, and its events passed on."""
 
     def __init__(
-        self, socket: str, entry: Callable[[ClaimUid, str], ClaimEntry | None], clock: Clock, report: Callable[[str], None]
+        self,
+        socket: str,
+        entry: Callable[[ClaimUid, str], ClaimEntry | None],
+        containers: LiveContainers,
+        clock: Clock,
+        report: Callable[[str], None],
     ) -> None:
-        """Take the runtime's socket, who finds prepared claims by uid and class, and who hears why there is no connection (nothing: there is one)."""
+        """Take the runtime's socket, who finds prepared claims by uid and class, who keeps what containers there are, and who hears why there is no connection (nothing: there is one)."""
+        self._containers = containers
+        containers.expect(self._why_absent)
         self.attachments: SandboxAttachments | None = None
         self.plugin = NriPlugin(socket, self, clock, report)
         self.pinning: CpuPinning | None = None
         """None where the node's CPUs are not Topobus' to give; set before `run`."""
         self._entry = entry
         self._clock = clock
+        self._begun_s = clock.monotonic()
         self._adjustments: ContainerAdjustments | None = None
 
     @classmethod
@@ -64,7 +78,7 @@ class RuntimeDoor:
         tell_unseen: Callable[[str], None],
     ) -> RuntimeDoor:
         """Make the door that the settings ask for, with pinned CPUs where they name some; `tell_unseen` hears why the kernel's cpusets cannot be read."""
-        door = cls(runtime_socket(settings), checkpoint.ready, clock, report)
+        door = cls(runtime_socket(settings), checkpoint.ready, state.containers, clock, report)
         owned = owned_cpus(settings.cpus)
         if owned is None or owned:
             door.pinning = CpuPinning(
@@ -90,7 +104,16 @@ class RuntimeDoor:
     def connection(self) -> RuntimeConnection:
         """Say whether the container runtime is there."""
         unseen = self.pinning.unseen if self.pinning is not None else ""
-        return RuntimeConnection(socket=self.plugin.socket, why_not=self.plugin.why_not, cpusets_unseen=unseen)
+        pins_cpus = self.pinning is not None
+        return RuntimeConnection(socket=self.plugin.socket, why_not=self.plugin.why_not, pins_cpus=pins_cpus, cpusets_unseen=unseen)
+
+    def _why_absent(self, is_needed: bool) -> str:
+        """Say why the runtime has not told of containers.
+
+        One that is connected tells for certain: containerd waits with it while it cannot stop a container. One that is not, and whose socket is there, is waited for after a start.
+        """
+        is_starting = self._clock.monotonic() - self._begun_s < _STARTING_S and Path(self.plugin.socket).exists()
+        return self.plugin.why_not if is_needed or self.plugin.is_connected or is_starting else ""
 
     async def run(self) -> None:
         """Stay connected and do all duties, for ever."""
@@ -98,6 +121,7 @@ class RuntimeDoor:
             if self.attachments is not None:
                 group.create_task(self.attachments.run())
             group.create_task(self.plugin.run())
+            group.create_task(self._containers.run())
             if self.pinning is not None:
                 group.create_task(self.pinning.run())
 
@@ -105,6 +129,10 @@ class RuntimeDoor:
 
     def synchronize(self, sandboxes: Sequence[Sandbox], containers: Sequence[RunningContainer]) -> Sequence[CpusetUpdate]:
         """Begin anew with what is there."""
+        pods = {sandbox.id: sandbox for sandbox in sandboxes}
+        self._containers.synchronize(
+            _live(pods.get(container.sandbox_id, _UNTOLD), container) for container in containers if not container.has_ended
+        )
         if self.attachments is not None:
             self.attachments.synchronize(sandboxes)
         return self.pinning.synchronize(sandboxes, containers) if self.pinning is not None else ()
@@ -138,6 +166,7 @@ class RuntimeDoor:
         edits = await self._adjustments.adjust(sandbox, container, since_s) if self._adjustments is not None else ContainerEdits()
         if isinstance(edits, Refusal):
             return edits
+        self._containers.made(_live(sandbox, container))
         cpuset = self.pinning.create_container(sandbox, container) if self.pinning is not None else None
         return ContainerAnswer(cpuset=cpuset, passed=container.guards, edits=edits)
 
@@ -151,9 +180,21 @@ class RuntimeDoor:
         return self.pinning.update_container(container, asked) if self.pinning is not None else None
 
     def container_ended(self, container_id: str) -> None:
-        """Forget it."""
+        """Forget it; what waits for its end goes on."""
         if self.pinning is not None:
             self.pinning.container_ended(container_id)
+        self._containers.ended(container_id)
+
+
+def _live(sandbox: Sandbox, container: RunningContainer) -> LiveContainer:
+    return LiveContainer(
+        id=container.id,
+        name=container.name,
+        namespace=sandbox.namespace,
+        pod=sandbox.name,
+        pod_uid=sandbox.uid,
+        cdi_devices=container.cdi_devices,
+    )
 
 
 def _not_prepared(uid: ClaimUid, device_class: str) -> Refusal:

@@ -52,6 +52,8 @@ class RunningContainer(Struct, frozen=True, kw_only=True):
     """Its control group as the runtime writes it (`cgroups_path`); empty: it does not say."""
     guards: tuple[tuple[ClaimUid, str], ...] = ()
     """Claims by uid and class whose guard keeps it from starting; of one that runs already, nothing."""
+    has_ended: bool = False
+    """The runtime lists it, and it has stopped."""
 
 
 class ContainerAnswer(Struct, frozen=True, kw_only=True):
@@ -102,6 +104,7 @@ def container_of(container: nri.Container) -> RunningContainer:
         is_started=container.state != nri.CONTAINER_CREATED,
         control_group=container.linux.cgroups_path,
         guards=guarded_claims((mount.source, mount.destination) for mount in container.mounts),
+        has_ended=container.state == nri.CONTAINER_STOPPED,
     )
 
 

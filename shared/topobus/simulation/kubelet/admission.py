@@ -26,6 +26,7 @@ from topobus.simulation.kubelet.drivers import Drivers
 from topobus.simulation.kubelet.endpoints import CallFailed, DevicePlugins, Endpoint
 from topobus.simulation.kubelet.values import (
     Admission,
+    ClaimReference,
     Container,
     ContainerGrant,
     Pod,
@@ -167,12 +168,14 @@ class Admitter:
 
     async def remove(self, pod_uid: str) -> dict[str, str]:
         """Pod deleted: claims that no other pod uses are unprepared; devices are freed lazily. Claim uid to error text."""
+        return await self._drivers.unprepare(self.forget(pod_uid))
+
+    def forget(self, pod_uid: str) -> tuple[ClaimReference, ...]:
+        """Drop a pod; gives the claims that no other pod uses."""
         pod = self._active.pop(pod_uid, None)
         self._claims.pop(pod_uid, None)
-        if pod is None:
-            return {}
         in_use = {claim.uid for other in self._active.values() for claim in other.claims}
-        return await self._drivers.unprepare(claim for claim in pod.claims if claim.uid not in in_use)
+        return tuple(claim for claim in (pod.claims if pod is not None else ()) if claim.uid not in in_use)
 
     async def _allocate(self, pod: Pod) -> Rejection | None:
         reusable: dict[str, set[str]] = {}

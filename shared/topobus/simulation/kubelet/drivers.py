@@ -154,10 +154,23 @@ class Drivers:
         """Unprepare claims; uid to error text. What fails is owed and repeated when its driver registers again."""
         wanted = tuple(claims)
         errors: dict[str, str] = {}
+        self.owe(wanted)
         for name in sorted({driver for claim_reference in wanted for driver in claim_reference.drivers}):
-            for claim_reference in (claim_reference for claim_reference in wanted if name in claim_reference.drivers):
-                self._owed[(name, claim_reference.uid)] = claim_reference
             errors |= await self._pay(name, {claim_reference.uid for claim_reference in wanted})
+        return errors
+
+    def owe(self, claims: Iterable[ClaimReference]) -> None:
+        """Note claims that are to be unprepared at the next comparison, or when their driver registers again."""
+        for claim_reference in claims:
+            for name in claim_reference.drivers:
+                self._owed[(name, claim_reference.uid)] = claim_reference
+
+    async def pay_all(self) -> dict[str, str]:
+        """Unprepare all that is owed; uid to error text."""
+        errors: dict[str, str] = {}
+        for name in sorted({driver for driver, _ in self._owed}):
+            if name in self._drivers:
+                errors |= await self._pay(name)
         return errors
 
     async def _prepare_one(self, name: str, claims: list[ClaimReference]) -> tuple[dict[str, dra.NodePrepareResourceResponse], str]:
@@ -206,9 +219,7 @@ class Drivers:
         """Ask again for what could not be undone, period after period."""
         while True:
             await asyncio.sleep(self._timings.reconcile_s)
-            for name in sorted({driver for driver, _ in self._owed}):
-                if name in self._drivers:
-                    await self._pay(name)
+            await self.pay_all()
 
     async def _watch_folder(self, is_watching: asyncio.Event) -> None:
         """Keep one task a socket: names that begin with a dot and files that are no sockets are none of ours."""

@@ -241,6 +241,17 @@ class KubeletSimulator:
         """Delete a pod: its claims are unprepared (claim uid to error text), its devices are free at the next look."""
         return await self._admitter.remove(pod.uid)
 
+    def remove_by_force(self, pod: Pod) -> None:
+        """Delete a pod by force (`--force --grace-period=0`): kubelet forgets it at once, whether its containers have ended or not.
+
+        Its devices of plugins are free at the next look; its claims are unprepared when the claims are compared with the pods next, each `reconcile_s` (`compare_claims`).
+        """
+        self._drivers.owe(self._admitter.forget(pod.uid))
+
+    async def compare_claims(self) -> dict[str, str]:
+        """Compare claims with pods now rather than after `reconcile_s`: what no pod has is unprepared. Claim uid to error text."""
+        return await self._drivers.pay_all()
+
     async def prepare_claims(self, claims: Iterable[ClaimReference]) -> tuple[PreparedClaim, ...]:
         """Prepare claims without a pod."""
         return await self._drivers.prepare(claims)

@@ -310,6 +310,7 @@ def _settings(folder: Path, url: str) -> dict[str, str]:
         "TOPOBUS_GATEWAY__POD_RESOURCES_SOCKET": str(folder / "k/pod-resources/kubelet.sock"),
         # A restarted kubelet lists no pods at first, so for a minute only what it has listed is let go of; a run must see the end of that.
         "TOPOBUS_GATEWAY__DEADLINES__KUBELET_GRACE_S": "20",
+        "TOPOBUS_GATEWAY__RUNTIME__SOCKET": "",
         "TOPOBUS_GATEWAY__CDI_DIR": str(folder / "cdi"),
         "TOPOBUS_GATEWAY__CHECKPOINT_PATH": str(folder / "state/checkpoint.json"),
     }

@@ -308,7 +308,7 @@ async def test_only_claims_that_need_the_runtime_are_refused_when_it_is_not_ther
     async with rig.kubelet, rig.gateway():
         absent = await prepare(rig)
         plain = await prepare(rig, PLAIN)
-    async with rig.kubelet, rig.gateway(runtime=RuntimeSettings()):
+    async with rig.kubelet, rig.gateway(runtime=RuntimeSettings(socket="")):
         not_asked_for = await prepare(rig)
 
     assert "needs the container runtime's plugin interface (NRI) to bring nic-0 into its pod: no container runtime answers at" in absent
