@@ -20,11 +20,16 @@ def links_of(device_class: str, address: PciAddress, nvml_gpus: Mapping[PciAddre
     own = nvml_gpus.get(address)
     if own is None:
         return ()
-    peers = {peer: gbps for peer, gbps in own.links.items() if peer in nvml_gpus}
+    peers = {peer: (gbps, own.counts.get(peer, 0)) for peer, gbps in own.links.items() if peer in nvml_gpus}
     if own.switch_gbps:
         # GPUs on NVSwitches reach each other at the narrower one's full width.
-        reached = {peer: min(own.switch_gbps, gpu.switch_gbps) for peer, gpu in nvml_gpus.items() if peer != address and gpu.switch_gbps}
+        reached = {
+            peer: (min(own.switch_gbps, gpu.switch_gbps), min(own.switch_count, gpu.switch_count))
+            for peer, gpu in nvml_gpus.items()
+            if peer != address and gpu.switch_gbps
+        }
         peers.update(reached)
     return tuple(
-        Link(peer=pci_device_name(device_class, peer), kind=LinkClass.FABRIC, bandwidth_gbps=gbps) for peer, gbps in sorted(peers.items())
+        Link(peer=pci_device_name(device_class, peer), kind=LinkClass.FABRIC, bandwidth_gbps=gbps, count=count)
+        for peer, (gbps, count) in sorted(peers.items())
     )

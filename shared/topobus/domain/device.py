@@ -59,6 +59,8 @@ class Link(Struct, frozen=True, kw_only=True):
     peer: str
     kind: LinkClass = LinkClass.FABRIC
     bandwidth_gbps: float = 0.0
+    count: int = 0
+    """How many links are bonded, each with its part of the bandwidth (NVLink); 0: the driver does not tell."""
 
 
 class Device(Struct, frozen=True, kw_only=True):

@@ -147,6 +147,11 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
             "topobus simulate --machine my-server --pods pods --policy single-numa-node",
         ),
     ),
+    "topo": (
+        ("GPUs, NICs and FPGAs of the running system", "topobus topo"),
+        ("GPUs and NICs of this machine, without any server", "topobus topo --root / --class gpu --class nic"),
+        ("Of a recorded machine, for a program", "topobus topo --machine dgx -o json"),
+    ),
     "top": (
         ("Machines live; q ends it, arrow keys show other nodes and more of the drawing", "topobus top"),
         ("Begin with one node", "topobus top --node node-a"),

@@ -59,6 +59,10 @@ class NvmlGpu(Struct, frozen=True, kw_only=True):
     """Peer GPU to NVLink bandwidth in Gbit/s one way, direct links; through switches every GPU on them is a peer."""
     switch_gbps: float = 0.0
     """Bandwidth into NVSwitches in Gbit/s one way; 0 without."""
+    counts: Mapping[PciAddress, int] = {}
+    """Peer GPU to how many of its direct links lead there."""
+    switch_count: int = 0
+    """How many links lead into NVSwitches."""
     facts: Mapping[str, AttributeValue] = {}
     """Attributes for those who select a GPU."""
     mig: MigGpu = MigGpu()
@@ -174,7 +178,7 @@ class Nvml:
                 continue
             memory = self._try(self._nvml.nvmlDeviceGetMemoryInfo, handle)
             minor = self._try(self._nvml.nvmlDeviceGetMinorNumber, handle)
-            links, switch_gbps = self._links(handle, address)
+            links, counts, switch_gbps, switch_count = self._links(handle, address)
             facts = gpu_facts(self._nvml, handle, self._quiet)
             described[address] = NvmlGpu(
                 uuid=str(self._try(self._nvml.nvmlDeviceGetUUID, handle) or ""),
@@ -183,6 +187,8 @@ class Nvml:
                 minor=None if minor is None else int(minor),
                 links=links,
                 switch_gbps=switch_gbps,
+                counts=counts,
+                switch_count=switch_count,
                 facts=facts,
                 mig=self._try_mig(address, handle) if facts.get("migEnabled") else MigGpu(),
             )
@@ -332,12 +338,14 @@ class Nvml:
                 seen.append((address, None if is_whole else int(event.gpuInstanceId), observation))
         return seen
 
-    def _links(self, handle: Any, address: PciAddress) -> tuple[dict[PciAddress, float], float]:
+    def _links(self, handle: Any, address: PciAddress) -> tuple[dict[PciAddress, float], dict[PciAddress, int], float, int]:
+        """Give bandwidth and number of the links to each direct peer, and of those into switches."""
         links: dict[PciAddress, float] = {}
-        switch_gbps = 0.0
+        counts: dict[PciAddress, int] = {}
+        switch_gbps, switch_count = 0.0, 0
         active = self._active_links(handle)
         if not active:
-            return links, switch_gbps
+            return links, counts, switch_gbps, switch_count
         # Megabytes a second and link (NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON).
         speed_mbytes = field_of(self._nvml, handle, self._nvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON, self._quiet)
         link_gbps = (speed_mbytes or 0) * 8 / 1000
@@ -345,11 +353,13 @@ class Nvml:
             kind = self._quiet(self._nvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
             if kind == self._nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
                 switch_gbps += link_gbps
+                switch_count += 1
                 continue
             peer = self._pci(self._nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
             if peer is not None and peer != address:
                 links[peer] = links.get(peer, 0.0) + link_gbps
-        return links, switch_gbps
+                counts[peer] = counts.get(peer, 0) + 1
+        return links, counts, switch_gbps, switch_count
 
     def _active_links(self, handle: Any) -> list[int]:
         links = range(self._nvml.NVML_NVLINK_MAX_LINKS)

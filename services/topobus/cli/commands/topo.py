@@ -1,0 +1,99 @@
+"""`topobus topo`: how the devices of a node reach each other, as a matrix, from the bus or straight from a hardware tree."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+from rich.text import Text
+
+from topobus.cli.commands.machine import node_state
+from topobus.cli.exits import ExitCode, UsageError
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus, the_node
+from topobus.cli.render.output import Output
+from topobus.cli.render.path_matrix import matrix_lines
+from topobus.cli.simulation.node import open_machine
+from topobus.domain.device import Inventory
+from topobus.domain.machine import Machine
+from topobus.domain.path_matrix import PathMatrix, path_matrix
+
+__all__ = ["topo"]
+
+
+def topo(
+    *,
+    device_class: Annotated[
+        tuple[str, ...], Parameter(name="--class", help="Only devices of this class: gpu, nic, fpga, or a plugin's. Default: all but CPUs.")
+    ] = (),
+    root: Annotated[
+        Path | None, Parameter(help="Read this hardware tree (a folder with sys and proc; / is this machine) instead of the bus.")
+    ] = None,
+    machine: Annotated[
+        str | None,
+        Parameter(help="The same as --root, or a profile (dgx, gb200 …), an archive of a tree, or JSON saved by simulate --save."),
+    ] = None,
+    node: Annotated[str | None, Parameter(help="The node; needed only where several report.")] = None,
+    output: Annotated[Literal["table", "json"], Parameter(name=("--output", "-o"), help="How to print.")] = "table",
+    options: BusOptions = BUS_DEFAULTS,
+) -> int:
+    """Show how devices reach each other, as `nvidia-smi topo -m` does for GPUs and NICs: NV#, PIX, PXB, PHB, NODE, SYS, with CPU and NUMA affinity."""
+    out = Output(is_json=options.json or output == "json")
+    if root is not None and machine is not None:
+        raise UsageError("--root and --machine name two machines", next_step="leave one of them out")
+    source = str(root) if root is not None else machine
+    if source is None:
+        description, inventories = asyncio.run(_ask(options, node))
+    else:
+        if node is not None:
+            raise UsageError(
+                "--node names a node of a running system, and --root or --machine a machine", next_step="leave one of them out"
+            )
+        with open_machine(source) as opened:
+            description, inventories = opened.snapshot.machine, opened.snapshot.inventories
+            for warning in (*opened.warnings, *description.warnings):
+                out.note(f"warning: {warning}")
+    known = [inventory.device_class for inventory in inventories]
+    for name in device_class:
+        one_of("device class", name, known)
+    matrix = path_matrix(description, inventories, device_class)
+    if out.is_json:
+        out.document(_document(matrix))
+    elif matrix.devices:
+        out.show(*matrix_lines(matrix, out.console.width))
+    else:
+        what = " or ".join(device_class) or "device other than CPUs"
+        out.show(Text(f"{description.node} has no {what}", "faint"))
+    return ExitCode.OK
+
+
+async def _ask(options: BusOptions, node: str | None) -> tuple[Machine, Sequence[Inventory]]:
+    async with open_bus(options) as bus:
+        description, inventories, _ = await node_state(bus, await the_node(bus, node))
+        return description, inventories
+
+
+def _document(matrix: PathMatrix) -> dict[str, object]:
+    return {
+        "node": matrix.node,
+        "devices": [
+            {
+                "id": device.id,
+                "class": device.device_class,
+                "name": device.name,
+                "model": device.model,
+                "pci": device.pci,
+                "cpuAffinity": str(device.cpu_affinity),
+                "numaAffinity": str(device.numa_affinity),
+                "gpuNumaId": device.gpu_numa_id,
+            }
+            for device in matrix.devices
+        ],
+        "matrix": {
+            device.id: {other.id: word for other, word in zip(matrix.devices, row, strict=True)}
+            for device, row in zip(matrix.devices, matrix.words, strict=True)
+        },
+        "legend": matrix.legend,
+    }
