@@ -1,13 +1,14 @@
 """Logs: one JSON object a line (or coloured text on a terminal), on standard error, event first.
 
-Standard output belongs to what a command prints. Events are constants, `noun.verb-past`; facts are fields.
+Standard output belongs to what a command prints. Events are constants, `noun.verb-past`; facts are fields. A fact may be a caller's own text: each one is cut to a length that
+a person reads, and a line as a whole to what a collector takes, here and nowhere else.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 from topobus.runtime.config import LogSettings
@@ -19,6 +20,9 @@ with hiding("rich"):
 
 __all__ = ["get_logger", "setup_logging"]
 
+# Letters of one text, and of all facts of a line together. Collectors cut lines of more than 16 KiB in two (containerd's CRI log); a traceback has most of that.
+_TEXT_LETTERS, _LINE_LETTERS = 2000, 16_000
+_HEAD = ("ts", "level", "event", "service", "node")
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
@@ -44,7 +48,7 @@ def setup_logging(settings: LogSettings, **context: str) -> None:
     ]
     # Frames without their local variables: those make a line of tens of kilobytes, and they may hold what must not be logged.
     tracebacks = structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False))
-    final: list[Any] = [tracebacks, _event_first, renderer] if is_json else [renderer]
+    final: list[Any] = [tracebacks, cut_facts, _event_first, renderer] if is_json else [cut_facts, renderer]
     structlog.configure(
         processors=[*shared, *final],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[settings.level]),
@@ -66,8 +70,59 @@ def _stderr_logger(*_: object) -> structlog.WriteLogger:
 
 
 def _event_first(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    head: dict[str, Any] = {key: event.pop(key) for key in ("ts", "level", "event", "service", "node") if key in event}
+    head: dict[str, Any] = {key: event.pop(key) for key in _HEAD if key in event}
     return {**head, **event}
+
+
+def cut_facts(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Cut what a line says of its facts; whoever calls us chooses texts, and a line of them must not fill a disk."""
+    room = _Room(_LINE_LETTERS)
+    # What tells which line it is comes first, then facts as they were given.
+    for key in sorted(event, key=lambda key: key not in _HEAD):
+        # A traceback for a terminal is rendered from the exception itself.
+        if key not in ("exc_info", "_record", "_from_structlog"):
+            event[key] = room.cut(event[key])
+    return event
+
+
+class _Room:
+    """The letters that are left in one line."""
+
+    def __init__(self, letters: int) -> None:
+        self._left = letters
+
+    def cut(self, fact: Any) -> Any:
+        """Give a fact as far as there is room for it; what it is made of is looked at no further than that."""
+        if fact is None or isinstance(fact, bool | float):
+            self._left -= len(str(fact))
+            return fact
+        if isinstance(fact, int) and fact.bit_length() <= 64:
+            self._left -= len(str(fact))
+            return fact
+        if isinstance(fact, Mapping):
+            cut: dict[str, Any] = {}
+            for key, value in fact.items():
+                if self._left <= 0:
+                    cut["..."] = f"{len(fact) - len(cut)} more"
+                    break
+                cut[self._cut_text(str(key))] = self.cut(value)
+            return cut
+        if isinstance(fact, list | tuple | set | frozenset):
+            items: list[Any] = []
+            for value in fact:
+                if self._left <= 0:
+                    items.append(f"... {len(fact) - len(items)} more")
+                    break
+                items.append(self.cut(value))
+            return items
+        if isinstance(fact, int):
+            return self._cut_text(hex(fact))
+        return self._cut_text(fact if isinstance(fact, str) else repr(fact))
+
+    def _cut_text(self, text: str) -> str:
+        limit = max(0, min(_TEXT_LETTERS, self._left))
+        self._left -= min(len(text), limit) + 1
+        return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} letters)"
 
 
 def _drop_own(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -82,6 +137,7 @@ if not structlog.is_configured():
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
+            cut_facts,
             structlog.dev.ConsoleRenderer(colors=False),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),

@@ -42,6 +42,37 @@ def test_logs_are_json_with_context_when_they_do_not_go_to_a_terminal() -> None:
     assert lines[2]["exception"][0]["exc_type"] == "KeyError"
 
 
+def test_line_is_cut_when_its_facts_are_a_callers_own_texts() -> None:
+    """A name, a list, a mapping or an error's text of hundreds of kilobytes: each line stays below 16 KiB or so, says how much there was, and keeps its head."""
+    done = _run(
+        """
+        from topobus.runtime.config import LogSettings
+        from topobus.runtime.logging import get_logger, setup_logging
+        setup_logging(LogSettings(format="json"), service="gateway", node="n1")
+        long = "x" * 200_000
+        get_logger().warning("claim.prepare-failed", claim=long, error=long)
+        get_logger().warning("many", ids=[long] * 1000, by_id={f"{number}{long}": long for number in range(100)}, number=1 << 100_000)
+        get_logger().warning("odd", thing=type("T", (), {"__repr__": lambda self: long})(), names={"b"}, pair=(1, None, 2.5, True))
+        get_logger().warning("short", claim="default/c", devices=["gpu-0", "gpu-1"], count=3)
+        try:
+            raise ValueError(long)
+        except ValueError:
+            get_logger().exception("ask.failed", noun="prepare")
+        """
+    )
+    lines = done.stderr.splitlines()
+    said = [json.loads(line) for line in lines]
+
+    assert max(map(len, lines)) < 18_000
+    assert [line["event"] for line in said] == ["claim.prepare-failed", "many", "odd", "short", "ask.failed"]
+    assert all((line["service"], line["node"]) == ("gateway", "n1") for line in said)
+    assert said[0]["claim"] == said[0]["error"] == "x" * 2000 + "... (200000 letters)"
+    assert said[1]["ids"][-1] == "... 992 more"
+    assert said[2]["pair"] == [1, None, 2.5, True]
+    assert (said[3]["claim"], said[3]["devices"], said[3]["count"]) == ("default/c", ["gpu-0", "gpu-1"], 3)
+    assert said[4]["exception"][0]["exc_value"].endswith("(200000 letters)")
+
+
 def test_logs_stay_off_standard_output_when_nobody_configured_them() -> None:
     """A program that uses the runtime as a library (the CLI) finds warnings on standard error and nothing on standard output."""
     done = _run(
