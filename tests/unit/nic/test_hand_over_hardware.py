@@ -18,6 +18,7 @@ from support.hand_over_rig import configured
 from support.simulated_links import POD, SimulatedHost, add_card, simulated_host
 from topobus.devicekit.device_record import DeviceRecord, RecordState
 from topobus.domain.errors import HardwareError
+from topobus.domain.outcome import Refusal
 from topobus.domain.sandbox import AttachedInterface
 from topobus.nic.netlink.hand_over import hand_over
 from topobus.nic.netlink.take_back import TakenBack, take_back
@@ -107,7 +108,8 @@ def test_settings_are_put_back_when_the_driver_knows_one_of_them_not(host: Simul
     refusal = give(host, "ens1v0", record, vf={"trust": True, "linkState": "enable"})
     taken = take_back(host.places, POD, record)
 
-    assert getattr(refusal, "reasons", ())[0].facts["field"] == "vf.linkState"
+    assert isinstance(refusal, Refusal)
+    assert refusal.reasons[0].facts["field"] == "vf.linkState"
     assert taken == TakenBack(outcome="nothing")
     assert (shown(host.link("ens1v0")), host.functions.states, record.steps) == (before, settings, ())
 
