@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
 
 from msgspec import Struct
 
@@ -24,6 +25,8 @@ __all__ = ["CPU_FOLDER", "CpuFacts", "read_cpu_facts"]
 CPU_FOLDER = "sys/devices/system/cpu"
 
 _HYBRID = {"cpu_core": "performance", "cpu_atom": "efficiency", "cpu_lowpower": "low-power"}
+# Cores of one kind differ by a few percent in clock; little cores have half of a big one's capacity or less.
+_KIND_STEP = 1.2
 # AMD families 21 and 22 (Bulldozer to Puma): two cores of a compute unit call each other thread siblings, with core ids of their own.
 _COMPUTE_UNIT_FAMILIES = ("21", "22")
 # More index folders than any processor has caches; a gap ends the list in no kernel.
@@ -91,7 +94,11 @@ def read_cpu_facts(tree: Tree, allowed: CpuSet | None, node_of: Mapping[int, int
         warnings.append(f"our cpuset ({allowed or 'empty'}) has none of the online CPUs {seen}; taken as no limit")
         usable = seen
     sockets = _number(sharing.sets.get("package", {}), ids.package, warnings)
-    kinds = _read_kinds(tree)
+    try:
+        kinds = _read_kinds(tree) or _kinds_by_capacity(tree, seen)
+    except HardwareError as err:
+        warnings.append(f"{err.message}; kinds of cores taken as not told")
+        kinds = {}
     cpus = tuple(_make_cpu(cpu, cpu in seen, usable, sharing, sockets, ids, node_of, kinds) for cpu in present)
     # Named as `Cpu.l3` names them: by the lowest usable CPU.
     sizes = {(shared & usable or shared).lowest: size for shared, size in sharing.l3_bytes.items()}
@@ -244,6 +251,27 @@ def _read_kinds(tree: Tree) -> dict[int, str]:
         for cpu in read_cpu_list(tree, f"sys/devices/{name}/cpus") or ():
             kinds[cpu] = kind
     return kinds
+
+
+def _kinds_by_capacity(tree: Tree, seen: CpuSet) -> dict[int, str]:
+    """Tell kinds by what a CPU can do at most, which the kernel says of each where CPUs differ (arm64 and RISC-V: `cpu_capacity`, the best has 1024).
+
+    The widest step between two capacities parts efficiency from performance: a core that only clocks a little higher than others is of their kind.
+    Source: Documentation/scheduler/sched-capacity.rst.
+    """
+    capacities: dict[int, int] = {}
+    for cpu in seen:
+        text = tree.read(f"{CPU_FOLDER}/cpu{cpu}/cpu_capacity") or ""
+        if not text.isdecimal() or not int(text):
+            # One file is missing: this kernel does not tell, or the CPU is on its way out. Nothing is guessed from a part.
+            return {}
+        capacities[cpu] = int(text)
+    levels = sorted(set(capacities.values()))
+    steps = [(high / low, high) for low, high in pairwise(levels)]
+    widest, least = max(steps, key=lambda step: step[0], default=(1.0, 0))
+    if widest < _KIND_STEP:
+        return {}
+    return {cpu: "performance" if capacity >= least else "efficiency" for cpu, capacity in capacities.items()}
 
 
 def _from_cpuinfo(tree: Tree, allowed: CpuSet | None, node_of: Mapping[int, int]) -> CpuFacts:

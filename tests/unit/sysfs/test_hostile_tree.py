@@ -53,7 +53,15 @@ def machine_files() -> dict[str, object]:
 
 @pytest.mark.parametrize("kind", ["fifo", "socket", "endless"])
 @pytest.mark.parametrize(
-    "path", [f"{_FUNCTION}/numa_node", f"{CPU}/cpu0/topology/core_cpus", f"{NODE}/node0/cpumap", f"{NODE}/node0/meminfo", f"{CPU}/online"]
+    "path",
+    [
+        f"{_FUNCTION}/numa_node",
+        f"{CPU}/cpu0/topology/core_cpus",
+        f"{NODE}/node0/cpumap",
+        f"{NODE}/node0/meminfo",
+        f"{CPU}/online",
+        f"{CPU}/cpu0/cpu_capacity",
+    ],
 )
 def test_read_machine_tells_a_file_that_is_none_and_goes_on(tmp_path: Path, path: str, kind: str) -> None:
     """A FIFO, a socket or a file without an end in place of an attribute is one warning with its path, and the rest is read."""

@@ -164,6 +164,36 @@ def test_read_machine_refuses_when_the_tree_tells_of_no_cpu(tmp_path: Path) -> N
     assert "hardware.root" in caught.value.next_step
 
 
+E, P = "efficiency", "performance"
+
+
+@pytest.mark.parametrize(
+    ("capacities", "kinds"),
+    [
+        pytest.param([446, 446, 1024, 1024], [E, E, P, P], id="two-kinds"),
+        pytest.param([1024, 250, 760, 1024], [P, E, P, P], id="prime-big-little"),
+        pytest.param([992, 992, 1024, 1024], [""] * 4, id="one-kind-by-two-clocks"),
+        pytest.param([1024] * 4, [""] * 4, id="all-alike"),
+        pytest.param([446, 446, 1024, None], [""] * 4, id="not-all-told"),
+        pytest.param([446, "?", 1024, 0], [""] * 4, id="no-numbers"),
+    ],
+)
+def test_read_machine_tells_core_kinds_by_capacity_when_the_kernel_has_no_other_word(
+    tmp_path: Path, capacities: list[object], kinds: list[str]
+) -> None:
+    """On arm64 the capacity of each CPU says which cores are big; cores that clock a little differently are of one kind."""
+    files = cpu_files(4) | {f"{CPU}/cpu{cpu}/cpu_capacity": capacity for cpu, capacity in enumerate(capacities) if capacity is not None}
+
+    assert [cpu.kind for cpu in machine_of(tmp_path, files).cpus] == kinds
+
+
+def test_read_machine_believes_the_kernels_own_kinds_before_capacities(tmp_path: Path) -> None:
+    """Where the kernel names kinds (x86 hybrid), capacities, which newer kernels have there as well, change nothing."""
+    files = cpu_files(2) | {f"{CPU}/cpu0/cpu_capacity": 400, f"{CPU}/cpu1/cpu_capacity": 1024, "sys/devices/cpu_core/cpus": "0-1"}
+
+    assert [cpu.kind for cpu in machine_of(tmp_path, files).cpus] == [P, P]
+
+
 CPUSETS = {
     "cpuset": ("none /dev/cpuset cpuset rw 0 0", "dev/cpuset/job/cpus", "dev/cpuset/job/mems"),
     "cgroup-v1-noprefix": ("none /dev/cpuset cgroup rw,cpuset,noprefix 0 0", "dev/cpuset/job/cpus", "dev/cpuset/job/mems"),
