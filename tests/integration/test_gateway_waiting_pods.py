@@ -31,6 +31,8 @@ from topobus.testing.kubelet import (
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
 GPU, DRIVER = "topobus.dev/gpu", "gpu.topobus.dev"
+SPEC = {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu"}}]}}
+FORMER = {"kind": "ResourceClaim", "metadata": {"name": "former"}, "spec": SPEC}
 PLUGIN = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name=GPU, uid="hash")
 
 
@@ -71,6 +73,14 @@ def make_waiting(server: ApiServerSimulator, gpu: str, *, is_controlled: bool = 
         }
     )
     return ClaimReference(name="c", uid=uid, drivers=(DRIVER,))
+
+
+def make_former(server: ApiServerSimulator) -> ClaimReference:
+    """Store a claim that is allocated gpu-0, without a pod."""
+    uid = server.put(FORMER)["metadata"]["uid"]
+    allocation = {"devices": {"results": [{"request": "gpu", "driver": DRIVER, "pool": NODE, "device": "gpu-0"}]}}
+    server.put({**FORMER, "status": {"allocation": allocation}})
+    return ClaimReference(name="former", uid=uid, drivers=(DRIVER,))
 
 
 def annotated(server: ApiServerSimulator) -> str:
@@ -192,29 +202,39 @@ async def test_kubelet_is_made_to_look_again_when_the_machine_was_booted(
     assert annotated(server) != said
 
 
+async def test_device_is_let_go_at_once_when_its_claim_is_undone_and_another_one_waits(rig: Rig, server: ApiServerSimulator) -> None:
+    """The claim was deallocated before it could be undone: nothing is left to wait for, and nobody waits for the next look at all claims."""
+    seldom = structs.replace(rig.settings.deadlines, reconcile_s=600.0)
+    reference = make_former(server)
+    async with rig.gateway(deadlines=seldom):
+        await prepare(rig, reference)
+        make_waiting(server, "gpu-0")
+        server.put({**FORMER, "status": {}})
+        await rig.kubelet.unprepare_claims([reference])
+        await rig.plane.asks.wait_for("released", 2)
+        await server.until(lambda: annotated(server), what="the annotation")
+
+    assert rig.plane.asks.requests("released")[1].owner.uid == reference.uid
+
+
 async def test_device_is_let_go_at_once_when_the_gateway_was_killed_before_it_could_and_a_claim_waits(
     rig: Rig, server: ApiServerSimulator
 ) -> None:
     """What was undone here stands in the checkpoint: the next gateway need not find out in two looks, and looks at once at what another claim waits for."""
     seldom = structs.replace(rig.settings.deadlines, reconcile_s=600.0)
-    spec = {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu"}}]}}
-    allocation = {"devices": {"results": [{"request": "gpu", "driver": DRIVER, "pool": NODE, "device": "gpu-0"}]}}
-    former = {"kind": "ResourceClaim", "metadata": {"name": "former"}, "spec": spec}
-    uid = server.put(former)["metadata"]["uid"]
-    server.put({**former, "status": {"allocation": allocation}})
-    reference = ClaimReference(name="former", uid=uid, drivers=(DRIVER,))
+    reference = make_former(server)
     async with rig.gateway(deadlines=seldom):
         prepared = await prepare(rig, reference)
         undone = await rig.kubelet.unprepare_claims([reference])
     held = list(rig.plane.ledger.allocations)
     async with rig.gateway(deadlines=seldom):
         make_waiting(server, "gpu-0")
-        server.put({**former, "status": {}})
+        server.put({**FORMER, "status": {}})
         await rig.plane.asks.wait_for("released", 2)
         await server.until(lambda: annotated(server), what="the annotation")
 
     assert (prepared.error, undone, len(held)) == ("", {}, 1)
-    assert rig.plane.asks.requests("released")[1].owner.uid == uid
+    assert rig.plane.asks.requests("released")[1].owner.uid == reference.uid
 
 
 async def test_pods_are_left_alone_when_retries_are_switched_off(rig: Rig, server: ApiServerSimulator) -> None:

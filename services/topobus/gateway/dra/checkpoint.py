@@ -22,6 +22,7 @@ from topobus.domain.errors import ConfigError, ContractError
 from topobus.domain.idset import CpuSet
 from topobus.domain.names import ClaimUid
 from topobus.domain.sandbox import AttachedInterface, Sandbox
+from topobus.gateway.broadcast import Broadcast
 from topobus.gateway.core.claim_allocation import AllocatedDevice, cdi_device_name
 from topobus.gateway.disk import DiskWork
 from topobus.runtime.tracing import span
@@ -156,6 +157,7 @@ class Checkpoint:
         """The machine's present boot."""
         self.undone: frozenset[ClaimUid] = frozenset()
         """Claims that were undone here and hold their devices until the cluster has deallocated them."""
+        self.undone_changed = Broadcast()
         self._path = path
         self._entries = entries
         self._unknown = unknown or _Unknown()
@@ -263,4 +265,7 @@ class Checkpoint:
         file = _File(version=_VERSION, entries=tuple(entries[key] for key in sorted(entries)), undone=tuple(sorted(undone)))
         data = encode(self._unknown.joined(file) if self._unknown else file)
         await asyncio.to_thread(write, self._path.parent, self._path.name, data)
-        self._entries, self.undone = entries, undone
+        self._entries = entries
+        if undone != self.undone:
+            self.undone = undone
+            self.undone_changed.announce()

@@ -57,7 +57,7 @@ class LedgerRelease:
         loop = asyncio.get_running_loop()
         until = loop.time() + self._deadlines.reconcile_s
         while (left_s := until - loop.time()) > 0:
-            tickets = (self._state.awaited_changed.ticket(), self._state.ledger_changed.ticket())
+            tickets = (self._state.awaited_changed.ticket(), self._state.ledger_changed.ticket(), self._checkpoint.undone_changed.ticket())
             keys, undone = self._state.awaited, self._checkpoint.undone
             awaited = [owner for owner in self._owners() if owner.key in keys and owner.uid in undone] if keys and undone else []
             if awaited:
