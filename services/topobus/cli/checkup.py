@@ -40,6 +40,7 @@ __all__ = [
     "check_slice_fields",
     "check_stored_clock",
     "check_streams",
+    "check_unread",
 ]
 
 # Before 2.9 there is no direct get and no per-subject newest message in consumers, on which watches and followers stand.
@@ -226,6 +227,15 @@ def check_rejected(rejected: Sequence[tuple[State[Any], str, str]]) -> list[Find
         left_out = f"{len(rejected) - _SHOWN_REJECTED} more values that nobody can read"
         findings.append(Finding(level=Level.FAIL, what="buckets", found=left_out, next_step="see who writes these buckets"))
     return findings
+
+
+def check_unread(nodes: Sequence[str]) -> list[Finding]:
+    """Name nodes that have inventories and are none: who may write a class's inventories made them up, or their machines were taken away."""
+    if not nodes:
+        return []
+    text = f"{len(nodes)} nodes have inventories and no machine, and were not looked at: {', '.join(nodes[:_SHOWN_REJECTED])}"
+    step = "find out who writes them, and give that login another password; the bucket drops its oldest values when it is full"
+    return [Finding(level=Level.WARN, what="inventories", found=text, next_step=step)]
 
 
 def _way_out(state: State[Any], key: str) -> str:

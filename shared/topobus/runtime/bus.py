@@ -314,6 +314,14 @@ class Bus:
         """
         return await self._states.list(state, parts, on_rejected)
 
+    async def keys(self, state: State[Any], **parts: str) -> tuple[dict[str, str], ...]:
+        """Name all keys that match, by their parts; those that were deleted may be among them.
+
+        Errors: PeerUnavailable.
+        Cost: a request for each of the state's buckets; no value is read.
+        """
+        return await self._states.keys(state, parts)
+
     async def history(self, state: State[M], *, has_deleted: bool = False, **parts: str) -> tuple[Entry[M], ...]:
         """Read the older values of one key that the bucket has kept, oldest first: what to fall back to when the newest is garbage.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -207,6 +207,20 @@ class States:
                 else:
                     entries.pop(key, None)
         return tuple(entries[key] for key in sorted(entries))
+
+    async def keys(self, state: State[Any], parts: dict[str, str]) -> tuple[dict[str, str], ...]:
+        """Name the keys that match, sorted, and read no value; those that were deleted may be among them, and what is no key of the state is not."""
+        named: dict[str, dict[str, str]] = {}
+        for bucket in state.buckets():
+            try:
+                subjects = await self._jetstream.subject_counts(bucket_stream(bucket), bucket_subject(bucket, state.key_pattern(**parts)))
+            except JetStreamError as err:
+                raise PeerUnavailable(f"cannot read {bucket.bucket}: {err}") from err
+            for subject in subjects:
+                key = subject.removeprefix(bucket_subject(bucket, ""))
+                with suppress(ContractError):
+                    named[key] = state.parse_key(key)
+        return tuple(named[key] for key in sorted(named))
 
     async def history(self, state: State[M], parts: dict[str, str], *, has_deleted: bool = False) -> tuple[Entry[M], ...]:
         """Read the kept values of one key since it was last deleted, oldest first; those that nobody can read are left out.

@@ -29,6 +29,7 @@ from topobus.cli.checkup import (
     check_slice_fields,
     check_stored_clock,
     check_streams,
+    check_unread,
 )
 from topobus.cli.commands.doctor import check_folders
 from topobus.contracts.catalogue import INVENTORY as STORED_INVENTORY
@@ -149,6 +150,15 @@ def test_check_rejected_names_node_value_and_writer_when_nobody_can_read_it() ->
     assert "gpu" in findings[0].next_step
     assert len(many) <= 20
     assert "984 more" in many[-1].found
+
+
+def test_check_unread_names_nodes_that_are_none() -> None:
+    """A flood of made-up nodes is one finding, not one for each check of each of them."""
+    (finding,) = check_unread([f"ghost{number}" for number in range(400)])
+
+    assert (finding.level, finding.what) == (Level.WARN, "inventories")
+    assert finding.found.startswith("400 nodes have inventories and no machine")
+    assert check_unread([]) == []
 
 
 def test_check_rejected_says_how_to_end_an_object_that_nobody_can_read() -> None:

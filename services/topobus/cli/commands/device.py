@@ -20,7 +20,8 @@ from topobus.cli.objects.device_selection import ChosenDevice, Selection, choose
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus, system_text
 from topobus.cli.render.answers import short_time
 from topobus.cli.render.listing import Column, Fit, Listing, Row
-from topobus.contracts.catalogue import INVENTORY, LEDGER, MAINTENANCE, OPERATE
+from topobus.cli.system.fleet_inventories import list_inventories
+from topobus.contracts.catalogue import LEDGER, MAINTENANCE, OPERATE
 from topobus.contracts.operation_messages import ClassMaintenance, OperateReply, OperateRequest
 from topobus.domain.drawing.letters import holders_of
 from topobus.domain.errors import PeerUnavailable
@@ -171,7 +172,7 @@ async def _operate(
     output, op_id = options.output(), operation or str(uuid.uuid4())
     async with open_bus(options) as bus:
         output.note(system_text(options))
-        inventories = [entry.value for entry in await bus.list(INVENTORY)]
+        inventories = [entry.value for entry in (await list_inventories(bus))[0]]
         if not inventories:
             raise PeerUnavailable("no device service has published an inventory", next_step="`topobus doctor` tells what is missing")
         kept_back = [entry.value for entry in await bus.list(MAINTENANCE)] if verb is DeviceVerb.RETURN else []

@@ -35,9 +35,11 @@ from topobus.cli.checkup import (
     check_slice_fields,
     check_stored_clock,
     check_streams,
+    check_unread,
 )
 from topobus.cli.exits import ExitCode
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus, system_text
+from topobus.cli.system.fleet_inventories import list_inventories
 from topobus.cli.system.local_logins import is_local
 from topobus.cli.system.responding_services import sign_of_life, silence_text
 from topobus.cli.system.system import Layout
@@ -160,7 +162,7 @@ async def _check_services(bus: Bus, node: str | None, *, asks_gateways: bool) ->
 
     machine_entries = {entry.parts["node"]: entry for entry in await bus.list(MACHINE, on_rejected=note(MACHINE))}
     machines = {node_name: entry.value for node_name, entry in machine_entries.items()}
-    inventory_entries = await bus.list(INVENTORY, on_rejected=note(INVENTORY))
+    inventory_entries, unread = await list_inventories(bus, on_rejected=note(INVENTORY))
     inventories = [entry.value for entry in inventory_entries]
     ledger_entries = {entry.parts["node"]: entry for entry in await bus.list(LEDGER, on_rejected=note(LEDGER))}
     ledgers = {node_name: entry.value for node_name, entry in ledger_entries.items()}
@@ -173,7 +175,7 @@ async def _check_services(bus: Bus, node: str | None, *, asks_gateways: bool) ->
     if node is not None:
         nodes = [one_of("node", node, nodes)]
     hub = check_hub(sorted(relays), wants_login=bus.wants_login, version=bus.server_version)
-    findings = [*([hub] if hub is not None else []), *check_clock_here(bus.clock_ahead_s), *check_rejected(rejected)]
+    findings = [*([hub] if hub is not None else []), *check_clock_here(bus.clock_ahead_s), *check_rejected(rejected), *check_unread(unread)]
     if not nodes:
         findings.append(
             Finding(

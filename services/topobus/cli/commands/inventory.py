@@ -15,6 +15,8 @@ from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus
 from topobus.cli.render.device_listings import device_labels, device_listing, summary_listing
 from topobus.cli.render.listing import Listing, Row
+from topobus.cli.render.output import Output
+from topobus.cli.system.fleet_inventories import list_inventories, unread_text
 from topobus.cli.system.responding_services import as_of_now
 from topobus.contracts.catalogue import INVENTORY, LEDGER
 from topobus.domain.device import Device, Inventory
@@ -48,7 +50,12 @@ async def read_inventories(bus: Bus, node: str | None, device_class: str | None)
 
     Errors: raises UsageError that lists what exists, PeerUnavailable when nobody has published any.
     """
-    inventories = [entry.value for entry in await bus.list(INVENTORY)]
+    entries, unread = await list_inventories(bus)
+    if node is not None and node in unread:
+        entries, unread = await bus.list(INVENTORY, node=node), ()
+    if unread:
+        Output().note(f"{unread_text(unread)}; `--node` shows one")
+    inventories = [entry.value for entry in entries]
     if not inventories:
         raise PeerUnavailable("no device service has published an inventory", next_step="`topobus doctor` tells what is missing")
     if node is not None:

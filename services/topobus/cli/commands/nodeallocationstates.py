@@ -13,6 +13,7 @@ from topobus.cli.exits import ExitCode
 from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus
 from topobus.cli.render.listing import Column, Fit, Listing, Row
+from topobus.cli.system.fleet_inventories import list_inventories
 from topobus.contracts.catalogue import INVENTORY, LEDGER, MACHINE
 from topobus.domain.errors import PeerUnavailable
 from topobus.kubernetes.api.classic_state import node_allocation_state
@@ -53,7 +54,7 @@ async def show_states(names: tuple[str, ...], lister: Lister, options: BusOption
 
 
 async def _states(bus: Bus, names: tuple[str, ...]) -> list[dict[str, Any]]:
-    inventories = [entry.value for entry in await bus.list(INVENTORY)]
+    inventories = [entry.value for entry in (await list_inventories(bus))[0]]
     ledgers = {entry.value.node: entry.value for entry in await bus.list(LEDGER)}
     nodes = sorted({entry.value.node for entry in await bus.list(MACHINE)} | {inventory.node for inventory in inventories} | ledgers.keys())
     if not nodes:

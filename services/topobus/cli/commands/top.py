@@ -23,6 +23,7 @@ from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus, the_node
 from topobus.cli.pci_names import read_pci_names
 from topobus.cli.render.answers import short_time, summary
 from topobus.cli.render.output import Output
+from topobus.cli.system.fleet_inventories import list_inventories
 from topobus.cli.system.responding_services import as_of_now
 from topobus.cli.top.keys import Key
 from topobus.cli.top.scene import Scene, ShownEvent
@@ -101,7 +102,7 @@ async def _read(bus: Bus, scene: Scene) -> None:
         scene.take_machine(Change(kind=ChangeKind.PUT, parts=machine.parts, revision=machine.revision, value=machine.value))
     functions = [function for described in scene.machines.values() for function in described.pci_devices]
     scene.pci_names |= read_pci_names(functions, Path("/"))
-    for inventory in await bus.list(INVENTORY):
+    for inventory in (await list_inventories(bus))[0]:
         scene.take_inventory(Change(kind=ChangeKind.PUT, parts=inventory.parts, revision=inventory.revision, value=inventory.value))
     for ledger in await bus.list(LEDGER):
         scene.take_ledger(Change(kind=ChangeKind.PUT, parts=ledger.parts, revision=ledger.revision, value=ledger.value))

@@ -12,8 +12,9 @@ from rich.text import Text
 from topobus.cli.exits import ExitCode
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus, system_text
 from topobus.cli.render.output import Output
+from topobus.cli.system.fleet_inventories import list_inventories
 from topobus.cli.system.responding_services import silence_text
-from topobus.contracts.catalogue import HINT, INVENTORY, MACHINE, PLAN, PODS, PREFER, RELAY
+from topobus.contracts.catalogue import HINT, MACHINE, PLAN, PODS, PREFER, RELAY
 from topobus.contracts.device_classes import DEVICE_SERVICES
 from topobus.contracts.nouns import CLUSTER
 from topobus.domain.silence import Answered, Silent
@@ -73,7 +74,7 @@ async def _ask(options: BusOptions) -> tuple[str, list[ServiceVersion]]:
         server = ".".join(map(str, bus.server_version))
         machines = {entry.parts["node"]: entry for entry in await bus.list(MACHINE)}
         relays = {entry.parts["node"]: entry for entry in await bus.list(RELAY)}
-        inventories = [entry.value for entry in await bus.list(INVENTORY)]
+        inventories = [entry.value for entry in (await list_inventories(bus))[0]]
         classes = {node: {*DEVICE_SERVICES} for node in machines}
         for inventory in inventories:
             classes.setdefault(inventory.node, {*DEVICE_SERVICES}).add(inventory.device_class)

@@ -1,0 +1,50 @@
+"""Reads the inventories of a fleet, names first: a device service may fill its class's bucket with nodes that there are not, and who looks at a fleet must not read all that.
+
+Flows in: the keys of machines and inventories. Flows out: inventories of nodes whose machine reports, of few others, and the names of nodes that were left unread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from topobus.contracts.catalogue import INVENTORY, MACHINE
+from topobus.domain.device import Inventory
+from topobus.runtime.bus import Bus, Entry
+
+__all__ = ["list_inventories", "unread_text"]
+
+# Nodes whose discovery is late, or gone for a while, are looked at like others; more of them than this are somebody's invention.
+_MOST_STRANGERS = 16
+_AT_ONCE = 8
+_SHOWN = 3
+
+
+async def list_inventories(
+    bus: Bus, *, on_rejected: Callable[[str, str], None] | None = None
+) -> tuple[tuple[Entry[Inventory], ...], tuple[str, ...]]:
+    """Read all inventories, sorted by key, but those of nodes without a machine where these are many: their names come second, sorted."""
+    machines = {parts["node"] for parts in await bus.keys(MACHINE)}
+    nodes = {parts["node"] for parts in await bus.keys(INVENTORY)}
+    strangers = sorted(nodes - machines)
+    known = sorted(nodes & machines)
+    if len(strangers) <= _MOST_STRANGERS or not known:
+        return await bus.list(INVENTORY, on_rejected=on_rejected), ()
+    places = asyncio.Semaphore(_AT_ONCE)
+
+    async def read(node: str) -> tuple[Entry[Inventory], ...]:
+        async with places:
+            return await bus.list(INVENTORY, on_rejected=on_rejected, node=node)
+
+    entries = [entry for of_node in await asyncio.gather(*map(read, known)) for entry in of_node]
+    return tuple(sorted(entries, key=lambda entry: INVENTORY.key(**entry.parts))), tuple(strangers)
+
+
+def unread_text(nodes: tuple[str, ...]) -> str:
+    """Say which nodes were left unread, and why.
+
+    >>> unread_text(("a", "b", "c", "d"))
+    '4 nodes have inventories and no machine, and were not read: a, b, c and 1 more'
+    """
+    more = f" and {len(nodes) - _SHOWN} more" if len(nodes) > _SHOWN else ""
+    return f"{len(nodes)} nodes have inventories and no machine, and were not read: {', '.join(nodes[:_SHOWN])}{more}"
