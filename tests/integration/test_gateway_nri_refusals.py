@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -111,6 +112,29 @@ async def test_refusal_of_the_plugin_is_told_once(tmp_path: Path, monkeypatch: p
     (refused,) = (log for log in logs if log["event"] == "nri.refused")
     assert "no plugins here" in refused["error"]
     assert len([log for log in logs if log["event"] == "nri.absent"]) <= 1
+
+
+async def test_garbage_of_the_runtime_is_told_with_what_is_wrong_with_it(tmp_path: Path) -> None:
+    """Whoever listens at the socket and speaks another language: the log says what came, and not that a group of tasks failed."""
+    ended = asyncio.Event()
+
+    async def babble(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 64)
+        with contextlib.suppress(ConnectionError):
+            await writer.drain()
+
+    server = await asyncio.start_unix_server(babble, tmp_path / "nri.sock")
+    plugin = NriPlugin(str(tmp_path / "nri.sock"), Deaf(), SystemClock(), lambda why: ended.set() if "ended" in why else None)
+    with capture_logs() as logs:
+        running = asyncio.create_task(plugin.run())
+        async with asyncio.timeout(60):
+            await ended.wait()
+    running.cancel()
+    server.close()
+
+    (refused,) = (log for log in logs if log["event"] == "nri.refused")
+    assert "TaskGroup" not in refused["error"]
+    assert str(tmp_path / "nri.sock") in refused["next_step"]
 
 
 async def test_answer_to_an_update_that_is_none_is_an_error_of_that_update(tmp_path: Path) -> None:

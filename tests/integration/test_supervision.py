@@ -232,3 +232,13 @@ async def test_changes_ends_when_cancelled_in_the_moment_of_a_change(ticks: int,
 
         assert done
         assert task.cancelled()
+
+
+async def test_logs_are_for_their_own_user_alone(tmp_path: Path) -> None:
+    """What services say of pods and devices is not for everybody on the machine, also where an earlier release has made the folder."""
+    (tmp_path / "logs").mkdir(mode=0o755)
+
+    async with Supervisor(tmp_path / "logs"):
+        pass
+
+    assert (tmp_path / "logs").stat().st_mode & 0o777 == 0o700

@@ -116,6 +116,8 @@ class Supervisor:
 
     async def __aenter__(self) -> Self:
         self._logs.mkdir(parents=True, exist_ok=True)
+        # What services say of pods and devices is not for every user of the machine.
+        self._logs.chmod(0o700)
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:

@@ -185,9 +185,13 @@ class NriPlugin:
                     await connection.call(_RUNTIME, "RegisterPlugin", request.SerializeToString(), _REGISTER_S)
                 await serving
         except* ContractError as errors:
-            self._refused = str(errors.exceptions[0])
+            self._refused = str(_first_cause(errors))
             if self._refused != was_refused:
-                get_logger().error("nri.refused", error=self._refused, next_step="look into the container runtime's log")
+                get_logger().error(
+                    "nri.refused",
+                    error=self._refused,
+                    next_step=f"look into the container runtime's log, and at who listens at {self.socket}",
+                )
         finally:
             was_ready = self.is_ready
             self._connection = None
@@ -303,3 +307,10 @@ class NriPlugin:
 def _refused(sandbox: Sandbox, container: str, refusal: Refusal) -> CallFailed:
     reasons = "; ".join(reason.message for reason in refusal.reasons)
     return CallFailed(StatusCode.FAILED_PRECONDITION, f"topobus: container {container} of pod {sandbox} cannot start: {reasons}")
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """Find what went wrong within groups of groups: tasks of a connection have tasks of their own."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
