@@ -14,7 +14,7 @@ def test_console_logs_in_as_itself_when_the_cli_has_a_folder_of_passwords(tmp_pa
     for user in ("cli", "console"):
         (tmp_path / user).mkdir()
         (tmp_path / user / "password").write_text("p", encoding="utf-8")
-    nats = NatsSettings(url="nats://127.0.0.1:4333", user="cli", password_file=str(tmp_path / "cli" / "password"), zone="core")
+    nats = NatsSettings(url="nats://127.0.0.1:4333", user="cli", password_file=str(tmp_path / "cli" / "password"))
 
     environment = console_environment(CliSettings(nats=nats), 9000, {"TOPOBUS_CONSOLE__PAGE__HOST": "0.0.0.0", "HOME": "/h"})
 

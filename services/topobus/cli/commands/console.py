@@ -40,7 +40,8 @@ def console_environment(settings: CliSettings, port: int, environ: Mapping[str, 
     said = {"URL": nats.url, "TLS_CA_FILE": nats.tls_ca_file, "ZONE": nats.zone, "CREDENTIALS_FILE": nats.credentials_file}
     own_file = Path(nats.password_file).parent.parent / "console" / "password" if nats.password_file else None
     if nats.user == "cli" and own_file is not None and own_file.exists():
-        said |= {"USER": "console", "PASSWORD_FILE": str(own_file)}
+        # Such a folder is of a server with accounts, where the console's has no streams, however the CLI came in: it is where the streams are, and need not know.
+        said |= {"USER": "console", "PASSWORD_FILE": str(own_file), "ZONE": nats.zone or "core"}
     given = {f"TOPOBUS_CONSOLE__NATS__{key}": value for key, value in said.items() if value}
     page = {"TOPOBUS_CONSOLE__PAGE__HOST": "127.0.0.1", "TOPOBUS_CONSOLE__PAGE__PORT": str(port)}
     if "TOPOBUS_CONSOLE__PAGE__PASSWORD_FILE" not in environ:
