@@ -89,7 +89,8 @@ async def following(cluster: SmallCluster, tmp_path: Path) -> AsyncIterator[PodR
     state.take_inventory("gpu", Inventory(node=NODE, device_class="gpu", generation=1, devices=devices))
     checkpoint = Checkpoint.load(tmp_path / "checkpoint.json")
     events = PodEvents(EventRecorder(cast(Any, cluster), LoopClock(), NODE), NODE)
-    retries = PodRetries(cast(Any, cluster), state, Attempts(), checkpoint, ClusterSettings(), LoopClock(), events)
+    reports = cast(Any, SimpleNamespace(events=events, health=SimpleNamespace(tell=lambda _: {})))
+    retries = PodRetries(cast(Any, cluster), state, Attempts(), checkpoint, ClusterSettings(), LoopClock(), reports)
     task = asyncio.create_task(retries.run())
     try:
         yield retries
