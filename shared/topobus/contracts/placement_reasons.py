@@ -124,6 +124,12 @@ PLACEMENT_SECTIONS: tuple[ReasonSection, ...] = (
                 ("owner", "devices", "cpus", "numa_nodes"),
                 codes_note="`free-owner` (in `to_free`)",
             ),
+            ReasonGroup(
+                ("wait", "return", "repair"),
+                "a device that nobody new gets now and with which it would fit, where nobody's going would help: it recovers by itself, an operator keeps it back, or it is sick",
+                ("device", "device_class", "until"),
+                codes_note="`wait`, `return`, `repair` (in `to_free`)",
+            ),
         ),
     ),
 )

@@ -76,7 +76,7 @@ def next_health(
             moved = was
         elif was_silent and was is not None and was.state is HealthState.RECOVERING and dimension not in worst:
             # The time of silence does not count as time without evidence.
-            moved = msgspec.structs.replace(was, since=rfc3339(now))
+            moved = _recovering(was, now=now, settings=settings)
         else:
             moved = _move(was, worst.get(dimension), now=now, settings=settings)
         if moved is not None:
@@ -126,7 +126,7 @@ def _move(was: Condition | None, seen: Observation | None, *, now: datetime, set
         if was.is_sticky or seen.state is HealthState.UNKNOWN:
             return was
         # Milder evidence than before: on the way to better, and not there yet.
-        return _recovering(was, now=now)
+        return _recovering(was, now=now, settings=settings)
     if was is not None and was.state is HealthState.RECOVERING:
         if _is_silence(seen):
             # Nobody sees how it goes on. A count above zero keeps in mind that the hold must begin again.
@@ -141,19 +141,19 @@ def _move(was: Condition | None, seen: Observation | None, *, now: datetime, set
             _begin(seen, now=now), since=was.since, is_sticky=was.is_sticky or seen.is_sticky, relapses=was.relapses
         )
     if was is not None and _is_interrupted(was):
-        return _recovering(was, now=now)
+        return _recovering(was, now=now, settings=settings)
     return _begin(seen, now=now)
 
 
 def _without_evidence(was: Condition | None, *, now: datetime, settings: HealthSettings) -> Condition | None:
     if was is not None and _is_interrupted(was):
-        return _recovering(was, now=now)
+        return _recovering(was, now=now, settings=settings)
     if was is None or was.state in (HealthState.DEGRADED, HealthState.UNKNOWN, HealthState.HEALTHY):
         return None
     if was.is_sticky:
         return was
     if was.state is HealthState.UNHEALTHY:
-        return _recovering(was, now=now)
+        return _recovering(was, now=now, settings=settings)
     return None if _is_held_long_enough(was, now=now, settings=settings) else was
 
 
@@ -190,12 +190,16 @@ def _begin(seen: Observation, *, now: datetime) -> Condition:
     )
 
 
-def _recovering(was: Condition, *, now: datetime) -> Condition:
-    return msgspec.structs.replace(was, state=HealthState.RECOVERING, action=RecoveryAction.WAIT, since=rfc3339(now))
+def _recovering(was: Condition, *, now: datetime, settings: HealthSettings) -> Condition:
+    until = rfc3339(now + _hold(was, settings))
+    return msgspec.structs.replace(was, state=HealthState.RECOVERING, action=RecoveryAction.WAIT, since=rfc3339(now), until=until)
+
+
+def _hold(was: Condition, settings: HealthSettings) -> timedelta:
+    return timedelta(seconds=settings.hold_s * 2 ** min(was.relapses, settings.flap_count))
 
 
 def _is_held_long_enough(was: Condition, *, now: datetime, settings: HealthSettings) -> bool:
-    hold_s = settings.hold_s * 2 ** min(was.relapses, settings.flap_count)
     try:
         since = datetime.fromisoformat(was.since)
     except ValueError:
@@ -203,4 +207,4 @@ def _is_held_long_enough(was: Condition, *, now: datetime, settings: HealthSetti
         return True
     if since.tzinfo is None:
         since = since.replace(tzinfo=now.tzinfo)
-    return now - since >= timedelta(seconds=hold_s)
+    return now - since >= _hold(was, settings)

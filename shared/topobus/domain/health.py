@@ -76,6 +76,8 @@ class Condition(Struct, frozen=True, kw_only=True):
     """True: stays until an operator forgives it."""
     relapses: int = 0
     """How often it got sick again while recovering; each one lengthens the next recovery."""
+    until: str = ""
+    """RFC 3339, UTC: while it recovers, when it is given out again unless it gets sick before. Empty in all other states."""
 
 
 class DeviceHealth(Struct, frozen=True, kw_only=True):

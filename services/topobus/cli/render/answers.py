@@ -18,6 +18,8 @@ from topobus.domain.outcome import ContainerPlacement, HintList, Placement, Reas
 __all__ = ["answer_view", "facts_text", "hint_table", "hint_text", "hints_text", "reason_lines", "short_time", "summary"]
 
 # What comes nearest and what would fit stands among the reasons; it refuses nothing.
+# Of a device that nobody new gets now.
+_COMES_BACK = ("wait", "return", "repair")
 _ADVICE = ("nearest-miss", "would-fit")
 # A hint list of a big machine has hundreds of entries; the narrow ones decide, and JSON has all of them.
 _SHOWN_HINTS = 12
@@ -28,9 +30,15 @@ def answer_view(result: Placement | Refusal, *, has_facts: bool = False) -> Rend
     if isinstance(result, Placement):
         return Group(*(_container_view(container, has_facts=has_facts) for container in result.containers))
     lines: list[RenderableType] = [Text("why not", "title"), *reason_lines(result.reasons, has_facts=has_facts)]
+    held = [reason for reason in result.to_free if reason.code not in _COMES_BACK]
+    out = [reason for reason in result.to_free if reason.code in _COMES_BACK]
+    if held:
+        lines += [Text("what would have to be freed", "title"), *reason_lines(held, has_facts=has_facts)]
+    if out:
+        lines += [Text("what would have to come back", "title"), *reason_lines(out, has_facts=has_facts)]
     if result.to_free:
-        lines += [Text("what would have to be freed", "title"), *reason_lines(result.to_free, has_facts=has_facts)]
-    elif any(reason.code == "gave-up" for reason in result.reasons):
+        return Group(*lines)
+    if any(reason.code == "gave-up" for reason in result.reasons):
         lines.append(Text("whether freeing something would help is not known", "faint"))
     else:
         lines.append(Text("letting go of what other pods and claims hold would not help", "faint"))

@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from topobus.domain.alignment.planning.demands import ContainerDemand, DeviceDemand
 from topobus.domain.alignment.planning.node_availability import NodeAvailability
 from topobus.domain.alignment.planning.node_view import CPU_CLASS, cpu_name
+from topobus.domain.node_text import first_of
 from topobus.domain.outcome import Reason
 from topobus.domain.resource_names import CLASS_RESOURCE_PREFIX, RESOURCE_PREFIX, is_resource_name, similar_class
 from topobus.domain.view import NodeView
@@ -153,18 +154,21 @@ def _user(available: NodeAvailability, device_class: str, name: str) -> str:
 
 
 def _too_few(available: NodeAvailability, demand: ContainerDemand, device_demand: DeviceDemand, exists: int, free: int) -> Reason:
-    held = len(
-        available.view.held_devices.get(device_demand.device_class, {}).keys() & available.devices[device_demand.device_class].keys()
-    )
-    others = available.devices[device_demand.device_class].values()
+    of_class = available.devices[device_demand.device_class]
+    held_names = available.view.held_devices.get(device_demand.device_class, {}).keys() & of_class.keys()
+    held = len(held_names)
+    # What is held and sick is held: each device is counted once.
+    others = [device for name, device in sorted(of_class.items()) if name not in held_names and not device.is_allocatable]
     kept_back = sum(device.maintenance is not None for device in others)
-    sick = sum(not device.is_allocatable for device in others) - kept_back
+    sick = len(others) - kept_back
     also = f", {kept_back} kept back by an operator" if kept_back else ""
     own = Counter(available.own.get(device_demand.device_class, {}).values())
     also += _own_part(own)
+    shown = first_of([f"{device.name} {device.why_not}" for device in others])
     return demand.unmet(
         "not-enough-devices",
-        f"wants {device_demand.count} {device_demand.device_class}; of {exists} on this node {free} can be had ({held} held, {sick} not healthy{also})",
+        f"wants {device_demand.count} {device_demand.device_class}; of {exists} on this node {free} can be had ({held} held, {sick} not healthy{also})"
+        + (f": {shown}" if shown else ""),
         device_demand.device_class,
         wanted=device_demand.count,
         free=free,

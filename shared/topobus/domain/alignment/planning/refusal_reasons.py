@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from topobus.domain.alignment.memory.memory_allocation import memory_nodes
 from topobus.domain.alignment.merge.dispatch import Merged, merge_hints
@@ -17,8 +17,10 @@ from topobus.domain.alignment.planning.demands import ContainerDemand
 from topobus.domain.alignment.planning.node_availability import NodeAvailability
 from topobus.domain.alignment.planning.node_view import CPU_CLASS, MEMORY, without_owners
 from topobus.domain.alignment.planning.resource_hints import ResourceHints
+from topobus.domain.device import Device
+from topobus.domain.health import HEALTHY, HealthState, RecoveryAction
 from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.node_text import on_nodes
+from topobus.domain.node_text import first_of, on_nodes
 from topobus.domain.outcome import HintList, Reason, Refusal
 from topobus.domain.request import PodRequest, Policy
 from topobus.domain.view import NodeView
@@ -27,12 +29,12 @@ __all__ = ["Conflict", "explain_conflict"]
 
 # Plans tried to find the smallest set of owners to free; each costs about as much as a `place`.
 _FREE_BUDGET = 200
-# Devices named in a sentence.
-_SHOWN = 8
 # What the fact `nodes` says when no set of NUMA nodes is offered.
 _NOWHERE = "none"
 # Sets of owners beyond this size are found by leaving out one owner after the other instead of by trying all sets.
 _FREE_SIZE = 3
+# Devices that nobody new gets now, of which it is tried which would be enough; with more of them something else is wrong.
+_RECOVER_TRIES = 16
 
 
 class Conflict(Struct, frozen=True, kw_only=True):
@@ -54,13 +56,13 @@ def explain_conflict(view: NodeView, request: PodRequest, conflict: Conflict, fi
 
     Shapes:  fits — says whether the request fits a view; it is asked of this node without some owners.
     Order:   of reasons: the policy's, each resource's by name, what to relax, the conflict's own notes.
-    Cost:    at most 200 calls of `fits`.
+    Cost:    at most 220 calls of `fits`.
     """
     reasons = list(conflict.reasons)
     if conflict.merged is not None and conflict.policy is not None:
         reasons += _policy_reasons(view, conflict, conflict.merged, conflict.policy)
     reasons += conflict.notes
-    return Refusal(reasons=tuple(reasons), to_free=tuple(_to_free(view, request, fits)))
+    return Refusal(reasons=tuple(reasons), to_free=(*_to_free(view, request, fits), *_to_recover(view, request, fits)))
 
 
 def _policy_reasons(view: NodeView, conflict: Conflict, merged: Merged, policy: Policy) -> Iterable[Reason]:
@@ -150,6 +152,14 @@ def _resource_reason(available: NodeAvailability, demand: ContainerDemand, hint_
     strays = _strays(available, resource)
     if strays:
         table = (*table, f"{len(strays)} on NUMA nodes that this machine lacks: {', '.join(strays)}")
+    held = available.view.held_devices.get(resource, {})
+    out = [
+        f"{device.name} {device.why_not}"
+        for device in available.devices.get(resource, {}).values()
+        if device.why_not and device.name not in held
+    ]
+    if out:
+        table = (*table, first_of(out))
     return Reason(
         code="resource-nodes",
         message=f"{hint_list.resource}: {wanted} wanted, offered {_offer_text(hint_list, policy)} ({'; '.join(table) or 'none exists'})",
@@ -194,7 +204,7 @@ def _unknown_node_reason(available: NodeAvailability, demand: ContainerDemand, h
     free = len(available.free_cpus) if resource == CPU_CLASS else len(available.free[resource])
     if without is None or not free - len(without.free) < wanted <= free:
         return None
-    names = f"CPUs {CpuSet.of(map(int, without.free))}" if resource == CPU_CLASS else f"{resource} {_first_of(without.free)}"
+    names = f"CPUs {CpuSet.of(map(int, without.free))}" if resource == CPU_CLASS else f"{resource} {first_of(without.free)}"
     verb, which = (
         ("does not tell its NUMA node", "it")
         if len(without.free) == 1 and resource != CPU_CLASS
@@ -205,10 +215,6 @@ def _unknown_node_reason(available: NodeAvailability, demand: ContainerDemand, h
         message=f"{names} {verb}, so {which} cannot be aligned: only policies none and best-effort place {wanted} {resource} here",
         facts={"container": demand.name, "resource": resource, "wanted": wanted, "policy": policy.value, "devices": without.free},
     )
-
-
-def _first_of(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
 def _strays(available: NodeAvailability, resource: str) -> tuple[str, ...]:
@@ -244,6 +250,62 @@ def _to_free(view: NodeView, request: PodRequest, fits: Callable[[NodeView], boo
         return ()
     chosen = _smallest(view, holdings, fits)
     return tuple(_free_reason(view, owner, holdings[owner]) for owner in sorted(chosen))
+
+
+def _to_recover(view: NodeView, request: PodRequest, fits: Callable[[NodeView], bool]) -> Iterable[Reason]:
+    """Name the devices that nobody new gets now and with which the pod would fit: as few as possible, those that come back by themselves first."""
+    classes = sorted({device.device_class for container in request.containers for device in container.devices})
+    out = [
+        device
+        for device_class in classes
+        for device in view.devices.get(device_class, ())
+        if not device.is_allocatable and device.name not in view.held_devices.get(device_class, {})
+    ]
+    # Left out as long as it fits without them: what is broken, then what an operator keeps back.
+    out.sort(key=lambda device: (_recovery(device), device.name))
+    if not out or len(out) > _RECOVER_TRIES or not fits(_with_devices_well(view, out)):
+        return ()
+    left = list(out)
+    for device in reversed(out):
+        fewer = [other for other in left if other is not device]
+        if fewer and fits(_with_devices_well(view, fewer)):
+            left = fewer
+    return tuple(map(_recovery_reason, left))
+
+
+def _recovery(device: Device) -> int:
+    """Rank what brings a device back: time, an operator's word, a repair."""
+    if device.maintenance is not None:
+        return 1
+    return 0 if device.health.state is HealthState.RECOVERING else 2
+
+
+def _with_devices_well(view: NodeView, devices: Sequence[Device]) -> NodeView:
+    names = {(device.device_class, device.name) for device in devices}
+    return structs.replace(
+        view,
+        devices={
+            resource: tuple(
+                structs.replace(device, health=HEALTHY, maintenance=None) if (device.device_class, device.name) in names else device
+                for device in resource_devices
+            )
+            for resource, resource_devices in view.devices.items()
+        },
+    )
+
+
+def _recovery_reason(device: Device) -> Reason:
+    facts: dict[str, str | int | float | bool | tuple[str, ...]] = {"device": device.name, "device_class": device.device_class}
+    if device.maintenance is not None:
+        message = f"{device.name} is {device.why_not}; it would fit with it: `topobus device return {device.name}`"
+        return Reason(code="return", message=message, facts=facts)
+    worst = device.health.worst
+    if device.health.state is HealthState.RECOVERING and worst is not None:
+        end = f", and is given out again at {worst.until} unless it gets sick before" if worst.until else ""
+        message = f"{device.name} is recovering ({worst.reason}) since {worst.since or 'lately'}{end}; it would fit with it"
+        return Reason(code="wait", message=message, facts={**facts, "until": worst.until})
+    action = f": {worst.action.value}" if worst is not None and worst.action is not RecoveryAction.NONE else ""
+    return Reason(code="repair", message=f"{device.name} is {device.why_not}; it would fit with it{action}", facts=facts)
 
 
 def _smallest(view: NodeView, holdings: Mapping[str, Mapping[str, tuple[str, ...]]], fits: Callable[[NodeView], bool]) -> frozenset[str]:
