@@ -20,7 +20,6 @@ from topobus.cli.help.overview import COMMANDS, PROGRAM
 from topobus.cli.help.quick import answer_quickly
 from topobus.cli.render.output import Output, adapt_streams, error_console
 from topobus.domain.errors import ContractError, TopobusError
-from topobus.kubernetes.api.shape import did_you_mean
 
 __all__ = ["application", "run"]
 
@@ -97,6 +96,9 @@ def _usage_faults(error: CycloptsError, arguments: Sequence[str]) -> str:
     command, _ = find_command(read_commands(), arguments)
     if command is None or not isinstance(error, MissingArgumentError | UnknownOptionError):
         return _in_our_words(str(error), arguments)
+    # Here: it loads all of Kubernetes' shapes, and a line without mistakes needs none.
+    from topobus.kubernetes.api.shape import did_you_mean
+
     names = [name for option in command["options"] for name in option["names"]]
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     given = [word.partition("=")[0] for word in own if _OPTION.fullmatch(word)]

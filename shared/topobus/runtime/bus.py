@@ -6,9 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from types import MappingProxyType
-from typing import Any, Self, TypeVar
-
-from prometheus_client import CollectorRegistry
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from topobus.contracts.nats_accounts import readable_streams
 from topobus.contracts.nats_keys import Credentials
@@ -32,6 +30,9 @@ from topobus.runtime.metrics import BusMetrics
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.state import Change, ChangeKind, Conflict, Entry, States, Unreadable, Written
 from topobus.runtime.uplink import Uplink
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
 
 __all__ = [
     "AmbiguousWrite",
@@ -92,11 +93,11 @@ class Bus:
     ) -> Self:
         """Connect to NATS, however long it takes; logs bus.waiting meanwhile. `release`: what is said to peers, in place of this package's.
 
+        Shapes: registry — where the bus is counted; None: nowhere.
+
         Errors: ConfigError when a credentials file cannot be read.
         """
-        connection = Connection(
-            settings, name, clock or SystemClock(), BusMetrics(registry or CollectorRegistry()), readiness or Readiness(), release=release
-        )
+        connection = Connection(settings, name, clock or SystemClock(), BusMetrics(registry), readiness or Readiness(), release=release)
         await connection.open()
         return cls(connection)
 

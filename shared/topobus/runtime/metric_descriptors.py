@@ -2,6 +2,8 @@
 
 A service's metrics stand as constants in its metrics module, and a registry gets them from there alone. Names follow Prometheus: `topobus_<service>_<noun>_<unit>`, with
 `_total` for counters only; a device class is a label. Labels are bounded: either all values are listed, or a text says what bounds them. Never a uid, pod or claim name.
+
+A process that exports no metrics (a command of `topobus`) has no registry, and prometheus_client, a tenth of such a command's imports, is not loaded.
 """
 
 from __future__ import annotations
@@ -10,8 +12,10 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
+from typing import TYPE_CHECKING, Any, Self, cast
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 __all__ = ["CounterDescriptor", "GaugeDescriptor", "HistogramDescriptor", "LabelValues", "MetricDescriptor", "descriptors_of"]
 
@@ -21,6 +25,21 @@ LabelValues = str | tuple[str, ...]
 _NAME = re.compile(r"topobus_[a-z]+(_[a-z]+)*")
 _LABEL = re.compile(r"[a-z][a-z_]*")
 _UNBOUNDED = frozenset({"uid", "pod", "claim", "namespace", "name"})
+
+
+class _Uncounted:
+    """A metric of a process that has no registry: takes what is counted, and keeps nothing."""
+
+    def labels(self, *_values: str) -> Self:
+        return self
+
+    def inc(self, _amount: float = 1) -> None:
+        pass
+
+    dec = set = observe = inc
+
+
+_UNCOUNTED: Any = _Uncounted()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +83,12 @@ class CounterDescriptor(MetricDescriptor):
         """Prometheus' word for the type."""
         return "counter"
 
-    def register(self, registry: CollectorRegistry) -> Counter:
-        """Make it in a registry. Errors: raises ValueError when the registry has it already."""
+    def register(self, registry: CollectorRegistry | None) -> Counter:
+        """Make it in a registry; without one it counts nothing. Errors: raises ValueError when the registry has it already."""
+        if registry is None:
+            return cast("Counter", _UNCOUNTED)
+        from prometheus_client import Counter
+
         return Counter(self.name, self.meaning, tuple(self.labels), registry=registry)
 
 
@@ -78,8 +101,12 @@ class GaugeDescriptor(MetricDescriptor):
         """Prometheus' word for the type."""
         return "gauge"
 
-    def register(self, registry: CollectorRegistry) -> Gauge:
-        """Make it in a registry. Errors: raises ValueError when the registry has it already."""
+    def register(self, registry: CollectorRegistry | None) -> Gauge:
+        """Make it in a registry; without one it counts nothing. Errors: raises ValueError when the registry has it already."""
+        if registry is None:
+            return cast("Gauge", _UNCOUNTED)
+        from prometheus_client import Gauge
+
         return Gauge(self.name, self.meaning, tuple(self.labels), registry=registry)
 
 
@@ -99,8 +126,12 @@ class HistogramDescriptor(MetricDescriptor):
         """The names under which samples of it are stored."""
         return tuple(f"{self.name}_{part}" for part in ("bucket", "count", "sum"))
 
-    def register(self, registry: CollectorRegistry) -> Histogram:
-        """Make it in a registry. Errors: raises ValueError when the registry has it already."""
+    def register(self, registry: CollectorRegistry | None) -> Histogram:
+        """Make it in a registry; without one it counts nothing. Errors: raises ValueError when the registry has it already."""
+        if registry is None:
+            return cast("Histogram", _UNCOUNTED)
+        from prometheus_client import Histogram
+
         return Histogram(self.name, self.meaning, tuple(self.labels), registry=registry, buckets=self.buckets)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.metadata
-
-from prometheus_client import CollectorRegistry
+from typing import TYPE_CHECKING
 
 from topobus.runtime.metric_descriptors import CounterDescriptor, GaugeDescriptor, HistogramDescriptor
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
 
 __all__ = ["BusMetrics", "register_build_info"]
 
@@ -83,12 +85,12 @@ RIVALS = CounterDescriptor(
 
 
 class BusMetrics:
-    """All metrics of one bus, in the given registry.
+    """All metrics of one bus, in the given registry; without one nothing is counted.
 
     Errors: raises ValueError when the registry has those of another bus already (prometheus_client takes a name once).
     """
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry | None) -> None:
         self.is_connected = CONNECTED.register(registry)
         self.connects = CONNECTS.register(registry)
         self.losses = LOSSES.register(registry)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
 from msgspec import Meta, Struct
-from opentelemetry import context, propagate, trace
+from opentelemetry import context, trace
 
 from topobus.domain.errors import ConfigError
 
@@ -140,6 +140,9 @@ def annotate(**attributes: str | int) -> None:
 def injected(headers: dict[str, str]) -> dict[str, str]:
     """Add the present trace context to the headers, where there is one; gives the same dict."""
     if _is_traced():
+        # Here: it looks through all installed packages for propagators when it is imported, and most processes see no trace.
+        from opentelemetry import propagate
+
         propagate.inject(headers)
     return headers
 
@@ -148,6 +151,8 @@ def continued(headers: Mapping[str, str] | None, name: str) -> AbstractContextMa
     """Run the block in the trace that a message's headers name, as a span of that name; of no trace where they name none."""
     if headers is None or _TRACEPARENT not in headers:
         return _NOTHING
+    from opentelemetry import propagate
+
     there = propagate.extract(dict(headers))
     if _tracer is None:
         return _Attached(there)

@@ -13,6 +13,7 @@ from topobus.domain.device import Device
 from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState
 from topobus.domain.request import Owner, OwnerKind
 from topobus.runtime.metric_descriptors import CounterDescriptor, GaugeDescriptor, MetricDescriptor
+from topobus.runtime.metrics import BusMetrics
 
 _ROOT = Path(__file__).resolve().parents[3]
 _DESCRIPTORS = "shared/topobus/runtime/metric_descriptors.py"
@@ -109,3 +110,18 @@ def test_reasons_share_a_line_when_a_driver_makes_them_up() -> None:
 
 def _device(name: str, health: DeviceHealth) -> Device:
     return Device(name=name, device_class="gpu", driver="toy", health=health)
+
+
+def test_bus_counts_nothing_when_no_registry_is_given() -> None:
+    """The same lines that count in a service do nothing in a process that exports no metrics; another process's numbers are not touched."""
+    registry = CollectorRegistry()
+    counted, uncounted = BusMetrics(registry), BusMetrics(None)
+
+    for metrics in (counted, uncounted):
+        metrics.connects.inc()
+        metrics.is_connected.set(1)
+        metrics.echo_s.observe(0.1)
+        metrics.losses.labels("closed").inc()
+
+    assert registry.get_sample_value("topobus_bus_connects_total") == 1
+    assert registry.get_sample_value("topobus_bus_losses_total", {"reason": "closed"}) == 1

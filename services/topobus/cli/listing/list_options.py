@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-import yaml
 from cyclopts import Parameter
 from rich.text import Text
 
@@ -205,6 +204,8 @@ class Lister:
             text = self.path.text(document)
             print(text, end="" if text.endswith("\n") else "\n", flush=True)
         elif self.form == "yaml":
+            import yaml
+
             print(
                 ("---\n" if is_stream else "") + yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=120),
                 end="",
