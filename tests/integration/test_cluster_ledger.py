@@ -79,17 +79,18 @@ async def rig(nats_server: NatsServer, bus: Bus, recorded: tuple[Machine, list[I
 
 
 async def test_ledger_holds_the_devices_before_the_claim_says_so(rig: Rig) -> None:
-    """The node is asked to hold exactly what the claim gets, under the claim's own name and one operation an attempt; node and controller each announce it once."""
+    """The node is asked to hold exactly what the claim gets, under the claim's own name and one operation an attempt; it is announced once."""
     rig.home.put(claim("c", count=2, device_class_name=DRIVER), pod("p", "c"))
     async with Reader(rig.bus.follow(catalogue.DECISION, start=Start.ALL)) as decisions, rig.home.controller():
         await rig.home.until(lambda: not rig.home.gates("p"), "an open gate")
-        await decisions.until(lambda items: sorted(received_event.value.verb for received_event in items) == ["allocate", "place"])
+        events = await decisions.until(lambda items: bool(items))
 
     uid = rig.home.get("ResourceClaim", "c")["metadata"]["uid"]
     (held,) = rig.topology.ledger.allocations.values()
     assert [request.op_id for request in rig.topology.requests] == [f"allocate-{uid}-1"]
     assert list(held.holdings[0].devices["gpu"]) == rig.home.devices("c")
     assert held.owner == Owner(kind=OwnerKind.CLAIM, namespace="default", name="c", uid=uid)
+    assert [received_event.value.verb for received_event in events] == ["place"]
 
 
 def _evil(**changes: Any) -> dict[str, Any]:

@@ -58,8 +58,8 @@ async def test_decision_event_says_who_and_why_when_a_device_is_maintained(bus: 
         name = await _a_gpu(bus)
         first = await _operate(bus, DeviceVerb.MAINTAIN, name, "op-1")
         again = await _operate(bus, DeviceVerb.MAINTAIN, name, "op-1")
-        events = await decisions(bus, 2)
-        only = await no_more_than(bus, 2)
+        events = await decisions(bus, 3)
+        only = await no_more_than(bus, 3)
 
     assert isinstance(first.result, Operated)
     assert again == first
@@ -99,6 +99,20 @@ async def test_reset_is_refused_with_the_holder_and_nobody_performs_it_when_the_
     assert other.result.reasons[0].code == "operation-reused"
     assert service.asked == []
     assert events[1].outcome == held.result
+
+
+@pytest.mark.parametrize("verb", list(DeviceVerb))
+async def test_decision_is_begun_and_its_outcome_done_when_an_operator_is_obeyed(
+    bus: Bus, nats_server: NatsServer, verb: DeviceVerb
+) -> None:
+    """What is wanted is never told as done before the device service has done it, and then as done once."""
+    await publish_node(bus)
+    async with topology(nats_server.url), _gpu_service(nats_server.url):
+        reply = await _operate(bus, verb, "gpu-0", "op-1")
+        events = await decisions(bus, 2)
+
+    assert isinstance(reply.result, Operated)
+    assert [(event.op_id, event.is_begun, event.outcome) for event in events] == [("op-1", True, None), ("op-1:outcome", False, None)]
 
 
 async def test_outcome_is_a_second_decision_when_the_device_service_refuses(bus: Bus, nats_server: NatsServer) -> None:

@@ -1,7 +1,8 @@
 """Answers `operate`: decides what an operator wants with one device, has the device service perform it, and says both in decision events.
 
 The decision is in the ledger, with who and why, before anything is performed: so its event goes out exactly once, whatever dies meanwhile. Asked again with the same id
-it is performed again, which the device service does once. What the service then refuses, and every reset that it has done, is a second decision, `<op_id>:outcome`.
+it is performed again, which the device service does once. What the service has then done or refused is a second decision, `<op_id>:outcome`: the first alone says that it
+was begun.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from topobus.contracts.catalogue import PERFORM
+from topobus.contracts.messages import OUTCOME
 from topobus.contracts.operation_messages import Operated, OperateReply, OperateRequest, PerformRequest
 from topobus.domain import transitions
 from topobus.domain.device import Inventory
@@ -78,10 +80,9 @@ class DeviceOperations:
             return self._reply(record, record.outcome)
         request = PerformRequest(op_id=asked.op_id, operation=operation, time=rfc3339(self._clock.now()))
         reply = await self._bus.ask(PERFORM, request, node=self._node, device_class=operation.device_class)
-        if isinstance(reply.result, Refusal) or operation.verb is DeviceVerb.RESET:
-            outcome = reply.result if isinstance(reply.result, Refusal) else None
-            await self._record(f"{asked.op_id}:outcome", operation, inventory, lambda _: outcome)
-        elif operation.verb is not DeviceVerb.FORGIVE:
+        outcome = reply.result if isinstance(reply.result, Refusal) else None
+        await self._record(f"{asked.op_id}{OUTCOME}", operation, inventory, lambda _: outcome)
+        if isinstance(reply.result, Operated) and (operation.verb.is_lasting or operation.verb is DeviceVerb.RETURN):
             await self._wait_shown(operation, reply.result)
         return self._reply(record, reply.result)
 

@@ -24,6 +24,7 @@ from topobus.domain.vendor_profiles import VendorProfile
 from topobus.domain.view import NodeView
 
 __all__ = [
+    "OUTCOME",
     "AdoptReply",
     "AdoptRequest",
     "Adopted",
@@ -55,6 +56,9 @@ __all__ = [
     "UnprepareReply",
     "UnprepareRequest",
 ]
+
+OUTCOME = ":outcome"
+"""What the operation id of an operator's wish ends in where its decision says what became of it."""
 
 
 class ApiObject(Struct, frozen=True, kw_only=True, rename={"api_version": "apiVersion"}):
@@ -113,6 +117,16 @@ class DecisionEvent(Struct, frozen=True, kw_only=True):
     """What an operator wants of one device, for the verbs of `topobus device`."""
     health: DeviceHealth | None = None
     """That device's health when it was decided, with all evidence."""
+
+    @property
+    def is_begun(self) -> bool:
+        """Say whether this allows an operator's wish, which the device service is then asked to perform: its outcome is a decision of its own."""
+        return self.operation is not None and self.outcome is None and not self.op_id.endswith(OUTCOME)
+
+    @property
+    def text(self) -> str:
+        """Say for people what was decided, for whom."""
+        return self.operation.text if self.operation is not None else f"{self.verb} {self.user or self.owner}"
 
 
 class PlaceRequest(Struct, frozen=True, kw_only=True):

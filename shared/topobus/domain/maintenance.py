@@ -60,3 +60,14 @@ class DeviceOperation(Struct, frozen=True, kw_only=True):
     who: str = ""
     is_draining: bool = False
     """For `maintain` and `exclude`: those who have it by a claim shall leave it."""
+
+    @property
+    def text(self) -> str:
+        """Say in the words of the command what is wanted of which device, who says so and why.
+
+        >>> DeviceOperation(device_class="gpu", device="gpu-0", verb=DeviceVerb.MAINTAIN, why="fan", who="ada", is_draining=True).text
+        'maintain --drain gpu-0 by ada (fan)'
+        """
+        drain = " --drain" if self.is_draining else ""
+        why = f" ({self.why})" if self.why else ""
+        return f"{self.verb.value}{drain} {self.device} by {self.who}{why}"

@@ -153,7 +153,7 @@ def release(
     only: str = "",
     pending: PendingDecision | None = None,
 ) -> Step | Refusal:
-    """Let go of all that an owner holds (also: abort a reservation); an owner that holds nothing is no error.
+    """Let go of all that an owner holds (also: abort a reservation); an owner that holds nothing is no error, and no decision to be told.
 
     What is prepared may be in use by a container, whoever says that its claim is gone: without `is_undone` it is refused, and stays held.
     `keeps_devices` lets go of the preparation alone. `only` is the decision whose holding is meant: a later one of the same owner stays as it is.
@@ -163,7 +163,7 @@ def release(
         return _repeat(ledger, operation_record)
     held = ledger.allocations.get(owner.key)
     if held is not None and only not in ("", held.decision_id):
-        record = OperationRecord(verb="release", owner_key=owner.key, decision_id=decision_id, pending=pending)
+        record = OperationRecord(verb="release", owner_key=owner.key, decision_id=decision_id)
         return Step(ledger=_with(ledger, op_id, record, ledger.allocations), record=record)
     if held is not None and held.is_prepared and not is_undone:
         message = f"{owner} is prepared on this node: its devices are let go when that is undone"
@@ -172,7 +172,8 @@ def release(
     if keeps_devices and held is not None:
         left[owner.key] = structs.replace(held, is_prepared=False)
     gone = names_of(held) if held is not None and not keeps_devices else {}
-    record = OperationRecord(verb="release", owner_key=owner.key, decision_id=decision_id, devices=gone, pending=pending)
+    told = pending if held is not None else None
+    record = OperationRecord(verb="release", owner_key=owner.key, decision_id=decision_id, devices=gone, pending=told)
     return Step(ledger=_with(ledger, op_id, record, left), record=record)
 
 

@@ -6,11 +6,16 @@ import io
 
 from rich.console import Console
 
+from topobus.cli.commands.decisions import decision_listing
+from topobus.cli.commands.explain import explanation
 from topobus.cli.render.answers import answer_view, hint_table, summary
 from topobus.cli.render.output import THEME
+from topobus.contracts.messages import DecisionEvent
 from topobus.domain.hint import Hint
 from topobus.domain.idset import CpuSet, NodeSet
+from topobus.domain.maintenance import DeviceOperation, DeviceVerb
 from topobus.domain.outcome import ContainerPlacement, HintList, Placement, Reason, Refusal
+from topobus.domain.request import Owner, OwnerKind
 
 PLACEMENT = Placement(
     containers=(
@@ -86,3 +91,38 @@ def test_hint_table_tells_no_opinion_from_no_way_when_both_occur() -> None:
     assert "{1}* {0-1}" in text
     assert "no opinion" in text
     assert "cannot be satisfied" in text
+
+
+def _reset(op_id: str, outcome: Refusal | None) -> DecisionEvent:
+    operation = DeviceOperation(device_class="nic", device="nic-0", verb=DeviceVerb.RESET, who="ada")
+    owner = Owner(kind=OwnerKind.OPERATOR, namespace="", name="ada", uid="nic:nic-0")
+    return DecisionEvent(
+        id=f"d-{op_id}",
+        verb="reset",
+        node="n1",
+        op_id=op_id,
+        time="2026-01-01T00:00:00Z",
+        owner=owner,
+        operation=operation,
+        outcome=outcome,
+    )
+
+
+def test_decisions_call_a_reset_begun_until_its_outcome_is_decided() -> None:
+    """What was only allowed is never told as done, and once it is refused that is its one row."""
+    begun, refused, done = _reset("op", None), _reset("op:outcome", REFUSAL), _reset("op:outcome", None)
+
+    answers = [
+        [str(row.cells[3]) for row in decision_listing(events, {}).rows]
+        for events in ([begun], [begun, refused], [begun, done], [refused], [done])
+    ]
+
+    assert answers == [["begun"], ["refused: numa-capacity"], ["done"], ["refused: numa-capacity"], ["done"]]
+
+
+def test_explain_says_nothing_of_freeing_when_a_reset_was_refused() -> None:
+    """No pod or claim stood in its way, so none that lets go could help, and none that could not."""
+    text = "".join(map(shown, explanation(_reset("op:outcome", REFUSAL), None)))
+
+    assert "numa-capacity" in text
+    assert "letting go" not in text

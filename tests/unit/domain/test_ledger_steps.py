@@ -154,3 +154,20 @@ def test_ledger_keeps_holdings_and_what_is_not_announced_when_it_sheds() -> None
     newest = shed.operations["op-39"].outcome
     assert isinstance(newest, Refusal)
     assert [(reason.code, reason.facts) for reason in newest.reasons] == [("no-room", {})]
+
+
+def test_release_is_no_decision_to_be_told_when_nothing_is_let_go() -> None:
+    """Controller and gateway may both ask a node to let go of one claim: the second one frees nothing, so nobody is told of it twice."""
+    held = _adopt(EMPTY, gpu=("gpu-0",)).ledger
+    pending = PendingDecision(owner=CLAIM, time="2026-01-01T00:00:00Z", ledger_sequence=2)
+
+    def release(ledger: Ledger, op_id: str, only: str = "") -> Step:
+        step = transitions.release(ledger, op_id=op_id, owner=CLAIM, decision_id=f"d-{op_id}", only=only, pending=pending)
+        assert isinstance(step, Step)
+        return step
+
+    other = release(held, "other", only="d-another")
+    first = release(other.ledger, "first")
+    second = release(first.ledger, "second")
+
+    assert [step.record.pending for step in (other, first, second)] == [None, pending, None]

@@ -14,10 +14,10 @@ from rich.text import Text
 from topobus.cli.exits import ExitCode
 from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
-from topobus.cli.render.answers import short_time, summary
+from topobus.cli.render.answers import answer_text, short_time
 from topobus.cli.render.listing import Column, Fit, Listing, Row
 from topobus.contracts.catalogue import DECISION, LEDGER
-from topobus.contracts.messages import DecisionEvent
+from topobus.contracts.messages import OUTCOME, DecisionEvent
 from topobus.domain.ledger import Holders
 from topobus.domain.outcome import Refusal
 from topobus.domain.request import Owner, OwnerKind
@@ -66,13 +66,18 @@ def _show_new(lister: Lister, event: DecisionEvent) -> None:
     if not lister.is_text:
         lister.show_row(lister.output(), row)
         return
-    what = operation_text(event) or f"{event.verb} {event.user or event.owner}"
-    head = Text.assemble((f"{short_time(event.time)}  ", "faint"), (event.id, "name"), f"  {what} at {event.node}: ")
+    head = Text.assemble((f"{short_time(event.time)}  ", "faint"), (event.id, "name"), f"  {event.text} at {event.node}: ")
     lister.output().show(head + _answer(event))
 
 
 def decision_listing(events: Iterable[DecisionEvent], users: Mapping[str, Owner]) -> Listing:
-    """List decisions in their order; `users` are the pods behind what kubelet allocated, by decision."""
+    """List decisions in their order; `users` are the pods behind what kubelet allocated, by decision.
+
+    An operator's wish has one row: what became of it, once that is decided.
+    """
+    events = list(events)
+    ended = {event.op_id for event in events}
+    events = [event for event in events if not (event.is_begun and f"{event.op_id}{OUTCOME}" in ended)]
     return Listing(
         columns=(
             Column(title="time", fit=Fit.NAME),
@@ -87,7 +92,7 @@ def decision_listing(events: Iterable[DecisionEvent], users: Mapping[str, Owner]
 
 
 def _row(event: DecisionEvent, who: Owner) -> Row:
-    what = operation_text(event) or f"{event.verb} {who}"
+    what = event.text if event.operation is not None else f"{event.verb} {who}"
     is_refused = isinstance(event.outcome, Refusal)
     return Row(
         name=event.id,
@@ -99,7 +104,7 @@ def _row(event: DecisionEvent, who: Owner) -> Row:
             "kind": who.kind.value,
             "namespace": who.namespace,
             "name": who.name,
-            "answer": "refused" if is_refused else "placed" if event.outcome is not None else "done",
+            "answer": "refused" if is_refused else "placed" if event.outcome is not None else answer_text(event),
             "dry-run": str(event.is_dry_run).lower(),
         },
     )
@@ -116,17 +121,8 @@ async def _users(bus: Bus, events: Iterable[DecisionEvent]) -> dict[str, Owner]:
     return owners
 
 
-def operation_text(event: DecisionEvent) -> str:
-    """Say what an operator did with a device, who and why; empty for other decisions."""
-    operation = event.operation
-    if operation is None:
-        return ""
-    why = f" ({operation.why})" if operation.why else ""
-    return f"{event.verb} {operation.device} by {operation.who}{why}"
-
-
 def _answer(event: DecisionEvent) -> Text:
-    text = Text(summary(event.outcome), "fail" if isinstance(event.outcome, Refusal) else "ok")
+    text = Text(answer_text(event), "fail" if isinstance(event.outcome, Refusal) else "ok")
     if event.is_dry_run:
         text.append(" (dry run)", "faint")
     return text

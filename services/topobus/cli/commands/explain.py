@@ -97,14 +97,14 @@ def explanation(event: DecisionEvent, again: Placement | Refusal | None) -> list
     if event.outcome is not None:
         parts.append(
             Panel(
-                answer_view(event.outcome, has_facts=True),
+                answer_view(event.outcome, has_facts=True, could_be_freed=event.request is not None),
                 title=Text(summary(event.outcome)),
                 title_align="left",
                 border_style="ok" if isinstance(event.outcome, Placement) else "fail",
             )
         )
     if again is None:
-        parts.append(Text(f"a {event.verb} writes down what others decided: there is nothing to replay", "faint"))
+        parts.append(Text(f"a {event.verb} chooses no devices: there is nothing to compute again", "faint"))
     elif again == event.outcome:
         parts.append(Text("replayed offline from the event's inputs: the same answer", "ok"))
     else:
@@ -151,7 +151,10 @@ def _is_named(api_object: ApiObject, wanted: str) -> bool:
 def _facts(event: DecisionEvent) -> Table:
     grid = _grid()
     grid.add_row("decision", Text(event.id, "name"))
-    grid.add_row("what", f"{event.verb} for {event.owner} at {event.node}{' (dry run)' if event.is_dry_run else ''}")
+    grid.add_row(
+        "what",
+        f"{event.operation.text if event.operation is not None else f'{event.verb} for {event.owner}'} at {event.node}{' (dry run)' if event.is_dry_run else ''}",
+    )
     grid.add_row("when", event.time)
     grid.add_row("operation", event.op_id)
     return grid

@@ -16,12 +16,11 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from rich.text import Text
 
-from topobus.cli.commands.decisions import operation_text
 from topobus.cli.commands.health import WatchedEvent, event_line
 from topobus.cli.exits import ExitCode
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus, the_node
 from topobus.cli.pci_names import read_pci_names
-from topobus.cli.render.answers import short_time, summary
+from topobus.cli.render.answers import answer_text, short_time
 from topobus.cli.render.output import Output
 from topobus.cli.system.fleet_inventories import list_inventories
 from topobus.cli.system.responding_services import as_of_now
@@ -198,9 +197,8 @@ def _add_decision(scene: Scene, event: DecisionEvent) -> None:
     """Add a decision; a dry run changes nothing that is drawn."""
     if event.is_dry_run:
         return
-    what = operation_text(event) or f"{event.verb} {event.user or event.owner}"
-    line = Text.assemble((f"{short_time(event.time)}  ", "faint"), f"{what}: ")
-    line.append(summary(event.outcome), "fail" if isinstance(event.outcome, Refusal) else "ok")
+    line = Text.assemble((f"{short_time(event.time)}  ", "faint"), f"{event.text}: ")
+    line.append(answer_text(event), "fail" if isinstance(event.outcome, Refusal) else "ok")
     scene.add_event(ShownEvent(time=event.time, node=event.node, line=line))
 
 

@@ -12,10 +12,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from topobus.contracts.messages import DecisionEvent
 from topobus.domain.hint import Hint
 from topobus.domain.outcome import ContainerPlacement, HintList, Placement, Reason, Refusal
 
-__all__ = ["answer_view", "facts_text", "hint_table", "hint_text", "hints_text", "reason_lines", "short_time", "summary"]
+__all__ = ["answer_text", "answer_view", "facts_text", "hint_table", "hint_text", "hints_text", "reason_lines", "short_time", "summary"]
 
 # What comes nearest and what would fit stands among the reasons; it refuses nothing.
 # Of a device that nobody new gets now.
@@ -25,8 +26,8 @@ _ADVICE = ("nearest-miss", "would-fit")
 _SHOWN_HINTS = 12
 
 
-def answer_view(result: Placement | Refusal, *, has_facts: bool = False) -> RenderableType:
-    """Show an answer in full; with `has_facts` each reason shows its facts, too."""
+def answer_view(result: Placement | Refusal, *, has_facts: bool = False, could_be_freed: bool = True) -> RenderableType:
+    """Show an answer in full; with `has_facts` each reason shows its facts, too; without `could_be_freed` it is about nothing that others may hold."""
     if isinstance(result, Placement):
         return Group(*(_container_view(container, has_facts=has_facts) for container in result.containers))
     lines: list[RenderableType] = [Text("why not", "title"), *reason_lines(result.reasons, has_facts=has_facts)]
@@ -40,7 +41,7 @@ def answer_view(result: Placement | Refusal, *, has_facts: bool = False) -> Rend
         return Group(*lines)
     if any(reason.code == "gave-up" for reason in result.reasons):
         lines.append(Text("whether freeing something would help is not known", "faint"))
-    else:
+    elif could_be_freed:
         lines.append(Text("letting go of what other pods and claims hold would not help", "faint"))
     return Group(*lines)
 
@@ -59,6 +60,11 @@ def summary(result: Placement | Refusal | None) -> str:
         where = f" on NUMA {container.numa_nodes or 'unknown'}" if held else ""
         parts.append(f"{container.name or 'claim'}: {', '.join(held) or 'nothing'}{where}")
     return "placed: " + "; ".join(parts)
+
+
+def answer_text(event: DecisionEvent) -> str:
+    """Sum the answer of a decision up in one line: what an operator wants is begun until its outcome is decided."""
+    return "begun" if event.is_begun else summary(event.outcome)
 
 
 def reason_lines(reasons: Iterable[Reason], *, has_facts: bool = False) -> list[RenderableType]:

@@ -109,9 +109,10 @@ def decision_view(event: DecisionEvent) -> View:
         "verb": event.verb,
         "node": event.node,
         "owner": str(event.owner),
+        "text": event.text,
         "is_dry_run": event.is_dry_run,
         "is_refused": isinstance(outcome, Refusal),
-        "summary": _summary(outcome),
+        "summary": "begun" if event.is_begun else _summary(outcome),
         "policy": f"{event.view.options.policy.value}, scope {event.view.options.scope.value}" if event.view is not None else "",
         "asked": [
             {

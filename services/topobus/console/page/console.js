@@ -223,7 +223,7 @@ const waitingRow = (item) => [make("strong", "", `${item.kind} ${item.namespace}
 const waitingDetail = (item) => [`${item.kind} ${item.namespace}/${item.name} waits`, [facts({ reason: item.reason, why: item.message, since: when(item.since) }), ...(item.users.length ? userList(item.users) : [])]];
 const healthRow = (event) => [make("strong", "", `${event.node} / ${event.device}`), make("span", style(event.state), `${event.previous ? `${event.previous} → ` : ""}${event.state}${event.reason ? `: ${event.reason}` : ""}`), make("span", "faint", when(event.time))];
 const healthDetail = (event) => [`${event.device} of ${event.node}`, [facts({ time: when(event.time), was: event.previous, is: event.state, reason: event.reason, message: event.message }), ...userList(event.users)]];
-const decisionRow = (event) => [make("strong", "", `${event.verb} ${event.owner}${event.is_dry_run ? " (dry run)" : ""}`), make("span", event.is_refused ? "fail" : "ok", event.summary), make("span", "faint", `${when(event.time)}${event.node === "_" ? "" : ` at ${event.node}`}`)];
+const decisionRow = (event) => [make("strong", "", `${event.text}${event.is_dry_run ? " (dry run)" : ""}`), make("span", event.is_refused ? "fail" : "ok", event.summary), make("span", "faint", `${when(event.time)}${event.node === "_" ? "" : ` at ${event.node}`}`)];
 
 function decisionDetail(event) {
   const parts = [facts({ decision: event.id, owner: event.owner, node: event.node === "_" ? "" : event.node, time: when(event.time), policy: event.policy, asked: event.asked.map((ask) => `${ask.container || "claim"}: ${ask.wants || "nothing"}`).join("; "), answer: event.summary })];
@@ -234,7 +234,7 @@ function decisionDetail(event) {
     parts.push(...reasonList("Why", container.reasons));
   }
   parts.push(...reasonList("Why not", event.reasons), ...reasonList("What would have to be freed", event.to_free));
-  return [`${event.verb} for ${event.owner}`, parts];
+  return [event.text, parts];
 }
 
 function openDetail(title, parts) {

@@ -176,14 +176,11 @@ class AllocationCommitter:
             committed.append((attempted, held))
         # Not before: a bus that is slow must not keep a pod half served.
         for attempted, held in committed:
-            await self._decisions.publish(
-                "allocate",
-                attempted.stored.claim.owner,
-                held.placement,
-                op_id=attempted.op_id,
-                node=attempted.attempt.node,
-                ledger_sequence=held.ledger_sequence,
-            )
+            if held.placement is None:
+                # Else the node has told it already, as its `place`.
+                await self._decisions.publish(
+                    "allocate", attempted.stored.claim.owner, None, op_id=attempted.op_id, node=attempted.attempt.node
+                )
         return Progress.ON
 
     async def reserve(self, pod: PodRef, claims: Iterable[tuple[ObjectKey, Stored]]) -> Reason | bool:
