@@ -41,6 +41,8 @@ __all__ = [
     "check_stored_clock",
     "check_streams",
     "check_unread",
+    "first_names",
+    "grouped",
 ]
 
 # Before 2.9 there is no direct get and no per-subject newest message in consumers, on which watches and followers stand.
@@ -73,6 +75,10 @@ _WITHOUT = {
     "DRAPartitionableDevices": "cards are offered whole, their partitions are not",
     "DRAConsumableCapacity": "devices are held by one claim, not shared",
 }
+
+# From so many nodes on the same thing is said once; so many of them are named.
+_ALIKE = 4
+_NAMED = 3
 
 # A flood of garbage is one matter, not a thousand.
 _SHOWN_REJECTED = 16
@@ -111,6 +117,59 @@ class Finding(Struct, frozen=True, kw_only=True):
     """What was looked at: `nats`, `stream KV_topobus_machines`, `n1: inventory gpu`."""
     found: str
     next_step: str = ""
+
+
+def grouped(findings: Sequence[Finding], nodes: Iterable[str]) -> list[Finding]:
+    """Put together what many nodes have alike, and order the worst last, where a terminal ends.
+
+    Shapes: findings — of a node as `node: what`; result — one for all nodes of which the same is to be said, with their number in front. What is well has other numbers
+    on each node, so of these the first node's are given.
+    """
+    known = frozenset(nodes)
+    alike: dict[tuple[str, ...], list[tuple[str, Finding]]] = {}
+    for finding in findings:
+        node, _, what = finding.what.partition(": ")
+        if not what or node not in known:
+            alike[finding.level, finding.what, finding.found, finding.next_step] = [("", finding)]
+            continue
+        said = ("", "") if finding.level is Level.OK else (_without(node, finding.found), _without(node, finding.next_step))
+        alike.setdefault((finding.level, f": {what}", *said), []).append((node, finding))
+    told: list[Finding] = []
+    for same in alike.values():
+        if len(same) < _ALIKE:
+            told += [finding for _, finding in same]
+            continue
+        node, first = same[0]
+        of_first = f" (of {node})" if any(finding.found != first.found for _, finding in same) else ""
+        what = f"{len(same)} nodes{first.what.removeprefix(node)}"
+        told.append(
+            Finding(
+                level=first.level,
+                what=what,
+                found=f"{first.found}{of_first}; on {first_names([name for name, _ in same])}",
+                next_step=first.next_step,
+            )
+        )
+    return sorted(told, key=lambda finding: list(Level).index(finding.level))
+
+
+def first_names(nodes: Sequence[str]) -> str:
+    """Name the first of many nodes.
+
+    >>> first_names(["a", "b"]), first_names(["a", "b", "c", "d"])
+    ('a, b', 'a, b, c and 1 more')
+    """
+    more = f" and {len(nodes) - _NAMED} more" if len(nodes) > _NAMED else ""
+    return f"{', '.join(nodes[:_NAMED])}{more}"
+
+
+def _without(node: str, text: str) -> str:
+    """Take a node's name out, so that texts of many nodes can be compared.
+
+    >>> _without("n1", "nobody answers hint at topobus.v1.hint.n1.gpu; n10 does")
+    'nobody answers hint at topobus.v1.hint.NODE.gpu; n10 does'
+    """
+    return re.sub(rf"(?<![\w-]){re.escape(node)}(?![\w-])", "NODE", text)
 
 
 def check_server(url: str, version: tuple[int, int, int]) -> Finding:
@@ -194,7 +253,7 @@ def check_streams(differences: Mapping[str, str]) -> list[Finding]:
     ]
     good = sum(1 for trouble in differences.values() if not trouble)
     return [
-        *([Finding(level=Level.OK, what="streams", found=f"{good} of {len(differences)} as the catalogue wants them")] if good else []),
+        *([Finding(level=Level.OK, what="streams", found=f"{good} of {len(differences)} streams as they should be")] if good else []),
         *bad,
     ]
 
@@ -391,7 +450,8 @@ def check_node(
         step = "topobus-topology writes one as soon as it knows the machine: is it running?"
         yield Finding(level=Level.FAIL, what=f"{node}: ledger", found="there is none", next_step=step)
     else:
-        text = f"sequence {ledger.sequence}, {len(ledger.allocations)} owners hold something"
+        owners = len(ledger.allocations)
+        text = f"sequence {ledger.sequence}, {owners} owner{'' if owners == 1 else 's'}"
         yield Finding(level=Level.OK, what=f"{node}: ledger", found=text)
     if "topology" in silent:
         yield Finding(level=Level.FAIL, what=f"{node}: topology", found=silent["topology"], next_step="start topobus-topology on this node")

@@ -36,12 +36,13 @@ from topobus.cli.checkup import (
     check_stored_clock,
     check_streams,
     check_unread,
+    grouped,
 )
 from topobus.cli.exits import ExitCode
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus, system_text
 from topobus.cli.system.fleet_inventories import list_inventories
 from topobus.cli.system.local_logins import is_local
-from topobus.cli.system.responding_services import sign_of_life, silence_text
+from topobus.cli.system.responding_services import side_by_side, sign_of_life, silence_text
 from topobus.cli.system.system import Layout
 from topobus.contracts.catalogue import (
     ALIGNMENT,
@@ -62,10 +63,11 @@ from topobus.contracts.device_classes import DEVICE_SERVICES
 from topobus.contracts.messages import PodsRequest
 from topobus.contracts.nouns import CLUSTER, State
 from topobus.contracts.plan_messages import PlanRequest
+from topobus.domain.device import Inventory
 from topobus.domain.errors import PeerUnavailable, TopobusError
 from topobus.domain.request import Owner, OwnerKind, PodRequest
 from topobus.domain.silence import Answered, Silent
-from topobus.runtime.bus import Bus, NobodyThere
+from topobus.runtime.bus import Bus, Entry, NobodyThere
 from topobus.runtime.certificate_facts import day
 from topobus.runtime.endpoint import read_url
 
@@ -88,31 +90,36 @@ def doctor(
             help="State folder of a `topobus up --dir`: its sockets are looked at, instead of asking each gateway what kubelet knows of it.",
         ),
     ] = None,
+    problems: Annotated[bool, Parameter(name="--problems", negative="", help="Only what warns or fails.")] = False,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
     """Check a deployment: NATS, streams, services, generations, what kubelet knows. Exits with 1 when a check fails."""
     output = options.output()
-    findings = asyncio.run(_check_bus(node, options, asks_gateways=directory is None))
+    nodes: list[str] = []
+    findings = asyncio.run(_check_bus(node, options, nodes, asks_gateways=directory is None))
     if directory is not None:
         layout = Layout(state=directory)
         findings += check_folders(layout.kubelet, layout.cdi)
+    counts = {level: sum(finding.level is level for finding in findings) for level in Level}
+    if problems:
+        findings = [finding for finding in findings if finding.level is not Level.OK]
     if output.is_json:
         output.document({"findings": findings})
     table = Table.grid(padding=(0, 2))
     table.add_column(width=4)
     table.add_column(style="name")
     table.add_column(overflow="fold")
-    for finding in findings:
+    for finding in grouped(findings, nodes):
         text = Text(finding.found)
         if finding.next_step:
             text.append(f"\nnext: {finding.next_step}", "faint")
         table.add_row(Text(finding.level, _STYLES[finding.level]), finding.what, text)
-    counts = {level: sum(finding.level is level for finding in findings) for level in Level}
     output.show(table, Text(f"{counts[Level.OK]} ok, {counts[Level.WARN]} warn, {counts[Level.FAIL]} fail", "title"))
     return ExitCode.NO if counts[Level.FAIL] else ExitCode.OK
 
 
-async def _check_bus(node: str | None, options: BusOptions, *, asks_gateways: bool) -> list[Finding]:
+async def _check_bus(node: str | None, options: BusOptions, checked: list[str], *, asks_gateways: bool) -> list[Finding]:
+    """Look at the server, its streams and the services; `checked` gets the names of the nodes."""
     try:
         async with open_bus(options) as bus:
             nats = options.settings().nats
@@ -139,7 +146,7 @@ async def _check_bus(node: str | None, options: BusOptions, *, asks_gateways: bo
                 findings += check_streams(differences)
                 if MISSING in differences.values():
                     return findings
-                return findings + await _check_services(bus, node, asks_gateways=asks_gateways)
+                return findings + await _check_services(bus, node, checked, asks_gateways=asks_gateways)
             except PeerUnavailable as err:
                 return [
                     *findings,
@@ -154,7 +161,7 @@ async def _check_bus(node: str | None, options: BusOptions, *, asks_gateways: bo
         return [Finding(level=Level.FAIL, what="nats", found=err.message, next_step=err.next_step)]
 
 
-async def _check_services(bus: Bus, node: str | None, *, asks_gateways: bool) -> list[Finding]:
+async def _check_services(bus: Bus, node: str | None, checked: list[str], *, asks_gateways: bool) -> list[Finding]:
     rejected: list[tuple[State[Any], str, str]] = []
 
     def note(state: State[Any]) -> Callable[[str, str], None]:
@@ -174,6 +181,7 @@ async def _check_services(bus: Bus, node: str | None, *, asks_gateways: bool) ->
     nodes = sorted({*machines, *ledgers, *(inventory.node for inventory in inventories)})
     if node is not None:
         nodes = [one_of("node", node, nodes)]
+    checked += nodes
     hub = check_hub(sorted(relays), wants_login=bus.wants_login, version=bus.server_version)
     findings = [*([hub] if hub is not None else []), *check_clock_here(bus.clock_ahead_s), *check_rejected(rejected), *check_unread(unread)]
     if not nodes:
@@ -185,31 +193,36 @@ async def _check_services(bus: Bus, node: str | None, *, asks_gateways: bool) ->
                 next_step="start the node's services: `topobus up`, or `kubectl apply -k deploy/kubernetes`",
             )
         )
-    for node_name in nodes:
-        own = [inventory for inventory in inventories if inventory.node == node_name]
+    entries_of: dict[str, list[Entry[Inventory]]] = {}
+    for entry in inventory_entries:
+        entries_of.setdefault(entry.parts["node"], []).append(entry)
+
+    async def check(node_name: str) -> list[Finding]:
+        own = [entry.value for entry in entries_of.get(node_name, ())]
         signs = await _signs_of_life(bus, node_name, sorted({*DEVICE_SERVICES, *(inventory.device_class for inventory in own)}))
         silent = {service: text for service, sign in signs.items() if (text := silence_text(sign))}
-        findings += check_node(node_name, machines.get(node_name), own, ledgers.get(node_name), silent)
+        of_node = [*check_node(node_name, machines.get(node_name), own, ledgers.get(node_name), silent)]
         releases = {service: sign.release for service, sign in signs.items() if isinstance(sign, Answered)}
         # These answer nothing: what they wrote says their release, where they are new enough to say it.
         written = {"discovery": machine_entries.get(node_name), "relay": relays.get(node_name)}
         releases |= {service: entry.origin.release for service, entry in written.items() if entry is not None and entry.origin.release}
-        findings += check_releases(node_name, releases, bus.release)
+        of_node += check_releases(node_name, releases, bus.release)
         topology = signs["topology"]
         if isinstance(topology, Answered):
-            findings += check_clock(node_name, topology.clock_ahead_s, bus.clock_ahead_s)
+            of_node += check_clock(node_name, topology.clock_ahead_s, bus.clock_ahead_s)
         else:
-            entries = (machine_entries.get(node_name), ledger_entries.get(node_name), relays.get(node_name), *inventory_entries)
-            findings += check_stored_clock(
-                node_name, [entry.origin for entry in entries if entry is not None and entry.parts["node"] == node_name]
-            )
+            entries = (machine_entries.get(node_name), ledger_entries.get(node_name), relays.get(node_name), *entries_of.get(node_name, ()))
+            of_node += check_stored_clock(node_name, [entry.origin for entry in entries if entry is not None])
         if asks_gateways:
             has_devices = any(inventory.devices for inventory in own if inventory.device_class not in _SELDOM_OFFERED)
             ledger = ledgers.get(node_name)
             is_missed = ledger is not None and any(
                 allocation.owner.kind in (OwnerKind.DEVICE_PLUGIN, OwnerKind.CLAIM) for allocation in ledger.allocations.values()
             )
-            findings += await _check_gateway(bus, node_name, has_devices=has_devices, is_missed=is_missed)
+            of_node += await _check_gateway(bus, node_name, has_devices=has_devices, is_missed=is_missed)
+        return of_node
+
+    findings += [finding for of_node in await side_by_side(nodes, check) for finding in of_node]
     return [*findings, *await _check_controller(bus, is_missed=any(entry.value.kind != "DeviceClass" for entry in objects))]
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 from msgspec import Struct
 from rich.text import Text
 
+from topobus.cli.checkup import first_names
 from topobus.cli.exits import ExitCode
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus, system_text
 from topobus.cli.render.output import Output
 from topobus.cli.system.fleet_inventories import list_inventories
-from topobus.cli.system.responding_services import silence_text
+from topobus.cli.system.responding_services import side_by_side, silence_text
 from topobus.contracts.catalogue import HINT, MACHINE, PLAN, PODS, PREFER, RELAY
 from topobus.contracts.device_classes import DEVICE_SERVICES
 from topobus.contracts.nouns import CLUSTER
@@ -57,16 +59,34 @@ def version(
         out.document({"client": OWN_RELEASE, "nats_server": server, "system": system_text(options), "services": services})
         return ExitCode.OK
     out.show(Text.assemble(("nats-server  ", "faint"), server, (f"   {system_text(options)}", "faint")))
-    for node in dict.fromkeys(service.node for service in services):
-        out.show(Text(node or "cluster", "name"))
-        for service in services:
-            if service.node == node:
-                style = "warn" if service.version and service.version != OWN_RELEASE else ""
-                remark = service.remark or ("another version than this program" if style else "")
-                out.show(
-                    Text.assemble(f"  {service.service:<11}", (service.version or "-", style), (f"  {remark}" if remark else "", "faint"))
-                )
+    alike: dict[tuple[tuple[str, str, str], ...], list[str]] = {}
+    for node, of_node in _by_node(services).items():
+        alike.setdefault(tuple((service.service, service.version, service.remark) for service in of_node), []).append(node)
+    for lines, nodes in alike.items():
+        out.show(Text(_nodes_text(nodes), "name"))
+        for service_name, release, said in lines:
+            style = "warn" if release and release != OWN_RELEASE else ""
+            remark = said or ("another version than this program" if style else "")
+            out.show(Text.assemble(f"  {service_name:<11}", (release or "-", style), (f"  {remark}" if remark else "", "faint")))
     return ExitCode.OK
+
+
+def _by_node(services: Sequence[ServiceVersion]) -> dict[str, list[ServiceVersion]]:
+    of_node: dict[str, list[ServiceVersion]] = {}
+    for service in services:
+        of_node.setdefault(service.node, []).append(service)
+    return of_node
+
+
+def _nodes_text(nodes: Sequence[str]) -> str:
+    """Name the nodes of which the same is to be said.
+
+    >>> _nodes_text([""]), _nodes_text(["a", "b"]), _nodes_text(["a", "b", "c", "d", "e"])
+    ('cluster', '2 nodes: a, b', '5 nodes: a, b, c and 2 more')
+    """
+    if len(nodes) == 1:
+        return nodes[0] or "cluster"
+    return f"{len(nodes)} nodes: {first_names(nodes)}"
 
 
 async def _ask(options: BusOptions) -> tuple[str, list[ServiceVersion]]:
@@ -78,14 +98,16 @@ async def _ask(options: BusOptions) -> tuple[str, list[ServiceVersion]]:
         classes = {node: {*DEVICE_SERVICES} for node in machines}
         for inventory in inventories:
             classes.setdefault(inventory.node, {*DEVICE_SERVICES}).add(inventory.device_class)
+        nodes = sorted(classes)
+        answers = dict(zip(nodes, await side_by_side(nodes, lambda node: _of_node(bus, node, sorted(classes[node]))), strict=True))
         services: list[ServiceVersion] = []
-        for node in sorted(classes):
+        for node in nodes:
             # These answer nothing: what they wrote says their version.
             for service, entries in (("discovery", machines), ("relay", relays)):
                 if (entry := entries.get(node)) is not None:
                     remark = "wrote its state last" if entry.origin.release else "wrote its state, and does not say its version"
                     services.append(ServiceVersion(node=node, service=service, version=entry.origin.release, remark=remark))
-            services += await _of_node(bus, node, sorted(classes[node]))
+            services += answers[node]
         controller = await bus.is_answered(PLAN, timeout_s=_PATIENCE_S, node=CLUSTER)
         return server, [*services, _service("", "controller", controller)]
 

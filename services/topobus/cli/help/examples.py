@@ -64,7 +64,11 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("What apply would change; exit code 1 when it is something", "topobus diff -f examples/claims/classes.yaml"),
         ("The same for a kustomization", "topobus diff -k claims/test"),
     ),
-    "doctor": (("Check the selected system", "topobus doctor"), ("Another one, one node of it", "topobus doctor --context prod --node n1")),
+    "doctor": (
+        ("Check the selected system", "topobus doctor"),
+        ("Another one, one node of it", "topobus doctor --context prod --node n1"),
+        ("What is wrong, in a large fleet", "topobus doctor --problems"),
+    ),
     "explain": (
         ("Take one of `topobus decisions` apart", "topobus explain place-4f1c"),
         ("One that `simulate --decisions` wrote", "topobus explain --file decisions/0001.json"),

@@ -174,7 +174,14 @@ class Lister:
             if self.columns is not None:
                 self._show_columns(self.columns, new, is_first=shown is None)
             elif self.is_text:
-                output.show(replace(chosen, rows=tuple(new), has_headers=chosen.has_headers and shown is None))
+                output.show(
+                    replace(
+                        chosen,
+                        rows=tuple(new),
+                        totals=chosen.totals if shown is None else (),
+                        has_headers=chosen.has_headers and shown is None,
+                    )
+                )
             else:
                 for row in new:
                     self.show_row(output, row)

@@ -30,7 +30,8 @@ __all__ = ["amounts_text", "class_text", "device_labels", "device_listing", "hea
 
 
 def summary_listing(inventories: Iterable[Inventory], ledgers: Mapping[str, Ledger]) -> Listing:
-    """Count devices a node and class: all, held, free, and those that are not well."""
+    """Count devices a node and class: all, held, free, and those that are not well; of several nodes also by class over all of them."""
+    rows = tuple(_summary_row(inventory, holders_of(ledgers.get(inventory.node))) for inventory in inventories)
     numbers = [Column(title=title, fit=Fit.NUMBER) for title in ("devices", "held", "free", "not well")]
     return Listing(
         columns=(
@@ -44,8 +45,22 @@ def summary_listing(inventories: Iterable[Inventory], ledgers: Mapping[str, Ledg
             Column(title="models", is_wide=True),
             Column(title="warnings", is_wide=True),
         ),
-        rows=tuple(_summary_row(inventory, holders_of(ledgers.get(inventory.node))) for inventory in inventories),
+        rows=rows,
+        totals=_totals(rows) if len({row.labels["node"] for row in rows}) > 1 else (),
     )
+
+
+def _totals(rows: Iterable[Row]) -> tuple[Row, ...]:
+    """Sum up the numbers of summary rows by class."""
+    by_class: dict[str, list[Row]] = {}
+    for row in rows:
+        by_class.setdefault(str(row.cells[1]), []).append(row)
+    totals: list[Row] = []
+    for device_class, of_class in sorted(by_class.items()):
+        sums = [str(sum(int(str(row.cells[place])) for row in of_class)) for place in range(2, 6)]
+        rest = ["-"] * (len(of_class[0].cells) - 6)
+        totals.append(Row(cells=(Text(f"total of {len(of_class)}", "title"), Text(device_class, "name"), *sums, *rest)))
+    return tuple(totals)
 
 
 def _summary_row(inventory: Inventory, holders: DrawnHolders) -> Row:

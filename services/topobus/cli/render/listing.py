@@ -73,6 +73,8 @@ class Listing:
     title: str = ""
     is_wide: bool = False
     has_headers: bool = True
+    totals: tuple[Row, ...] = ()
+    """Sums below all rows, for people; no rows of their own for programs and selectors."""
     all_of_it: str = "-o wide has all"
     """Where to find what a narrow terminal has no room for."""
 
@@ -89,7 +91,7 @@ class Listing:
         left_out: list[str] = []
         while True:
             columns = [self.columns[place] for place in shown]
-            cells = [[_text(row.cells[place]) for place in shown] for row in self.rows]
+            cells = [[_text(row.cells[place]) for place in shown] for row in self._all_rows]
             layout = _widths(columns, cells, width, has_headers=self.has_headers)
             if layout is not None:
                 body = self._table(columns, cells, *layout, width)
@@ -106,13 +108,17 @@ class Listing:
             body.extend(_fold(Text(f"too narrow for: {', '.join(left_out)} ({self.all_of_it})", "dim"), width))
         return [_bare(line) for line in (*(_cut(line, width) for line in head), *body)]
 
+    @property
+    def _all_rows(self) -> tuple[Row, ...]:
+        return (*self.rows, *(self.totals if self.has_headers else ()))
+
     def _table(self, columns: Sequence[Column], cells: list[list[Text]], widths: list[int], gap: int, width: int) -> list[Text]:
         lines: list[Text] = []
         if self.has_headers:
             lines.append(
                 _joined([_aligned(Text(column.title, "bold"), column, widths[place]) for place, column in enumerate(columns)], gap)
             )
-        for row, row_cells in zip(self.rows, cells, strict=True):
+        for row, row_cells in zip(self._all_rows, cells, strict=True):
             folded = [_folded(cell, columns[place], widths[place]) for place, cell in enumerate(row_cells)]
             for number in range(max(map(len, folded), default=0)):
                 parts = [part[number] if number < len(part) else Text() for part in folded]
@@ -126,7 +132,7 @@ class Listing:
         keys = [place for place in shown if self.columns[place].fit in (Fit.NAME, Fit.ID)]
         # What identifies a row stands at its beginning; names further on are facts about it.
         keys = [place for number, place in enumerate(keys) if place == shown[number]]
-        for row in self.rows:
+        for row in self._all_rows:
             head = _joined([_text(row.cells[place]) for place in keys], 2)
             if len(head) <= width:
                 lines.append(head)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from topobus.cli.checkup import first_names
 from topobus.contracts.catalogue import INVENTORY, MACHINE
 from topobus.domain.device import Inventory
 from topobus.runtime.bus import Bus, Entry
@@ -17,7 +18,6 @@ __all__ = ["list_inventories", "unread_text"]
 # Nodes whose discovery is late, or gone for a while, are looked at like others; more of them than this are somebody's invention.
 _MOST_STRANGERS = 16
 _AT_ONCE = 8
-_SHOWN = 3
 
 
 async def list_inventories(
@@ -46,5 +46,4 @@ def unread_text(nodes: tuple[str, ...]) -> str:
     >>> unread_text(("a", "b", "c", "d"))
     '4 nodes have inventories and no machine, and were not read: a, b, c and 1 more'
     """
-    more = f" and {len(nodes) - _SHOWN} more" if len(nodes) > _SHOWN else ""
-    return f"{len(nodes)} nodes have inventories and no machine, and were not read: {', '.join(nodes[:_SHOWN])}{more}"
+    return f"{len(nodes)} nodes have inventories and no machine, and were not read: {first_names(nodes)}"

@@ -6,8 +6,8 @@ The result is a snapshot: a service that restarts at this moment counts as silen
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, TypeVar
 
 from msgspec import structs
 
@@ -17,10 +17,14 @@ from topobus.domain.device import Inventory
 from topobus.domain.silence import SERVICE_SILENT, Answered, Silent, SilentBecause, unheard
 from topobus.runtime.bus import Bus
 
-__all__ = ["as_of_now", "sign_of_life", "silence_text", "why_silent"]
+__all__ = ["as_of_now", "side_by_side", "sign_of_life", "silence_text", "why_silent"]
 
 # A person waits for this once, for all services together; one that is well answers within milliseconds.
 _PATIENCE_S = 1.0
+# Nodes whose services are asked at the same time. All of a large fleet at once would have answers wait in this process for longer than the patience.
+_AT_ONCE = 32
+
+T = TypeVar("T")
 
 
 async def as_of_now(bus: Bus, inventories: Iterable[Inventory]) -> list[Inventory]:
@@ -30,6 +34,17 @@ async def as_of_now(bus: Bus, inventories: Iterable[Inventory]) -> list[Inventor
         *(why_silent(bus, HINT, node=inventory.node, device_class=inventory.device_class) for inventory in known_inventories)
     )
     return [_unheard(inventory, why) if why else inventory for inventory, why in zip(known_inventories, reasons, strict=True)]
+
+
+async def side_by_side(nodes: Iterable[str], ask: Callable[[str], Awaitable[T]]) -> list[T]:
+    """Ask all nodes, some at the same time; the answers are in the order of the nodes."""
+    places = asyncio.Semaphore(_AT_ONCE)
+
+    async def in_turn(node: str) -> T:
+        async with places:
+            return await ask(node)
+
+    return await asyncio.gather(*map(in_turn, nodes))
 
 
 async def why_silent(bus: Bus, ask: Ask[Any, Any], **parts: str) -> str:
