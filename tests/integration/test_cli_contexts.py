@@ -104,11 +104,17 @@ def test_second_system_is_reached_by_its_name_when_the_first_still_runs(environm
             name: {entry["node"] for entry in json.loads(topobus(*words, "inventory", "--json").stdout)["inventories"]}
             for name, words in (("selected", ()), ("named", ("--context", second["context"])))
         }
+        asked = {words: topobus(*words) for words in (("inventory",), ("get", "pods"), ("decisions", "-o", "json"), ("machine",))}
+        names = topobus("__complete", "machine", "--node", "")
     left = json.loads(topobus("context", "ls", "--json").stdout)["contexts"]
 
     assert first["nats"] != second["nats"]
     assert (first["context"], second["context"]) == ("lab", "local")
     assert nodes == {"selected": {"first"}, "named": {"second"}}
+    system = f"NATS at {first['nats']}, from context lab, the selected one"
+    assert {words: done.stderr.splitlines()[0] for words, done in asked.items()} == dict.fromkeys(asked, system)
+    assert json.loads(asked["decisions", "-o", "json"].stdout) == {"decisions": []}
+    assert names.stderr == ""
     assert [(context["name"], context["state"]) for context in left] == [("lab", "stopped")]
 
 

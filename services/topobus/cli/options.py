@@ -7,13 +7,16 @@ import os
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
+from rich.text import Text
 
 from topobus.cli.checkup import MISSING
 from topobus.cli.config import CliSettings
+from topobus.cli.contexts import ContextFolder, ContextState
 from topobus.cli.exits import NotFoundError, UsageError
 from topobus.cli.render.output import Output
 from topobus.cli.targets import Target, choose_target, refuses
@@ -25,7 +28,7 @@ from topobus.runtime.readiness import Readiness
 if TYPE_CHECKING:
     from topobus.runtime.bus import Bus
 
-__all__ = ["BUS_DEFAULTS", "OUTPUT_DEFAULTS", "BusOptions", "OutputOptions", "one_of", "open_bus", "system_text", "the_node"]
+__all__ = ["BUS_DEFAULTS", "OUTPUT_DEFAULTS", "BusOptions", "NamesSystem", "OutputOptions", "one_of", "open_bus", "system_text", "the_node"]
 
 
 # What a server says to a wrong or missing login.
@@ -71,8 +74,19 @@ OUTPUT_DEFAULTS = OutputOptions()
 BUS_DEFAULTS = BusOptions()
 
 
+class NamesSystem(Enum):
+    """When a command says, before its answer, to which system it goes."""
+
+    ALWAYS = "always"
+    """It writes."""
+    IF_SEVERAL = "if-several"
+    """This user has another system that may run: nobody shall take one's answer for the other's."""
+    NEVER = "never"
+    """Its answer names the system itself, or nobody reads notes."""
+
+
 @asynccontextmanager
-async def open_bus(options: BusOptions) -> AsyncIterator[Bus]:
+async def open_bus(options: BusOptions, names_system: NamesSystem = NamesSystem.IF_SEVERAL) -> AsyncIterator[Bus]:
     """Connect for one command.
 
     Errors: raises PeerUnavailable when no server answers in time; the bus itself would wait for ever, as services want it.
@@ -82,6 +96,10 @@ async def open_bus(options: BusOptions) -> AsyncIterator[Bus]:
     from topobus.runtime.logging import setup_logging
 
     target = options.target()
+    is_named = names_system is NamesSystem.ALWAYS or (names_system is NamesSystem.IF_SEVERAL and _has_several())
+    if is_named:
+        # Unbroken and not faint: it is to be read before what was asked for.
+        options.output().errors.print(Text(target.text), soft_wrap=True)
     settings = target.settings
     setup_logging(settings.log, service="cli")
     if await refuses(settings.nats.url):
@@ -116,17 +134,26 @@ async def open_bus(options: BusOptions) -> AsyncIterator[Bus]:
         yield bus
     except PeerUnavailable as err:
         problem = await _problem(bus)
-        # Whoever talks to another system than they think sees it here.
-        err.message = f"{problem or err.message} ({target.text})"
+        # Whoever talks to another system than they think sees it here, or above.
+        err.message = _with_system(problem or err.message, "" if is_named else target.text)
         if problem:
             err.next_step = "choose your system with --context NAME or --nats URL: `topobus context ls` lists those that this user knows"
         raise
     except (UsageError, NotFoundError) as err:
         # What is not there may be in another system.
-        err.message = f"{err.message} ({target.text})"
+        err.message = _with_system(err.message, "" if is_named else target.text)
         raise
     finally:
         await bus.close()
+
+
+def _has_several() -> bool:
+    """Say whether more than one of this user's systems may run; one that was added by hand may."""
+    return sum(context.state is not ContextState.STOPPED for context in ContextFolder().all()) > 1
+
+
+def _with_system(message: str, system: str) -> str:
+    return f"{message} ({system})" if system else message
 
 
 def system_text(options: BusOptions) -> str:

@@ -293,3 +293,23 @@ def test_context_commands_add_list_select_show_and_forget(capsys: pytest.Capture
     assert str(password) in shown.out
     assert "s3cret" not in shown.out
     assert "there is no context 'a'" in shown.err
+
+
+def test_compose_page_reaches_compose_when_a_stopped_system_is_selected(
+    environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever comes from the tutorial has its context selected: what the page shows is typed as it stands."""
+    page = (Path(__file__).parents[3] / "docs/how-to/run-in-compose.md").read_text(encoding="utf-8")
+    commands = [line.removeprefix("$ topobus ").split() for line in page.splitlines() if line.startswith("$ topobus context ")]
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    folder = ContextFolder(environ)
+    folder.put(_up(tmp_path / "tutorial"))
+    folder.select("tutorial")
+    *before, forgetting = commands
+
+    assert [run(words) for words in before] == [0, 0]
+    target = choose_target(nats=None, context=None, config=None, environ=environ)
+    assert (target.url, target.settings.nats.user, target.context) == ("nats://127.0.0.1:4222", "cli", "compose")
+    assert run(forgetting) == 0
+    assert folder.get("compose") is None

@@ -23,7 +23,7 @@ def _system(url: str) -> System:
     ("use", "url", "lines"),
     [
         (Use(name="lab", is_selected=True), "nats://127.0.0.1:4230", ["  topobus machine"]),
-        (Use(name="lab"), "nats://127.0.0.1:4230", ["  topobus context use lab", "  topobus machine"]),
+        (Use(name="lab", selected="prod"), "nats://127.0.0.1:4230", ["  topobus machine --context lab"]),
         (Use(), "nats://127.0.0.1:4230", ["  export TOPOBUS_ALL__NATS__URL=nats://127.0.0.1:4230", "  topobus machine"]),
         (Use(), "nats://127.0.0.1:4222", ["  topobus machine"]),
     ],
@@ -35,6 +35,13 @@ def test_hint_has_each_command_on_its_own_line(use: Use, url: str, lines: list[s
 
     assert [line for line in text.splitlines() if line.startswith("  ")] == lines
     assert f"NATS_URL=nats://user:$(cat /home/me/lab/nats-users/user/password)@{url.removeprefix('nats://')}" in text
+
+
+def test_hint_says_where_commands_go_when_another_context_is_selected() -> None:
+    """One sentence, on a line of its own: whose commands they are, and what ends it."""
+    text = ready_text(_system("nats://127.0.0.1:4230"), _READY, Use(name="lab", selected="prod")).plain
+
+    assert "Commands go to prod until you say: topobus context use lab" in text.splitlines()
 
 
 def test_hint_counts_while_services_start() -> None:

@@ -17,7 +17,7 @@ from rich.text import Text
 from topobus.cli.exits import ExitCode
 from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
 from topobus.cli.objects.device_selection import ChosenDevice, Selection, choose_devices
-from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus, system_text
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, NamesSystem, open_bus
 from topobus.cli.render.answers import short_time
 from topobus.cli.render.listing import Column, Fit, Listing, Row
 from topobus.cli.system.fleet_inventories import list_inventories
@@ -170,8 +170,7 @@ async def _operate(
     is_draining: bool = False,
 ) -> int:
     output, op_id = options.output(), operation or str(uuid.uuid4())
-    async with open_bus(options) as bus:
-        output.note(system_text(options))
+    async with open_bus(options, NamesSystem.ALWAYS) as bus:
         inventories = [entry.value for entry in (await list_inventories(bus))[0]]
         if not inventories:
             raise PeerUnavailable("no device service has published an inventory", next_step="`topobus doctor` tells what is missing")

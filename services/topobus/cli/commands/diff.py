@@ -14,7 +14,7 @@ from topobus.cli.commands.objects import plain_object
 from topobus.cli.exits import ExitCode
 from topobus.cli.objects.applying import Applied, apply_objects
 from topobus.cli.objects.sources import Files, Kustomization, Recursive, read_sources
-from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus, system_text
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, NamesSystem, open_bus
 from topobus.contracts.messages import ApiObject
 from topobus.kubernetes.api.objects import metadata_of, name_of
 
@@ -33,8 +33,7 @@ def diff(*, file: Files = (), kustomize: Kustomization = None, is_recursive: Rec
 
 async def _diff(objects: Sequence[ApiObject], options: BusOptions) -> int:
     output = options.output()
-    async with open_bus(options) as bus:
-        output.note(system_text(options))
+    async with open_bus(options, NamesSystem.ALWAYS) as bus:
         would = await apply_objects(bus, objects, is_dry_run=True)
     differences = [(applied, lines) for applied in would if (lines := difference(applied))]
     if output.is_json:

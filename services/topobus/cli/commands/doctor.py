@@ -39,7 +39,7 @@ from topobus.cli.checkup import (
     grouped,
 )
 from topobus.cli.exits import ExitCode
-from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus, system_text
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, NamesSystem, one_of, open_bus, system_text
 from topobus.cli.system.fleet_inventories import list_inventories
 from topobus.cli.system.local_logins import is_local
 from topobus.cli.system.responding_services import side_by_side, sign_of_life, silence_text
@@ -121,7 +121,7 @@ def doctor(
 async def _check_bus(node: str | None, options: BusOptions, checked: list[str], *, asks_gateways: bool) -> list[Finding]:
     """Look at the server, its streams and the services; `checked` gets the names of the nodes."""
     try:
-        async with open_bus(options) as bus:
+        async with open_bus(options, NamesSystem.NEVER) as bus:
             nats = options.settings().nats
             access = check_access(
                 user=nats.user,

@@ -15,7 +15,7 @@ from cyclopts import Parameter
 
 from topobus.cli.config import CliSettings
 from topobus.cli.exits import ExitCode
-from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, NamesSystem, open_bus
 from topobus.contracts.catalogue import LEDGER
 from topobus.contracts.codec import encode
 from topobus.domain.errors import PeerUnavailable
@@ -41,7 +41,7 @@ async def _move(node: str, to: str, options: BusOptions) -> int:
     # The ledger has one writer: with users, the target takes it from that one's user alone.
     settings = load_settings(CliSettings, "topology", file=options.config, environ=_without_url(os.environ))
     target_settings = msgspec.structs.replace(settings.nats, url=to, provisioner="topology")
-    async with open_bus(options) as source:
+    async with open_bus(options, NamesSystem.ALWAYS) as source:
         entry = await source.get(LEDGER, node=node)
         if entry is None:
             raise PeerUnavailable(

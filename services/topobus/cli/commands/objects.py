@@ -30,7 +30,7 @@ from topobus.cli.objects.applying import (
 )
 from topobus.cli.objects.kinds import is_node_allocation_state, plural_of, read_target
 from topobus.cli.objects.sources import Files, Kustomization, Recursive, read_sources
-from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus, system_text
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, NamesSystem, open_bus
 from topobus.cli.render.listing import Listing, Row
 from topobus.cli.render.output import Output
 from topobus.cli.render.tables import object_listing
@@ -122,8 +122,7 @@ def delete(
 async def apply_and_show(objects: Sequence[ApiObject], options: BusOptions, *, waits: bool, is_dry_run: bool = False) -> int:
     """Apply objects and print what came of it."""
     output = options.output()
-    async with open_bus(options) as bus:
-        output.note(system_text(options))
+    async with open_bus(options, NamesSystem.ALWAYS) as bus:
         applied = await apply_objects(bus, objects, is_dry_run=is_dry_run)
         answers = await _would_fit(bus, applied, output) if is_dry_run else []
         async with asyncio.TaskGroup() as group:
@@ -165,8 +164,7 @@ async def delete_places(places: list[dict[str, str]], options: BusOptions, *, is
     output = options.output()
     gone: list[ApiObject] = []
     missing: list[NotFoundError] = []
-    async with open_bus(options) as bus:
-        output.note(system_text(options))
+    async with open_bus(options, NamesSystem.ALWAYS) as bus:
         for parts in places:
             try:
                 gone.append(await (find_object(bus, parts) if is_dry_run else delete_object(bus, parts, is_forced=is_forced)))

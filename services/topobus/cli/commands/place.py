@@ -18,7 +18,7 @@ from topobus.cli.exits import ExitCode, NotFoundError, UsageError
 from topobus.cli.objects.applying import is_scheduled
 from topobus.cli.objects.manifests import parse_namespaced, read_pods, request_of
 from topobus.cli.objects.vendor_names import by_our_names
-from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus, system_text
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, NamesSystem, one_of, open_bus
 from topobus.cli.render.answers import answer_view
 from topobus.contracts.catalogue import LEDGER, MACHINE, OBJECT, PLACE, PLAN, RELEASE
 from topobus.contracts.messages import ApiObject, PlaceReply, PlaceRequest, ReleaseRequest
@@ -97,9 +97,7 @@ async def _place(
     if len(manifests) > 1 and is_dry_run:
         output.note(f"a dry run holds nothing: each of the {len(manifests)} pods is asked about by itself")
     answers: list[_Answer] = []
-    async with open_bus(options) as bus:
-        if not is_dry_run:
-            output.note(system_text(options))
+    async with open_bus(options, NamesSystem.IF_SEVERAL if is_dry_run else NamesSystem.ALWAYS) as bus:
         if node is not None:
             one_of("node", node, [entry.parts["node"] for entry in await bus.list(MACHINE)])
         pods = [await _same_pod(bus, manifest, is_dry_run=is_dry_run) for manifest in manifests]
@@ -216,8 +214,7 @@ def release_pod(
 
 async def _release_pod(namespace: str, name: str, node: str | None, options: BusOptions) -> int:
     output = options.output()
-    async with open_bus(options) as bus:
-        output.note(system_text(options))
+    async with open_bus(options, NamesSystem.ALWAYS) as bus:
         stored = await bus.get_or_last(OBJECT, kind="pod", namespace=namespace, name=name)
         if isinstance(stored, Unreadable):
             # Its devices are let go of by what the ledger says: the controller may wait for ever to.

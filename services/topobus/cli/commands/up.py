@@ -251,12 +251,14 @@ def ready_text(system: System, statuses: tuple[ProgramStatus, ...], use: Use) ->
         return Text(f"{ready} of {len(statuses)} ready; Ctrl-C stops everything", "warn")
     text = Text("all ready, as context ", "ok") if use.name else Text("all ready", "ok")
     text.append(use.name, "name")
-    text.append(". In another terminal:\n", "ok")
+    text.append(".", "ok")
+    is_elsewhere = bool(use.name) and not use.is_selected
+    if is_elsewhere:
+        text.append(f"\nCommands go to {use.selected or 'another system'} until you say: topobus context use {use.name}", "title")
+    text.append(" In another terminal:\n" if not is_elsewhere else "\nIn another terminal:\n", "ok")
     if not use.name and system.nats_url != CliSettings().nats.url:
         text.append(f"  export TOPOBUS_ALL__NATS__URL={read_url(system.nats_url)[1]}\n", "title")
-    elif use.name and not use.is_selected:
-        text.append(f"  topobus context use {use.name}\n", "title")
-    text.append("  topobus machine", "title")
+    text.append(f"  topobus machine --context {use.name}" if is_elsewhere else "  topobus machine", "title")
     text.append("\nCtrl-C stops everything", "faint")
     if system.url_elsewhere:
         text.append(_hint_elsewhere(system), "faint")

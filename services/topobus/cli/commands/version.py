@@ -12,7 +12,7 @@ from rich.text import Text
 
 from topobus.cli.checkup import first_names
 from topobus.cli.exits import ExitCode
-from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus, system_text
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, NamesSystem, open_bus, system_text
 from topobus.cli.render.output import Output
 from topobus.cli.system.fleet_inventories import list_inventories
 from topobus.cli.system.responding_services import side_by_side, silence_text
@@ -90,7 +90,7 @@ def _nodes_text(nodes: Sequence[str]) -> str:
 
 
 async def _ask(options: BusOptions) -> tuple[str, list[ServiceVersion]]:
-    async with open_bus(options) as bus:
+    async with open_bus(options, NamesSystem.NEVER) as bus:
         server = ".".join(map(str, bus.server_version))
         machines = {entry.parts["node"]: entry for entry in await bus.list(MACHINE)}
         relays = {entry.parts["node"]: entry for entry in await bus.list(RELAY)}

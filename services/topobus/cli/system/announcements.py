@@ -27,6 +27,8 @@ class Use:
     """Its context; empty: it has none."""
     is_selected: bool = False
     """Commands use it without being told."""
+    selected: str = ""
+    """The context that commands use without being told; empty: none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +59,7 @@ class Announcement:
                 with folder.choosing():
                     context = self._context(folder, system)
                     is_selected = held.enter_context(announced_context(folder, context, is_kept=self.is_kept))
-                use = Use(name=context.name, is_selected=is_selected)
+                use = Use(name=context.name, is_selected=is_selected, selected=folder.selected())
             except ConfigError as err:
                 say(f"this system gets no context: {err.message}")
                 use = Use()

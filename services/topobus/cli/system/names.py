@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from topobus.cli.contexts import ContextFolder
 from topobus.cli.objects.kinds import kind_of
-from topobus.cli.options import BusOptions, open_bus
+from topobus.cli.options import BusOptions, NamesSystem, open_bus
 from topobus.contracts.catalogue import DECISION, INVENTORY, MACHINE, OBJECT
 from topobus.domain.errors import TopobusError
 from topobus.runtime.bus import Bus
@@ -42,7 +42,7 @@ def options_of(words: Sequence[str]) -> BusOptions:
 
 async def _ask(what: str, options: BusOptions) -> list[str]:
     # Somebody has pressed a key and waits: for all together no longer than any command waits for its connection.
-    async with asyncio.timeout(options.settings().connect_timeout_s), open_bus(options) as bus:
+    async with asyncio.timeout(options.settings().connect_timeout_s), open_bus(options, NamesSystem.NEVER) as bus:
         return sorted(await _names(bus, what))
 
 
