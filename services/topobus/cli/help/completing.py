@@ -17,7 +17,7 @@ KINDS = ("pods", "claims", "templates", "deviceclasses", "slices")
 # Where --output takes a template, too, the parser has no list.
 _FORMATS = ("table", "wide", "yaml", "json", "name", "jsonpath=", "custom-columns=", "custom-columns-file=")
 # Placeholders of values that a running system, or the user's own files, have names for.
-_NAMED = {"NODE": "nodes", "CLASS": "classes", "CONTEXT": "contexts"}
+_NAMED = {"NODE": "nodes", "CLASS": "classes", "CONTEXT": "contexts", "SERVICE": "logs"}
 
 
 class Completion(NamedTuple):
@@ -26,7 +26,7 @@ class Completion(NamedTuple):
     values: tuple[tuple[str, str], ...] = ()
     """Each with what it means."""
     names: str = ""
-    """Of what the names must be asked for: `nodes`, `classes`, `devices`, `contexts`, `decisions`, `objects KIND`; empty: nothing."""
+    """Of what the names must be asked for: `nodes`, `classes`, `devices`, `contexts`, `logs`, `decisions`, `objects KIND`; empty: nothing."""
     takes_files: bool = False
 
 

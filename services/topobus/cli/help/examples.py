@@ -164,6 +164,11 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("A recorded machine with eight GPUs", "topobus up"),
         ("This machine's own devices, with a state that stays", "topobus up --real --dir ~/topobus"),
     ),
+    "logs": (
+        ("What the GPU service says, as it says it", "topobus logs gpu -f"),
+        ("The last 50 lines of all services", "topobus logs --tail 50"),
+        ("Warnings of the last ten minutes", "topobus logs --since 10m -o json | grep '\"warning\"'"),
+    ),
     "version": (
         ("Of everything that runs, by node", "topobus version"),
         ("Of this program alone, for a script", "topobus version --client -o json"),

@@ -58,6 +58,7 @@ COMMANDS: dict[str, tuple[tuple[str, str, str], ...]] = {
     ),
     "Operate": (
         ("doctor", "commands.doctor:doctor", "Check a deployment, with a next step for each finding."),
+        ("logs", "commands.logs:logs", "What the programs of a `topobus up` log, in the order of time."),
         ("version", "commands.version:version", "Versions of this program, of the NATS server and of each running service."),
         ("device", "commands.device:device_app", "Work on single devices: maintain, exclude, return, forgive, reset, list."),
         (

@@ -26,6 +26,11 @@ def names_of(what: str, options: BusOptions) -> list[str]:
     if what == "contexts":
         return [context.name for context in ContextFolder().all()]
     try:
+        if what == "logs":
+            # Here: of all completions one needs it.
+            from topobus.cli.commands.logs import log_folder
+
+            return sorted(path.stem for path in log_folder(options.context).glob("*.log"))
         return asyncio.run(_ask(what, options))
     except (TopobusError, TimeoutError, OSError):
         return []
