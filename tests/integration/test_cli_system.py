@@ -113,7 +113,8 @@ def test_inventory_lists_every_class_when_asked_for_none(system: Running) -> Non
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["inventory", "gpus"], 1, "cpu, fpga, gpu, nic"),
+        (["inventory", "gpus"], 1, "did you mean gpu? known are cpu, fpga, gpu, nic"),
+        (["device", "forgive", "gpu-0000-18-00-0", "--node", "elsewhere"], 1, "demo-node"),
         (["machine", "--node", "elsewhere"], 1, "demo-node"),
         (["place", _EXAMPLES / "pods/trainer.yaml", "--node", "elsewhere"], 1, "demo-node"),
         (["explain", "d-nowhere"], 1, "topobus decisions"),
@@ -132,6 +133,19 @@ def test_command_names_what_exists_when_it_is_asked_for_what_does_not(
 
     assert said in done.stderr
     assert done.stdout == ""
+
+
+def test_inventory_repeats_the_selector_when_it_matches_nothing(system: Running) -> None:
+    """Whoever mistyped a label sees what was looked for."""
+    done = system.topobus("inventory", "gpu", "-l", "foo=bar")
+
+    assert "no device matches foo=bar" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("verb", "said"), [("forgive", "nothing to forgive"), ("return", "nothing to return")])
+def test_device_verb_says_that_there_is_nothing_to_do_when_nothing_stands(system: Running, verb: str, said: str) -> None:
+    """A device without sticky faults, or that nobody keeps back, is left as it is, in words that belong to the verb."""
+    assert said in system.topobus("device", verb, "gpu-0000-18-00-0").stdout
 
 
 def test_place_and_release_move_the_ledger_when_a_pod_fits(system: Running, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ async def ask_dry_run(situation: Mapping[str, Any], arguments: Sequence[str] = (
         return answers
     if b"ModuleNotFoundError" in complaint:
         raise ConfigError(
-            "a dry run needs the controller's packages, which are not installed", next_step="pip install 'topobus[controller]'"
+            "a dry run needs the controller's packages, which are not installed", next_step="pip install '.[controller]' from the checkout"
         )
     try:
         said = msgspec.json.decode(complaint.strip().splitlines()[-1])

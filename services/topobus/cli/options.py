@@ -7,6 +7,7 @@ import os
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -195,6 +196,6 @@ def one_of(what: str, wanted: str, nodes: Iterable[str]) -> str:
     names = sorted(set(nodes))
     if wanted in names:
         return wanted
-    raise NotFoundError(
-        f"unknown {what} {wanted!r}", next_step=f"known are {', '.join(names[:12]) or 'none'}{' …' if len(names) > 12 else ''}"
-    )
+    known = f"known are {', '.join(names[:12]) or 'none'}{' …' if len(names) > 12 else ''}"
+    near = get_close_matches(wanted, names, n=3)
+    raise NotFoundError(f"unknown {what} {wanted!r}", next_step=f"did you mean {' or '.join(near)}? {known}" if near else known)

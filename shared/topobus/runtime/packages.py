@@ -35,7 +35,7 @@ class needing_extra:  # noqa: N801 - reads as the function that it is for its ca
             return
         also = f", or {self._more}" if self._more else ""
         sys.stderr.write(
-            f"error: {self._program} needs {name}, which is not installed\n  next: pip install 'topobus[{self._service}]'{also}\n"
+            f"error: {self._program} needs {name}, which is not installed\n  next: pip install '.[{self._service}]' from the checkout{also}\n"
         )
         sys.exit(_EXIT_CONFIG)
 

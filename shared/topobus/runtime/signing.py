@@ -28,7 +28,7 @@ def need_signing(what: str) -> None:
     try:
         import nacl.signing  # noqa: F401 - whether it is there
     except ImportError as err:
-        raise ConfigError(f"{what} needs PyNaCl, which is not installed", next_step="pip install 'topobus[creds]'") from err
+        raise ConfigError(f"{what} needs PyNaCl, which is not installed", next_step="pip install '.[creds]' from the checkout") from err
 
 
 class KeyPair:

@@ -91,7 +91,9 @@ def start_tracing(settings: TracingSettings, *, service: str, node: str) -> None
         from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
     except ModuleNotFoundError as err:
         raise ConfigError(
-            f"tracing.endpoint is set, and {err.name} is not installed", next_step="pip install 'topobus[otlp]'", key="tracing.endpoint"
+            f"tracing.endpoint is set, and {err.name} is not installed",
+            next_step="pip install '.[otlp]' from the checkout",
+            key="tracing.endpoint",
         ) from err
     version = metadata.version("topobus")
     attributes = {"service.name": f"topobus-{service}", "service.namespace": "topobus", "service.version": version, "k8s.node.name": node}

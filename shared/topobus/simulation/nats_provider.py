@@ -94,7 +94,7 @@ def provide_nats_server(say: Callable[[str], None] = lambda _: None) -> NatsProg
         return NatsProgram(program=Path(docker), image=image)
     raise ConfigError(
         "no NATS server: there is no nats-server on PATH, none could be installed, and Docker does not answer",
-        next_step="install nats-server (Debian, Ubuntu: apt-get install nats-server; without root: pip install 'topobus[nats]'), "
+        next_step="install nats-server (Debian, Ubuntu: apt-get install nats-server; without root: pip install '.[nats]' from the checkout), "
         "or set TOPOBUS_NATS_SERVER to its path, "
         "or name a running server with --nats URL",
     )

@@ -189,4 +189,4 @@ def test_main_names_the_package_when_it_is_not_installed(capsys: pytest.CaptureF
         main()
 
     assert ended.value.code == ExitCode.CONFIG
-    assert "pip install 'topobus[cli]'" in capsys.readouterr().err
+    assert "pip install '.[cli]' from the checkout" in capsys.readouterr().err

@@ -72,5 +72,5 @@ def test_service_names_its_extra_when_a_package_is_not_installed(service: str, m
     assert done.returncode == 78
     assert done.stderr.splitlines() == [
         f"error: topobus-{service} needs {missing}, which is not installed",
-        f"  next: pip install 'topobus[{service}]'",
+        f"  next: pip install '.[{service}]' from the checkout",
     ]

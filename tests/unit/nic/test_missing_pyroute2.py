@@ -29,6 +29,6 @@ def test_refusal_names_the_extra_when_pyroute2_is_not_installed(monkeypatch: pyt
 
     assert [answer.reasons[0].code if isinstance(answer, Refusal) else answer for answer in answers] == ["package-missing"] * 4
     assert isinstance(answers[0], Refusal)
-    assert "pip install 'topobus[nic]'" in answers[0].reasons[0].message
+    assert "pip install '.[nic]' from the checkout" in answers[0].reasons[0].message
     assert record.steps == ()
     assert take_back(places, "", record).outcome == "nothing"

@@ -74,7 +74,7 @@ def test_login_names_the_extra_when_pynacl_is_not_installed(tmp_path: Path, monk
 
     with pytest.raises(ConfigError, match="credentials_file needs PyNaCl") as raised:
         read_login(settings)
-    assert raised.value.next_step == "pip install 'topobus[creds]'"
+    assert raised.value.next_step == "pip install '.[creds]' from the checkout"
 
 
 def test_login_refuses_a_file_that_holds_no_credentials(tmp_path: Path) -> None:

@@ -187,4 +187,4 @@ def test_program_names_the_extra_when_pynacl_is_not_installed(
         monkeypatch.setitem(sys.modules, module, None)
 
     assert run(["keys", "operator", "make", str(tmp_path / "new")]) == 78
-    assert "pip install 'topobus[creds]'" in capsys.readouterr().err
+    assert "pip install '.[creds]' from the checkout" in capsys.readouterr().err

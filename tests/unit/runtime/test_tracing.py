@@ -127,4 +127,4 @@ def test_extra_is_named_when_it_is_not_installed(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(ConfigError, match=r"tracing\.endpoint is set") as refused:
         start_tracing(TracingSettings(endpoint="http://collector:4318"), service="test", node="n1")
-    assert refused.value.next_step == "pip install 'topobus[otlp]'"
+    assert refused.value.next_step == "pip install '.[otlp]' from the checkout"

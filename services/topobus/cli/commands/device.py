@@ -36,6 +36,7 @@ device_app = App(name="device", help="Work on single devices, at once and withou
 
 # A node decides one after the other; more at a time would only wait there.
 _AT_A_TIME = 8
+_UNCHANGED = {DeviceVerb.FORGIVE: "nothing to forgive", DeviceVerb.RETURN: "nothing to return"}
 
 Names = Annotated[str, Parameter(name="NAME", help="Devices by name. Without any: all that the selectors mean.")]
 NodeFilter = Annotated[str | None, Parameter(help="Only on this node.")]
@@ -234,10 +235,10 @@ def _answers(verb: DeviceVerb, answers: Sequence[DeviceAnswer]) -> Listing:
         Column(title=verb.value, fit=Fit.NAME),
         Column(title="now"),
     )
-    return Listing(columns=columns, rows=tuple(map(_answer_row, answers)))
+    return Listing(columns=columns, rows=tuple(_answer_row(verb, answer) for answer in answers))
 
 
-def _answer_row(answer: DeviceAnswer) -> Row:
+def _answer_row(verb: DeviceVerb, answer: DeviceAnswer) -> Row:
     refusal, result = _refusal(answer), answer.reply.result if answer.reply is not None else None
     head = (Text(answer.device, "name"), answer.node)
     if result is None:
@@ -245,7 +246,7 @@ def _answer_row(answer: DeviceAnswer) -> Row:
     if refusal is not None or isinstance(result, Refusal):
         reasons = result.reasons if isinstance(result, Refusal) else ()
         return Row(cells=(*head, Text("refused", "fail"), "; ".join(reason.message for reason in reasons)))
-    done = Text("done", "ok") if result.is_changed else Text("was so before", "faint")
+    done = Text("done", "ok") if result.is_changed else Text(_UNCHANGED.get(verb, "was so before"), "faint")
     return Row(cells=(*head, done, _state(result.health.state.value, result.maintenance)))
 
 

@@ -125,7 +125,9 @@ async def _inventory(device_class: str | None, node: str | None, lister: Lister,
             ]
         }
 
-    rest.show(listings, document, empty="no device is meant")
+    rest.show(
+        listings, document, empty=f"no device matches {lister.options.selector}" if lister.options.selector else "there are no devices"
+    )
     if lister.is_text:
         for each_inventory in chosen:
             for warning in each_inventory.warnings:

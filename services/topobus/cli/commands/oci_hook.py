@@ -78,5 +78,5 @@ def _nic_hooks() -> Any:
         return importlib.import_module("topobus.nic.oci_hook")
     except ModuleNotFoundError as err:
         raise ConfigError(
-            "interfaces are handed over by topobus-nic, which is not installed", next_step="pip install 'topobus[nic]'"
+            "interfaces are handed over by topobus-nic, which is not installed", next_step="pip install '.[nic]' from the checkout"
         ) from err

@@ -71,7 +71,7 @@ def why_not() -> str:
     try:
         import pyroute2  # noqa: F401 - only whether it is there
     except ModuleNotFoundError:
-        return "pyroute2 is not installed: pip install 'topobus[nic]'"
+        return "pyroute2 is not installed: pip install '.[nic]' from the checkout"
     try:
         remove_pair(make_pair())
     except OSError as err:

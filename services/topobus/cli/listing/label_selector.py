@@ -13,7 +13,7 @@ from topobus.cli.exits import UsageError
 
 __all__ = ["LabelSelector", "Requirement"]
 
-_NEXT = "write it as for kubectl: -l 'class in (gpu,nic),model!=H100,!rdma'"
+_NEXT = "write it as for kubectl: -l 'class in (gpu,nic),health!=healthy,!holder'"
 _KEY = r"[A-Za-z0-9](?:[-A-Za-z0-9_./]*[A-Za-z0-9])?"
 _VALUE = r"[^,()=!]*?"
 _TERM = re.compile(

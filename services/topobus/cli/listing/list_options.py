@@ -48,7 +48,7 @@ class ListOptions:
         ),
     ] = "table"
     selector: Annotated[
-        str, Parameter(name=("--selector", "-l"), help="Only what has these labels, such as 'class in (gpu,nic),model!=H100'.")
+        str, Parameter(name=("--selector", "-l"), help="Only what has these labels, such as 'class in (gpu,nic),health!=healthy'.")
     ] = ""
     sort_by: Annotated[str, Parameter(name="--sort-by", help="Sort by this column, or by a JSONPath such as .metadata.name.")] = ""
     no_headers: Annotated[bool, Parameter(name="--no-headers", negative="", help="Rows alone.")] = False

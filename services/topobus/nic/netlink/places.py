@@ -71,7 +71,7 @@ def missing_package() -> Refusal | None:
         return refused(
             Reason(
                 code="package-missing",
-                message="interfaces are handed over by pyroute2, which is not installed beside topobus-nic; pip install 'topobus[nic]'",
+                message="interfaces are handed over by pyroute2, which is not installed beside topobus-nic; pip install '.[nic]' from the checkout",
                 facts={"package": "pyroute2", "extra": "nic"},
             )
         )
