@@ -128,6 +128,20 @@ async def test_top_gives_the_terminal_back_however_it_ends(
     assert session.written.endswith(_LEAVE)
 
 
+async def test_top_ends_quietly_when_its_terminal_is_closed(nats_server: NatsServer, machines: list[Inventory]) -> None:
+    """The end, and no failure: nothing on stderr, no file about a defect, exit code 0."""
+    async with _top(nats_server) as session:
+        await session.until(_says("q quit"))
+
+        session.hang_up()
+        code = await asyncio.to_thread(session.process.wait, 60)
+        assert session.process.stderr is not None
+        errors = await asyncio.to_thread(session.process.stderr.read)
+
+    assert errors == b""
+    assert code == 0
+
+
 async def test_top_gives_the_terminal_to_the_shell_while_it_is_stopped(nats_server: NatsServer, machines: list[Inventory]) -> None:
     """Ctrl-Z: the terminal is as it was while the program is stopped; after `fg` it is drawn anew."""
     async with _top(nats_server) as session:

@@ -72,6 +72,11 @@ class TerminalSession:
         """Press keys."""
         os.write(self._master, keys)
 
+    def hang_up(self) -> None:
+        """Close the terminal under the program, as its window or tmux does."""
+        os.close(self._master)
+        self._master = os.open(os.devnull, os.O_RDWR)
+
     def modes(self) -> list[Any]:
         """Give the terminal's modes now."""
         return termios.tcgetattr(self._slave)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import pytest
+from rich.console import Console
 
-from topobus.cli.commands.up import ready_text
+from topobus.cli.commands.up import follow_system, ready_text
+from topobus.cli.render.output import THEME, Output
 from topobus.cli.system.announcements import Use
 from topobus.cli.system.supervision import ProgramState, ProgramStatus, Supervisor
 from topobus.cli.system.system import SERVICES, Layout, System
@@ -49,3 +54,24 @@ def test_hint_counts_while_services_start() -> None:
     statuses = (*_READY[1:], ProgramStatus(name=SERVICES[0], state=ProgramState.STARTING))
 
     assert ready_text(_system("nats://127.0.0.1:4222"), statuses, Use()).plain == "7 of 8 ready; Ctrl-C stops everything"
+
+
+class _Supervisor:
+    """Programs that become ready."""
+
+    async def changes(self, *, at_least_every_s: float) -> AsyncIterator[tuple[ProgramStatus, ...]]:
+        yield (*_READY[1:], ProgramStatus(name=SERVICES[0], state=ProgramState.STARTING))
+        yield _READY
+        yield _READY
+
+
+async def test_hint_is_told_once_and_unbroken_when_the_terminal_is_narrow() -> None:
+    """What is copied from a live display is one command, however long the folder's name."""
+    written = io.StringIO()
+    console = Console(file=written, width=60, force_terminal=True, color_system=None, theme=THEME)
+    system = replace(_system("nats://127.0.0.1:4230"), supervisor=cast("Supervisor", _Supervisor()))
+
+    await follow_system(system, Output(console=console), Use(name="lab", is_selected=True))
+
+    url = "NATS_URL=nats://user:$(cat /home/me/lab/nats-users/user/password)@127.0.0.1:4230"
+    assert written.getvalue().count(url) == 1

@@ -38,7 +38,7 @@ from topobus.domain.errors import ConfigError
 from topobus.runtime.endpoint import read_url
 from topobus.simulation.machines import PROFILES, RecordedMachine, build
 
-__all__ = ["ready_text", "up"]
+__all__ = ["follow_system", "ready_text", "up"]
 
 
 def up(
@@ -172,7 +172,7 @@ async def _up(
             if hardware != Path("/"):
                 system.supervisor.attend(_play(hardware, system, output.note))
             with announcement.made(system, output.note) as use:
-                await _follow(system, output, use)
+                await follow_system(system, output, use)
     except asyncio.CancelledError:
         # Ctrl-C and SIGTERM are how this command ends; by now everything is stopped.
         output.show(Text("stopped; nothing is left running", "faint"))
@@ -196,11 +196,18 @@ async def _play(hardware: Path, system: System, say: Callable[[str], None]) -> N
     say(f"the faults of profile {machine.profile.name} are over")
 
 
-async def _follow(system: System, output: Output, use: Use) -> None:
+async def follow_system(system: System, output: Output, use: Use) -> None:
+    """Show how the programs are for as long as they run, and once all are ready how to use them."""
     if output.console.is_terminal and not output.is_json:
         with Live(console=output.console, auto_refresh=False) as live:
+            was_told = False
             async for statuses in system.supervisor.changes(at_least_every_s=1.0):
-                live.update(Group(status_table(statuses), ready_text(system, statuses, use)), refresh=True)
+                if _is_ready(statuses) and not was_told:
+                    was_told = True
+                    # Above the table and unbroken, whatever the width: a live display cuts lines in two, and a command that is copied must be one.
+                    live.console.print(ready_text(system, statuses, use), soft_wrap=True)
+                foot = Text("all ready; Ctrl-C stops everything", "ok") if _is_ready(statuses) else ready_text(system, statuses, use)
+                live.update(Group(status_table(statuses), foot), refresh=True)
         return
     seen: dict[str, tuple[ProgramState, int | None]] = {}
     was_ready = False

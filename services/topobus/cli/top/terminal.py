@@ -26,11 +26,12 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class FullScreen:
-    """A terminal that is ours for a block."""
+    """A terminal that is ours for a block; when it is gone, `on_end` is called, as for a signal."""
 
-    def __init__(self, keys_fd: int, out: TextIO) -> None:
+    def __init__(self, keys_fd: int, out: TextIO, on_end: Callable[[], object]) -> None:
         self._keys_fd = keys_fd
         self._out = out
+        self._on_end = on_end
         self._before = termios.tcgetattr(keys_fd)
         self._rest = b""
 
@@ -41,19 +42,33 @@ class FullScreen:
 
     def leave(self) -> None:
         """Give the terminal back as it was. A terminal that is gone wants nothing back."""
-        with contextlib.suppress(OSError, ValueError):
-            self.write(_LEAVE)
+        with contextlib.suppress(ValueError):
+            self._is_written(_LEAVE)
         with contextlib.suppress(termios.error):
             termios.tcsetattr(self._keys_fd, termios.TCSANOW, self._before)
 
     def write(self, text: str) -> None:
         """Write at once."""
-        self._out.write(text)
-        self._out.flush()
+        if not self._is_written(text):
+            self._on_end()
+
+    def _is_written(self, text: str) -> bool:
+        try:
+            self._out.write(text)
+            self._out.flush()
+        except OSError:
+            # What could not be written would be tried again, and complained about, at the interpreter's end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._out.fileno())
+            return False
+        return True
 
     def size(self) -> tuple[int, int]:
         """Columns and lines."""
-        size = os.get_terminal_size(self._out.fileno())
+        try:
+            size = os.get_terminal_size(self._out.fileno())
+        except OSError:
+            self._on_end()
+            return 80, 24
         # A pseudo terminal that nobody has told its size has none.
         return size.columns or 80, size.lines or 24
 
@@ -75,7 +90,7 @@ def full_screen(
 ) -> Iterator[FullScreen]:
     """Have the terminal for a block, with the running event loop telling of keys, of a new size, and of a signal that ends the program."""
     loop = asyncio.get_running_loop()
-    screen = FullScreen(keys_fd, out)
+    screen = FullScreen(keys_fd, out, on_end)
 
     def stop() -> None:
         # The shell gets its terminal while we are stopped, and we take it again when we go on.
