@@ -38,9 +38,7 @@ def setup_logging(settings: LogSettings, **context: str) -> None:
     Shapes: context — what every line carries (`service`, `node`). Warnings of libraries that use the standard library's logging come out in the same shape.
     """
     is_json = settings.format == "json" or (settings.format == "auto" and not sys.stderr.isatty())
-    renderer: Any = (
-        structlog.processors.JSONRenderer() if is_json else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), event_key="event")
-    )
+    renderer: Any = structlog.processors.JSONRenderer() if is_json else _for_people(colors=sys.stderr.isatty())
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -62,6 +60,11 @@ def setup_logging(settings: LogSettings, **context: str) -> None:
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     structlog.contextvars.bind_contextvars(**context)
+
+
+def _for_people(*, colors: bool) -> structlog.dev.ConsoleRenderer:
+    """Render for people; tracebacks plainly, whoever imported structlog first: rich's have local variables, and take seconds for a large service."""
+    return structlog.dev.ConsoleRenderer(colors=colors, event_key="event", exception_formatter=structlog.dev.plain_traceback)
 
 
 def _stderr_logger(*_: object) -> structlog.WriteLogger:
@@ -138,7 +141,7 @@ if not structlog.is_configured():
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             cut_facts,
-            structlog.dev.ConsoleRenderer(colors=False),
+            _for_people(colors=False),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
         logger_factory=_stderr_logger,

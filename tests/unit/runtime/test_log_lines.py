@@ -105,3 +105,25 @@ def test_logger_leaves_local_variables_out_when_an_exception_is_logged() -> None
 
     assert "ValueError" in done.stderr
     assert "correct-horse" not in done.stderr
+
+
+def test_traceback_for_people_has_no_local_variables_when_structlog_was_imported_before_us() -> None:
+    """Whoever imports structlog first brings rich along, whose tracebacks show every frame's variables, and take seconds in a large service."""
+    done = _run(
+        """
+        import structlog
+        from topobus.runtime.logging import get_logger, setup_logging
+        from topobus.runtime.config import LogSettings
+        def fail(password):
+            raise KeyError("x")
+        for configure in (lambda: None, lambda: setup_logging(LogSettings(format="console"))):
+            configure()
+            try:
+                fail("hunter2")
+            except KeyError:
+                get_logger().exception("ask.failed")
+        """
+    )
+
+    assert done.stderr.count("KeyError: 'x'") == 2
+    assert "hunter2" not in done.stderr.replace('fail("hunter2")', "")
