@@ -59,10 +59,11 @@ def test_inventory_for_counting_counts_the_same_and_keeps_no_model_of_what_is_we
 
 def test_sick_view_names_the_pod_when_the_ledger_has_it() -> None:
     """Without an event the ledger tells who is affected; a device that is well has no view."""
-    view = sick_view(_gpu("gpu-0", SICK), "n1", _held("gpu-0"))
+    view = sick_view(_gpu("gpu-0", SICK, model="H100", pci="0000:18:00.0", numa_nodes=NodeSet(0)), "n1", _held("gpu-0"))
 
     assert view is not None
     assert (view["state"], view["reason"], view["users"]) == ("unhealthy", "link-down", ["pod default/trainer"])
+    assert (view["model"], view["pci"], view["numa"]) == ("H100", "0000:18:00.0", "0")
     assert sick_view(_gpu("gpu-1"), "n1", _held("gpu-1")) is None
 
 

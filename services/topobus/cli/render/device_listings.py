@@ -18,7 +18,7 @@ from topobus.domain.device import Device, Inventory
 from topobus.domain.device_sharing import HeldShare
 from topobus.domain.drawing.leaves import short_address
 from topobus.domain.drawing.letters import DrawnHolder, DrawnHolders, holders_of
-from topobus.domain.health import HealthState
+from topobus.domain.health import Condition, HealthState
 from topobus.domain.idset import CpuSet
 from topobus.domain.ledger import Ledger
 from topobus.domain.quantity import Quantity, QuantityForm
@@ -309,9 +309,16 @@ def health_document(inventory: Inventory, device: Device) -> dict[str, Any]:
     return {"node": inventory.node, "device_class": inventory.device_class, "device": device.name, "health": device.health}
 
 
+def _what_is_wrong(worst: Condition) -> str:
+    """Say what is wrong; of what recovers, what was: its message is of a fault that is not seen any more."""
+    if worst.until:
+        return f"{worst.reason} before (it was: {worst.message}); watched until {short_time(worst.until)}, then given out again"
+    return f"{worst.reason}: {worst.message}" + (f" (do: {worst.action})" if worst.action != "none" else "")
+
+
 def _health_row(inventory: Inventory, device: Device, holders: DrawnHolders) -> Row:
     worst = device.health.worst
-    what = f"{worst.reason}: {worst.message}" + (f" (do: {worst.action})" if worst.action != "none" else "") if worst else "-"
+    what = _what_is_wrong(worst) if worst is not None else "-"
     holder = holders.by_cpu.get(device.cpu) if device.cpu is not None else holders.by_device.get((device.device_class, device.name))
     return Row(
         name=device.name,

@@ -78,6 +78,9 @@ def sick_view(device: Device, node: str, ledger: Holders | None, event: HealthEv
         "message": worst.message if worst is not None else device.why_not,
         "action": worst.action.value if worst is not None else "",
         "since": device.health.since,
+        "model": device.model,
+        "pci": device.pci,
+        "numa": str(device.numa_nodes) if device.numa_nodes is not None else "",
         "users": sorted({str(owner) for owner in pods}),
         "conditions": conditions_view(device.health),
     }
