@@ -16,7 +16,7 @@ from topobus.devicekit.settings import DriverSettings
 from topobus.domain.errors import ConfigError
 from topobus.domain.names import is_dns_label
 
-__all__ = ["GROUP", "DriverRegistry", "IgnoredDriver", "SkippedPlugin", "load_drivers"]
+__all__ = ["GROUP", "DriverRegistry", "IgnoredDriver", "SkippedPlugin", "load_drivers", "unserved_drivers"]
 
 GROUP = "topobus.drivers"
 
@@ -101,6 +101,17 @@ def load_drivers(
                 )
     chosen = sorted(name for name in drivers if name not in settings.deny and (not settings.allow or name in settings.allow))
     return DriverRegistry(drivers=tuple(drivers[name][0] for name in chosen), skipped=tuple(skipped), ignored=tuple(ignored))
+
+
+def unserved_drivers(served: Iterable[str], *, entry_points: Iterable[metadata.EntryPoint] | None = None) -> tuple[IgnoredDriver, ...]:
+    """Name the installed drivers of classes that have no service among ours and are none of those served, sorted by name."""
+    points = metadata.entry_points(group=GROUP) if entry_points is None else entry_points
+    lines = {(line.name, line.value): line for line in points if not line.module.startswith("topobus.")}
+    drivers = {driver.name: driver for line in lines.values() if (driver := _make(line)[0]) is not None}
+    known = {*DEVICE_SERVICES, *served}
+    return tuple(
+        _ignored(driver.name, str(driver.device_class)) for _, driver in sorted(drivers.items()) if driver.device_class not in known
+    )
 
 
 def _is_of_another_service(module: str, device_class: str) -> bool:

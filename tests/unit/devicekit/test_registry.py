@@ -7,7 +7,7 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from topobus.contracts.device_classes import class_complaint
-from topobus.devicekit.registry import GROUP, load_drivers
+from topobus.devicekit.registry import GROUP, load_drivers, unserved_drivers
 from topobus.devicekit.settings import DriverSettings
 from topobus.domain.errors import ConfigError
 from topobus.testing.drivers.driver_contract import DriverContract
@@ -33,6 +33,13 @@ class NicToy(ToyDriver):
 
     def __init__(self) -> None:
         super().__init__("nic-toy", "nic")
+
+
+class OwnToy(ToyDriver):
+    """A plugin of a class that has no service."""
+
+    def __init__(self) -> None:
+        super().__init__("own-toy", "npu")
 
 
 class NoDriver:
@@ -171,3 +178,11 @@ def test_contract_suite_fails_for_a_class_that_no_service_can_have() -> None:
         AssertionError, match=r"device class 'smart-card': wanted 1 to 20 lowercase letters and digits.*no service would load"
     ):
         suite.test_driver_is_one_when_the_service_loads_it(BadClassToy())
+
+
+@pytest.mark.parametrize(("served", "named"), [((), ["own-toy"]), (("npu",), [])], ids=["by-nobody", "by-class"])
+def test_driver_is_named_when_nobody_serves_its_class(served: tuple[str, ...], named: list[str]) -> None:
+    """Drivers of our own classes, and what is no driver, are not."""
+    lines = [EntryPoint(name=kind.__name__, value=f"{__name__}:{kind.__name__}", group=GROUP) for kind in (OwnToy, NicToy, NoDriver)]
+
+    assert [driver.name for driver in unserved_drivers(served, entry_points=lines)] == named

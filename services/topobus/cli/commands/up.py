@@ -34,6 +34,7 @@ from topobus.cli.system.system import (
 )
 from topobus.cli.system.users_file import extra_classes
 from topobus.cli.targets import check_server_url, refuses
+from topobus.devicekit.registry import unserved_drivers
 from topobus.domain.errors import ConfigError
 from topobus.runtime.endpoint import read_url
 from topobus.simulation.machines import PROFILES, RecordedMachine, build
@@ -163,6 +164,9 @@ async def _up(
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, me.cancel)
     output.show(Text(f"node {node}, hardware {hardware}, state {state}", "faint"))
+    for driver in unserved_drivers(classes):
+        help_text = f"nobody serves it: topobus up --class {driver.device_class}" if driver.is_served_elsewhere else driver.why
+        output.note(f"driver {driver.name} of class {driver.device_class} is installed; {help_text}")
     try:
         if nats is not None and await refuses(nats):
             output.note(f"waiting for NATS at {read_url(nats)[1]}: connection refused")
