@@ -124,13 +124,15 @@ def test_user_stays_out_when_it_was_revoked_until_it_is_rotated(tmp_path: Path) 
 def test_node_is_revoked_when_it_is_described_no_more(tmp_path: Path) -> None:
     """A node that left the list cannot come back with what it has, and an account of its own is no account any more."""
     _files(tmp_path, nodes=("n1", "n2")).make()
-    gone = _public(tmp_path, "discovery-n2")
+    gone = _public(tmp_path, "topology-n2")
 
     _files(tmp_path, now=NOW + 1, nodes=("n1",)).make()
 
     assert _revoked(tmp_path, "NODE")[gone] == NOW + 1
+    assert not credentials_file(tmp_path, "topology-n2").exists()
+    server = (tmp_path / SERVER_FILE).read_text()
+    assert [name for name in ("V_GPU-n2", "DISCOVERY-n2") if name in server] == []
     assert not credentials_file(tmp_path, "discovery-n2").exists()
-    assert "V_GPU-n2" not in (tmp_path / SERVER_FILE).read_text()
 
 
 @pytest.mark.parametrize("file", ["operator/seed", "accounts/NODE/seed", "users/gpu/user.creds"])
