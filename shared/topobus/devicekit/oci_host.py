@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
-import yaml
 
 from topobus.devicekit.cdi import CdiSpec, read_value
 from topobus.devicekit.oci import CdiFile, HostNode
@@ -23,16 +22,6 @@ __all__ = ["look_up", "read_cdi_files"]
 _ENDINGS = (".json", ".yaml")
 # A file of NVIDIA's for sixteen GPUs has some 100 KB.
 _MOST_BYTES = 16 << 20
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML as Go reads it into text: a time is text."""
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
 
 
 def look_up(paths: Iterable[str]) -> dict[str, HostNode]:
@@ -94,16 +83,8 @@ def _read(path: Path) -> CdiSpec:
     except (msgspec.DecodeError, UnicodeDecodeError):
         value = None
     if value is None:
-        value = _yaml(data, str(path))
+        # Megabytes in every gateway otherwise, of which few meet such a file.
+        from topobus.devicekit.cdi_yaml import read_yaml
+
+        value = read_yaml(data, str(path))
     return read_value(value, where=str(path))
-
-
-def _yaml(data: bytes, where: str) -> object:
-    try:
-        value: object = yaml.load(data, Loader=_Loader)
-    except yaml.MarkedYAMLError as err:
-        line = f", line {err.problem_mark.line + 1}" if err.problem_mark else ""
-        raise ContractError(f"{where}{line}: this is neither YAML nor JSON: {err.problem or err.context}") from err
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as err:
-        raise ContractError(f"{where}: this is neither YAML nor JSON: {str(err).splitlines()[0]}") from err
-    return value

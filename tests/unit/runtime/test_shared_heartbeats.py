@@ -126,7 +126,7 @@ async def test_watches_get_the_heartbeats_of_one_when_nothing_happens(monkeypatc
         statuses.append(headers["Status"])
         deliver_status(inbox, headers)
 
-    async with MemoryBus.session(server, name="gpu") as bus:
+    async with MemoryBus.session(server, name="controller") as bus:
         await bus.provision()
         async with Reader(bus.watch(MACHINE)), Reader(bus.watch(INVENTORY)), Reader(bus.watch(LEDGER)):
             await asyncio.sleep(60.0)
