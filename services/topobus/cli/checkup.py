@@ -18,6 +18,7 @@ from topobus.domain.device import Inventory
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine, PciDevice
 from topobus.domain.silence import SERVICE_SILENT
+from topobus.kubernetes.api.manifest import KINDS
 
 __all__ = [
     "MISSING",
@@ -302,6 +303,10 @@ def _way_out(state: State[Any], key: str) -> str:
     tokens = [from_token(token) for token in key.split(".")]
     if "node" not in state.parts and len(tokens) == len(state.parts):
         kind, namespace, name = tokens
+        if kind not in {known.lower() for known in KINDS}:
+            # What is typed is turned into a key of ours: that of another object.
+            bucket = state.home_of_key(key).bucket
+            return f"no command of Topobus writes or reads this key: remove it by NATS' own tools (`nats kv del {bucket} {key}`), then see who else writes this bucket"
         where = f" -n {namespace}" if namespace != CLUSTER else ""
         return f"`topobus apply -f` its manifest writes over it, `topobus delete {kind} {name}{where}` removes it; then see who else writes this bucket"
     return f"see the log of {'/'.join(state.writer)} on this node and its release; if it runs, see who else writes this bucket"

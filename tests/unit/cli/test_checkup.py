@@ -432,3 +432,18 @@ def test_check_hub_says_what_nodes_can_do_to_each_other(wants_login: bool, versi
     assert says in finding.found
     assert ("also tells" in finding.found) is (version < (2, 12) and not wants_login)
     assert check_hub([], wants_login=False, version=version) is None
+
+
+@pytest.mark.parametrize(
+    ("key", "step"),
+    [
+        ("pod.default.victim", "`topobus delete pod victim -n default` removes it"),
+        ("Pod.default.victim", "`nats kv del topobus_objects Pod.default.victim`"),
+        ("pods.default.victim", "`nats kv del topobus_objects pods.default.victim`"),
+    ],
+)
+def test_check_rejected_names_what_removes_that_very_key(key: str, step: str) -> None:
+    """`delete Pod victim` is understood as the pod's own key, which may be well: another spelling is no key of ours."""
+    (finding,) = check_rejected([(OBJECT, key, "garbage")])
+
+    assert step in finding.next_step
