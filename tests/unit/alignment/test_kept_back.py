@@ -191,3 +191,28 @@ def test_place_names_the_devices_that_are_out_beside_what_is_free_on_each_node()
     assert isinstance(refused, Refusal)
     (table,) = [reason.message for reason in refused.reasons if reason.code == "resource-nodes"]
     assert table.endswith("(node 0: 3 of 4 free; node 1: 2 of 4 free; gpu-1 recovering: fell-off-bus)")
+
+
+def test_place_says_both_when_a_device_is_held_and_kept_back() -> None:
+    """All eight are wanted, and one is somebody's and under maintenance: its holder has to go, and the operator to return it."""
+    view = holding(dgx(), "other", gpu=("gpu-0",))
+    gpus = tuple(structs.replace(device, maintenance=KEPT_BACK) if device.name == "gpu-0" else device for device in view.devices["gpu"])
+
+    refused = place(structs.replace(view, devices={**view.devices, "gpu": gpus}), pod("p", container(gpu=8)))
+
+    assert isinstance(refused, Refusal)
+    assert [(reason.code, reason.facts.get("device") or reason.facts["owner"]) for reason in refused.to_free] == [
+        ("free-owner", owner("other").key),
+        ("return", "gpu-0"),
+    ]
+
+
+def test_place_names_no_way_out_when_even_all_devices_are_too_few() -> None:
+    """Nine of eight: neither the holder nor the operator stands in the way."""
+    view = holding(dgx(), "other", gpu=("gpu-0",))
+    gpus = tuple(structs.replace(device, maintenance=KEPT_BACK) if device.name == "gpu-0" else device for device in view.devices["gpu"])
+
+    refused = place(structs.replace(view, devices={**view.devices, "gpu": gpus}), pod("p", container(gpu=9)))
+
+    assert isinstance(refused, Refusal)
+    assert refused.to_free == ()
