@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import sys
 from typing import Any
 
 import pytest
 
+from support.cli_process import run_cli
 from topobus.contracts.catalogue import LEDGER
 from topobus.domain.idset import CpuSet
 from topobus.domain.ledger import Allocation, Holding, Ledger
@@ -38,17 +37,6 @@ async def _publish(bus: Bus) -> None:
         await bus.put(LEDGER, ledger, node=node)
 
 
-async def _run(nats_server: NatsServer, *arguments: str) -> tuple[int, str, str]:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "topobus.cli.main", *arguments, "--nats", nats_server.url),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    output, errors = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, output.decode(), " ".join(errors.decode().split())
-
-
 def _words(line: str) -> str:
     return " ".join(line.split())
 
@@ -57,7 +45,7 @@ async def test_holders_lists_every_way_on_every_node_when_it_is_asked(nats_serve
     """One row an owner: the pod where it is known, what it holds, and who uses it."""
     await _publish(bus)
 
-    code, output, _ = await _run(nats_server, "holders")
+    code, output, _ = await run_cli(nats_server, "holders")
 
     assert code == 0
     assert [_words(line) for line in output.splitlines()[1:]] == [
@@ -82,7 +70,7 @@ async def test_holders_are_narrowed_when_options_say_so(
     """By node, by the holder's namespace, by a selector."""
     await _publish(bus)
 
-    _, output, _ = await _run(nats_server, "holders", "-o", "json", *arguments)
+    _, output, _ = await run_cli(nats_server, "holders", "-o", "json", *arguments)
 
     def shown(holder: dict[str, Any]) -> str:
         owner = holder["allocation"].get("user") or holder["allocation"]["owner"]
@@ -95,9 +83,9 @@ async def test_pod_that_is_not_stored_is_described_and_counted_when_it_holds_dev
     """`place` stores no object: `describe` answers from the ledger, and `get` says where to look."""
     await _publish(bus)
 
-    code, output, noted = await _run(nats_server, "describe", "pod", "trainer")
-    _, _, listed = await _run(nats_server, "get", "pods")
-    missing, _, why = await _run(nats_server, "describe", "pod", "nobody")
+    code, output, noted = await run_cli(nats_server, "describe", "pod", "trainer")
+    _, _, listed = await run_cli(nats_server, "get", "pods")
+    missing, _, why = await run_cli(nats_server, "describe", "pod", "nobody")
 
     assert code == 0
     assert "pod default/trainer: placed by `topobus place`, not stored" in output

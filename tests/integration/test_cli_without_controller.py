@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
+from support.cli_process import run_cli
 from topobus.contracts.catalogue import LEDGER, MACHINE, OBJECT
 from topobus.contracts.messages import ApiObject
 from topobus.domain.idset import CpuSet
@@ -32,17 +31,6 @@ async def _publish(bus: Bus, *nodes: str) -> None:
         await bus.put(LEDGER, Ledger(node=node), node=node)
 
 
-async def _run(nats_server: NatsServer, *arguments: str) -> tuple[int, str, str]:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "topobus.cli.main", *arguments, "--nats", nats_server.url),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    output, errors = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, output.decode(), " ".join(errors.decode().split())
-
-
 @pytest.mark.parametrize("arguments", [(), ("--dry-run",)], ids=["place", "dry-run"])
 async def test_place_says_that_nothing_was_placed_when_no_controller_runs(
     nats_server: NatsServer, bus: Bus, tmp_path: Path, arguments: tuple[str, ...]
@@ -51,7 +39,7 @@ async def test_place_says_that_nothing_was_placed_when_no_controller_runs(
     await _publish(bus, "n1", "n2")
     (tmp_path / "pod.yaml").write_text(_POD)
 
-    code, _, said = await _run(nats_server, "place", str(tmp_path / "pod.yaml"), *arguments)
+    code, _, said = await run_cli(nats_server, "place", str(tmp_path / "pod.yaml"), *arguments)
 
     assert code == 69
     assert "nothing was placed: no controller runs" in said
@@ -66,7 +54,7 @@ async def test_place_says_which_service_is_missing_when_the_named_node_has_no_to
     await _publish(bus, "n1")
     (tmp_path / "pod.yaml").write_text(_POD)
 
-    code, _, said = await _run(nats_server, "place", str(tmp_path / "pod.yaml"), "--node", "n1")
+    code, _, said = await run_cli(nats_server, "place", str(tmp_path / "pod.yaml"), "--node", "n1")
 
     assert code == 69
     assert "nothing was placed: no topology service answers on n1" in said
@@ -90,5 +78,5 @@ async def test_doctor_warns_of_services_that_nobody_started_and_fails_where_some
 
 
 async def _levels(nats_server: NatsServer) -> dict[str, str]:
-    _, output, _ = await _run(nats_server, "doctor", "--json")
+    _, output, _ = await run_cli(nats_server, "doctor", "--json")
     return {finding["what"]: finding["level"] for finding in json.loads(output)["findings"]}
