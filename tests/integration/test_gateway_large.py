@@ -86,7 +86,7 @@ async def test_last_good_list_stays_when_a_newer_one_cannot_be_published(rig: Ri
 
 
 async def test_gateway_goes_on_when_the_device_host_of_a_plugin_ends(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a plugin's devices do to the host that serves them, the doors of all other classes stay open, and readiness says what ended."""
+    """Whatever a plugin's devices do to the host that serves them, the doors of all other classes stay open, and the plugin and readiness hear what ended."""
 
     async def broken(*_: object, **__: object) -> None:
         raise ValueError("a defect")
@@ -95,7 +95,7 @@ async def test_gateway_goes_on_when_the_device_host_of_a_plugin_ends(rig: Rig, m
     async with rig.kubelet, rig.gateway() as gateway:
         await rig.readiness.until(lambda report: report.get("foreign-plugins", "").startswith("ready"))
         async with TrivialPlugin(Path(rig.settings.foreign.dir), RESOURCE, [listed("w-0", 0)], socket="p.sock") as plugin:
-            assert await plugin.register() == ""
+            assert await plugin.register() == f"{RESOURCE} is not served now, and tried again: its device host ended: a defect"
             await rig.readiness.until(lambda report: "its device host ended: a defect" in report.get("foreign-plugins", ""))
         await rig.plane.show("gpu", device("gpu-0", 0))
         await rig.kubelet.wait_for_resource("topobus.dev/gpu", allocatable=1)
