@@ -156,7 +156,7 @@ async def test_operation_is_no_request_when_it_does_not_say_why(bus: Bus, nats_s
 async def test_decision_is_announced_once_and_performed_later_when_the_service_was_away_and_topology_restarts(
     bus: Bus, nats_server: NatsServer
 ) -> None:
-    """Nobody there to perform it: the asker is told so, the decision stands in the stream, and the same id is performed by a later topology."""
+    """Nobody there to perform it: the asker is told so, the stream says that it was begun, and the same id is performed, and said to be, by a later topology."""
     await publish_node(bus)
     async with topology(nats_server.url):
         name = await _a_gpu(bus)
@@ -165,11 +165,16 @@ async def test_decision_is_announced_once_and_performed_later_when_the_service_w
         operation = DeviceOperation(device_class="gpu", device=name, verb=DeviceVerb.EXCLUDE, why="fan", who="ada@desk")
         with pytest.raises(PeerUnavailable):
             await bus.ask(OPERATE, OperateRequest(op_id="op-1", operation=operation), node=NODE)
-        await decisions(bus, 3)
+        begun = await decisions(bus, 3)
+        is_undone = await no_more_than(bus, 3)
     async with topology(nats_server.url), _gpu_service(nats_server.url) as service:
         later = await _operate(bus, DeviceVerb.EXCLUDE, name, "op-1")
-        only = await no_more_than(bus, 3)
+        events = await decisions(bus, 4)
+        only = await no_more_than(bus, 4)
 
     assert isinstance(later.result, Operated)
     assert [request.op_id for request in service.asked] == ["op-1"]
+    assert is_undone
+    assert events[:3] == begun
+    assert [(event.op_id, event.is_begun, event.outcome) for event in events[2:]] == [("op-1", True, None), ("op-1:outcome", False, None)]
     assert only
