@@ -180,7 +180,8 @@ async def sick_node(
         cluster = ClusterSettings(
             mode="kubeconfig", kubeconfig=str(server.write_kubeconfig(folder / "kubeconfig")), retry_s=0.05, publish_delay_s=0.01
         )
-        rig.settings = msgspec.structs.replace(rig.settings, cluster=cluster)
+        # Kubelet's lists are one of the roads: CPUs are in them only where the settings name their class.
+        rig.settings = msgspec.structs.replace(rig.settings, cluster=cluster, exposure={"cpu": "both"})
         node = SickNode(rig=rig, server=server, device_class=device_class)
         await stack.enter_async_context(rig.kubelet)
         await stack.enter_async_context(rig.gateway())
