@@ -10,10 +10,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from topobus.contracts.nats_accounts import Account, Crossing, User
+from topobus.contracts.nats_accounts import Account, Crossing, CrossingKind, User
 
 __all__ = ["CONTROL_LINE_BYTES", "Signer", "account_token", "operator_configuration", "operator_token", "user_token"]
 
@@ -59,20 +59,12 @@ def account_token(
 
     Shapes: signers — of all accounts, by name; revoked — public keys of users of this account, each with the moment up to which its tokens count for nothing.
     """
-    exports = {
-        (crossing.kind, crossing.subject): {
-            "name": crossing.subject,
-            "subject": crossing.subject,
-            "type": str(crossing.kind),
-            "token_req": True,
-        }
-        for crossing in account.exports
-    }
+    exports = [{"name": subject, "subject": subject, "type": str(kind), "token_req": True} for kind, subject in _widest(account.exports)]
     limits: dict[str, Any] = dict.fromkeys(_EXPORTER_LIMITS, _NO_LIMIT) | {"wildcards": True}
     if account.has_jetstream:
         limits |= dict.fromkeys(_STORE_LIMITS, _NO_LIMIT)
     claims: dict[str, Any] = {
-        "exports": list(exports.values()),
+        "exports": exports,
         "imports": [_import(crossing, signers, issued_at) for crossing in account.imports],
         "limits": limits,
         "default_permissions": {"pub": {}, "sub": {}},
@@ -117,6 +109,29 @@ def operator_configuration(operator: str, system_account: str, tokens: Mapping[s
     for public in sorted(tokens, key=lambda public: names[public]):
         lines += [f"  # {names[public]}", f"  {public}: {tokens[public]}"]
     return "\n".join([*lines, "}"]) + "\n"
+
+
+def _widest(exports: Sequence[Crossing]) -> list[tuple[CrossingKind, str]]:
+    """Give what is exported, without what another export of the same kind has in it: a server takes no account with both.
+
+    Nobody reaches more by it: each import has a permission for its own subject.
+    """
+    exported = dict.fromkeys((crossing.kind, crossing.subject) for crossing in exports)
+    return [
+        (kind, subject)
+        for kind, subject in exported
+        if not any(kind is other and subject != wider and _is_within(subject, wider) for other, wider in exported)
+    ]
+
+
+def _is_within(subject: str, wider: str) -> bool:
+    """Say whether all that a subject stands for another one stands for, too."""
+    parts, wider_parts = subject.split("."), wider.split(".")
+    if wider_parts[-1] == ">":
+        return len(parts) >= len(wider_parts) and _is_within(".".join(parts[: len(wider_parts) - 1]), ".".join(wider_parts[:-1]))
+    return len(parts) == len(wider_parts) and all(
+        other == part or (other == "*" and part != ">") for part, other in zip(parts, wider_parts, strict=True)
+    )
 
 
 def _import(crossing: Crossing, signers: Mapping[str, Signer], issued_at: int) -> dict[str, Any]:
