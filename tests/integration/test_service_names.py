@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 _ANSWERED = {
     "topobus-topology": {"place", "prefer", "adopt", "commit", "release", "operate"},
-    "topobus-gpu": {"prepare", "unprepare", "hints", "attach", "detach", "adjust", "perform"},
+    "topobus-gpu": {"prepare", "unprepare", "hint", "attach", "detach", "adjust", "perform"},
     "topobus-controller": {"plan"},
     "topobus-discovery": set(),
 }
