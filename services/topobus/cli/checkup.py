@@ -18,7 +18,6 @@ from topobus.domain.device import Inventory
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine, PciDevice
 from topobus.domain.silence import SERVICE_SILENT
-from topobus.kubernetes.api.manifest import KINDS
 
 __all__ = [
     "MISSING",
@@ -302,6 +301,9 @@ def _way_out(state: State[Any], key: str) -> str:
     """Say who writes over a value that nobody can read."""
     tokens = [from_token(token) for token in key.split(".")]
     if "node" not in state.parts and len(tokens) == len(state.parts):
+        # Manifests take a while to load, and every command on the bus loads this module.
+        from topobus.kubernetes.api.manifest import KINDS
+
         kind, namespace, name = tokens
         if kind not in {known.lower() for known in KINDS}:
             # What is typed is turned into a key of ours: that of another object.
