@@ -237,6 +237,8 @@ def test_refusal_stays_short_when_everything_is_wrong() -> None:
         pytest.param(mount("/usr/lib/libcuda.so.1", "/usr/lib/libother.so.1"), "under its own name", id="over-another-library"),
         pytest.param(mount("/usr/lib/libcuda.so.1", "/bin/sh"), "a program at its own path", id="over-the-shell"),
         pytest.param(mount("/usr/bin/nvidia-smi", "/usr/bin/env"), "a program at its own path", id="over-another-program"),
+        pytest.param(mount("/usr/lib/nvidia/current/sh", "/bin/sh"), "a program at its own path", id="over-the-shell-by-its-name"),
+        pytest.param(mount("/usr/lib/nvidia/current/smi", "/usr/bin/nvidia-smi"), "a program at its own path", id="over-a-drivers-program"),
     ],
 )
 def test_gpu_is_refused_what_takes_the_place_of_what_runs_in_a_container(edits: ContainerEdits, words: str) -> None:
@@ -261,6 +263,8 @@ def test_gpu_is_refused_what_takes_the_place_of_what_runs_in_a_container(edits: 
         ),
         pytest.param(mount("/usr/lib/x86_64-linux-gnu/libcuda.so.580.95", "/usr/lib/libcuda.so.1"), id="library-by-its-other-name"),
         pytest.param(mount("/run/nvidia/driver/usr/bin/nvidia-smi", "/usr/bin/nvidia-smi"), id="program-of-a-drivers-root"),
+        pytest.param(mount("/usr/local/nvidia/bin/nvidia-smi", "/usr/bin/nvidia-smi"), id="program-of-a-drivers-own-folder"),
+        pytest.param(mount("/usr/lib/nvidia/current/nvidia-smi", "/usr/bin/nvidia-smi"), id="program-of-debians-alternatives"),
     ],
 )
 def test_gpu_gets_what_its_driver_needs(edits: ContainerEdits) -> None:

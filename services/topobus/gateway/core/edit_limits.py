@@ -270,7 +270,7 @@ def _breaches(
     for node in edits.device_nodes:
         yield from _node_breaches(node, rights, leads_to)
     for mount in edits.mounts:
-        yield from _place_breaches(mount)
+        yield from _place_breaches(mount, rights)
         yield from _mount_breaches(mount, rights, leads_to, has_pipes=has_pipes)
     for name, value in sorted(edits.annotations.items()):
         yield from _annotation_breaches(name, value, rights)
@@ -339,14 +339,15 @@ def _node_breaches(node: DeviceNode, rights: EditRights, leads_to: Mapping[str, 
         yield f"{shown} with permissions {_shown(node.permissions)}", f"one or more of the letters {allowed}"
 
 
-def _place_breaches(mount: Mount) -> Iterator[tuple[str, str]]:
+def _place_breaches(mount: Mount, rights: EditRights) -> Iterator[tuple[str, str]]:
     """List mounts that take the place of what runs in a container: its loader, its C library, its shell."""
     host, inside = mount.host_path, mount.container_path
     folder, _, name = inside.rpartition("/")
     shown = f"a mount of {_shown(host)} on {_shown(inside)}"
     if LOADER.fullmatch(name) or LOADED_BY_ALL.fullmatch(name):
         yield shown, "none in place of a container's loader or of a library that every program loads"
-    elif folder in PROGRAM_FOLDERS and not host.endswith(inside):
+    elif folder in PROGRAM_FOLDERS and not host.endswith(inside) and not (inside in rights.mounts and host.endswith(f"/{name}")):
+        # A driver's root may have its programs elsewhere (`bin`): a program that the rights name at this place comes from there under its own name.
         yield shown, f"a program at its own path (…{_shown(inside)})"
 
 
