@@ -52,9 +52,14 @@ def manifests(tmp_path: Path) -> Path:
 
 
 async def test_folder_is_applied_and_deleted_as_its_files(nats_server: NatsServer, bus: Bus, manifests: Path) -> None:
-    """A dry run stores nothing; -R goes into folders; delete takes the same folder, and its dry run deletes nothing."""
+    """A dry run stores nothing and says whether it would fit; -R goes into folders; delete takes the same folder, and its dry run deletes nothing."""
     dry = await _run(nats_server, "apply", "-f", str(manifests), "--dry-run")
-    assert dry.splitlines() == ["ResourceClaim default/first created (dry run)", "ResourceClaim default/second created (dry run)"]
+    no_node = " - no node has published a machine or an inventory yet  [no-node]"
+    assert dry.splitlines() == [
+        *("ResourceClaim default/first created (dry run)", "ResourceClaim default/second created (dry run)"),
+        *("ResourceClaim default/first would wait: NoNode", no_node),
+        *("ResourceClaim default/second would wait: NoNode", no_node),
+    ]
     assert await bus.list(OBJECT) == ()
 
     await _run(nats_server, "apply", "-f", str(manifests), "-R", "--no-wait")
