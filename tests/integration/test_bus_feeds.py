@@ -213,11 +213,11 @@ async def test_watch_completes_its_snapshot_when_every_key_is_overwritten_under_
         await changes.aclose()
 
     newest = {item.parts["node"]: item.value.generation for item in seen if item.value is not None}
-    told: dict[str, list[int]] = {}
+    revisions_by_node: dict[str, list[int]] = {}
     for item in seen[:-1]:
-        told.setdefault(item.parts["node"], []).append(item.revision)
+        revisions_by_node.setdefault(item.parts["node"], []).append(item.revision)
     assert newest == dict.fromkeys(nodes, INVENTORY.history + 3)
-    assert all(revisions == sorted(set(revisions)) for revisions in told.values())
+    assert all(revisions == sorted(set(revisions)) for revisions in revisions_by_node.values())
 
 
 @pytest.mark.real_server

@@ -71,7 +71,7 @@ async def prepare(rig: Rig, reference: ClaimReference) -> None:
     assert prepared.error == ""
 
 
-def told(server: ApiServerSimulator, reason: str) -> dict[str, str]:
+def messages(server: ApiServerSimulator, reason: str) -> dict[str, str]:
     """What events of a reason say, by the kind of object."""
     return {event["involvedObject"]["kind"]: event["message"] for event in server.objects("Event") if event["reason"] == reason}
 
@@ -98,21 +98,21 @@ async def test_pod_and_claim_are_told_when_a_device_fails_and_when_it_is_well_ag
         before = condition(server)
         await rig.plane.show("gpu", device("gpu-0", 0, HealthState.UNHEALTHY), device("gpu-1", 0))
         await server.until(lambda: condition(server).get("status") == "False", what="the condition")
-        await server.until(lambda: len(told(server, SICK)) == 2, what="events on pod and claim")
+        await server.until(lambda: len(messages(server, SICK)) == 2, what="events on pod and claim")
         failed = condition(server)
         await rig.plane.show("gpu", device("gpu-0", 0, HealthState.RECOVERING), device("gpu-1", 0))
         await rig.plane.show("gpu", device("gpu-0", 0), device("gpu-1", 0))
         await server.until(lambda: condition(server).get("status") == "True", what="the condition")
-        await server.until(lambda: len(told(server, WELL)) == 2, what="events on pod and claim")
+        await server.until(lambda: len(messages(server, WELL)) == 2, what="events on pod and claim")
 
     assert before == {}
     assert (failed["reason"], failed["message"]) == ("Ecc", "its service says no more (ecc)")
     assert condition(server)["reason"] == "Recovered"
     assert condition(server, "Ready")["reason"] == "Prepared"
-    assert told(server, SICK).keys() == {"Pod", "ResourceClaim"}
-    assert f"node {NODE}: claim default/c: gpu-0 is unhealthy: its service says no more (ecc)" in told(server, SICK)["Pod"]
-    assert ("cluster.evict_after_s" in told(server, SICK)["Pod"]) is by_resource
-    assert told(server, WELL) == dict.fromkeys(("Pod", "ResourceClaim"), f"node {NODE}: claim default/c: gpu-0 is well again")
+    assert messages(server, SICK).keys() == {"Pod", "ResourceClaim"}
+    assert f"node {NODE}: claim default/c: gpu-0 is unhealthy: its service says no more (ecc)" in messages(server, SICK)["Pod"]
+    assert ("cluster.evict_after_s" in messages(server, SICK)["Pod"]) is by_resource
+    assert messages(server, WELL) == dict.fromkeys(("Pod", "ResourceClaim"), f"node {NODE}: claim default/c: gpu-0 is well again")
     assert len([event for event in server.objects("Event") if event["reason"] in (SICK, WELL)]) == 4
     assert evictions(server) == []
 
@@ -123,11 +123,11 @@ async def test_recovery_is_told_when_the_gateway_was_away_meanwhile(rig: Rig, se
         await prepare(rig, make_running(server, by_resource=True))
         await rig.plane.show("gpu", device("gpu-0", 0, HealthState.UNHEALTHY), device("gpu-1", 0))
         await server.until(lambda: condition(server).get("status") == "False", what="the condition")
-        await server.until(lambda: len(told(server, SICK)) == 2, what="events on pod and claim")
+        await server.until(lambda: len(messages(server, SICK)) == 2, what="events on pod and claim")
     await rig.plane.show("gpu", device("gpu-0", 0), device("gpu-1", 0))
     async with rig.gateway():
         await server.until(lambda: condition(server).get("status") == "True", what="the condition")
-        await server.until(lambda: len(told(server, WELL)) == 2, what="events on pod and claim")
+        await server.until(lambda: len(messages(server, WELL)) == 2, what="events on pod and claim")
 
     assert len([event for event in server.objects("Event") if event["reason"] == SICK]) == 2
 
@@ -151,9 +151,9 @@ async def test_pod_by_resource_is_evicted_when_its_device_fails_and_a_setting_al
         if is_evicted:
             await server.until(lambda: evictions(server), what="an eviction")
         else:
-            await server.until(lambda: len(told(server, SICK)) == 2, what="events on pod and claim")
+            await server.until(lambda: len(messages(server, SICK)) == 2, what="events on pod and claim")
             await rig.plane.show("gpu", device("gpu-0", 0), device("gpu-1", 0))
-            await server.until(lambda: len(told(server, WELL)) == 2, what="events on pod and claim")
+            await server.until(lambda: len(messages(server, WELL)) == 2, what="events on pod and claim")
 
     assert [path.rpartition("/pods/")[2] for path in evictions(server)] == ["p/eviction"] * is_evicted
 
@@ -165,4 +165,4 @@ async def test_nobody_is_told_when_a_claim_only_looks_at_the_device(rig: Rig, se
         await rig.plane.show("gpu", device("gpu-0", 0, HealthState.UNHEALTHY), device("gpu-1", 0))
         await rig.kubelet.wait_for_health(DRIVER, NODE, "gpu-0", "Unhealthy")
 
-    assert told(server, SICK) == {}
+    assert messages(server, SICK) == {}

@@ -101,11 +101,11 @@ async def test_plugins_device_has_no_numa_node_when_it_names_one_that_the_machin
     """A plugin that says node 7 on a machine with two: the device is offered to kubelet without a place, and the inventory's warning says why."""
     async with rig.kubelet, rig.gateway(), trivial_plugin(rig, listed("w-0", 0), listed("w-7", 7)):
         await rig.kubelet.wait_for_resource(RESOURCE, allocatable=2)
-        found = await inventory(rig, [HealthState.HEALTHY] * 2)
+        published = await inventory(rig, [HealthState.HEALTHY] * 2)
         offered = {name: device.nodes for name, device in sorted(rig.kubelet.devices(RESOURCE).items())}
 
-    assert [device.numa_nodes for device in found.devices] == [NodeSet(0), None]
-    assert any("w-7: got NUMA node 7, wanted one of the nodes 0-1; taken as unknown" in warning for warning in found.warnings)
+    assert [device.numa_nodes for device in published.devices] == [NodeSet(0), None]
+    assert any("w-7: got NUMA node 7, wanted one of the nodes 0-1; taken as unknown" in warning for warning in published.warnings)
     assert list(offered.values()) == [NodeSet(0), None]
 
 

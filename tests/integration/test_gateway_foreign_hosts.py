@@ -91,12 +91,12 @@ async def test_plugins_are_all_served_when_the_gateway_starts_with_several_of_th
                     await rig.kubelet.wait_for_resource(resource, allocatable=1)
         async with rig.gateway():
             report = await rig.readiness.until(lambda report: "waiting for the device plugin of" in report.get("foreign-plugins", ""))
-            told = await rig.pods()
+            node_pods = await rig.pods()
 
     # None is there this time: each is waited for by name, and none of the hosts has ended.
     assert all(resource in report["foreign-plugins"] for resource in resources)
     assert "ended" not in report["foreign-plugins"]
-    assert told.plugin_failures == {}
+    assert node_pods.plugin_failures == {}
 
 
 async def test_plugin_is_served_when_another_one_has_left_and_when_it_comes_back(rig: Rig) -> None:
@@ -122,7 +122,7 @@ async def test_plugin_is_refused_and_told_of_when_its_device_host_ends(rig: Rig,
     ):
         refusal = await plugin.register()
         report = rig.readiness.report()
-        told = await rig.pods()
+        node_pods = await rig.pods()
         await rig.kubelet.wait_for_resource(ONE, allocatable=1)
         await rig.kubelet.wait_for_driver("one-acme.topobus.dev")
         judged = await _doctor(rig)
@@ -134,7 +134,7 @@ async def test_plugin_is_refused_and_told_of_when_its_device_host_ends(rig: Rig,
 
     assert "other.example/two is not served now, and tried again: its device host ended: no room for another one" in refusal
     assert "other.example/two: its device host ended: no room for another one" in report["foreign-plugins"]
-    assert told.plugin_failures == {TWO: "its device host ended: no room for another one"}
+    assert node_pods.plugin_failures == {TWO: "its device host ended: no room for another one"}
     # By the gateway's word: its kubelet is not where this machine has one.
     assert judged[f"{NODE}: kubelet"] == ("ok", "has acme.example/one, one-acme.topobus.dev")
     assert judged[f"{NODE}: {TWO}"] == ("fail", "its device plugin is not served: its device host ended: no room for another one")

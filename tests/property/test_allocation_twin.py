@@ -113,8 +113,8 @@ class Twin:
             name = f"{request.name}/{option.name}" if isinstance(option, SubRequest) else request.name
             is_all = option.allocation_mode == "All"
             count = sum(self._is_selected(option, device) for device in self.devices) if is_all else option.count or 1
-            found = next(fewer for fewer in range(count, -1, -1) if self._can_have(spec, before, request, option, fewer))
-            misses.append((count - found, name, count, found))
+            most = next(fewer for fewer in range(count, -1, -1) if self._can_have(spec, before, request, option, fewer))
+            misses.append((count - most, name, count, most))
         return min(misses, key=lambda miss: miss[0])[1:]
 
     def _can_have(

@@ -190,12 +190,12 @@ class _Socket:
 
     def link(self, verb: str, *, index: int = 0, ifname: str = "", altname: Any = (), ext_mask: int = 0, **wanted: Any) -> list[Any]:
         if verb == "get":
-            found = [each for each in self._links.values() if (each["index"] == index if index else ifname in self._names(each))]
-            if not found:
+            links = [each for each in self._links.values() if (each["index"] == index if index else ifname in self._names(each))]
+            if not links:
                 raise NetlinkError(errno.ENODEV, "No such device")
-            if ext_mask and self._host.functions.states and found[0]["ifname"] == "ens1":
+            if ext_mask and self._host.functions.states and links[0]["ifname"] == "ens1":
                 return list(self._host.functions.link("get"))
-            return [_Link(each) for each in found]
+            return [_Link(each) for each in links]
         link = self._links.get(index)
         if link is None:
             # Of `lo`, which is everywhere.

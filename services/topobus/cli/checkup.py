@@ -125,24 +125,24 @@ def grouped(findings: Sequence[Finding], nodes: Iterable[str]) -> list[Finding]:
     Shapes: findings — of a node as `node: what`; result — one for all nodes of which the same is to be said, with their number in front. What is well has other numbers
     on each node, so of these the first node's are given.
     """
-    known = frozenset(nodes)
+    node_names = frozenset(nodes)
     alike: dict[tuple[str, ...], list[tuple[str, Finding]]] = {}
     for finding in findings:
         node, _, what = finding.what.partition(": ")
-        if not what or node not in known:
+        if not what or node not in node_names:
             alike[finding.level, finding.what, finding.found, finding.next_step] = [("", finding)]
             continue
         said = ("", "") if finding.level is Level.OK else (_without(node, finding.found), _without(node, finding.next_step))
         alike.setdefault((finding.level, f": {what}", *said), []).append((node, finding))
-    told: list[Finding] = []
+    shown: list[Finding] = []
     for same in alike.values():
         if len(same) < _ALIKE:
-            told += [finding for _, finding in same]
+            shown += [finding for _, finding in same]
             continue
         node, first = same[0]
         of_first = f" (of {node})" if any(finding.found != first.found for _, finding in same) else ""
         what = f"{len(same)} nodes{first.what.removeprefix(node)}"
-        told.append(
+        shown.append(
             Finding(
                 level=first.level,
                 what=what,
@@ -150,7 +150,7 @@ def grouped(findings: Sequence[Finding], nodes: Iterable[str]) -> list[Finding]:
                 next_step=first.next_step,
             )
         )
-    return sorted(told, key=lambda finding: list(Level).index(finding.level))
+    return sorted(shown, key=lambda finding: list(Level).index(finding.level))
 
 
 def first_names(nodes: Sequence[str]) -> str:
@@ -305,7 +305,7 @@ def _way_out(state: State[Any], key: str) -> str:
         from topobus.kubernetes.api.manifest import KINDS
 
         kind, namespace, name = tokens
-        if kind not in {known.lower() for known in KINDS}:
+        if kind not in {known_kind.lower() for known_kind in KINDS}:
             # What is typed is turned into a key of ours: that of another object.
             bucket = state.home_of_key(key).bucket
             return f"no command of Topobus writes or reads this key: remove it by NATS' own tools (`nats kv del {bucket} {key}`), then see who else writes this bucket"
@@ -326,10 +326,10 @@ def check_runtime(node: str, runtime: RuntimeConnection | None) -> Finding | Non
         return Finding(level=level, what=what, found=f"no plugin connection (NRI): {runtime.why_not}", next_step=step)
     if runtime.cpusets_unseen:
         step = "mount the node's /sys/fs/cgroup read-only into the gateway's container, below its setting hardware.root (docs/how-to/exclusive-cpus.md)"
-        found = (
+        text = (
             f"claims get CPUs for themselves by {runtime.socket}, and nobody sees whether the kernel keeps to it: {runtime.cpusets_unseen}"
         )
-        return Finding(level=Level.WARN, what=what, found=found, next_step=step)
+        return Finding(level=Level.WARN, what=what, found=text, next_step=step)
     return Finding(level=Level.OK, what=what, found=f"tells the gateway of containers by {runtime.socket} (NRI)")
 
 
@@ -366,9 +366,9 @@ def check_registrations(
         return [Finding(level=Level.WARN, what=gateway, found="answers, and does not say what kubelet knows of it", next_step=step)]
     answers = Finding(level=Level.OK, what=gateway, found="answers")
     if not registrations.has_kubelet:
-        found = f"none where the gateway looks: {registrations.folder} there has no kubelet.sock"
+        text = f"none where the gateway looks: {registrations.folder} there has no kubelet.sock"
         step = "start kubelet: the gateway registers as soon as it is there; into a gateway's container its folder must be mounted"
-        return [answers, Finding(level=Level.WARN, what=what, found=found, next_step=step)]
+        return [answers, Finding(level=Level.WARN, what=what, found=text, next_step=step)]
     plugins = {resource: status for resource, status in registrations.plugins.items() if resource not in rivals}
     if not plugins and not registrations.drivers:
         if not has_devices:
@@ -376,7 +376,7 @@ def check_registrations(
             return [answers, Finding(level=Level.OK, what=what, found="runs; this node has no devices to offer")]
         step = "see the gateway's setting exposure, and the log of topobus-gateway"
         return [answers, Finding(level=Level.FAIL, what=what, found="nothing is registered, and this node has devices", next_step=step)]
-    known = sorted(name for name, status in (*plugins.items(), *registrations.drivers.items()) if status == _REGISTERED)
+    registered = sorted(name for name, status in (*plugins.items(), *registrations.drivers.items()) if status == _REGISTERED)
     # A kubelet without DRA is an ordinary one where pods can have the devices by their resource.
     driver_level = Level.WARN if plugins else Level.FAIL
     missing = [
@@ -387,7 +387,7 @@ def check_registrations(
         for name, status in sorted(kind.items())
         if status != _REGISTERED
     ]
-    return [answers, *([Finding(level=Level.OK, what=what, found=f"has {', '.join(known)}")] if known else []), *missing]
+    return [answers, *([Finding(level=Level.OK, what=what, found=f"has {', '.join(registered)}")] if registered else []), *missing]
 
 
 def check_plugin_failures(node: str, failures: Mapping[str, str]) -> list[Finding]:

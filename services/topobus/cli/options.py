@@ -196,6 +196,6 @@ def one_of(what: str, wanted: str, nodes: Iterable[str]) -> str:
     names = sorted(set(nodes))
     if wanted in names:
         return wanted
-    known = f"known are {', '.join(names[:12]) or 'none'}{' …' if len(names) > 12 else ''}"
+    listed = f"known are {', '.join(names[:12]) or 'none'}{' …' if len(names) > 12 else ''}"
     near = get_close_matches(wanted, names, n=3)
-    raise NotFoundError(f"unknown {what} {wanted!r}", next_step=f"did you mean {' or '.join(near)}? {known}" if near else known)
+    raise NotFoundError(f"unknown {what} {wanted!r}", next_step=f"did you mean {' or '.join(near)}? {listed}" if near else listed)

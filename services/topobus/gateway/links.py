@@ -36,12 +36,12 @@ def groups_of_nodes(paths: Iterable[str]) -> frozenset[int] | None:
     is_here = False
     for path in paths:
         try:
-            found = os.stat(path)  # noqa: PTH116 - a text, as edits have it
+            status = os.stat(path)  # noqa: PTH116 - a text, as edits have it
         except (OSError, ValueError):
             continue
         is_here = True
-        if stat.S_ISCHR(found.st_mode) or stat.S_ISBLK(found.st_mode):
-            groups.add(found.st_gid)
+        if stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
+            groups.add(status.st_gid)
     return frozenset(groups) if is_here else None
 
 

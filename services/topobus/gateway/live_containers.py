@@ -100,9 +100,9 @@ class LiveContainers:
 
     def synchronize(self, containers: Iterable[LiveContainer]) -> None:
         """Begin anew with what is there."""
-        known = {**self._unlisted, **self._containers}
+        earlier = {**self._unlisted, **self._containers}
         self._containers = {container.id: container for container in containers}
-        self._unlisted = {container_id: container for container_id, container in known.items() if container_id not in self._containers}
+        self._unlisted = {container_id: container for container_id, container in earlier.items() if container_id not in self._containers}
         self.is_told = True
         self.changed.announce()
 
@@ -173,7 +173,7 @@ def with_processes(container_ids: Collection[str], tree: Tree = LIVE) -> frozens
     Cost: a file for each process of the machine.
     """
     wanted = frozenset(container_ids)
-    found: set[str] = set()
+    containers: set[str] = set()
     # A tree that remembers what it listed would keep each process for ever.
     tree = Tree(tree.settings)
     for process in tree.names("proc"):
@@ -183,8 +183,8 @@ def with_processes(container_ids: Collection[str], tree: Tree = LIVE) -> frozens
             except HardwareError:
                 # It has ended, or is not ours to look at.
                 continue
-            found |= wanted & {*_ID.findall(groups)}
-    return frozenset(found)
+            containers |= wanted & {*_ID.findall(groups)}
+    return frozenset(containers)
 
 
 def nodes_of(entry: ClaimEntry) -> tuple[str, ...]:
@@ -197,8 +197,8 @@ async def open_nodes(paths: Collection[str], tree: Tree = LIVE) -> str:
     """Tell which processes have device nodes of the host open, as the end of a sentence; nothing where none has, or none may be seen."""
     nodes = {path.removeprefix("/dev/") for path in paths if path.startswith("/dev/")}
     try:
-        found = await asyncio.to_thread(openers, tree, nodes)
+        node_users = await asyncio.to_thread(openers, tree, nodes)
     except HardwareError as err:
         get_logger().debug("processes.unseen", error=str(err))
         return ""
-    return f" ({'; '.join(found.users)})" if found.users else ""
+    return f" ({'; '.join(node_users.users)})" if node_users.users else ""

@@ -166,8 +166,8 @@ def _has_not_looked(view: DriverView) -> bool:
 def _said_before(driver: str, before: Inventory | None) -> list[str]:
     """Give what a driver that has not looked yet said in the life before, and that it has not: its devices are those of then, or none."""
     waits = f"{driver}: it has not looked for its devices yet since the service was started"
-    told = [warning for warning in (before.warnings if before is not None else ()) if warning.startswith(f"{driver}: ")]
-    return [*(warning for warning in told if warning != waits), waits]
+    warnings = [warning for warning in (before.warnings if before is not None else ()) if warning.startswith(f"{driver}: ")]
+    return [*(warning for warning in warnings if warning != waits), waits]
 
 
 def _kept(views: Mapping[str, DriverView], said_before: Inventory | None) -> tuple[KeptFunction, ...]:
@@ -292,8 +292,8 @@ def _forget_missing_nodes(found_devices: dict[str, Device], driver: str, nodes: 
             lost.setdefault(str(missing), []).append(name)
     for names in lost.values():
         for name in names:
-            known = (found_devices[name].numa_nodes or NodeSet()) & nodes
-            found_devices[name] = msgspec.structs.replace(found_devices[name], numa_nodes=known or None)
+            numa_nodes = (found_devices[name].numa_nodes or NodeSet()) & nodes
+            found_devices[name] = msgspec.structs.replace(found_devices[name], numa_nodes=numa_nodes or None)
     return [
         f"{driver}: {', '.join(names[:_SHOWN_LOST])}{f' and {len(names) - _SHOWN_LOST} more' if len(names) > _SHOWN_LOST else ''}: "
         f"got NUMA node {missing}, wanted one of the nodes {nodes}; taken as unknown"

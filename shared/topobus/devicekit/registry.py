@@ -108,9 +108,11 @@ def unserved_drivers(served: Iterable[str], *, entry_points: Iterable[metadata.E
     points = metadata.entry_points(group=GROUP) if entry_points is None else entry_points
     lines = {(line.name, line.value): line for line in points if not line.module.startswith("topobus.")}
     drivers = {driver.name: driver for line in lines.values() if (driver := _make(line)[0]) is not None}
-    known = {*DEVICE_SERVICES, *served}
+    served_classes = {*DEVICE_SERVICES, *served}
     return tuple(
-        _ignored(driver.name, str(driver.device_class)) for _, driver in sorted(drivers.items()) if driver.device_class not in known
+        _ignored(driver.name, str(driver.device_class))
+        for _, driver in sorted(drivers.items())
+        if driver.device_class not in served_classes
     )
 
 

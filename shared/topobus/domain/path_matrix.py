@@ -118,9 +118,9 @@ def _word(machine: Machine, first: tuple[Device, PciDevice | None], second: tupl
     link = next(
         (
             each_link
-            for one, peer in ((device, other), (other, device))
-            for each_link in one.links
-            if each_link.peer == peer.name and each_link.kind is LinkClass.FABRIC and one.device_class == peer.device_class
+            for end, peer in ((device, other), (other, device))
+            for each_link in end.links
+            if each_link.peer == peer.name and each_link.kind is LinkClass.FABRIC and end.device_class == peer.device_class
         ),
         None,
     )

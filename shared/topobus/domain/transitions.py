@@ -172,8 +172,8 @@ def release(
     if keeps_devices and held is not None:
         left[owner.key] = structs.replace(held, is_prepared=False)
     gone = names_of(held) if held is not None and not keeps_devices else {}
-    told = pending if held is not None else None
-    record = OperationRecord(verb="release", owner_key=owner.key, decision_id=decision_id, devices=gone, pending=told)
+    announced = pending if held is not None else None
+    record = OperationRecord(verb="release", owner_key=owner.key, decision_id=decision_id, devices=gone, pending=announced)
     return Step(ledger=_with(ledger, op_id, record, left), record=record)
 
 

@@ -74,9 +74,9 @@ def test_path_of_the_runtime_leads_nowhere_when_it_may_be_another_pods(places: P
             record.steps[0].before["boot_id"] = "of another boot"
         name = pod if changed == "another boot" else other
 
-        found = KeptNamespaces(places).open(f"/run/netns/{name}", record)
+        path = KeptNamespaces(places).open(f"/run/netns/{name}", record)
 
-        assert found == ""
+        assert path == ""
 
 
 def test_path_of_the_runtime_is_taken_when_it_leads_to_the_same_namespace(places: Places) -> None:
@@ -86,9 +86,9 @@ def test_path_of_the_runtime_is_taken_when_it_leads_to_the_same_namespace(places
         assert KeptNamespaces(places).keep(f"/run/netns/{pod}", record, _KEY) is None
         unmount_namespace(Path(places.kept, _KEY))
 
-        found = KeptNamespaces(places).open(f"/run/netns/{pod}", record)
+        path = KeptNamespaces(places).open(f"/run/netns/{pod}", record)
 
-        assert found == f"/run/netns/{pod}"
+        assert path == f"/run/netns/{pod}"
 
 
 def test_virtual_interface_is_lost_when_nobody_kept_the_namespace(places: Places) -> None:

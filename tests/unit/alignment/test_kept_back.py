@@ -167,7 +167,7 @@ def test_place_counts_each_device_once_when_one_is_held_and_sick() -> None:
     assert isinstance(refused, Refusal)
     (reason,) = [reason for reason in refused.reasons if reason.code == "not-enough-devices"]
     assert reason.message.endswith("wants 9 gpu; of 8 on this node 5 can be had (3 held, 0 not healthy)")
-    assert not [told for told in refused.to_free if told.code in ("wait", "return", "repair")]
+    assert not [advice for advice in refused.to_free if advice.code in ("wait", "return", "repair")]
 
 
 def test_place_names_the_devices_that_are_out_when_there_are_too_few() -> None:

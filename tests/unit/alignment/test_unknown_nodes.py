@@ -22,9 +22,9 @@ def without_node(view: NodeView, device_class: str, *names: str) -> NodeView:
 
 def homeless(view: NodeView, cores: int, *, before: int = 0) -> NodeView:
     """Give the same node with these cores of no known NUMA node, after so many that have one; the others are not there."""
-    known = view.cores[:before]
+    placed = view.cores[:before]
     lost = tuple(structs.replace(core, numa_node=None) for core in view.cores[before : before + cores])
-    return structs.replace(view, cores=(*known, *lost))
+    return structs.replace(view, cores=(*placed, *lost))
 
 
 def text(container_placement: ContainerPlacement, code: str) -> str:

@@ -31,7 +31,7 @@ def card(devices: list[Any], slots: int = 4) -> list[Any]:
     return [slice_of([], name="0", count=2, sharedCounters=counters), slice_of(devices, name="1", count=2)]
 
 
-def told(slices: list[Any], *claims: Any, **fields: Any) -> str:
+def message_of(slices: list[Any], *claims: Any, **fields: Any) -> str:
     """The line that says why claims do not fit, without the name of the node."""
     outcome = solve(given(slices, *claims, **fields))
     assert isinstance(outcome, NoFit), outcome
@@ -99,7 +99,7 @@ def told(slices: list[Any], *claims: Any, **fields: Any) -> str:
 )
 def test_refusal_counts_what_a_request_can_have_at_once_when_devices_are_too_few(slices: list[Any], asked: Any, wanted: str) -> None:
     """Taints, counters, constraints and shares are minded, and the request's own devices stand in nobody's way."""
-    assert told(slices, asked).partition(", ")[2] == wanted
+    assert message_of(slices, asked).partition(", ")[2] == wanted
 
 
 def test_refusal_names_the_first_request_without_devices_when_several_ask() -> None:
@@ -108,8 +108,8 @@ def test_refusal_names_the_first_request_without_devices_when_several_ask() -> N
     second = request("front", count=3, where=["device.attributes['gpu.example.com'].front"])
     slices = [slice_of(gpus(3, front=[True, True, False]))]
 
-    one_claim = told(slices, claim(first, second, request("last", count=9)))
-    two_claims = told(slices, claim(first, name="a/1"), claim(second, name="a/2"))
+    one_claim = message_of(slices, claim(first, second, request("last", count=9)))
+    two_claims = message_of(slices, claim(first, name="a/1"), claim(second, name="a/2"))
 
     wanted = "request front wants 3 devices of class gpu, found 2 of 3 (1 device: taken by another request of the same claims)"
     assert (one_claim, two_claims) == (wanted, f"claim a/2, {wanted}")
@@ -119,7 +119,7 @@ def test_refusal_names_the_limit_when_devices_are_there_and_the_claim_is_full() 
     """Devices that a claim may not have are not lacking on the node."""
     alternatives = [{"name": "many", "deviceClassName": "gpu", "count": 20}, {"name": "other", "deviceClassName": "nic", "count": 10}]
 
-    text = told([slice_of(gpus(40))], claim({"name": "a", "firstAvailable": alternatives}, request("b", count=15)))
+    text = message_of([slice_of(gpus(40))], claim({"name": "a", "firstAvailable": alternatives}, request("b", count=15)))
 
     assert text == (
         "request b wants 15 devices of class gpu, found 12 of 40 "
@@ -147,7 +147,7 @@ def test_refusal_speaks_of_a_request_that_may_be_to_blame_when_it_cannot_tell_wh
     asked = claim(request("a"), request("b"), request("c", count=3))
 
     with patch.object(nearest_miss, "_STEPS", 0):
-        text = told([slice_of(gpus(4))], asked)
+        text = message_of([slice_of(gpus(4))], asked)
 
     assert text == "request a wants 1 device of class gpu, found at least 0 of 4"
 
@@ -164,7 +164,7 @@ def test_nearest_miss_is_the_node_with_most_to_be_had_when_another_has_more_that
 
 def test_refusal_counts_for_admin_access_what_others_hold_when_it_looks_only() -> None:
     """Admin access has what others have: only its own claim's devices are out of reach."""
-    text = told([slice_of(gpus(2))], claim(request(count=3, adminAccess=True)), held=["gpu/dev-0"])
+    text = message_of([slice_of(gpus(2))], claim(request(count=3, adminAccess=True)), held=["gpu/dev-0"])
 
     assert text == "request r wants 3 devices of class gpu, found 2 of 2"
 
@@ -174,7 +174,7 @@ def test_refusal_counts_no_part_of_a_card_when_more_is_held_than_it_has() -> Non
     free = device("free", consumesCounters=[{"counterSet": "card", "counters": {"slots": {"value": "0"}}}])
     big = device("big", consumesCounters=[{"counterSet": "card", "counters": {"slots": {"value": "2"}}}])
 
-    text = told(card([free, big], slots=1), claim(request()), held=["gpu/big"])
+    text = message_of(card([free, big], slots=1), claim(request()), held=["gpu/big"])
 
     assert text.partition(", ")[2] == "found 0 of 2 (1 device: the card's shared counters are used up; 1 device: held by claim a/b)"
 
@@ -194,6 +194,6 @@ def test_refusal_counts_shares_that_are_left_when_others_have_some() -> None:
 @pytest.mark.parametrize("mode", Mode)
 def test_refusal_has_the_same_numbers_when_kubernetes_defects_are_kept(mode: Mode) -> None:
     """In both modes a tainted part of a card is not counted, whatever it did to the counters."""
-    text = told(card([device("sick", **SLOT, **TAINT), device("part", **SLOT), device("plain")]), claim(request(count=3)), mode=mode)
+    text = message_of(card([device("sick", **SLOT, **TAINT), device("part", **SLOT), device("plain")]), claim(request(count=3)), mode=mode)
 
     assert "found 2 of 3 (1 device: tainted x=:NoSchedule)" in text

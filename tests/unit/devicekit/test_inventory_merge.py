@@ -193,15 +193,15 @@ def test_inventory_merge_gives_a_name_to_the_first_driver_when_two_claim_it() ->
 
 
 @pytest.mark.parametrize(
-    ("told", "kept"),
+    ("named", "kept"),
     [
         pytest.param(NodeSet(7), None, id="missing"),
         pytest.param(NodeSet(0, 7), NodeSet(0), id="partly-missing"),
     ],
 )
-def test_inventory_merge_forgets_numa_nodes_that_the_machine_lacks_when_a_driver_names_them(told: NodeSet, kept: NodeSet | None) -> None:
+def test_inventory_merge_forgets_numa_nodes_that_the_machine_lacks_when_a_driver_names_them(named: NodeSet, kept: NodeSet | None) -> None:
     """A device on a node that there is not has an unknown node, as PCI functions have, and one warning names driver, devices and node."""
-    odd = tuple(Device(name=f"gpu-{number}", device_class="gpu", numa_nodes=told) for number in range(6))
+    odd = tuple(Device(name=f"gpu-{number}", device_class="gpu", numa_nodes=named) for number in range(6))
     good = Device(name="gpu-8", device_class="gpu", numa_nodes=NodeSet(0))
 
     merged = _step((), {"acme": DriverView(devices=(*odd, good))})

@@ -50,8 +50,8 @@ def machine_of(*functions: PciDevice, nodes: int = 2) -> Machine:
 def device_of(function_: PciDevice, name: str, *, device_class: str = "gpu", **fields: object) -> Device:
     """Build the device that is a function."""
     node = function_.numa_node
-    told = {"pci": function_.address, "numa_nodes": None if node is None else NodeSet(node)}
-    return Device(name=name, device_class=device_class, **{**told, **fields})  # type: ignore[arg-type]  # fields of a device
+    function_fields = {"pci": function_.address, "numa_nodes": None if node is None else NodeSet(node)}
+    return Device(name=name, device_class=device_class, **{**function_fields, **fields})  # type: ignore[arg-type]  # fields of a device
 
 
 def inventory_of(*devices: Device, device_class: str = "gpu") -> Inventory:

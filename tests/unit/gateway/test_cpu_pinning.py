@@ -91,10 +91,10 @@ async def told_of(pinning: CpuPinning, reports: Reports, intruder: RunningContai
     running = asyncio.create_task(pinning.run())
     pinning.synchronize([INTRUDER, OWNER], [intruder, owner])
     async with asyncio.timeout(60):
-        told = await reports.told.get()
+        difference = await reports.told.get()
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    return told
+    return difference
 
 
 async def test_pod_and_claim_and_its_pod_are_named_when_a_container_runs_on_the_claims_cpu(
@@ -108,10 +108,10 @@ async def test_pod_and_claim_and_its_pod_are_named_when_a_container_runs_on_the_
     reports = Reports()
     intruder = RunningContainer(id="p", sandbox_id="s-p", name="main", cpus=CpuSet(1), control_group="kubepods-podp.slice:cri-containerd:p")
 
-    told = await told_of(pinning_of(tmp_path, file, reports), reports, intruder)
+    difference = await told_of(pinning_of(tmp_path, file, reports), reports, intruder)
 
-    assert (told.sandbox, told.sandboxes, [claim.uid for claim in told.claims]) == (INTRUDER, (OWNER,), ["u-c"])
-    assert (told.has, told.wanted, told.shared, told.error) == (CpuSet(0, 1), CpuSet(1), CpuSet(0), "")
+    assert (difference.sandbox, difference.sandboxes, [claim.uid for claim in difference.claims]) == (INTRUDER, (OWNER,), ["u-c"])
+    assert (difference.has, difference.wanted, difference.shared, difference.error) == (CpuSet(0, 1), CpuSet(1), CpuSet(0), "")
     assert file.read_text() == "1\n"
 
 
@@ -120,7 +120,7 @@ async def test_same_are_named_when_a_container_was_started_while_the_gateway_was
     reports = Reports()
     intruder = RunningContainer(id="p", sandbox_id="s-p", name="main")
 
-    told = await told_of(pinning_of(tmp_path, tmp_path / "cpus", reports), reports, intruder)
+    difference = await told_of(pinning_of(tmp_path, tmp_path / "cpus", reports), reports, intruder)
 
-    assert (told.sandbox, told.sandboxes, told.shared, told.error) == (INTRUDER, (OWNER,), CpuSet(0), "")
+    assert (difference.sandbox, difference.sandboxes, difference.shared, difference.error) == (INTRUDER, (OWNER,), CpuSet(0), "")
     assert (tmp_path / "cpus").read_text() == "1\n"

@@ -23,7 +23,7 @@ def gpu(state: HealthState, reason: str = "xid") -> Device:
 
 
 @pytest.mark.parametrize(
-    ("device", "earlier", "told"),
+    ("device", "earlier", "note"),
     [
         pytest.param(gpu(HealthState.HEALTHY), None, None, id="never-hurt"),
         pytest.param(gpu(HealthState.UNHEALTHY), None, HealthNote(is_healthy=False, code="xid", message="XID 79", since="now"), id="fails"),
@@ -53,10 +53,10 @@ def gpu(state: HealthState, reason: str = "xid") -> Device:
     ],
 )
 def test_health_note_changes_when_a_device_fails_or_is_well_again(
-    device: Device | None, earlier: HealthNote | None, told: HealthNote | None
+    device: Device | None, earlier: HealthNote | None, note: HealthNote | None
 ) -> None:
     """Each fault is news once, whatever comes between sick and well."""
-    assert health_note(device, earlier, "now") == told
+    assert health_note(device, earlier, "now") == note
 
 
 def test_lost_claim_names_devices_of_the_claim_of_a_pods_resources_alone() -> None:

@@ -169,12 +169,12 @@ async def test_both_hear_what_happens_in_a_sandbox() -> None:
 
 async def test_all_hear_when_a_container_was_on_a_claims_cpus() -> None:
     """The pod that had them, the pod whose they are and its claim get the same event; what concerns nobody else is told to the container's pod alone."""
-    theirs = Sandbox(id="t", uid="u-t", namespace="default", name="owner")
+    owner = Sandbox(id="t", uid="u-t", namespace="default", name="owner")
     cpus = CpuDifference(sandbox=SANDBOX, container="main", has=CpuSet(0, 1), wanted=CpuSet(1))
     sink = EventSink()
     async with recording(sink) as recorder:
         events = PodEvents(recorder, "n1")
-        events.cpus_differed(structs.replace(cpus, claims=(CLAIM,), sandboxes=(theirs,), shared=CpuSet(0)))
+        events.cpus_differed(structs.replace(cpus, claims=(CLAIM,), sandboxes=(owner,), shared=CpuSet(0)))
         events.cpus_differed(structs.replace(cpus, error="no answer"))
         await asyncio.sleep(1)
 

@@ -47,7 +47,7 @@ def test_claims_containers_are_those_that_name_it_when_the_runtime_tells_names()
     for made in (container(cdi=("claim-u-1-gpu-0",)), container("beside", cdi=("claim-u-2-gpu-0",)), container(pod="b")):
         containers.made(made)
 
-    assert [str(found) for found in containers.of_claim(entry())] == ["container main of pod default/a"]
+    assert [str(made_container) for made_container in containers.of_claim(entry())] == ["container main of pod default/a"]
     assert containers.of_unknown_claim("u-2") == (container("beside", cdi=("claim-u-2-gpu-0",)),)
 
 

@@ -91,7 +91,7 @@ def test_read_cdi_files_names_a_file_that_it_does_not_read(tmp_path: Path, name:
     files, problems = read_cdi_files((tmp_path,))
 
     assert [Path(file.path).name for file in files] == ["good.yaml"]
-    assert [problem in told for told in problems] == [True], problems
+    assert [problem in message for message in problems] == [True], problems
 
 
 def test_read_cdi_files_waits_for_no_fifo_and_looks_into_no_folder(tmp_path: Path) -> None:

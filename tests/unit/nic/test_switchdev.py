@@ -152,9 +152,9 @@ def test_find_vf_goes_by_the_port_when_the_physical_function_has_two(
     for file, text in own.items():
         switch.write(f"{DEVICES}/{VIRTUAL[0]}/net/ens8f1v0/{file}", text)
 
-    found = switch.place()
+    vf_place = switch.place()
 
-    assert found == VfPlace(physical=place, index=0) if place else isinstance(found, Refusal)
+    assert vf_place == VfPlace(physical=place, index=0) if place else isinstance(vf_place, Refusal)
 
 
 def test_discover_tells_the_port_and_no_representor_when_the_card_is_offered_too(switch: Switch) -> None:

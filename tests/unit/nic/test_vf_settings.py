@@ -199,10 +199,10 @@ def test_restore_tells_it_once_when_the_driver_refuses_for_good(kernel: VfKernel
     configure_vf(Places(), PLACE, VfFields(vlan=100, trust=False), record)
     kernel.refused = "vlan"
 
-    told = restore_vf(Places(), record)
+    reasons = restore_vf(Places(), record)
 
-    assert [(reason.code, reason.facts["field"]) for reason in told] == [("vf-setting-kept", "vf.vlan")]
-    assert "ip link set ens1 vf 3 vlan 7 qos 2 proto 802.1Q" in told[0].message
+    assert [(reason.code, reason.facts["field"]) for reason in reasons] == [("vf-setting-kept", "vf.vlan")]
+    assert "ip link set ens1 vf 3 vlan 7 qos 2 proto 802.1Q" in reasons[0].message
     assert (kernel.states[3].vlan, kernel.states[3].trust, record.steps) == (100, True, ())
     assert restore_vf(Places(), record) == ()
 
@@ -229,11 +229,11 @@ def test_function_is_as_it_was_when_its_driver_knows_no_such_setting(
     kernel.refused, kernel.error = refused, error
 
     refusal = configure_vf(Places(), PLACE, wanted, record)
-    told = restore_vf(Places(), record)
+    reasons = restore_vf(Places(), record)
 
     assert refusal is not None
     assert [(reason.code, reason.facts["field"]) for reason in refusal.reasons] == [("vf-refused", field)]
-    assert (told, kernel.states[3], record.steps) == ((), BEFORE, ())
+    assert (reasons, kernel.states[3], record.steps) == ((), BEFORE, ())
 
 
 def test_configure_refuses_when_the_physical_function_has_no_such_one(kernel: VfKernel) -> None:

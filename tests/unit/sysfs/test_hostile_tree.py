@@ -164,9 +164,9 @@ def test_links_stay_inside_a_root_when_they_lead_out_of_it(tmp_path: Path, link:
     (root / "folder").symlink_to(link.format(secret=tmp_path))
     tree = Tree(HardwareSettings(root=str(root)))
 
-    told = tree.read_mounted("/cgroup/file"), tree.read_mounted("/folder/secret")
+    texts = tree.read_mounted("/cgroup/file"), tree.read_mounted("/folder/secret")
 
-    assert told == ("0-1" if link == "within" else None, None)
+    assert texts == ("0-1" if link == "within" else None, None)
 
 
 def test_inside_root_gives_up_when_links_go_in_a_circle(tmp_path: Path) -> None:

@@ -79,18 +79,18 @@ def log_folder(context: str | None) -> Path:
         raise UsageError(
             "no context is selected, so no `topobus up` is meant", next_step=f"--context NAME (`topobus context ls`); {_ELSEWHERE}"
         )
-    known: Context | None = folder.get(name)
-    if known is None:
+    chosen: Context | None = folder.get(name)
+    if chosen is None:
         names = ", ".join(each.name for each in folder.all())
         raise NotFoundError(f"there is no context {name!r}", next_step=f"known are {names}" if names else "`topobus up` makes one")
-    if not known.state_dir:
+    if not chosen.state_dir:
         raise NotFoundError(f"context {name} is no `topobus up` of this machine: its services log where they run", next_step=_ELSEWHERE)
-    found = Layout(state=Path(known.state_dir)).logs
-    if not found.is_dir():
+    logs = Layout(state=Path(chosen.state_dir)).logs
+    if not logs.is_dir():
         raise NotFoundError(
-            f"the logs of context {name} are gone: there is no folder {found}", next_step="`topobus up --dir` keeps them after the end"
+            f"the logs of context {name} are gone: there is no folder {logs}", next_step="`topobus up --dir` keeps them after the end"
         )
-    return found
+    return logs
 
 
 def _files(folder: Path, services: list[str]) -> dict[str, LogFile]:

@@ -55,9 +55,9 @@ def topo(
             description, inventories = opened.snapshot.machine, opened.snapshot.inventories
             for warning in (*opened.warnings, *description.warnings):
                 out.note(f"warning: {warning}")
-    known = [inventory.device_class for inventory in inventories]
+    device_classes = [inventory.device_class for inventory in inventories]
     for name in device_class:
-        one_of("device class", name, known)
+        one_of("device class", name, device_classes)
     matrix = path_matrix(description, inventories, device_class)
     if out.is_json:
         out.document(_document(matrix))

@@ -59,11 +59,11 @@ def choose_devices(
     Errors:  raises UsageError when nothing is said or one name could mean several devices, NotFoundError when a name or a selector means none.
     """
     conditions = read_conditions(selection.where)
-    known = [(each.node, each.device_class) for each in inventories] + [(each.node, each.device_class) for each in kept_back]
+    places = [(each.node, each.device_class) for each in inventories] + [(each.node, each.device_class) for each in kept_back]
     if selection.node is not None:
-        one_of("node", selection.node, (node for node, _ in known))
+        one_of("node", selection.node, (node for node, _ in places))
     if selection.device_class is not None:
-        one_of("device class", selection.device_class, (device_class for _, device_class in known))
+        one_of("device class", selection.device_class, (device_class for _, device_class in places))
     offered = {
         ChosenDevice(node=inventory.node, device_class=inventory.device_class, device=device.name): device
         for inventory in inventories

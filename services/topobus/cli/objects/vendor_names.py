@@ -39,10 +39,10 @@ async def by_our_names(
     if not asked:
         return list(pods)
     nodes = sorted({inventory.node for inventory in inventories})
-    found = dict.fromkeys(nodes, profiles) if profiles else await _profiles_of(bus, nodes)
+    profiles_by_node = dict.fromkeys(nodes, profiles) if profiles else await _profiles_of(bus, nodes)
     names: dict[str, str] = {}
     for inventory in inventories:
-        _, by_resource = pools_of_profiles(inventory.devices, found[inventory.node])
+        _, by_resource = pools_of_profiles(inventory.devices, profiles_by_node[inventory.node])
         whole = {device.pool for device in inventory.devices} | {inventory.device_class}
         for resource in sorted(asked & by_resource.keys()):
             if by_resource[resource] not in whole:

@@ -27,8 +27,8 @@ async def list_inventories(
     machines = {parts["node"] for parts in await bus.keys(MACHINE)}
     nodes = {parts["node"] for parts in await bus.keys(INVENTORY)}
     strangers = sorted(nodes - machines)
-    known = sorted(nodes & machines)
-    if len(strangers) <= _MOST_STRANGERS or not known:
+    members = sorted(nodes & machines)
+    if len(strangers) <= _MOST_STRANGERS or not members:
         return await bus.list(INVENTORY, on_rejected=on_rejected), ()
     places = asyncio.Semaphore(_AT_ONCE)
 
@@ -36,7 +36,7 @@ async def list_inventories(
         async with places:
             return await bus.list(INVENTORY, on_rejected=on_rejected, node=node)
 
-    entries = [entry for of_node in await asyncio.gather(*map(read, known)) for entry in of_node]
+    entries = [entry for of_node in await asyncio.gather(*map(read, members)) for entry in of_node]
     return tuple(sorted(entries, key=lambda entry: INVENTORY.key(**entry.parts))), tuple(strangers)
 
 

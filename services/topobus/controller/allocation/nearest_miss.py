@@ -76,19 +76,19 @@ class NearestMiss:
         """
         most = min(request.count, self.fresh.count_at_most(request, self.candidates))
         proved = min(most, request.count - 1) if is_proved else most
-        found, tried = 0, min(most, max(request.count - 1, 0))
+        fitting, tried = 0, min(most, max(request.count - 1, 0))
         part = request
         number = tried
-        while found < tried:
+        while fitting < tried:
             wanted = replace(request, count=number, everything=None)
             attempt = self._try((*before[:claim], (*before[claim], (wanted,))))
             if attempt.is_fit:
-                found, held, part = number, attempt.checks, wanted
+                fitting, held, part = number, attempt.checks, wanted
             else:
                 tried = number - 1
                 proved = tried if attempt.is_fit is False else proved
-            number = (found + tried + 1) // 2
-        return Miss(request, found, is_exact=found >= proved, blockers=self._blockers(request, part, held))
+            number = (fitting + tried + 1) // 2
+        return Miss(request, fitting, is_exact=fitting >= proved, blockers=self._blockers(request, part, held))
 
     def _blockers(
         self, request: PreparedRequest, part: PreparedRequest, held: DeviceChecks

@@ -150,7 +150,7 @@ class NatsWatch:
 
         What another release wrote may be right, and is not written over: the copy goes on with what it has.
         """
-        last = change.value or (known.value if (known := self._state.objects.get(key)) is not None else None)
+        last = change.value or (stored.value if (stored := self._state.objects.get(key)) is not None else None)
         is_others = standing(change.origin.release, self._bus.release) not in (Standing.SAME, Standing.UNSAID)
         if last is None or is_others:
             return

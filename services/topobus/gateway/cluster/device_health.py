@@ -36,7 +36,7 @@ class DeviceHealthReports:
     def tell(self, pods: Collection[NodePod]) -> Mapping[str, tuple[str, ...]]:
         """Tell what is news; the answer is which devices of which claim (namespace and name) are sick now."""
         sick: dict[str, tuple[str, ...]] = {}
-        told: set[tuple[PodUid, str, str]] = set()
+        told_pods: set[tuple[PodUid, str, str]] = set()
         for entry in self._checkpoint.entries():
             if not self._checkpoint.is_ready(entry):
                 continue
@@ -47,14 +47,14 @@ class DeviceHealthReports:
                 if not note.is_healthy:
                     owner = f"{entry.namespace}/{entry.name}"
                     sick[owner] = (*sick.get(owner, ()), device)
-                    told |= {(pod.uid, entry.key, device) for pod in users}
+                    told_pods |= {(pod.uid, entry.key, device) for pod in users}
                 if note != earlier.get(device):
                     self._events.device_health(entry, users, device, note)
                 elif not note.is_healthy:
                     late = [pod for pod in users if (pod.uid, entry.key, device) not in self._told]
                     self._events.device_health(entry, late, device, note, is_of_claim=False)
             self._statuses.judged(entry.key, notes)
-        self._told = told
+        self._told = told_pods
         return sick
 
     def _notes_of(self, entry: ClaimEntry, earlier: Mapping[str, HealthNote]) -> dict[str, HealthNote]:

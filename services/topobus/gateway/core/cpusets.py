@@ -76,10 +76,10 @@ class CpuDifference(Struct, frozen=True, kw_only=True):
     """Why it was not put right at once; empty: it was."""
 
     def __str__(self) -> str:
-        found = f"container {self.container} of pod {self.sandbox} was found on CPUs {self.has}, wanted {self.wanted}"
+        text = f"container {self.container} of pod {self.sandbox} was found on CPUs {self.has}, wanted {self.wanted}"
         if self.claims:
-            found += f": {self.shared} belong to claim {', '.join(f'{claim.namespace}/{claim.name}' for claim in self.claims)} alone"
-        return f"{found}; put right" if not self.error else f"{found}; not put right yet: {self.error}"
+            text += f": {self.shared} belong to claim {', '.join(f'{claim.namespace}/{claim.name}' for claim in self.claims)} alone"
+        return f"{text}; put right" if not self.error else f"{text}; not put right yet: {self.error}"
 
 
 def cpuset_of(names: Iterable[str], given: CpuSet | None, ownership: CpuOwnership) -> ContainerCpuset | None:

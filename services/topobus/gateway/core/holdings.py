@@ -36,15 +36,15 @@ def allocations_of(ledger: Holders, device_class: str, names: frozenset[str], ch
     Shapes: names — kubelet's choice, devices or replicas; chosen — the same as devices. Two replicas of one device do not stand in each other's way, the whole and a replica do.
     """
     whole = {*chosen.devices} - chosen.shares.keys()
-    found: list[Allocation] = []
+    allocations: list[Allocation] = []
     for _, allocation in sorted(ledger.allocations.items()):
         if allocation.owner.kind is not OwnerKind.DEVICE_PLUGIN:
             continue
         devices = {name for holding in allocation.holdings for name in holding.devices.get(device_class, ())}
         replicated = {name for holding in allocation.holdings for name in holding.shares.get(device_class, {})}
         if ids_of(allocation) & names or whole & devices or chosen.shares.keys() & (devices - replicated):
-            found.append(allocation)
-    return tuple(found)
+            allocations.append(allocation)
+    return tuple(allocations)
 
 
 def with_lingering(

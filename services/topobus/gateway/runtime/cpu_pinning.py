@@ -202,8 +202,8 @@ class CpuPinning:
         except (PeerUnavailable, ContractError) as err:
             error = str(err)
             self._troubled(error)
-        found, self._found = self._found, {}
-        for container_id, difference in sorted(found.items()):
+        differences, self._found = self._found, {}
+        for container_id, difference in sorted(differences.items()):
             pinned = self._containers.get(container_id)
             is_right = pinned is None or (pinned.is_confirmed and pinned.applied == difference.wanted)
             self._tell_difference(structs.replace(difference, error="" if is_right else error or "tried again each few seconds"))
@@ -617,14 +617,14 @@ class CpuPinning:
         if only_shared and not claims:
             return
         names = {name for entry in claims for name in _brought(entry)}
-        theirs = {other.sandbox.id: other.sandbox for other in self._containers.values() if names & {*other.container.cdi_devices}}
+        owners = {other.sandbox.id: other.sandbox for other in self._containers.values() if names & {*other.container.cdi_devices}}
         self._found[pinned.container.id] = CpuDifference(
             sandbox=pinned.sandbox,
             container=pinned.container.name,
             has=has,
             wanted=wanted.cpus,
             claims=tuple(ClaimKey(namespace=entry.namespace, name=entry.name, uid=entry.uid).owner for entry in claims),
-            sandboxes=tuple(theirs.values()),
+            sandboxes=tuple(owners.values()),
             shared=shared,
         )
 

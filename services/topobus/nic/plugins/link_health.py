@@ -157,8 +157,8 @@ def rdma_links(interfaces: Sequence[NetInterface], ports: Sequence[RdmaPort]) ->
 
 def judge_rdma_ports(interfaces: Sequence[NetInterface], ports: Sequence[RdmaPort], lost_paths: Collection[str]) -> Observation | None:
     """Judge the RDMA ports of a device beside its interfaces."""
-    told = {path for path, is_active in rdma_links(interfaces, ports) if is_active is not None}
-    rdma_ports = [port for port in ports if port.path in told]
+    linked_paths = {path for path, is_active in rdma_links(interfaces, ports) if is_active is not None}
+    rdma_ports = [port for port in ports if port.path in linked_paths]
     down = [rdma_port for rdma_port in rdma_ports if rdma_port.path in lost_paths]
     if not down:
         return None

@@ -396,14 +396,14 @@ def _refuse_other_roles(tree: Tree, devices: Sequence[Device]) -> Refusal | None
 
 def _lacking_interface(tree: Tree, device: Device, address: PciAddress, *, is_asked: bool) -> tuple[Reason, ...]:
     """Say why a function has no interface to hand over, or not the one that the inventory tells; nothing for a function that is none without a claim's asking for it."""
-    told = interface_of(device)
+    interface = interface_of(device)
     ports = function_ports(tree, address, only_link=True)
     facts: dict[str, str | int | float | bool | tuple[str, ...]] = {
         "device": device.name,
         "interface": ports.first.name if ports.first else "",
     }
     if ports.first is not None:
-        if any(port.name == told for port in ports.interfaces):
+        if any(port.name == interface for port in ports.interfaces):
             return ()
         text = f"{device.name}: its interface {ports.first.name} is new; ask again when the inventory tells it"
         return (Reason(code="interface-changed", message=text, facts=facts),)
@@ -411,7 +411,7 @@ def _lacking_interface(tree: Tree, device: Device, address: PciAddress, *, is_as
     driver = tree.link_name(f"{folder}/driver")
     is_away = tree.exists(f"{folder}/net") and not ports.interfaces
     makes_none = is_passthrough_driver(driver) or (tree.exists(f"{folder}/infiniband") and not is_away)
-    if told or (makes_none and not is_asked and not ports.unclear):
+    if interface or (makes_none and not is_asked and not ports.unclear):
         return ()
     if ports.unclear:
         why, next_step = f"it is unclear which is the interface of {address}: {ports.unclear}", "choose another device"
@@ -441,14 +441,14 @@ def _with_aggregated(tree: Tree, ports: Sequence[NetInterface]) -> tuple[NetInte
 
     Source: Documentation/networking/switchdev.rst (phys_switch_id); sysfs-class-net (master), Documentation/networking/bonding.rst (bonding/slaves).
     """
-    found = {port.name: port for port in ports}
+    by_name = {port.name: port for port in ports}
     for port in ports:
         switch = tree.read(f"{port.path}/phys_switch_id")
         for name in (tree.read(f"{port.path}/master/bonding/slaves") or "").split() if switch else ():
             path = interface_path(name)
-            if name not in found and tree.read(f"{path}/phys_switch_id") == switch:
-                found[name] = read_interface(tree, path, name, only_link=True)
-    return tuple(found.values())
+            if name not in by_name and tree.read(f"{path}/phys_switch_id") == switch:
+                by_name[name] = read_interface(tree, path, name, only_link=True)
+    return tuple(by_name.values())
 
 
 def _port_of(tree: Tree, physical: FunctionPorts, own: FunctionPorts) -> NetInterface | str:

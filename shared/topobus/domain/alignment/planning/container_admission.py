@@ -148,8 +148,8 @@ def _why_outside(available: NodeAvailability, device_class: str, names: Sequence
     """Say why devices are outside the alignment: the machine does not tell their node, or too few are inside."""
     devices = available.devices[device_class]
     unknown = [name for name in names if devices[name].numa_nodes is None]
-    known = [name for name in names if devices[name].numa_nodes is not None]
-    parts = [f"{', '.join(known)}: not enough inside NUMA node {hint.nodes}"] if known else []
+    placed = [name for name in names if devices[name].numa_nodes is not None]
+    parts = [f"{', '.join(placed)}: not enough inside NUMA node {hint.nodes}"] if placed else []
     if unknown:
         verb = "does not tell its NUMA node" if len(unknown) == 1 else "do not tell their NUMA nodes"
         parts.append(f"{', '.join(unknown)} {verb}, and not enough that do are inside NUMA node {hint.nodes}")
