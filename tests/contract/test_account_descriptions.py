@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from support.account_attacks import is_granted
-from topobus.contracts.catalogue import ASKS, EVENTS, NODE_CLAIM, STATES
+from topobus.contracts.catalogue import ASKS, EVENTS, NODE_CLAIM, NOTICES, STATES
 from topobus.contracts.device_classes import DEVICE_SERVICES, class_complaint
 from topobus.contracts.nats_accounts import Account, Shape, User, accounts, crossings, is_outside, vendor_account
 from topobus.contracts.nats_accounts_config import render_accounts, render_passwords, render_shape
 from topobus.contracts.nats_permissions import LEAF_PRINCIPALS, PRINCIPALS, rights
+from topobus.contracts.nouns import PREFIX
 from topobus.contracts.service_protocol import TOOLS_ANSWERS, is_question, is_service, question_subjects
 from topobus.contracts.streams import wanted_streams
 from topobus.domain.errors import ContractError
@@ -100,7 +101,8 @@ def test_every_ask_for_a_class_of_ones_own_reaches_its_service(shape: Shape) -> 
     ours = {crossing for crossing in crossings(shape, classes=("npu",)) if "V_GPU" in (crossing.owner, crossing.importer)}
     own = {crossing for crossing in crossings(shape, classes=("npu",)) if "V_NPU" in (crossing.owner, crossing.importer)}
 
-    assert len(own) == len({crossing.subject.replace("_gpu", "") for crossing in ours})
+    # A notice goes to each account that may hear it, by the same subject.
+    assert len(own) == len({(crossing.subject.replace("_gpu", ""), crossing.owner, crossing.importer) for crossing in ours})
     assert bool(own) is (shape is not Shape.HUB)
 
 
@@ -185,7 +187,11 @@ def test_subscribers_hear_what_streams_say_again() -> None:
     """The subjects that an account without streams imports are those at which the streams of the catalogue republish."""
     republished = {config["republish"]["dest"] for config in wanted_streams(1)}
     imported = {crossing.subject for account in accounts(Shape.CENTRAL) for crossing in account.imports if crossing.kind == "stream"}
-    heard = {subject for subject in imported if not is_question(subject) and subject != TOOLS_ANSWERS}
+    # Notices are in no stream: each account that may hear them has them from their writers themselves.
+    notices = [f"{PREFIX}.{notice.name}." for notice in NOTICES]
+    heard = {
+        subject for subject in imported if not is_question(subject) and subject != TOOLS_ANSWERS and not subject.startswith(tuple(notices))
+    }
 
     assert all(any(is_granted([dest], subject.replace("*", "x").replace(">", "x")) for dest in republished) for subject in heard)
     assert {f"topobus.v1.stored.{event.name}.>" for event in EVENTS} <= heard

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from topobus.contracts.catalogue import ALL, ASKS, EVENTS, STATES
+from topobus.contracts.catalogue import ALL, ASKS, EVENTS, NOTICES, STATES
 from topobus.contracts.nouns import from_token, to_token
 from topobus.domain.errors import ContractError
 
@@ -38,7 +38,7 @@ def test_nouns_are_unique_when_the_catalogue_is_read() -> None:
     names = [noun.name for noun in ALL]
     stores = [state.bucket for state in STATES] + [event.stream for event in EVENTS]
 
-    assert len(set(names)) == len(names) == len(STATES) + len(EVENTS) + len(ASKS)
+    assert len(set(names)) == len(names) == len(STATES) + len(EVENTS) + len(NOTICES) + len(ASKS)
     assert len(set(stores)) == len(stores)
 
 

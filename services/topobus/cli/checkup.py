@@ -166,8 +166,8 @@ def first_names(nodes: Sequence[str]) -> str:
 def _without(node: str, text: str) -> str:
     """Take a node's name out, so that texts of many nodes can be compared.
 
-    >>> _without("n1", "nobody answers hint at topobus.v1.hint.n1.gpu; n10 does")
-    'nobody answers hint at topobus.v1.hint.NODE.gpu; n10 does'
+    >>> _without("n1", "nobody answers for n1.gpu; n10 does")
+    'nobody answers for NODE.gpu; n10 does'
     """
     return re.sub(rf"(?<![\w-]){re.escape(node)}(?![\w-])", "NODE", text)
 

@@ -1,6 +1,6 @@
 """The hint lists that topology gave for a decision by kubelet's rules, as notices: one for each class.
 
-Flows in: the event of a placement or of its refusal. Flows out: what goes to `topobus.v1.hints.<node>.<class>`. Lists of a class whose device service has hints of its own are left out:
+Flows in: the event of a placement or of its refusal. Flows out: what is sent as the notice `hints`. Lists of a class whose device service has hints of its own are left out:
 that service says them itself.
 """
 
