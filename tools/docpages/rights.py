@@ -18,8 +18,8 @@ OVERLAYS: dict[str, dict[str, tuple[str, ...]]] = {
     "kubernetes-gpu": {"gpu": ("nvml", "driver-files")},
     "kubernetes-gpu-mps": {"gpu": ("nvml", "driver-files", "mps")},
     "kubernetes-gpu-partitions": {"gpu": ("nvml", "driver-files", "partitions")},
-    "kubernetes-nic-hand-over": {"gateway": ("hand-over",), "nic": ("hand-over",)},
-    "kubernetes-nic-virtual-functions": {"gateway": ("hand-over",), "nic": ("hand-over", "virtual-functions")},
+    "kubernetes-nic-hand-over": {"nic": ("hand-over",)},
+    "kubernetes-nic-virtual-functions": {"nic": ("hand-over", "virtual-functions")},
     "kubernetes-node-labels": {"gateway": ("node-labels",)},
     "kubernetes-passthrough": {"gpu": ("passthrough",), "nic": ("passthrough",), "fpga": ("passthrough",)},
 }
