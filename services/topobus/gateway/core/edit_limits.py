@@ -21,6 +21,7 @@ from topobus.domain.edits import ContainerEdits, DeviceNode, Mount
 from topobus.domain.outcome import Reason, Refusal
 from topobus.gateway.core.driver_file_rights import DRIVER_FILES, DRIVER_HOOKS, DRIVER_LIBRARIES, DRIVER_VARIABLES, LIBRARY_NAME
 from topobus.gateway.core.guarded_names import (
+    ALSO_CALLED,
     FORBIDDEN,
     FORBIDDEN_PREFIXES,
     GUARD_FOLDER,
@@ -406,8 +407,10 @@ def _is_library(path: str, rights: EditRights) -> bool:
 
 def _is_same_library(host: str, inside: str) -> bool:
     """Say whether a mount gives a library no other library's place: `libcuda.so.580` may be `libcuda.so.1` in the container."""
-    host_name, name = (path.rpartition("/")[2] for path in (host, inside))
-    return LIBRARY_NAME.fullmatch(name) is not None and name.partition(".so")[0] == host_name.partition(".so")[0]
+    host_name, name = (path.rpartition("/")[2].partition(".so")[0] for path in (host, inside))
+    if name == ALSO_CALLED.get(host_name):
+        return True
+    return LIBRARY_NAME.fullmatch(inside.rpartition("/")[2]) is not None and name == host_name
 
 
 def _is_below(path: str, folder: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 __all__ = [
+    "ALSO_CALLED",
     "FORBIDDEN",
     "FORBIDDEN_PREFIXES",
     "GUARDED_EXACTLY",
@@ -166,6 +167,8 @@ LOADER = re.compile(r"ld(-[A-Za-z0-9_.-]+|64|)\.so(\.[0-9]+)*|ld-musl-.*")
 LOADED_BY_ALL = re.compile(
     r"lib(c|m|dl|rt|pthread|resolv|util|crypt|crypto|ssl|nsl|nss_[a-z]+|pam[a-z_]*|selinux|audit|cap|gcc_s|stdc\+\+|z|musl|systemd)[-.].*"
 )
+# GLVND loads the vendor's library for indirect rendering by the one name (libglvnd, src/GLX/libglxmapping.c), Mesa's GBM the vendor's back end by the other.
+ALSO_CALLED = {"libGLX_nvidia": "libGLX_indirect", "libnvidia-allocator": "nvidia-drm_gbm"}
 OPTIONS = frozenset(
     ["ro", "rw", "bind", "rbind", "nosuid", "nodev", "noexec", "private", "rprivate", "slave", "rslave", "relatime", "noatime"]
 )
