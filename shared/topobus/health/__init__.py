@@ -47,6 +47,6 @@ async def follow(
     )
     parts = {part: value for part, value in (("node", node), ("device_class", device_class)) if value}
     start = Start.NEW if changes_only else Start.PRESENT
-    async with Bus.session(settings, name=_USER) as bus, aclosing(bus.follow(HEALTH, start=start, **parts)) as events:
+    async with Bus.session(settings, name=_USER) as bus, aclosing(bus.follow(HEALTH, start=start, on_waiting=None, **parts)) as events:
         async for received in events:
             yield received.value

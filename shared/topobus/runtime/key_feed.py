@@ -109,7 +109,7 @@ class KeyFeed:
             if lasting is not None:
                 await self._connection.unsubscribe(lasting)
 
-    async def _on_hint(self, _: Msg) -> None:
+    async def _on_hint(self, message: Msg) -> None:
         self._hinted.set()
 
     async def _wait(self, look_s: float) -> bool:

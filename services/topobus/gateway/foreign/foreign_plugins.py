@@ -255,7 +255,7 @@ class ForeignPlugins(rpc.RegistrationServicer):
         """Run the device host of one plugin, and again when it ends; whatever ends it ends this class alone, with what it has said so far."""
         # A readiness of its own: a plugin that is away must not make the gateway unready.
         own = replace(self._runtime, readiness=report)
-        attempt = 0
+        attempt, pause_s = 0, _AGAIN_S
         while True:
             try:
                 # Loaded for the first plugin, beside the event loop: on most nodes there is none, and the gateway has these 2 MiB for its node's state.
