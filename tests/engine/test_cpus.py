@@ -62,7 +62,7 @@ async def running(folder: Path, containerd: Containerd) -> AsyncIterator[Running
         **gateway_settings(folder),
         "TOPOBUS_ALL__HARDWARE__ROOT": "/",
         "TOPOBUS_GATEWAY__CPUS__OWNED": "all",
-        "TOPOBUS_GATEWAY__CPUS__RUNTIME_SOCKET": str(folder / "c" / "nri.sock"),
+        "TOPOBUS_GATEWAY__RUNTIME__SOCKET": str(folder / "c" / "nri.sock"),
     }
     order = ("discovery", "cpu", "topology", "gateway")
     async with NatsServer() as server, all_services(server.url, folder, order=order, settings=settings) as services:

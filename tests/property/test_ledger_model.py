@@ -194,7 +194,7 @@ class LedgerModel(RuleBasedStateMachine):
         self.forgeries = 0
 
     def teardown(self) -> None:
-        """In the end every decision was told of, once."""
+        """In the end every decision was told of, once; to let go of what nobody holds is none."""
         if not hasattr(self, "runner"):
             return
         self.store.fates = []
@@ -202,7 +202,12 @@ class LedgerModel(RuleBasedStateMachine):
             self._on(which, lambda instance: self._open(instance), [])
             self._on(which, lambda instance: self._announce(instance), [])
         self._learn()
-        assert sorted(operation_record.decision_id for operation_record in self.applied.values()) == sorted(self.store.events())
+        decided = [
+            record.decision_id
+            for record in self.applied.values()
+            if record.verb != "release" or record.devices or record.outcome is not None
+        ]
+        assert sorted(decided) == sorted(self.store.events())
         assert transitions.unannounced(self.store.ledger()) == ()
         self.runner.run(self.store.close())
         self.runner.close()
