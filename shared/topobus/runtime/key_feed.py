@@ -112,6 +112,16 @@ class KeyFeed:
     async def _on_hint(self, message: Msg) -> None:
         self._hinted.set()
 
+    def _delivered(self, stored: StoredMessage) -> Delivery:
+        return Delivery(
+            subject=stored.subject,
+            headers=stored.headers,
+            data=stored.data,
+            sequence=stored.sequence,
+            time_ns=stored.time_ns,
+            is_replay=stored.sequence <= self._began_at,
+        )
+
     async def _wait(self, look_s: float) -> bool:
         """Wait for a hint, and until the key may be read again; False when the time has come to look without one."""
         now_s = asyncio.get_running_loop().time()
@@ -160,14 +170,7 @@ class KeyFeed:
         if stored is not None and stored.sequence > self._position:
             self._position, self._position_ns = stored.sequence, stored.time_ns
             self._checked = max(self._checked, self._position)
-            yield Delivery(
-                subject=stored.subject,
-                headers=stored.headers,
-                data=stored.data,
-                sequence=stored.sequence,
-                time_ns=stored.time_ns,
-                is_replay=stored.sequence <= self._began_at,
-            )
+            yield self._delivered(stored)
         if not self._is_caught_up:
             self._is_caught_up = True
             yield Mark.CAUGHT_UP

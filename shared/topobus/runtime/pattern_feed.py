@@ -16,7 +16,6 @@ from nats.aio.msg import Msg
 from topobus.domain.errors import ContractError
 from topobus.runtime.connection import Connection
 from topobus.runtime.feed import Delivery, From, Mark
-from topobus.runtime.jetstream import StoredMessage
 from topobus.runtime.key_feed import KeyFeed
 from topobus.runtime.numbers import read_count
 
@@ -118,16 +117,6 @@ class PatternFeed(KeyFeed):
                 yield self._delivered(stored)
             self._position, self._position_ns = stored.sequence, stored.time_ns
             self._checked = max(self._checked, self._position)
-
-    def _delivered(self, stored: StoredMessage) -> Delivery:
-        return Delivery(
-            subject=stored.subject,
-            headers=stored.headers,
-            data=stored.data,
-            sequence=stored.sequence,
-            time_ns=stored.time_ns,
-            is_replay=stored.sequence <= self._began_at,
-        )
 
     def _reset(self) -> None:
         super()._reset()
