@@ -96,15 +96,16 @@ class Events:
             self._connection.metrics.writes.labels(event.name, outcome).inc()
 
     async def notify(self, notice: Notice[M], value: M, event_id: str, parts: dict[str, str]) -> None:
-        """Send to whoever listens; what cannot be sent now is counted, and gone."""
+        """Send to whoever listens; what cannot be sent now is logged and counted, and gone."""
         subject = notice.subject(**parts)
         headers = {**self._attributes(notice, event_id, parts), RELEASE: self._connection.release}
         outcome = "failed"
         try:
             await self._connection.publish(subject, encode(value), headers=headers)
             outcome = "sent"
-        except PeerUnavailable:
-            pass
+        except (PeerUnavailable, ContractError) as err:
+            # Too large for the server, or the server is away: the decision that it goes with must not wait for it.
+            self._connection.quiet.warning("notice.dropped", subject, subject=subject, error=str(err))
         finally:
             self._connection.metrics.writes.labels(notice.name, outcome).inc()
 
