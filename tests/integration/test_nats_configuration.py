@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -29,6 +30,9 @@ from topobus.testing.reading import Reader
 pytestmark = pytest.mark.integration
 
 _KEY = {"node": "n1", "device_class": "gpu"}
+_ROOT = Path(__file__).parents[2]
+_PAGE = _ROOT / "docs" / "how-to" / "secure-nats.md"
+_DEPLOYED = _ROOT / "deploy" / "nats"
 
 
 @pytest_asyncio.fixture
@@ -90,13 +94,31 @@ async def test_server_accepts_the_accounts_when_passwords_come_from_a_file(nats_
         passwords = tmp_path / "passwords.conf"
         passwords.write_text(render_passwords({user.variable: f"4 {user.name} #" for user in users}))
         file = tmp_path / "nats.conf"
+        file.write_text(f"{render_server()}include accounts.conf\n")
         for text, status in ((f"include passwords.conf\n{render_shape(shape, nodes=nodes)}", 0), (render_shape(shape, nodes=nodes), 1)):
-            file.write_text(render_server() + text)
+            (tmp_path / "accounts.conf").write_text(text)
             checked = await asyncio.to_thread(
                 subprocess.run, [nats_binary, "-t", "-c", str(file)], capture_output=True, text=True, check=False
             )
 
             assert checked.returncode == status, checked.stderr
+
+
+async def test_server_accepts_the_shipped_files_when_they_are_put_together_as_the_page_says(nats_binary: Path, tmp_path: Path) -> None:
+    """The page's own commands make of the shipped accounts, and of passwords in a file, a configuration that the server takes."""
+    for file in _DEPLOYED.glob("*.conf"):
+        shutil.copy(file, tmp_path)
+    users = [user for account in accounts(Shape.CENTRAL) for user in account.users]
+    (tmp_path / "passwords.conf").write_text(render_passwords({user.variable: user.name for user in users}))
+    section = _PAGE.read_text().partition("\n## Accounts\n")[2].partition("\n## ")[0]
+    commands = [line[2:] for line in section.splitlines() if line.startswith("$ ") and "include " in line]
+    for command in commands:
+        await asyncio.to_thread(subprocess.run, ["sh", "-c", command.replace("/etc/topobus", str(tmp_path))], check=True)
+    checked = await asyncio.to_thread(
+        subprocess.run, [nats_binary, "-t", "-c", str(tmp_path / "nats-server.conf")], capture_output=True, text=True, check=False
+    )
+
+    assert (len(commands), checked.returncode) == (2, 0), checked.stderr
 
 
 async def test_services_can_work_when_permissions_are_on(guarded: SecuredNats) -> None:
