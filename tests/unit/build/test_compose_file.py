@@ -85,7 +85,16 @@ def test_service_sees_its_own_password_alone(name: str) -> None:
     assert {volume: place for volume, place in mounted.items() if volume.startswith(("user-", "nats-"))} == {
         f"user-{name}": ["/nats-user", "ro"]
     }
-    assert service["depends_on"] == SERVICES["nats"]["depends_on"] == {"keys": {"condition": "service_completed_successfully"}}
+    assert service["depends_on"]["keys"] == SERVICES["nats"]["depends_on"]["keys"] == {"condition": "service_completed_successfully"}
+
+
+@pytest.mark.parametrize("name", sorted(SETTINGS))
+def test_service_waits_for_all_that_prepares_something(name: str) -> None:
+    """Whoever runs once and goes is awaited: its end is success to `docker compose up --wait`, and a service that is started alone has what it reads."""
+    preparing = {other for other, service in SERVICES.items() if service.get("restart") == "no"}
+
+    assert preparing == {"keys", "answer-keys", "machine"}
+    assert SERVICES[name]["depends_on"] == {other: {"condition": "service_completed_successfully"} for other in preparing}
 
 
 def test_passwords_are_made_for_every_user_when_compose_starts_first(tmp_path: Path) -> None:
