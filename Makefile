@@ -65,7 +65,7 @@ integration: setup ## tests with real processes and a real nats-server
 real-bus: setup ## the tests on the bus in memory once more, on a real nats-server and in real time
 	$(BIN)/python -m pytest -q -m "memory_bus and not quarantined" --real-bus $(PARALLEL)
 
-engine: setup ## compose on a real Docker, devices on a real containerd 2 (as root: installs or unpacks what is absent)
+engine: setup ## containers on a real Docker by testcontainers, devices on a real containerd 2 (as root: installs, unpacks or builds what is absent)
 	$(BIN)/python -m pytest -q -s -x -m engine tests/engine
 
 versions: setup ## the bus and the demo on the nats-servers of newer Debian releases

@@ -1,30 +1,53 @@
-"""A real container engine for the compose test: found, else installed and started; and the two local images that stand in for a registry's.
+"""A real container engine for the tests with containers: found, else installed and started; and the images that stand in for a registry's.
 
-No image can be pulled on the machines this runs on, so the base image is a debootstrap tree of the machine's own release and the NATS image
-is that plus the machine's own nats-server. Set BASE_IMAGE and NATS_IMAGE to use others.
+No image can be pulled on the machines this runs on, so the base image is a debootstrap tree of the machine's own release, and an image of a program of
+Debian's is that plus the program. Set BASE_IMAGE to use another base. Containers, and what they wait for, are testcontainers' part.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["Compose", "EngineUnavailable", "apt_install", "base_image", "must", "nats_image", "provide_engine", "say"]
+import docker.errors
+
+# The reaper that testcontainers starts beside a container is an image of its own, which cannot be pulled here; context managers clean up. Read at its import.
+os.environ["TESTCONTAINERS_RYUK_DISABLED"] = "true"
+
+from testcontainers.core.image import DockerImage
+
+__all__ = [
+    "ROOT",
+    "EngineUnavailable",
+    "apt_install",
+    "base_image",
+    "debian_program",
+    "machine_certificates",
+    "must",
+    "program_image",
+    "provide_compose",
+    "provide_engine",
+    "say",
+    "service_image",
+]
 
 ROOT = Path(__file__).resolve().parents[2]
-CERTIFICATES = ROOT / "deploy" / "images" / "certificates"
+_CERTIFICATES = ROOT / "deploy" / "images" / "certificates"
 # Where Debian, Fedora and Alpine keep all trusted certificates; the one of these that pip here is told to use goes into the images.
 _CA_FILES = (os.environ.get("PIP_CERT", ""), os.environ.get("SSL_CERT_FILE", ""))
 _DAEMON_START_S = 60
 _PID_FILES = (("/var/run/docker.pid", "dockerd"), ("/var/run/docker/containerd/containerd.pid", "containerd"))
+# It changes nothing of this machine's network but for bridges, which are gone with it: what dockerd does to iptables (`-P FORWARD DROP`, chains of its own) it
+# leaves behind, and then no pod of this machine reaches another. Published ports and names need none of that; only builds ask the outside, from this network.
+_DAEMON = ("dockerd", "--iptables=false", "--ip6tables=false", "--ip-forward=false")
+_BRIDGE = "docker0"
 # So many characters of a failed command's output: the error stands at the end.
 _TAIL = 2000
 # What the services (python3, venv), pip (ca-certificates) and the health check of NATS (wget) need.
@@ -40,10 +63,8 @@ def say(text: str) -> None:
     print(f"engine: {text}", file=sys.stderr, flush=True)  # noqa: T201 - progress for the person who waits
 
 
-def _run(
-    command: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None, stdin: str | None = None
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=env, cwd=ROOT, check=False, input=stdin or "")
+def _run(command: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=env, cwd=ROOT, check=False, input="")
 
 
 def must(command: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None, what: str) -> str:
@@ -79,29 +100,38 @@ def apt_install(*packages: str) -> None:
         must(["apt-get", "install", "-y", "-q", *packages], timeout_s=600, env=env, what="apt-get install")
 
 
-def provide_engine(log: Path) -> subprocess.Popen[bytes] | None:
-    """See that a Docker daemon answers; the process when it was started here (the caller ends it), None when one ran already."""
-    if shutil.which("docker") is None:
+@contextmanager
+def provide_engine(log: Path) -> Iterator[None]:
+    """See that a Docker daemon answers for the length of a block; one that was started here ends with it, and its bridge."""
+    if shutil.which("docker") is None or (not _answers() and shutil.which("dockerd") is None):
         apt_install("docker.io")
-    if _run(["docker", "info"], timeout_s=30).returncode == 0:
-        return None
-    if shutil.which("dockerd") is None:
-        apt_install("docker.io")
+    if _answers():
+        yield
+        return
     if os.geteuid() != 0:
         raise EngineUnavailable("no Docker daemon answers and only root can start one; start Docker and run this again")
-    if _run(["docker", "info"], timeout_s=30).returncode == 0:
-        return None
     for pid_file, program in _PID_FILES:
         _forget_dead(Path(pid_file), program)
     say("starting dockerd")
+    had_bridge = Path("/sys/class/net", _BRIDGE).exists()
     with log.open("wb") as sink:
-        daemon = subprocess.Popen(["dockerd"], stdout=sink, stderr=subprocess.STDOUT, start_new_session=True)
-    give_up = time.monotonic() + _DAEMON_START_S
-    while _run(["docker", "info"], timeout_s=30).returncode != 0:
-        if daemon.poll() is not None or time.monotonic() > give_up:
-            tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
-            raise EngineUnavailable(f"dockerd does not answer after {_DAEMON_START_S} s; its log ends with:\n{tail}")
-    return daemon
+        daemon = subprocess.Popen(_DAEMON, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        give_up = time.monotonic() + _DAEMON_START_S
+        while not _answers():
+            if daemon.poll() is not None or time.monotonic() > give_up:
+                tail = log.read_text(encoding="utf-8", errors="replace")[-_TAIL:]
+                raise EngineUnavailable(f"dockerd does not answer after {_DAEMON_START_S} s; its log ends with:\n{tail}")
+        yield
+    finally:
+        daemon.terminate()
+        daemon.wait(60)
+        if not had_bridge and Path("/sys/class/net", _BRIDGE).exists():
+            _run(["ip", "link", "delete", _BRIDGE], timeout_s=30)
+
+
+def _answers() -> bool:
+    return _run(["docker", "info"], timeout_s=30).returncode == 0
 
 
 def _forget_dead(pid_file: Path, program: str) -> None:
@@ -116,6 +146,27 @@ def _forget_dead(pid_file: Path, program: str) -> None:
         pid_file.unlink()
 
 
+def provide_compose(folder: Path) -> Mapping[str, str]:
+    """See that `docker compose` is there; gives the variables that it needs: where it is not installed, version 2 comes from another Debian release, unpacked aside."""
+    if _run(["docker", "compose", "version"], timeout_s=30).returncode == 0:
+        return {}
+    plugin = debian_program("docker-compose", "2", "usr/libexec/docker/cli-plugins/docker-compose")
+    (folder / "cli-plugins").mkdir(parents=True)
+    (folder / "cli-plugins" / "docker-compose").symlink_to(plugin)
+    must(["docker", "compose", "version"], timeout_s=30, env={**os.environ, "DOCKER_CONFIG": str(folder)}, what="docker compose")
+    return {"DOCKER_CONFIG": str(folder)}
+
+
+def debian_program(package: str, version: str, path: str) -> Path:
+    """Give a program of a Debian package, unpacked aside; `version` as tools/fetch-debian-package takes it.
+
+    Errors: raises EngineUnavailable when the archive does not have it.
+    """
+    fetch = [str(ROOT / "tools" / "fetch-debian-package"), package, version, str(ROOT / ".cache" / "debian")]
+    say(f"fetching {package} ({version})")
+    return Path(must(fetch, timeout_s=300, what=f"fetching {package}").strip()) / path
+
+
 def _has_image(name: str) -> bool:
     return _run(["docker", "image", "inspect", name], timeout_s=30).returncode == 0
 
@@ -124,7 +175,7 @@ def _release() -> str:
     for line in Path("/etc/os-release").read_text(encoding="utf-8").splitlines():
         if line.startswith("VERSION_CODENAME="):
             return line.partition("=")[2].strip('"')
-    raise EngineUnavailable("this machine's release has no codename to debootstrap; set BASE_IMAGE and NATS_IMAGE")
+    raise EngineUnavailable("this machine's release has no codename to debootstrap; set BASE_IMAGE")
 
 
 def base_image(scratch: Path) -> str:
@@ -149,74 +200,46 @@ def base_image(scratch: Path) -> str:
     return name
 
 
-def nats_image(base: str, scratch: Path) -> str:
-    """Name an image that runs nats-server: $NATS_IMAGE, else the base image with this machine's binary."""
-    if given := os.environ.get("NATS_IMAGE"):
-        return given
-    binary = os.environ.get("TOPOBUS_NATS_SERVER") or shutil.which("nats-server")
-    if binary is None:
-        apt_install("nats-server")
-        binary = shutil.which("nats-server")
-    if binary is None:
-        raise EngineUnavailable("no nats-server to put into an image; set NATS_IMAGE")
-    folder = scratch / "nats"
+def program_image(base: str, program: Path, folder: Path, *, tag: str, command: Sequence[str] = ()) -> str:
+    """Build the base image with one program of this machine as its entry point, under its own name on PATH."""
     folder.mkdir()
-    shutil.copy(binary, folder / "nats-server")
+    shutil.copy(program, folder / program.name)
+    arguments = ", ".join(f'"{word}"' for word in command)
     (folder / "Dockerfile").write_text(
-        f'FROM {base}\nCOPY nats-server /usr/local/bin/nats-server\nENTRYPOINT ["nats-server"]\n', encoding="utf-8"
+        f'FROM {base}\nCOPY {program.name} /usr/local/bin/{program.name}\nENTRYPOINT ["{program.name}"]\nCMD [{arguments}]\n',
+        encoding="utf-8",
     )
-    name = "topobus-ci/nats:local"
-    must(["docker", "build", "-q", "-t", name, str(folder)], timeout_s=300, what="building the NATS image")
-    return name
+    return _build(folder, tag)
 
 
-def _compose_command() -> list[str]:
-    if _run(["docker", "compose", "version"], timeout_s=30).returncode == 0:
-        return ["docker", "compose"]
-    if shutil.which("docker-compose") is None:
-        apt_install("docker-compose")
-    return ["docker-compose"]
+def service_image(base: str, service: str) -> str:
+    """Build a service's image as docs/how-to/deploy-one-service.md says, by the name that compose.yaml gives it."""
+    return _build(
+        ROOT,
+        f"topobus-ci/{service}:latest",
+        dockerfile_path="deploy/images/Dockerfile",
+        buildargs={"BASE_IMAGE": base, "SERVICE": service},
+        network_mode="host",
+    )
 
 
-@dataclass
-class Compose:
-    """One project of compose.yaml on the engine."""
-
-    project: str
-    env: dict[str, str]
-    command: list[str] = field(default_factory=_compose_command)
-
-    def run(self, *arguments: str, timeout_s: float) -> str:
-        """Run one compose command; EngineUnavailable with its output when it fails."""
-        return must([*self.command, "-p", self.project, *arguments], timeout_s=timeout_s, env=self.env, what=f"compose {arguments[0]}")
-
-    def health(self) -> dict[str, str]:
-        """Say how each container is: service to `healthy`, `starting`, `unhealthy`, or its state when it has no health check."""
-        ids = self.run("ps", "-q", timeout_s=60).split()
-        if not ids:
-            return {}
-        containers = json.loads(must(["docker", "inspect", *ids], timeout_s=60, what="docker inspect"))
-        return {
-            container["Config"]["Labels"]["com.docker.compose.service"]: container["State"]
-            .get("Health", {})
-            .get("Status", container["State"]["Status"])
-            for container in containers
-        }
-
-    def logs(self) -> str:
-        """The newest lines of all services, for a failure's report."""
-        return _run([*self.command, "-p", self.project, "logs", "--no-color", "--tail", "15"], timeout_s=60, env=self.env).stdout
-
-    def down(self) -> None:
-        """Remove containers, networks and volumes of the project."""
-        _run([*self.command, "-p", self.project, "down", "-v", "--remove-orphans", "-t", "10"], timeout_s=180, env=self.env)
+def _build(context: Path, tag: str, **how: object) -> str:
+    try:
+        DockerImage(context, tag=tag, clean_up=False, **how).build()
+    except docker.errors.BuildError as err:
+        said = "".join(str(line.get("stream", "")) for line in err.build_log)
+        raise EngineUnavailable(f"building {tag} failed: {err.msg}\n{said[-_TAIL:]}") from err
+    return tag
 
 
-def lay_certificates() -> Path | None:
-    """Put the certificates that pip trusts here where the image builds look; the file to remove afterwards, or None."""
-    for ca_file in _CA_FILES:
-        if ca_file and Path(ca_file).is_file():
-            target = CERTIFICATES / "machine.crt"
-            shutil.copy(ca_file, target)
-            return target
-    return None
+@contextmanager
+def machine_certificates() -> Iterator[None]:
+    """Have the certificates that pip trusts here where builds of services' images look, for the length of a block."""
+    given = next((Path(ca_file) for ca_file in _CA_FILES if ca_file and Path(ca_file).is_file()), None)
+    target = _CERTIFICATES / "machine.crt"
+    try:
+        if given is not None:
+            shutil.copy(given, target)
+        yield
+    finally:
+        target.unlink(missing_ok=True)

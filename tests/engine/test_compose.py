@@ -1,169 +1,98 @@
-"""compose.yaml on a real container engine: build, up, all healthy, a pod placed, a GPU that fails seen from the host, down."""
+"""compose.yaml on a real container engine, as it is shipped: all healthy, a pod placed, a GPU that fails seen from the host, and who is kept out."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
-import shutil
-import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Mapping
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
+from testcontainers.compose import DockerCompose
 
-from engine.conftest import Images
-from engine.engine import ROOT, Compose, EngineUnavailable, say
+from engine.engine import ROOT, must
+from topobus.domain.health import HealthState
+from topobus.health import HealthEvent, follow
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(2400)]
 
-SERVICES = {"nats", "discovery", "gpu", "nic", "fpga", "cpu", "topology", "gateway", "controller"}
-HEALTHY_WITHIN_S = 180
+RUNNING = {"nats", "discovery", "gpu", "nic", "fpga", "cpu", "topology", "gateway", "controller"}
+DONE = {"keys", "answer-keys", "machine"}
+DOCKERFILE = "deploy/images/Dockerfile"
+TAKEN_OVER_WITHIN_S = 180
+_RUN = ("run", "--rm", "--no-deps", "-T")
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def _compose(system: DockerCompose, *arguments: str) -> str:
+    return must([*system.docker_compose_command(), *arguments], timeout_s=120, what=f"compose {arguments[0]}")
 
 
-@pytest.fixture(scope="module")
-def system(images: Images) -> Iterator[Compose]:
-    """The system of compose.yaml, built, up and healthy; gone afterwards with its volumes."""
-    trouble = ""
-    with ExitStack() as undo:
-        try:
-            compose = _bring_up(images, undo)
-        except EngineUnavailable as err:
-            trouble = str(err)
-        if trouble:
-            pytest.fail(trouble, pytrace=False)
-        yield compose
-        say("taking everything down")
+def _login(system: DockerCompose, user: str, folder: Path) -> Path:
+    """Get a user's password as the page says, into a file."""
+    file = folder / user
+    file.touch(mode=0o600)
+    file.write_text(_compose(system, *_RUN, "keys", "show", "/keys", user))
+    return file
 
 
-def _bring_up(images: Images, undo: ExitStack) -> Compose:
-    """Build and start all, and wait until it is healthy; whatever was begun is undone at the end, also after a failure half-way."""
-    env = {
-        **os.environ,
-        "BASE_IMAGE": images.base,
-        "NATS_IMAGE": images.nats,
-        "TOPOBUS_NATS_PORT": str(_free_port()),
-        "TOPOBUS_IMAGE_PREFIX": "topobus-ci",
-        "TOPOBUS_RESCAN_S": "1",
-        "COMPOSE_HTTP_TIMEOUT": "300",
-    }
-    compose = Compose("topobus-ci", env)
-    compose.down()
-    undo.callback(compose.down)
-    built = sorted({"keys", *SERVICES} - {"nats"})
-    for number, service in enumerate(built, 1):
-        say(f"building image {number} of {len(built)}: {service}")
-        compose.run("build", service, timeout_s=600)
-    say("starting")
-    compose.run("up", "-d", timeout_s=300)
-    _wait_until_healthy(compose)
-    folder = Path(tempfile.mkdtemp(prefix="tc-"))
-    undo.callback(shutil.rmtree, folder, ignore_errors=True)
-    password = folder / "password"
-    password.touch(mode=0o600)
-    password.write_text(_password(compose, "cli"))
-    compose.env.update({"TOPOBUS_CLI__NATS__USER": "cli", "TOPOBUS_CLI__NATS__PASSWORD_FILE": str(password)})
-    return compose
+def _url(system: DockerCompose) -> str:
+    return f"nats://127.0.0.1:{system.get_service_port('nats', 4222)}"
 
 
-def _password(compose: Compose, user: str) -> str:
-    """Give a user's password as the documentation says."""
-    return compose.run("run", "--rm", "--no-deps", "-T", "keys", "show", "/keys", user, timeout_s=120)
+def _as_cli(password_file: Path) -> dict[str, str]:
+    return {**os.environ, "TOPOBUS_CLI__NATS__USER": "cli", "TOPOBUS_CLI__NATS__PASSWORD_FILE": str(password_file)}
 
 
-def _wait_until_healthy(compose: Compose) -> None:
-    give_up = time.monotonic() + HEALTHY_WITHIN_S
-    said_last = ""
-    while True:
-        states = {service: state for service, state in compose.health().items() if service in SERVICES}
-        waiting = sorted(SERVICES - {service for service, state in states.items() if state == "healthy"})
-        if not waiting:
-            say("all nine are healthy")
-            return
-        if time.monotonic() > give_up:
-            raise EngineUnavailable(f"not healthy after {HEALTHY_WITHIN_S} s: {waiting}; states {states}\n{compose.logs()}")
-        if said_last != (said_last := ", ".join(waiting)):
-            say(f"waiting for {said_last}")
-
-
-def _topobus(compose: Compose, *arguments: str, wanted_exit: int = 0) -> str:
+def _topobus(system: DockerCompose, *arguments: str, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     """Run the CLI on the host against the published port."""
-    done = subprocess.run(
-        [sys.executable, "-m", "topobus.cli.main", *arguments, "--nats", _url(compose)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=ROOT,
-        env=compose.env,
-        check=False,
-    )
-
-    assert done.returncode == wanted_exit, f"topobus {' '.join(arguments)}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+    command = [sys.executable, "-m", "topobus.cli.main", *arguments, "--nats", _url(system)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT, env=env, check=False)
 
 
-def _url(compose: Compose) -> str:
-    return f"nats://127.0.0.1:{compose.env['TOPOBUS_NATS_PORT']}"
+def test_compose_has_all_services_healthy_when_up_waited(system: DockerCompose) -> None:
+    """`docker compose up --wait` ends well: who makes keys and machine is done, all others are healthy, each of the image that compose.yaml builds for it."""
+    containers = {container.Service: container for container in system.get_containers(include_all=True)}
+    builds = {
+        service: (wanted["build"]["dockerfile"], f"topobus-ci/{wanted['build']['args']['SERVICE']}:latest", wanted["image"])
+        for service, wanted in system.get_config()["services"].items()
+        if "build" in wanted
+    }
+
+    assert {service for service, container in containers.items() if container.Health == "healthy"} == RUNNING
+    assert {service for service, container in containers.items() if (container.State, container.ExitCode) == ("exited", 0)} == DONE
+    assert set(builds) == (RUNNING | DONE) - {"nats"}
+    assert [service for service, (dockerfile, image, given) in builds.items() if (dockerfile, image) != (DOCKERFILE, given)] == []
 
 
-def test_compose_places_a_pod_when_all_services_are_up(system: Compose) -> None:
+def test_compose_places_a_pod_when_all_services_are_up(system: DockerCompose, tmp_path: Path) -> None:
     """From the host, a pod gets its GPUs and NICs from services that run in nine containers."""
-    answer = json.loads(_topobus(system, "place", "examples/pods/trainer.yaml", "--json"))
+    done = _topobus(system, "place", "examples/pods/trainer.yaml", "--json", env=_as_cli(_login(system, "cli", tmp_path)))
+    result = json.loads(done.stdout)["chosen"]["result"]
 
-    result = answer["chosen"]["result"]
     assert (result["outcome"], {name: len(devices) for name, devices in result["containers"][0]["devices"].items()}) == (
         "placement",
         {"gpu": 2, "nic": 2},
     )
 
 
-def test_compose_keeps_out_who_has_no_password_of_its_own(system: Compose) -> None:
+def test_compose_keeps_out_who_has_no_password_of_its_own(system: DockerCompose, tmp_path: Path) -> None:
     """Nobody without a login; the file of `cli` alone opens `cli`; a second start makes no other passwords; a new one is taken over without a restart."""
-    password = Path(system.env["TOPOBUS_CLI__NATS__PASSWORD_FILE"])
-    stranger = {name: value for name, value in system.env.items() if not name.startswith("TOPOBUS_CLI__NATS__")}
-    refused = subprocess.run(
-        [sys.executable, "-m", "topobus.cli.main", "inventory", "--nats", _url(system)],
-        env=stranger,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    system.run("run", "--rm", "--no-deps", "-T", "keys", timeout_s=120)
-    kept = _password(system, "cli")
-    system.run(
-        "run",
-        "--rm",
-        "--no-deps",
-        "-T",
-        "keys",
-        "rotate",
-        "/keys",
-        "cli",
-        "gpu",
-        "--for-group",
-        "--server-file",
-        "/keys/nats/users.conf",
-        timeout_s=120,
-    )
-    system.run("kill", "-s", "HUP", "nats", timeout_s=60)
-    changed = _password(system, "cli")
+    password = _login(system, "cli", tmp_path)
     before = password.read_text()
-    password.write_text(changed)
+    refused = _topobus(system, "inventory", env=os.environ)
+    _compose(system, *_RUN, "keys")
+    kept = _login(system, "cli", tmp_path).read_text()
+    _compose(system, *_RUN, "keys", "rotate", "/keys", "cli", "gpu", "--for-group", "--server-file", "/keys/nats/users.conf")
+    _compose(system, "kill", "-s", "HUP", "nats")
+    changed = _login(system, "cli", tmp_path).read_text()
     # The server takes its new file a moment after the signal: until then it lets in with the old one.
-    give_up = time.monotonic() + HEALTHY_WITHIN_S
-    while not (findings := _findings(system)) or any(finding["level"] == "fail" for finding in findings):
+    give_up = time.monotonic() + TAKEN_OVER_WITHIN_S
+    while not (findings := _findings(system, password)) or any(finding["level"] == "fail" for finding in findings):
         assert time.monotonic() < give_up, findings
 
     assert refused.returncode == 69
@@ -171,48 +100,34 @@ def test_compose_keeps_out_who_has_no_password_of_its_own(system: Compose) -> No
     assert kept == before != changed
 
 
-def _findings(compose: Compose) -> list[dict[str, str]]:
-    done = subprocess.run(
-        [sys.executable, "-m", "topobus.cli.main", "doctor", "--json", "--nats", _url(compose)],
-        env=compose.env,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+def _findings(system: DockerCompose, password_file: Path) -> list[dict[str, str]]:
+    done = _topobus(system, "doctor", "--json", env=_as_cli(password_file))
     findings: list[dict[str, str]] = json.loads(done.stdout)["findings"] if done.stdout else []
     return findings
 
 
-def test_compose_tells_the_host_when_a_gpu_fails(system: Compose) -> None:
-    """A GPU that falls off the bus inside the machine's volume reaches a subscriber on the host, and so does its return."""
-    inventories = json.loads(_topobus(system, "inventory", "gpu", "--json"))["inventories"]
-    victim = inventories[0]["devices"][-1]
-    watch = subprocess.Popen(
-        [sys.executable, "-m", "topobus.cli.main", "health", "watch", "--class", "gpu", "--json", "--nats", _url(system)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env=system.env,
-    )
-    assert watch.stdout is not None
-    events = (json.loads(line)["event"] for line in watch.stdout)
-    seen: list[str] = []
-    try:
-        while len(seen) < len(inventories[0]["devices"]):
-            seen.append(next(events)["device"])
-        system.run("run", "--rm", "--no-deps", "machine", "remove", "/machine", victim["pci"], timeout_s=60)
-        failed = next(event for event in events if event["device"] == victim["name"])
-        system.run("run", "--rm", "--no-deps", "machine", "restore", "/machine", victim["pci"], timeout_s=60)
-        returned = next(event for event in events if event["device"] == victim["name"] and event["health"]["state"] == "healthy")
-    finally:
-        watch.terminate()
-        watch.wait(10)
-        watch.stdout.close()
-        if watch.stderr is not None:
-            watch.stderr.close()
+async def test_compose_tells_a_subscriber_on_the_host_when_a_gpu_fails(system: DockerCompose, tmp_path: Path) -> None:
+    """A GPU that falls off the bus inside the machine's volume reaches who follows with the documented login, and so does its return."""
+    password_file = _login(system, "user", tmp_path)
+    inventories = json.loads(_topobus(system, "inventory", "gpu", "--json", env=_as_cli(_login(system, "cli", tmp_path))).stdout)[
+        "inventories"
+    ]
+    devices = inventories[0]["devices"]
+    victim = devices[-1]
+    async with asyncio.timeout(300), aclosing(follow(_url(system), password_file=str(password_file), device_class="gpu")) as events:
 
-    assert sorted(seen) == sorted(device["name"] for device in inventories[0]["devices"])
-    assert (failed["health"]["state"], failed["health"]["conditions"][0]["dimension"]) == ("unhealthy", "presence")
-    assert returned["generation"] > failed["generation"]
+        async def until(state: HealthState) -> HealthEvent:
+            async for event in events:
+                if event.device == victim["name"] and event.health.state is state:
+                    return event
+            raise AssertionError("unreachable")
+
+        present = [(await anext(events)).device for _ in devices]
+        await asyncio.to_thread(_compose, system, *_RUN, "machine", "remove", "/machine", victim["pci"])
+        failed = await until(HealthState.UNHEALTHY)
+        await asyncio.to_thread(_compose, system, *_RUN, "machine", "restore", "/machine", victim["pci"])
+        returned = await until(HealthState.HEALTHY)
+
+    assert sorted(present) == sorted(device["name"] for device in devices)
+    assert failed.health.conditions[0].dimension == "presence"
+    assert returned.generation > failed.generation
