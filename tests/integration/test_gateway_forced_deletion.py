@@ -17,7 +17,7 @@ from support.gateway_rig import Rig, make_rig
 from support.node_plane import claim, device
 from topobus.domain.idset import CpuSet
 from topobus.gateway.config import RuntimeSettings
-from topobus.simulation.container_runtime import MadeContainer, NotStopped, SimulatedRuntime
+from topobus.simulation.container_runtime import MadeContainer, NotStarted, NotStopped, SimulatedRuntime
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import Admission, ClaimReference, Container, Pod, Rejection
 
@@ -53,6 +53,11 @@ async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
 def runtime(rig: Rig, request: pytest.FixtureRequest) -> SimulatedRuntime:
     """A runtime of either generation; the test starts it."""
     return SimulatedRuntime(rig.root / "nri.sock", CpuSet(0, 1), dialect=request.param, cdi_dir=rig.cdi_dir)
+
+
+async def fail() -> None:
+    """Fail a container's start, as the runtime does with a command that does not exist."""
+    raise NotStarted('exec: "/no/such/command": no such file or directory')
 
 
 async def start_claiming(rig: Rig, runtime: SimulatedRuntime) -> MadeContainer:
@@ -207,6 +212,60 @@ async def test_device_stays_held_when_a_runtime_that_was_killed_does_not_list_th
 
     assert "container main of pod default/a has not ended" in refused
     assert prepared == ""
+
+
+async def test_claims_device_is_the_next_ones_when_the_container_of_a_pod_that_is_kept_could_not_be_started(
+    rig: Rig, runtime: SimulatedRuntime
+) -> None:
+    """A wrong command with `restartPolicy: Never`: the runtime tells of no end, and the container stays for as long as the pod's object; its sandbox ends."""
+    async with runtime.serving(), rig.kubelet, rig.gateway():
+        await runtime.synchronized.wait()
+        await rig.kubelet.wait_for_driver(DRIVER)
+        await rig.kubelet.admit(claiming("a", FIRST))
+        sandbox = await runtime.run_pod("a")
+        runtime.while_starting = fail
+        with pytest.raises(NotStarted):
+            await runtime.create("main", pod="a", cdi=CDI)
+        await runtime.stop_pod(sandbox)
+        await rig.plane.drop("first")
+        await rig.kubelet.unprepare_claims([FIRST])
+        prepared = await prepare(rig, SECOND)
+
+    assert prepared == ""
+
+
+async def test_device_of_a_resource_is_the_next_pods_when_the_container_of_a_pod_that_is_kept_could_not_be_started(
+    rig: Rig, runtime: SimulatedRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kubelet gives the device to the next pod at once, and that pod is not turned away."""
+    monkeypatch.setattr("topobus.gateway.kubelet.device_plugin._ENDING_S", 0.0)
+    async with runtime.serving(), rig.kubelet, rig.gateway():
+        await runtime.synchronized.wait()
+        await rig.kubelet.wait_for_resource(GPU, allocatable=1)
+        await rig.kubelet.admit(asking("a"))
+        await rig.plane.asks.wait_for("named")
+        sandbox = await runtime.run_pod("a")
+        runtime.while_starting = fail
+        with pytest.raises(NotStarted):
+            await runtime.create("main", pod="a")
+        await runtime.stop_pod(sandbox)
+        rig.kubelet.remove_by_force(asking("a"))
+        admitted = await rig.kubelet.admit(asking("b"))
+
+    assert isinstance(admitted, Admission), admitted
+
+
+async def test_claims_device_stays_held_when_the_sandbox_cannot_be_stopped(rig: Rig, runtime: SimulatedRuntime) -> None:
+    """The runtime ends a sandbox after its containers only, so nothing is told as long as one of them cannot be stopped."""
+    async with runtime.serving(), rig.kubelet, rig.gateway():
+        await runtime.synchronized.wait()
+        container = await start_claiming(rig, runtime)
+        await remove_claiming(rig, runtime, container)
+        with pytest.raises(NotStopped):
+            await runtime.stop_pod(runtime.sandboxes[container.message.pod_sandbox_id])
+        refused = await prepare(rig, SECOND)
+
+    assert "container main of pod default/a has not ended" in refused
 
 
 async def test_claim_is_undone_as_ever_when_its_container_ends_with_the_pod(rig: Rig, runtime: SimulatedRuntime) -> None:

@@ -51,6 +51,7 @@ class LiveContainer(Struct, frozen=True, kw_only=True):
     namespace: str
     pod: str
     pod_uid: str
+    sandbox_id: str = ""
     cdi_devices: tuple[str, ...] = ()
     """Names without vendor and class; none, too, where the runtime does not tell them."""
 
@@ -114,6 +115,12 @@ class LiveContainers:
         """Hear that one has ended, or was not made after all."""
         if self._containers.pop(container_id, None) is not None or self._unlisted.pop(container_id, None) is not None:
             self.changed.announce()
+
+    def sandbox_stopped(self, sandbox_id: str) -> None:
+        """Hear that a sandbox has ended, which it does after all that ran in it; of a container that could not be started nothing else is told before its removal."""
+        ended = [container.id for container in self._all() if container.sandbox_id == sandbox_id]
+        for container_id in ended:
+            self.ended(container_id)
 
     # Who has what.
 

@@ -242,9 +242,18 @@ class SimulatedRuntime:
         return sandbox
 
     async def stop_pod(self, sandbox: nri.PodSandbox) -> None:
-        """Stop a sandbox; it stays listed."""
+        """Stop a sandbox; it stays listed. The plugin hears of it when nothing in it runs any more.
+
+        Errors: raises NotStopped when a container in it cannot be stopped; the plugin hears nothing then.
+        """
+        self._refuse_hung(sandbox)
         async with self._lock:
             await self._event(nri.STOP_POD_SANDBOX, "StopPodSandbox", nri.PodSandboxRequest(pod=sandbox), nri.Container())
+
+    def _refuse_hung(self, sandbox: nri.PodSandbox) -> None:
+        for made in self.containers.values():
+            if made.message.pod_sandbox_id == sandbox.id and made.id in self.hung:
+                raise NotStopped(f'failed to stop container "{made.id}": context deadline exceeded')
 
     async def remove_pod(self, sandbox: nri.PodSandbox) -> None:
         """Remove a sandbox."""

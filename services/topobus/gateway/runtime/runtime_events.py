@@ -146,6 +146,7 @@ class RuntimeDoor:
         """Take them out while its namespaces are still there."""
         if self.pinning is not None:
             self.pinning.sandbox_stopped(sandbox.id)
+        self._containers.sandbox_stopped(sandbox.id)
         if self.attachments is not None:
             await self.attachments.sandbox_stopped(sandbox)
 
@@ -193,6 +194,7 @@ def _live(sandbox: Sandbox, container: RunningContainer) -> LiveContainer:
         namespace=sandbox.namespace,
         pod=sandbox.name,
         pod_uid=sandbox.uid,
+        sandbox_id=container.sandbox_id,
         cdi_devices=container.cdi_devices,
     )
 
