@@ -29,7 +29,18 @@ from topobus.runtime.readiness import Readiness
 if TYPE_CHECKING:
     from topobus.runtime.bus import Bus
 
-__all__ = ["BUS_DEFAULTS", "OUTPUT_DEFAULTS", "BusOptions", "NamesSystem", "OutputOptions", "one_of", "open_bus", "system_text", "the_node"]
+__all__ = [
+    "BUS_DEFAULTS",
+    "OUTPUT_DEFAULTS",
+    "BusOptions",
+    "NamesSystem",
+    "OutputOptions",
+    "check_listening",
+    "one_of",
+    "open_bus",
+    "system_text",
+    "the_node",
+]
 
 
 # What a server says to a wrong or missing login.
@@ -103,10 +114,7 @@ async def open_bus(options: BusOptions, names_system: NamesSystem = NamesSystem.
         options.output().errors.print(Text(target.text), soft_wrap=True)
     settings = target.settings
     setup_logging(settings.log, service="cli")
-    if await refuses(settings.nats.url):
-        raise PeerUnavailable(
-            f"no NATS server listens at {target.url} (from {target.source}): connection refused", next_step=target.next_step
-        )
+    await check_listening(target)
     readiness = Readiness()
     try:
         async with asyncio.timeout(settings.connect_timeout_s):
@@ -146,6 +154,17 @@ async def open_bus(options: BusOptions, names_system: NamesSystem = NamesSystem.
         raise
     finally:
         await bus.close()
+
+
+async def check_listening(target: Target) -> None:
+    """Look whether somebody listens there, before anything waits for an answer.
+
+    Errors: raises PeerUnavailable when every server refuses connections.
+    """
+    if await refuses(target.settings.nats.url):
+        raise PeerUnavailable(
+            f"no NATS server listens at {target.url} (from {target.source}): connection refused", next_step=target.next_step
+        )
 
 
 def _has_several() -> bool:

@@ -100,7 +100,7 @@ def run(
         return EX_OK
     except Exception:  # noqa: BLE001
         # boundary: runtime.run. Whatever comes here is our own bug: one line with all we know, and a status that says so.
-        setup_logging(LogSettings(format="json"), service=name)
+        setup_logging(LogSettings(), service=name)
         get_logger().exception("service.crashed")
         return EX_SOFTWARE
 

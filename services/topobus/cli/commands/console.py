@@ -5,29 +5,38 @@ This process is the service from then on: whoever ends it, by whatever signal, e
 
 from __future__ import annotations
 
+import asyncio
 import os
+import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, NoReturn
 
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 
 from topobus.cli.config import CliSettings
-from topobus.cli.options import BUS_DEFAULTS, BusOptions
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, check_listening
+from topobus.domain.errors import ConfigError
 
 __all__ = ["console", "console_environment"]
 
+_HOST = "127.0.0.1"
 _DEFAULT_PORT = 8765
 
 
 def console(
     *,
-    port: Annotated[int, Parameter(help="The port on this machine's loopback interface; 0: a free one.")] = _DEFAULT_PORT,
+    port: Annotated[
+        int, Parameter(help="The port on this machine's loopback interface; 0: a free one.", validator=validators.Number(gte=0, lte=65535))
+    ] = _DEFAULT_PORT,
     options: BusOptions = BUS_DEFAULTS,
 ) -> NoReturn:
     """Show the fleet live in a browser, at an address that is printed and that nobody else knows. Ctrl-C ends it."""
-    environ = console_environment(options.settings(), port, os.environ)
+    target = options.target()
+    _check_free(port)
+    asyncio.run(check_listening(target))
+    environ = console_environment(target.settings, port, os.environ)
     os.execve(sys.executable, [sys.executable, "-m", "topobus.console.main"], environ)
 
 
@@ -43,7 +52,24 @@ def console_environment(settings: CliSettings, port: int, environ: Mapping[str, 
         # Such a folder is of a server with accounts, where the console's has no streams, however the CLI came in: it is where the streams are, and need not know.
         said |= {"USER": "console", "PASSWORD_FILE": str(own_file), "ZONE": nats.zone or "core"}
     given = {f"TOPOBUS_CONSOLE__NATS__{key}": value for key, value in said.items() if value}
-    page = {"TOPOBUS_CONSOLE__PAGE__HOST": "127.0.0.1", "TOPOBUS_CONSOLE__PAGE__PORT": str(port)}
+    page = {"TOPOBUS_CONSOLE__PAGE__HOST": _HOST, "TOPOBUS_CONSOLE__PAGE__PORT": str(port)}
     if "TOPOBUS_CONSOLE__PAGE__PASSWORD_FILE" not in environ:
         page["TOPOBUS_CONSOLE__PAGE__HAS_LINK"] = "true"
-    return {"TOPOBUS_CONSOLE__LOG__LEVEL": "warning", **given, **environ, **page}
+    # Whoever started a command reads its lines, also those that go through a pipe.
+    log = {"LEVEL": "warning", "FORMAT": "console"}
+    own_log = {f"TOPOBUS_CONSOLE__LOG__{key}": value for key, value in log.items() if f"TOPOBUS_ALL__LOG__{key}" not in environ}
+    return {**own_log, **given, **environ, **page}
+
+
+def _check_free(port: int) -> None:
+    """Look whether the port can be had: the service would name the setting that it reads, and not the option.
+
+    Errors: raises ConfigError.
+    """
+    try:
+        socket.create_server((_HOST, port)).close()
+    except OSError as err:
+        raise ConfigError(
+            f"--port {port}: cannot listen at {_HOST}:{port}: {(err.strerror or str(err)).lower()}",
+            next_step="choose another one with --port, or 0 for a free one",
+        ) from err
