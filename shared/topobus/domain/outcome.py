@@ -9,6 +9,9 @@ from topobus.domain.idset import CpuSet, NodeSet
 
 __all__ = ["ContainerPlacement", "HintList", "MemoryBlock", "Placement", "Reason", "Refusal"]
 
+# What a container's reasons say when its policy or its resources leave open where it is.
+_UNALIGNED = ("no-alignment", "no-affinity")
+
 
 class Reason(Struct, frozen=True, kw_only=True):
     """One reason: a stable kebab code, a sentence, and the facts behind it.
@@ -73,6 +76,21 @@ class ContainerPlacement(Struct, frozen=True, kw_only=True):
     hints: tuple[HintList, ...] = ()
     reasons: tuple[Reason, ...] = ()
     """Why this alignment and why these devices: which hint decided, what tied, how the tie broke."""
+
+    @property
+    def has_alignment(self) -> bool:
+        """Say whether its alignment is worth telling: nothing is merged for a claim, whose devices are chosen before the node is asked to hold them."""
+        return bool(self.name or self.hints or self.alignment.nodes is not None)
+
+    @property
+    def told_reasons(self) -> tuple[Reason, ...]:
+        """The reasons that people are told: of a claim not that nothing is aligned, beside the one that says how near its devices are.
+
+        >>> why = (Reason(code="no-alignment", message="policy none: nothing is aligned"), Reason(code="devices-chosen", message="gpu-0"))
+        >>> [reason.code for reason in ContainerPlacement(name="", alignment=Hint(None, True), reasons=why).told_reasons]
+        ['devices-chosen']
+        """
+        return self.reasons if self.has_alignment else tuple(reason for reason in self.reasons if reason.code not in _UNALIGNED)
 
 
 class Placement(Struct, frozen=True, kw_only=True, tag="placement", tag_field="outcome"):

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from topobus.cli.commands.decisions import decision_listing
 from topobus.cli.commands.explain import explanation
-from topobus.cli.render.answers import answer_view, hint_table, summary
+from topobus.cli.render.answers import answer_view, facts_text, hint_table, summary
 from topobus.cli.render.output import THEME
 from topobus.contracts.messages import DecisionEvent
 from topobus.domain.hint import Hint
@@ -50,7 +50,51 @@ def test_answer_view_tells_where_and_why_when_placed() -> None:
 
     for part in ("NUMA 0", "4: 0-3", "gpu-0", "node 0 it is", "[aligned]"):
         assert part in text
-    assert "nodes=0" in shown(answer_view(PLACEMENT, has_facts=True))
+    assert "[aligned: nodes 0]" in shown(answer_view(PLACEMENT, has_facts=True))
+
+
+def test_facts_are_words_when_they_are_wanted() -> None:
+    """Yes and no, units, and nothing of what is empty or not told: no reader has to know how a program writes values."""
+    reason = Reason(
+        code="devices-chosen",
+        message="gpu-0",
+        facts={
+            "bandwidth_gbps": 0.0,
+            "bottleneck": "",
+            "devices": ("gpu-0", "gpu-1"),
+            "is_exact": True,
+            "preferred": False,
+            "size_bytes": 4096,
+            "tied": (),
+        },
+    )
+    with_speed = Reason(code="devices-chosen", message="gpu-0", facts={"bandwidth_gbps": 450.0})
+
+    assert facts_text(reason) == "devices gpu-0, gpu-1; exact: yes; preferred: no; size 4096 bytes"
+    assert facts_text(with_speed) == "bandwidth 450 Gbit/s"
+    assert "[devices-chosen]" in shown(
+        answer_view(Refusal(reasons=(Reason(code="devices-chosen", message="m", facts={"tied": ()}),)), has_facts=True)
+    )
+
+
+def test_answer_of_a_claim_says_nothing_of_hints_when_none_were_merged() -> None:
+    """Its devices were chosen before its node was asked, so neither an empty table, nor a hint, nor that nothing is aligned stands beside how near they are."""
+    reasons = (
+        Reason(code="no-alignment", message="policy none: nothing is aligned"),
+        Reason(code="devices-chosen", message="gpu gpu-0: widest bottleneck link switch"),
+    )
+    container = ContainerPlacement(
+        name="", alignment=Hint(None, preferred=True), numa_nodes=NodeSet(0), devices={"gpu": ("gpu-0",)}, reasons=reasons
+    )
+    owner = Owner(kind=OwnerKind.CLAIM, name="pair", uid="c-1")
+    event = DecisionEvent(
+        id="d-1", verb="hold", node="n1", op_id="o", time="t", owner=owner, outcome=Placement(containers=(container,)), ledger_sequence=1
+    )
+
+    text = "".join(map(shown, explanation(event, None)))
+
+    assert "widest bottleneck link switch" in text
+    assert [word for word in ("hint", "nothing is aligned", "{any}") if word in text] == []
 
 
 def test_answer_view_tells_why_not_and_what_to_free_when_refused() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from topobus.console.core.access import Attempts, allowed_hosts, is_allowed_host, is_same_origin
 from topobus.console.core.board import Board
 from topobus.console.core.node_drawing import node_view
@@ -12,13 +14,14 @@ from topobus.contracts.messages import ApiObject, DecisionEvent
 from topobus.domain.device import Device, Inventory
 from topobus.domain.drawing.layout import layout_of
 from topobus.domain.health import HEALTHY, Condition, DeviceHealth, Dimension, HealthState
+from topobus.domain.hint import Hint
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.ledger import Allocation, Holders, Holding
 from topobus.domain.machine import Cpu, Machine, NumaNode, PciDevice
-from topobus.domain.outcome import Reason, Refusal
+from topobus.domain.outcome import ContainerPlacement, Placement, Reason, Refusal
 from topobus.domain.pci import PciAddress
 from topobus.domain.request import Owner, OwnerKind
-from topobus.domain.view import NodeAlignment
+from topobus.domain.view import NodeAlignment, NodeView
 
 POD = Owner(kind=OwnerKind.POD, name="trainer", uid="u-1")
 SICK = DeviceHealth(
@@ -209,6 +212,26 @@ def test_decision_view_has_the_reasons_when_it_was_refused() -> None:
 
     assert (view["is_refused"], view["summary"]) == (True, "refused: numa-capacity")
     assert view["reasons"][0] == {"code": "numa-capacity", "message": "too few"}
+
+
+def test_decision_view_says_nothing_of_alignment_when_a_claim_was_placed() -> None:
+    """Its devices were chosen before its node was asked: neither a hint, nor a policy, nor that nothing is aligned stands beside how near they are."""
+    reasons = (
+        Reason(code="no-alignment", message="policy none: nothing is aligned"),
+        Reason(code="locality-met", message="all within a switch"),
+    )
+    container = ContainerPlacement(name="", alignment=Hint(None, preferred=True), devices={"gpu": ("gpu-0",)}, reasons=reasons)
+    aligned = ContainerPlacement(name="main", alignment=Hint(NodeSet(0), preferred=True), reasons=reasons)
+    view = NodeView(node="n1", machine_generation=1, numa_nodes=NodeSet(0))
+    event = DecisionEvent(id="d-1", verb="place", node="n1", op_id="o", time="t", owner=POD, view=view)
+
+    claim = decision_view(structs.replace(event, outcome=Placement(containers=(container,))))
+    pod = decision_view(structs.replace(event, outcome=Placement(containers=(aligned,))))
+
+    (shown,) = claim["containers"]
+    assert (claim["policy"], shown["merged"], shown["hints"]) == ("", "", [])
+    assert [reason["code"] for reason in shown["reasons"]] == ["locality-met"]
+    assert (pod["policy"] != "", pod["containers"][0]["merged"], len(pod["containers"][0]["reasons"])) == (True, "{0}*", 2)
 
 
 def test_board_gives_the_newest_of_each_entry_when_a_reader_is_slow() -> None:

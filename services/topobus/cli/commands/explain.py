@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 from rich.console import RenderableType
@@ -16,12 +16,8 @@ from rich.text import Text
 from topobus.cli.exits import ExitCode, NotFoundError, UsageError
 from topobus.cli.objects.input_files import DOCUMENT_BYTES, read_bytes
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
-from topobus.cli.render.answers import (
-    answer_view,
-    hint_table,
-    hint_text,
-    summary,
-)
+from topobus.cli.render.answers import answer_view, hint_table, hint_text, summary
+from topobus.cli.render.output import Output
 from topobus.contracts.catalogue import DECISION, OBJECT
 from topobus.contracts.codec import decode
 from topobus.contracts.messages import ApiObject, DecisionEvent
@@ -46,19 +42,22 @@ def explain(
     /,
     *,
     file: Annotated[Path | None, Parameter(help="A decision event as JSON, instead of asking the bus.")] = None,
+    output: Annotated[
+        Literal["table", "wide", "json"], Parameter(name=("--output", "-o"), help="How to print; wide: the facts behind each reason, too.")
+    ] = "table",
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
     """Take a decision apart: inputs, hints, merge, picks, reasons; and replay it offline: is the answer the same?"""
     if (decision is None) == (file is None):
         raise UsageError("say which decision: either its id or --file FILE", next_step="`topobus decisions` lists the ids")
     event = _read(file) if file is not None else asyncio.run(_fetch(str(decision), options))
-    output = options.output()
+    out = Output(is_json=options.json or output == "json")
     again = replay(event)
     is_same = again is None or again == event.outcome
-    if output.is_json:
-        output.document({"decision": event, "replay": {"is_replayable": again is not None, "is_same": is_same, "outcome": again}})
-    for part in explanation(event, again):
-        output.show(part)
+    if out.is_json:
+        out.document({"decision": event, "replay": {"is_replayable": again is not None, "is_same": is_same, "outcome": again}})
+    for part in explanation(event, again, has_facts=output == "wide"):
+        out.show(part)
     return ExitCode.OK if is_same else ExitCode.NO
 
 
@@ -67,8 +66,8 @@ def replay(event: DecisionEvent) -> Placement | Refusal | None:
     return place(event.view, event.request) if event.view is not None and event.request is not None else None
 
 
-def explanation(event: DecisionEvent, again: Placement | Refusal | None) -> list[RenderableType]:
-    """Lay a decision out for people."""
+def explanation(event: DecisionEvent, again: Placement | Refusal | None, *, has_facts: bool = False) -> list[RenderableType]:
+    """Lay a decision out for people; with `has_facts` each reason with the facts behind it."""
     parts: list[RenderableType] = [_facts(event)]
     if event.request is not None and event.view is not None:
         parts += [
@@ -79,6 +78,8 @@ def explanation(event: DecisionEvent, again: Placement | Refusal | None) -> list
         ]
     if isinstance(event.outcome, Placement):
         for container in event.outcome.containers:
+            if not container.has_alignment:
+                continue
             name = f"container {container.name}" if container.name else "claim"
             parts += [
                 Rule(f"hints of {name}", align="left", style="faint"),
@@ -97,7 +98,7 @@ def explanation(event: DecisionEvent, again: Placement | Refusal | None) -> list
     if event.outcome is not None:
         parts.append(
             Panel(
-                answer_view(event.outcome, has_facts=True, could_be_freed=event.request is not None),
+                answer_view(event.outcome, has_facts=has_facts, could_be_freed=event.request is not None),
                 title=Text(summary(event.outcome)),
                 title_align="left",
                 border_style="ok" if isinstance(event.outcome, Placement) else "fail",
@@ -169,8 +170,10 @@ def _request_table(request: PodRequest) -> Table:
         ]
         if container.cpus:
             wants.append(f"{container.cpus} exclusive cpus")
-        grid.add_row(f"{container.kind} {container.name or '(claim)'}", ", ".join(wants) or "nothing")
-    own = [f"{what} {wish}" for what, wish in (("policy", request.policy), ("scope", request.scope)) if wish is not None]
+        grid.add_row(f"{container.kind} {container.name}" if container.name else "claim", ", ".join(wants) or "nothing")
+    # A claim's devices were chosen before the node was asked to hold them: no policy has a part in that.
+    wishes = (("policy", request.policy), ("scope", request.scope)) if any(container.name for container in request.containers) else ()
+    own = [f"{what} {wish}" for what, wish in wishes if wish is not None]
     own += [f"locality {locality}" for locality in request.locality]
     if own:
         grid.add_row("of its own", ", ".join(own))

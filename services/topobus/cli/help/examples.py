@@ -70,7 +70,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("What is wrong, in a large fleet", "topobus doctor --problems"),
     ),
     "explain": (
-        ("Take one of `topobus decisions` apart", "topobus explain place-4f1c"),
+        ("Take one of `topobus decisions` apart", "topobus explain d-51e9c9e7756afd750d3e"),
         ("One that `simulate --decisions` wrote", "topobus explain --file decisions/0001.json"),
     ),
     "get": (

@@ -18,10 +18,13 @@ from topobus.domain.outcome import ContainerPlacement, HintList, Placement, Reas
 
 __all__ = ["answer_text", "answer_view", "facts_text", "hint_table", "hint_text", "hints_text", "reason_lines", "short_time", "summary"]
 
-# What comes nearest and what would fit stands among the reasons; it refuses nothing.
 # Of a device that nobody new gets now.
 _COMES_BACK = ("wait", "return", "repair")
+# What comes nearest and what would fit stands among the reasons; it refuses nothing.
 _ADVICE = ("nearest-miss", "would-fit")
+_UNITS = {"_gbps": "Gbit/s", "_bytes": "bytes", "_ms": "ms", "_s": "s"}
+# Drivers that do not tell a link's speed say 0.
+_ZERO_IS_UNKNOWN = ("bandwidth_gbps",)
 # A hint list of a big machine has hundreds of entries; the narrow ones decide, and JSON has all of them.
 _SHOWN_HINTS = 12
 
@@ -75,17 +78,37 @@ def reason_lines(reasons: Iterable[Reason], *, has_facts: bool = False) -> list[
         grid.add_column(width=2)
         grid.add_column(overflow="fold")
         text = Text(reason.message or reason.code)
-        text.append(f"  [{reason.code}{' ' + facts_text(reason) if has_facts and reason.facts else ''}]", "faint")
+        facts = facts_text(reason) if has_facts else ""
+        text.append(f"  [{reason.code}{': ' + facts if facts else ''}]", "faint")
         grid.add_row(" -", text)
         lines.append(grid)
     return lines
 
 
 def facts_text(reason: Reason) -> str:
-    """Write the facts as `key=value`, sorted by key."""
-    return " ".join(
-        f"{key}={','.join(map(str, value)) if isinstance(value, tuple) else value}" for key, value in sorted(reason.facts.items())
+    """Write the facts in words, sorted by key; what is empty, or 0 where the driver does not tell, is left out.
+
+    >>> facts_text(Reason(code="devices-chosen", message="", facts={"tied": 0, "is_exact": True, "bandwidth_gbps": 0.0, "devices": ("a", "b")}))
+    'devices a, b; exact: yes; tied 0'
+    """
+    return "; ".join(
+        _fact_text(key, value) for key, value in sorted(reason.facts.items()) if value not in ("", ()) and key not in _untold(reason)
     )
+
+
+def _untold(reason: Reason) -> frozenset[str]:
+    return frozenset(key for key in _ZERO_IS_UNKNOWN if not reason.facts.get(key))
+
+
+def _fact_text(key: str, value: str | float | tuple[str, ...]) -> str:
+    if isinstance(value, bool):
+        return f"{key.removeprefix('is_').removeprefix('has_').replace('_', ' ')}: {'yes' if value else 'no'}"
+    words, unit = next(
+        ((key.removesuffix(ending), f" {unit}") for ending, unit in _UNITS.items() if key.endswith(ending)),
+        (key, ""),
+    )
+    shown = ", ".join(map(str, value)) if isinstance(value, tuple) else f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{words.replace('_', ' ')} {shown}{unit}"
 
 
 def short_time(time: str) -> str:
@@ -143,10 +166,12 @@ def _container_view(container: ContainerPlacement, *, has_facts: bool) -> Render
         _where(container),
         "ok" if len(container.numa_nodes) <= 1 else "warn",
     )
-    aligned.append(f"   merged hint {hint_text(container.alignment)}", "faint")
+    if container.has_alignment:
+        aligned.append(f"   merged hint {hint_text(container.alignment)}", "faint")
     grid.add_row("where", aligned)
     if container.cpus:
         grid.add_row("cpus", f"{len(container.cpus)}: {container.cpus}")
     for device_class, names in sorted(container.devices.items()):
         grid.add_row(device_class, ", ".join(names))
-    return Group(grid, *([Text("why", "title"), *reason_lines(container.reasons, has_facts=has_facts)] if container.reasons else []))
+    reasons = container.told_reasons
+    return Group(grid, *([Text("why", "title"), *reason_lines(reasons, has_facts=has_facts)] if reasons else []))

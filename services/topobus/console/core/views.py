@@ -116,7 +116,9 @@ def decision_view(event: DecisionEvent) -> View:
         "is_dry_run": event.is_dry_run,
         "is_refused": isinstance(outcome, Refusal),
         "summary": "begun" if event.is_begun else _summary(outcome),
-        "policy": f"{event.view.options.policy.value}, scope {event.view.options.scope.value}" if event.view is not None else "",
+        "policy": f"{event.view.options.policy.value}, scope {event.view.options.scope.value}"
+        if event.view is not None and _is_aligned(outcome)
+        else "",
         "asked": [
             {
                 "container": container.name,
@@ -131,6 +133,11 @@ def decision_view(event: DecisionEvent) -> View:
         "reasons": [_reason(reason) for reason in outcome.reasons] if isinstance(outcome, Refusal) else [],
         "to_free": [_reason(reason) for reason in outcome.to_free] if isinstance(outcome, Refusal) else [],
     }
+
+
+def _is_aligned(outcome: Placement | Refusal | None) -> bool:
+    """Say whether the node's policy had a part in it; it has none in a claim's devices."""
+    return not isinstance(outcome, Placement) or any(container.has_alignment for container in outcome.containers)
 
 
 def _held_names(ledger: Holders | None, device_class: str) -> set[str]:
@@ -166,7 +173,7 @@ def _summary(outcome: Placement | Refusal | None) -> str:
 def _container_view(container: ContainerPlacement) -> View:
     return {
         "container": container.name or "(claim)",
-        "merged": _hint(container.alignment),
+        "merged": _hint(container.alignment) if container.has_alignment else "",
         "numa": str(container.numa_nodes) or "-",
         "cpus": str(container.cpus),
         "devices": {device_class: list(names) for device_class, names in sorted(container.devices.items())},
@@ -174,7 +181,7 @@ def _container_view(container: ContainerPlacement) -> View:
             {"resource": listed.resource, "hints": None if listed.hints is None else [_hint(hint) for hint in listed.hints[:_SHOWN_HINTS]]}
             for listed in container.hints
         ],
-        "reasons": [_reason(reason) for reason in container.reasons],
+        "reasons": [_reason(reason) for reason in container.told_reasons],
     }
 
 
