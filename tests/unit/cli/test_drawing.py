@@ -340,3 +340,19 @@ def test_draw_machine_shows_a_card_when_no_driver_owns_it() -> None:
     assert any("display 17:00.0 no driver: [10de:2330]" in line for line in lines)
     assert any("display 18:00.0 not offered: [10de:2330] (ast)" in line for line in lines)
     assert not any("19:00.0" in line or "1a:00.0" in line for line in lines)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_legend_is_folded_when_the_terminal_is_narrow(width: int) -> None:
+    """What holders have and what the signs mean is whole at any width."""
+    machine = machine_of(2, 16)
+    ledger = ledger_of("a-pod-of-a-rather-long-name", cpus="0,2,4,6,8,10,12,14,16,18,20,22", gpus=("gpu-0000-18-00-0",))
+
+    lines = drawn(machine, inventory_of(gpu(0x18)), ledger=ledger, width=width)
+
+    legend = lines[max(number for number, line in enumerate(lines) if line.startswith("╰")) + 1 :]
+    text = " ".join(" ".join(legend).split())
+    assert max(map(len, legend)) <= width
+    assert "…" not in text
+    wanted = ("a-pod-of-a-rather-long-name", "gpu", "0,2,4", "~ degraded", "small letter: one thread of the core")
+    assert [word for word in wanted if word not in text] == []

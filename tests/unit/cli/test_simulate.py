@@ -304,6 +304,23 @@ def test_simulate_takes_charts_as_they_are_when_a_profile_is_named(tmp_path: Pat
     assert "left out, for Topobus has no use for it: 1 ConfigMap, 1 Service" in printed.err
 
 
+def test_simulate_counts_what_it_leaves_out_when_that_is_of_many_kinds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fifty kinds, and as many workloads, are one short note each: the frequent ones by name."""
+    kinds = [f"apiVersion: example.com/v1\nkind: Widget{number}\nmetadata: {{name: w}}\n" for number in range(50)]
+    workload = CHART.split("---")[-1]
+    workloads = [workload.replace("name: web", f"name: web{number}").replace("replicas: 2", "replicas: 0") for number in range(50)]
+    (tmp_path / "chart.yaml").write_text("---\n".join([CHART, *kinds, kinds[7], *workloads]))
+
+    run(["simulate", "--root", "dgx", "-f", str(tmp_path), "--profiles", "nvidia", "--json"])
+
+    notes = {line.partition(":")[0]: line for line in capsys.readouterr().err.splitlines()}
+    left_out, planned = notes["left out, for Topobus has no use for it"], notes["planned as pods, as many as run at once"]
+    assert "2 Widget7" in left_out
+    assert left_out.endswith("objects of 46 other kinds")
+    assert planned.endswith("and 44 more")
+    assert max(len(left_out), len(planned)) < 260
+
+
 def test_simulate_names_the_profile_when_a_vendors_name_is_asked_without_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A refused chart is told what would plan it."""
     (tmp_path / "chart.yaml").write_text(CHART)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -9,7 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from rich.text import Text
 
+from topobus.cli.render.ascii_lines import AsciiLines, ascii_line
 from topobus.simulation.machines import build
 
 
@@ -49,6 +53,52 @@ def test_drawing_is_in_ascii_when_the_terminal_has_nothing_else(laptop: Path) ->
     assert b"NUMA node 0" in drawn.stdout
     assert b"?" not in drawn.stdout.split(b"unhealthy")[0]
     assert json.loads(as_json.stdout) == json.loads(_run("machine", "--root", str(laptop), "--json", PYTHONIOENCODING="utf-8").stdout)
+
+
+@pytest.mark.parametrize("columns", ["60", "80", "100"])
+@pytest.mark.parametrize(
+    "command", [("machine", "--machine", "dgx"), ("simulate", "--machine", "dgx", "--pods", "examples/pods/trainer.yaml")]
+)
+def test_borders_stand_under_each_other_when_the_terminal_has_only_ascii(command: tuple[str, ...], columns: str) -> None:
+    """A sign that ASCII writes with three, as where a text is cut, moves no border and no column behind it; no line is wider than with other signs."""
+    signs = _run(*command, COLUMNS=columns, PYTHONIOENCODING="utf-8").stdout.decode().splitlines()
+    lines = _run(*command, COLUMNS=columns, PYTHONIOENCODING="ascii", TERM="dumb", LC_ALL="C").stdout.decode().splitlines()
+
+    borders = [[place for place, sign in enumerate(line) if sign in "│╭╮╰╯"] for line in signs if line.startswith(("│", "╭", "╰"))]
+    framed = [line for line, written in zip(lines, signs, strict=True) if written.startswith(("│", "╭", "╰"))]
+    assert len(borders) > 10
+    assert [line for line, places in zip(framed, borders, strict=True) if {line[place] for place in places} - {"|", "+"}] == []
+    assert max(map(len, lines)) <= int(columns)
+    assert all("..." in line for line, written in zip(lines, signs, strict=True) if "…" in written)
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("│ gpu-0000-18… │", "| gpu-0000-... |"),
+        ("│ gpu-0000-18…    │", "| gpu-0000-18...  |"),
+        ("│ a…  │ b → c │", "| ... | b -> c|"),
+        ("name…   next", "name... next"),
+        ("name…  next", "nam... next"),
+        ("╭─ pod default/… ─╮", "+- pod defaul... -+"),
+        ("healthy → unhealthy   gpu-0", "healthy -> unhealthy  gpu-0"),
+        ("reading …", "reading ..."),
+        ("≥ 3 → ≤ 2", ">= 3 -> <= 2"),
+    ],
+)
+def test_line_keeps_its_columns_when_it_is_written_in_ascii(line: str, wanted: str) -> None:
+    """What a sign needs more is taken from blanks behind it, else from the text that it cuts; a sentence that has neither grows."""
+    assert ascii_line(line) == wanted
+
+
+def test_colours_stay_with_their_text_when_a_line_is_written_in_ascii() -> None:
+    """Only signs change: a terminal with colours and without Unicode has both right."""
+    console = Console(file=io.StringIO(), width=40, force_terminal=True, color_system="standard")
+    console.push_render_hook(AsciiLines())
+
+    console.print(Text.assemble(("was", "green"), " → ", ("is", "red")))
+
+    assert console.file.getvalue() == "\x1b[32mwas\x1b[0m -> \x1b[31mis\x1b[0m\n"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("word", ["pöd.yaml", "\udcff.yaml"])

@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from topobus.cli.application import run
 from topobus.cli.exits import ExitCode
 from topobus.cli.render.path_matrix import matrix_lines
 from topobus.cli.simulation.node import open_machine
+from topobus.domain.idset import CpuSet
 from topobus.domain.path_matrix import PathMatrix, path_matrix
 from topobus.simulation.machines import build
 
@@ -48,6 +50,33 @@ def test_topo_shows_every_pair_when_the_terminal_is_narrow_or_wide(profile: str,
     assert max(map(len, lines)) <= width
     assert words_of(lines, ids) == {device.id: list(row) for device, row in zip(matrix.devices, matrix.words, strict=True)}
     assert sum("CPU affinity" in line for line in lines) == 1
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 80])
+@pytest.mark.parametrize("profile", ["dgx", "gb200", "epyc-8numa", "laptop"])
+def test_topo_leaves_out_nothing_when_the_terminal_is_narrow(profile: str, width: int) -> None:
+    """Names, models, affinities and the legend are folded, not cut; no line is wider."""
+    matrix = matrix_of(profile)
+
+    lines = [line.plain for line in matrix_lines(matrix, width)]
+
+    text = " ".join(" ".join(lines).split())
+    assert max(map(len, lines)) <= width
+    assert "…" not in text
+    assert [meaning for meaning in matrix.legend.values() if meaning not in text] == []
+    assert [device.name for device in matrix.devices if device.name not in text] == []
+
+
+def test_topo_folds_affinities_when_a_list_of_cpus_is_longer_than_the_terminal() -> None:
+    """A node whose CPUs are numbered in turns has a list of hundreds of numbers: it stands below itself, whole."""
+    matrix = matrix_of("laptop")
+    scattered = CpuSet(*range(0, 256, 2))
+    device = structs.replace(matrix.devices[0], cpu_affinity=scattered)
+
+    lines = [line.plain for line in matrix_lines(structs.replace(matrix, devices=(device, *matrix.devices[1:])), 60)]
+
+    assert max(map(len, lines)) <= 60
+    assert str(scattered) in "".join("".join(lines).split())
 
 
 def test_topo_prints_gpus_and_nics_of_a_recorded_tree_with_their_names_and_legend(

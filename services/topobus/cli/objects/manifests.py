@@ -24,6 +24,7 @@ from topobus.kubernetes.api.workloads import WORKLOAD_KINDS
 __all__ = [
     "NamespacedName",
     "Note",
+    "counted_kinds",
     "manifest_files",
     "only_ours",
     "parse_namespaced",
@@ -43,6 +44,8 @@ Note = Callable[[str], None]
 _MANIFESTS = (".json", ".yaml", ".yml")
 # By which pods belong together to kube-scheduler (gangs, alpha).
 _GROUPED = frozenset({"schedulingGroup", "workloadRef"})
+# Kinds, or workloads, that one note names; a manifest may bring hundreds.
+_NAMED = 7
 _EXAMPLES = "examples/pods and examples/claims have manifests to start from"
 
 # A pod of the stand-alone tool has no API server to give it a uid: the same name is the same pod, on every machine and at every run.
@@ -77,9 +80,10 @@ def only_ours(parts: Sequence[MixedManifest], named: Sequence[Path], note: Note)
     """
     workloads = [text for part in parts for text in part.workloads]
     if workloads:
-        note(f"planned as pods, as many as run at once: {'; '.join(workloads)}")
+        more = f"; and {len(workloads) - _NAMED} more" if len(workloads) > _NAMED else ""
+        note(f"planned as pods, as many as run at once: {'; '.join(workloads[:_NAMED])}{more}")
     kinds = Counter(kind for part in parts for kind in part.left_out)
-    text = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    text = counted_kinds(kinds)
     objects = [api_object for part in parts for api_object in part.objects]
     is_workload = not WORKLOAD_KINDS.isdisjoint(kinds)
     if text and not objects and not workloads:
@@ -98,6 +102,20 @@ def only_ours(parts: Sequence[MixedManifest], named: Sequence[Path], note: Note)
     return objects
 
 
+def counted_kinds(kinds: Counter[str]) -> str:
+    """Count objects by kind, the frequent ones first; of many kinds the first are named and the others counted.
+
+    >>> counted_kinds(Counter({"Service": 1, "ConfigMap": 3}))
+    '3 ConfigMap, 1 Service'
+    >>> counted_kinds(Counter({f"Kind{number}": 1 for number in range(50)}))
+    '1 Kind0, 1 Kind1, 1 Kind10, 1 Kind11, 1 Kind12, 1 Kind13, and 44 objects of 44 other kinds'
+    """
+    ordered = sorted(kinds.items(), key=lambda entry: (-entry[1], entry[0]))
+    named, others = (ordered, []) if len(ordered) <= _NAMED else (ordered[: _NAMED - 1], ordered[_NAMED - 1 :])
+    text = ", ".join(f"{count} {kind}" for kind, count in named)
+    return text + (f", and {sum(count for _, count in others)} objects of {len(others)} other kinds" if others else "")
+
+
 def read_wanted(verb: str, files: Sequence[Path], note: Note) -> list[ApiObject]:
     """Read what a dry run is to answer: pods, those of workloads too, claims, and what they need.
 
@@ -111,7 +129,7 @@ def read_wanted(verb: str, files: Sequence[Path], note: Note) -> list[ApiObject]
         return objects
     named = ", ".join(map(shown_name, files))
     kinds = Counter(api_object.kind for api_object in objects)
-    text = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())) or "no pod that runs"
+    text = counted_kinds(kinds) or "no pod that runs"
     if "ResourceClaimTemplate" in kinds:
         names = ", ".join(metadata_of(api_object).name for api_object in objects if api_object.kind == "ResourceClaimTemplate")
         raise InputError(

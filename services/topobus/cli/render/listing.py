@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
-__all__ = ["Cell", "Column", "Fit", "Listing", "Row", "words_of"]
+__all__ = ["Cell", "Column", "Fit", "Listing", "Row", "fold", "hanging", "words_of"]
 
 Cell = str | Text
 
@@ -105,7 +105,7 @@ class Listing:
             shown.remove(yielding[-1])
             left_out.insert(0, self.columns[yielding[-1]].title)
         if left_out and self.has_headers:
-            body.extend(_fold(Text(f"too narrow for: {', '.join(left_out)} ({self.all_of_it})", "dim"), width))
+            body.extend(fold(Text(f"too narrow for: {', '.join(left_out)} ({self.all_of_it})", "dim"), width))
         return [_bare(line) for line in (*(_cut(line, width) for line in head), *body)]
 
     @property
@@ -153,7 +153,7 @@ class Listing:
                 if is_long and self.columns[place].fit is Fit.ID:
                     lines += [_cut(Text(f"{' ' * _INDENT}{self.columns[place].title}:", "dim"), width), *cell.split("\n")]
                 elif is_long:
-                    folded = _fold(part, width - 2 * _INDENT)
+                    folded = fold(part, width - 2 * _INDENT)
                     lines.extend(Text(" " * (_INDENT if number == 0 else 2 * _INDENT)) + other for number, other in enumerate(folded))
                 else:
                     line = _joined([line, part], 3) if line else part
@@ -161,6 +161,41 @@ class Listing:
                 lines.append(Text(" " * _INDENT) + line)
             lines.extend(_cut(Text(" " * _INDENT) + line, width) for line in row.below)
         return lines
+
+
+def fold(text: Text, width: int) -> list[Text]:
+    """Fold after blanks and commas; a word that is longer than the width is cut with an ellipsis."""
+    lines: list[Text] = []
+    for paragraph in text.split("\n"):
+        line = Text()
+        for word in words_of(paragraph):
+            if line and len(line) + len(_bare(word)) > width:
+                lines.append(_bare(line))
+                line = Text()
+            line = line + word
+            if len(_bare(line)) > width:
+                line = _cut(line, width)
+        lines.append(_bare(line))
+    return lines
+
+
+def hanging(head: Text, body: Text, width: int) -> list[Text]:
+    """Write a text behind its head, and what does not fit below itself; at a quarter of the width at most.
+
+    >>> [line.plain for line in hanging(Text("PIX  = "), Text("through one PCIe switch"), 20)]
+    ['PIX  = through one', '     PCIe switch']
+    """
+    indent = min(len(head), max(width // 4, 1))
+    first = fold(body, max(width - len(head), 1))[0] if len(head) < width else Text()
+    if not body.plain.startswith(first.plain):
+        # A word that is longer than the room beside the head has more below.
+        first = Text()
+    rest = body[len(first) :]
+    rest = rest[len(rest.plain) - len(rest.plain.lstrip(" ")) :]
+    lines = [head + first]
+    if rest:
+        lines += [Text(" " * indent) + line for line in fold(rest, width - indent)]
+    return [_bare(_cut(line, width)) for line in lines]
 
 
 def words_of(text: Text) -> list[Text]:
@@ -197,23 +232,7 @@ def _widths(columns: Sequence[Column], cells: Sequence[Sequence[Text]], width: i
 
 
 def _folded(cell: Text, column: Column, width: int) -> list[Text]:
-    return _fold(cell, width) if column.fit is Fit.TEXT else list(cell.split("\n"))
-
-
-def _fold(text: Text, width: int) -> list[Text]:
-    """Fold between words; a word that is longer than the width is cut with an ellipsis."""
-    lines: list[Text] = []
-    for paragraph in text.split("\n"):
-        line = Text()
-        for word in words_of(paragraph):
-            if line and len(line) + len(_bare(word)) > width:
-                lines.append(_bare(line))
-                line = Text()
-            line = line + word
-            if len(_bare(line)) > width:
-                line = _cut(line, width)
-        lines.append(_bare(line))
-    return lines
+    return fold(cell, width) if column.fit is Fit.TEXT else list(cell.split("\n"))
 
 
 def _cut(line: Text, width: int) -> Text:

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from topobus.cli.render.core_bars import core_bars
+from topobus.cli.render.listing import hanging
 from topobus.cli.render.output import DRAWING_WIDTH
 from topobus.cli.render.styles import HEALTH_STYLES, holder_style
 from topobus.domain.device import Inventory
@@ -164,14 +165,27 @@ def _leaf_line(stem: str, leaf: Leaf, holders: DrawnHolders, inner: int) -> Text
 def _legend(layout: MachineLayout, width: int, *, has_signs: bool) -> Iterable[RenderableType]:
     for holder in layout.holders.all:
         style = holder_style(holder)
-        yield _fit(Text.assemble((f" {holder.letter} ", style), (holder.name, style), f"  {holder.held_text}"), width)
-    signs = "· free  ! unhealthy  ? unknown  r recovering  ~ degraded"
+        yield from hanging(
+            Text.assemble((f" {holder.letter} ", style)), Text.assemble((holder.name, style), f"  {holder.held_text}"), width
+        )
+    signs = ["· free", "! unhealthy", "? unknown", "r recovering", "~ degraded"]
     if layout.holders.by_cpu:
-        signs += "  small letter: one thread of the core"
+        signs.append("small letter: one thread of the core")
     if has_signs:
-        yield _fit(Text(f" {signs}", "faint"), width)
+        yield from _signs(signs, width)
     if layout.distances:
-        yield _fit(Text(f" {layout.distances}", "faint"), width)
+        yield from hanging(Text(" "), Text(layout.distances, "faint"), width)
+
+
+def _signs(signs: Iterable[str], width: int) -> Iterable[Text]:
+    """Write what the signs mean, each with its meaning on one line."""
+    line = ""
+    for sign in signs:
+        if line and len(line) + 2 + len(sign) > width:
+            yield _fit(Text(line, "faint"), width)
+            line = ""
+        line += f"{'  ' if line else ' '}{sign}"
+    yield _fit(Text(line, "faint"), width)
 
 
 def _fit(line: Text, width: int) -> Text:

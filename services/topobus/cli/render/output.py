@@ -17,10 +17,11 @@ from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.theme import Theme
 
+from topobus.cli.render.ascii_lines import AsciiLines, ascii_text
 from topobus.contracts.codec import to_builtins
 from topobus.domain.errors import PeerUnavailable, TopobusError
 
-__all__ = ["DRAWING_WIDTH", "THEME", "Output", "adapt_streams", "error_console", "open_console"]
+__all__ = ["DRAWING_WIDTH", "THEME", "Output", "adapt_streams", "answer_console", "error_console", "open_console"]
 
 # Drawings and tables are laid out for this many columns: two terminals side by side on a laptop, and GitHub's code view.
 DRAWING_WIDTH = 100
@@ -37,33 +38,10 @@ THEME = Theme(
 )
 
 
-# Signs of drawings and texts for terminals that have only ASCII; whatever else there is becomes a question mark.
-_ASCII = str.maketrans(
-    {
-        **dict.fromkeys("─━═╌", "-"),
-        **dict.fromkeys("│┃║", "|"),
-        **dict.fromkeys("┌┐└┘├┤┬┴┼╭╮╰╯╔╗╚╝", "+"),
-        **dict.fromkeys("·•", "."),
-        "…": "...",
-        "×": "x",
-        "→": "->",
-        "–": "-",
-        "—": "-",
-        "“": '"',
-        "”": '"',
-        "’": "'",
-        "≥": ">=",
-        "≤": "<=",
-        **dict.fromkeys("█▓▒░■", "#"),
-    }
-)
-
-
 def _in_ascii(err: UnicodeError) -> tuple[str, int]:
     """Write what an encoding lacks by signs that every one has; a handler for codecs."""
     assert isinstance(err, UnicodeEncodeError)
-    text = err.object[err.start : err.end].translate(_ASCII)
-    return "".join(character if character.isascii() else "?" for character in text), err.end
+    return ascii_text(err.object[err.start : err.end]), err.end
 
 
 codecs.register_error("topobus-ascii", _in_ascii)
@@ -98,6 +76,14 @@ def open_console(**options: Any) -> Console:
     return Console(theme=THEME, highlight=False, emoji=False, **options)
 
 
+def answer_console(**options: Any) -> Console:
+    """Open a console for what goes to stdout, now or later: laid out for the signs that stdout has. `options` are rich's."""
+    console = open_console(**options)
+    if not _has_unicode(sys.stdout.encoding):
+        console.push_render_hook(AsciiLines())
+    return console
+
+
 def error_console() -> Console:
     """Open stderr for people."""
     return open_console(stderr=True, soft_wrap=True)
@@ -108,7 +94,7 @@ class Output:
 
     def __init__(self, *, is_json: bool = False, console: Console | None = None) -> None:
         self.is_json = is_json
-        self.console = console or open_console(width=_width())
+        self.console = console or answer_console(width=_width())
         self.errors = error_console()
 
     def show(self, *parts: RenderableType) -> None:

@@ -1,4 +1,7 @@
-"""Writes a path matrix as text: the words of `nvidia-smi topo -m`, in as many blocks of columns as the terminal needs, then the affinities, the names and the legend. Pure."""
+"""Writes a path matrix as text: the words of `nvidia-smi topo -m`, in as many blocks of columns as the terminal needs, then the affinities, the names and the legend.
+
+Flows in: a matrix and a width. Flows out: lines, none wider; what does not fit on one is folded and nothing is left out. Pure.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,13 @@ from collections.abc import Iterable, Sequence
 
 from rich.text import Text
 
+from topobus.cli.render.listing import fold, hanging
 from topobus.domain.path_matrix import MatrixDevice, PathMatrix
 
 __all__ = ["matrix_lines"]
+
+Column = Sequence[Sequence[str]]
+"""Cells from the title down, each of one line or several."""
 
 _GAP = "  "
 _NOT_TOLD = "N/A"
@@ -17,36 +24,31 @@ _AFFINITIES = ("CPU affinity", "NUMA affinity", "GPU NUMA ID")
 
 
 def matrix_lines(matrix: PathMatrix, width: int) -> Iterable[Text]:
-    """Write the matrix, no line wider than `width` but for one name or list of CPUs that is.
+    """Write the matrix, no line wider than `width` but for one name that is.
 
-    Order: blocks of columns; the affinities beside the last block where there is room, else in a block of their own; which device is which; the legend.
+    Order: blocks of columns; the affinities beside the last block where there is room, else in blocks of their own; which device is which; the legend.
     """
     ids = [device.id for device in matrix.devices]
     head = max(map(len, ids))
-    columns = [[ids[place], *(row[place] for row in matrix.words)] for place in range(len(ids))]
-    sizes = [max(map(len, column)) for column in columns]
-    affinities = [[title, *texts] for title, texts in zip(_AFFINITIES, zip(*map(_affinity, matrix.devices), strict=True), strict=True)]
-    affinity_sizes = [max(map(len, column)) for column in affinities]
-    blocks = _blocks(sizes, width - head)
-    for number, block in enumerate(blocks):
-        used = head + sum(sizes[place] + len(_GAP) for place in block)
-        has_all = number == len(blocks) - 1 and used + sum(size + len(_GAP) for size in affinity_sizes) <= width
-        yield from _block(
-            ["", *ids],
-            head,
-            [columns[place] for place in block] + (affinities if has_all else []),
-            [sizes[place] for place in block] + (affinity_sizes if has_all else []),
-        )
+    room = width - head
+    words = [[[ids[place]], *([row[place]] for row in matrix.words)] for place in range(len(ids))]
+    texts = zip(_AFFINITIES, zip(*map(_affinity, matrix.devices), strict=True), strict=True)
+    affinities = [[[title], *(_folded(text, room - len(_GAP)) for text in column)] for title, column in texts]
+    blocks = list(_blocks(words, room))
+    if _size((*blocks[-1], *affinities)) <= room:
+        blocks[-1] += affinities
+    else:
+        blocks += _blocks(affinities, room)
+    for block in blocks:
+        yield from _block(["", *ids], head, block)
         yield Text("")
-        if number == len(blocks) - 1 and not has_all:
-            yield from _block(["", *ids], head, affinities, affinity_sizes)
-            yield Text("")
     for device in matrix.devices:
-        parts = [device.id.ljust(head), device.name, device.model]
-        yield _fit(Text(_GAP.join(part for part in parts if part)), width)
+        yield from hanging(
+            Text(f"{device.id.ljust(head)}{_GAP}"), Text(_GAP.join(part for part in (device.name, device.model) if part)), width
+        )
     yield Text("")
     for word, meaning in matrix.legend.items():
-        yield _fit(Text(f"{word:<4} = {meaning}", "faint"), width)
+        yield from hanging(Text(f"{word:<4} = ", "faint"), Text(meaning, "faint"), width)
 
 
 def _affinity(device: MatrixDevice) -> tuple[str, str, str]:
@@ -54,33 +56,38 @@ def _affinity(device: MatrixDevice) -> tuple[str, str, str]:
     return str(device.cpu_affinity) or _NOT_TOLD, str(device.numa_affinity) or _NOT_TOLD, own
 
 
-def _blocks(sizes: Sequence[int], room: int) -> list[list[int]]:
+def _folded(text: str, width: int) -> list[str]:
+    return [line.plain for line in fold(Text(text), max(width, 1))]
+
+
+def _width_of(column: Column) -> int:
+    return max(len(line) for cell in column for line in cell)
+
+
+def _size(columns: Iterable[Column]) -> int:
+    return sum(len(_GAP) + _width_of(column) for column in columns)
+
+
+def _blocks(columns: Iterable[Column], room: int) -> Iterable[list[Column]]:
     """Part columns into blocks that fit; a block has at least one."""
-    blocks: list[list[int]] = [[]]
-    left = room
-    for place, size in enumerate(sizes):
-        need = size + len(_GAP)
-        if blocks[-1] and need > left:
-            blocks.append([])
-            left = room
-        blocks[-1].append(place)
-        left -= need
-    return blocks
+    block: list[Column] = []
+    for column in columns:
+        if block and _size((*block, column)) > room:
+            yield block
+            block = []
+        block.append(column)
+    yield block
 
 
-def _block(rows: Sequence[str], head: int, columns: Sequence[Sequence[str]], sizes: Sequence[int]) -> Iterable[Text]:
+def _block(rows: Sequence[str], head: int, columns: Sequence[Column]) -> Iterable[Text]:
+    sizes = list(map(_width_of, columns))
     for number, row in enumerate(rows):
-        line = Text(row.ljust(head), "title" if not number else "name")
-        for column, size in zip(columns, sizes, strict=True):
-            cell = column[number]
-            line.append(_GAP)
-            line.append(cell.ljust(size), "title" if not number else _STYLES.get("NV" if cell.startswith("NV") else cell, ""))
-        line.rstrip()
-        line.no_wrap = True
-        yield line
-
-
-def _fit(line: Text, width: int) -> Text:
-    line.truncate(width, overflow="ellipsis")
-    line.no_wrap = True
-    return line
+        for height in range(max(len(column[number]) for column in columns)):
+            line = Text((row if not height else "").ljust(head), "title" if not number else "name")
+            for column, size in zip(columns, sizes, strict=True):
+                cell = column[number][height] if height < len(column[number]) else ""
+                line.append(_GAP)
+                line.append(cell.ljust(size), "title" if not number else _STYLES.get("NV" if cell.startswith("NV") else cell, ""))
+            line.rstrip()
+            line.no_wrap = True
+            yield line

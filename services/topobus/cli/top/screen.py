@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from topobus.cli.render.machine_drawing import draw_machine
-from topobus.cli.render.output import open_console
+from topobus.cli.render.output import answer_console
 from topobus.cli.top.scene import Scene, ShownEvent
 from topobus.domain.drawing.letters import holders_of
 
@@ -34,7 +34,7 @@ class Palette:
         """Render to lines with their colours, each complete in itself."""
         terminal = self._terminal
         written = io.StringIO()
-        console = open_console(
+        console = answer_console(
             file=written,
             width=width,
             force_terminal=terminal.is_terminal,
