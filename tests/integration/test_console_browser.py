@@ -19,6 +19,7 @@ from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthStat
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.ledger import Allocation, Holding, Ledger
 from topobus.domain.machine import Cpu, Machine, NumaNode
+from topobus.domain.pci import PciAddress
 from topobus.domain.request import Owner, OwnerKind
 from topobus.domain.view import NodeAlignment
 from topobus.runtime.bus import Bus
@@ -62,7 +63,8 @@ async def url(nats_server: NatsServer, bus: Bus) -> AsyncIterator[str]:
         Device(name=f"gpu-{number}", device_class="gpu", model="H100", numa_nodes=NodeSet(number // 2), pcie_root=f"pci0000:{number // 2}0")
         for number in range(4)
     )
-    sick = Device(name="gpu-0", device_class="gpu", model="H100", numa_nodes=NodeSet(0), pcie_root="pci0000:00", health=SICK)
+    address = PciAddress(0, 0x18, 0, 0)
+    sick = Device(name="gpu-0", device_class="gpu", model="H100", numa_nodes=NodeSet(0), pci=address, pcie_root="pci0000:00", health=SICK)
     allocation = Allocation(owner=TRAINER, holdings=(Holding(container="main", devices={"gpu": ("gpu-0",)}, cpus=CpuSet(0, 1, 2, 3)),))
     await bus.put(MACHINE, Machine(node=NODE, numa_nodes=nodes, cpus=cpus, distances=((10, 21), (21, 10))), node=NODE)
     await bus.put(LEDGER, Ledger(node=NODE, allocations={TRAINER.key: allocation}), node=NODE)

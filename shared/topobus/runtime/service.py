@@ -75,8 +75,10 @@ def run(
     `check` refuses (by ConfigError) settings that cannot work together, before anything is connected; --check-config runs it, too. `serve` is cancelled by SIGTERM or SIGINT; then the bus drains and the status is 0. ConfigError gives 78, our own bug 70.
     """
     arguments = _parse(name, argv)
+    log = LogSettings()
     try:
         settings = load_settings(settings_type, name, file=arguments.config, environ=os.environ)
+        log = settings.log
         check_tracing(settings.tracing)
         if check is not None and not arguments.probe:
             check(settings)
@@ -100,7 +102,7 @@ def run(
         return EX_OK
     except Exception:  # noqa: BLE001
         # boundary: runtime.run. Whatever comes here is our own bug: one line with all we know, and a status that says so.
-        setup_logging(LogSettings(), service=name)
+        setup_logging(log, service=name)
         get_logger().exception("service.crashed")
         return EX_SOFTWARE
 

@@ -79,7 +79,7 @@ def sick_view(device: Device, node: str, ledger: Holders | None, event: HealthEv
         "action": worst.action.value if worst is not None else "",
         "since": device.health.since,
         "model": device.model,
-        "pci": device.pci,
+        "pci": str(device.pci or ""),
         "numa": str(device.numa_nodes) if device.numa_nodes is not None else "",
         "users": sorted({str(owner) for owner in pods}),
         "conditions": conditions_view(device.health),
