@@ -14,7 +14,7 @@ import msgspec
 from topobus.console.config import ConsoleSettings
 from topobus.console.core.board import Board
 from topobus.console.core.node_drawing import View, node_view
-from topobus.console.core.silence import API_SERVER, Words, as_heard, silence_view
+from topobus.console.core.silence import API_SERVER, as_heard, silence_view
 from topobus.console.core.views import decision_view, event_view, for_counting, node_row, sick_view
 from topobus.console.core.waiting import WaitingList
 from topobus.contracts.catalogue import ALIGNMENT, DECISION, HEALTH, INVENTORY, LEDGER, MACHINE, OBJECT
@@ -23,6 +23,7 @@ from topobus.domain.device import Inventory
 from topobus.domain.drawing.letters import holders_of
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.ledger import Holders
+from topobus.domain.silence import Words
 from topobus.domain.timestamps import rfc3339
 from topobus.domain.view import NodeAlignment
 from topobus.runtime.bus import Bus, Change, ChangeKind, Received, Start

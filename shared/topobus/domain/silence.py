@@ -2,6 +2,8 @@
 
 Flows in: whether the service answered, look by look. Flows out: heard, or silent since when; and an inventory in which a silent service's devices are
 Unknown. Nobody publishes such an inventory: each reader judges for itself, and the service's own word stands again with its first answer.
+
+Who only reads asks nobody: a node's topology says on the bus which device services do not answer, and says so anew now and then; when that ends, topology itself is silent (`Words`).
 """
 
 from __future__ import annotations
@@ -13,11 +15,29 @@ from msgspec import Meta, Struct, structs
 
 from topobus.domain.device import Device, Inventory
 from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState, RecoveryAction
+from topobus.domain.view import NodeAlignment
 
-__all__ = ["SERVICE_SILENT", "Answered", "Silence", "SilenceSettings", "Silent", "SilentBecause", "next_silence", "unheard"]
+__all__ = [
+    "SERVICE_SILENT",
+    "TOPOLOGY",
+    "Answered",
+    "Silence",
+    "SilenceSettings",
+    "Silent",
+    "SilentBecause",
+    "Words",
+    "next_silence",
+    "unheard",
+]
 
 SERVICE_SILENT = "service-silent"
 """The reason that a silent service's devices are Unknown, and that placements on them are refused."""
+
+TOPOLOGY = "topology"
+"""The name of a node's topology among those who are silent; the others are device classes."""
+# So many words may be missed: a store that is busy or away for a moment is no silence.
+_MISSED_WORDS = 3
+_SLACK_S = 10.0
 
 Seconds = Annotated[float, Meta(gt=0, le=3600)]
 
@@ -112,6 +132,48 @@ def next_silence(before: Silence, answer: Answered | Silent, *, at: float, setti
         looked_at=at,
         was_heard=before.was_heard,
     )
+
+
+class Words:
+    """What each node's topology said last, and when it was heard; times are seconds of one monotonic clock.
+
+    >>> words = Words()
+    >>> words.note("n1", NodeAlignment(node="n1", unheard_classes={"gpu": "09:00"}, is_said_every_s=30.0), at=0.0, said_at="09:05")
+    >>> words.silent("n1", now=50.0), words.silent("n1", now=101.0)
+    ({'gpu': '09:00'}, {'gpu': '09:00', 'topology': '09:05'})
+    """
+
+    def __init__(self) -> None:
+        self._words: dict[str, tuple[NodeAlignment, str]] = {}
+        self._heard_at: dict[str, float] = {}
+
+    def note(self, node: str, alignment: NodeAlignment, *, at: float, said_at: str) -> None:
+        """Take in a word; `said_at` is when it was stored, RFC 3339."""
+        self._words[node] = (alignment, said_at)
+        self._heard_at[node] = at
+
+    def drop(self, node: str) -> None:
+        """Forget a node that is gone."""
+        self._words.pop(node, None)
+        self._heard_at.pop(node, None)
+
+    def excuse(self, at: float) -> None:
+        """Say that until now nobody could be heard: whoever is silent, is so from now on."""
+        self._heard_at = dict.fromkeys(self._heard_at, at)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Whose words are known, sorted."""
+        return tuple(sorted(self._words))
+
+    def silent(self, node: str, now: float) -> dict[str, str]:
+        """Name the silent: classes and TOPOLOGY, with the time since when, RFC 3339; empty when all speak, or nothing is known."""
+        if node not in self._words:
+            return {}
+        alignment, said_at = self._words[node]
+        limit_s = _MISSED_WORDS * alignment.is_said_every_s + _SLACK_S
+        is_silent = alignment.is_said_every_s > 0 and now - self._heard_at[node] > limit_s
+        return {**alignment.unheard_classes, **({TOPOLOGY: said_at} if is_silent else {})}
 
 
 def unheard(inventory: Inventory, *, since: str = "") -> Inventory:

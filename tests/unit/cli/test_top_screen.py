@@ -9,9 +9,8 @@ from rich.console import Console
 from rich.text import Text
 
 from topobus.cli.render.output import THEME
-from topobus.cli.top.keys import Key
 from topobus.cli.top.scene import Scene, ShownEvent
-from topobus.cli.top.screen import Palette, painted, screen
+from topobus.cli.top.screen import Palette, node_screen, painted
 from topobus.domain.ledger import Allocation, Holding, Ledger
 from topobus.domain.request import Owner, OwnerKind
 from topobus.runtime.bus import Change, ChangeKind
@@ -24,25 +23,23 @@ _PALETTE = Palette(Console(file=io.StringIO(), theme=THEME))
 
 @pytest.fixture(scope="module")
 def recorded_scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
-    """Two nodes of a recorded machine, one with a long event."""
+    """A node of a recorded machine, with a long event."""
     root = tmp_path_factory.mktemp("laptop")
     build("laptop", root)
-    scene = Scene()
-    for node in ("node-a", "node-b"):
-        machine = read_machine(Tree(HardwareSettings(root=str(root))), node)
-        scene.take_machine(Change(kind=ChangeKind.PUT, parts={"node": node}, revision=1, value=machine))
-    scene.add_event(ShownEvent(time="2", node="node-a", line=Text("later " + "word " * 30)))
-    scene.add_event(ShownEvent(time="1", node="node-a", line=Text("sooner")))
+    scene = Scene(node="node-a")
+    machine = read_machine(Tree(HardwareSettings(root=str(root))), "node-a")
+    scene.take_machine(Change(kind=ChangeKind.PUT, parts={"node": "node-a"}, revision=1, value=machine))
+    scene.add_event(ShownEvent(time="2", line=Text("later " + "word " * 30)))
+    scene.add_event(ShownEvent(time="1", line=Text("sooner")))
     return scene
 
 
-@pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 20), (40, 10), (120, 50), (200, 60), (30, 5), (20, 3)])
-def test_screen_is_as_large_as_the_terminal(recorded_scene: Scene, width: int, height: int) -> None:
+@pytest.mark.parametrize("is_alone", [True, False])
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 20), (40, 10), (120, 50), (200, 60), (30, 5), (20, 3), (20, 1)])
+def test_screen_is_as_large_as_the_terminal(recorded_scene: Scene, width: int, height: int, is_alone: bool) -> None:
     """As many lines as there are, none wider; wherever it is scrolled to."""
-    for key in (Key.HOME, *[Key.PAGE_DOWN] * 9, Key.RIGHT, Key.LEFT):
-        recorded_scene.press(key)
-
-        lines = screen(recorded_scene, width, height, _PALETTE)
+    for scroll in (0, 5, 90):
+        lines = node_screen(recorded_scene, scroll, width, height, _PALETTE, place="1 of 1,000", is_alone=is_alone).lines
 
         assert len(lines) == height
         assert max(map(len, lines)) <= width
@@ -50,22 +47,18 @@ def test_screen_is_as_large_as_the_terminal(recorded_scene: Scene, width: int, h
 
 def test_scrolling_ends_with_the_drawing(recorded_scene: Scene) -> None:
     """A key too many does nothing: the next one up scrolls up at once."""
-    recorded_scene.press(Key.HOME)
-    for _ in range(50):
-        recorded_scene.press(Key.PAGE_DOWN)
-    at_end = screen(recorded_scene, 80, 12, _PALETTE)
-    recorded_scene.press(Key.UP)
+    at_end = node_screen(recorded_scene, 500, 80, 12, _PALETTE)
 
-    assert screen(recorded_scene, 80, 12, _PALETTE) != at_end
-    assert "more lines below" not in at_end[-1]
+    assert at_end.scroll < 500
+    assert node_screen(recorded_scene, at_end.scroll - 1, 80, 12, _PALETTE).lines != at_end.lines
+    assert "more lines below" not in at_end.lines[-1]
 
 
 def test_event_is_whole_again_when_the_terminal_grows(recorded_scene: Scene) -> None:
     """Cutting is for one screen; events stand in the order of time."""
-    recorded_scene.press(Key.HOME)
-    screen(recorded_scene, 40, 24, _PALETTE)
+    node_screen(recorded_scene, 0, 40, 24, _PALETTE)
 
-    wide = screen(recorded_scene, 200, 40, _PALETTE)
+    wide = node_screen(recorded_scene, 0, 200, 40, _PALETTE).lines
 
     sooner, later = (next(number for number, line in enumerate(wide) if line.startswith(word)) for word in ("sooner", "later"))
     assert sooner < later
@@ -79,7 +72,7 @@ def test_owner_keeps_its_letter_when_others_come_and_go(recorded_scene: Scene) -
     def letter_line(*owners: Owner) -> str:
         ledger = Ledger(node="node-a", allocations={owner.key: Allocation(owner=owner, holdings=(Holding(),)) for owner in owners})
         recorded_scene.take_ledger(Change(kind=ChangeKind.PUT, parts={"node": "node-a"}, revision=2, value=ledger))
-        return next(line for line in screen(recorded_scene, 100, 80, _PALETTE) if "pod default/tuner" in line)
+        return next(line for line in node_screen(recorded_scene, 0, 100, 80, _PALETTE).lines if "pod default/tuner" in line)
 
     assert letter_line(late).startswith(" T ")
     assert letter_line(early, late).startswith(" T ")
@@ -87,14 +80,15 @@ def test_owner_keeps_its_letter_when_others_come_and_go(recorded_scene: Scene) -
 
 
 def test_nothing_is_said_to_be_there_when_watches_begin_anew(recorded_scene: Scene) -> None:
-    """After a reset what is known is void; a node that goes is gone from the screen."""
-    scene = Scene(machines=dict(recorded_scene.machines))
-    scene.take_machine(Change(kind=ChangeKind.DELETE, parts={"node": "node-a"}, revision=3, value=None))
-    assert scene.node == "node-b"
+    """After a reset what is known is void; a machine that is gone is said to be."""
+    scene = Scene(node="node-a")
+    unread = node_screen(scene, 0, 80, 24, _PALETTE).lines
+    scene.take_machine(Change(kind=ChangeKind.PUT, parts={"node": "node-a"}, revision=1, value=recorded_scene.machine))
 
     scene.take_machine(Change(kind=ChangeKind.RESET, parts={}, revision=0, value=None))
 
-    assert "no node reports a machine" in screen(scene, 80, 24, _PALETTE)[0]
+    assert "reading" in unread[1]
+    assert "node-a reports no machine" in node_screen(scene, 0, 80, 24, _PALETTE).lines[1]
 
 
 def test_painting_writes_only_what_changed() -> None:

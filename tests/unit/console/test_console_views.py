@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 from msgspec import structs
 
 from topobus.console.core.access import Attempts, allowed_hosts, is_allowed_host, is_same_origin
 from topobus.console.core.board import Board
 from topobus.console.core.node_drawing import node_view
-from topobus.console.core.silence import TOPOLOGY, Words, as_heard, silence_view
+from topobus.console.core.silence import as_heard, silence_view
 from topobus.console.core.views import decision_view, for_counting, node_row, sick_view
 from topobus.console.core.waiting import WaitingList
 from topobus.contracts.messages import ApiObject, DecisionEvent
@@ -21,7 +22,8 @@ from topobus.domain.machine import Cpu, Machine, NumaNode, PciDevice
 from topobus.domain.outcome import ContainerPlacement, Placement, Reason, Refusal
 from topobus.domain.pci import PciAddress
 from topobus.domain.request import Owner, OwnerKind
-from topobus.domain.view import NodeAlignment, NodeView
+from topobus.domain.silence import TOPOLOGY
+from topobus.domain.view import NodeView
 
 POD = Owner(kind=OwnerKind.POD, name="trainer", uid="u-1")
 SICK = DeviceHealth(
@@ -62,9 +64,10 @@ def test_inventory_for_counting_counts_the_same_and_keeps_no_model_of_what_is_we
 
 def test_sick_view_names_the_pod_when_the_ledger_has_it() -> None:
     """Without an event the ledger tells who is affected; a device that is well has no view."""
-    view = sick_view(_gpu("gpu-0", SICK, model="H100", pci="0000:18:00.0", numa_nodes=NodeSet(0)), "n1", _held("gpu-0"))
+    view = sick_view(_gpu("gpu-0", SICK, model="H100", pci=PciAddress(0, 0x18, 0, 0), numa_nodes=NodeSet(0)), "n1", _held("gpu-0"))
 
     assert view is not None
+    assert msgspec.json.decode(msgspec.json.encode(view)) == view
     assert (view["state"], view["reason"], view["users"]) == ("unhealthy", "link-down", ["pod default/trainer"])
     assert (view["model"], view["pci"], view["numa"]) == ("H100", "0000:18:00.0", "0")
     assert sick_view(_gpu("gpu-1"), "n1", _held("gpu-1")) is None
@@ -109,21 +112,6 @@ def test_node_view_shows_parts_and_what_is_not_offered_when_a_card_has_them() ->
     assert (second["parts"][0]["users"], second["parts"][0]["text"]) == (["pod default/trainer"], "link-down")
     assert (first["name"], first["is_offered"]) == ("display 08:00.0", False)
     assert panel["cores"][0][0]["text"] == "cpu 0: not well, pod default/trainer"
-
-
-def test_words_tell_who_is_silent_when_a_service_or_topology_stops() -> None:
-    """Device services by topology's word, topology by the lack of it; a bus that was away is no silence, an older release's silence says nothing, a node that is gone neither."""
-    words = Words()
-    for node, every_s in (("n1", 30.0), ("old", 0.0), ("gone", 30.0)):
-        words.note(node, NodeAlignment(node=node, unheard_classes={"nic": "08:00"}, is_said_every_s=every_s), at=0.0, said_at="09:00")
-    words.drop("gone")
-
-    late, old = words.silent("n1", 101.0), words.silent("old", 1e6)
-    words.excuse(101.0)
-
-    assert late == {"nic": "08:00", TOPOLOGY: "09:00"}
-    assert words.silent("n1", 102.0) == old == {"nic": "08:00"}
-    assert (words.silent("gone", 1e6), words.nodes) == ({}, ("n1", "old"))
 
 
 def test_devices_are_unknown_and_told_once_when_their_service_is_silent() -> None:

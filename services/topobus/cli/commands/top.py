@@ -1,7 +1,7 @@
-"""`topobus top`: the drawing of a machine, live: who holds what, how devices are, and the newest events.
+"""`topobus top`: a fleet as a table and each node as a drawing, live: what is in use, what is not well, who holds what, and the newest events.
 
-State comes from watches and events from streams, so a change is on the screen when it happened. Only whether services still answer is asked now and then: silence
-writes nothing.
+State comes from watches and events from streams, so a change is on the screen when it happened, and nothing is read twice. Of a node that is drawn all is read, of the others what
+a row needs. Only whether services of the drawn node still answer is asked now and then: silence writes nothing.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ import asyncio
 import contextlib
 import os
 import sys
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,51 +21,61 @@ from rich.text import Text
 
 from topobus.cli.commands.health import WatchedEvent, event_line
 from topobus.cli.exits import ExitCode
-from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus, the_node
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus
 from topobus.cli.pci_names import read_pci_names
 from topobus.cli.render.answers import answer_text, short_time
 from topobus.cli.render.output import Output
-from topobus.cli.system.fleet_inventories import list_inventories
+from topobus.cli.system.fleet_inventories import list_inventories_as
 from topobus.cli.system.responding_services import as_of_now
-from topobus.cli.top.keys import Key
+from topobus.cli.top.fleet import CountedInventory, Fleet, NodeRow
+from topobus.cli.top.fleet_screen import fleet_lines, fleet_screen, page_of, shown_rows
+from topobus.cli.top.keys import Key, Press
 from topobus.cli.top.scene import Scene, ShownEvent
-from topobus.cli.top.screen import Palette, painted, screen, whole_view
-from topobus.cli.top.terminal import full_screen
-from topobus.contracts.catalogue import DECISION, HEALTH, INVENTORY, LEDGER, MACHINE
+from topobus.cli.top.screen import Palette, help_screen, node_screen, painted, whole_view
+from topobus.cli.top.terminal import FullScreen, full_screen
+from topobus.cli.top.view import View, press
+from topobus.contracts.catalogue import ALIGNMENT, DECISION, HEALTH, INVENTORY, LEDGER, MACHINE, OBJECT
 from topobus.contracts.messages import DecisionEvent
+from topobus.contracts.nouns import State
+from topobus.domain.errors import PeerUnavailable
+from topobus.domain.ledger import Holders
 from topobus.domain.outcome import Refusal
-from topobus.runtime.bus import Bus, Change, ChangeKind, Received, Start
+from topobus.runtime.bus import Bus, Change, ChangeKind, Entry, Received, Start
 from topobus.sysfs.report import machine_report
 
 __all__ = ["top"]
 
+_COUNTED = INVENTORY.read_as(CountedInventory)
+_HELD = LEDGER.read_as(Holders)
 _FIRST_EVENTS = 20
 # A burst of changes is drawn together: nobody reads more than so many screens a second.
 _BETWEEN_DRAWINGS_S = 0.1
 # Long beside the second that topology waits for a service, short beside a person's patience.
 _BETWEEN_SIGNS_S = 5.0
+# Nodes that have a key of a machine and no inventory are looked at one by one, for the key may be that of a machine that is gone; so many are in doubt at most.
+_MOST_LOOKS = 64
 
 
 def top(
     *,
-    node: Annotated[str | None, Parameter(help="The node to begin with; arrow keys show the others.")] = None,
+    node: Annotated[str | None, Parameter(help="The node to begin with; Esc shows all.")] = None,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
-    """Draw machines live: holders, health and the newest events. Without a terminal it prints once."""
+    """Show all nodes live as a table, sick ones first, and draw one: holders, health and the newest events. Without a terminal it prints once."""
     return asyncio.run(_top(node, options))
 
 
 async def _top(node: str | None, options: BusOptions) -> int:
     output = options.output()
     async with open_bus(options) as bus:
-        scene = Scene(wanted=await the_node(bus, node) if node is not None else None)
-        await _read(bus, scene)
+        if node is not None and await bus.get(MACHINE, node=node) is None:
+            one_of("node", node, await _members(bus, set()))
         why_once = _why_once(output)
         if why_once:
-            await _show_once(bus, scene, output, why_once, node)
+            await _show_once(bus, output, why_once, node)
             return ExitCode.OK
         with contextlib.suppress(asyncio.CancelledError):
-            await _live(bus, scene, output)
+            await _Live(bus, output, node).run()
     return ExitCode.OK
 
 
@@ -77,17 +90,27 @@ def _why_once(output: Output) -> str:
     return f"the terminal is {os.environ.get('TERM') or 'of no kind'}" if os.environ.get("TERM", "dumb") in ("dumb", "") else ""
 
 
-async def _show_once(bus: Bus, scene: Scene, output: Output, why: str, node: str | None) -> None:
-    scene.wanted = await the_node(bus, node or scene.node or None)
-    await _look_for_silence(bus, scene)
-    if output.is_json:
-        name = scene.node
+async def _show_once(bus: Bus, output: Output, why: str, node: str | None) -> None:
+    members = await _members(bus, set())
+    if node is None and not members:
+        raise PeerUnavailable("no node reports a machine", next_step="is topobus-discovery running there? `topobus doctor` tells")
+    if node is None and len(members) > 1:
+        fleet = await _read_fleet(bus, members)
+        if output.is_json:
+            output.document({"nodes": [_document(row) for row in fleet.rows], "waiting": fleet.unplaced})
+            return
+        output.note(f"{why}: printed once")
+        output.show(*fleet_lines(fleet, output.console.width))
+        return
+    scene = Scene(node=node or members[0])
+    await _read_node(bus, scene)
+    if output.is_json and scene.machine is not None:
         output.document(
             {
-                "node": name,
-                "machine": machine_report(scene.machines[name]),
-                "inventories": scene.inventories_of(name),
-                "ledger": scene.ledgers.get(name),
+                "node": scene.node,
+                "machine": machine_report(scene.machine),
+                "inventories": scene.shown_inventories,
+                "ledger": scene.ledger,
             }
         )
         return
@@ -95,102 +118,242 @@ async def _show_once(bus: Bus, scene: Scene, output: Output, why: str, node: str
     output.show(*whole_view(scene, output.console.width))
 
 
-async def _read(bus: Bus, scene: Scene) -> None:
-    """Read what there is, so that the first screen is a whole one."""
-    for machine in await bus.list(MACHINE):
-        scene.take_machine(Change(kind=ChangeKind.PUT, parts=machine.parts, revision=machine.revision, value=machine.value))
-    functions = [function for described in scene.machines.values() for function in described.pci_devices]
-    scene.pci_names |= read_pci_names(functions, Path("/"))
-    for inventory in (await list_inventories(bus))[0]:
-        scene.take_inventory(Change(kind=ChangeKind.PUT, parts=inventory.parts, revision=inventory.revision, value=inventory.value))
-    for ledger in await bus.list(LEDGER):
-        scene.take_ledger(Change(kind=ChangeKind.PUT, parts=ledger.parts, revision=ledger.revision, value=ledger.value))
-    for decision in await bus.last(DECISION, limit=_FIRST_EVENTS):
+def _document(row: NodeRow) -> dict[str, object]:
+    return {
+        "node": row.node,
+        "state": row.rank.name.lower(),
+        "classes": {
+            use.device_class: {"total": use.total, "used": use.used, "free": use.free, "sick": use.sick, "isSilent": use.is_silent}
+            for use in row.uses
+        },
+        "sick": row.sick,
+        "waiting": row.waits,
+        "why": row.why,
+    }
+
+
+async def _members(bus: Bus, counted: set[str]) -> list[str]:
+    """Name the nodes that report a machine, sorted; `counted`: those that surely are there, for they have an inventory."""
+    names = {parts["node"] for parts in await bus.keys(MACHINE)}
+    doubtful = sorted(names - counted)[:_MOST_LOOKS]
+    if len(names - counted) > _MOST_LOOKS:
+        return sorted(names)
+    gone = [name for name, entry in zip(doubtful, [await bus.get(MACHINE, node=name) for name in doubtful], strict=True) if entry is None]
+    return sorted(names - set(gone))
+
+
+async def _read_fleet(bus: Bus, members: list[str]) -> Fleet:
+    fleet = Fleet()
+    fleet.know_members(members)
+    for inventory in (await list_inventories_as(bus, _COUNTED))[0]:
+        fleet.take_inventory(_as_change(inventory))
+    for ledger in await bus.list(_HELD):
+        fleet.take_ledger(_as_change(ledger))
+    for alignment in await bus.list(ALIGNMENT):
+        fleet.take_alignment(_as_change(alignment))
+    for api_object in await bus.list(OBJECT):
+        fleet.take_object(_as_change(api_object))
+    fleet.is_settled = True
+    return fleet
+
+
+def _as_change(entry: Entry[Any]) -> Change[Any]:
+    return Change(kind=ChangeKind.PUT, parts=entry.parts, revision=entry.revision, value=entry.value)
+
+
+async def _read_node(bus: Bus, scene: Scene) -> None:
+    """Read what there is of one node."""
+    machine = await bus.get(MACHINE, node=scene.node)
+    if machine is not None:
+        scene.take_machine(_as_change(machine))
+        await _name_functions(scene)
+    for inventory in await bus.list(INVENTORY, node=scene.node):
+        scene.take_inventory(_as_change(inventory))
+    ledger = await bus.get(LEDGER, node=scene.node)
+    if ledger is not None:
+        scene.take_ledger(_as_change(ledger))
+    await _read_events(bus, scene)
+    await _look_for_silence(bus, scene)
+
+
+async def _read_events(bus: Bus, scene: Scene) -> None:
+    for decision in await bus.last(DECISION, limit=_FIRST_EVENTS, node=scene.node):
         _add_decision(scene, decision.value)
-    for event in await bus.last(HEALTH, limit=_FIRST_EVENTS):
+    for event in await bus.last(HEALTH, limit=_FIRST_EVENTS, node=scene.node):
         # What a service said of a device when it started is no news.
         if event.value.previous is not None:
             scene.add_event(_health(event))
 
 
-async def _live(bus: Bus, scene: Scene, output: Output) -> None:
-    me = asyncio.current_task()
-    assert me is not None
-    changed = asyncio.Event()
-    palette = Palette(output.console)
-    shown: list[str] = []
-
-    def press(keys: list[Key]) -> None:
-        if Key.REDRAW in keys:
-            shown.clear()
-        for key in keys:
-            if not scene.press(key):
-                me.cancel()
-        changed.set()
-
-    def redraw() -> None:
-        shown.clear()
-        changed.set()
-
-    with full_screen(sys.stdin.fileno(), sys.stdout, on_keys=press, on_change=redraw, on_end=me.cancel) as terminal:
-        async with asyncio.TaskGroup() as group:
-            for reading in _readings(bus, scene, changed):
-                group.create_task(reading)
-            while True:
-                changed.clear()
-                width, height = terminal.size()
-                lines = screen(scene, width, height, palette)
-                terminal.write(painted(shown, lines) if len(shown) == len(lines) else "\x1b[2J" + painted([], lines))
-                shown[:] = lines
-                await changed.wait()
-                await asyncio.sleep(_BETWEEN_DRAWINGS_S)
+async def _name_functions(scene: Scene) -> None:
+    if scene.machine is not None:
+        scene.pci_names |= await asyncio.to_thread(read_pci_names, scene.machine.pci_devices, Path("/"))
 
 
-def _readings(bus: Bus, scene: Scene, changed: asyncio.Event) -> list[Any]:
-    """Everything that changes the scene, each as long as the screen is shown."""
+class _Live:
+    """The screen, as long as it is shown."""
 
-    async def watch(state: Any, take: Any) -> None:
-        async with contextlib.aclosing(bus.watch(state)) as changes:
+    def __init__(self, bus: Bus, output: Output, node: str | None) -> None:
+        self._bus = bus
+        self._palette = Palette(output.console)
+        self._fleet = Fleet(time.monotonic)
+        self._view = View(opened=node or "")
+        self._scene: Scene | None = None
+        self._page = 1
+        self._shown: list[str] = []
+        self._changed = asyncio.Event()
+        self._unsettled = {state.name for state in (INVENTORY, LEDGER, OBJECT)}
+
+    async def run(self) -> None:
+        """Show it until a key or a signal ends it."""
+        me = asyncio.current_task()
+        assert me is not None
+        with full_screen(
+            sys.stdin.fileno(),
+            sys.stdout,
+            on_presses=lambda presses: self._press(presses, me.cancel),
+            on_change=self._redraw,
+            on_end=me.cancel,
+        ) as terminal:
+            async with asyncio.TaskGroup() as group:
+                for reading in (
+                    self._watch(_COUNTED, self._fleet.take_inventory),
+                    self._watch(_HELD, self._fleet.take_ledger),
+                    self._watch(ALIGNMENT, self._fleet.take_alignment),
+                    self._watch(OBJECT, self._fleet.take_object),
+                    self._listen(),
+                ):
+                    group.create_task(reading)
+                following: asyncio.Task[None] | None = None
+                while True:
+                    self._changed.clear()
+                    opened = self._opened()
+                    if opened != (self._scene.node if self._scene is not None else ""):
+                        if following is not None:
+                            following.cancel()
+                        self._scene = Scene(node=opened) if opened else None
+                        following = group.create_task(self._follow(self._scene)) if self._scene is not None else None
+                    self._draw(terminal)
+                    await self._changed.wait()
+                    await asyncio.sleep(_BETWEEN_DRAWINGS_S)
+
+    def _opened(self) -> str:
+        """The node that is drawn: of one node alone there is no table."""
+        rows = self._fleet.rows
+        if self._fleet.is_settled and not self._view.opened and len(rows) == 1:
+            self._view = replace(self._view, opened=rows[0].node)
+        return self._view.opened
+
+    def _draw(self, terminal: FullScreen) -> None:
+        width, height = terminal.size()
+        rows = shown_rows(self._fleet, self._view)
+        self._page = page_of(height)
+        if self._view.has_help:
+            screen = help_screen(self._view.scroll, width, height, self._palette)
+            self._view = replace(self._view, scroll=screen.scroll)
+        elif self._scene is not None:
+            nodes = [row.node for row in rows]
+            place = f"{nodes.index(self._scene.node) + 1} of {len(nodes):,}" if len(nodes) > 1 and self._scene.node in nodes else ""
+            is_alone = len(self._fleet.rows) <= 1
+            screen = node_screen(self._scene, self._view.scroll, width, height, self._palette, place=place, is_alone=is_alone)
+            self._view = replace(self._view, scroll=screen.scroll)
+        else:
+            screen, self._view = fleet_screen(self._fleet, rows, self._view, width, height, self._palette)
+        shown, lines = self._shown, screen.lines
+        terminal.write(painted(shown, lines) if len(shown) == len(lines) else "\x1b[2J" + painted([], lines))
+        self._shown = lines
+
+    def _press(self, presses: list[Press], end: Callable[[], object]) -> None:
+        for pressed in presses:
+            if pressed.key is Key.REDRAW:
+                self._shown = []
+            nodes = [row.node for row in shown_rows(self._fleet, self._view)]
+            self._view = press(self._view, pressed, nodes, page=self._page, has_fleet=len(self._fleet.rows) > 1)
+        if self._view.is_ended:
+            end()
+        self._changed.set()
+
+    def _redraw(self) -> None:
+        self._shown = []
+        self._changed.set()
+
+    async def _watch(self, state: State[Any], take: Callable[[Change[Any]], None]) -> None:
+        async with contextlib.aclosing(self._bus.watch(state)) as changes:
             async for change in changes:
-                take(change)
-                changed.set()
+                if change.kind is ChangeKind.SNAPSHOT_END:
+                    self._unsettled.discard(state.name)
+                    self._fleet.is_settled = not self._unsettled
+                else:
+                    take(change)
+                self._changed.set()
 
-    async def follow_decisions() -> None:
-        async with contextlib.aclosing(bus.follow(DECISION, start=Start.NEW, on_waiting=None)) as events:
-            async for received in events:
-                _add_decision(scene, received.value)
-                changed.set()
-
-    async def follow_health() -> None:
-        async with contextlib.aclosing(bus.follow(HEALTH, start=Start.NEW, on_waiting=None)) as events:
-            async for received in events:
-                scene.add_event(_health(received))
-                changed.set()
-
-    async def look_for_silence() -> None:
+    async def _listen(self) -> None:
+        """See which topologies have stopped talking, and which nodes report a machine: that is not followed, for a machine is large and hardly changes."""
         while True:
-            before = dict(scene.silent)
-            await _look_for_silence(bus, scene)
-            if scene.silent != before:
-                changed.set()
+            if self._fleet.listen(is_connected=self._bus.is_connected):
+                self._changed.set()
+            if self._fleet.is_settled and self._bus.is_connected:
+                with contextlib.suppress(PeerUnavailable):
+                    if self._fleet.know_members(await _members(self._bus, self._fleet.counted)):
+                        self._changed.set()
             await asyncio.sleep(_BETWEEN_SIGNS_S)
 
-    return [
-        watch(MACHINE, scene.take_machine),
-        watch(INVENTORY, scene.take_inventory),
-        watch(LEDGER, scene.take_ledger),
-        follow_decisions(),
-        follow_health(),
-        look_for_silence(),
-    ]
+    async def _follow(self, scene: Scene) -> None:
+        """Follow everything of the node that is drawn."""
+        node = scene.node
+
+        async def watch(state: State[Any], take: Callable[[Change[Any]], None]) -> None:
+            async with contextlib.aclosing(self._bus.watch(state, node=node)) as changes:
+                async for change in changes:
+                    take(change)
+                    if state is MACHINE:
+                        await _name_functions(scene)
+                    self._changed.set()
+
+        async def follow_decisions() -> None:
+            async with contextlib.aclosing(self._bus.follow(DECISION, start=Start.NEW, on_waiting=None, node=node)) as events:
+                async for received in events:
+                    _add_decision(scene, received.value)
+                    self._changed.set()
+
+        async def follow_health() -> None:
+            async with contextlib.aclosing(self._bus.follow(HEALTH, start=Start.NEW, on_waiting=None, node=node)) as events:
+                async for received in events:
+                    scene.add_event(_health(received))
+                    self._changed.set()
+
+        async def read_events() -> None:
+            with contextlib.suppress(PeerUnavailable):
+                await _read_events(self._bus, scene)
+            self._changed.set()
+
+        async def look_for_silence() -> None:
+            while True:
+                before = scene.silent
+                await _look_for_silence(self._bus, scene)
+                if scene.silent != before:
+                    self._changed.set()
+                await asyncio.sleep(_BETWEEN_SIGNS_S)
+
+        readings: list[Coroutine[Any, Any, None]] = [
+            watch(MACHINE, scene.take_machine),
+            watch(INVENTORY, scene.take_inventory),
+            watch(LEDGER, scene.take_ledger),
+            follow_decisions(),
+            follow_health(),
+            read_events(),
+            look_for_silence(),
+        ]
+        async with asyncio.TaskGroup() as group:
+            for reading in readings:
+                group.create_task(reading)
 
 
 async def _look_for_silence(bus: Bus, scene: Scene) -> None:
-    """Ask the services of the node that is shown whether they answer; devices of one that does not are shown as unknown."""
-    node = scene.node
-    inventories = [inventory for (place, _), inventory in sorted(scene.inventories.items()) if place == node]
+    """Ask the services of the node whether they answer; devices of one that does not are shown as unknown."""
+    inventories = [inventory for _, inventory in sorted(scene.inventories.items())]
     now = await as_of_now(bus, inventories)
-    scene.silent = {node: tuple(after for before, after in zip(inventories, now, strict=True) if after is not before)}
+    scene.silent = tuple(after for before, after in zip(inventories, now, strict=True) if after is not before)
 
 
 def _add_decision(scene: Scene, event: DecisionEvent) -> None:
@@ -199,10 +362,10 @@ def _add_decision(scene: Scene, event: DecisionEvent) -> None:
         return
     line = Text.assemble((f"{short_time(event.time)}  ", "faint"), f"{event.text}: ")
     line.append(answer_text(event), "fail" if isinstance(event.outcome, Refusal) else "ok")
-    scene.add_event(ShownEvent(time=event.time, node=event.node, line=line))
+    scene.add_event(ShownEvent(time=event.time, line=line))
 
 
 def _health(received: Received[Any]) -> ShownEvent:
     event = received.value
     line = event_line(WatchedEvent(sequence=received.sequence, is_present_state=False, event=event))
-    return ShownEvent(time=event.time, node=event.node, line=line)
+    return ShownEvent(time=event.time, line=line)

@@ -157,8 +157,9 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("Of a recorded machine, for a program", "topobus topo --machine dgx -o json"),
     ),
     "top": (
-        ("Machines live; q ends it, arrow keys show other nodes and more of the drawing", "topobus top"),
-        ("Begin with one node", "topobus top --node node-a"),
+        ("All nodes live; Enter draws one, / filters, ? tells all keys, q ends it", "topobus top"),
+        ("Begin with the drawing of one node", "topobus top --node node-a"),
+        ("All nodes once, for a program", "topobus top --json"),
     ),
     "up": (
         ("A recorded machine with eight GPUs", "topobus up"),

@@ -20,7 +20,7 @@ COMMANDS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "Look": (
         ("machine", "commands.machine:machine", "Draw a machine: sockets, NUMA nodes, CPUs, devices, and who holds what."),
         ("topo", "commands.topo:topo", "Show how devices reach each other, as nvidia-smi topo -m does, for every class."),
-        ("top", "commands.top:top", "Draw machines live: holders, health and the newest events, as they change."),
+        ("top", "commands.top:top", "Show all nodes live, sick ones first, and draw one: holders, health and the newest events."),
         (
             "console",
             "commands.console:console",

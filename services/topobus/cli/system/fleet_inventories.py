@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import TypeVar
 
 from topobus.cli.checkup import first_names
 from topobus.contracts.catalogue import INVENTORY, MACHINE
+from topobus.contracts.nouns import State
 from topobus.domain.device import Inventory
 from topobus.runtime.bus import Bus, Entry
 
-__all__ = ["list_inventories", "unread_text"]
+__all__ = ["list_inventories", "list_inventories_as", "unread_text"]
+
+M = TypeVar("M")
 
 # Nodes whose discovery is late, or gone for a while, are looked at like others; more of them than this are somebody's invention.
 _MOST_STRANGERS = 16
@@ -24,17 +28,24 @@ async def list_inventories(
     bus: Bus, *, on_rejected: Callable[[str, str], None] | None = None
 ) -> tuple[tuple[Entry[Inventory], ...], tuple[str, ...]]:
     """Read all inventories, sorted by key, but those of nodes without a machine where these are many: their names come second, sorted."""
+    return await list_inventories_as(bus, INVENTORY, on_rejected=on_rejected)
+
+
+async def list_inventories_as(
+    bus: Bus, state: State[M], *, on_rejected: Callable[[str, str], None] | None = None
+) -> tuple[tuple[Entry[M], ...], tuple[str, ...]]:
+    """Read as `list_inventories` does, of each inventory what a message of fewer fields has: `INVENTORY.read_as`."""
     machines = {parts["node"] for parts in await bus.keys(MACHINE)}
     nodes = {parts["node"] for parts in await bus.keys(INVENTORY)}
     strangers = sorted(nodes - machines)
     members = sorted(nodes & machines)
     if len(strangers) <= _MOST_STRANGERS or not members:
-        return await bus.list(INVENTORY, on_rejected=on_rejected), ()
+        return await bus.list(state, on_rejected=on_rejected), ()
     places = asyncio.Semaphore(_AT_ONCE)
 
-    async def read(node: str) -> tuple[Entry[Inventory], ...]:
+    async def read(node: str) -> tuple[Entry[M], ...]:
         async with places:
-            return await bus.list(INVENTORY, on_rejected=on_rejected, node=node)
+            return await bus.list(state, on_rejected=on_rejected, node=node)
 
     entries = [entry for of_node in await asyncio.gather(*map(read, members)) for entry in of_node]
     return tuple(sorted(entries, key=lambda entry: INVENTORY.key(**entry.parts))), tuple(strangers)

@@ -1,16 +1,28 @@
-"""Reads keys from the bytes of a terminal. Pure; a sequence that comes in pieces is put together."""
+"""Reads key presses from the bytes of a terminal. Pure; a sequence that comes in pieces is put together."""
 
 from __future__ import annotations
 
+import codecs
+import re
+from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["Key", "read_keys"]
+__all__ = ["Key", "Press", "read_presses"]
 
 
 class Key(StrEnum):
-    """What a key means here."""
+    """What a key means here, while nothing is typed."""
 
+    END = "end"
+    """Ctrl-C or Ctrl-D, or the terminal is gone: the end, whatever is on the screen."""
     QUIT = "quit"
+    ENTER = "enter"
+    BACK = "back"
+    """Esc."""
+    ERASE = "erase"
+    """Backspace: one letter of what is typed, else as Esc."""
+    FILTER = "filter"
+    HELP = "help"
     LEFT = "left"
     RIGHT = "right"
     UP = "up"
@@ -18,51 +30,103 @@ class Key(StrEnum):
     PAGE_UP = "page-up"
     PAGE_DOWN = "page-down"
     HOME = "home"
+    LAST = "last"
     REDRAW = "redraw"
 
 
-_SEQUENCES = {
-    b"q": Key.QUIT,
-    b"Q": Key.QUIT,
-    b"\x03": Key.QUIT,
-    b"\x04": Key.QUIT,
-    b"\x1b[A": Key.UP,
-    b"\x1bOA": Key.UP,
-    b"k": Key.UP,
-    b"\x1b[B": Key.DOWN,
-    b"\x1bOB": Key.DOWN,
-    b"j": Key.DOWN,
-    b"\x1b[C": Key.RIGHT,
-    b"\x1bOC": Key.RIGHT,
-    b"l": Key.RIGHT,
-    b"\t": Key.RIGHT,
-    b"\x1b[D": Key.LEFT,
-    b"\x1bOD": Key.LEFT,
-    b"h": Key.LEFT,
-    b"\x1b[5~": Key.PAGE_UP,
-    b"\x1b[6~": Key.PAGE_DOWN,
-    b" ": Key.PAGE_DOWN,
-    b"\x1b[H": Key.HOME,
-    b"\x1b[1~": Key.HOME,
-    b"g": Key.HOME,
-    b"\x0c": Key.REDRAW,
+@dataclass(frozen=True)
+class Press:
+    """One key that was pressed."""
+
+    key: Key | None = None
+    """None: it means nothing but its letter."""
+    text: str = ""
+    """Its letter; empty for one that has none."""
+
+
+_LETTERS = {
+    "q": Key.QUIT,
+    "Q": Key.QUIT,
+    "k": Key.UP,
+    "j": Key.DOWN,
+    "l": Key.RIGHT,
+    "h": Key.LEFT,
+    "/": Key.FILTER,
+    "?": Key.HELP,
+    " ": Key.PAGE_DOWN,
+    "g": Key.HOME,
+    "G": Key.LAST,
 }
+_CONTROLS = {
+    "\x03": Key.END,
+    "\x04": Key.END,
+    "\r": Key.ENTER,
+    "\n": Key.ENTER,
+    "\t": Key.RIGHT,
+    "\x7f": Key.ERASE,
+    "\x08": Key.ERASE,
+    "\x0c": Key.REDRAW,
+    # Of those who page as in less and vi.
+    "\x06": Key.PAGE_DOWN,
+    "\x02": Key.PAGE_UP,
+}
+_SEQUENCES = {
+    "\x1b[A": Key.UP,
+    "\x1bOA": Key.UP,
+    "\x1b[B": Key.DOWN,
+    "\x1bOB": Key.DOWN,
+    "\x1b[C": Key.RIGHT,
+    "\x1bOC": Key.RIGHT,
+    "\x1b[D": Key.LEFT,
+    "\x1bOD": Key.LEFT,
+    "\x1b[5~": Key.PAGE_UP,
+    "\x1b[6~": Key.PAGE_DOWN,
+    "\x1b[H": Key.HOME,
+    "\x1bOH": Key.HOME,
+    "\x1b[1~": Key.HOME,
+    "\x1b[F": Key.LAST,
+    "\x1bOF": Key.LAST,
+    "\x1b[4~": Key.LAST,
+}
+# Control sequences of ECMA-48 and the keypad's (SS3), whole, and how each begins.
+_WHOLE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1bO.")
+_BEGUN = re.compile(r"\x1b(\[[0-?]*[ -/]*|O)?\Z")
 
 
-def read_keys(data: bytes) -> tuple[list[Key], bytes]:
-    r"""Take the keys out of what was read; gives them and what may be the beginning of one more. What means nothing here is dropped.
+def read_presses(data: bytes, *, is_all: bool = False) -> tuple[list[Press], bytes]:
+    r"""Take the presses out of what was read; gives them and what may be the beginning of one more. What means nothing here is dropped.
 
-    >>> read_keys(b"x\x1b[Cq\x1b["), read_keys(b"\x1b[")
-    (([<Key.RIGHT: 'right'>, <Key.QUIT: 'quit'>], b'\x1b['), ([], b'\x1b['))
+    Shapes: is_all — nothing more came for a moment: an escape sign that stands alone is the key Esc, and no beginning.
+
+    >>> read_presses(b"\x1b[Cx\x1b[")
+    ([Press(key=<Key.RIGHT: 'right'>, text=''), Press(key=None, text='x')], b'\x1b[')
+    >>> read_presses(b"\x1b", is_all=True)
+    ([Press(key=<Key.BACK: 'back'>, text='')], b'')
     """
-    keys: list[Key] = []
-    while data:
-        sequence = next((code for code in _SEQUENCES if data.startswith(code)), None)
-        if sequence is not None:
-            keys.append(_SEQUENCES[sequence])
-            data = data[len(sequence) :]
-        elif any(code.startswith(data) for code in _SEQUENCES):
-            break
-        else:
-            data = data[1:]
-    return keys, data
+    text, unread = _decoded(data)
+    presses: list[Press] = []
+    place = 0
+    while place < len(text):
+        if (whole := _WHOLE.match(text, place)) is not None:
+            if (key := _SEQUENCES.get(whole[0])) is not None:
+                presses.append(Press(key))
+            place = whole.end()
+            continue
+        if not is_all and _BEGUN.match(text, place):
+            return presses, text[place:].encode() + unread
+        sign = text[place]
+        place += 1
+        if sign == "\x1b":
+            presses.append(Press(Key.BACK))
+        elif sign in _CONTROLS:
+            presses.append(Press(_CONTROLS[sign]))
+        elif sign.isprintable():
+            presses.append(Press(_LETTERS.get(sign), sign))
+    return presses, unread
+
+
+def _decoded(data: bytes) -> tuple[str, bytes]:
+    """Decode what is whole, without what is no text; the last letter may have been read in part."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="ignore")
+    text = decoder.decode(data)
+    return text, decoder.getstate()[0]

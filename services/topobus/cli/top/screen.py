@@ -1,12 +1,13 @@
-"""Lays out one screen of `topobus top`: a line about the node, the drawing, the newest events, and the keys.
+"""Lays out one screen of `topobus top`: of one node a line about it, the drawing, the newest events, and the keys; or the help.
 
-Flows in: a scene and the terminal's size. Flows out: exactly as many lines as the terminal has, none wider than it is. Pure.
+Flows in: a scene, how far it is scrolled, and the terminal's size. Flows out: exactly as many lines as the terminal has, none wider than it is. Pure.
 """
 
 from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from rich.console import Console, RenderableType
 from rich.text import Text
@@ -16,12 +17,47 @@ from topobus.cli.render.output import answer_console
 from topobus.cli.top.scene import Scene, ShownEvent
 from topobus.domain.drawing.letters import holders_of
 
-__all__ = ["Palette", "event_lines", "painted", "screen", "whole_view"]
+__all__ = ["Palette", "Screen", "cut", "event_lines", "help_screen", "node_screen", "painted", "whole_view"]
 
-_KEYS = "q quit   ←→ node   ↑↓ scroll"
+_SCROLL_KEYS = "↑↓ scroll"
 # Of a small screen the drawing gets most; a big one shows more events.
 _LEAST_EVENTS = 3
 _MOST_EVENTS = 12
+_HELP = (
+    ("All nodes", ""),
+    ("↑ ↓ k j", "the row above, below"),
+    ("PgUp PgDn Space", "a screen of rows"),
+    ("Home End g G", "the first row, the last"),
+    ("Enter →", "draw the node of the row"),
+    ("/", "filter; Enter keeps it, Esc leaves it as it was"),
+    ("Esc", "without the filter"),
+    ("One node", ""),
+    ("↑ ↓ k j PgUp PgDn", "scroll the drawing"),
+    ("← → h l Tab", "the node before, the next one of the table"),
+    ("Esc Backspace", "back to all nodes"),
+    ("Everywhere", ""),
+    ("?", "this help; Esc or ? closes it"),
+    ("Ctrl-L", "draw anew"),
+    ("q Ctrl-C", "end"),
+    ("Filters", ""),
+    ("rack7", "nodes with that in their name, or in the reason of a sick device"),
+    ("sick full free waiting", "nodes with such a device; also unhealthy, unknown, recovering, degraded, kept-back, silent, well"),
+    ("fpga", "nodes that have devices of the class"),
+    ("gpu:full nic:sick", "the same of one class"),
+    ("rack7 !full", "all words must fit; ! in front: must not"),
+    ("The table", ""),
+    ("3/8", "in use, of all; ? behind it: the service of the class does not answer"),
+    ("sick", "devices that are not well, or kept back by an operator"),
+    ("waits", "pods and claims that wait and can go to no other node"),
+)
+
+
+@dataclass(frozen=True)
+class Screen:
+    """Finished lines, and how far they are scrolled: never beyond the end."""
+
+    lines: list[str]
+    scroll: int
 
 
 class Palette:
@@ -45,94 +81,99 @@ class Palette:
         return written.getvalue().splitlines()
 
 
-def screen(scene: Scene, width: int, height: int, palette: Palette) -> list[str]:
-    """Draw one screen; scrolling beyond the drawing's end is undone in the scene."""
+def node_screen(scene: Scene, scroll: int, width: int, height: int, palette: Palette, *, place: str = "", is_alone: bool = True) -> Screen:
+    """Draw one node. `place`: which one of how many it is."""
     width = max(width, 20)
-    head = palette.lines(_head(scene, width), width)
-    if len(scene.nodes) > 1:
-        head += palette.lines(_tabs(scene, width), width)
+    head = palette.lines(_head(scene, width, place), width)
     drawing = palette.lines(_drawing(scene, width), width)
     room = height - len(head) - 1
     events = max(min(_MOST_EVENTS, room - len(drawing) - 1), min(_LEAST_EVENTS, room // 3))
     body = max(room - events - 1, 1) if events > 0 else room
-    scene.scroll = min(scene.scroll, max(len(drawing) - body, 0))
-    shown = drawing[scene.scroll : scene.scroll + body]
+    scroll = min(scroll, max(len(drawing) - body, 0))
+    shown = drawing[scroll : scroll + body]
     shown += [""] * (body - len(shown))
-    below = len(drawing) - scene.scroll - body
+    below = len(drawing) - scroll - body
     lines = [*head, *shown]
     if events > 0:
         lines += palette.lines(Text("events", "title"), width)
-        newest = [palette.lines(_cut(line, width), width)[0] for line in event_lines(scene.events, scene.node, events)]
+        newest = [palette.lines(cut(line, width), width)[0] for line in event_lines(scene.events, events)]
         lines += newest + [""] * (events - len(newest))
-    foot = _KEYS + (f"   {below} more lines below" if below > 0 else "")
-    lines = lines[: height - 1] + palette.lines(_cut(Text(foot, "faint"), width), width)
+    keys = ["q quit", "? help", *(["Esc all nodes", "←→ node"] if not is_alone else []), _SCROLL_KEYS]
+    return Screen(_with_foot(lines, keys, below, width, height, palette), scroll)
+
+
+def help_screen(scroll: int, width: int, height: int, palette: Palette) -> Screen:
+    """Say what the keys do, and what can be filtered by."""
+    left = min(max(len(keys) for keys, meaning in _HELP if meaning), width // 2)
+    texts: list[Text] = []
+    for keys, meaning in _HELP:
+        if not meaning:
+            texts += [Text(""), Text(keys, "title")] if texts else [Text(keys, "title")]
+            continue
+        rest = Text(meaning).wrap(_PLAIN, max(width - left - 4, 10))
+        heads = Text(keys, "name").wrap(_PLAIN, left)
+        for number in range(max(len(rest), len(heads))):
+            head = heads[number] if number < len(heads) else Text()
+            head.rstrip()
+            line = Text("  ").append_text(head)
+            line.pad_right(left + 4 - len(line))
+            texts.append(line.append_text(rest[number]) if number < len(rest) else line)
+    lines = [palette.lines(cut(text, width), width)[0] if text.plain else "" for text in texts]
+    body = max(height - 1, 1)
+    scroll = min(scroll, max(len(lines) - body, 0))
+    shown = lines[scroll : scroll + body]
+    shown += [""] * (body - len(shown))
+    return Screen(_with_foot(shown, ["Esc close", _SCROLL_KEYS], len(lines) - scroll - body, width, height, palette), scroll)
+
+
+_PLAIN = Console(file=io.StringIO(), width=200)
+
+
+def _with_foot(lines: list[str], keys: Iterable[str], below: int, width: int, height: int, palette: Palette) -> list[str]:
+    foot = "   ".join(keys) + (f"   {below} more lines below" if below > 0 else "")
+    lines = lines[: height - 1] + palette.lines(cut(Text(foot, "faint"), width), width)
     return lines[-height:] if height < 3 else lines
 
 
 def whole_view(scene: Scene, width: int) -> list[RenderableType]:
     """Give all that there is of the node, for printing once."""
-    return [_head(scene, width), _drawing(scene, width), Text("events", "title"), *event_lines(scene.events, scene.node, _MOST_EVENTS)]
+    return [_head(scene, width, ""), _drawing(scene, width), Text("events", "title"), *event_lines(scene.events, _MOST_EVENTS)]
 
 
-def event_lines(events: Iterable[ShownEvent], node: str, count: int) -> list[Text]:
-    """Choose the newest events of a node, newest last."""
-    of_node = [event.line for event in events if event.node == node]
-    return of_node[-count:] if count > 0 else []
+def event_lines(events: Iterable[ShownEvent], count: int) -> list[Text]:
+    """Choose the newest events, newest last."""
+    lines = [event.line for event in events]
+    return lines[-count:] if count > 0 else []
 
 
-def _head(scene: Scene, width: int) -> Text:
-    node = scene.node
-    if not node:
-        return _cut(
-            Text.assemble(("topobus top", "title"), f"  no node reports a machine yet{f': {scene.trouble}' if scene.trouble else ''}"),
-            width,
-        )
-    devices = [device for inventory in scene.inventories_of(node) for device in inventory.devices]
+def _head(scene: Scene, width: int, place: str) -> Text:
+    devices = [device for inventory in scene.shown_inventories for device in inventory.devices]
     sick = [device for device in devices if not device.health.is_allocatable]
     unwell = [device for device in devices if device.health.worst is not None]
-    owners = len(scene.ledgers[node].allocations) if node in scene.ledgers else 0
-    line = Text.assemble(("topobus top", "title"), f"  {node}  {len(devices)} devices, ")
+    owners = len(scene.ledger.allocations) if scene.ledger is not None else 0
+    line = Text.assemble(("topobus top", "title"), f"  {scene.node}{f' ({place})' if place else ''}  {len(devices)} devices, ")
     line.append(f"{len(unwell)} not well" if unwell else "all well", "fail" if sick else "warn" if unwell else "ok")
     line.append(f", {owners} holder{'' if owners == 1 else 's'}")
-    if scene.trouble:
-        line.append(f"  {scene.trouble}", "warn")
-    return _cut(line, width)
-
-
-def _tabs(scene: Scene, width: int) -> Text:
-    """Name the nodes, so that the one that is shown is always in sight."""
-    nodes, node = scene.nodes, scene.node
-    place = nodes.index(node)
-    line = Text(f"{place + 1}/{len(nodes)} ")
-    start = place
-    while start > 0 and sum(len(name) + 2 for name in nodes[start - 1 : place + 1]) < width // 2:
-        start -= 1
-    for name in nodes[start:]:
-        line.append(f" {name} ", "reverse" if name == node else _health_style(scene, name))
-    return _cut(line, width)
-
-
-def _health_style(scene: Scene, node: str) -> str:
-    devices = [device for inventory in scene.inventories_of(node) for device in inventory.devices]
-    return "fail" if any(not device.health.is_allocatable for device in devices) else ""
+    return cut(line, width)
 
 
 def _drawing(scene: Scene, width: int) -> RenderableType:
-    node = scene.node
-    if not node:
-        return Text("is `topobus up` running? `topobus doctor` tells what is missing", "faint")
-    ledger = scene.ledgers.get(node)
-    holders = holders_of(ledger, scene.letters)
+    if scene.machine is None:
+        text = (
+            f"{scene.node} reports no machine: is topobus-discovery running there? `topobus doctor` tells" if scene.is_read else "reading …"
+        )
+        return Text(text, "faint")
+    holders = holders_of(scene.ledger, scene.letters)
     scene.letters |= {holder.allocation.owner.key: holder.letter for holder in holders.all}
-    return draw_machine(scene.machines[node], scene.inventories_of(node), ledger, width=width, letters=scene.letters, names=scene.pci_names)
+    return draw_machine(scene.machine, scene.shown_inventories, scene.ledger, width=width, letters=scene.letters, names=scene.pci_names)
 
 
-def _cut(line: Text, width: int) -> Text:
-    # A copy: an event that is cut here is whole again on a wider screen.
-    cut = line.copy()
-    cut.truncate(width, overflow="ellipsis")
-    cut.no_wrap = True
-    return cut
+def cut(line: Text, width: int) -> Text:
+    """Cut a line to the width, as a copy: an event that is cut here is whole again on a wider screen."""
+    shorter = line.copy()
+    shorter.truncate(width, overflow="ellipsis")
+    shorter.no_wrap = True
+    return shorter
 
 
 def painted(old: Sequence[str], new: Sequence[str]) -> str:

@@ -15,13 +15,15 @@ import tty
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
-from topobus.cli.top.keys import Key, read_keys
+from topobus.cli.top.keys import Key, Press, read_presses
 
 __all__ = ["FullScreen", "full_screen"]
 
 # Alternate screen, cursor away, no wrapping at the edge; and all of it undone (xterm's control sequences, DEC private modes 1049, 25 and 7).
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J"
 _LEAVE = "\x1b[?7h\x1b[?25h\x1b[?1049l"
+# A terminal sends a sequence in one piece, so an escape sign after which nothing comes for so long is the key Esc.
+_ESCAPE_S = 0.1
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -72,21 +74,31 @@ class FullScreen:
         # A pseudo terminal that nobody has told its size has none.
         return size.columns or 80, size.lines or 24
 
-    def keys(self) -> list[Key]:
-        """Read the keys that were pressed; a terminal that is gone says quit."""
+    @property
+    def is_in_sequence(self) -> bool:
+        """Say whether what was read last may be the beginning of a key."""
+        return bool(self._rest)
+
+    def presses(self) -> list[Press]:
+        """Read what was pressed; a terminal that is gone says so by the end."""
         try:
             data = os.read(self._keys_fd, 1024)
         except OSError:
             data = b""
         if not data:
-            return [Key.QUIT]
-        keys, self._rest = read_keys(self._rest + data)
-        return keys
+            return [Press(Key.END)]
+        presses, self._rest = read_presses(self._rest + data)
+        return presses
+
+    def rest(self) -> list[Press]:
+        """Take what was read last as it is: nothing more has come."""
+        presses, self._rest = read_presses(self._rest, is_all=True)
+        return presses
 
 
 @contextlib.contextmanager
 def full_screen(
-    keys_fd: int, out: TextIO, *, on_keys: Callable[[list[Key]], None], on_change: Callable[[], None], on_end: Callable[[], object]
+    keys_fd: int, out: TextIO, *, on_presses: Callable[[list[Press]], None], on_change: Callable[[], None], on_end: Callable[[], object]
 ) -> Iterator[FullScreen]:
     """Have the terminal for a block, with the running event loop telling of keys, of a new size, and of a signal that ends the program."""
     loop = asyncio.get_running_loop()
@@ -99,15 +111,26 @@ def full_screen(
         screen.enter()
         on_change()
 
+    waiting: list[asyncio.TimerHandle] = []
+
+    def read() -> None:
+        while waiting:
+            waiting.pop().cancel()
+        on_presses(screen.presses())
+        if screen.is_in_sequence:
+            waiting.append(loop.call_later(_ESCAPE_S, lambda: on_presses(screen.rest())))
+
     handlers = {**dict.fromkeys(_ENDING, on_end), signal.SIGWINCH: on_change, signal.SIGTSTP: stop}
     try:
         for number, handler in handlers.items():
             loop.add_signal_handler(number, handler)
         screen.enter()
-        loop.add_reader(keys_fd, lambda: on_keys(screen.keys()))
+        loop.add_reader(keys_fd, read)
         yield screen
     finally:
         loop.remove_reader(keys_fd)
+        for handle in waiting:
+            handle.cancel()
         screen.leave()
         for number in handlers:
             loop.remove_signal_handler(number)

@@ -1,0 +1,412 @@
+"""What `topobus top` knows of a fleet: one row a node, made of inventories, ledgers and what each node's topology says; and what waits.
+
+Flows in: changes, as watches tell them. Flows out: rows, the nodes with something sick first. Of an inventory only names and what is not well is kept, equal sets once; a row is made
+anew when something of its node changed. Holds values only; draws nothing and reads nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+from msgspec import Struct
+
+from topobus.cli.objects.applying import condition_of, is_allocated
+from topobus.contracts.messages import ApiObject
+from topobus.domain.health import HEALTHY, DeviceHealth, HealthState
+from topobus.domain.ledger import Holders
+from topobus.domain.maintenance import DeviceVerb, Maintenance
+from topobus.domain.silence import TOPOLOGY, Words
+from topobus.domain.view import NodeAlignment
+from topobus.kubernetes.api.objects import metadata_of
+from topobus.runtime.bus import Change, ChangeKind
+
+__all__ = ["MOST_STRANGERS", "ClassUse", "CountedDevice", "CountedInventory", "Fleet", "NodeRow", "Rank", "class_order", "is_shown"]
+
+_CPU = "cpu"
+# Nodes that have inventories and no machine are shown like others while they are few; more of them than this are somebody's invention.
+MOST_STRANGERS = 16
+
+
+class CountedDevice(Struct, frozen=True, kw_only=True):
+    """Of a device what a row needs."""
+
+    name: str
+    health: DeviceHealth = HEALTHY
+    maintenance: Maintenance | None = None
+
+    @property
+    def trouble(self) -> str:
+        """Why it is not well, or not given out, in a word; empty for one that is well."""
+        worst = self.health.worst
+        if self.maintenance is not None:
+            return "excluded" if self.maintenance.verb is DeviceVerb.EXCLUDE else "under maintenance"
+        return worst.reason if worst is not None else "" if self.health.is_allocatable else self.health.state.value
+
+
+class CountedInventory(Struct, frozen=True, kw_only=True):
+    """Of an inventory what a row needs; the rest of what is stored is skipped, not decoded."""
+
+    node: str
+    device_class: str
+    devices: tuple[CountedDevice, ...] = ()
+
+
+class Rank(IntEnum):
+    """In which order nodes stand."""
+
+    UNHEALTHY = 0
+    UNKNOWN = 1
+    """A device of unknown health, or a service that does not answer."""
+    UNWELL = 2
+    """Degraded, recovering, or kept back by an operator."""
+    FULL = 3
+    """Of some class all devices are in use."""
+    WELL = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassUse:
+    """The devices of one class on one node, or on many."""
+
+    device_class: str
+    total: int
+    used: int
+    free: int
+    """Neither in use nor unfit."""
+    sick: int
+    """Not well, or kept back."""
+    is_silent: bool = False
+
+    @property
+    def is_full(self) -> bool:
+        """Say whether nobody new gets one, since all that could be had are in use."""
+        return self.used > 0 and self.free == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeRow:
+    """One node."""
+
+    node: str
+    rank: Rank
+    uses: tuple[ClassUse, ...]
+    sick: int
+    waits: int = 0
+    """Pods and claims that wait and can go nowhere else."""
+    why: str = ""
+    """What is worst: a sick device with its reason, a silent service, or of what nothing is free."""
+    states: frozenset[str] = frozenset()
+    """Words by which a filter finds it: `sick`, `full`, and the states of its devices."""
+    troubles: frozenset[str] = frozenset()
+    """The reasons of all its devices that are not well."""
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        """What rows are sorted by: rank, the number of sick devices, the name with its numbers as numbers."""
+        return (self.rank, -self.sick, natural(self.node))
+
+
+@dataclass(frozen=True)
+class _Counted:
+    names: frozenset[str]
+    unfit: frozenset[str]
+    unwell: tuple[CountedDevice, ...]
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    kind: str
+    node: str
+    reason: str
+
+
+class Fleet:
+    """The present state of all nodes."""
+
+    def __init__(self, wall: Callable[[], float] = lambda: 0.0) -> None:
+        """Begin with nothing; `wall` gives the seconds of one monotonic clock, by which it is told when a node's topology has stopped talking."""
+        self.is_settled = False
+        """All that was there at the start has been read."""
+        self.members: frozenset[str] | None = None
+        """The nodes that report a machine; None: not known yet."""
+        self._wall = wall
+        self._counted: dict[str, dict[str, _Counted]] = {}
+        self._held: dict[str, dict[str, frozenset[str]]] = {}
+        self._waiting: dict[tuple[str, str, str], _Waiting] = {}
+        self._words = Words()
+        self._silent: dict[str, dict[str, str]] = {}
+        self._rows: dict[str, NodeRow] = {}
+        self._sorted: tuple[NodeRow, ...] | None = None
+        self._equal: dict[frozenset[str], frozenset[str]] = {}
+
+    @property
+    def counted(self) -> set[str]:
+        """The nodes that have an inventory."""
+        return set(self._counted)
+
+    @property
+    def strangers(self) -> tuple[str, ...]:
+        """The nodes that have inventories and no machine, where these are too many to be believed."""
+        if not self.members:
+            return ()
+        strangers = sorted(self._counted.keys() - self.members)
+        return tuple(strangers) if len(strangers) > MOST_STRANGERS else ()
+
+    @property
+    def rows(self) -> tuple[NodeRow, ...]:
+        """All nodes, sick ones first."""
+        if self._sorted is None:
+            nodes = (self._counted.keys() | (self.members or frozenset())) - set(self.strangers)
+            self._sorted = tuple(sorted((self._row(node) for node in nodes), key=lambda row: row.order))
+        return self._sorted
+
+    @property
+    def unplaced(self) -> dict[str, Counter[str]]:
+        """By kind (pod, claim): why it waits, and how often."""
+        counts: dict[str, Counter[str]] = {}
+        for waiting in self._waiting.values():
+            counts.setdefault(waiting.kind, Counter())[waiting.reason] += 1
+        return counts
+
+    def totals(self) -> tuple[ClassUse, ...]:
+        """Sum all rows up, by class."""
+        sums: dict[str, list[int]] = {}
+        for row in self.rows:
+            for use in row.uses:
+                numbers = sums.setdefault(use.device_class, [0, 0, 0, 0])
+                for place, number in enumerate((use.total, use.used, use.free, use.sick)):
+                    numbers[place] += number
+        return tuple(
+            ClassUse(device_class=name, total=total, used=used, free=free, sick=sick)
+            for name, (total, used, free, sick) in sorted(sums.items(), key=lambda entry: class_order(entry[0]))
+        )
+
+    def know_members(self, members: Iterable[str]) -> bool:
+        """Take in which nodes report a machine; says whether that is news."""
+        nodes = frozenset(members)
+        is_news = nodes != self.members
+        self.members = nodes
+        if is_news:
+            self._sorted = None
+        return is_news
+
+    def take_inventory(self, change: Change[CountedInventory]) -> None:
+        """Take what a watch says of inventories."""
+        if change.kind is ChangeKind.RESET:
+            self._counted.clear()
+            self._forget_rows()
+            return
+        node, device_class = change.parts.get("node", ""), change.parts.get("device_class", "")
+        if change.kind is ChangeKind.DELETE:
+            classes = self._counted.get(node, {})
+            classes.pop(device_class, None)
+            if not classes:
+                self._counted.pop(node, None)
+        elif change.value is not None:
+            self._counted.setdefault(node, {})[device_class] = self._count(change.value)
+        self._touch(node)
+
+    def take_ledger(self, change: Change[Holders]) -> None:
+        """Take what a watch says of ledgers."""
+        if change.kind is ChangeKind.RESET:
+            self._held.clear()
+            self._forget_rows()
+            return
+        node = change.parts.get("node", "")
+        if change.kind is ChangeKind.DELETE:
+            self._held.pop(node, None)
+        elif change.value is not None:
+            self._held[node] = {device_class: self._share(names) for device_class, names in _held_names(change.value).items()}
+        self._touch(node)
+
+    def take_alignment(self, change: Change[NodeAlignment]) -> None:
+        """Take what a watch says of alignments: by them topologies tell which services are silent, and that they live."""
+        if change.kind is ChangeKind.RESET:
+            self._words.excuse(self._wall())
+            return
+        node = change.parts.get("node", "")
+        if change.kind is ChangeKind.DELETE:
+            self._words.drop(node)
+        elif change.value is not None:
+            self._words.note(node, change.value, at=self._wall(), said_at=change.origin.stored_at)
+        self._hear(node)
+
+    def take_object(self, change: Change[ApiObject]) -> None:
+        """Take what a watch says of claims and pods."""
+        if change.kind is ChangeKind.RESET:
+            self._waiting.clear()
+            self._forget_rows()
+            return
+        place = (change.parts.get("kind", ""), change.parts.get("namespace", ""), change.parts.get("name", ""))
+        before = self._waiting.pop(place, None)
+        after = _waiting(change.value) if change.kind is ChangeKind.PUT and change.value is not None else None
+        if after is not None:
+            self._waiting[place] = after
+        for waiting in (before, after):
+            if waiting is not None:
+                self._touch(waiting.node)
+
+    def listen(self, *, is_connected: bool = True) -> bool:
+        """See whose topology has stopped talking; says whether that is news. Who cannot be heard, since the bus is away, has not."""
+        if not is_connected:
+            self._words.excuse(self._wall())
+        # Each one is looked at, whatever the others say.
+        return bool([node for node in self._words.nodes if self._hear(node)])
+
+    def _hear(self, node: str) -> bool:
+        silent = self._words.silent(node, self._wall())
+        if silent == self._silent.get(node, {}):
+            return False
+        self._silent[node] = silent
+        self._touch(node)
+        return True
+
+    def _touch(self, node: str) -> None:
+        self._rows.pop(node, None)
+        self._sorted = None
+
+    def _forget_rows(self) -> None:
+        self._rows.clear()
+        self._sorted = None
+
+    def _count(self, inventory: CountedInventory) -> _Counted:
+        return _Counted(
+            self._share(sys.intern(device.name) for device in inventory.devices),
+            self._share(
+                sys.intern(device.name)
+                for device in inventory.devices
+                if device.maintenance is not None or not device.health.is_allocatable
+            ),
+            tuple(device for device in inventory.devices if device.trouble),
+        )
+
+    def _share(self, names: Iterable[str]) -> frozenset[str]:
+        """Give equal sets as one: nodes of a kind have the same names."""
+        wanted = frozenset(names)
+        return self._equal.setdefault(wanted, wanted)
+
+    def _row(self, node: str) -> NodeRow:
+        row = self._rows.get(node)
+        if row is None:
+            waits = sum(1 for waiting in self._waiting.values() if waiting.node == node)
+            row = self._rows[node] = _row(node, self._counted.get(node, {}), self._held.get(node, {}), self._silent.get(node, {}), waits)
+        return row
+
+
+def _row(node: str, counted: Mapping[str, _Counted], held: Mapping[str, Collection[str]], silent: Mapping[str, str], waits: int) -> NodeRow:
+    uses, rank = [], Rank.WELL
+    unwell: list[tuple[Rank, CountedDevice]] = []
+    states: set[str] = set()
+    for device_class in sorted(counted, key=class_order):
+        count = counted[device_class]
+        used = count.names & frozenset(held.get(device_class, ()))
+        use = ClassUse(
+            device_class=device_class,
+            total=len(count.names),
+            used=len(used),
+            free=len(count.names - used - count.unfit),
+            sick=len(count.unwell),
+            is_silent=device_class in silent,
+        )
+        uses.append(use)
+        unwell += [(_rank_of(device), device) for device in count.unwell]
+        of_class = {"kept-back" if device.maintenance is not None else device.health.state.value for device in count.unwell}
+        of_class |= {"sick"} if count.unwell else set()
+        of_class |= {"silent", "unknown"} if use.is_silent else set()
+        of_class |= {"full"} if use.is_full else {"free"} if use.free else set()
+        states |= of_class | {f"{device_class}:{state}" for state in of_class} | {device_class}
+        rank = min(rank, Rank.FULL) if use.is_full else rank
+    unwell.sort(key=lambda entry: entry[0])
+    more = f" and {len(unwell) - 1} more" if len(unwell) > 1 else ""
+    troubles = [f"{device.name} {device.trouble}{more}" for _, device in unwell[:1]]
+    if silent:
+        rank = min(rank, Rank.UNKNOWN)
+        states |= {"silent", "unknown"}
+    if unwell:
+        rank = min(rank, unwell[0][0])
+    if rank in (Rank.FULL, Rank.WELL):
+        states.add("well")
+    if waits:
+        states.add("waiting")
+    silence = [f"{', '.join(name if name == TOPOLOGY else f'{name} service' for name in sorted(silent))} silent"] if silent else []
+    # A device that is known to be sick says more than a service that does not answer.
+    words = [*troubles, *silence] if unwell and unwell[0][0] is Rank.UNHEALTHY else [*silence, *troubles]
+    full = [use.device_class for use in uses if use.is_full]
+    if full and not words:
+        words = [f"no {' and no '.join(full)} free"]
+    return NodeRow(
+        node=node,
+        rank=rank,
+        uses=tuple(uses),
+        sick=len(unwell),
+        waits=waits,
+        why="; ".join(words),
+        states=frozenset(states),
+        troubles=frozenset(device.trouble for _, device in unwell),
+    )
+
+
+def _rank_of(device: CountedDevice) -> Rank:
+    if device.health.state is HealthState.UNHEALTHY:
+        return Rank.UNHEALTHY
+    return Rank.UNKNOWN if device.health.state is HealthState.UNKNOWN else Rank.UNWELL
+
+
+def is_shown(row: NodeRow, wanted: str) -> bool:
+    """Say whether a filter finds a row: each of its words is in the name or in a reason, or is a class or a state; `!` in front: not so.
+
+    >>> row = NodeRow(node="rack-7", rank=Rank.FULL, uses=(), sick=0, states=frozenset({"gpu", "full", "gpu:full"}))
+    >>> [is_shown(row, wanted) for wanted in ("", "rack full", "gpu:full !sick", "sick", "RACK")]
+    [True, True, True, False, True]
+    """
+    return all(_finds(row, word.removeprefix("!")) is not word.startswith("!") for word in wanted.lower().split() if word != "!")
+
+
+def _finds(row: NodeRow, word: str) -> bool:
+    return word in row.node.lower() or word in row.states or any(word in trouble.lower() for trouble in row.troubles)
+
+
+def natural(name: str) -> tuple[tuple[str, int], ...]:
+    """Take a name apart so that its numbers sort as numbers.
+
+    >>> sorted(["n10", "n9", "a"], key=natural)
+    ['a', 'n9', 'n10']
+    """
+    return tuple((text, int(number or 0)) for text, number in re.findall(r"(\D*)(\d*)", name))
+
+
+def class_order(device_class: str) -> tuple[bool, bool, str]:
+    """Sort classes: GPUs first, CPUs last, for a narrow terminal leaves out from the end."""
+    return (device_class == _CPU, device_class != "gpu", device_class)
+
+
+def _held_names(ledger: Holders) -> dict[str, set[str]]:
+    names: dict[str, set[str]] = {}
+    for allocation in ledger.allocations.values():
+        for holding in allocation.holdings:
+            names.setdefault(_CPU, set()).update(sys.intern(f"cpu-{cpu}") for cpu in holding.cpus)
+            for device_class, devices in holding.devices.items():
+                names.setdefault(device_class, set()).update(map(sys.intern, devices))
+    return names
+
+
+def _waiting(api_object: ApiObject) -> _Waiting | None:
+    """Say why a claim or a pod waits, and for which node if for one; None for what does not wait."""
+    condition = condition_of(api_object) or {}
+    spec = api_object.spec
+    if api_object.kind == "ResourceClaim":
+        kind, is_done = "claim", is_allocated(api_object)
+    elif api_object.kind == "Pod":
+        kind, is_done = "pod", condition.get("status") == "True" or api_object.status.get("phase") in ("Succeeded", "Failed")
+    else:
+        return None
+    if is_done or metadata_of(api_object).deletion_timestamp:
+        return None
+    selector = spec.get("nodeSelector")
+    node = spec.get("nodeName") or (selector.get("kubernetes.io/hostname") if isinstance(selector, dict) else "")
+    return _Waiting(kind, str(node or ""), str(condition.get("reason") or "not looked at yet"))
