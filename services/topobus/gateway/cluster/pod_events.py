@@ -98,12 +98,13 @@ class PodEvents:
         """Tell a claim (unless only pods are to hear it) and its pods that a device fails, or is well again."""
         claim = ClaimKey(namespace=entry.namespace, name=entry.name, uid=entry.uid).owner
         where = f"claim {claim.namespace}/{claim.name}: {device}"
+        step = _BY_CLAIM
         for pod in pods:
-            self._tell_health(
-                pod_object(pod.namespace, pod.name, pod.uid), where, note, _BY_RESOURCE if pod.resource_claim == entry.name else _BY_CLAIM
-            )
+            # A claim that stands for a pod's resources is that pod's alone.
+            step = _BY_RESOURCE if pod.resource_claim == entry.name else _BY_CLAIM
+            self._tell_health(pod_object(pod.namespace, pod.name, pod.uid), where, note, step)
         if is_of_claim:
-            self._tell_health(claim_object(claim), where, note, _BY_CLAIM)
+            self._tell_health(claim_object(claim), where, note, step)
 
     def _tell_health(self, involved: Involved, where: str, note: HealthNote, step: str) -> None:
         if note.is_healthy:
