@@ -69,6 +69,47 @@ async def test_provision_goes_on_when_the_server_takes_a_stream_made_meanwhile_f
     assert overlaps == [f"STREAM.CREATE.KV_{LEDGER.bucket}"]
 
 
+@pytest.mark.parametrize("is_made_meanwhile", [True, False], ids=["made-meanwhile", "not-made-yet"])
+async def test_provision_goes_on_when_the_server_has_no_store_for_a_stream_that_another_makes(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch, is_made_meanwhile: bool
+) -> None:
+    """Two controllers that start at once on an empty server: one of them hears that the store cannot be made, and the stream is there, or can be made, a moment later."""
+    call = JetStream.call
+    refused: list[str] = []
+
+    async def late(jetstream: JetStream, verb: str, payload: dict[str, Any] | None = None) -> dict[str, Any]:
+        if verb != f"STREAM.CREATE.KV_{LEDGER.bucket}" or refused:
+            return await call(jetstream, verb, payload)
+        refused.append(verb)
+        if is_made_meanwhile:
+            await call(jetstream, verb, payload)
+        raise JetStreamError(500, JetStreamError.NO_STORE, "error creating store for stream")
+
+    monkeypatch.setattr(JetStream, "call", late)
+    async with Bus.session(NatsSettings(url=nats_server.url), name="test") as bus:
+        await bus.provision()
+
+        assert set((await bus.inspect()).values()) == {""}
+    assert refused == [f"STREAM.CREATE.KV_{LEDGER.bucket}"]
+
+
+async def test_provision_refuses_when_the_server_has_no_store_for_a_stream(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that the server cannot write is no race: the refusal comes again, and is told."""
+    call = JetStream.call
+
+    async def refuse(jetstream: JetStream, verb: str, payload: dict[str, Any] | None = None) -> dict[str, Any]:
+        if verb == f"STREAM.CREATE.KV_{LEDGER.bucket}":
+            raise JetStreamError(500, JetStreamError.NO_STORE, "error creating store for stream")
+        return await call(jetstream, verb, payload)
+
+    monkeypatch.setattr(JetStream, "call", refuse)
+    async with Bus.session(NatsSettings(url=nats_server.url), name="test") as bus:
+        with pytest.raises(ConfigError, match=rf"KV_{LEDGER.bucket}.*error creating store"):
+            await bus.provision()
+
+
 async def test_provision_names_the_subject_when_a_stream_of_others_takes_it(nats_server: NatsServer) -> None:
     """Subjects that another stream takes keep ours from being made: the error names stream, subject and what to do."""
     async with Bus.session(NatsSettings(url=nats_server.url), name="test") as bus:

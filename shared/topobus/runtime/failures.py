@@ -37,6 +37,8 @@ class JetStreamError(Exception):
     STREAM_NAME_IN_USE = 10058
     # Another stream has a subject of it, or (the server looks at names before it looks at subjects, and unlocks in between) the same stream was made just now.
     SUBJECTS_OVERLAP = 10065
+    # The stream has no store: its folder cannot be written, or the same stream is being made by somebody else at this moment, as with names and subjects above.
+    NO_STORE = 10049
     # What all streams may take together is more than the server has.
     NO_ROOM_FOR_STREAM = 10047
     TOO_MANY_CONSUMERS = 10026

@@ -116,7 +116,9 @@ class _NotMadeYet(PeerUnavailable):
     """A stream that another service has to make."""
 
 
-async def _provision_one(jetstream: JetStream, config: dict[str, Any], *, may_create: bool, provisioner: str) -> None:
+async def _provision_one(
+    jetstream: JetStream, config: dict[str, Any], *, may_create: bool, provisioner: str, is_again: bool = False
+) -> None:
     name = config["name"]
     info = await jetstream.stream_info(name)
     if info is None:
@@ -127,6 +129,10 @@ async def _provision_one(jetstream: JetStream, config: dict[str, Any], *, may_cr
         except JetStreamError as err:
             if err.is_temporary:
                 raise
+            if err.err_code == JetStreamError.NO_STORE and not is_again:
+                # Two controllers start at once: whoever is second is told so. Where the folder cannot be written it is told so again.
+                await _provision_one(jetstream, config, may_create=may_create, provisioner=provisioner, is_again=True)
+                return
             if err.err_code not in (JetStreamError.STREAM_NAME_IN_USE, JetStreamError.SUBJECTS_OVERLAP):
                 raise _refused(name, config, err) from err
             # Somebody made it between our look and our making: it is compared like any other.
