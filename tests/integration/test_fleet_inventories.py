@@ -74,3 +74,13 @@ async def test_keys_are_named_and_what_is_no_key_is_not(bus: Bus) -> None:
         {"node": "n1.example", "device_class": "gpu"},
         {"node": "n1.example", "device_class": "npu"},
     )
+
+
+async def test_keys_that_were_deleted_are_not_named(bus: Bus) -> None:
+    """A deletion leaves a marker in its bucket for ever; whoever looks for nodes that are none must not find those that were forgotten."""
+    await _put(bus, "n1", "gpu", "npu")
+    await _put(bus, "n2", "gpu")
+    await bus.delete(INVENTORY, node="n1", device_class="gpu")
+    await bus.delete(INVENTORY, node="n1", device_class="npu")
+
+    assert await bus.keys(INVENTORY) == ({"node": "n2", "device_class": "gpu"},)

@@ -293,7 +293,7 @@ def check_unread(nodes: Sequence[str]) -> list[Finding]:
     if not nodes:
         return []
     text = f"{len(nodes)} nodes have inventories and no machine, and were not looked at: {', '.join(nodes[:_SHOWN_REJECTED])}"
-    step = "find out who writes them, and give that login another password; the bucket drops its oldest values when it is full"
+    step = "find out who writes them, and give that login another password; then `topobus forget node --without-machine` removes them"
     return [Finding(level=Level.WARN, what="inventories", found=text, next_step=step)]
 
 
@@ -461,7 +461,8 @@ def check_node(
         text = f"sequence {ledger.sequence}, {owners} owner{'' if owners == 1 else 's'}"
         yield Finding(level=Level.OK, what=f"{node}: ledger", found=text)
     if "topology" in silent:
-        yield Finding(level=Level.FAIL, what=f"{node}: topology", found=silent["topology"], next_step="start topobus-topology on this node")
+        step = f"start topobus-topology on this node; if the node is gone for good: topobus forget node {node} --dry-run"
+        yield Finding(level=Level.FAIL, what=f"{node}: topology", found=silent["topology"], next_step=step)
     else:
         yield Finding(level=Level.OK, what=f"{node}: topology", found="answers")
 
@@ -476,7 +477,8 @@ def _has_hardware(machine: Machine, device_class: str) -> bool:
 def _machine_finding(node: str, machine: Machine | None) -> Finding:
     what = f"{node}: machine"
     if machine is None:
-        return Finding(level=Level.FAIL, what=what, found="not reported", next_step="start topobus-discovery on this node")
+        step = f"start topobus-discovery on this node; if there is no such node any more: topobus forget node {node} --dry-run"
+        return Finding(level=Level.FAIL, what=what, found="not reported", next_step=step)
     text = f"generation {machine.generation}, {len(machine.numa_nodes)} NUMA nodes, {len(machine.online_cpus)} CPUs"
     if machine.warnings:
         return Finding(

@@ -16,6 +16,7 @@ from topobus.contracts.plan_messages import PlanReply, PlanRequest
 from topobus.controller.cluster_metrics import ClusterMetrics
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
+from topobus.controller.node_removal import NodeRemoval
 from topobus.controller.planner import Planner
 from topobus.controller.reconcilers.allocation_intents import Intents
 from topobus.controller.reconcilers.bus_copies import BusCopies
@@ -108,6 +109,7 @@ class ClusterController:
             runtime.clock, self._state, writer, deallocation, events, metrics, is_own=cluster.housekeeping == "own"
         )
         self._planner = Planner(settings, runtime, self._state, metrics)
+        self._removal = NodeRemoval(runtime.bus, runtime.clock)
         runtime.readiness.set("cluster", is_ready=False, why="no snapshot yet")
 
     async def run(self) -> None:
@@ -140,6 +142,7 @@ class ClusterController:
             if not is_planning:
                 # Only now: a replica in the queue group that knows nothing yet would take plans away from those that do.
                 await self._runtime.bus.answer(catalogue.PLAN, self._plan, workload=self._planner.workload(), node=CLUSTER)
+                await self._runtime.bus.answer(catalogue.FORGET, self._removal.forget, concurrency=1, node=CLUSTER)
                 is_planning = True
             if not all(informer.is_whole for informer in self._informers.values()):
                 continue

@@ -17,6 +17,7 @@ from topobus.controller.classic.drivers import ClassicDriverRunner
 from topobus.controller.classic.scheduler import ClassicScheduler
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
+from topobus.controller.node_removal import NodeRemoval
 from topobus.controller.planner import Planner
 from topobus.controller.reconcilers.allocate_claims import ClaimReconciler
 from topobus.controller.reconcilers.allocator import Allocator
@@ -96,6 +97,7 @@ class _Controller:
         self._binding = BindingConditions(settings.binding_timeout_s, runtime, self._state, finder, deallocation, self._boundary("binding"))
         self._pods = ClaimTemplateReconciler(runtime, self._state, self._boundary("templates"))
         self._planner = Planner(settings, runtime, self._state, metrics)
+        self._removal = NodeRemoval(runtime.bus, runtime.clock)
         nodes = NodeFilter(settings, runtime, self._state, finder, self._planner, self._consumers)
         self._classic = ClassicScheduler(runtime, self._state, nodes.nodes_without, self._boundary("classic-pods"))
         self._scheduler = PodScheduler(
@@ -180,6 +182,7 @@ class _Controller:
             if not is_planning:
                 # Only now: a replica in the queue group that knows nothing yet would take plans away from those that do.
                 await self._runtime.bus.answer(catalogue.PLAN, self._plan, workload=self._planner.workload(), node=CLUSTER)
+                await self._runtime.bus.answer(catalogue.FORGET, self._removal.forget, concurrency=1, node=CLUSTER)
                 is_planning = True
                 # The copies of a fleet live as long as the process: the garbage collector would walk over all of them at each full round, a second with 1,000 DGX.
                 gc.freeze()

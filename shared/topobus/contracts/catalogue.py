@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from topobus.contracts import adjust_messages, node_claim_messages, operation_messages, plan_messages, relay_messages, sandbox_messages
+from topobus.contracts import (
+    adjust_messages,
+    forget_messages,
+    node_claim_messages,
+    operation_messages,
+    plan_messages,
+    relay_messages,
+    sandbox_messages,
+)
 from topobus.contracts import messages as m
 from topobus.contracts.device_classes import DEVICE_SERVICES
 from topobus.contracts.nouns import Ask, Event, Notice, Noun, State
@@ -31,6 +39,8 @@ __all__ = [
     "DETACH",
     "DISAGREEMENT",
     "EVENTS",
+    "FORGET",
+    "FORGETTER",
     "HEALTH",
     "HELD_CLAIMS",
     "HINT",
@@ -59,6 +69,8 @@ __all__ = [
 # The one process that makes streams and updates those of older releases, where each process is a NATS user of its own. It runs in every installation.
 # A node's own server has no controller: there it is another (setting nats.provisioner).
 PROVISIONER = "controller"
+# The one process that removes what stands of a node that is gone; no process of the node is left to do it.
+FORGETTER = "controller"
 # Reads all that its node's server stores, to say it to the hub.
 _RELAY = "relay"
 # Who serves a class: its own service, and the gateway for classes of device plugins that are somebody else's.
@@ -353,6 +365,18 @@ PLAN = Ask(
     readers=("cli",),
     description="Find a node for a pod and place it there; the node in the subject is always `_`.",
 )
+FORGET = Ask(
+    name="forget",
+    parts=("node",),
+    request=forget_messages.ForgetRequest,
+    reply=forget_messages.ForgetReply,
+    # A node with thousands of devices has as many subjects of health.
+    timeout_s=60.0,
+    queue_group="controller",
+    writer=(FORGETTER,),
+    readers=("cli",),
+    description="Remove all that stands of a node that is gone, from every bucket; the node in the subject is always `_`.",
+)
 OPERATE = Ask(
     name="operate",
     parts=("node",),
@@ -402,5 +426,23 @@ BUCKETS: tuple[State[Any], ...] = tuple(bucket for state in STATES for bucket in
 """Each state once for each of its buckets."""
 EVENTS: tuple[Event[m.HealthEvent] | Event[m.DecisionEvent] | Event[m.DisagreementEvent], ...] = (HEALTH, DECISION, DISAGREEMENT)
 NOTICES = (HINTS,)
-ASKS = (PLACE, PREFER, ADOPT, COMMIT, RELEASE, HINT, PREPARE, UNPREPARE, ATTACH, DETACH, ADJUST, PLAN, PODS, OPERATE, PERFORM, CLAIMS)
+ASKS = (
+    PLACE,
+    PREFER,
+    ADOPT,
+    COMMIT,
+    RELEASE,
+    HINT,
+    PREPARE,
+    UNPREPARE,
+    ATTACH,
+    DETACH,
+    ADJUST,
+    PLAN,
+    FORGET,
+    PODS,
+    OPERATE,
+    PERFORM,
+    CLAIMS,
+)
 ALL: tuple[Noun, ...] = (*STATES, *EVENTS, *NOTICES, *ASKS)

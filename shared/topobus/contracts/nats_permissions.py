@@ -10,14 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from topobus.contracts.catalogue import ALL, DECISION, DISAGREEMENT, HEALTH, INVENTORY, NODE_CLAIM, OBJECT, PROVISIONER
+from topobus.contracts.catalogue import ALL, DECISION, DISAGREEMENT, FORGETTER, HEALTH, INVENTORY, NODE_CLAIM, OBJECT, PROVISIONER
 from topobus.contracts.device_classes import DEVICE_SERVICES, has_own_service, principal_role
 from topobus.contracts.inboxes import connection_name, inbox_branch
 from topobus.contracts.nouns import PREFIX, Ask, Event, Notice, Noun, State, stored_subject, to_token
 from topobus.contracts.principals import CLUSTER_WIDE, LEAF_PRINCIPALS, PRINCIPALS
 from topobus.contracts.service_protocol import QUESTIONS, TOOLS_ANSWERS, is_service, question_subjects
 from topobus.contracts.streams import ACCOUNT_INFO, STREAM_LISTS, stream_names, total_bytes
-from topobus.contracts.up_subjects import up_branch
+from topobus.contracts.up_subjects import up_branch, up_nouns
 
 __all__ = ["LEAF_PRINCIPALS", "PRINCIPALS", "Rights", "makes_consumers", "render_open_api", "render_permissions", "render_server", "rights"]
 
@@ -67,6 +67,8 @@ def rights(principal: str, *, node: str = "", may_create: bool = True, provision
             elif isinstance(noun, Event) and reads in noun.readers:
                 # Where the stream says that it has stored one: whoever makes no consumer is told by that, and reads it then.
                 subscribe.add(stored_subject(f"{PREFIX}.{noun.name}.>"))
+    if principal == FORGETTER:
+        _add_removal(publish, subscribe)
     if principal != "user":
         publish.update(f"$JS.API.STREAM.INFO.{stream}" for stream in stream_names())
     if principal == "relay":
@@ -150,6 +152,20 @@ def _add_consumers(noun: State[Any] | Event[Any], principal: str, publish: set[s
             {"$JS.API.STREAM.NAMES", f"$JS.API.CONSUMER.CREATE.{stream}", f"$JS.API.CONSUMER.INFO.{stream}.*", f"$JS.FC.{stream}.>"}
         )
         subscribe.add(filter_subject)
+
+
+def _add_removal(publish: set[str], subscribe: set[str]) -> None:
+    """Let a process remove what stands of any node: a deletion is a write of the key, and a device that is gone is an event of its own.
+
+    Decisions are the past of a node and stay.
+    """
+    for noun in up_nouns():
+        if noun is DECISION:
+            continue
+        for bucket in noun.buckets() if isinstance(noun, State) else (noun,):
+            publish.add(f"$KV.{bucket.bucket}.{bucket.key_pattern()}" if isinstance(bucket, State) else bucket.pattern())
+            publish.add(f"$JS.API.STREAM.MSG.GET.{_stream(bucket)}")
+            _add_consumers(bucket, FORGETTER, publish, subscribe)
 
 
 def _tokens(noun: Noun, principal: str, where: str) -> str:

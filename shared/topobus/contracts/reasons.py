@@ -198,6 +198,15 @@ SECTIONS: tuple[ReasonSection, ...] = (
         ),
     ),
     ReasonSection(
+        title="Nodes that are not forgotten",
+        before="By the controller, when an operator has what stands of a node removed (`topobus forget node`).",
+        groups=(
+            ReasonGroup(("node-alive",), "services of the node answer, or listen and say nothing", ("node", "services")),
+            ReasonGroup(("node-holds",), "by the node's ledger somebody holds something there", ("node", "owners", "count")),
+            ReasonGroup(("node-keeps-back",), "an operator keeps devices of the node back", ("node", "devices", "count")),
+        ),
+    ),
+    ReasonSection(
         title="Refusals on the node",
         before="By the gateway and the device services, when a container is about to get its devices.",
         groups=(

@@ -316,10 +316,10 @@ class Bus:
         return await self._states.list(state, parts, on_rejected)
 
     async def keys(self, state: State[Any], **parts: str) -> tuple[dict[str, str], ...]:
-        """Name all keys that match, by their parts; those that were deleted may be among them.
+        """Name all keys that match, by their parts, sorted.
 
-        Errors: PeerUnavailable.
-        Cost: a request for each of the state's buckets; no value is read.
+        Errors: PeerUnavailable when nothing comes within the time of `nats.timeout_s`.
+        Cost: a consumer of each of the state's buckets, for headers alone; no value is read.
         """
         return await self._states.keys(state, parts)
 
@@ -383,6 +383,13 @@ class Bus:
         Cost: two requests, and reads twice as far back from the end until there are enough; one event alone needs no consumer.
         """
         return await self._events.last(event, limit, parts)
+
+    async def present(self, event: Event[M], **parts: str) -> tuple[Received[M], ...]:
+        """Give the newest event of each subject that matches, in their order in the stream.
+
+        Errors: PeerUnavailable when nothing comes within the time of `nats.timeout_s`.
+        """
+        return await self._events.present(event, parts)
 
     async def span(self, event: Event[Any]) -> Span:
         """Say what an event's stream still has.

@@ -177,6 +177,18 @@ class Events:
                     if received is not None:
                         yield received
 
+    async def present(self, event: Event[M], parts: dict[str, str]) -> tuple[Received[M], ...]:
+        """Give the newest event of each subject of the pattern; those that no contract accepts are logged and left out."""
+        newest: dict[str, Received[M]] = {}
+        patience = ReadTimeout(f"read {event.stream}", limit_s=self._connection.settings.timeout_s)
+        async with aclosing(self._feed(event, parts, From.NEWEST_OF_EACH).messages()) as items:
+            while (item := await patience.next(items)) is not Mark.CAUGHT_UP:
+                if item is Mark.RESET:
+                    newest.clear()
+                elif (received := self._read(event, item)) is not None:
+                    newest[item.subject] = received
+        return tuple(newest.values())
+
     async def span(self, event: Event[Any]) -> Span:
         """Say what the stream still has; one request, however much that is."""
         try:

@@ -154,8 +154,10 @@ class Feed:
         *,
         behind: int = 0,
         on_waiting: Callable[[str], None] | None = None,
+        has_data: bool = True,
     ) -> None:
-        """Make a feed; `behind`: skip all up to this sequence; `on_waiting` hears why nothing can be read, each time that it was tried."""
+        """Make a feed; `behind`: skip all up to this sequence; `on_waiting` hears why nothing can be read, each time that it was tried; `has_data`: false for headers alone."""
+        self._has_data = has_data
         self._on_waiting = on_waiting
         self._connection = connection
         self._jetstream = JetStream(connection)
@@ -330,6 +332,8 @@ class Feed:
             "inactive_threshold": _INACTIVE_S * _NANO,
             "max_waiting": 8,
         }
+        if not self._has_data:
+            config["headers_only"] = True
         if self._position:
             config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": self._position + 1}
         else:

@@ -19,7 +19,7 @@ from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.runtime.bucket_feed import state_feed
 from topobus.runtime.connection import Connection, Headers
 from topobus.runtime.failures import JetStreamError
-from topobus.runtime.feed import Delivery, Mark
+from topobus.runtime.feed import Delivery, Feed, From, Mark
 from topobus.runtime.jetstream import JetStream
 from topobus.runtime.provision import bucket_stream, bucket_subject
 from topobus.runtime.read_timeout import ReadTimeout
@@ -209,18 +209,36 @@ class States:
         return tuple(entries[key] for key in sorted(entries))
 
     async def keys(self, state: State[Any], parts: dict[str, str]) -> tuple[dict[str, str], ...]:
-        """Name the keys that match, sorted, and read no value; those that were deleted may be among them, and what is no key of the state is not."""
-        named: dict[str, dict[str, str]] = {}
+        """Name the keys that match and are there, sorted, and read no value; what is no key of the state is left out."""
+        newest: dict[str, tuple[int, bool]] = {}
         for bucket in state.buckets():
-            try:
-                subjects = await self._jetstream.subject_counts(bucket_stream(bucket), bucket_subject(bucket, state.key_pattern(**parts)))
-            except JetStreamError as err:
-                raise PeerUnavailable(f"cannot read {bucket.bucket}: {err}") from err
-            for subject in subjects:
-                key = subject.removeprefix(bucket_subject(bucket, ""))
-                with suppress(ContractError):
-                    named[key] = state.parse_key(key)
-        return tuple(named[key] for key in sorted(named))
+            for key, said in (await self._said_of_keys(bucket, parts)).items():
+                # In its class's bucket and in the common one: the newest by the server's time counts.
+                newest[key] = max(newest.get(key, said), said)
+        named: dict[str, dict[str, str]] = {}
+        for key in sorted(key for key, (_, is_there) in newest.items() if is_there):
+            with suppress(ContractError):
+                named[key] = state.parse_key(key)
+        return tuple(named.values())
+
+    async def _said_of_keys(self, bucket: State[Any], parts: dict[str, str]) -> dict[str, tuple[int, bool]]:
+        """Give of each key of one bucket when it was last written or deleted, and whether it is there."""
+        said: dict[str, tuple[int, bool]] = {}
+        feed = Feed(
+            self._connection,
+            bucket_stream(bucket),
+            bucket_subject(bucket, bucket.key_pattern(**parts)),
+            From.NEWEST_OF_EACH,
+            has_data=False,
+        )
+        patience = ReadTimeout(f"list {bucket.bucket}", limit_s=self._connection.settings.timeout_s)
+        async with aclosing(feed.messages()) as items:
+            while (item := await patience.next(items)) is not Mark.CAUGHT_UP:
+                if item is Mark.RESET:
+                    said.clear()
+                elif isinstance(item, Delivery):
+                    said[item.subject.removeprefix(bucket_subject(bucket, ""))] = (item.time_ns, _OPERATION not in item.headers)
+        return said
 
     async def history(self, state: State[M], parts: dict[str, str], *, has_deleted: bool = False) -> tuple[Entry[M], ...]:
         """Read the kept values of one key since it was last deleted, oldest first; those that nobody can read are left out.

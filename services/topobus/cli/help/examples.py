@@ -73,6 +73,11 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("Take one of `topobus decisions` apart", "topobus explain d-51e9c9e7756afd750d3e"),
         ("One that `simulate --decisions` wrote", "topobus explain --file decisions/0001.json"),
     ),
+    "forget node": (
+        ("What would be removed of a node that was taken away", "topobus forget node n38 --dry-run"),
+        ("Remove it", "topobus forget node n38"),
+        ("All that somebody made up", "topobus forget node --without-machine"),
+    ),
     "get": (
         ("All claims of all namespaces", "topobus get claims -A"),
         ("One pod as YAML", "topobus get pod trainer -o yaml"),

@@ -61,6 +61,7 @@ COMMANDS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("logs", "commands.logs:logs", "What the programs of a `topobus up` log, in the order of time."),
         ("version", "commands.version:version", "Versions of this program, of the NATS server and of each running service."),
         ("device", "commands.device:device_app", "Work on single devices: maintain, exclude, return, forgive, reset, list."),
+        ("forget", "commands.forget:forget_app", "Remove what stands of nodes that are gone."),
         (
             "move-ledger",
             "commands.move_ledger:move_ledger",

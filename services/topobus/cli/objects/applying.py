@@ -210,6 +210,10 @@ def not_found(parts: dict[str, str], elsewhere: Sequence[str] = ()) -> NotFoundE
     name = parts["name"] if parts["namespace"] == CLUSTER else f"{parts['namespace']}/{parts['name']}"
     if elsewhere:
         return NotFoundError(f"there is no {what} {name}", next_step=f"there is one in namespace {elsewhere[0]}: add -n {elsewhere[0]}")
+    if what == "node":
+        return NotFoundError(
+            f"there is no stored node {name}", next_step=f"`topobus forget node {name} --dry-run` says what stands of a node that is gone"
+        )
     return NotFoundError(f"there is no {what} {name}", next_step=f"`topobus get {what} -A` lists what there is")
 
 

@@ -15,7 +15,7 @@ from topobus.contracts.nouns import State
 from topobus.domain.device import Inventory
 from topobus.runtime.bus import Bus, Entry
 
-__all__ = ["list_inventories", "list_inventories_as", "unread_text"]
+__all__ = ["list_inventories", "list_inventories_as", "nodes_without_a_machine", "unread_text"]
 
 M = TypeVar("M")
 
@@ -49,6 +49,12 @@ async def list_inventories_as(
 
     entries = [entry for of_node in await asyncio.gather(*map(read, members)) for entry in of_node]
     return tuple(sorted(entries, key=lambda entry: INVENTORY.key(**entry.parts))), tuple(strangers)
+
+
+async def nodes_without_a_machine(bus: Bus) -> tuple[str, ...]:
+    """Name the nodes that have inventories and no machine, sorted."""
+    machines = {parts["node"] for parts in await bus.keys(MACHINE)}
+    return tuple(sorted({parts["node"] for parts in await bus.keys(INVENTORY)} - machines))
 
 
 def unread_text(nodes: tuple[str, ...]) -> str:

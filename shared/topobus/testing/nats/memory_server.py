@@ -274,7 +274,9 @@ class MemoryNats:
         limit = int(stream.config.get("max_consumers", -1))
         if 0 < limit <= len(stream.consumers):
             raise Refused(400, 10026, "maximum consumers limit reached")
-        consumer = MemoryConsumer(stream=stream, name=str(config["name"]), filter_subject=str(config["filter_subject"]))
+        consumer = MemoryConsumer(
+            stream=stream, name=str(config["name"]), filter_subject=str(config["filter_subject"]), has_data=not config.get("headers_only")
+        )
         consumer.begin(config)
         stream.consumers[consumer.name] = consumer
         return {"stream_name": stream.name, "name": consumer.name, "config": config}
@@ -298,7 +300,8 @@ class MemoryNats:
         """Deliver a stored message to an inbox, at its own subject as a server does."""
         numbers = f"1.{message.sequence}.{consumer.delivered}.{message.time_ns}.{pending}"
         reply = f"$JS.ACK.{consumer.stream.name}.{consumer.name}.{numbers}"
-        self._route(message.subject, message.data, reply, message.headers, listened=inbox)
+        headers = message.headers if consumer.has_data else {**message.headers, "Nats-Msg-Size": str(len(message.data))}
+        self._route(message.subject, message.data if consumer.has_data else b"", reply, headers, listened=inbox)
 
     def deliver_status(self, inbox: str, headers: Headers) -> None:
         """Deliver a status."""

@@ -158,6 +158,8 @@ class MemoryConsumer:
     stream: MemoryStream
     name: str
     filter_subject: str
+    has_data: bool = True
+    """False: it delivers headers alone, and the size of what it leaves out."""
     delivered: int = 0
     """How many it has delivered: the last one's number."""
     last_sequence: int = 0

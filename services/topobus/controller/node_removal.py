@@ -1,0 +1,224 @@
+"""Removes all that stands of a node that is gone: its keys of every bucket, and the present state of its devices.
+
+Flows in: FORGET requests. Flows out: deletions at the revisions that were read, so that what a service writes anew meanwhile stays, and a last event for each device. Refused
+while a service of the node answers, or listens without answering, and (unless it is forced) while the node's ledger gives something to somebody or an operator keeps a device back.
+The machine goes first, so that what is left of a node after an interruption is a node without a machine; the ledger goes last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec import structs
+
+from topobus.contracts.catalogue import CLAIMS, DECISION, HINT, INVENTORY, LEDGER, PREFER
+from topobus.contracts.device_classes import DEVICE_SERVICES
+from topobus.contracts.forget_messages import ForgetReply, ForgetRequest, ForgottenKey, KeyOutcome
+from topobus.contracts.messages import DisagreementEvent, HealthEvent
+from topobus.contracts.nouns import Ask, Event, State
+from topobus.contracts.operation_messages import ClassMaintenance
+from topobus.contracts.up_subjects import up_nouns
+from topobus.domain.errors import PeerUnavailable
+from topobus.domain.ledger import Ledger
+from topobus.domain.outcome import Reason, Refusal
+from topobus.domain.silence import Answered, Silent, SilentBecause
+from topobus.domain.timestamps import rfc3339
+from topobus.runtime.bus import AmbiguousWrite, Bus, Conflict, Entry, Received, Unreadable
+from topobus.runtime.clock import Clock
+from topobus.runtime.logging import get_logger
+
+__all__ = ["NodeRemoval"]
+
+# A service that is well answers within milliseconds; whoever listens and says nothing may be starting, or hang.
+_PATIENCE_S = 2.0
+# Before this release a server does not say that nobody listens in another account: an ask there waits for its whole time.
+_TELLS_NOBODY_ELSEWHERE = (2, 10, 0)
+_SHOWN = 16
+
+
+@dataclass(frozen=True)
+class _Key:
+    """One key with the one bucket in which it was found."""
+
+    bucket: State[Any]
+    parts: dict[str, str]
+    revision: int
+    value: Any
+    """The newest that can be read; None where nothing can."""
+
+    def told(self, outcome: KeyOutcome, why: str = "") -> ForgottenKey:
+        """Say what became of it."""
+        return ForgottenKey(bucket=self.bucket.bucket, key=self.bucket.key(**self.parts), outcome=outcome, why=why)
+
+
+class NodeRemoval:
+    """Answers FORGET."""
+
+    def __init__(self, bus: Bus, clock: Clock) -> None:
+        self._bus = bus
+        self._clock = clock
+
+    async def forget(self, request: ForgetRequest) -> ForgetReply:
+        """Remove what stands of a node, or say why not. Asked again it goes on with what is left.
+
+        Errors: raises PeerUnavailable when what stands there cannot be read, or whether the node is gone cannot be told; nothing was removed then.
+        """
+        node = request.node
+        keys = await self._keys_of(node)
+        events = [
+            (event, received) for event in _events() for received in await self._bus.present(event, node=node) if not _is_over(received)
+        ]
+        counts = {event.stream: sum(1 for each, _ in events if each is event) for event in _events()}
+        present = ForgetReply(node=node, keys=tuple(key.told(KeyOutcome.PRESENT) for key in keys), events=counts)
+        if not keys and not events:
+            return present
+        refusal = await self._why_not_gone(node, keys)
+        if refusal is None and not request.is_forced:
+            refusal = _why_not_given_up(node, keys)
+        if refusal is not None or request.is_dry_run:
+            return structs.replace(present, refusal=refusal)
+        told = await self._remove(keys)
+        if all(key.outcome is KeyOutcome.REMOVED for key in told):
+            for event, received in events:
+                await self._end(event, received)
+        else:
+            counts = {}
+        get_logger().info(
+            "node.forgotten",
+            of=node,
+            removed=sum(key.outcome is KeyOutcome.REMOVED for key in told),
+            left=[f"{key.bucket}/{key.key}" for key in told if key.outcome is not KeyOutcome.REMOVED][:_SHOWN],
+            events=counts,
+            is_forced=request.is_forced,
+        )
+        return ForgetReply(node=node, keys=told, events=counts)
+
+    async def _keys_of(self, node: str) -> list[_Key]:
+        """Find the keys that name a node, each in the bucket where it stands, in the order in which they go."""
+        keys = []
+        for state in _states():
+            for bucket in state.buckets():
+                # The common bucket may have what an older release, or a relay, wrote of a class with a bucket of its own.
+                alone: State[Any] = State(**{**vars(bucket), "classes_apart": ()})
+                for parts in await self._bus.keys(alone, node=node):
+                    stored = await self._bus.get_or_last(alone, **parts)
+                    if stored is not None:
+                        keys.append(_Key(alone, parts, stored.revision, _readable(stored)))
+        return keys
+
+    async def _why_not_gone(self, node: str, keys: Sequence[_Key]) -> Refusal | None:
+        """Ask for signs of life of the node's services; a dead one's connection is closed, and its server says that nobody listens."""
+        classes = sorted({*DEVICE_SERVICES, *(key.parts["device_class"] for key in keys if key.bucket.name == INVENTORY.name)})
+        asked: list[tuple[str, Ask[Any, Any], dict[str, str]]] = [("topology", PREFER, {}), ("relay", CLAIMS, {})]
+        asked += [(device_class, HINT, {"device_class": device_class}) for device_class in classes]
+        signs = await asyncio.gather(*(self._bus.is_answered(ask, timeout_s=_PATIENCE_S, node=node, **parts) for _, ask, parts in asked))
+        if Silent(because=SilentBecause.NO_BUS) in signs:
+            raise PeerUnavailable(f"whether node {node} is gone cannot be told: NATS went away", next_step="ask again")
+        answers = {name: sign for (name, _, _), sign in zip(asked, signs, strict=True)}
+        alive = tuple(name for name, sign in answers.items() if isinstance(sign, Answered))
+        in_our_account = ("topology", "relay") if self._bus.server_version < _TELLS_NOBODY_ELSEWHERE else tuple(answers)
+        hanging = tuple(name for name in in_our_account if answers[name] == Silent(because=SilentBecause.TIMEOUT))
+        reasons = []
+        if alive:
+            message = f"node {node} is not gone: {', '.join(alive)} answers there, and would write anew what is removed"
+            reasons.append(Reason(code="node-alive", message=message, facts={"node": node, "services": alive}))
+        if hanging:
+            message = f"node {node} may not be gone: {', '.join(hanging)} listens there, and said nothing for {_PATIENCE_S:g} s"
+            reasons.append(Reason(code="node-alive", message=message, facts={"node": node, "services": hanging}))
+        return Refusal(reasons=tuple(reasons)) if reasons else None
+
+    async def _remove(self, keys: Sequence[_Key]) -> tuple[ForgottenKey, ...]:
+        """Delete key by key at the revisions that were read; ends at the first that somebody has written meanwhile, for then the node is not gone."""
+        told: list[ForgottenKey] = []
+        for key in keys:
+            if told and told[-1].outcome is not KeyOutcome.REMOVED:
+                told.append(key.told(KeyOutcome.KEPT, "not tried: a key before it is left"))
+                continue
+            try:
+                conflict = await self._bus.compare_and_delete(key.bucket, key.revision, **key.parts)
+            except AmbiguousWrite as err:
+                told.append(key.told(KeyOutcome.UNKNOWN, err.message))
+            except PeerUnavailable as err:
+                told.append(key.told(KeyOutcome.KEPT, err.message))
+            else:
+                is_kept = isinstance(conflict, Conflict)
+                told.append(
+                    key.told(KeyOutcome.KEPT, "somebody wrote it just now: a service of the node runs")
+                    if is_kept
+                    else key.told(KeyOutcome.REMOVED)
+                )
+        return tuple(told)
+
+    async def _end(self, event: Event[Any], received: Received[Any]) -> None:
+        """Say of a device's present state that it is over: subscribers that start later begin with the newest event of each device."""
+        now = rfc3339(self._clock.now())
+        value = received.value
+        ended = (
+            structs.replace(
+                value, previous=value.health.state, generation=value.generation + 1, is_removed=True, affected=(), pods=(), time=now
+            )
+            if isinstance(value, HealthEvent)
+            else structs.replace(value, is_over=True, time=now)
+        )
+        event_id = f"forget-{'-'.join(received.parts.values())}-{received.sequence}"
+        await self._bus.publish(event, ended, event_id=event_id, **received.parts)
+
+
+def _states() -> Iterator[State[Any]]:
+    """Give what stands of a node: its machine first, who holds what last."""
+    states = [noun for noun in up_nouns() if isinstance(noun, State) and noun is not LEDGER]
+    yield from (*states, LEDGER)
+
+
+def _events() -> Iterator[Event[Any]]:
+    """Give the events whose newest is a present state; decisions are the past."""
+    yield from (noun for noun in up_nouns() if isinstance(noun, Event) and noun is not DECISION)
+
+
+def _is_over(received: Received[Any]) -> bool:
+    value = received.value
+    return value.is_removed if isinstance(value, HealthEvent) else isinstance(value, DisagreementEvent) and value.is_over
+
+
+def _readable(stored: Entry[Any] | Unreadable[Any]) -> Any:
+    """Give a value, or the newest that can be read in place of one that cannot."""
+    if isinstance(stored, Unreadable):
+        return stored.last.value if stored.last is not None else None
+    return stored.value
+
+
+def _why_not_given_up(node: str, keys: Sequence[_Key]) -> Refusal | None:
+    """Name what is lost with a node's records: who holds what there, and which devices an operator keeps back."""
+    holders = sorted(
+        str(allocation.shown) for key in keys if isinstance(key.value, Ledger) for allocation in key.value.allocations.values()
+    )
+    kept_back = sorted(device for key in keys if isinstance(key.value, ClassMaintenance) for device in key.value.devices)
+    reasons = []
+    if holders:
+        message = (
+            f"by the ledger of node {node} {_count(len(holders), 'owner')} {'holds' if len(holders) == 1 else 'hold'} something there: "
+            f"{_some_of(holders)}; forgotten, nobody knows of it any more"
+        )
+        reasons.append(
+            Reason(code="node-holds", message=message, facts={"node": node, "owners": tuple(holders[:_SHOWN]), "count": len(holders)})
+        )
+    if kept_back:
+        message = f"of node {node} an operator keeps {_count(len(kept_back), 'device')} back: {_some_of(kept_back)}; forgotten, they are given out again when the node comes back"
+        reasons.append(
+            Reason(
+                code="node-keeps-back", message=message, facts={"node": node, "devices": tuple(kept_back[:_SHOWN]), "count": len(kept_back)}
+            )
+        )
+    return Refusal(reasons=tuple(reasons)) if reasons else None
+
+
+def _some_of(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{', '.join(names[:_SHOWN])}{more}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
