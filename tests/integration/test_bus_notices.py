@@ -13,6 +13,7 @@ from support.account_nats import LIMIT_S, AccountNats, account_nats
 from topobus.contracts.catalogue import HINTS
 from topobus.contracts.messages import GivenHints, HintsEvent
 from topobus.contracts.nats_accounts import Shape, accounts
+from topobus.runtime import events
 from topobus.runtime.bus import Bus
 
 pytestmark = pytest.mark.integration
@@ -76,6 +77,29 @@ async def test_notice_is_dropped_when_it_says_another_node_than_its_subject(nats
                 await asyncio.wait([said], timeout=0.05)
 
         assert said.result().op_id == "truth"
+
+
+async def test_listener_hears_how_many_it_missed_when_more_came_than_it_read(nats: AccountNats, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a slow reader has no room for is dropped, counted, and told in its place: before the next one that it gets."""
+    monkeypatch.setattr(events, "_UNREAD_NOTICES", 2)
+    missed: list[int] = []
+    async with nats.bus("topology") as topology, nats.bus("cli") as cli, aclosing(cli.listen(HINTS, on_missed=missed.append)) as notices:
+        async with asyncio.timeout(LIMIT_S):
+            said = asyncio.ensure_future(anext(notices))
+            while not said.done():
+                await _say(topology, _hints("early"))
+                await asyncio.wait([said], timeout=0.05)
+            for place in range(20):
+                await _say(topology, _hints(f"flood-{place}"))
+            await topology._connection.barrier()
+            # Room for the last one, and nobody reads the others meanwhile.
+            got = [(await anext(notices)).op_id for _ in range(2)]
+            while not missed:
+                await _say(topology, _hints("after"))
+                got.append((await anext(notices)).op_id)
+
+        assert missed[0] >= 18
+        assert got[-1] in ("after", "flood-19")
 
 
 async def test_notice_raises_nothing_when_the_server_is_away(nats: AccountNats) -> None:

@@ -17,7 +17,7 @@ from topobus.contracts.catalogue import HEALTH
 from topobus.contracts.nats_accounts import Shape, accounts
 from topobus.health import follow
 from topobus.runtime.bus import Bus
-from topobus.simulation.nats_server import NatsServer
+from topobus.simulation.nats_server import NatsServer, free_port
 
 pytestmark = pytest.mark.integration
 
@@ -70,6 +70,59 @@ async def test_short_example_shows_the_present_and_what_comes_when_it_runs_as_th
             await program.wait()
 
     assert [(event["device"], event["generation"]) for event in (present, change)] == [("gpu-0", 1), ("gpu-0", 2)]
+
+
+async def _said_until(program: asyncio.subprocess.Process, event: str) -> str:
+    """Read what a program says beside its output until a line has an event; the line."""
+    assert program.stderr is not None
+    async for line in program.stderr:
+        if event in line.decode():
+            return line.decode()
+    raise AssertionError(f"it ended without {event}")
+
+
+_PROGRAM = """
+import asyncio, sys
+from topobus.health import follow
+
+async def main():
+    async for event in follow(sys.argv[1], password_file=sys.argv[2]):
+        print(event.device, flush=True)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("trouble", ["wrong-password", "nobody-listens", "no-stream"])
+async def test_follow_says_on_standard_error_why_nothing_comes_when_a_program_only_imports_it(
+    nats_binary: Path, tmp_path: Path, trouble: str
+) -> None:
+    """A refused login names user and server as an error; a port where nobody listens, and a server without the stream, are warnings. Nothing goes to its output."""
+    async with account_nats(accounts(Shape.CENTRAL), binary=nats_binary) as server, asyncio.timeout(LIMIT_S):
+        password = tmp_path / "password"
+        password.write_text("wrong12345" if trouble == "wrong-password" else "user")
+        password.chmod(0o600)
+        url = f"nats://127.0.0.1:{free_port()}" if trouble == "nobody-listens" else server.server.url
+        program = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", _PROGRAM, url, str(password)), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        try:
+            line = await _said_until(program, "health.waiting" if trouble == "no-stream" else "bus.waiting")
+        finally:
+            program.kill()
+            output, _ = await program.communicate()
+
+    assert output == b""
+    if trouble == "wrong-password":
+        assert "error" in line.partition("bus.waiting")[0]
+        assert "user=user" in line
+        assert url in line
+    elif trouble == "nobody-listens":
+        assert "warning" in line
+        assert "attempt=2" in line
+        assert url in line
+    else:
+        assert "TOPOBUS_HEALTH" in line
 
 
 async def test_follow_gives_changes_alone_when_the_server_has_no_accounts(own_nats_server: NatsServer, own_bus: Bus) -> None:

@@ -51,10 +51,16 @@ class Watcher:
             await self._news.wait_for(lambda: holds(self.generations()))
         return self.generations()
 
+    def gaps(self) -> list[str]:
+        """What it has said of the connection."""
+        return [line["gap"] for line in self.lines if "gap" in line]
+
     def generations(self) -> dict[str, list[int]]:
         """What it has printed: each device's generations in order."""
         generations: dict[str, list[int]] = {}
         for line in self.lines:
+            if "gap" in line:
+                continue
             generations.setdefault(line["event"]["device"], []).append(line["event"]["generation"])
         return generations
 
@@ -116,7 +122,7 @@ def reached(last: int) -> Callable[[dict[str, list[int]]], bool]:
 async def test_watchers_see_each_generation_once_when_nats_restarts_in_the_middle(
     own_nats_server: NatsServer, own_bus: Bus, how: str
 ) -> None:
-    """One watcher from the start, one from the middle; the server ends between two events, in order or by a crash, and comes back: no gap, no repeat."""
+    """One watcher from the start, one from the middle; the server ends between two events, in order or by a crash, and comes back: no gap, no repeat, and both say where it was."""
     await tell(own_bus, 1)
     async with watching(own_nats_server.url) as early:
         await early.until(reached(1))
@@ -139,6 +145,7 @@ async def test_watchers_see_each_generation_once_when_nats_restarts_in_the_middl
     assert is_interrupted, "nothing was under way when the server ended: the test proved less than it says"
     assert seen == {device: list(range(1, LAST + 1)) for device in DEVICES}
     assert seen_late == {device: list(range(began[device][0], LAST + 1)) for device in DEVICES}
+    assert early.gaps() == late.gaps() == ["disconnected", "connected"]
     assert all(generations[0] == ROUNDS // 2 - 1 for generations in began.values()), "a late watcher begins with the present state"
 
 

@@ -13,6 +13,7 @@ from topobus.contracts.catalogue import HEALTH
 from topobus.contracts.messages import HealthEvent
 from topobus.runtime.bus import Bus, Start
 from topobus.runtime.config import NatsSettings
+from topobus.runtime.logging import get_logger
 
 __all__ = ["HealthEvent", "follow"]
 
@@ -34,7 +35,9 @@ async def follow(
 
     Shapes:  password_file, credentials_file — of NATS' user `user`, read again when the server has taken others; ca_file — with it, or with a tls:// URL, a server
              without TLS is sent nothing; node, device_class — only these; has_accounts — False for a server of your own that runs without our configuration.
-    Errors:  ConfigError for files that cannot be read or a URL that is none. While the server is away it waits, and says so in the log.
+    Errors:  ConfigError for files that cannot be read or a URL that is none. While the server is away it waits, for ever, and says so on standard error (`bus.waiting`): a
+             login that is refused at once, as an error with user and server; a server that cannot be reached as a warning, from the third try on; a stream that is not there
+             (`health.waiting`) as a warning.
     Cost:    a request for each device at the start, and one for each change.
     """
     settings = NatsSettings(
@@ -47,6 +50,16 @@ async def follow(
     )
     parts = {part: value for part, value in (("node", node), ("device_class", device_class)) if value}
     start = Start.NEW if changes_only else Start.PRESENT
-    async with Bus.session(settings, name=_USER) as bus, aclosing(bus.follow(HEALTH, start=start, on_waiting=None, **parts)) as events:
+    told: set[str] = set()
+
+    def note_waiting(trouble: str) -> None:
+        if trouble not in told:
+            told.add(trouble)
+            get_logger().warning("health.waiting", error=trouble)
+
+    async with (
+        Bus.session(settings, name=_USER) as bus,
+        aclosing(bus.follow(HEALTH, start=start, on_waiting=note_waiting, **parts)) as events,
+    ):
         async for received in events:
             yield received.value

@@ -172,6 +172,10 @@ class Bus:
         """Say whether the connection is TLS; false when not connected."""
         return self._connection.is_encrypted
 
+    def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call `listener` when the connection is lost and when it is there again, as `is_connected` says then; gives what ends that."""
+        return self._connection.on_change(listener)
+
     async def provision(self) -> None:
         """Make all streams and buckets of the catalogue, or wait for who may; waits for JetStream.
 
@@ -360,10 +364,19 @@ class Bus:
         return await self._events.publish(event, value, event_id, parts)
 
     def follow(
-        self, event: Event[M], *, start: Start = Start.PRESENT, on_waiting: Callable[[str], None] | None = None, **parts: str
+        self,
+        event: Event[M],
+        *,
+        start: Start = Start.PRESENT,
+        on_waiting: Callable[[str], None] | None = None,
+        on_replaced: Callable[[], None] | None = None,
+        **parts: str,
     ) -> AsyncGenerator[Received[M], None]:
-        """Give every event that matches, for ever: no gap, no duplicate, heals by itself; `on_waiting` hears why nothing can be read."""
-        return self._events.follow(event, start, parts, on_waiting)
+        """Give every event that matches, for ever: no gap, no duplicate, heals by itself.
+
+        Shapes: on_waiting — hears why nothing can be read; on_replaced — hears that the stream was lost or put back: what it has now comes anew.
+        """
+        return self._events.follow(event, start, parts, on_waiting, on_replaced)
 
     async def notify(self, notice: Notice[M], value: M, *, event_id: str, **parts: str) -> None:
         """Send a notice to whoever listens: best effort, so nothing is raised, kept or waited for when NATS is away.
@@ -372,9 +385,12 @@ class Bus:
         """
         await self._events.notify(notice, value, event_id, parts)
 
-    def listen(self, notice: Notice[M], **parts: str) -> AsyncGenerator[M, None]:
-        """Give every notice that matches from now on, for ever; what comes while NATS is away is missed."""
-        return self._events.listen(notice, parts)
+    def listen(self, notice: Notice[M], *, on_missed: Callable[[int], None] | None = None, **parts: str) -> AsyncGenerator[M, None]:
+        """Give every notice that matches from now on, for ever; what comes while NATS is away is missed, and so is what comes faster than it is read.
+
+        Shapes: on_missed — hears how many came faster, before the next one that was not missed.
+        """
+        return self._events.listen(notice, parts, on_missed)
 
     async def last(self, event: Event[M], *, limit: int, **parts: str) -> tuple[Received[M], ...]:
         """Give the newest events that match, oldest first.

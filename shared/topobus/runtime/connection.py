@@ -51,6 +51,10 @@ Headers = dict[str, str]
 
 # The server's max_payload counts headers too, nats-py's own check does not, and the server then closes the connection.
 _HEADER_OVERHEAD = 16
+# From this try on a wait is no matter of a moment any more: the third.
+_EARNEST = 2
+# What a server says to a wrong or missing login.
+_REFUSED = "authorization violation"
 
 
 class Connection:
@@ -301,15 +305,26 @@ class Connection:
                     if isinstance(err, ConfigError) and self.generation == 0:
                         raise
                     error = self.files.why_expired or await self.certificates.explain(self._nats_errors.last or error_text(err))
-                    # The first try and then every tenth: a wait of hours must show, and must not fill the disk.
-                    tell = get_logger().info if attempt % 10 == 0 else get_logger().debug
-                    tell("bus.waiting", url=self._url, error=error, attempt=attempt)
+                    self._tell_waiting(error, attempt)
                     self.readiness.set("bus", is_ready=False, why=f"waiting for NATS at {self._url}: {error}")
                 else:
                     attempt = 0
                     await self._stay()
                 await self.files.pause(full_jitter(attempt, most_s=5.0))
                 attempt += 1
+
+    def _tell_waiting(self, error: str, attempt: int) -> None:
+        """Log that there is no client: the first try, the third, and then every tenth: a wait of hours must show, and must not fill the disk.
+
+        One try that fails is the ordinary start beside a server that starts; who waits for longer must be told, and a refused login does not come right by waiting.
+        """
+        log = get_logger()
+        is_told = attempt in (0, _EARNEST) or attempt % 10 == 0
+        if is_told and _REFUSED in error.lower():
+            log.error("bus.waiting", url=self._url, user=self.settings.user or "none", error=error, attempt=attempt)
+        else:
+            tell = (log.warning if attempt >= _EARNEST else log.info) if is_told else log.debug
+            tell("bus.waiting", url=self._url, error=error, attempt=attempt)
 
     async def _stay(self) -> None:
         """Return when a client is lost and no other has taken over from it."""

@@ -36,8 +36,8 @@ M = TypeVar("M")
 _ID = "Nats-Msg-Id"
 # Printable ASCII that a CloudEvents header carries as it is; space, quote and percent are escaped (HTTP binding 3.1.3.2).
 _SAFE = "!#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
-# More wait in the client, up to its own limit; then the newest are dropped.
-_UNREAD_NOTICES = 256
+# So many notices wait for their reader, some KiB each; more are dropped, and counted.
+_UNREAD_NOTICES = 4096
 
 
 class Start(Enum):
@@ -109,13 +109,28 @@ class Events:
         finally:
             self._connection.metrics.writes.labels(notice.name, outcome).inc()
 
-    async def listen(self, notice: Notice[M], parts: dict[str, str]) -> AsyncGenerator[M, None]:
-        """Give every notice of the pattern that comes from now on, for ever; those that come while NATS is away are missed."""
-        arrived: asyncio.Queue[Msg] = asyncio.Queue(maxsize=_UNREAD_NOTICES)
-        lasting = await self._connection.subscribe(notice.pattern(**parts), arrived.put)
+    async def listen(
+        self, notice: Notice[M], parts: dict[str, str], on_missed: Callable[[int], None] | None = None
+    ) -> AsyncGenerator[M, None]:
+        """Give every notice of the pattern that comes from now on, for ever; those that come while NATS is away are missed, and `on_missed` hears of those that came too fast."""
+        arrived: asyncio.Queue[tuple[Msg, int]] = asyncio.Queue(maxsize=_UNREAD_NOTICES)
+        missed = 0
+
+        async def take(message: Msg) -> None:
+            nonlocal missed
+            # Dropped here, where it can be counted: the client's own limit is for bytes of all that it hears.
+            if arrived.full():
+                missed += 1
+            else:
+                arrived.put_nowait((message, missed))
+                missed = 0
+
+        lasting = await self._connection.subscribe(notice.pattern(**parts), take)
         try:
             while True:
-                message = await arrived.get()
+                message, dropped = await arrived.get()
+                if dropped and on_missed is not None:
+                    on_missed(dropped)
                 value = self._read_notice(notice, message)
                 if value is not None:
                     yield value
@@ -165,13 +180,20 @@ class Events:
         return (await self._jetstream.store(subject, data, stream=stream, headers=own, is_repeatable=True)).sequence
 
     async def follow(
-        self, event: Event[M], start: Start, parts: dict[str, str], on_waiting: Callable[[str], None] | None = None
+        self,
+        event: Event[M],
+        start: Start,
+        parts: dict[str, str],
+        on_waiting: Callable[[str], None] | None = None,
+        on_replaced: Callable[[], None] | None = None,
     ) -> AsyncGenerator[Received[M], None]:
-        """Give every event of the pattern, for ever; `on_waiting` hears why nothing can be read, each time that it was tried."""
+        """Give every event of the pattern, for ever; `on_waiting` hears why nothing can be read, each time that it was tried, `on_replaced` that all comes anew."""
         beginning = {Start.PRESENT: From.NEWEST_OF_EACH, Start.ALL: From.ALL, Start.NEW: From.NEW}[start]
         feed = self._feed(event, parts, beginning, on_waiting=on_waiting)
         async with aclosing(feed.messages()) as items:
             async for item in items:
+                if item is Mark.RESET and on_replaced is not None:
+                    on_replaced()
                 if isinstance(item, Delivery):
                     received = self._read(event, item)
                     if received is not None:

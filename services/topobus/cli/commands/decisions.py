@@ -15,6 +15,7 @@ from topobus.cli.exits import ExitCode
 from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
 from topobus.cli.render.answers import answer_text, short_time
+from topobus.cli.render.gaps import Gaps
 from topobus.cli.render.listing import Column, Fit, Listing, Row
 from topobus.contracts.catalogue import DECISION, LEDGER
 from topobus.contracts.messages import OUTCOME, DecisionEvent
@@ -51,8 +52,17 @@ async def _decisions(node: str | None, limit: int, is_following: bool, lister: L
         assert me is not None
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, me.cancel)
         seen = recent[0].sequence if recent else 0
-        with contextlib.suppress(asyncio.CancelledError):
-            async with contextlib.aclosing(bus.follow(DECISION, start=Start.ALL, on_waiting=None, **parts)) as received_events:
+        gaps = Gaps(lister.output(), "decisions", is_stored=True)
+
+        def note_replaced() -> None:
+            nonlocal seen
+            # Sequences begin anew.
+            seen = 0
+            gaps.note_replaced()
+
+        with contextlib.suppress(asyncio.CancelledError), gaps.telling(bus):
+            following = bus.follow(DECISION, start=Start.ALL, on_waiting=None, on_replaced=note_replaced, **parts)
+            async with contextlib.aclosing(following) as received_events:
                 async for received in received_events:
                     if received.sequence >= seen:
                         _show_new(lister, received.value)

@@ -18,6 +18,7 @@ from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
 from topobus.cli.render.answers import short_time
 from topobus.cli.render.device_listings import health_listing
+from topobus.cli.render.gaps import Gaps
 from topobus.cli.render.listing import Listing, Row
 from topobus.cli.render.styles import HEALTH_STYLES
 from topobus.contracts.catalogue import HEALTH, INVENTORY, LEDGER
@@ -108,8 +109,10 @@ async def _watch(node: str | None, device_class: str | None, options: BusOptions
             output.note(f"waiting: {trouble}")
 
     async with open_bus(options) as bus:
-        with contextlib.suppress(asyncio.CancelledError):
-            async with contextlib.aclosing(bus.follow(HEALTH, start=Start.PRESENT, on_waiting=note_once, **parts)) as events:
+        gaps = Gaps(output, "changes", is_stored=True)
+        with contextlib.suppress(asyncio.CancelledError), gaps.telling(bus):
+            following = bus.follow(HEALTH, start=Start.PRESENT, on_waiting=note_once, on_replaced=gaps.note_replaced, **parts)
+            async with contextlib.aclosing(following) as events:
                 async for received in events:
                     watched = WatchedEvent(sequence=received.sequence, is_present_state=received.is_replay, event=received.value)
                     if output.is_json:

@@ -13,6 +13,7 @@ from rich.text import Text
 from topobus.cli.exits import ExitCode
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
 from topobus.cli.render.answers import hints_text, short_time
+from topobus.cli.render.gaps import Gaps
 from topobus.contracts.catalogue import HINTS
 from topobus.contracts.messages import HintsEvent
 
@@ -28,7 +29,7 @@ def watch(
     device_class: Annotated[str | None, Parameter(name="--class", help="Only this class; memory and hugepages are class memory.")] = None,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
-    """Follow hints from now on: nobody stores them, so what was said before is in the decisions alone."""
+    """Follow hints from now on: nobody stores them, so what was said before is in the decisions alone, and a line says where some were missed."""
     return asyncio.run(_watch(node, device_class, options))
 
 
@@ -40,8 +41,9 @@ async def _watch(node: str | None, device_class: str | None, options: BusOptions
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, me.cancel)
     async with open_bus(options) as bus:
         output.note(f"listening at {HINTS.pattern(**parts)}")
-        with contextlib.suppress(asyncio.CancelledError):
-            async with contextlib.aclosing(bus.listen(HINTS, **parts)) as notices:
+        gaps = Gaps(output, "hints", is_stored=False)
+        with contextlib.suppress(asyncio.CancelledError), gaps.telling(bus):
+            async with contextlib.aclosing(bus.listen(HINTS, on_missed=gaps.note_missed, **parts)) as notices:
                 async for given in notices:
                     if output.is_json:
                         output.line(given)

@@ -143,7 +143,13 @@ class Lister:
                 async for _ in changes:
                     changed.set()
 
-        with contextlib.suppress(asyncio.CancelledError):
+        def note_connection() -> None:
+            # Beside the rows: each of these is a document that programs read, and what changed meanwhile is shown when NATS is back.
+            self.output().note("NATS is back" if bus.is_connected else "NATS went away: nothing changes here until it is back")
+
+        forget = bus.on_change(note_connection)
+        with contextlib.suppress(asyncio.CancelledError), contextlib.ExitStack() as stack:
+            stack.callback(forget)
             async with asyncio.TaskGroup() as group:
                 for state, parts in sources:
                     group.create_task(listen(state, parts))

@@ -1,0 +1,86 @@
+"""Says in the lines of a command that follows events where they are not whole: while NATS is away, when more came than was read, when the stream is another one.
+
+Flows in: what the bus notices. Flows out: a line for people or for programs, in its place among the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from enum import StrEnum
+
+from msgspec import Struct
+from rich.text import Text
+
+from topobus.cli.render.answers import short_time
+from topobus.cli.render.output import Output
+from topobus.domain.timestamps import rfc3339
+from topobus.runtime.bus import Bus
+
+__all__ = ["Gap", "GapKind", "Gaps"]
+
+
+class GapKind(StrEnum):
+    """What happened."""
+
+    DISCONNECTED = "disconnected"
+    """Nothing comes until `connected`."""
+    CONNECTED = "connected"
+    MISSED = "missed"
+    """More came than was read."""
+    REPLACED = "replaced"
+    """The stream was lost, or put back: what was shown before is void."""
+
+
+class Gap(Struct, frozen=True, kw_only=True):
+    """One such line of a command with `--json`; no other line has a key `gap`."""
+
+    gap: GapKind
+    time: str
+    """RFC 3339, UTC: when it was noticed."""
+    text: str
+    missed: int | None = None
+    """How many were lost; None: not known, 0: none."""
+
+
+class Gaps:
+    """Tells the gaps of one command."""
+
+    def __init__(self, output: Output, what: str, *, is_stored: bool) -> None:
+        """`what` is followed, in the plural; `is_stored`: a stream has it, so that nothing is lost while NATS is away."""
+        self._output = output
+        self._what = what
+        self._is_stored = is_stored
+
+    @contextmanager
+    def telling(self, bus: Bus) -> Iterator[None]:
+        """Tell when the connection is lost, and when it is there again, until the block ends."""
+        forget = bus.on_change(lambda: self._note_connection(is_connected=bus.is_connected))
+        try:
+            yield
+        finally:
+            forget()
+
+    def note_missed(self, count: int) -> None:
+        """Tell that more came than was read."""
+        self._show(GapKind.MISSED, f"{count} {self._what} came faster than they were read, and are not shown", missed=count)
+
+    def note_replaced(self) -> None:
+        """Tell that the stream is another one now."""
+        self._show(GapKind.REPLACED, f"the stream of {self._what} is another one now: what it has is shown anew")
+
+    def _note_connection(self, *, is_connected: bool) -> None:
+        if not is_connected:
+            self._show(GapKind.DISCONNECTED, f"NATS went away: no {self._what} until it is back")
+        elif self._is_stored:
+            self._show(GapKind.CONNECTED, f"NATS is back: {self._what} of meanwhile follow", missed=0)
+        else:
+            self._show(GapKind.CONNECTED, f"NATS is back: {self._what} of meanwhile are not shown, for nobody stores them")
+
+    def _show(self, kind: GapKind, text: str, *, missed: int | None = None) -> None:
+        gap = Gap(gap=kind, time=rfc3339(datetime.now(UTC)), text=text, missed=missed)
+        if self._output.is_json:
+            self._output.line(gap)
+        else:
+            self._output.show(Text.assemble((f"{short_time(gap.time)}  ", "faint"), (text, "warn")))
