@@ -43,6 +43,8 @@ class MatrixDevice(Struct, frozen=True, kw_only=True):
     name: str
     """As `topobus inventory` names it."""
     model: str = ""
+    interface: str = ""
+    """Its network interface as its service found it; empty where it has none."""
     pci: str = ""
     cpu_affinity: CpuSet = CpuSet()
     """CPUs near it; empty: not told."""
@@ -107,6 +109,7 @@ def _row(machine: Machine, device: Device, function: PciDevice | None, number: i
         device_class=device.device_class,
         name=device.name,
         model=device.model,
+        interface=str(device.attributes.get("interface", "")),
         pci=str(device.pci) if device.pci is not None else "",
         cpu_affinity=near,
         numa_affinity=nodes,

@@ -7,11 +7,13 @@ nest is widened to the smallest group of CPUs around it, as hwloc does when it d
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from topobus.domain.idset import CpuSet
 from topobus.domain.machine import Cpu, Machine, NumaNode, PciDevice
+from topobus.domain.pci import PciAddress
 from topobus.sysfs.nest import Nest
 
 __all__ = ["machine_report"]
@@ -20,11 +22,16 @@ __all__ = ["machine_report"]
 _MAX_DOMAIN = 0xFFFF
 
 
-def machine_report(machine: Machine) -> dict[str, Any]:
+def machine_report(
+    machine: Machine,
+    kernel_names: Mapping[PciAddress, Sequence[str]] = MappingProxyType({}),
+    models: Mapping[tuple[int, int], str] = MappingProxyType({}),
+) -> dict[str, Any]:
     """Describe a machine: NUMA nodes with CPUs and memory, packages, cores, processing units, level-3 caches, PCI functions, distances.
 
     Shapes:  sets are text in the kernel's list form; `packages` and `l3` are sorted as text; `distances` is there only when the machine tells and has
-             two nodes or more; `pci` leaves bridges out; `near_cpus` holds for a root complex, not for one function.
+             two nodes or more; `pci` leaves bridges out; `near_cpus` holds for a root complex, not for one function; `kernel_names` (what is behind a function) and
+             `models` (by vendor and device) are shown of the functions that have them.
     """
     usable = machine.online_cpus
     view = _View(machine)
@@ -45,7 +52,7 @@ def machine_report(machine: Machine) -> dict[str, Any]:
         "cores": len(view.groups(lambda cpu: cpu.core)),
         "pus": str(usable),
         "l3": view.groups(lambda cpu: cpu.l3),
-        "pci": _pci_functions(machine, view),
+        "pci": _pci_functions(machine, view, kernel_names, models),
         "warnings": list(machine.warnings),
     }
     if machine.distances and len(machine.numa_nodes) > 1:
@@ -103,7 +110,9 @@ class _View:
         return self._nest.around(cpus) or self.present
 
 
-def _pci_functions(machine: Machine, view: _View) -> list[dict[str, str]]:
+def _pci_functions(
+    machine: Machine, view: _View, kernel_names: Mapping[PciAddress, Sequence[str]], models: Mapping[tuple[int, int], str]
+) -> list[dict[str, Any]]:
     by_node = {numa_node.id: numa_node for numa_node in machine.numa_nodes}
     near: dict[tuple[int, int], CpuSet] = {}
     # The first function on a root bus speaks for all below it: what is near is the root complex.
@@ -117,6 +126,8 @@ def _pci_functions(machine: Machine, view: _View) -> list[dict[str, str]]:
             f" [{pci_device.subsystem_vendor:04x}:{pci_device.subsystem_device:04x}] {pci_device.revision:02x}",
             "near_cpus": str(near.get(_root_bus(pci_device), pci_device.near_cpus)),
         }
+        | ({"names": list(kernel_names[pci_device.address])} if pci_device.address in kernel_names else {})
+        | ({"model": models[pci_device.vendor, pci_device.device]} if (pci_device.vendor, pci_device.device) in models else {})
         for pci_device in machine.pci_devices
         if not pci_device.is_bridge and pci_device.address.domain <= _MAX_DOMAIN
     ]

@@ -18,15 +18,18 @@ from topobus.cli.render.picture import recording_console, save_picture
 from topobus.cli.system.responding_services import as_of_now
 from topobus.contracts.catalogue import INVENTORY, LEDGER, MACHINE
 from topobus.domain.device import Inventory
+from topobus.domain.drawing.leaves import PciNames
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine
+from topobus.domain.pci import PciAddress
 from topobus.runtime.bus import Bus
+from topobus.sysfs.kernel_names import read_kernel_names
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.report import machine_report
 from topobus.sysfs.tree import HardwareSettings, Tree
 
-__all__ = ["machine", "node_state", "read_tree"]
+__all__ = ["machine", "names_in", "node_state", "read_tree"]
 
 
 def machine(
@@ -45,15 +48,25 @@ def machine(
     """Draw a machine: sockets, NUMA nodes, CPUs, PCI switches and devices, and who holds what."""
     output = options.output()
     description, inventories, ledger = _read(root) if root is not None else asyncio.run(_ask(options, node))
+    models = read_pci_names(description.pci_devices, *([root] if root is not None else []), Path("/"))
+    kernel_names = names_in(root, description) if root is not None else {}
     if output.is_json:
-        output.document(machine_report(description))
-    names = read_pci_names(description.pci_devices, *([root] if root is not None else []), Path("/"))
+        output.document(machine_report(description, kernel_names, models))
+    names: PciNames = {**models, **{address: ",".join(found) for address, found in kernel_names.items()}}
     output.show(draw_machine(description, inventories, ledger, width=output.console.width, names=names))
     if svg is not None:
         picture = recording_console(max(output.console.width, DRAWING_WIDTH) if output.console.is_terminal else DRAWING_WIDTH)
         picture.print(draw_machine(description, inventories, ledger, width=picture.width, names=names))
         save_picture(picture, svg, title=f"topobus machine --node {description.node}")
     return ExitCode.OK
+
+
+def names_in(root: Path, description: Machine) -> dict[PciAddress, tuple[str, ...]]:
+    """Read what the kernel calls what is behind a tree's functions; nothing of what is no folder."""
+    if not (root / "sys").is_dir():
+        return {}
+    functions = [function.address for function in description.pci_devices if not function.is_bridge]
+    return read_kernel_names(Tree(HardwareSettings(root=str(root))), functions)
 
 
 def _read(root: Path) -> tuple[Machine, tuple[Inventory, ...], Ledger | None]:

@@ -10,13 +10,14 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from rich.text import Text
 
-from topobus.cli.commands.machine import node_state
+from topobus.cli.commands.machine import names_in, node_state
 from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus, the_node
 from topobus.cli.render.output import Output
 from topobus.cli.render.path_matrix import matrix_lines
 from topobus.cli.simulation.node import open_machine
 from topobus.domain.device import Inventory
+from topobus.domain.drawing.leaves import short_address
 from topobus.domain.machine import Machine
 from topobus.domain.path_matrix import PathMatrix, path_matrix
 
@@ -66,6 +67,11 @@ def topo(
     else:
         what = " or ".join(device_class) or "device other than CPUs"
         out.show(Text(f"{description.node} has no {what}", "faint"))
+        names = names_in(root, description) if root is not None else {}
+        for inventory in inventories:
+            for kept in inventory.kept if inventory.device_class in (device_class or device_classes) else ():
+                address = " ".join((short_address(str(kept.pci)), *names.get(kept.pci, ())))
+                out.show(Text(f"{inventory.device_class} {address} is not offered: {kept.why or kept.role}", "faint"))
     return ExitCode.OK
 
 
@@ -84,6 +90,7 @@ def _document(matrix: PathMatrix) -> dict[str, object]:
                 "class": device.device_class,
                 "name": device.name,
                 "model": device.model,
+                "interface": device.interface,
                 "pci": device.pci,
                 "cpuAffinity": str(device.cpu_affinity),
                 "numaAffinity": str(device.numa_affinity),

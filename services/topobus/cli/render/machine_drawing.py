@@ -20,7 +20,7 @@ from topobus.cli.render.output import DRAWING_WIDTH
 from topobus.cli.render.styles import HEALTH_STYLES, holder_style
 from topobus.domain.device import Inventory
 from topobus.domain.drawing.layout import DrawnCore, MachineLayout, NumaPanel, Place, RootBranch, layout_of
-from topobus.domain.drawing.leaves import HEALTH_SIGNS, Leaf, PciIds, short_address
+from topobus.domain.drawing.leaves import HEALTH_SIGNS, Leaf, PciNames, short_address
 from topobus.domain.drawing.letters import DrawnHolders
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine
@@ -45,7 +45,7 @@ def draw_machine(
     *,
     width: int = DRAWING_WIDTH,
     letters: Mapping[str, str] | None = None,
-    names: Mapping[PciIds, str] | None = None,
+    names: PciNames | None = None,
 ) -> RenderableType:
     """Draw one machine; without inventories the PCI functions are drawn by their `names`, or ids where they have none.
 

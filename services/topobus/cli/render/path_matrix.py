@@ -43,9 +43,8 @@ def matrix_lines(matrix: PathMatrix, width: int) -> Iterable[Text]:
         yield from _block(["", *ids], head, block)
         yield Text("")
     for device in matrix.devices:
-        yield from hanging(
-            Text(f"{device.id.ljust(head)}{_GAP}"), Text(_GAP.join(part for part in (device.name, device.model) if part)), width
-        )
+        names = _GAP.join(part for part in (device.name, device.interface, device.model) if part)
+        yield from hanging(Text(f"{device.id.ljust(head)}{_GAP}"), Text(names), width)
     yield Text("")
     for word, meaning in matrix.legend.items():
         yield from hanging(Text(f"{word:<4} = ", "faint"), Text(meaning, "faint"), width)

@@ -13,7 +13,7 @@ from itertools import groupby
 from msgspec import Struct
 
 from topobus.domain.device import Inventory
-from topobus.domain.drawing.leaves import Leaf, PciIds, leaves_of
+from topobus.domain.drawing.leaves import Leaf, PciNames, leaves_of
 from topobus.domain.drawing.letters import DrawnHolder, DrawnHolders, holders_of
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.ledger import Holders
@@ -127,7 +127,7 @@ def layout_of(
     ledger: Holders | None = None,
     *,
     letters: Mapping[str, str] | None = None,
-    names: Mapping[PciIds, str] | None = None,
+    names: PciNames | None = None,
 ) -> MachineLayout:
     """Lay out one machine; without inventories the PCI functions are drawn by their `names`, or ids where they have none.
 

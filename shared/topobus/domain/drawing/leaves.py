@@ -12,11 +12,14 @@ from msgspec import Struct, structs
 from topobus.domain.device import Device, DeviceRole, Inventory
 from topobus.domain.health import HealthState
 from topobus.domain.machine import Machine, PciDevice
+from topobus.domain.pci import PciAddress
 
-__all__ = ["HEALTH_SIGNS", "Leaf", "PciIds", "leaves_of", "short_address"]
+__all__ = ["HEALTH_SIGNS", "Leaf", "PciIds", "PciNames", "leaves_of", "short_address"]
 
 PciIds = tuple[int, int]
 """Vendor and device."""
+PciNames = Mapping[PciIds | PciAddress, str]
+"""What functions are called: by ids the vendor's and the model's name, by address what the kernel calls that is behind one (`eth0`)."""
 
 HEALTH_SIGNS = {
     HealthState.HEALTHY: " ",
@@ -52,10 +55,10 @@ class Leaf(Struct, frozen=True, kw_only=True):
     """Virtual functions or partitions below it that are devices of their own."""
 
 
-def leaves_of(machine: Machine, inventories: Iterable[Inventory], names: Mapping[PciIds, str] | None = None) -> tuple[Leaf, ...]:
+def leaves_of(machine: Machine, inventories: Iterable[Inventory], names: PciNames | None = None) -> tuple[Leaf, ...]:
     """List what to draw, ordered by root complex, switch, class and name; CPUs are drawn elsewhere.
 
-    Shapes: names — of vendor and device, for functions that no service says the model of.
+    Shapes: names — for functions that no service says the model of.
     Functions that are not offered are drawn with the reason where a service gives one, else with their driver, or that they have none: a card that no driver
     owns is in sight. Disks are drawn only where no service has looked.
     """
@@ -124,7 +127,7 @@ def _kept_leaves(machine: Machine, inventory: Inventory) -> Iterable[Leaf]:
             )
 
 
-def _other_leaves(machine: Machine, inventories: Iterable[Inventory], names: Mapping[PciIds, str]) -> Iterable[Leaf]:
+def _other_leaves(machine: Machine, inventories: Iterable[Inventory], names: PciNames) -> Iterable[Leaf]:
     """Draw the functions that no service says anything of; further functions of a card that one speaks of are parts of it."""
     spoken_of = {device.pci.key[:3] for inventory in inventories for device in inventory.devices if device.pci is not None}
     spoken_of |= {kept.pci.key[:3] for inventory in inventories for kept in inventory.kept}
@@ -137,11 +140,13 @@ def _other_leaves(machine: Machine, inventories: Iterable[Inventory], names: Map
             yield structs.replace(leaf, text=f"{'not offered' if function.driver else 'no driver'}: {leaf.text}")
 
 
-def _function_leaf(function: PciDevice, names: Mapping[PciIds, str]) -> Leaf | None:
+def _function_leaf(function: PciDevice, names: PciNames) -> Leaf | None:
     kind = _CXL_MEMORY if function.class_code >> 8 == _CXL_CLASS else _KINDS.get(function.class_code >> 16)
     if kind is None or function.is_bridge or function.physfn is not None:
         return None
     name = names.get((function.vendor, function.device), f"[{function.vendor:04x}:{function.device:04x}]")
+    if function.address in names:
+        name = f"{names[function.address]}  {name}"
     return Leaf(
         device_class=kind,
         name=f"{kind} {short_address(str(function.address))}",

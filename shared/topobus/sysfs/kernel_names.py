@@ -1,0 +1,51 @@
+"""Reads what the kernel calls the things behind PCI functions, as lstopo shows them: network interfaces (`eth0`), disks (`vda`, `nvme0n1`, `sda`), RDMA devices (`mlx5_0`).
+
+Flows in: a Tree. Flows out: names by function, for people: a name changes when somebody renames an interface or it goes into a pod, so nothing is decided by it.
+Source: Documentation/ABI/testing/sysfs-class-net, sysfs-block, sysfs-class-infiniband.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from topobus.domain.pci import PciAddress
+from topobus.sysfs.net import function_interfaces
+from topobus.sysfs.tree import Tree
+
+__all__ = ["read_kernel_names"]
+
+_DISKS = "sys/class/block"
+# A path of a multipath namespace, which nobody opens: the disk is nvme0n1.
+_NVME_PATH = re.compile(r"nvme\d+c\d+n\d+")
+
+
+def read_kernel_names(tree: Tree, functions: Iterable[PciAddress]) -> dict[PciAddress, tuple[str, ...]]:
+    """Name what is behind each function, wherever it hangs below it (virtio, NVMe, SATA, SCSI): interfaces, disks, RDMA devices, each kind sorted.
+
+    Functions without any are left out. An interface in another network namespace is not seen.
+    Cost: some folders a function, and a link a block device; read it once, for a drawing.
+    """
+    disks = _disks(tree)
+    names = {
+        address: (
+            *(interface.name for interface in function_interfaces(tree, address, only_link=True)),
+            *sorted(disks.get(address, ())),
+            *tree.names(f"sys/bus/pci/devices/{address}/infiniband"),
+        )
+        for address in functions
+    }
+    return {address: found for address, found in names.items() if found}
+
+
+def _disks(tree: Tree) -> dict[PciAddress, list[str]]:
+    """Find the function that each disk hangs below: the last one in its folder's path. Partitions are parts of a disk."""
+    disks: dict[PciAddress, list[str]] = {}
+    for name in tree.names(_DISKS):
+        real = tree.real(f"{_DISKS}/{name}")
+        if real is None or _NVME_PATH.fullmatch(name) or tree.read(f"{real}/partition") is not None:
+            continue
+        addresses = [part for part in real.split("/") if re.fullmatch(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", part)]
+        if addresses:
+            disks.setdefault(PciAddress.parse(addresses[-1]), []).append(name)
+    return disks
