@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 
+from support.asking import ask_patiently
 from support.cli_process import run_cli
-from topobus.contracts.catalogue import LEDGER
+from support.real_topology import real_topology
+from topobus.contracts.catalogue import LEDGER, OBJECT, PLACE
+from topobus.contracts.messages import ApiObject, PlaceRequest
+from topobus.domain.device import Inventory
 from topobus.domain.idset import CpuSet
 from topobus.domain.ledger import Allocation, Holding, Ledger
-from topobus.domain.request import Owner, OwnerKind
+from topobus.domain.machine import Machine
+from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
 from topobus.runtime.bus import Bus
 from topobus.simulation.nats_server import NatsServer
 
@@ -92,3 +98,31 @@ async def test_pod_that_is_not_stored_is_described_and_counted_when_it_holds_dev
     assert "`topobus release pod default/trainer` lets go of it" in noted
     assert "1 pod holds devices and is not stored: `topobus holders`" in listed
     assert (missing, "there is no pod default/nobody" in why) == (1, True)
+
+
+async def test_claim_without_an_object_is_named_by_doctor_and_freed_by_release(
+    nats_server: NatsServer, bus: Bus, recorded: tuple[Machine, list[Inventory]], topologies: AsyncExitStack
+) -> None:
+    """After an older copy of the store: who holds without an object is told, and let go of by the command that is named; a stored claim is not."""
+    topology = await topologies.enter_async_context(real_topology(bus, *recorded))
+    for name in ("lost", "there"):
+        owner = Owner(kind=OwnerKind.CLAIM, name=name, uid=f"u-{name}")
+        devices = (DeviceRequest(device_class="gpu", count=1),)
+        pod = PodRequest(owner=owner, containers=(ContainerRequest(name="r", devices=devices),))
+        await ask_patiently(bus, PLACE, PlaceRequest(op_id=f"place-{name}", pod=pod), node=topology.ledger.node)
+    stored = ApiObject(
+        api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata={"name": "there", "namespace": "default", "uid": "u-there"}
+    )
+    await bus.put(OBJECT, stored, kind="resourceclaim", namespace="default", name="there")
+
+    _, checked, _ = await run_cli(nats_server, "doctor", "--problems", "--json")
+    refused, _, why = await run_cli(nats_server, "release", "claim", "there")
+    code, output, _ = await run_cli(nats_server, "release", "claim", "lost")
+    again, _, _ = await run_cli(nats_server, "release", "claim", "lost")
+
+    (finding,) = [finding for finding in json.loads(checked)["findings"] if finding["what"] == "holders"]
+    assert "1 holder has no object: claim default/lost on demo-node" in finding["found"]
+    assert (refused, "topobus delete claim there -n default" in why) == (2, True)
+    assert (code, output.strip()) == (0, "claim default/lost let go of 1 gpu on demo-node")
+    assert again == 1
+    assert [allocation.owner.name for allocation in topology.ledger.allocations.values()] == ["there"]

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
 from msgspec import Struct
 
 from topobus.contracts.device_classes import DEVICE_SERVICES
-from topobus.contracts.messages import KubeletRegistrations, RuntimeConnection
-from topobus.contracts.nouns import CLUSTER, State, from_token
+from topobus.contracts.messages import ApiObject, KubeletRegistrations, RuntimeConnection
+from topobus.contracts.nouns import CLUSTER, State, from_token, to_token
 from topobus.contracts.origin import Origin
 from topobus.contracts.releases import release_remark
 from topobus.domain.device import Inventory
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine, PciDevice
+from topobus.domain.request import Owner, OwnerKind
 from topobus.domain.silence import SERVICE_SILENT
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "check_clock",
     "check_clock_here",
     "check_credentials",
+    "check_holders",
     "check_hub",
     "check_node",
     "check_plugin_failures",
@@ -79,6 +81,9 @@ _WITHOUT = {
 # From so many nodes on the same thing is said once; so many of them are named.
 _ALIKE = 4
 _NAMED = 3
+
+# Owners of ledgers that are objects, and the kind of these.
+_STORED_AS = {OwnerKind.POD: "Pod", OwnerKind.CLAIM: "ResourceClaim"}
 
 # A flood of garbage is one matter, not a thousand.
 _SHOWN_REJECTED = 16
@@ -286,6 +291,54 @@ def check_rejected(rejected: Sequence[tuple[State[Any], str, str]]) -> list[Find
         left_out = f"{len(rejected) - _SHOWN_REJECTED} more values that nobody can read"
         findings.append(Finding(level=Level.FAIL, what="buckets", found=left_out, next_step="see who writes these buckets"))
     return findings
+
+
+def check_holders(ledgers: Iterable[Ledger], objects: Iterable[ApiObject], unreadable: Container[str] = ()) -> list[Finding]:
+    """Name holders whose object is not stored: a copy of the store is older than they are, or somebody removed the object alone.
+
+    Where nothing is stored, the objects are an API server's, and nothing can be said. What `topobus place` holds has no object.
+    Shapes: unreadable — keys of objects that nobody can read, which are named elsewhere.
+    """
+    uids = {(stored.kind, str(stored.metadata.get("uid", ""))) for stored in objects}
+    if not uids:
+        return []
+    lost = sorted(
+        (str(allocation.owner), ledger.node, allocation.owner.kind, f"{allocation.owner.namespace}/{allocation.owner.name}")
+        for ledger in ledgers
+        for allocation in ledger.allocations.values()
+        if allocation.owner.kind in _STORED_AS and not _has_object(allocation.owner, uids) and _key_of(allocation.owner) not in unreadable
+    )
+    if not lost:
+        return []
+    shown = ", ".join(f"{owner} on {node}" for owner, node, _, _ in lost[:_SHOWN_REJECTED])
+    more = f" and {len(lost) - _SHOWN_REJECTED} more" if len(lost) > _SHOWN_REJECTED else ""
+    _, _, kind, name = lost[0]
+    return [
+        Finding(
+            level=Level.WARN,
+            what="holders",
+            found=f"{len(lost)} {'holder has' if len(lost) == 1 else 'holders have'} no object: {shown}{more}; "
+            "the store is older than they are, or their objects were removed alone",
+            next_step=f"`topobus apply -f` the manifest restores it, `topobus release {kind.value} {name}` frees what it holds; `topobus holders` lists all",
+        )
+    ]
+
+
+def _has_object(owner: Owner, uids: Container[tuple[str, str]]) -> bool:
+    """Say whether an owner's object is stored, or is not meant to be."""
+    is_placed = owner.kind is OwnerKind.POD and owner.uid == _placed_uid(owner.namespace, owner.name)
+    return is_placed or (_STORED_AS[owner.kind], owner.uid) in uids
+
+
+def _key_of(owner: Owner) -> str:
+    return ".".join(map(to_token, (_STORED_AS[owner.kind].lower(), owner.namespace, owner.name)))
+
+
+def _placed_uid(namespace: str, name: str) -> str:
+    # Kubernetes' shapes take a while to load, and every command on the bus loads this module.
+    from topobus.kubernetes.api.objects import placed_uid
+
+    return placed_uid(namespace, name)
 
 
 def check_unread(nodes: Sequence[str]) -> list[Finding]:

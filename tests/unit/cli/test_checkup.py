@@ -17,6 +17,7 @@ from topobus.cli.checkup import (
     check_certificate,
     check_clock,
     check_credentials,
+    check_holders,
     check_hub,
     check_node,
     check_plugin_failures,
@@ -34,14 +35,16 @@ from topobus.cli.checkup import (
 from topobus.cli.commands.doctor import check_folders
 from topobus.contracts.catalogue import INVENTORY as STORED_INVENTORY
 from topobus.contracts.catalogue import OBJECT
-from topobus.contracts.messages import KubeletRegistrations, RuntimeConnection
+from topobus.contracts.messages import ApiObject, KubeletRegistrations, RuntimeConnection
 from topobus.contracts.origin import Origin
 from topobus.domain.device import Device, Inventory
 from topobus.domain.health import DeviceHealth, HealthState
 from topobus.domain.idset import CpuSet
-from topobus.domain.ledger import Ledger
+from topobus.domain.ledger import Allocation, Ledger
 from topobus.domain.machine import Machine, NumaNode, PciDevice
 from topobus.domain.pci import PciAddress
+from topobus.domain.request import Owner, OwnerKind
+from topobus.kubernetes.api.objects import placed_uid
 
 MACHINE = Machine(node="n1", generation=3, numa_nodes=(NumaNode(id=0, cpus=CpuSet(0), memory_bytes=1),), cpus=())
 INVENTORIES = [
@@ -447,3 +450,29 @@ def test_check_rejected_names_what_removes_that_very_key(key: str, step: str) ->
     (finding,) = check_rejected([(OBJECT, key, "garbage")])
 
     assert step in finding.next_step
+
+
+def test_check_holders_names_who_holds_without_an_object_and_the_commands_that_end_it() -> None:
+    """What the store does not have is told; what is stored, placed by hand, given by kubelet, or unreadable is not, and without any object nothing is said."""
+
+    def stored(kind: str, name: str) -> ApiObject:
+        return ApiObject(api_version="v1", kind=kind, metadata={"namespace": "default", "name": name, "uid": f"u-{name}"})
+
+    owners = [
+        Owner(kind=OwnerKind.CLAIM, name="there", uid="u-there"),
+        Owner(kind=OwnerKind.CLAIM, name="lost", uid="u-lost"),
+        Owner(kind=OwnerKind.POD, name="replaced", uid="u-before"),
+        Owner(kind=OwnerKind.POD, name="placed", uid=placed_uid("default", "placed")),
+        Owner(kind=OwnerKind.DEVICE_PLUGIN, name="topobus.dev/gpu", uid="x"),
+        Owner(kind=OwnerKind.CLAIM, name="garbage", uid="u-garbage"),
+    ]
+    ledger = Ledger(node="n1", allocations={owner.key: Allocation(owner=owner) for owner in owners})
+    objects = [stored("ResourceClaim", "there"), stored("Pod", "replaced")]
+
+    (finding,) = check_holders([ledger], objects, {"resourceclaim.default.garbage"})
+
+    assert finding.level is Level.WARN
+    assert finding.found.startswith("2 holders have no object: claim default/lost on n1, pod default/replaced on n1;")
+    assert "`topobus release claim default/lost` frees" in finding.next_step
+    assert check_holders([ledger], []) == []
+    assert check_holders([Ledger(node="n1")], objects) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 from topobus.cel.selector import CelCompiler
 from topobus.contracts.catalogue import LEDGER, RELEASE
@@ -32,7 +33,7 @@ def claim(name: str) -> ApiObject:
 
 
 async def test_claim_is_released_when_it_was_lost_with_the_store_and_is_restored_and_deleted() -> None:
-    """A store without a trace of an owner proves nothing, so its devices stay; once its object was here again and was deleted, they are let go."""
+    """A store without a trace of an owner proves nothing, so its devices stay and it is told, once; when its object was here again and was deleted, they are let go."""
     owner = Owner(kind=OwnerKind.CLAIM, name="lost", uid="u-lost")
     ledger = Ledger(
         node="n1", sequence=1, allocations={owner.key: Allocation(owner=owner, holdings=(Holding(devices={"gpu": ("gpu-0",)}),))}
@@ -55,11 +56,15 @@ async def test_claim_is_released_when_it_was_lost_with_the_store_and_is_restored
         ledgers = NodeLedgers(bus, state, settings.ask_timeout_s)
         orphans = OrphanedAllocations(settings, runtime, state, allocator, metrics, ledgers)
         state.put_ledger(ledger)
-        await orphans.reconcile_all()
+        with capture_logs() as lines:
+            await orphans.reconcile_all()
+            await orphans.reconcile_all()
         released_before = list(released)
         orphans.note(Stored(1, claim("lost")))
         await orphans.reconcile_all()
 
+    told = [line for line in lines if line["event"] == "holders.without-object"]
+    assert [(line["of"], line["owners"]) for line in told] == [("n1", ["claim default/lost"])]
     assert released_before == []
     assert released == [owner]
 

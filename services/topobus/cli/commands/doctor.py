@@ -23,6 +23,7 @@ from topobus.cli.checkup import (
     check_clock,
     check_clock_here,
     check_credentials,
+    check_holders,
     check_hub,
     check_node,
     check_plugin_failures,
@@ -184,6 +185,7 @@ async def _check_services(bus: Bus, node: str | None, checked: list[str], *, ask
     checked += nodes
     hub = check_hub(sorted(relays), wants_login=bus.wants_login, version=bus.server_version)
     findings = [*([hub] if hub is not None else []), *check_clock_here(bus.clock_ahead_s), *check_rejected(rejected), *check_unread(unread)]
+    findings += check_holders(ledgers.values(), [entry.value for entry in objects], {key for state, key, _ in rejected if state is OBJECT})
     if not nodes:
         findings.append(
             Finding(

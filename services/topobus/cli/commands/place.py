@@ -20,6 +20,7 @@ from topobus.cli.objects.manifests import parse_namespaced, read_pods, request_o
 from topobus.cli.objects.vendor_names import by_our_names
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, NamesSystem, one_of, open_bus
 from topobus.cli.render.answers import answer_view
+from topobus.cli.render.output import Output
 from topobus.contracts.catalogue import LEDGER, MACHINE, OBJECT, PLACE, PLAN, RELEASE
 from topobus.contracts.messages import ApiObject, PlaceReply, PlaceRequest, ReleaseRequest
 from topobus.contracts.nouns import CLUSTER
@@ -212,6 +213,36 @@ def release_pod(
     return asyncio.run(_release_pod(*parse_namespaced(name), node, options))
 
 
+@release_app.command(name="claim")
+def release_claim(
+    name: Annotated[str, Parameter(name="NAMESPACE/NAME", help="The claim.")],
+    /,
+    *,
+    node: Annotated[str | None, Parameter(help="Only on this node.")] = None,
+    options: BusOptions = BUS_DEFAULTS,
+) -> int:
+    """Let go of all that a claim holds whose object is not stored any more; a node refuses while a container may be using it."""
+    return asyncio.run(_release_claim(*parse_namespaced(name), node, options))
+
+
+async def _release_claim(namespace: str, name: str, node: str | None, options: BusOptions) -> int:
+    output = options.output()
+    async with open_bus(options, NamesSystem.ALWAYS) as bus:
+        stored = await bus.get_or_last(OBJECT, kind="resourceclaim", namespace=namespace, name=name)
+        uid = metadata_of(stored.value).uid if stored is not None and not isinstance(stored, Unreadable) else ""
+        held = await _holdings_of(bus, OwnerKind.CLAIM, namespace, name, node)
+        others = [(where, owner) for where, owner in held if owner.uid != uid]
+        if held and not others:
+            raise UsageError(
+                f"claim {namespace}/{name} is stored: letting go of its devices alone would leave it allocated with nothing there",
+                next_step=f"`topobus delete claim {name} -n {namespace}` lets go of all that it has",
+            )
+        if not others:
+            where = f" on {node}" if node else ""
+            raise NotFoundError(f"no claim {namespace}/{name} holds anything{where}", next_step="`topobus holders` lists who holds what")
+        return await _let_go(bus, others, output)
+
+
 async def _release_pod(namespace: str, name: str, node: str | None, options: BusOptions) -> int:
     output = options.output()
     async with open_bus(options, NamesSystem.ALWAYS) as bus:
@@ -220,7 +251,7 @@ async def _release_pod(namespace: str, name: str, node: str | None, options: Bus
             # Its devices are let go of by what the ledger says: the controller may wait for ever to.
             output.note(f"what is stored of pod {namespace}/{name} cannot be read; `topobus delete pod {name} -n {namespace}` removes it")
             stored = None
-        held = await _holdings_of(bus, namespace, name, node)
+        held = await _holdings_of(bus, OwnerKind.POD, namespace, name, node)
         # What stands in the ledger beside the stored pod's own is of an earlier `place`, or of a pod that was deleted by force.
         others = [(where, owner) for where, owner in held if stored is None or owner.uid != metadata_of(stored.value).uid]
         held = others or held
@@ -232,23 +263,34 @@ async def _release_pod(namespace: str, name: str, node: str | None, options: Bus
         if not held:
             where = f" on {node}" if node else ""
             raise NotFoundError(f"no pod {namespace}/{name} holds anything{where}", next_step="`topobus machine` lists who holds what")
-        released = []
-        for where, owner in held:
-            reply = await bus.ask(RELEASE, ReleaseRequest(op_id=str(uuid.uuid4()), owner=owner), node=where)
-            released.append({"node": where, "owner": owner, "devices": reply.devices, "ledger_sequence": reply.ledger_sequence})
-            parts = ", ".join(f"{len(names)} {device_class}" for device_class, names in sorted(reply.devices.items()))
-            output.show(Text(f"{owner} let go of {parts or 'nothing'} on {where}"))
+        return await _let_go(bus, held, output)
+
+
+async def _let_go(bus: Bus, held: Iterable[tuple[str, Owner]], output: Output) -> int:
+    """Have nodes let go of what owners hold there, and say what became of it."""
+    released = []
+    is_refused = False
+    for where, owner in held:
+        reply = await bus.ask(RELEASE, ReleaseRequest(op_id=str(uuid.uuid4()), owner=owner), node=where)
+        released.append({"node": where, "owner": owner, "devices": reply.devices, "ledger_sequence": reply.ledger_sequence})
+        if reply.refusal is not None:
+            is_refused = True
+            why = "; ".join(reason.message for reason in reply.refusal.reasons)
+            output.show(Text(f"{where} does not let go of what {owner} holds: {why}", "fail"))
+            continue
+        parts = ", ".join(f"{len(names)} {device_class}" for device_class, names in sorted(reply.devices.items()))
+        output.show(Text(f"{owner} let go of {parts or 'nothing'} on {where}"))
     if output.is_json:
         output.document({"released": released})
-    return ExitCode.OK
+    return ExitCode.NO if is_refused else ExitCode.OK
 
 
-async def _holdings_of(bus: Bus, namespace: str, name: str, node: str | None) -> list[tuple[str, Owner]]:
-    """Find the pod in the ledgers: its owner's uid is known only there."""
+async def _holdings_of(bus: Bus, kind: OwnerKind, namespace: str, name: str, node: str | None) -> list[tuple[str, Owner]]:
+    """Find the owner in the ledgers: its uid is known only there."""
     return [
         (entry.parts["node"], allocation.owner)
         for entry in await bus.list(LEDGER)
         for allocation in entry.value.allocations.values()
         if node in (None, entry.parts["node"])
-        and (allocation.owner.kind, allocation.owner.namespace, allocation.owner.name) == (OwnerKind.POD, namespace, name)
+        and (allocation.owner.kind, allocation.owner.namespace, allocation.owner.name) == (kind, namespace, name)
     ]

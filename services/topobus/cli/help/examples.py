@@ -148,6 +148,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "profile remove": (("Pull a GPU out", "topobus profile remove /tmp/dgx 0000:18:00.0"),),
     "profile restore": (("Put it back", "topobus profile restore /tmp/dgx 0000:18:00.0"),),
     "record": (("This machine as a folder, to try pods on it elsewhere", "topobus record my-server"),),
+    "release claim": (("Free what a claim holds whose object is gone", "topobus release claim default/pair"),),
     "release pod": (("End what `topobus place` held", "topobus release pod default/trainer"),),
     "simulate": (
         ("Do these pods fit on a DGX?", "topobus simulate --machine dgx --pods examples/pods"),

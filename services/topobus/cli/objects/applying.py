@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from topobus.cli.exits import NotFoundError
-from topobus.cli.objects.manifests import placed_uid
 from topobus.contracts.catalogue import LEDGER, OBJECT
 from topobus.contracts.codec import encode
 from topobus.contracts.messages import ApiObject
@@ -29,6 +28,7 @@ from topobus.kubernetes.api.objects import (
     metadata_of,
     name_of,
     object_parts,
+    placed_uid,
 )
 from topobus.runtime.bus import Bus, Conflict, Entry, Unreadable
 from topobus.runtime.clock import SystemClock

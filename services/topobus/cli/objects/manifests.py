@@ -6,7 +6,6 @@ of no use in one, such as a Service, is left out with one note.
 
 from __future__ import annotations
 
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from topobus.contracts.messages import ApiObject
 from topobus.domain.errors import ContractError
 from topobus.domain.request import PodRequest
 from topobus.kubernetes.api.manifest import MixedManifest, parse_manifest, parse_mixed
-from topobus.kubernetes.api.objects import metadata_of, name_of
+from topobus.kubernetes.api.objects import metadata_of, name_of, placed_uid
 from topobus.kubernetes.api.pod import pod_request
 from topobus.kubernetes.api.workloads import WORKLOAD_KINDS
 
@@ -28,7 +27,6 @@ __all__ = [
     "manifest_files",
     "only_ours",
     "parse_namespaced",
-    "placed_uid",
     "read_mixed",
     "read_objects",
     "read_pod",
@@ -47,9 +45,6 @@ _GROUPED = frozenset({"schedulingGroup", "workloadRef"})
 # Kinds, or workloads, that one note names; a manifest may bring hundreds.
 _NAMED = 7
 _EXAMPLES = "examples/pods and examples/claims have manifests to start from"
-
-# A pod of the stand-alone tool has no API server to give it a uid: the same name is the same pod, on every machine and at every run.
-_POD_SPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "pods.topobus.dev")
 
 
 def read_objects(path: Path) -> tuple[ApiObject, ...]:
@@ -204,11 +199,6 @@ def request_of(pod: ApiObject) -> PodRequest:
     """Read what a pod asks; one without a uid gets the same one each time."""
     metadata = metadata_of(pod)
     return pod_request(pod, uid=metadata.uid or placed_uid(metadata.namespace or "default", metadata.name))
-
-
-def placed_uid(namespace: str, name: str) -> str:
-    """Give the uid under which `topobus place` holds for a pod that has none of its own."""
-    return str(uuid.uuid5(_POD_SPACE, f"{namespace}/{name}"))
 
 
 def parse_namespaced(text: str) -> NamespacedName:

@@ -7,6 +7,7 @@ evidence: it was seen here and deleted, the store's history has it, or its name 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import partial
 
 from topobus.contracts import catalogue
@@ -25,7 +26,7 @@ from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.ledger import Ledger
 from topobus.domain.outcome import Reason, Refusal
 from topobus.domain.request import Owner, OwnerKind
-from topobus.kubernetes.api.objects import metadata_of
+from topobus.kubernetes.api.objects import metadata_of, placed_uid
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
 
@@ -33,6 +34,8 @@ __all__ = ["OrphanedAllocations"]
 
 # Owners remembered beyond those that a ledger names: a ledger's copy may be behind, and after that the store's own history has the answer.
 _MOST_REMEMBERED = 4096
+
+_SHOWN = 16
 
 _KINDS = {OwnerKind.CLAIM: "resourceclaim", OwnerKind.POD: "pod"}
 _OWNER_KINDS = {"ResourceClaim": OwnerKind.CLAIM, "Pod": OwnerKind.POD}
@@ -116,9 +119,19 @@ class OrphanedAllocations:
 
     async def _find_in_ledger(self, node: str, ledger: Ledger) -> bool:
         """Find the orphans of one ledger."""
+        known = set(self._foreign)
         self._found[node] = await self._orphans_in(ledger)
+        self._report_foreign(node, ledger, self._foreign - known)
         self._checked[node] = ledger
         return False
+
+    def _report_foreign(self, node: str, ledger: Ledger, keys: Collection[str]) -> None:
+        """Warn of holders that were found just now and have no object here: after an older copy of the store what was applied since is gone, and its devices stay held."""
+        owners = [ledger.allocations[key].owner for key in sorted(keys) if key in ledger.allocations]
+        lost = [str(owner) for owner in owners if owner.kind is not OwnerKind.POD or owner.uid != placed_uid(owner.namespace, owner.name)]
+        if lost:
+            step = "`topobus apply -f` their manifests restores them, `topobus release claim|pod NAMESPACE/NAME` frees what they hold"
+            self._log.warning("holders.without-object", of=node, count=len(lost), owners=lost[:_SHOWN], next_step=step)
 
     @property
     def conclusion_count(self) -> int:

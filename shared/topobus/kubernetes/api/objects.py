@@ -5,6 +5,7 @@ Pure: who creates an object brings the uid and the time.
 
 from __future__ import annotations
 
+import uuid
 from typing import Any, NamedTuple
 
 import msgspec
@@ -35,6 +36,7 @@ __all__ = [
     "metadata_of",
     "name_of",
     "object_parts",
+    "placed_uid",
 ]
 
 # Kind to the one version of it that we read.
@@ -58,6 +60,8 @@ CLASSIC_VERSIONS = {
     "PodSchedulingContext": "resource.k8s.io/v1alpha2",
 }
 CLUSTER_KINDS = frozenset({"DeviceClass", "ResourceSlice", "ResourceClass", "DeviceTaintRule", "Namespace", "Node"})
+# A pod of the stand-alone tool has no API server to give it a uid: the same name is the same pod, on every machine and at every run.
+_POD_SPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "pods.topobus.dev")
 # Parameters of classic classes, ours and other drivers', belong to the cluster as their classes do.
 _CLUSTER_SUFFIX = "ClassParameters"
 
@@ -216,3 +220,8 @@ def ask_deletion(api_object: ApiObject, *, now: str) -> ApiObject | None:
     if metadata.deletion_timestamp:
         return api_object
     return msgspec.structs.replace(api_object, metadata=api_object.metadata | {"deletionTimestamp": now})
+
+
+def placed_uid(namespace: str, name: str) -> str:
+    """Give the uid under which `topobus place` holds for a pod that has none of its own: such a pod is not stored, so there is no object of it."""
+    return str(uuid.uuid5(_POD_SPACE, f"{namespace}/{name}"))
