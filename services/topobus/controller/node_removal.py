@@ -49,7 +49,7 @@ class _Key:
     value: Any
     """The newest that can be read; None where nothing can."""
 
-    def told(self, outcome: KeyOutcome, why: str = "") -> ForgottenKey:
+    def with_outcome(self, outcome: KeyOutcome, why: str = "") -> ForgottenKey:
         """Say what became of it."""
         return ForgottenKey(bucket=self.bucket.bucket, key=self.bucket.key(**self.parts), outcome=outcome, why=why)
 
@@ -72,7 +72,7 @@ class NodeRemoval:
             (event, received) for event in _events() for received in await self._bus.present(event, node=node) if not _is_over(received)
         ]
         counts = {event.stream: sum(1 for each, _ in events if each is event) for event in _events()}
-        present = ForgetReply(node=node, keys=tuple(key.told(KeyOutcome.PRESENT) for key in keys), events=counts)
+        present = ForgetReply(node=node, keys=tuple(key.with_outcome(KeyOutcome.PRESENT) for key in keys), events=counts)
         if not keys and not events:
             return present
         refusal = await self._why_not_gone(node, keys)
@@ -80,8 +80,8 @@ class NodeRemoval:
             refusal = _why_not_given_up(node, keys)
         if refusal is not None or request.is_dry_run:
             return structs.replace(present, refusal=refusal)
-        told = await self._remove(keys)
-        if all(key.outcome is KeyOutcome.REMOVED for key in told):
+        outcomes = await self._remove(keys)
+        if all(key.outcome is KeyOutcome.REMOVED for key in outcomes):
             for event, received in events:
                 await self._end(event, received)
         else:
@@ -89,12 +89,12 @@ class NodeRemoval:
         get_logger().info(
             "node.forgotten",
             of=node,
-            removed=sum(key.outcome is KeyOutcome.REMOVED for key in told),
-            left=[f"{key.bucket}/{key.key}" for key in told if key.outcome is not KeyOutcome.REMOVED][:_SHOWN],
+            removed=sum(key.outcome is KeyOutcome.REMOVED for key in outcomes),
+            left=[f"{key.bucket}/{key.key}" for key in outcomes if key.outcome is not KeyOutcome.REMOVED][:_SHOWN],
             events=counts,
             is_forced=request.is_forced,
         )
-        return ForgetReply(node=node, keys=told, events=counts)
+        return ForgetReply(node=node, keys=outcomes, events=counts)
 
     async def _keys_of(self, node: str) -> list[_Key]:
         """Find the keys that name a node, each in the bucket where it stands, in the order in which they go."""
@@ -132,25 +132,25 @@ class NodeRemoval:
 
     async def _remove(self, keys: Sequence[_Key]) -> tuple[ForgottenKey, ...]:
         """Delete key by key at the revisions that were read; ends at the first that somebody has written meanwhile, for then the node is not gone."""
-        told: list[ForgottenKey] = []
+        outcomes: list[ForgottenKey] = []
         for key in keys:
-            if told and told[-1].outcome is not KeyOutcome.REMOVED:
-                told.append(key.told(KeyOutcome.KEPT, "not tried: a key before it is left"))
+            if outcomes and outcomes[-1].outcome is not KeyOutcome.REMOVED:
+                outcomes.append(key.with_outcome(KeyOutcome.KEPT, "not tried: a key before it is left"))
                 continue
             try:
                 conflict = await self._bus.compare_and_delete(key.bucket, key.revision, **key.parts)
             except AmbiguousWrite as err:
-                told.append(key.told(KeyOutcome.UNKNOWN, err.message))
+                outcomes.append(key.with_outcome(KeyOutcome.UNKNOWN, err.message))
             except PeerUnavailable as err:
-                told.append(key.told(KeyOutcome.KEPT, err.message))
+                outcomes.append(key.with_outcome(KeyOutcome.KEPT, err.message))
             else:
                 is_kept = isinstance(conflict, Conflict)
-                told.append(
-                    key.told(KeyOutcome.KEPT, "somebody wrote it just now: a service of the node runs")
+                outcomes.append(
+                    key.with_outcome(KeyOutcome.KEPT, "somebody wrote it just now: a service of the node runs")
                     if is_kept
-                    else key.told(KeyOutcome.REMOVED)
+                    else key.with_outcome(KeyOutcome.REMOVED)
                 )
-        return tuple(told)
+        return tuple(outcomes)
 
     async def _end(self, event: Event[Any], received: Received[Any]) -> None:
         """Say of a device's present state that it is over: subscribers that start later begin with the newest event of each device."""

@@ -50,16 +50,16 @@ async def follow(
     )
     parts = {part: value for part, value in (("node", node), ("device_class", device_class)) if value}
     start = Start.NEW if changes_only else Start.PRESENT
-    told: set[str] = set()
+    troubles: set[str] = set()
 
     def note_waiting(trouble: str) -> None:
-        if trouble not in told:
-            told.add(trouble)
+        if trouble not in troubles:
+            troubles.add(trouble)
             get_logger().warning("health.waiting", error=trouble)
 
     async with (
         Bus.session(settings, name=_USER) as bus,
-        aclosing(bus.follow(HEALTH, start=start, on_waiting=note_waiting, **parts)) as events,
+        aclosing(bus.follow(HEALTH, start=start, on_waiting=note_waiting, on_replaced=None, **parts)) as events,
     ):
         async for received in events:
             yield received.value

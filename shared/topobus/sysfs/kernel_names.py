@@ -35,7 +35,7 @@ def read_kernel_names(tree: Tree, functions: Iterable[PciAddress]) -> dict[PciAd
         )
         for address in functions
     }
-    return {address: found for address, found in names.items() if found}
+    return {address: kernel for address, kernel in names.items() if kernel}
 
 
 def _disks(tree: Tree) -> dict[PciAddress, list[str]]:

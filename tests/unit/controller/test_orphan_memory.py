@@ -63,8 +63,8 @@ async def test_claim_is_released_when_it_was_lost_with_the_store_and_is_restored
         orphans.note(Stored(1, claim("lost")))
         await orphans.reconcile_all()
 
-    told = [line for line in lines if line["event"] == "holders.without-object"]
-    assert [(line["of"], line["owners"]) for line in told] == [("n1", ["claim default/lost"])]
+    warnings = [line for line in lines if line["event"] == "holders.without-object"]
+    assert [(line["of"], line["owners"]) for line in warnings] == [("n1", ["claim default/lost"])]
     assert released_before == []
     assert released == [owner]
 

@@ -64,7 +64,7 @@ def test_kernel_names_are_those_of_lstopo_when_things_hang_at_any_depth(tree_fol
 
     names = read_kernel_names(tree, addresses)
 
-    assert {str(address): found for address, found in names.items()} == {
+    assert {str(address): kernel for address, kernel in names.items()} == {
         _VIRTIO_NIC: ("eth0",),
         _VIRTIO_DISK: ("vda",),
         _NVME: ("nvme0n1",),

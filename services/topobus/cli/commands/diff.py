@@ -14,8 +14,10 @@ from topobus.cli.commands.objects import plain_object
 from topobus.cli.exits import ExitCode
 from topobus.cli.objects.applying import Applied, apply_objects
 from topobus.cli.objects.sources import Files, Kustomization, Recursive, read_sources
+from topobus.cli.objects.vendor_names import Profiles, stored_by_our_names
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, NamesSystem, open_bus
 from topobus.contracts.messages import ApiObject
+from topobus.domain.vendor_profiles import VendorProfile
 from topobus.kubernetes.api.objects import metadata_of, name_of
 
 __all__ = ["diff", "difference"]
@@ -25,15 +27,23 @@ _STYLES = {"+": "ok", "-": "fail", "@": "name"}
 _GIVEN = ("uid", "creationTimestamp", "generation")
 
 
-def diff(*, file: Files = (), kustomize: Kustomization = None, is_recursive: Recursive = False, options: BusOptions = BUS_DEFAULTS) -> int:
+def diff(
+    *,
+    file: Files = (),
+    kustomize: Kustomization = None,
+    is_recursive: Recursive = False,
+    profiles: Profiles = (),
+    options: BusOptions = BUS_DEFAULTS,
+) -> int:
     """Show what apply would change: exit code 0 nothing, 1 something, others for errors."""
     objects = read_sources("compare", file, kustomize, options.output().note, is_recursive=is_recursive)
-    return asyncio.run(_diff(objects, options))
+    return asyncio.run(_diff(objects, profiles, options))
 
 
-async def _diff(objects: Sequence[ApiObject], options: BusOptions) -> int:
+async def _diff(objects: Sequence[ApiObject], profiles: tuple[VendorProfile, ...], options: BusOptions) -> int:
     output = options.output()
     async with open_bus(options, NamesSystem.ALWAYS) as bus:
+        objects = await stored_by_our_names(bus, objects, profiles, output.note)
         would = await apply_objects(bus, objects, is_dry_run=True)
     differences = [(applied, lines) for applied in would if (lines := difference(applied))]
     if output.is_json:

@@ -18,7 +18,7 @@ from topobus.cli.render.picture import recording_console, save_picture
 from topobus.cli.system.responding_services import as_of_now
 from topobus.contracts.catalogue import INVENTORY, LEDGER, MACHINE
 from topobus.domain.device import Inventory
-from topobus.domain.drawing.leaves import PciNames
+from topobus.domain.drawing.leaves import PciIds
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine
@@ -52,7 +52,8 @@ def machine(
     kernel_names = names_in(root, description) if root is not None else {}
     if output.is_json:
         output.document(machine_report(description, kernel_names, models))
-    names: PciNames = {**models, **{address: ",".join(found) for address, found in kernel_names.items()}}
+    names: dict[PciIds | PciAddress, str] = {address: ",".join(kernel) for address, kernel in kernel_names.items()}
+    names.update(models.items())
     output.show(draw_machine(description, inventories, ledger, width=output.console.width, names=names))
     if svg is not None:
         picture = recording_console(max(output.console.width, DRAWING_WIDTH) if output.console.is_terminal else DRAWING_WIDTH)

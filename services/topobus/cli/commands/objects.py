@@ -30,6 +30,7 @@ from topobus.cli.objects.applying import (
 )
 from topobus.cli.objects.kinds import is_node_allocation_state, plural_of, read_target
 from topobus.cli.objects.sources import Files, Kustomization, Recursive, read_sources
+from topobus.cli.objects.vendor_names import Profiles, stored_by_our_names
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, NamesSystem, open_bus
 from topobus.cli.render.listing import Listing, Row
 from topobus.cli.render.output import Output
@@ -39,6 +40,7 @@ from topobus.contracts.messages import ApiObject
 from topobus.contracts.nouns import CLUSTER
 from topobus.domain.errors import ConfigError, ContractError
 from topobus.domain.request import OwnerKind
+from topobus.domain.vendor_profiles import VendorProfile
 from topobus.kubernetes.api.classic import is_classic, unfold_class
 from topobus.kubernetes.api.objects import (
     is_of_cluster,
@@ -63,11 +65,12 @@ def apply(
     waits: Annotated[
         bool, Parameter(name="--wait", negative="--no-wait", help="Wait for the controller's first word on each object.")
     ] = True,
+    profiles: Profiles = (),
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
     """Create or replace the objects of manifests, all or none of them, and say what the controller says of them."""
     objects = read_sources("apply", file, kustomize, options.output().note, is_recursive=is_recursive)
-    return asyncio.run(apply_and_show(objects, options, waits=waits and not is_dry_run, is_dry_run=is_dry_run))
+    return asyncio.run(apply_and_show(objects, options, waits=waits and not is_dry_run, is_dry_run=is_dry_run, profiles=profiles))
 
 
 def get(
@@ -119,10 +122,13 @@ def delete(
     return asyncio.run(delete_places(places, options, is_forced=force, is_dry_run=is_dry_run))
 
 
-async def apply_and_show(objects: Sequence[ApiObject], options: BusOptions, *, waits: bool, is_dry_run: bool = False) -> int:
+async def apply_and_show(
+    objects: Sequence[ApiObject], options: BusOptions, *, waits: bool, is_dry_run: bool = False, profiles: tuple[VendorProfile, ...] = ()
+) -> int:
     """Apply objects and print what came of it."""
     output = options.output()
     async with open_bus(options, NamesSystem.ALWAYS) as bus:
+        objects = await stored_by_our_names(bus, objects, profiles, output.note)
         applied = await apply_objects(bus, objects, is_dry_run=is_dry_run)
         answers = await _would_fit(bus, applied, output) if is_dry_run else []
         async with asyncio.TaskGroup() as group:

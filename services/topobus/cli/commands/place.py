@@ -17,7 +17,7 @@ from rich.text import Text
 from topobus.cli.exits import ExitCode, NotFoundError, UsageError
 from topobus.cli.objects.applying import is_scheduled
 from topobus.cli.objects.manifests import parse_namespaced, read_pods, request_of
-from topobus.cli.objects.vendor_names import by_our_names
+from topobus.cli.objects.vendor_names import Profiles, by_our_names
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, NamesSystem, one_of, open_bus
 from topobus.cli.render.answers import answer_view
 from topobus.cli.render.output import Output
@@ -64,12 +64,7 @@ def place(
     *,
     node: Annotated[str | None, Parameter(help="Ask this node itself. Without it the controller chooses among all.")] = None,
     dry_run: Annotated[bool, Parameter(negative="", help="Say where it would go; hold nothing.")] = False,
-    profiles: Annotated[
-        tuple[VendorProfile, ...],
-        Parameter(
-            negative="", help="Take names of a vendor's device plugin, nvidia.com/gpu, for its devices. Default: as the gateways have it."
-        ),
-    ] = (),
+    profiles: Profiles = (),
     operation: Annotated[
         str | None, Parameter(help="Operation id of an earlier try whose answer got lost; the answer is the same then.")
     ] = None,

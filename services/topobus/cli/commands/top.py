@@ -187,7 +187,7 @@ async def _read_events(bus: Bus, scene: Scene) -> None:
 
 async def _name_functions(scene: Scene) -> None:
     if scene.machine is not None:
-        scene.pci_names |= await asyncio.to_thread(read_pci_names, scene.machine.pci_devices, Path("/"))
+        scene.pci_names.update((await asyncio.to_thread(read_pci_names, scene.machine.pci_devices, Path("/"))).items())
 
 
 class _Live:

@@ -6,20 +6,31 @@ Flows in: what pods ask, inventories, what gateways say of themselves. Flows out
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
-from typing import get_args
+from collections.abc import Collection, Mapping, Sequence
+from copy import deepcopy
+from typing import Annotated, Any, get_args
+
+from cyclopts import Parameter
 
 from topobus.cli.exits import UsageError
 from topobus.cli.objects.manifests import Note
 from topobus.contracts.catalogue import INVENTORY, PODS
-from topobus.contracts.messages import PodsRequest
+from topobus.contracts.messages import ApiObject, PodsRequest
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.request import PodRequest
 from topobus.domain.resource_names import RESOURCE_PREFIX
-from topobus.domain.vendor_profiles import VendorProfile, asked_in_profiles, pools_of_profiles, renamed
+from topobus.domain.vendor_profiles import VendorProfile, asked_in_profiles, is_named_by, pools_of_profiles, renamed
+from topobus.kubernetes.api.objects import name_of
 from topobus.runtime.bus import Bus
 
-__all__ = ["by_our_names"]
+__all__ = ["Profiles", "by_our_names", "stored_by_our_names"]
+
+Profiles = Annotated[
+    tuple[VendorProfile, ...],
+    Parameter(
+        negative="", help="Take names of a vendor's device plugin, nvidia.com/gpu, for its devices. Default: as the gateways have it."
+    ),
+]
 
 # A gateway answers within milliseconds; it asks kubelet meanwhile.
 _PROFILES_S = 2.0
@@ -33,11 +44,66 @@ async def by_our_names(
     Errors: raises UsageError for a name that only some devices of a class or pool have: nodes are asked for a number of all of them.
     """
     asked = frozenset[str]().union(*(asked_in_profiles(pod, get_args(VendorProfile)) for pod in pods))
-    inventories = [entry.value for entry in await bus.list(INVENTORY) if node in (None, entry.parts["node"])] if asked else []
+    names = await _our_names(bus, asked, profiles, node, note)
+    return [renamed(pod, names) for pod in pods]
+
+
+async def stored_by_our_names(bus: Bus, objects: Sequence[ApiObject], profiles: tuple[VendorProfile, ...], note: Note) -> list[ApiObject]:
+    """Give pods that are about to be stored the resources of our names in place of a vendor's, as `by_our_names` does what pods ask: the controller and the classes know those.
+
+    Errors: raises UsageError as `by_our_names`, and for a container that asks for one resource by both names.
+    """
+    asked = {
+        resource
+        for api_object in objects
+        for container in _containers(api_object)
+        for amounts in _amounts(container)
+        for resource in amounts
+        if is_named_by(resource, get_args(VendorProfile))
+    }
+    names = await _our_names(bus, frozenset(asked), profiles, None, note)
+    return [_with_names(api_object, names) if names else api_object for api_object in objects]
+
+
+def _containers(api_object: ApiObject) -> list[dict[str, Any]]:
+    if api_object.kind != "Pod":
+        return []
+    lists = (api_object.spec.get(part) for part in ("initContainers", "containers"))
+    return [container for containers in lists if isinstance(containers, list) for container in containers if isinstance(container, dict)]
+
+
+def _amounts(container: dict[str, Any]) -> list[dict[str, Any]]:
+    resources = container.get("resources")
+    parts = (resources.get(part) for part in ("limits", "requests")) if isinstance(resources, dict) else ()
+    return [amounts for amounts in parts if isinstance(amounts, dict)]
+
+
+def _with_names(api_object: ApiObject, names: Mapping[str, str]) -> ApiObject:
+    copy = deepcopy(api_object)
+    for container in _containers(copy):
+        for amounts in _amounts(container):
+            for resource, name in names.items():
+                if resource not in amounts:
+                    continue
+                ours = f"{RESOURCE_PREFIX}{name}"
+                if ours in amounts:
+                    raise UsageError(
+                        f"{name_of(api_object)}: container {container.get('name')} asks for {resource} and {ours}, which are the same devices here",
+                        next_step="ask for them by one of both names",
+                    )
+                amounts[ours] = amounts.pop(resource)
+    return copy
+
+
+async def _our_names(bus: Bus, asked: frozenset[str], profiles: tuple[VendorProfile, ...], node: str | None, note: Note) -> dict[str, str]:
+    """Find the class or pool behind each resource that is asked for by a vendor's name, and say so; resources that no gateway stands in for are left out."""
+    if not asked:
+        return {}
+    inventories = [entry.value for entry in await bus.list(INVENTORY) if node in (None, entry.parts["node"])]
     # What somebody else's plugin offers through the gateway the nodes know by its name.
     asked -= {inventory.resource for inventory in inventories}
     if not asked:
-        return list(pods)
+        return {}
     nodes = sorted({inventory.node for inventory in inventories})
     profiles_by_node = dict.fromkeys(nodes, profiles) if profiles else await _profiles_of(bus, nodes)
     names: dict[str, str] = {}
@@ -47,13 +113,13 @@ async def by_our_names(
         for resource in sorted(asked & by_resource.keys()):
             if by_resource[resource] not in whole:
                 raise UsageError(
-                    f"{resource} is some of the devices of class {inventory.device_class} on node {inventory.node}: `place` asks for a number of a class or a pool",
+                    f"{resource} is some of the devices of class {inventory.device_class} on node {inventory.node}: a pod asks here for a number of a class or a pool",
                     next_step="give those devices a pool (docs/reference/pools.md) and ask for that, or have kubelet place the pod",
                 )
             names[resource] = by_resource[resource]
     if names:
         note("; ".join(f"{resource} is asked for as {RESOURCE_PREFIX}{name}" for resource, name in sorted(names.items())))
-    return [renamed(pod, names) for pod in pods]
+    return names
 
 
 async def _profiles_of(bus: Bus, nodes: Collection[str]) -> dict[str, tuple[VendorProfile, ...]]:

@@ -14,6 +14,7 @@ from topobus.domain.device import Inventory
 from topobus.domain.drawing.leaves import PciIds
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine
+from topobus.domain.pci import PciAddress
 from topobus.runtime.bus import Change, ChangeKind
 
 __all__ = ["Scene", "ShownEvent"]
@@ -44,7 +45,7 @@ class Scene:
     """Inventories as they are to be read while services do not answer; empty while all do."""
     letters: dict[str, str] = field(default_factory=dict)
     """Owner's key to its letter: an owner keeps it as long as the node is shown."""
-    pci_names: dict[PciIds, str] = field(default_factory=dict)
+    pci_names: dict[PciIds | PciAddress, str] = field(default_factory=dict)
     """Of vendor and device, for functions that no service says the model of."""
     events: deque[ShownEvent] = field(default_factory=lambda: deque(maxlen=_KEPT_EVENTS))
 

@@ -119,9 +119,9 @@ class OrphanedAllocations:
 
     async def _find_in_ledger(self, node: str, ledger: Ledger) -> bool:
         """Find the orphans of one ledger."""
-        known = set(self._foreign)
+        foreign_before = set(self._foreign)
         self._found[node] = await self._orphans_in(ledger)
-        self._report_foreign(node, ledger, self._foreign - known)
+        self._report_foreign(node, ledger, self._foreign - foreign_before)
         self._checked[node] = ledger
         return False
 
