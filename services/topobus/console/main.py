@@ -15,7 +15,7 @@ def main() -> None:
         from topobus.console.config import ConsoleSettings, check_settings
         from topobus.console.service import serve
         from topobus.runtime.service import run
-    sys.exit(run("console", ConsoleSettings, serve, check=check_settings))
+    sys.exit(run("console", ConsoleSettings, serve, check=check_settings, parts=("page",)))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ def main() -> None:
         from topobus.controller import service  # noqa: F401 - whether all of it is there
         from topobus.controller.config import ControllerSettings, check
         from topobus.runtime.service import run
-    sys.exit(run("controller", ControllerSettings, _serve, check=check))
+    sys.exit(run("controller", ControllerSettings, _serve, check=check, parts=("machines", "inventories", "ledgers")))
 
 
 async def _serve(settings: ControllerSettings, runtime: Runtime) -> None:

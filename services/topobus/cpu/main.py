@@ -15,7 +15,7 @@ def main() -> None:
         from topobus.cpu.config import CpuSettings
         from topobus.cpu.service import check, serve
         from topobus.runtime.service import run
-    sys.exit(run("cpu", CpuSettings, serve, check=check))
+    sys.exit(run("cpu", CpuSettings, serve, check=check, parts=("machine", "inventory")))
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def main() -> None:
         sys.stderr.write(f"error: topobus-device: --class: {complaint}\n  next: choose another name; your driver says it in device_class\n")
         sys.exit(_EXIT_USAGE)
     service = ClassService(device_class)
-    sys.exit(run(device_class, DeviceSettings, service.serve, check=service.check))
+    sys.exit(run(device_class, DeviceSettings, service.serve, check=service.check, parts=("machine", "inventory")))
 
 
 def _split(arguments: list[str]) -> tuple[str, list[str]]:

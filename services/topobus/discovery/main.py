@@ -15,7 +15,7 @@ def main() -> None:
         from topobus.discovery.config import DiscoverySettings
         from topobus.discovery.service import serve
         from topobus.runtime.service import run
-    sys.exit(run("discovery", DiscoverySettings, serve))
+    sys.exit(run("discovery", DiscoverySettings, serve, parts=("machine",)))
 
 
 if __name__ == "__main__":

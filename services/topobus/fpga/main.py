@@ -15,7 +15,7 @@ def main() -> None:
         from topobus.fpga.config import FpgaSettings
         from topobus.fpga.service import check, serve
         from topobus.runtime.service import run
-    sys.exit(run("fpga", FpgaSettings, serve, check=check))
+    sys.exit(run("fpga", FpgaSettings, serve, check=check, parts=("machine", "inventory")))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ def main() -> None:
         from topobus.gateway.config import GatewaySettings, check
         from topobus.gateway.service import serve
         from topobus.runtime.service import run
-    sys.exit(run("gateway", GatewaySettings, serve, check=check))
+    sys.exit(run("gateway", GatewaySettings, serve, check=check, parts=("inventories",)))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ def main() -> None:
         from topobus.gpu.config import GpuSettings
         from topobus.gpu.service import check, serve
         from topobus.runtime.service import run
-    sys.exit(run("gpu", GpuSettings, serve, check=check))
+    sys.exit(run("gpu", GpuSettings, serve, check=check, parts=("machine", "inventory")))
 
 
 if __name__ == "__main__":

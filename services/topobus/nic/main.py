@@ -15,7 +15,7 @@ def main() -> None:
         from topobus.nic.config import NicSettings
         from topobus.nic.service import check, serve
         from topobus.runtime.service import run
-    sys.exit(run("nic", NicSettings, serve, check=check))
+    sys.exit(run("nic", NicSettings, serve, check=check, parts=("machine", "inventory")))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ def main() -> None:
         from topobus.relay.config import RelaySettings
         from topobus.relay.service import serve
         from topobus.runtime.service import run
-    sys.exit(run("relay", RelaySettings, serve))
+    sys.exit(run("relay", RelaySettings, serve, parts=("hub",)))
 
 
 if __name__ == "__main__":

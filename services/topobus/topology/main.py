@@ -15,7 +15,7 @@ def main() -> None:
         from topobus.runtime.service import run
         from topobus.topology.config import TopologySettings
         from topobus.topology.service import serve
-    sys.exit(run("topology", TopologySettings, serve))
+    sys.exit(run("topology", TopologySettings, serve, parts=("machine", "inventories", "ledger")))
 
 
 if __name__ == "__main__":

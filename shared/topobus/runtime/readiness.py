@@ -1,10 +1,12 @@
 """Readiness: the parts that must be ready before the process reports ready.
 
-A part stays on the list once it was named. A process that has named no part is not ready.
+A part stays on the list once it was named. A process that has named no part is not ready, nor is one of which a part that is awaited has not spoken yet: between
+NATS' "ready" and a service's own first word there is a while in which nothing else says that it is not.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from threading import Lock
 
 __all__ = ["Readiness"]
@@ -19,8 +21,8 @@ class Readiness:
     (False, {'machine': 'waiting for discovery'})
     """
 
-    def __init__(self) -> None:
-        self._parts: dict[str, tuple[bool, str]] = {}
+    def __init__(self, awaited: Iterable[str] = ()) -> None:
+        self._parts: dict[str, tuple[bool, str]] = dict.fromkeys(awaited, (False, "starting"))
         self._lock = Lock()
 
     def set(self, part: str, is_ready: bool, why: str = "") -> None:

@@ -69,9 +69,11 @@ def run(
     argv: Sequence[str] | None = None,
     *,
     check: Callable[[S], None] | None = None,
+    parts: Sequence[str] = (),
 ) -> int:
     """Run a service until it is told to stop; gives the exit status.
 
+    `parts` are what it is never ready without, besides NATS and its streams: it says of each by `Runtime.readiness` whether it is ready.
     `check` refuses (by ConfigError) settings that cannot work together, before anything is connected; --check-config runs it, too. `serve` is cancelled by SIGTERM or SIGINT; then the bus drains and the status is 0. ConfigError gives 78, our own bug 70.
     """
     arguments = _parse(name, argv)
@@ -93,7 +95,7 @@ def run(
         setup_logging(settings.log, service=name, node=settings.node)
         start_tracing(settings.tracing, service=name, node=settings.node)
         try:
-            return asyncio.run(_life(name, settings, serve))
+            return asyncio.run(_life(name, settings, serve, parts))
         finally:
             stop_tracing()
     except TopobusError as err:
@@ -137,12 +139,12 @@ def _fail(name: str, err: TopobusError) -> int:
     return status
 
 
-async def _life(name: str, settings: S, serve: Callable[[S, Runtime], Awaitable[None]]) -> int:
+async def _life(name: str, settings: S, serve: Callable[[S, Runtime], Awaitable[None]], parts: Sequence[str]) -> int:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_number, stop.set)
-    readiness = Readiness()
+    readiness = Readiness(("bus", "streams", *parts))
     # When each series began is of no use to anybody, and half of all lines.
     disable_created_metrics()  # type: ignore[no-untyped-call]  # of the library
     registry = CollectorRegistry()
