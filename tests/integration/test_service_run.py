@@ -109,6 +109,7 @@ async def test_service_waits_then_serves_then_stops_when_nats_comes_late(nats_bi
             process.kill()
 
     assert str(port) in str(waiting["url"])
+    assert "TOPOBUS_ALL__NATS__URL" in str(waiting["next_step"])
     assert (early[0], ready[0], status) == (1, 0, 0)
     assert "waiting for NATS" in early[1]
     assert (served["service"], served["node"], served["node_name"]) == ("gpu", "n1", "n1")

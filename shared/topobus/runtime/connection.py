@@ -35,7 +35,7 @@ from topobus.runtime.failures import NobodyThere
 from topobus.runtime.logging import get_logger
 from topobus.runtime.login import Login, LoginFiles
 from topobus.runtime.metrics import BusMetrics
-from topobus.runtime.nats_errors import NatsErrors, error_text
+from topobus.runtime.nats_errors import NatsErrors, error_text, next_step
 from topobus.runtime.quiet import QuietLog
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.reply_inbox import Expectation, ReplyInbox, is_nobody, new_token
@@ -321,10 +321,12 @@ class Connection:
         log = get_logger()
         is_told = attempt in (0, _EARNEST) or attempt % 10 == 0
         if is_told and _REFUSED in error.lower():
-            log.error("bus.waiting", url=self._url, user=self.settings.user or "none", error=error, attempt=attempt)
+            log.error(
+                "bus.waiting", url=self._url, user=self.settings.user or "none", error=error, attempt=attempt, next_step=next_step(error)
+            )
         else:
             tell = (log.warning if attempt >= _EARNEST else log.info) if is_told else log.debug
-            tell("bus.waiting", url=self._url, error=error, attempt=attempt)
+            tell("bus.waiting", url=self._url, error=error, attempt=attempt, next_step=next_step(error))
 
     async def _stay(self) -> None:
         """Return when a client is lost and no other has taken over from it."""

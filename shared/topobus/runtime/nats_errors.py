@@ -10,7 +10,7 @@ from topobus.runtime.logging import get_logger
 from topobus.runtime.metrics import BusMetrics
 from topobus.runtime.readiness import Readiness
 
-__all__ = ["NatsErrors", "error_text"]
+__all__ = ["NatsErrors", "error_text", "next_step"]
 
 # A slow consumer reports each message that it drops; one line a kind in so many seconds tells as much.
 _REPORT_EVERY_S = 5.0
@@ -22,7 +22,21 @@ def error_text(err: Exception) -> str:
     """Give an error's text, or its kind: several of nats-py's and asyncio's have no text, and a task group's says nothing of what it wraps."""
     while isinstance(err, ExceptionGroup):
         err = err.exceptions[0]
+    if not str(err) and isinstance(err, TimeoutError):
+        return "no answer in time"
     return str(err) or type(err).__name__
+
+
+def next_step(error: str) -> str:
+    """Say what ends the wait for a server that this error keeps away."""
+    text = error.lower()
+    if "authorization" in text or "authentication" in text:
+        return "name the user and the file of its password: nats.user, nats.password_file (docs/how-to/secure-nats.md)"
+    if "credentials" in text:
+        return "put newer credentials into the file that nats.credentials_file names (topobus keys operator rotate)"
+    if "certificate" in text or "tls" in text:
+        return "name the authority that signed the server's certificate: nats.tls_ca_file (docs/how-to/secure-nats.md)"
+    return "start a NATS server there, or name another: nats.url (TOPOBUS_ALL__NATS__URL)"
 
 
 class NatsErrors:
