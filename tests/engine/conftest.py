@@ -28,10 +28,12 @@ from engine.engine import (
     say,
     service_image,
 )
+from support.documented_images import SERVICES
 from topobus.simulation.nats_server import find_nats_server, free_port
 
+# Of compose.yaml: the project's name here, and what runs when it is up.
 PROJECT = "topobus-ci"
-SERVICES = ("discovery", "gpu", "nic", "fpga", "cpu", "device", "topology", "relay", "gateway", "controller", "console")
+RUNNING = {"nats", "discovery", "gpu", "nic", "fpga", "cpu", "topology", "gateway", "controller"}
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ __all__ = [
     "debian_program",
     "machine_certificates",
     "must",
+    "nats_program",
     "program_image",
     "provide_compose",
     "provide_engine",
@@ -165,6 +166,16 @@ def debian_program(package: str, version: str, path: str) -> Path:
     fetch = [str(ROOT / "tools" / "fetch-debian-package"), package, version, str(ROOT / ".cache" / "debian")]
     say(f"fetching {package} ({version})")
     return Path(must(fetch, timeout_s=300, what=f"fetching {package}").strip()) / path
+
+
+def nats_program(version: str) -> Path:
+    """Give the nats-server of another Debian release, unpacked aside.
+
+    Errors: raises EngineUnavailable when the archive has it no longer.
+    """
+    say(f"fetching nats-server {version}")
+    fetch = [str(ROOT / "tools" / "fetch-nats-server"), version, str(ROOT / ".cache" / "nats")]
+    return Path(must(fetch, timeout_s=300, what=f"fetching nats-server {version}").strip())
 
 
 def _has_image(name: str) -> bool:

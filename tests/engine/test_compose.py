@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 from testcontainers.compose import DockerCompose
 
+from engine.conftest import RUNNING
 from engine.engine import ROOT, must
 from topobus.domain.health import HealthState
 from topobus.health import HealthEvent, follow
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(2400)]
 
-RUNNING = {"nats", "discovery", "gpu", "nic", "fpga", "cpu", "topology", "gateway", "controller"}
 DONE = {"keys", "answer-keys", "machine"}
 DOCKERFILE = "deploy/images/Dockerfile"
 TAKEN_OVER_WITHIN_S = 180

@@ -18,7 +18,7 @@ from testcontainers.core.container import DockerContainer
 from testcontainers.core.wait_strategies import LogMessageWaitStrategy
 
 from engine.conftest import Images
-from engine.engine import ROOT, EngineUnavailable, must, program_image, say
+from engine.engine import ROOT, EngineUnavailable, nats_program, program_image
 from support.account_nats import ZONES, AccountNats, subject_of
 from topobus.contracts.catalogue import EVENTS, HEALTH, HINT, LEDGER, MACHINE, STATES
 from topobus.contracts.nats_accounts import Shape, accounts
@@ -74,10 +74,8 @@ def server(request: pytest.FixtureRequest, images: Images, tmp_path_factory: pyt
 def _program(version: str) -> Path:
     if version == "own":
         return find_nats_server()
-    fetch = [str(ROOT / "tools" / "fetch-nats-server"), version, str(ROOT / ".cache" / "nats")]
-    say(f"fetching nats-server {version}")
     try:
-        return Path(must(fetch, timeout_s=300, what=f"fetching nats-server {version}").strip())
+        return nats_program(version)
     except EngineUnavailable as err:
         # Debian's newest suite moves on; as `make versions` does, what cannot be had is said and left out.
         pytest.skip(f"NOT TESTED on nats-server {version}: {err}")

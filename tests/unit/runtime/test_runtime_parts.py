@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import socket
 import struct
 import threading
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 
 import pytest
 from nats.aio.msg import Msg
 from prometheus_client import CollectorRegistry, Counter
 
+from support.documented_images import SERVICES
 from topobus.domain.errors import ConfigError, ContractError
 from topobus.runtime import http
 from topobus.runtime.backoff import full_jitter
@@ -21,6 +24,16 @@ from topobus.runtime.feed import Place
 from topobus.runtime.http import Endpoint
 from topobus.runtime.readiness import Readiness
 from topobus.simulation.nats_server import free_port
+
+# What a service is never ready without, besides NATS and its streams; a device service's machine and inventory are not listed here.
+PARTS = {
+    "console": ["page"],
+    "controller": ["machines", "inventories", "ledgers"],
+    "discovery": ["machine"],
+    "gateway": ["inventories"],
+    "relay": ["hub"],
+    "topology": ["machine", "inventories", "ledger"],
+}
 
 
 def _get(port: int, path: str) -> tuple[int, str]:
@@ -36,6 +49,34 @@ def _get(port: int, path: str) -> tuple[int, str]:
 def test_readiness_is_false_when_nobody_has_spoken() -> None:
     """A process in which no part vouched for anything is not ready."""
     assert not Readiness().is_ready
+
+
+def test_readiness_is_false_when_an_awaited_part_has_not_spoken() -> None:
+    """NATS is ready some time before a service says for the first time that it is not: in between nobody may take it for ready."""
+    readiness = Readiness(("bus", "machine"))
+    readiness.set("bus", is_ready=True)
+    early = (readiness.is_ready, readiness.report())
+    readiness.set("machine", is_ready=True)
+
+    assert early == (False, {"bus": "ready", "machine": "starting"})
+    assert readiness.is_ready
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_service_awaits_its_own_parts_from_its_start_on(service: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each names what it is never ready without before it connects, so that no look at /readyz comes too early."""
+    awaited: list[str] = []
+
+    def started(*_arguments: object, parts: Sequence[str] = (), **_others: object) -> int:
+        awaited.extend(parts)
+        return 0
+
+    monkeypatch.setattr("topobus.runtime.service.run", started)
+    monkeypatch.setattr("sys.argv", [f"topobus-{service}", *(["--class", "npu"] if service == "device" else [])])
+    with pytest.raises(SystemExit):
+        importlib.import_module(f"topobus.{service}.main").main()
+
+    assert awaited == PARTS.get(service, ["machine", "inventory"])
 
 
 def test_readiness_names_the_part_when_one_of_two_is_not_ready() -> None:
