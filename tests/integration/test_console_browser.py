@@ -119,15 +119,15 @@ async def test_silent_service_is_shown_first_among_what_is_not_well(url: str, bu
         first = await page.run("document.querySelector('#sick-rows .row').innerText")
 
     assert f"{NODE} / nic service" in first
-    assert "silent since 2026-11-28 00:00:00" in first
+    assert "silent since 2026-11-28 00:00:00 UTC" in first
 
 
 async def test_keyboard_alone_opens_and_closes_a_device(url: str) -> None:
     """Tab reaches the drawing with a focus that is seen, arrows move in it, Enter opens a device, Escape closes it and gives the focus back."""
     async with open_page() as page:
         await _drawn(page, url)
-        for _ in range(3):
-            # The link to the drawing, the list of nodes, the drawing.
+        for _ in range(4):
+            # The link to the drawing, what is not well, the list of nodes, the drawing.
             await page.key("Tab")
         first = await page.run("[document.activeElement.dataset.key, getComputedStyle(document.activeElement).outlineStyle]")
         await page.key("ArrowDown")
@@ -155,6 +155,96 @@ async def test_page_fits_and_can_be_read_when_the_window_has_another_size_or_the
 
     assert wide <= width
     assert unreadable == []
+
+
+async def test_node_has_an_address_that_can_be_opened_and_gone_back_to(url: str, bus: Bus) -> None:
+    """A click on a node changes the page's address; the address opens that node, and the browser's way back the one before."""
+    inventory = Inventory(node="n2", device_class="gpu", generation=1, devices=(Device(name="gpu-7", device_class="gpu"),))
+    await bus.put(MACHINE, Machine(node="n2", numa_nodes=(NumaNode(id=0, cpus=CpuSet(), memory_bytes=1),), cpus=()), node="n2")
+    await bus.put(INVENTORY, inventory, node="n2", device_class="gpu")
+    async with open_page() as page:
+        await _drawn(page, url)
+        before = await page.run("[...document.querySelectorAll('#nodes .row')].map((row) => row.dataset.key)")
+        await page.until("document.querySelectorAll('#nodes .row').length === 2")
+        await page.run("document.querySelector('#nodes .row[data-key=n2]').click()")
+        await page.until("document.querySelector('#drawing .device[data-key=\"gpu/gpu-7\"]')")
+        address = await page.run("location.href")
+        await page.run("history.back()")
+        await page.until("document.querySelector('#drawing .device[data-key=\"gpu/gpu-0\"]')")
+        await page.show("about:blank")
+        await page.show(address)
+        await page.until("document.querySelector('#drawing .device[data-key=\"gpu/gpu-7\"]')")
+
+    assert before[0] == NODE
+    assert address == f"{url}#/nodes/n2"
+
+
+async def test_owner_of_the_legend_says_what_it_has(url: str) -> None:
+    """A click on it names the devices, the sick one with its reason."""
+    async with open_page() as page:
+        await _drawn(page, url)
+        await page.run("document.querySelector('.owner').click()")
+        text = await page.run("document.querySelector('#detail[open]').innerText")
+
+    assert "pod default/trainer on" in text
+    assert "gpu-0, H100: unhealthy, fell-off-bus" in text
+
+
+async def test_owners_have_other_colours_when_their_letters_differ(url: str, bus: Bus) -> None:
+    """Twelve owners of one node are twelve colours, as long as their letters are not twelve apart."""
+    owners = [Owner(kind=OwnerKind.POD, name=name, uid=name) for name in "abcdefghijkl"]
+    ledger = Ledger(node=NODE, sequence=9, allocations={owner.key: Allocation(owner=owner, holdings=(Holding(),)) for owner in owners})
+    await bus.put(LEDGER, ledger, node=NODE)
+    async with open_page() as page:
+        await _drawn(page, url)
+        await page.until("document.querySelectorAll('.owner').length === 12")
+        colours = await page.run("[...document.querySelectorAll('.owner .sign')].map((sign) => getComputedStyle(sign).backgroundColor)")
+
+    assert len(set(colours)) == 12
+
+
+@pytest.mark.parametrize("width", [400, 1440])
+async def test_what_is_not_well_stands_first_and_dialogs_are_one(url: str, bus: Bus, width: int) -> None:
+    """At any width above fleet and drawing; what the list opens has model, address and NUMA node, and says its reason once."""
+    async with open_page() as page:
+        await _drawn(page, url, width=width, height=800)
+        tops = await page.run("['sick', 'fleet'].map((id) => document.getElementById(id).getBoundingClientRect().top)")
+        wide = await page.run("document.querySelector('#decisions').getBoundingClientRect().width")
+        await page.run("document.querySelector('#sick-rows .row').click()")
+        from_list = await page.run("document.querySelector('#detail').innerText")
+        await page.run("document.querySelector('#detail').close()")
+        await page.run("document.querySelector('#drawing .device[data-key=\"gpu/gpu-0\"]').click()")
+        from_drawing = await page.run("document.querySelector('#detail').innerText")
+
+    assert tops == sorted(tops)
+    assert wide > 300
+    for text in (from_list, from_drawing):
+        assert [word for word in ("H100", "0000:18:00.0", "NUMA node", "pod default/trainer") if word not in text] == []
+        assert text.count("config space reads ff") == 1
+
+
+async def test_nodes_are_searched_and_sick_ones_first_when_there_are_many(url: str, bus: Bus) -> None:
+    """Beyond some nodes there is a field that finds names, classes and states; the sick node stands first."""
+    for number in range(12):
+        inventory = Inventory(node=f"a{number}", device_class="nic", generation=1, devices=(Device(name="nic-0", device_class="nic"),))
+        await bus.put(INVENTORY, inventory, node=f"a{number}", device_class="nic")
+    names = "[...document.querySelectorAll('#nodes .row')].map((row) => row.dataset.key)"
+    async with open_page() as page:
+        await _drawn(page, url)
+        await page.until("document.querySelectorAll('#nodes .row').length === 13")
+        all_names = await page.run(names)
+        await page.run(
+            "document.querySelector('#filter').value = 'a1 nic'; document.querySelector('#filter').dispatchEvent(new Event('input'))"
+        )
+        filtered = await page.run(names)
+        await page.run(
+            "document.querySelector('#filter').value = 'sick'; document.querySelector('#filter').dispatchEvent(new Event('input'))"
+        )
+        sick = await page.run(names)
+
+    assert all_names == [NODE, *(f"a{number}" for number in range(12))]
+    assert filtered == ["a1", "a10", "a11"]
+    assert sick == [NODE]
 
 
 async def test_wrong_password_is_told_where_it_is_typed(nats_server: NatsServer, bus: Bus, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def as_heard(inventories: Mapping[str, Inventory], silent: Mapping[str, str]) ->
         if since is None:
             heard[device_class] = inventory
         else:
-            warning = f"{SERVICE_SILENT}: no answer since {since}; its devices are unknown, and new pods get none of them"
+            warning = f"{SERVICE_SILENT}: no answer since {_seconds(since)}; its devices are unknown, and new pods get none of them"
             heard[device_class] = structs.replace(unheard(inventory, since=since), warnings=(warning, *inventory.warnings))
     return heard
 
@@ -40,3 +40,7 @@ def silence_view(node: str, what: str, since: str, classes: Iterable[str], troub
     else:
         follows = "its devices are Unknown and new pods get none of them; what is held stays held"
     return {"node": node, "service": what, "state": "silent", "since": since, "message": follows}
+
+
+def _seconds(time: str) -> str:
+    return f"{time[:19]}Z" if len(time) > 20 else time

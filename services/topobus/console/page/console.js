@@ -2,7 +2,13 @@
 "use strict";
 const topics = { nodes: new Map(), silent: new Map(), sick: new Map(), waiting: new Map(), health: new Map(), decisions: new Map() };
 const byId = (id) => document.getElementById(id);
-let selected = "";
+const LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ";
+const COLOURS = 12;
+// Nodes beyond which a list is searched rather than read.
+const FEW_NODES = 8;
+// The address of a node is the page's with its name: it can be kept, sent on, and gone back to.
+const PLACE = "#/nodes/";
+let selected = nodeOfAddress();
 let drawn = "";
 let nodeWanted = 0;
 
@@ -13,8 +19,14 @@ function make(tag, cls, ...inner) {
   return element;
 }
 
+function nodeOfAddress() {
+  if (!location.hash.startsWith(PLACE)) return "";
+  try { return decodeURIComponent(location.hash.slice(PLACE.length)); } catch { return ""; }
+}
+
 const style = (state) => (state === "healthy" ? "ok" : state === "unhealthy" || state === "exclude" ? "fail" : "warn");
-const when = (time) => time.slice(0, 19).replace("T", " ");
+// All times are of UTC, as the commands print them.
+const when = (time) => (time ? `${time.slice(0, 19).replace("T", " ")} UTC` : "");
 
 function listen() {
   const stream = new EventSource("/api/stream");
@@ -50,7 +62,6 @@ function take(event, changed) {
   if (changed.has("waiting")) show("waiting-rows", "waiting", waitingRow, waitingDetail);
   if (changed.has("health")) show("health-rows", "health", healthRow, healthDetail);
   if (changed.has("decisions")) show("decision-rows", "decisions", decisionRow, decisionDetail);
-  if (!topics.nodes.has(selected)) selected = [...topics.nodes.keys()].sort()[0] || "";
   if (selected !== drawn || touched.has(selected)) drawNode();
 }
 
@@ -101,25 +112,43 @@ function showUnwell() {
   fill(byId("sick-rows"), [...silent, ...sick]);
 }
 
+// Nodes that are not well first, then those of which a class has nothing free, then by name with its numbers as numbers.
+const isFull = (kind) => kind.held > 0 && kind.free === 0;
+const rank = (node) => (node.classes.some((kind) => kind.sick) ? 0 : node.silent.length ? 1 : node.classes.some(isFull) ? 2 : 3);
+const states = (node) => [...(rank(node) === 0 ? ["sick"] : []), ...(node.silent.length ? ["silent"] : []), ...(node.classes.some(isFull) ? ["full"] : []), ...node.classes.map((kind) => kind.class)];
+
 function showNodes() {
-  const names = [...topics.nodes.keys()].sort();
-  if (!topics.nodes.has(selected)) selected = names[0] || "";
+  const all = [...topics.nodes.entries()].sort(([left, a], [right, b]) => rank(a) - rank(b) || left.localeCompare(right, "en", { numeric: true }));
+  if (!topics.nodes.has(selected)) selected = topics.nodes.has(nodeOfAddress()) ? nodeOfAddress() : all.length ? all[0][0] : "";
   const totals = new Map();
-  fill(byId("nodes"), names.map((name) => {
-    const lines = topics.nodes.get(name).classes.map((kind) => {
+  for (const [, node] of all) {
+    for (const kind of node.classes) {
       const sum = totals.get(kind.class) || { total: 0, free: 0, held: 0, sick: 0 };
       for (const field of Object.keys(sum)) sum[field] += kind[field];
       totals.set(kind.class, sum);
-      return make("span", !kind.sick ? "faint" : topics.nodes.get(name).silent.includes(kind.class) ? "warn" : "fail", `${kind.class} ${kind.free} free, ${kind.held} held of ${kind.total}${kind.sick ? `, ${kind.sick} not well` : ""}`);
-    });
-    const silent = topics.nodes.get(name).silent;
-    if (silent.length) lines.unshift(make("span", "warn", `? silent: ${silent.join(", ")}`));
-    const row = button(name, [make("strong", "", name), ...lines], () => { selected = name; showNodes(); drawNode(); });
+    }
+  }
+  byId("filter").hidden = all.length <= FEW_NODES;
+  byId("nodes").classList.toggle("many", all.length > FEW_NODES);
+  const words = byId("filter").hidden ? [] : byId("filter").value.toLowerCase().split(" ").filter(Boolean);
+  const found = all.filter(([name, node]) => words.every((word) => name.toLowerCase().includes(word) || states(node).includes(word)));
+  fill(byId("nodes"), found.map(([name, node]) => {
+    const lines = node.classes.map((kind) => make("span", !kind.sick ? "faint" : node.silent.includes(kind.class) ? "warn" : "fail", `${kind.class} ${kind.free} free, ${kind.held} held of ${kind.total}${kind.sick ? `, ${kind.sick} not well` : ""}`));
+    if (node.silent.length) lines.unshift(make("span", "warn", `? silent: ${node.silent.join(", ")}`));
+    const row = button(name, [make("strong", "", name), ...lines], () => choose(name));
     row.setAttribute("role", "option");
     row.setAttribute("aria-selected", String(name === selected));
     return row;
   }));
-  byId("totals").textContent = [`${names.length} node${names.length === 1 ? "" : "s"}`, ...[...totals].map(([kind, sum]) => `${kind} ${sum.free}/${sum.total} free${sum.sick ? `, ${sum.sick} not well` : ""}`)].join("  ·  ");
+  const count = words.length ? `${found.length} of ${all.length} nodes` : `${all.length} node${all.length === 1 ? "" : "s"}`;
+  byId("totals").textContent = [count, ...[...totals].map(([kind, sum]) => `${kind} ${sum.free}/${sum.total} free${sum.sick ? `, ${sum.sick} not well` : ""}`)].join("  ·  ");
+}
+
+function choose(name) {
+  selected = name;
+  if (nodeOfAddress() !== name) location.hash = PLACE + encodeURIComponent(name);
+  showNodes();
+  if (selected !== drawn) drawNode();
 }
 
 async function drawNode() {
@@ -140,7 +169,7 @@ async function drawNode() {
   const parts = [make("div", view.sockets.length === 2 ? "numa sockets" : "numa", ...groups)];
   if (view.elsewhere) parts.push(drawPanel(view, view.elsewhere));
   if (view.memory_only) parts.push(make("p", "faint", view.memory_only));
-  parts.push(make("ul", "legend", ...view.holders.map((holder) => make("li", "", make("span", `sign ${colour(holder)}`, holder.letter), `${holder.name}: ${holder.holds}`))));
+  parts.push(make("ul", "legend", ...view.holders.map((holder) => make("li", "", ownerButton(view, holder)))));
   parts.push(make("p", "faint signs", "· free, ! unhealthy, ? unknown, r recovering, ~ degraded, - kept back; a small letter: one thread of the core; *: two owners"));
   if (view.distances) parts.push(make("p", "faint", view.distances));
   parts.push(...view.warnings.map((text) => make("p", "warn", `warning: ${text}`)));
@@ -153,7 +182,30 @@ async function drawNode() {
   if (target) target.focus({ preventScroll: true });
 }
 
-const colour = (held) => (held.colour >= 0 ? `h${held.colour}` : "");
+// By the letter, so that two owners have one colour only when their letters are twelve apart.
+function colour(held) {
+  if (held.colour < 0) return "";
+  const place = LETTERS.indexOf((held.letter || held.sign).toUpperCase());
+  return `h${(place < 0 ? held.colour : place) % COLOURS}`;
+}
+
+function ownerButton(view, holder) {
+  const entry = make("button", "owner", make("span", `sign ${colour(holder)}`, holder.letter), `${holder.name}: ${holder.holds}`);
+  entry.type = "button";
+  entry.dataset.key = `owner/${holder.letter}`;
+  entry.addEventListener("click", () => {
+    const places = [view.elsewhere, ...view.sockets.flat()].filter(Boolean);
+    const devices = places.flatMap((place) => place.roots.flatMap((root) => root.switches.flatMap((branch) => branch.devices.flatMap((device) => [device, ...(device.parts || [])]))));
+    const own = devices.filter((device) => device.users && device.users.includes(holder.name));
+    const decision = topics.decisions.get(holder.decision);
+    openDetail(`${holder.name} on ${view.node}`, [
+      facts({ holds: holder.holds, decision: decision ? "" : holder.decision }),
+      ...(own.length ? [make("h3", "", "Devices"), make("ul", "", ...own.map((device) => make("li", device.is_well ? "" : "warn", `${device.name}${device.model ? `, ${device.model}` : ""}${device.is_well ? "" : `: ${device.state}, ${device.reason}`}`)))] : []),
+      ...(decision ? [make("h3", "", "How it came to that"), ...decisionDetail(decision)[1]] : []),
+    ]);
+  });
+  return entry;
+}
 
 function drawPanel(view, panel) {
   const lines = [make("h3", "", panel.title)];
@@ -200,7 +252,7 @@ function deviceButton(view, device) {
     const names = [...new Set([...device.users, ...(sick ? sick.users : [])])];
     const parts = device.parts || [];
     openDetail(`${device.name} of ${view.node}`, [
-      facts({ class: device.class, model: device.model, "PCI address": device.pci, "NUMA node": device.numa, state: device.state, reason: device.reason, message: device.message }),
+      facts({ class: device.class, model: device.model, "PCI address": device.pci, "NUMA node": device.numa, state: device.state, ...(device.conditions.length ? {} : { reason: device.reason, message: device.message }) }),
       ...userList(names), ...conditions(device.conditions),
       ...(parts.length ? [make("h3", "", "Parts"), make("ul", "", ...parts.map((part) => make("li", part.is_well ? "" : "warn", `${part.name}: ${part.is_well ? "" : `${part.state}, ${part.reason}; `}${part.users.join(", ") || "free"}`)))] : []),
     ]);
@@ -217,12 +269,17 @@ const reasonList = (title, list) => (list.length ? [make("h3", "", title), make(
 
 const silentRow = (silent) => [make("strong", "", silent.node ? `${silent.node} / ${silent.service} service` : silent.service), make("span", "warn", `? silent since ${when(silent.since) || "its start"}`), make("span", "faint", silent.message)];
 const silentDetail = (silent) => [`${silent.service}${silent.node ? ` of ${silent.node}` : ""} is silent`, [facts({ service: silent.service, since: when(silent.since), "what follows": silent.message, "to do": "see whether it runs on this node: topobus doctor" })]];
-const sickRow = (sick) => [make("strong", "", `${sick.node} / ${sick.device}`), make("span", style(sick.state), `${sick.state}: ${sick.reason}`), make("span", "faint", sick.users.length ? `affects ${sick.users.join(", ")}` : "affects nobody")];
+const sickRow = (sick) => [make("strong", "", `${sick.node} / ${sick.device}`), make("span", style(sick.state), sick.conditions.length ? `${sick.state}: ${sick.reason}` : sick.message), make("span", "faint", sick.users.length ? `affects ${sick.users.join(", ")}` : "affects nobody")];
 const sickDetail = (sick) => [`${sick.device} of ${sick.node}`, [facts({ model: sick.model, "PCI address": sick.pci, "NUMA node": sick.numa, state: sick.state, since: when(sick.since), ...(sick.conditions.length ? {} : { reason: sick.reason, message: sick.message }) }), ...userList(sick.users), ...conditions(sick.conditions)]];
 const waitingRow = (item) => [make("strong", "", `${item.kind} ${item.namespace}/${item.name}`), make("span", "warn", item.reason), make("span", "faint", item.message.length > 200 ? `${item.message.slice(0, 199)}…` : item.message)];
 const waitingDetail = (item) => [`${item.kind} ${item.namespace}/${item.name} waits`, [facts({ reason: item.reason, why: item.message, since: when(item.since) }), ...(item.users.length ? userList(item.users) : [])]];
 const healthRow = (event) => [make("strong", "", `${event.node} / ${event.device}`), make("span", style(event.state), `${event.previous ? `${event.previous} → ` : ""}${event.state}${event.reason ? `: ${event.reason}` : ""}`), make("span", "faint", when(event.time))];
-const healthDetail = (event) => [`${event.device} of ${event.node}`, [facts({ time: when(event.time), was: event.previous, is: event.state, reason: event.reason, message: event.message }), ...userList(event.users)]];
+// The device as it is now, where it is not well still, and what was said of it then.
+function healthDetail(event) {
+  const now = topics.sick.get(`${event.node}/${event.class}/${event.device}`);
+  const said = facts({ time: when(event.time), was: event.previous, is: event.state, reason: event.reason, message: event.message });
+  return [`${event.device} of ${event.node}`, now ? [...sickDetail(now)[1], make("h3", "", "This event"), said] : [said, ...userList(event.users)]];
+}
 const decisionRow = (event) => [make("strong", "", `${event.text}${event.is_dry_run ? " (dry run)" : ""}`), make("span", event.is_refused ? "fail" : "ok", event.summary), make("span", "faint", `${when(event.time)}${event.node === "_" ? "" : ` at ${event.node}`}`)];
 
 function decisionDetail(event) {
@@ -243,5 +300,13 @@ function openDetail(title, parts) {
   if (!byId("detail").open) byId("detail").showModal();
 }
 
+byId("filter").addEventListener("input", showNodes);
+addEventListener("hashchange", () => {
+  // The link to the drawing is a place in the page, and no node's.
+  if (location.hash && !location.hash.startsWith(PLACE)) return;
+  selected = nodeOfAddress();
+  showNodes();
+  if (selected !== drawn) drawNode();
+});
 for (const id of ["nodes", "drawing", "sick-rows", "waiting-rows", "health-rows", "decision-rows"]) arrows(byId(id));
 listen();
