@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
+import logging
 import os
 import shutil
 import signal
@@ -43,11 +44,13 @@ _BLOCKING.start()
 @pytest.fixture(autouse=True)
 def own_log_configuration() -> Iterator[None]:
     """Take back what a test's commands configured: a level that one of them sets for the process would hide the next test's lines."""
-    before = structlog.get_config()
+    before, handlers = structlog.get_config(), [*logging.getLogger().handlers]
     try:
         yield
     finally:
         structlog.configure(**before)
+        # One that a test's command put there would configure structlog anew, with the next test's first line.
+        logging.getLogger().handlers[:] = handlers
         structlog.contextvars.clear_contextvars()
 
 

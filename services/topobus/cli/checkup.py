@@ -355,7 +355,7 @@ def _way_out(state: State[Any], key: str) -> str:
     tokens = [from_token(token) for token in key.split(".")]
     if "node" not in state.parts and len(tokens) == len(state.parts):
         # Manifests take a while to load, and every command on the bus loads this module.
-        from topobus.kubernetes.api.manifest import KINDS
+        from topobus.kubernetes.api.objects import KINDS
 
         kind, namespace, name = tokens
         if kind not in {known_kind.lower() for known_kind in KINDS}:

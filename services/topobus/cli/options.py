@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from rich.text import Text
 
-from topobus.cli.checkup import MISSING
 from topobus.cli.config import CliSettings
 from topobus.cli.contexts import ContextFolder, ContextState
 from topobus.cli.exits import NotFoundError, UsageError
@@ -187,6 +186,9 @@ async def _problem(bus: Bus) -> str:
         differences = await bus.inspect()
     except PeerUnavailable:
         return ""
+    # Here: only a command that failed asks, and all of doctor's checks come with it.
+    from topobus.cli.checkup import MISSING
+
     return (
         "this NATS server has no Topobus streams: it is not the server of a Topobus system"
         if differences and set(differences.values()) == {MISSING}

@@ -16,7 +16,6 @@ from typing import Any
 import msgspec
 
 from topobus.domain.errors import ConfigError
-from topobus.sysfs.tree import HardwareSettings
 
 __all__ = ["choices_at", "fields_at", "overlay"]
 
@@ -77,6 +76,9 @@ def _field_type(kind: type[msgspec.Struct], path: tuple[str, ...], variable: str
             raise _unknown(variable, path[: depth + 1], ())
         if name not in fields:
             if is_shared and depth == 0 and name == "hardware":
+                # Here: the tree's readers come with it, and who reads no hardware is told of it only where somebody set it for all.
+                from topobus.sysfs.tree import HardwareSettings
+
                 here, is_foreign = HardwareSettings, True
                 continue
             raise _unknown(variable, path[: depth + 1], tuple(fields))

@@ -6,7 +6,6 @@ has 176 random bits and is used once, so no answer can be replayed for another a
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import hmac
 import os
@@ -89,6 +88,9 @@ def make_keys(folder: Path, classes: Collection[str], *, is_for_group: bool = Fa
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Make answer keys as a command, for who hands them out (compose.yaml)."""
+    # Here: every process of ours reads keys, and only this command parses words.
+    import argparse
+
     parser = argparse.ArgumentParser(prog="python -m topobus.runtime.proof", description="Make the answer keys that are missing.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("classes", nargs="+")

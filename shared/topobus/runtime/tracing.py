@@ -11,20 +11,20 @@ that run all the time make none.
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from importlib import metadata
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from msgspec import Meta, Struct
-from opentelemetry import context, trace
 
 from topobus.domain.errors import ConfigError
 
 if TYPE_CHECKING:
+    from opentelemetry import context, trace
     from opentelemetry.sdk.trace import TracerProvider
 
 __all__ = [
@@ -83,6 +83,8 @@ def start_tracing(settings: TracingSettings, *, service: str, node: str) -> None
     if not settings.endpoint:
         return
     check_tracing(settings)
+    from importlib import metadata
+
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
@@ -120,22 +122,24 @@ def stop_tracing() -> None:
 
 def entered(name: str, /, **attributes: str | int) -> AbstractContextManager[object]:
     """Run the block as a span; a new trace begins where none is there. For calls from outside."""
-    return _NOTHING if _tracer is None else _started(_tracer, name, trace.SpanKind.SERVER, attributes)
+    return _NOTHING if _tracer is None else _started(_tracer, name, "SERVER", attributes)
 
 
 def span(name: str, /, **attributes: str | int) -> AbstractContextManager[object]:
     """Run the block as a span of the present trace; of none where there is none. An error that leaves the block is in the span."""
-    return _NOTHING if _tracer is None or not _is_traced() else _started(_tracer, name, trace.SpanKind.INTERNAL, attributes)
+    return _NOTHING if _tracer is None or not _is_traced() else _started(_tracer, name, "INTERNAL", attributes)
 
 
 def called(name: str, /, **attributes: str | int) -> AbstractContextManager[object]:
     """Do as `span` does, for the block that waits for another process."""
-    return _NOTHING if _tracer is None or not _is_traced() else _started(_tracer, name, trace.SpanKind.CLIENT, attributes)
+    return _NOTHING if _tracer is None or not _is_traced() else _started(_tracer, name, "CLIENT", attributes)
 
 
 def annotate(**attributes: str | int) -> None:
     """Add facts to the present span: `annotate(decision_id=…)` is attribute `topobus.decision_id`."""
     if _tracer is not None:
+        from opentelemetry import trace
+
         trace.get_current_span().set_attributes(_prefixed(attributes))
 
 
@@ -153,7 +157,7 @@ def continued(headers: Mapping[str, str] | None, name: str) -> AbstractContextMa
     """Run the block in the trace that a message's headers name, as a span of that name; of no trace where they name none."""
     if headers is None or _TRACEPARENT not in headers:
         return _NOTHING
-    from opentelemetry import propagate
+    from opentelemetry import propagate, trace
 
     there = propagate.extract(dict(headers))
     if _tracer is None:
@@ -162,11 +166,20 @@ def continued(headers: Mapping[str, str] | None, name: str) -> AbstractContextMa
 
 
 def _is_traced() -> bool:
+    # Whoever began a span, or took over somebody else's, has loaded the library; most processes never do.
+    if "opentelemetry.trace" not in sys.modules:
+        return False
+    from opentelemetry import trace
+
     return trace.get_current_span() is not trace.INVALID_SPAN
 
 
-def _started(tracer: trace.Tracer, name: str, kind: trace.SpanKind, attributes: Mapping[str, str | int]) -> AbstractContextManager[object]:
-    return tracer.start_as_current_span(name, kind=kind, attributes=_prefixed(attributes))
+def _started(
+    tracer: trace.Tracer, name: str, kind: Literal["SERVER", "INTERNAL", "CLIENT"], attributes: Mapping[str, str | int]
+) -> AbstractContextManager[object]:
+    from opentelemetry import trace
+
+    return tracer.start_as_current_span(name, kind=trace.SpanKind[kind], attributes=_prefixed(attributes))
 
 
 def _prefixed(attributes: Mapping[str, str | int]) -> dict[str, Any]:
@@ -180,7 +193,11 @@ class _Attached:
         self._there = there
 
     def __enter__(self) -> None:
+        from opentelemetry import context
+
         self._token = context.attach(self._there)
 
     def __exit__(self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
+        from opentelemetry import context
+
         context.detach(self._token)

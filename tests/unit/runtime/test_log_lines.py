@@ -73,6 +73,33 @@ def test_line_is_cut_when_its_facts_are_a_callers_own_texts() -> None:
     assert said[4]["exception"][0]["exc_value"].endswith("(200000 letters)")
 
 
+def test_logger_loads_what_makes_lines_when_the_first_one_is_written() -> None:
+    """A command that logs nothing does not pay for structlog; whichever task writes the first line, all lines carry the process's context."""
+    done = _run(
+        """
+        import asyncio, sys
+        from topobus.runtime.config import LogSettings
+        from topobus.runtime.logging import get_logger, setup_logging
+        setup_logging(LogSettings(level="warning"), service="cli", node="n1")
+        logger = get_logger()
+        logger.info("bus.connected", url="x")
+        logger.debug("not.shown")
+        print("structlog" in sys.modules)
+        async def write():
+            logger.warning("in.task")
+        asyncio.run(write())
+        logger.warning("outside")
+        get_logger().info("not.shown")
+        """
+    )
+
+    assert done.stdout == "False\n"
+    assert [(line["event"], line["service"], line["node"]) for line in map(json.loads, done.stderr.splitlines())] == [
+        ("in.task", "cli", "n1"),
+        ("outside", "cli", "n1"),
+    ]
+
+
 def test_logs_stay_off_standard_output_when_nobody_configured_them() -> None:
     """A program that uses the runtime as a library (the CLI) finds warnings on standard error and nothing on standard output."""
     done = _run(

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 from rich.text import Text
 
-from topobus.cli.commands.objects import apply_and_show, delete_places, plain_object
+from topobus.cli.commands.objects import apply_and_show, delete_places
 from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
-from topobus.cli.objects.applying import find_object
+from topobus.cli.objects.applying import find_object, plain_object
 from topobus.cli.objects.manifests import parse_namespaced, read_mixed
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
 from topobus.cli.render.listing import Column, Fit, Listing, Row

@@ -9,10 +9,9 @@ from cyclopts import Parameter
 
 from topobus.cli.commands.holders import allocations_of_pod, holder_listing
 from topobus.cli.commands.inventory import read_ledgers
-from topobus.cli.commands.objects import plain_object
 from topobus.cli.exits import ExitCode, NotFoundError, UsageError
 from topobus.cli.listing.list_options import Namespace
-from topobus.cli.objects.applying import find_object, parts_of
+from topobus.cli.objects.applying import find_object, parts_of, plain_object
 from topobus.cli.objects.kinds import plural_of, read_target
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
 from topobus.cli.render.description import describe as put_together

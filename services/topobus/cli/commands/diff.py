@@ -10,9 +10,8 @@ from typing import Any
 import yaml
 from rich.text import Text
 
-from topobus.cli.commands.objects import plain_object
 from topobus.cli.exits import ExitCode
-from topobus.cli.objects.applying import Applied, apply_objects
+from topobus.cli.objects.applying import Applied, apply_objects, plain_object
 from topobus.cli.objects.sources import Files, Kustomization, Recursive, read_sources
 from topobus.cli.objects.vendor_names import Profiles, stored_by_our_names
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, NamesSystem, open_bus

@@ -1,20 +1,16 @@
-"""`topobus apply`, `get` and `delete`: objects of the stand-alone API, in Kubernetes' YAML as it is."""
+"""`topobus apply` and `delete`: objects of the stand-alone API, in Kubernetes' YAML as it is."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 from rich.text import Text
 
-from topobus.cli.commands.allocate import answers_of_system, show_answer
-from topobus.cli.commands.inventory import read_ledgers
-from topobus.cli.commands.nodeallocationstates import show_states
 from topobus.cli.exits import ExitCode, NotFoundError, UsageError
-from topobus.cli.listing.list_options import LIST_DEFAULTS, AllNamespaces, Lister, ListOptions, Namespace
+from topobus.cli.listing.list_options import Namespace
 from topobus.cli.objects.applying import (
     CONDITIONS,
     WRONG,
@@ -26,31 +22,26 @@ from topobus.cli.objects.applying import (
     is_allocated,
     is_scheduled,
     parts_of,
+    plain_object,
     wait_for_condition,
 )
-from topobus.cli.objects.kinds import is_node_allocation_state, plural_of, read_target
+from topobus.cli.objects.kinds import plural_of, read_target
 from topobus.cli.objects.sources import Files, Kustomization, Recursive, read_sources
 from topobus.cli.objects.vendor_names import Profiles, stored_by_our_names
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, NamesSystem, open_bus
-from topobus.cli.render.listing import Listing, Row
 from topobus.cli.render.output import Output
-from topobus.cli.render.tables import object_listing
-from topobus.contracts.catalogue import OBJECT
 from topobus.contracts.messages import ApiObject
-from topobus.contracts.nouns import CLUSTER
 from topobus.domain.errors import ConfigError, ContractError
-from topobus.domain.request import OwnerKind
 from topobus.domain.vendor_profiles import VendorProfile
-from topobus.kubernetes.api.classic import is_classic, unfold_class
+from topobus.kubernetes.api.classic import is_classic
 from topobus.kubernetes.api.objects import (
-    is_of_cluster,
     metadata_of,
     name_of,
     object_parts,
 )
 from topobus.runtime.bus import Bus
 
-__all__ = ["apply", "apply_and_show", "delete", "delete_places", "get", "plain_object"]
+__all__ = ["apply", "apply_and_show", "delete", "delete_places"]
 
 # The controller answers within milliseconds; five seconds are a busy machine, or no controller.
 _CONDITION_S = 5.0
@@ -71,24 +62,6 @@ def apply(
     """Create or replace the objects of manifests, all or none of them, and say what the controller says of them."""
     objects = read_sources("apply", file, kustomize, options.output().note, is_recursive=is_recursive)
     return asyncio.run(apply_and_show(objects, options, waits=waits and not is_dry_run, is_dry_run=is_dry_run, profiles=profiles))
-
-
-def get(
-    *target: Annotated[
-        str, Parameter(name="KIND [NAME...]", help="Such as claims, pods, deviceclasses, claim/fast; several kinds with commas.")
-    ],
-    namespace: Namespace = "default",
-    all_namespaces: AllNamespaces = False,
-    listing: ListOptions = LIST_DEFAULTS,
-    options: BusOptions = BUS_DEFAULTS,
-) -> int:
-    """List objects, or show those named."""
-    lister = listing.lister(is_json=options.json)
-    if target and is_node_allocation_state(target[0].partition("/")[0]):
-        named = (target[0].partition("/")[2], *target[1:])
-        return asyncio.run(show_states(tuple(argument for argument in named if argument), lister, options))
-    kinds, names = read_target(target, verb="get")
-    return asyncio.run(_get(kinds, names, "" if all_namespaces else namespace, lister, options))
 
 
 def delete(
@@ -143,8 +116,11 @@ async def apply_and_show(
         _show_result(output, applied_object, now, waits=waits, is_dry_run=is_dry_run)
         for applied_object, now in zip(applied, heard, strict=True)
     ]
-    for answer in answers:
-        show_answer(output, answer)
+    if answers:
+        from topobus.cli.commands.allocate import show_answer
+
+        for answer in answers:
+            show_answer(output, answer)
     return max(codes, default=ExitCode.OK)
 
 
@@ -158,6 +134,9 @@ async def _would_fit(bus: Bus, applied: Sequence[Applied], output: Output) -> li
     ]
     if not any(api_object.kind in ("ResourceClaim", "Pod") for api_object in changed):
         return []
+    # Here: the dry run comes with it.
+    from topobus.cli.commands.allocate import answers_of_system
+
     try:
         return await answers_of_system(bus, changed)
     except (ConfigError, ContractError) as err:
@@ -192,85 +171,6 @@ async def delete_places(places: list[dict[str, str]], options: BusOptions, *, is
     for error in missing:
         output.error(error)
     return ExitCode.NO if missing else ExitCode.OK
-
-
-def plain_object(api_object: ApiObject, *, is_brief: bool = False) -> dict[str, Any]:
-    """Write an object as Kubernetes does; a classic class has no spec.
-
-    Shapes: is_brief — leave out what is empty; programs may count on `spec` and `status`.
-    """
-    if is_classic(api_object) and api_object.kind == "ResourceClass":
-        return unfold_class(api_object)
-    parts = {"spec": api_object.spec, "status": api_object.status}
-    if not is_brief:
-        return {"apiVersion": api_object.api_version, "kind": api_object.kind, "metadata": api_object.metadata, **parts}
-    return {
-        "apiVersion": api_object.api_version,
-        "kind": api_object.kind,
-        "metadata": api_object.metadata,
-        **{key: value for key, value in parts.items() if value},
-    }
-
-
-async def _get(kinds: tuple[str, ...], names: tuple[str, ...], namespace: str, lister: Lister, options: BusOptions) -> int:
-    async with open_bus(options) as bus:
-
-        async def collect() -> list[Listing]:
-            now = datetime.now(UTC)
-            return [
-                object_listing(
-                    kind,
-                    await _objects(bus, kind, names, namespace),
-                    now=now,
-                    has_namespace=not namespace,
-                    title=plural_of(kind) if len(kinds) > 1 else "",
-                )
-                for kind in kinds
-            ]
-
-        if lister.options.watch:
-            await lister.follow(bus, [(OBJECT, _parts(kind, namespace)) for kind in kinds], collect)
-            return ExitCode.OK
-        listings = await collect()
-        unstored = await _count_unstored_pods(bus, listings[kinds.index("Pod")], namespace) if "Pod" in kinds and not names else 0
-    where = f" in namespace {namespace}" if namespace and not all(map(is_of_cluster, kinds)) else ""
-    what = " and no ".join(map(plural_of, kinds))
-    empty = f"there are no {what}{where}" + ("; -A looks into all" if where else "")
-    if "Node" in kinds:
-        empty += "; none is stored: `topobus inventory` and `topobus machine` show those that run"
-
-    def document(rows: Sequence[Row]) -> Any:
-        plain = [plain_object(row.document, is_brief=lister.form == "yaml") for row in rows]
-        return plain[0] if len(names) == 1 and plain else {"apiVersion": "v1", "kind": "List", "items": plain}
-
-    lister.show(listings, document, empty=empty)
-    if unstored and lister.is_text:
-        pods = "1 pod holds devices and is" if unstored == 1 else f"{unstored} pods hold devices and are"
-        lister.output().note(f"{pods} not stored: `topobus holders`")
-    return ExitCode.OK
-
-
-async def _count_unstored_pods(bus: Bus, stored: Listing, namespace: str) -> int:
-    """Count the pods that `topobus place` placed, of which there is no object."""
-    owners = {
-        (allocation.owner.namespace, allocation.owner.name)
-        for ledger in (await read_ledgers(bus)).values()
-        for allocation in ledger.allocations.values()
-        if allocation.owner.kind is OwnerKind.POD and namespace in ("", allocation.owner.namespace)
-    }
-    metadata = [metadata_of(row.document) for row in stored.rows]
-    return len(owners - {(each.namespace or "default", each.name) for each in metadata})
-
-
-async def _objects(bus: Bus, kind: str, names: tuple[str, ...], namespace: str) -> list[ApiObject]:
-    if names:
-        return [await find_object(bus, parts_of(kind, namespace or "default", name)) for name in names]
-    return [entry.value for entry in await bus.list(OBJECT, on_rejected=None, **_parts(kind, namespace))]
-
-
-def _parts(kind: str, namespace: str) -> dict[str, str]:
-    inside = CLUSTER if is_of_cluster(kind) else namespace
-    return {"kind": kind.lower()} | ({"namespace": inside} if inside else {})
 
 
 def _show_result(output: Output, applied: Applied, now: ApiObject, *, waits: bool, is_dry_run: bool) -> ExitCode:

@@ -43,7 +43,7 @@ COMMANDS: dict[str, tuple[tuple[str, str, str], ...]] = {
             "Create or replace objects of the stand-alone API: classes, claims, pods, in Kubernetes' YAML.",
         ),
         ("diff", "commands.diff:diff", "Show what apply would change, as a unified diff; it writes nothing."),
-        ("get", "commands.objects:get", "List objects, or show those named: topobus get claims, pods, deviceclasses."),
+        ("get", "commands.get:get", "List objects, or show those named: topobus get claims, pods, deviceclasses."),
         ("describe", "commands.describe:describe", "All about one object: devices, users, decisions, and why a claim waits."),
         ("delete", "commands.objects:delete", "Delete objects; what holds devices lets go of them first."),
         ("allocate", "commands.allocate:allocate", "Say where claims would be allocated, or why not, without writing anything."),

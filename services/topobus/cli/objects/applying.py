@@ -20,7 +20,7 @@ from topobus.contracts.nouns import CLUSTER
 from topobus.domain.errors import ContractError, PeerUnavailable, TopobusError
 from topobus.domain.request import OwnerKind
 from topobus.domain.timestamps import rfc3339
-from topobus.kubernetes.api.classic import is_classic
+from topobus.kubernetes.api.classic import is_classic, unfold_class
 from topobus.kubernetes.api.objects import (
     admit,
     ask_deletion,
@@ -45,6 +45,7 @@ __all__ = [
     "is_allocated",
     "is_scheduled",
     "parts_of",
+    "plain_object",
     "wait_for_condition",
 ]
 
@@ -185,6 +186,24 @@ async def delete_object(bus: Bus, parts: dict[str, str], *, is_forced: bool = Fa
         if not isinstance(await bus.compare_and_set(OBJECT, marked, revision, **parts), Conflict):
             return marked
     raise PeerUnavailable(f"{parts['kind']} {parts['name']}: somebody else keeps changing it", next_step="try again")
+
+
+def plain_object(api_object: ApiObject, *, is_brief: bool = False) -> dict[str, Any]:
+    """Write an object as Kubernetes does; a classic class has no spec.
+
+    Shapes: is_brief — leave out what is empty; programs may count on `spec` and `status`.
+    """
+    if is_classic(api_object) and api_object.kind == "ResourceClass":
+        return unfold_class(api_object)
+    parts = {"spec": api_object.spec, "status": api_object.status}
+    if not is_brief:
+        return {"apiVersion": api_object.api_version, "kind": api_object.kind, "metadata": api_object.metadata, **parts}
+    return {
+        "apiVersion": api_object.api_version,
+        "kind": api_object.kind,
+        "metadata": api_object.metadata,
+        **{key: value for key, value in parts.items() if value},
+    }
 
 
 async def find_object(bus: Bus, parts: dict[str, str]) -> ApiObject:

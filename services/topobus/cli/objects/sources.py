@@ -6,15 +6,15 @@ Flows in: files, folders, standard input, one kustomization. Flows out: objects,
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from topobus.cli.exits import UsageError
-from topobus.cli.objects.kustomize import built_kustomization
-from topobus.cli.objects.manifests import Note, manifest_files, only_ours, read_mixed
 from topobus.contracts.messages import ApiObject
-from topobus.kubernetes.api.manifest import parse_mixed
+
+if TYPE_CHECKING:
+    from topobus.cli.objects.manifests import Note
 
 __all__ = ["Files", "Kustomization", "Recursive", "read_sources"]
 
@@ -39,6 +39,11 @@ def read_sources(verb: str, files: tuple[Path, ...], kustomization: Path | None,
 
     Errors: raises UsageError when nothing is named, or a kustomization beside files; else as the readers do.
     """
+    # Here: the readers of manifests come with it, and who deletes by name reads none.
+    from topobus.cli.objects.kustomize import built_kustomization
+    from topobus.cli.objects.manifests import manifest_files, only_ours, read_mixed
+    from topobus.kubernetes.api.manifest import parse_mixed
+
     if kustomization is not None and (files or is_recursive):
         raise UsageError(
             "-k stands alone: it has its own list of files", next_step=f"name the others in the kustomization, or {verb} them by themselves"

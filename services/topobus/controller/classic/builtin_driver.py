@@ -40,7 +40,7 @@ from topobus.kubernetes.api import classic_parameters as parameters
 from topobus.kubernetes.api.classic import AllocationResult, ClassParametersReference, ParametersReference
 from topobus.kubernetes.api.classic_handles import device_handles, only_node, write_handle
 from topobus.kubernetes.api.classic_limits import check_classic
-from topobus.kubernetes.api.objects import metadata_of, name_of
+from topobus.kubernetes.api.objects import CLAIM_PARAMETERS, CLASS_PARAMETERS, metadata_of, name_of
 from topobus.kubernetes.api.resource import ClaimSpec, Wire
 from topobus.kubernetes.api.shape import read_as
 from topobus.runtime.logging import get_logger
@@ -71,14 +71,14 @@ class BuiltinDriver:
         """Read a class's parameters; a class without a reference has them all by default."""
         reference = classic_lifecycle.read_class(resource_class).parameters_ref
         kind = parameters.DeviceClassParameters
-        return await self._parameters(resource_class, reference, parameters.CLASS_PARAMETERS, "", kind) if reference else kind()
+        return await self._parameters(resource_class, reference, CLASS_PARAMETERS, "", kind) if reference else kind()
 
     async def get_claim_parameters(self, claim: ApiObject, resource_class: ApiObject, class_parameters: Any) -> parameters.ClaimParameters:
         """Read a claim's parameters; a claim without a reference wants one device."""
         reference = classic_lifecycle.read_claim(claim).parameters_ref
         namespace = metadata_of(claim).namespace or "default"
         kind = parameters.ClaimParameters
-        return await self._parameters(claim, reference, parameters.CLAIM_PARAMETERS, namespace, kind) if reference else kind()
+        return await self._parameters(claim, reference, CLAIM_PARAMETERS, namespace, kind) if reference else kind()
 
     async def unsuitable_nodes(
         self, pod: ApiObject, claims: Sequence[ClaimWork], potential_nodes: Sequence[str]

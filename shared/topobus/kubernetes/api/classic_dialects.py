@@ -18,8 +18,6 @@ from topobus.kubernetes.api.classic import ClassParametersReference, ParametersR
 from topobus.kubernetes.api.classic_cel import OUR_NAMES, selector_expression
 from topobus.kubernetes.api.classic_handles import class_of
 from topobus.kubernetes.api.classic_parameters import (
-    CLAIM_PARAMETERS,
-    CLASS_PARAMETERS,
     SHARING_KIND,
     SHARING_VERSION,
     AttributeCondition,
@@ -27,6 +25,7 @@ from topobus.kubernetes.api.classic_parameters import (
     device_class_of_group,
     group_of_class,
 )
+from topobus.kubernetes.api.objects import CLAIM_PARAMETERS, CLASS_PARAMETERS
 
 __all__ = ["Dialect", "dialect_of"]
 

@@ -12,6 +12,7 @@ from topobus.contracts.messages import ApiObject
 from topobus.domain.names import is_dns_subdomain
 from topobus.kubernetes.api import classic as c
 from topobus.kubernetes.api import classic_parameters as p
+from topobus.kubernetes.api.objects import CLAIM_PARAMETERS, CLASS_PARAMETERS
 from topobus.kubernetes.api.resource import NodeSelector
 from topobus.kubernetes.api.shape import Problem, did_you_mean, read_as
 
@@ -39,9 +40,9 @@ def check_classic(api_object: ApiObject) -> list[Problem]:
     if api_object.kind == "PodSchedulingContext":
         return check_context(read_as(api_object.spec, c.PodSchedulingSpec, where="spec"))
     if p.device_class_of_group(api_object.api_version.partition("/")[0]):
-        if api_object.kind == p.CLASS_PARAMETERS:
+        if api_object.kind == CLASS_PARAMETERS:
             return p.check_class_parameters(read_as(api_object.spec, p.DeviceClassParameters, where="spec"))
-        if api_object.kind == p.CLAIM_PARAMETERS:
+        if api_object.kind == CLAIM_PARAMETERS:
             return p.check_claim_parameters(read_as(api_object.spec, p.ClaimParameters, where="spec"))
     return []
 

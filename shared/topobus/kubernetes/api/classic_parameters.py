@@ -17,8 +17,6 @@ from topobus.kubernetes.api.resource import QuantityText, Wire
 from topobus.kubernetes.api.shape import Problem, did_you_mean
 
 __all__ = [
-    "CLAIM_PARAMETERS",
-    "CLASS_PARAMETERS",
     "EXCLUSIVE",
     "MPS",
     "OPERATORS",
@@ -47,8 +45,6 @@ __all__ = [
 ]
 
 PARAMETERS_GROUP = "resource.topobus.dev"
-CLASS_PARAMETERS = "DeviceClassParameters"
-CLAIM_PARAMETERS = "ClaimParameters"
 SHARING_VERSION = "topobus.dev/v1"
 SHARING_KIND = "SharingParameters"
 """How a sharing strategy travels as opaque configuration: to the node with a classic handle, and in a structured claim."""

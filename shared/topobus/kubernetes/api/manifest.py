@@ -26,7 +26,10 @@ from topobus.kubernetes.api import (
 from topobus.kubernetes.api.fields import TOP_FIELDS, UNUSED_FIELDS
 from topobus.kubernetes.api.objects import (
     API_VERSIONS,
+    CLAIM_PARAMETERS,
+    CLASS_PARAMETERS,
     CLASSIC_VERSIONS,
+    KINDS,
     OLDER_VERSIONS,
     Metadata,
     name_of,
@@ -41,7 +44,7 @@ from topobus.kubernetes.api.shape import (
 )
 from topobus.kubernetes.api.workloads import is_of_others, workload_of
 
-__all__ = ["KINDS", "MixedManifest", "parse_manifest", "parse_mixed", "parse_some"]
+__all__ = ["MixedManifest", "parse_manifest", "parse_mixed", "parse_some"]
 
 # An API server takes 3 MiB at most; a manifest beyond 1 MiB would not fit a KV value either.
 _MAX_BYTES = 1 << 20
@@ -67,11 +70,9 @@ _CLASSIC_SPECS: dict[str, type] = {
     "PodSchedulingContext": classic.PodSchedulingSpec,
 }
 _PARAMETER_SPECS: dict[str, type] = {
-    classic_parameters.CLASS_PARAMETERS: classic_parameters.DeviceClassParameters,
-    classic_parameters.CLAIM_PARAMETERS: classic_parameters.ClaimParameters,
+    CLASS_PARAMETERS: classic_parameters.DeviceClassParameters,
+    CLAIM_PARAMETERS: classic_parameters.ClaimParameters,
 }
-KINDS = tuple(dict.fromkeys((*API_VERSIONS, *CLASSIC_VERSIONS, *_PARAMETER_SPECS)))
-"""The kinds that a manifest may have."""
 _PARAMETERS_VERSION = "v1alpha1"
 # Parameters of somebody else's classic driver: only that driver can judge them. A group of Kubernetes' or of ours is no such.
 _FOREIGN = re.compile(r"(?!(?:.*\.)?(?:k8s\.io|topobus\.dev)/)[a-z0-9-]+(?:\.[a-z0-9-]+)+/v[0-9a-z]+")

@@ -20,10 +20,13 @@ __all__ = [
     "API_VERSIONS",
     "ATTEMPTS_ANNOTATION",
     "ATTEMPT_ANNOTATION",
+    "CLAIM_PARAMETERS",
     "CLASSIC_VERSIONS",
+    "CLASS_PARAMETERS",
     "CLUSTER_KINDS",
     "DEALLOCATION_ANNOTATION",
     "DELETE_PROTECTION",
+    "KINDS",
     "NODE_ANNOTATION",
     "OLDER_VERSIONS",
     "PLACEMENT_PROTECTION",
@@ -59,6 +62,11 @@ CLASSIC_VERSIONS = {
     "ResourceClaimTemplate": "resource.k8s.io/v1alpha2",
     "PodSchedulingContext": "resource.k8s.io/v1alpha2",
 }
+# Kinds that classic claims and classes name, in the built-in driver's own group.
+CLASS_PARAMETERS = "DeviceClassParameters"
+CLAIM_PARAMETERS = "ClaimParameters"
+KINDS = tuple(dict.fromkeys((*API_VERSIONS, *CLASSIC_VERSIONS, CLASS_PARAMETERS, CLAIM_PARAMETERS)))
+"""The kinds that a manifest may have."""
 CLUSTER_KINDS = frozenset({"DeviceClass", "ResourceSlice", "ResourceClass", "DeviceTaintRule", "Namespace", "Node"})
 # A pod of the stand-alone tool has no API server to give it a uid: the same name is the same pod, on every machine and at every run.
 _POD_SPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "pods.topobus.dev")

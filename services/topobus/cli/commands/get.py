@@ -1,0 +1,108 @@
+"""`topobus get`: objects of the stand-alone API, listed or one by one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from topobus.cli.exits import ExitCode
+from topobus.cli.listing.list_options import LIST_DEFAULTS, AllNamespaces, Lister, ListOptions, Namespace
+from topobus.cli.objects.applying import find_object, parts_of, plain_object
+from topobus.cli.objects.kinds import is_node_allocation_state, plural_of, read_target
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
+from topobus.cli.render.listing import Listing, Row
+from topobus.cli.render.tables import object_listing
+from topobus.contracts.catalogue import LEDGER, OBJECT
+from topobus.contracts.messages import ApiObject
+from topobus.contracts.nouns import CLUSTER
+from topobus.domain.request import OwnerKind
+from topobus.kubernetes.api.objects import is_of_cluster, metadata_of
+from topobus.runtime.bus import Bus
+
+__all__ = ["get"]
+
+
+def get(
+    *target: Annotated[
+        str, Parameter(name="KIND [NAME...]", help="Such as claims, pods, deviceclasses, claim/fast; several kinds with commas.")
+    ],
+    namespace: Namespace = "default",
+    all_namespaces: AllNamespaces = False,
+    listing: ListOptions = LIST_DEFAULTS,
+    options: BusOptions = BUS_DEFAULTS,
+) -> int:
+    """List objects, or show those named."""
+    lister = listing.lister(is_json=options.json)
+    if target and is_node_allocation_state(target[0].partition("/")[0]):
+        # Here, as few ask for it: devices, drawings and ledgers come with it.
+        from topobus.cli.commands.nodeallocationstates import show_states
+
+        named = (target[0].partition("/")[2], *target[1:])
+        return asyncio.run(show_states(tuple(argument for argument in named if argument), lister, options))
+    kinds, names = read_target(target, verb="get")
+    return asyncio.run(_get(kinds, names, "" if all_namespaces else namespace, lister, options))
+
+
+async def _get(kinds: tuple[str, ...], names: tuple[str, ...], namespace: str, lister: Lister, options: BusOptions) -> int:
+    async with open_bus(options) as bus:
+
+        async def collect() -> list[Listing]:
+            now = datetime.now(UTC)
+            return [
+                object_listing(
+                    kind,
+                    await _objects(bus, kind, names, namespace),
+                    now=now,
+                    has_namespace=not namespace,
+                    title=plural_of(kind) if len(kinds) > 1 else "",
+                )
+                for kind in kinds
+            ]
+
+        if lister.options.watch:
+            await lister.follow(bus, [(OBJECT, _parts(kind, namespace)) for kind in kinds], collect)
+            return ExitCode.OK
+        listings = await collect()
+        unstored = await _count_unstored_pods(bus, listings[kinds.index("Pod")], namespace) if "Pod" in kinds and not names else 0
+    where = f" in namespace {namespace}" if namespace and not all(map(is_of_cluster, kinds)) else ""
+    what = " and no ".join(map(plural_of, kinds))
+    empty = f"there are no {what}{where}" + ("; -A looks into all" if where else "")
+    if "Node" in kinds:
+        empty += "; none is stored: `topobus inventory` and `topobus machine` show those that run"
+
+    def document(rows: Sequence[Row]) -> Any:
+        plain = [plain_object(row.document, is_brief=lister.form == "yaml") for row in rows]
+        return plain[0] if len(names) == 1 and plain else {"apiVersion": "v1", "kind": "List", "items": plain}
+
+    lister.show(listings, document, empty=empty)
+    if unstored and lister.is_text:
+        pods = "1 pod holds devices and is" if unstored == 1 else f"{unstored} pods hold devices and are"
+        lister.output().note(f"{pods} not stored: `topobus holders`")
+    return ExitCode.OK
+
+
+async def _count_unstored_pods(bus: Bus, stored: Listing, namespace: str) -> int:
+    """Count the pods that `topobus place` placed, of which there is no object."""
+    owners = {
+        (allocation.owner.namespace, allocation.owner.name)
+        for ledger in await bus.list(LEDGER)
+        for allocation in ledger.value.allocations.values()
+        if allocation.owner.kind is OwnerKind.POD and namespace in ("", allocation.owner.namespace)
+    }
+    metadata = [metadata_of(row.document) for row in stored.rows]
+    return len(owners - {(each.namespace or "default", each.name) for each in metadata})
+
+
+async def _objects(bus: Bus, kind: str, names: tuple[str, ...], namespace: str) -> list[ApiObject]:
+    if names:
+        return [await find_object(bus, parts_of(kind, namespace or "default", name)) for name in names]
+    return [entry.value for entry in await bus.list(OBJECT, on_rejected=None, **_parts(kind, namespace))]
+
+
+def _parts(kind: str, namespace: str) -> dict[str, str]:
+    inside = CLUSTER if is_of_cluster(kind) else namespace
+    return {"kind": kind.lower()} | ({"namespace": inside} if inside else {})
