@@ -62,7 +62,6 @@ def _load() -> None:
         "rich.markdown",
         "rich.table",
         "rich.syntax",
-        "cyclopts.help",
         "prometheus_client.openmetrics.exposition",
     ):
         with contextlib.suppress(ModuleNotFoundError):

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 _CLUSTER = {"lightkube", "httpx2", "yaml"}
-_TERMINAL = {"cyclopts", "rich", "watchfiles"}
+_TERMINAL = {"rich", "watchfiles"}
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import App, Parameter
 from rich.text import Text
 
+from topobus.cli.command_groups import CommandGroup
+from topobus.cli.command_parameters import Parameter
 from topobus.cli.commands.objects import apply_and_show, delete_places
 from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
@@ -25,10 +26,10 @@ from topobus.kubernetes.api.objects import metadata_of, name_of, object_parts
 
 __all__ = ["claim_app"]
 
-claim_app = App(name="claim", help="Short for apply, get and delete of claims.")
+claim_app = CommandGroup(name="claim", help="Short for apply, get and delete of claims.")
 
 
-@claim_app.command(name="apply")
+@claim_app.command("apply")
 def apply(
     *,
     file: Annotated[Path, Parameter(name=("--file", "-f"), help="A manifest; - reads standard input.")],
@@ -41,7 +42,7 @@ def apply(
     return asyncio.run(apply_and_show(read_mixed([file], options.output().note), options, waits=waits))
 
 
-@claim_app.command(name="get")
+@claim_app.command("get")
 def get(
     name: Annotated[str | None, Parameter(name="NAMESPACE/NAME", help="One claim. Without it: all objects.")] = None,
     /,
@@ -53,7 +54,7 @@ def get(
     return asyncio.run(_get(name, listing.lister(is_json=options.json), options))
 
 
-@claim_app.command(name="delete")
+@claim_app.command("delete")
 def delete(
     name: Annotated[str | None, Parameter(name="NAMESPACE/NAME", help="One claim.")] = None,
     /,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Annotated, Literal
 
-from cyclopts import Parameter
-
+from topobus.cli.command_parameters import Parameter
 from topobus.cli.exits import ExitCode
 
 __all__ = ["completion"]

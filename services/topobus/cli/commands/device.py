@@ -10,10 +10,11 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Annotated
 
-from cyclopts import App, Parameter
 from msgspec import Struct
 from rich.text import Text
 
+from topobus.cli.command_groups import CommandGroup
+from topobus.cli.command_parameters import Parameter
 from topobus.cli.exits import ExitCode
 from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
 from topobus.cli.objects.device_selection import ChosenDevice, Selection, choose_devices
@@ -32,7 +33,7 @@ from topobus.runtime.bus import Bus
 
 __all__ = ["device_app"]
 
-device_app = App(name="device", help="Work on single devices, at once and without any restart.")
+device_app = CommandGroup(name="device", help="Work on single devices, at once and without any restart.")
 
 # A node decides one after the other; more at a time would only wait there.
 _AT_A_TIME = 8
@@ -66,7 +67,7 @@ class DeviceAnswer(Struct, frozen=True, kw_only=True):
     error: str = ""
 
 
-@device_app.command(name="maintain")
+@device_app.command("maintain")
 def maintain(
     *names: Names,
     why: Why,
@@ -83,7 +84,7 @@ def maintain(
     return asyncio.run(_operate(DeviceVerb.MAINTAIN, selection, why, who, operation, options, is_draining=drain))
 
 
-@device_app.command(name="exclude")
+@device_app.command("exclude")
 def exclude(
     *names: Names,
     why: Why,
@@ -100,7 +101,7 @@ def exclude(
     return asyncio.run(_operate(DeviceVerb.EXCLUDE, selection, why, who, operation, options, is_draining=drain))
 
 
-@device_app.command(name="return")
+@device_app.command("return")
 def give_back(
     *names: Names,
     why: Why = "",
@@ -116,7 +117,7 @@ def give_back(
     return asyncio.run(_operate(DeviceVerb.RETURN, selection, why, who, operation, options))
 
 
-@device_app.command(name="forgive")
+@device_app.command("forgive")
 def forgive(
     *names: Names,
     why: Why = "",
@@ -132,7 +133,7 @@ def forgive(
     return asyncio.run(_operate(DeviceVerb.FORGIVE, selection, why, who, operation, options))
 
 
-@device_app.command(name="reset")
+@device_app.command("reset")
 def reset(
     *names: Names,
     why: Why = "",
@@ -148,7 +149,7 @@ def reset(
     return asyncio.run(_operate(DeviceVerb.RESET, selection, why, who, operation, options))
 
 
-@device_app.command(name="list")
+@device_app.command("list")
 def list_kept_back(
     *,
     node: NodeFilter = None,

@@ -7,9 +7,10 @@ import contextlib
 import signal
 from typing import Annotated
 
-from cyclopts import App, Parameter
 from rich.text import Text
 
+from topobus.cli.command_groups import CommandGroup
+from topobus.cli.command_parameters import Parameter
 from topobus.cli.exits import ExitCode
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
 from topobus.cli.render.answers import hints_text, short_time
@@ -19,10 +20,10 @@ from topobus.contracts.messages import HintsEvent
 
 __all__ = ["hints_app", "hints_lines"]
 
-hints_app = App(name="hints", help="Which NUMA nodes device services and topology prefer, as they say it.")
+hints_app = CommandGroup(name="hints", help="Which NUMA nodes device services and topology prefer, as they say it.")
 
 
-@hints_app.command(name="watch")
+@hints_app.command("watch")
 def watch(
     *,
     node: Annotated[str | None, Parameter(help="Only this node.")] = None,

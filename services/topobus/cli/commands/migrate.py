@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from cyclopts import Parameter
 from rich.text import Text
 
+from topobus.cli.command_parameters import Parameter
 from topobus.cli.exits import ExitCode
 from topobus.cli.objects.input_files import MANIFEST_BYTES, read_text, shown_name
 from topobus.cli.render.output import Output
@@ -25,12 +25,10 @@ _STYLES = {Severity.INFO: "faint", Severity.LOST: "warn", Severity.OMITTED: "fai
 
 
 def migrate(
-    files: Annotated[
-        list[Path], Parameter(name="FILE", help="Manifests, read together; - reads standard input.", negative=(), consume_multiple=True)
-    ],
+    files: Annotated[list[Path], Parameter(name="FILE", help="Manifests, read together; - reads standard input.")],
     /,
     *,
-    is_json: Annotated[bool, Parameter(name="--json", negative=(), help="Objects and notes as one JSON document.")] = False,
+    is_json: Annotated[bool, Parameter(name="--json", negative="", help="Objects and notes as one JSON document.")] = False,
 ) -> int:
     """Turn classic DRA objects into structured ones; exits with 1 when something was lost."""
     output = Output(is_json=is_json)

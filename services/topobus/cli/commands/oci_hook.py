@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from cyclopts import Parameter
-
+from topobus.cli.command_parameters import Parameter
 from topobus.cli.exits import ExitCode
 from topobus.domain.edits import Hook
 from topobus.domain.errors import ConfigError, ContractError

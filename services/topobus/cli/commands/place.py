@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, Parameter
 from rich.console import RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
+from topobus.cli.command_groups import CommandGroup
+from topobus.cli.command_parameters import Parameter
 from topobus.cli.exits import ExitCode, NotFoundError, UsageError
 from topobus.cli.objects.applying import is_scheduled
 from topobus.cli.objects.manifests import parse_namespaced, read_pods, request_of
@@ -37,7 +38,7 @@ __all__ = ["place", "release_app", "reply_view"]
 
 _SHOWN_NODES = 5
 
-release_app = App(name="release", help="Let go of what an owner holds.")
+release_app = CommandGroup(name="release", help="Let go of what an owner holds.")
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,7 @@ def _other_answers(pod: PodRequest, plan: PlanReply) -> Iterable[RenderableType]
         yield Text(f"{node} did not answer in time: unknown, not refused", "warn")
 
 
-@release_app.command(name="pod")
+@release_app.command("pod")
 def release_pod(
     name: Annotated[str, Parameter(name="NAMESPACE/NAME", help="The pod.")],
     /,
@@ -208,7 +209,7 @@ def release_pod(
     return asyncio.run(_release_pod(*parse_namespaced(name), node, options))
 
 
-@release_app.command(name="claim")
+@release_app.command("claim")
 def release_claim(
     name: Annotated[str, Parameter(name="NAMESPACE/NAME", help="The claim.")],
     /,

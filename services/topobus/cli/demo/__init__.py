@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
+from topobus.cli.command_parameters import Parameter
 
 __all__ = ["demo"]
 

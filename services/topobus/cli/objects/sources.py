@@ -8,8 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter
-
+from topobus.cli.command_parameters import Parameter
 from topobus.cli.exits import UsageError
 from topobus.contracts.messages import ApiObject
 
@@ -24,7 +23,6 @@ Files = Annotated[
         name=("--file", "-f"),
         help="A manifest or a folder of them, or several; - reads standard input.",
         negative="",
-        allow_leading_hyphen=True,
     ),
 ]
 Kustomization = Annotated[
