@@ -11,6 +11,7 @@ import pytest
 
 from support.account_nats import LIMIT_S, AccountNats, account_nats
 from topobus.contracts.catalogue import HINTS
+from topobus.contracts.codec import encode
 from topobus.contracts.messages import GivenHints, HintsEvent
 from topobus.contracts.nats_accounts import Shape, accounts
 from topobus.runtime import events
@@ -31,8 +32,8 @@ def _hints(op_id: str, *, node: str = "n1", device_class: str = "gpu") -> HintsE
     return HintsEvent(node=node, device_class=device_class, op_id=op_id, by="test", lists=lists, time="2026-11-28T00:00:00Z")
 
 
-async def _say(bus: Bus, given: HintsEvent, *, node: str = "n1") -> None:
-    await bus.notify(HINTS, given, event_id=given.op_id, node=node, device_class="gpu")
+async def _say(bus: Bus, *given: HintsEvent) -> None:
+    await bus.notify(HINTS, {hints.op_id: hints for hints in given})
 
 
 async def test_notice_is_heard_once_by_each_listener_when_writers_are_in_other_accounts(nats: AccountNats) -> None:
@@ -66,14 +67,26 @@ async def test_notice_is_heard_once_by_each_listener_when_writers_are_in_other_a
         assert len(heard[who]) == len(set(heard[who])), who
 
 
-async def test_notice_is_dropped_when_it_says_another_node_than_its_subject(nats: AccountNats) -> None:
-    """Readers keep what they hear by the names inside: a notice at another node's subject is not given to them."""
-    async with nats.bus("topology") as topology, nats.bus("cli") as cli, aclosing(cli.listen(HINTS)) as notices:
+async def test_notices_of_a_decision_are_each_at_the_subject_of_their_class(nats: AccountNats) -> None:
+    """They are sent together, and who listens for one class hears that of this class alone."""
+    async with nats.bus("topology") as topology, nats.bus("cli") as cli, aclosing(cli.listen(HINTS, device_class="nic")) as notices:
         async with asyncio.timeout(LIMIT_S):
             said = asyncio.ensure_future(anext(notices))
             while not said.done():
-                await _say(topology, _hints("lie", node="n2"))
-                await _say(topology, _hints("truth"))
+                await _say(topology, *(_hints(f"op-{name}", device_class=name) for name in ("cpu", "gpu", "nic")))
+                await asyncio.wait([said], timeout=0.05)
+
+        assert (said.result().device_class, said.result().op_id) == ("nic", "op-nic")
+
+
+async def test_notice_is_dropped_when_it_says_another_node_than_its_subject(nats: AccountNats) -> None:
+    """Readers keep what they hear by the names inside: a notice at another node's subject is not given to them."""
+    async with nats.client("topology") as topology, nats.bus("cli") as cli, aclosing(cli.listen(HINTS)) as notices:
+        async with asyncio.timeout(LIMIT_S):
+            said = asyncio.ensure_future(anext(notices))
+            while not said.done():
+                for hints in (_hints("lie", node="n2"), _hints("truth")):
+                    await topology.client.publish(HINTS.subject(node="n1", device_class="gpu"), encode(hints))
                 await asyncio.wait([said], timeout=0.05)
 
         assert said.result().op_id == "truth"

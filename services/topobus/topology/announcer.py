@@ -115,7 +115,4 @@ class Announcer:
         await self._bus.publish(DECISION, event, event_id=event.id, node=self._node)
         # A refusal is planned once more to have the lists.
         given = await asyncio.to_thread(given_hints, event) if isinstance(event.outcome, Refusal) else given_hints(event)
-        for hints in given:
-            await self._bus.notify(
-                HINTS, hints, event_id=f"{event.id}.{hints.device_class}", node=self._node, device_class=hints.device_class
-            )
+        await self._bus.notify(HINTS, {f"{event.id}.{hints.device_class}": hints for hints in given})

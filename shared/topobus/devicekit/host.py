@@ -323,7 +323,7 @@ class _DeviceHost:
             lists=(GivenHints(resource=record.resource, hints=record.hints, omitted=record.omitted),),
             time=rfc3339(self._runtime.clock.now()),
         )
-        await self._bus.notify(HINTS, given, event_id=f"hints-{new_token()}", node=self._node, device_class=self._class)
+        await self._bus.notify(HINTS, {f"hints-{new_token()}": given})
         return reply
 
     async def _opinion(self, request: HintsRequest) -> tuple[Hint, ...] | None:

@@ -378,12 +378,12 @@ class Bus:
         """
         return self._events.follow(event, start, parts, on_waiting, on_replaced)
 
-    async def notify(self, notice: Notice[M], value: M, *, event_id: str, **parts: str) -> None:
-        """Send a notice to whoever listens: best effort, so nothing is raised, kept or waited for when NATS is away.
+    async def notify(self, notice: Notice[M], values: Mapping[str, M]) -> None:
+        """Send notices to whoever listens, each by its event id: best effort, so nothing is raised, kept or waited for when NATS is away.
 
         Cost: no round trip.
         """
-        await self._events.notify(notice, value, event_id, parts)
+        await self._events.notify(notice, values)
 
     def listen(self, notice: Notice[M], *, on_missed: Callable[[int], None] | None = None, **parts: str) -> AsyncGenerator[M, None]:
         """Give every notice that matches from now on, for ever; what comes while NATS is away is missed, and so is what comes faster than it is read.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -84,7 +84,7 @@ class Events:
     async def publish(self, event: Event[M], value: M, event_id: str, parts: dict[str, str]) -> int:
         """Store one event; the same id within two minutes is stored once."""
         subject = event.subject(**parts)
-        headers = {_ID: event_id, **self._attributes(event, event_id, parts)}
+        headers = {_ID: event_id, **self._attributes(event, event_id, parts, self._now())}
         outcome = "failed"
         try:
             sequence = await self._store(event.stream, subject, encode(value), headers)
@@ -95,10 +95,18 @@ class Events:
         finally:
             self._connection.metrics.writes.labels(event.name, outcome).inc()
 
-    async def notify(self, notice: Notice[M], value: M, event_id: str, parts: dict[str, str]) -> None:
-        """Send to whoever listens; what cannot be sent now is logged and counted, and gone."""
+    async def notify(self, notice: Notice[M], values: Mapping[str, M]) -> None:
+        """Send to whoever listens, each by its id; what cannot be sent now is logged and counted, and gone."""
+        time = self._now()
+        for event_id, value in values.items():
+            await self._send_notice(notice, value, event_id, time)
+
+    async def _send_notice(self, notice: Notice[M], value: M, event_id: str, time: str) -> None:
+        # By the names that it has inside, as readers look at it.
+        parts = {part: getattr(value, part) for part in notice.parts}
         subject = notice.subject(**parts)
-        headers = {**self._attributes(notice, event_id, parts), RELEASE: self._connection.release}
+        headers = self._attributes(notice, event_id, parts, time)
+        headers[RELEASE] = self._connection.release
         outcome = "failed"
         try:
             await self._connection.publish(subject, encode(value), headers=headers)
@@ -150,7 +158,10 @@ class Events:
             return None
         return value
 
-    def _attributes(self, noun: Event[Any] | Notice[Any], event_id: str, parts: dict[str, str]) -> Headers:
+    def _now(self) -> str:
+        return rfc3339(self._connection.clock.now())
+
+    def _attributes(self, noun: Event[Any] | Notice[Any], event_id: str, parts: dict[str, str], time: str) -> Headers:
         """Give the headers of a CloudEvent in binary mode, and those of the present trace."""
         return injected(
             {
@@ -160,7 +171,7 @@ class Events:
                 "ce-type": noun.event_type,
                 "ce-source": self._source,
                 "ce-subject": quote("/".join(parts[part] for part in noun.parts), safe=_SAFE),
-                "ce-time": rfc3339(self._connection.clock.now()),
+                "ce-time": time,
             }
         )
 
