@@ -21,7 +21,7 @@ from support.mig_node import OWNER, MigNode, mig_node
 from topobus.cel.selector import CelCompiler
 from topobus.controller.allocation.search import allocate
 from topobus.controller.allocation.values import Allocated, AllocationInput, ClaimToAllocate, DeviceId, Node, NoFit, Usage
-from topobus.controller.state.inventory_slices import built_in_class, slices_from_inventory
+from topobus.controller.state.inventory_slices import slices_from_inventory
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.devicekit.driver import LongWork, PrepareContext
 from topobus.domain.device import Device, Inventory
@@ -29,6 +29,7 @@ from topobus.domain.outcome import Refusal
 from topobus.domain.partitions import partitioned
 from topobus.gpu.mig.nvml_mig import read_mig, read_profiles
 from topobus.gpu.mig.values import MigProfile
+from topobus.kubernetes.api.built_in_classes import built_in_class
 from topobus.kubernetes.api.limits import check_slice
 from topobus.kubernetes.api.resource import ClaimSpec
 from topobus.kubernetes.api.shape import read_as

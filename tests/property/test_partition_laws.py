@@ -23,7 +23,7 @@ from topobus.controller.allocation.search import allocate
 from topobus.controller.allocation.values import ALL_GATES, Allocated, AllocationInput, ClaimToAllocate, DeviceId, Node, Usage
 from topobus.controller.claims.lifecycle import placement_request
 from topobus.controller.classic.core.device_choice import Wanted, choose
-from topobus.controller.state.inventory_slices import built_in_class, holders_from_ledger, slices_from_inventory
+from topobus.controller.state.inventory_slices import holders_from_ledger, slices_from_inventory
 from topobus.domain import transitions
 from topobus.domain.alignment.planning.node_view import node_view, with_devices, with_ledger
 from topobus.domain.alignment.planning.placement import place
@@ -38,6 +38,7 @@ from topobus.domain.quantity import Quantity
 from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest, Policy
 from topobus.domain.view import AlignmentOptions
 from topobus.gateway.core.lists import holders_of, plugin_lists
+from topobus.kubernetes.api.built_in_classes import built_in_class
 from topobus.kubernetes.api.classic_parameters import DeviceSelector
 from topobus.kubernetes.api.resource import ClaimSpec
 from topobus.kubernetes.api.shape import read_as

@@ -11,11 +11,12 @@ from support.device_bench import DeviceBench
 from topobus.cel.selector import CelCompiler
 from topobus.controller.allocation.search import allocate
 from topobus.controller.allocation.values import Allocated, AllocationInput, ClaimToAllocate, DeviceId, Node, NoFit, Outcome, Usage
-from topobus.controller.state.inventory_slices import built_in_class, slices_from_inventory
+from topobus.controller.state.inventory_slices import slices_from_inventory
 from topobus.devicekit.settings import PartitionSettings
 from topobus.domain.device import Device, Inventory
 from topobus.domain.machine import Machine
 from topobus.domain.partitions import MAX_PARTS, PARTS
+from topobus.kubernetes.api.built_in_classes import built_in_class
 from topobus.kubernetes.api.limits import check_slice
 from topobus.kubernetes.api.resource import ClaimSpec
 from topobus.kubernetes.api.shape import read_as

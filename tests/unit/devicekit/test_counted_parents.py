@@ -14,7 +14,7 @@ from support.sysfs_trees import write
 from topobus.cel.selector import CelCompiler
 from topobus.controller.allocation.search import allocate
 from topobus.controller.allocation.values import Allocated, AllocationInput, ClaimToAllocate, DeviceId, Node, Usage
-from topobus.controller.state.inventory_slices import built_in_class, slices_from_inventory
+from topobus.controller.state.inventory_slices import slices_from_inventory
 from topobus.devicekit.driver import DeviceDriver, ParentingDriver, PrepareContext
 from topobus.devicekit.health import HealthSettings
 from topobus.devicekit.inventory_merge import DriverView, advance_inventory
@@ -27,6 +27,7 @@ from topobus.domain.request import Owner, OwnerKind
 from topobus.fpga.plugins.intel_dfl import IntelDflDriver
 from topobus.gateway.core.lists import plugin_lists
 from topobus.gpu.plugins.amd import AmdDriver
+from topobus.kubernetes.api.built_in_classes import built_in_class
 from topobus.kubernetes.api.limits import check_slice
 from topobus.kubernetes.api.resource import ClaimSpec
 from topobus.kubernetes.api.shape import read_as

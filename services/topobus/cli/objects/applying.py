@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from topobus.cli.exits import NotFoundError
-from topobus.contracts.catalogue import LEDGER, OBJECT
+from topobus.contracts.catalogue import INVENTORY, LEDGER, OBJECT
 from topobus.contracts.codec import encode
 from topobus.contracts.messages import ApiObject
 from topobus.contracts.nouns import CLUSTER
+from topobus.domain.device import driver_name
 from topobus.domain.errors import ContractError, PeerUnavailable, TopobusError
 from topobus.domain.request import OwnerKind
 from topobus.domain.timestamps import rfc3339
+from topobus.kubernetes.api.built_in_classes import built_in_class_object
 from topobus.kubernetes.api.classic import is_classic, unfold_class
 from topobus.kubernetes.api.objects import (
     admit,
@@ -39,6 +41,7 @@ __all__ = [
     "Applied",
     "apply_object",
     "apply_objects",
+    "built_in_classes",
     "condition_of",
     "delete_object",
     "find_object",
@@ -69,6 +72,8 @@ CONDITIONS = {"DeviceClass": "Valid", "ResourceClaim": "Allocated", "Pod": "PodS
 """Kind to the condition in which the controller says how it stands with the object."""
 WRONG = ("Malformed", "Invalid")
 """Reasons that only another manifest mends; whatever else an object waits for may come by itself."""
+
+_CHANGE_CLASS = "a class of that name that is applied takes its place"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +178,10 @@ async def delete_object(bus: Bus, parts: dict[str, str], *, is_forced: bool = Fa
                 return _unread(parts)
             continue
         if entry is None:
+            if any(metadata_of(each).name == parts["name"] for each in await built_in_classes(bus, parts["kind"])):
+                raise NotFoundError(
+                    f"deviceclass {parts['name']} is built in, and not stored: there is nothing to delete", next_step=_CHANGE_CLASS
+                )
             raise not_found(parts)
         marked = ask_deletion(entry.value, now=rfc3339(SystemClock().now()))
         if is_forced:
@@ -206,8 +215,14 @@ def plain_object(api_object: ApiObject, *, is_brief: bool = False) -> dict[str, 
     }
 
 
+async def built_in_classes(bus: Bus, kind: str) -> list[ApiObject]:
+    """List the classes that claims can name without anybody having stored them, where classes are meant: one for each class that a node has."""
+    names = {driver_name(parts["device_class"]) for parts in await bus.keys(INVENTORY)} if kind.lower() == "deviceclass" else ()
+    return [built_in_class_object(name) for name in sorted(names)]
+
+
 async def find_object(bus: Bus, parts: dict[str, str]) -> ApiObject:
-    """Read one object.
+    """Read one object, or give the built-in class of that name.
 
     Errors: raises NotFoundError that says where it is instead, or what there is.
     """
@@ -219,6 +234,9 @@ async def find_object(bus: Bus, parts: dict[str, str]) -> ApiObject:
         raise
     if found_entry is not None:
         return found_entry.value
+    built_in = next((each for each in await built_in_classes(bus, parts["kind"]) if metadata_of(each).name == parts["name"]), None)
+    if built_in is not None:
+        return built_in
     elsewhere = [entry.parts["namespace"] for entry in await bus.list(OBJECT, kind=parts["kind"]) if entry.parts["name"] == parts["name"]]
     raise not_found(parts, elsewhere)
 

@@ -14,6 +14,7 @@ from rich.text import Text
 from topobus.cli.objects.applying import WRONG, condition_of, is_allocated
 from topobus.cli.render.listing import Cell, Column, Fit, Listing, Row
 from topobus.contracts.messages import ApiObject
+from topobus.kubernetes.api.built_in_classes import BUILT_IN
 from topobus.kubernetes.api.classic_handles import shown
 from topobus.kubernetes.api.objects import is_of_cluster, metadata_of
 
@@ -81,6 +82,8 @@ def state_of(api_object: ApiObject, *, is_wide: bool = True) -> Text:
         if condition is not None and condition.get("status") == "True":
             return Text("scheduled", "ok")
         return Text(f"pending{f' ({reason})' if reason else ''}{why}", "warn")
+    if reason == BUILT_IN:
+        return Text("built-in", "faint")
     return Text(reason.lower() if reason else "stored", "ok" if reason else "")
 
 

@@ -59,7 +59,6 @@ from topobus.controller.scheduling.node_trials import (
 )
 from topobus.controller.scheduling.pod_alignment import aligned_pod_request, own_request, with_claims
 from topobus.controller.scheduling.score import rank, score_node
-from topobus.controller.state.inventory_slices import built_in_class
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.domain.alignment.planning.node_view import with_devices
 from topobus.domain.alignment.planning.placement import place
@@ -68,6 +67,7 @@ from topobus.domain.errors import ContractError
 from topobus.domain.outcome import Placement, Reason, Refusal
 from topobus.domain.request import PodRequest
 from topobus.kubernetes.api.alignment_request import AlignmentRequest
+from topobus.kubernetes.api.built_in_classes import built_in_class_object
 from topobus.kubernetes.api.objects import (
     NODE_ANNOTATION,
     admit,
@@ -157,9 +157,7 @@ class DryRun:
             - self.state.classes.keys()
         ):
             # As the controller offers one for each driver of ours.
-            spec = msgspec.to_builtins(built_in_class(driver))
-            built_in = ApiObject(api_version="resource.k8s.io/v1", kind="DeviceClass", metadata={"name": driver}, spec=spec)
-            _put(self.state, built_in)
+            _put(self.state, built_in_class_object(driver))
         self._nodes = self._all_nodes(situation)
         self._shares = 0
 

@@ -15,16 +15,13 @@ from topobus.domain.ledger import Ledger
 from topobus.domain.quantity import Quantity
 from topobus.domain.request import Owner, OwnerKind
 from topobus.kubernetes.api.resource import (
-    CelSelector,
-    DeviceClassSpec,
     Pool,
-    Selector,
     SliceDevice,
     SliceSpec,
 )
 from topobus.kubernetes.api.slices import COUNTER_SETS_PER_SLICE, DEVICES_PER_SLICE, shared_counters, slice_device, slice_order
 
-__all__ = ["built_in_class", "consumed_by_pods", "devices_of_owner", "holders_from_ledger", "slices_from_inventory"]
+__all__ = ["consumed_by_pods", "devices_of_owner", "holders_from_ledger", "slices_from_inventory"]
 
 
 def slices_from_inventory(inventory: Inventory, form: Callable[[Device], SliceDevice] = slice_device) -> tuple[Slice, ...]:
@@ -89,8 +86,3 @@ def _held_in(ledger: Ledger, cpu_devices: Iterable[Device]) -> Iterator[tuple[De
         for cpu in cpus:
             if cpu in names:
                 yield DeviceId(driver_name("cpu"), ledger.node, names[cpu]), allocation.owner, False
-
-
-def built_in_class(driver: str) -> DeviceClassSpec:
-    """Make the built-in DeviceClass of a Topobus driver: all of its devices."""
-    return DeviceClassSpec(selectors=(Selector(cel=CelSelector(expression=f'device.driver == "{driver}"')),))

@@ -21,7 +21,7 @@ from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.claims.templates import owner_pod_uid
 from topobus.controller.state.age_order import AgeOrder
 from topobus.controller.state.cluster_state import ClusterState, read_class, read_slice
-from topobus.controller.state.inventory_slices import built_in_class, slices_from_inventory
+from topobus.controller.state.inventory_slices import slices_from_inventory
 from topobus.controller.state.pod_links import PodLinks
 from topobus.controller.state.taint_index import read_rule, silenced
 from topobus.domain.device import Inventory, class_of_driver, driver_name
@@ -29,6 +29,7 @@ from topobus.domain.errors import ContractError
 from topobus.domain.machine import Machine
 from topobus.domain.silence import unheard
 from topobus.domain.strays import without_strays
+from topobus.kubernetes.api.built_in_classes import built_in_class
 from topobus.kubernetes.api.classic import is_classic
 from topobus.kubernetes.api.objects import NODE_ANNOTATION
 from topobus.kubernetes.api.resource import DeviceClassSpec
