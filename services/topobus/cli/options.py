@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -20,8 +20,9 @@ from topobus.cli.contexts import ContextFolder, ContextState
 from topobus.cli.exits import NotFoundError, UsageError
 from topobus.cli.render.output import Output
 from topobus.cli.targets import Target, choose_target, refuses
-from topobus.contracts.catalogue import MACHINE
+from topobus.contracts.catalogue import INVENTORY, MACHINE
 from topobus.domain.errors import PeerUnavailable
+from topobus.domain.names import meant_name
 from topobus.runtime.endpoint import read_url
 from topobus.runtime.readiness import Readiness
 
@@ -34,6 +35,7 @@ __all__ = [
     "BusOptions",
     "NamesSystem",
     "OutputOptions",
+    "check_known",
     "check_listening",
     "one_of",
     "open_bus",
@@ -207,6 +209,23 @@ async def the_node(bus: Bus, wanted: str | None) -> str:
     return one_of("node", wanted or nodes[0], nodes)
 
 
+async def check_known(bus: Bus, *, node: str | None = None, device_class: str | None = None, also: Collection[str] = ()) -> None:
+    """Check names that narrow a stream of events, in which what is misspelt looks like silence.
+
+    Of a system of which nothing is known yet every name may be meant.
+    Shapes:  also — words that name no class of devices, and are right.
+    Errors:  raises NotFoundError that lists what exists. Cost: the keys alone are read.
+    """
+    if node is None and device_class is None:
+        return
+    places = await bus.keys(INVENTORY)
+    nodes = {parts["node"] for parts in places} | {parts["node"] for parts in await bus.keys(MACHINE)}
+    if node is not None and nodes:
+        one_of("node", node, nodes)
+    if device_class is not None and places:
+        one_of("device class", device_class, {parts["device_class"] for parts in places}.union(also))
+
+
 def one_of(what: str, wanted: str, nodes: Iterable[str]) -> str:
     """Check a name against those that exist.
 
@@ -216,5 +235,6 @@ def one_of(what: str, wanted: str, nodes: Iterable[str]) -> str:
     if wanted in names:
         return wanted
     listed = f"known are {', '.join(names[:12]) or 'none'}{' …' if len(names) > 12 else ''}"
-    near = get_close_matches(wanted, names, n=3)
+    # Of two words of three letters that differ in one, none is the other misspelt: an npu is no gpu.
+    near = get_close_matches(wanted.lower(), names, n=3, cutoff=0.7) or list(filter(None, [meant_name(wanted, names)]))
     raise NotFoundError(f"unknown {what} {wanted!r}", next_step=f"did you mean {' or '.join(near)}? {listed}" if near else listed)

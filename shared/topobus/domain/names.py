@@ -5,6 +5,8 @@ The uids of pods and of claims are NewTypes, because code handles both at once a
 """
 
 import re
+from collections.abc import Collection
+from difflib import get_close_matches
 from typing import Annotated, NewType
 
 from msgspec import Meta
@@ -16,6 +18,7 @@ __all__ = [
     "is_dns_label",
     "is_dns_subdomain",
     "is_extended_resource_name",
+    "meant_name",
     "next_generation",
     "to_dns_label",
 ]
@@ -79,6 +82,19 @@ def to_dns_label(text: str) -> str:
     if not label:
         raise ValueError(f"cannot make a DNS label of {text!r}: it has no letter or digit")
     return label
+
+
+def meant_name(written: str, names: Collection[str]) -> str:
+    """Find the known name that a misspelt one stands for; empty when none is near.
+
+    Two words of three letters that differ in one are two words: whoever asks for an npu did not mean a gpu.
+
+    >>> [meant_name(written, ["cpu", "gpu", "nic"]) for written in ("gpus", "GPU", "gup", "npu")]
+    ['gpu', 'gpu', 'gpu', '']
+    """
+    text = written.lower()
+    near = get_close_matches(text, names, n=1, cutoff=0.75)
+    return near[0] if near else next((name for name in sorted(names) if sorted(name) == sorted(text)), "")
 
 
 def next_generation(generation: int) -> int:

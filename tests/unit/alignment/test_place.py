@@ -134,6 +134,21 @@ def test_place_refuses_with_a_stable_code_when_the_request_is_impossible(request
     assert codes(place(dgx(), request_))[0] == code
 
 
+@pytest.mark.parametrize(
+    ("device_class", "said"),
+    [
+        ("gpus", "offers class 'gpus'; did you mean gpu? there are cpu, fpga, gpu, nic"),
+        ("tpu", "offers class 'tpu'; there are cpu, fpga, gpu, nic"),
+    ],
+)
+def test_place_names_the_class_that_is_meant_when_one_is_misspelt(device_class: str, said: str) -> None:
+    """A misspelt class is refused with the one that is like it, and with all that there are."""
+    outcome = place(dgx(), pod("x", container(**{device_class: 1})))
+
+    assert isinstance(outcome, Refusal)
+    assert outcome.reasons[0].message.endswith(said)
+
+
 def named(
     device_class: str, *names: str, count: int | None = None, is_shared: bool = False, kind: OwnerKind = OwnerKind.CLAIM
 ) -> PodRequest:

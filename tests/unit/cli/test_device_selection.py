@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from topobus.cli.exits import NotFoundError, UsageError
 from topobus.cli.objects.device_selection import Selection, choose_devices
@@ -10,6 +11,7 @@ from topobus.contracts.operation_messages import ClassMaintenance
 from topobus.domain.device import Device, Inventory
 from topobus.domain.idset import NodeSet
 from topobus.domain.maintenance import DeviceVerb, Maintenance
+from topobus.domain.pci import PciAddress
 
 
 def inventory(node: str, *names: str, device_class: str = "gpu", driver: str = "nvidia") -> Inventory:
@@ -46,6 +48,18 @@ def test_devices_are_chosen_when_names_or_selectors_mean_them(selection: Selecti
     chosen = choose_devices(selection, SYSTEM, [GONE])
 
     assert [f"{device.node}/{device.device}" for device in chosen] == names
+
+
+@pytest.mark.parametrize("name", ["41:00.0", "0000:41:00.0", "0000:41:00.0".upper()])
+def test_device_is_chosen_by_its_pci_address_when_it_is_written_as_lspci_does(name: str) -> None:
+    """The whole card is meant, none of its parts, and no function of another domain."""
+    card = Device(name="gpu-0000-41-00-0", device_class="gpu", pci=PciAddress.parse("41:00.0"))
+    part = structs.replace(card, name="gpu-0000-41-00-0-part", parent=card.name)
+    other = Device(name="gpu-0001-41-00-0", device_class="gpu", pci=PciAddress.parse("0001:41:00.0"))
+
+    chosen = choose_devices(Selection(names=(name,)), [Inventory(node="n1", device_class="gpu", generation=1, devices=(card, part, other))])
+
+    assert [device.device for device in chosen] == ["gpu-0000-41-00-0"]
 
 
 @pytest.mark.parametrize(

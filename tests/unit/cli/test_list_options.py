@@ -165,7 +165,7 @@ def test_columns_of_the_user_are_printed_as_kubectl_prints_them(columns: str, li
     """Absent values are `<none>`, several are joined by commas, and nothing is cut or folded."""
     lister = ListOptions(output=f"custom-columns={columns}").lister()
 
-    lister.show([Listing(columns=(Column(title="name"),), rows=_ROWS)], lambda rows: rows)
+    lister.show([Listing(columns=(Column(title="name"),), rows=_ROWS)], lambda rows: rows, thing="row")
 
     assert capsys.readouterr().out.splitlines() == lines
 
@@ -175,7 +175,7 @@ def test_columns_are_read_from_a_file_when_it_is_named(tmp_path: Path, capsys: p
     (tmp_path / "columns").write_text("NAME   IS\n.metadata.name  .is\n")
     lister = ListOptions(output=f"custom-columns-file={tmp_path / 'columns'}", no_headers=True, sort_by=".gpus[0]").lister()
 
-    lister.show([Listing(columns=(Column(title="name"),), rows=_ROWS)], lambda rows: rows)
+    lister.show([Listing(columns=(Column(title="name"),), rows=_ROWS)], lambda rows: rows, thing="row")
 
     assert capsys.readouterr().out.splitlines() == ["long-name   <none>", "a           true"]
 

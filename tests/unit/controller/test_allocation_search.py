@@ -233,7 +233,10 @@ def test_allocate_says_why_when_nothing_fits(slices: list[Any], claims: list[Any
 @pytest.mark.parametrize(
     ("slices", "claims", "gates", "code", "wanted"),
     [
-        pytest.param([], [claim(request(device_class="tpu"))], frozenset(Gate), "unknown-class", "known are gpu, nic", id="class"),
+        pytest.param([], [claim(request(device_class="tpu"))], frozenset(Gate), "unknown-class", "'tpu'; known are gpu, nic", id="class"),
+        pytest.param(
+            [], [claim(request(device_class="gpus"))], frozenset(Gate), "unknown-class", "did you mean gpu? known are", id="misspelt-class"
+        ),
         pytest.param([], [claim(request(allocationMode="Some"))], frozenset(Gate), "unknown-mode", "'Some'", id="mode"),
         pytest.param([], [claim({"name": "r"})], frozenset(Gate), "unknown-request", "request r", id="request"),
         pytest.param([], [claim(request(selectors=[{}]))], frozenset(Gate), "unknown-selector", "selector #0", id="selector-kind"),

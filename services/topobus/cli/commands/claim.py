@@ -89,7 +89,7 @@ async def _get(name: str | None, lister: Lister, options: BusOptions) -> int:
         plain = [plain_object(row.document) for row in rows]
         return plain[0] if name is not None and plain else {"items": plain}
 
-    lister.show(listings, document)
+    lister.show(listings, document, thing="claim")
     return ExitCode.OK
 
 

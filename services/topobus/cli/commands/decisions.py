@@ -13,7 +13,7 @@ from rich.text import Text
 from topobus.cli.command_parameters import Parameter
 from topobus.cli.exits import ExitCode
 from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
-from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, check_known, open_bus
 from topobus.cli.render.answers import answer_text, short_time
 from topobus.cli.render.gaps import Gaps
 from topobus.cli.render.listing import Column, Fit, Listing, Row
@@ -42,11 +42,12 @@ def decisions(
 async def _decisions(node: str | None, limit: int, is_following: bool, lister: Lister, options: BusOptions) -> int:
     parts = {"node": node} if node is not None else {}
     async with open_bus(options) as bus:
+        await check_known(bus, node=node)
         recent = await bus.last(DECISION, limit=limit, **parts)
         if not is_following:
             events = [received_event.value for received_event in recent]
             listing = decision_listing(events, await _users(bus, events))
-            lister.show([listing], lambda rows: {"decisions": [row.document for row in rows]}, empty="no decision yet")
+            lister.show([listing], lambda rows: {"decisions": [row.document for row in rows]}, empty="no decision yet", thing="decision")
             return ExitCode.OK
         me = asyncio.current_task()
         assert me is not None

@@ -18,7 +18,7 @@ from topobus.cli.command_parameters import Parameter
 from topobus.cli.exits import ExitCode
 from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
 from topobus.cli.objects.device_selection import ChosenDevice, Selection, choose_devices
-from topobus.cli.options import BUS_DEFAULTS, BusOptions, NamesSystem, open_bus
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, NamesSystem, check_known, open_bus
 from topobus.cli.render.answers import short_time
 from topobus.cli.render.listing import Column, Fit, Listing, Row
 from topobus.cli.system.fleet_inventories import list_inventories
@@ -262,6 +262,7 @@ def _what(maintenance: Maintenance) -> str:
 
 async def _list(node: str | None, device_class: str | None, lister: Lister, options: BusOptions) -> int:
     async with open_bus(options) as bus:
+        await check_known(bus, node=node, device_class=device_class)
 
         async def collect() -> list[Listing]:
             kept_back = [
@@ -278,7 +279,9 @@ async def _list(node: str | None, device_class: str | None, lister: Lister, opti
             await lister.follow(bus, [(MAINTENANCE, {}), (LEDGER, {})], collect)
             return ExitCode.OK
         listings = await collect()
-    lister.show(listings, lambda rows: {"devices": [row.document for row in rows]}, empty="no device is kept back")
+    lister.show(
+        listings, lambda rows: {"devices": [row.document for row in rows]}, empty="no device is kept back", thing="device that is kept back"
+    )
     return ExitCode.OK
 
 

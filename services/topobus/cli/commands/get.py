@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from topobus.cli.command_parameters import Parameter
 from topobus.cli.exits import ExitCode
 from topobus.cli.listing.list_options import LIST_DEFAULTS, AllNamespaces, Lister, ListOptions, Namespace
-from topobus.cli.objects.applying import find_object, parts_of, plain_object
+from topobus.cli.objects.applying import built_in_classes, find_object, parts_of, plain_object
 from topobus.cli.objects.kinds import is_node_allocation_state, plural_of, read_target
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
 from topobus.cli.render.listing import Listing, Row
@@ -18,6 +18,7 @@ from topobus.cli.render.tables import object_listing
 from topobus.contracts.catalogue import LEDGER, OBJECT
 from topobus.contracts.messages import ApiObject
 from topobus.contracts.nouns import CLUSTER
+from topobus.domain.ledger import Allocation
 from topobus.domain.request import OwnerKind
 from topobus.kubernetes.api.objects import is_of_cluster, metadata_of
 from topobus.runtime.bus import Bus
@@ -47,6 +48,7 @@ def get(
 
 
 async def _get(kinds: tuple[str, ...], names: tuple[str, ...], namespace: str, lister: Lister, options: BusOptions) -> int:
+    unread: set[str] = set()
     async with open_bus(options) as bus:
 
         async def collect() -> list[Listing]:
@@ -54,7 +56,7 @@ async def _get(kinds: tuple[str, ...], names: tuple[str, ...], namespace: str, l
             return [
                 object_listing(
                     kind,
-                    await _objects(bus, kind, names, namespace),
+                    await _objects(bus, kind, names, namespace, unread),
                     now=now,
                     has_namespace=not namespace,
                     title=plural_of(kind) if len(kinds) > 1 else "",
@@ -77,7 +79,10 @@ async def _get(kinds: tuple[str, ...], names: tuple[str, ...], namespace: str, l
         plain = [plain_object(row.document, is_brief=lister.form == "yaml") for row in rows]
         return plain[0] if len(names) == 1 and plain else {"apiVersion": "v1", "kind": "List", "items": plain}
 
-    lister.show(listings, document, empty=empty)
+    lister.show(listings, document, thing=f"{' or '.join(map(str.lower, kinds))}{where}", empty=empty)
+    if unread:
+        them = "1 object cannot be read: `topobus doctor` names it" if len(unread) == 1 else ""
+        lister.output().note(them or f"{len(unread)} objects cannot be read: `topobus doctor` names them")
     if unstored and lister.is_text:
         pods = "1 pod holds devices and is" if unstored == 1 else f"{unstored} pods hold devices and are"
         lister.output().note(f"{pods} not stored: `topobus holders`")
@@ -90,16 +95,24 @@ async def _count_unstored_pods(bus: Bus, stored: Listing, namespace: str) -> int
         (allocation.owner.namespace, allocation.owner.name)
         for ledger in await bus.list(LEDGER)
         for allocation in ledger.value.allocations.values()
-        if allocation.owner.kind is OwnerKind.POD and namespace in ("", allocation.owner.namespace)
+        if allocation.owner.kind is OwnerKind.POD and namespace in ("", allocation.owner.namespace) and _holds_something(allocation)
     }
     metadata = [metadata_of(row.document) for row in stored.rows]
     return len(owners - {(each.namespace or "default", each.name) for each in metadata})
 
 
-async def _objects(bus: Bus, kind: str, names: tuple[str, ...], namespace: str) -> list[ApiObject]:
+def _holds_something(allocation: Allocation) -> bool:
+    return any(holding.devices or holding.cpus or holding.memory_bytes for holding in allocation.holdings)
+
+
+async def _objects(bus: Bus, kind: str, names: tuple[str, ...], namespace: str, unread: set[str]) -> list[ApiObject]:
+    """Read objects; the keys of those that nobody can read are added to `unread`."""
     if names:
         return [await find_object(bus, parts_of(kind, namespace or "default", name)) for name in names]
-    return [entry.value for entry in await bus.list(OBJECT, on_rejected=None, **_parts(kind, namespace))]
+    stored = [entry.value for entry in await bus.list(OBJECT, on_rejected=lambda key, _: unread.add(key), **_parts(kind, namespace))]
+    stored_names = {metadata_of(each).name for each in stored}
+    built_in = [each for each in await built_in_classes(bus, kind) if metadata_of(each).name not in stored_names]
+    return sorted([*stored, *built_in], key=lambda each: metadata_of(each).name) if built_in else stored
 
 
 def _parts(kind: str, namespace: str) -> dict[str, str]:

@@ -13,10 +13,10 @@ from rich.text import Text
 
 from topobus.cli.command_groups import CommandGroup
 from topobus.cli.command_parameters import Parameter
-from topobus.cli.commands.inventory import read_inventories, read_ledgers, selected
+from topobus.cli.commands.inventory import no_device, read_inventories, read_ledgers, selected
 from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
-from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, check_known, open_bus
 from topobus.cli.render.answers import short_time
 from topobus.cli.render.device_listings import health_listing
 from topobus.cli.render.gaps import Gaps
@@ -70,11 +70,15 @@ def watch(*, node: NodeFilter = None, device_class: ClassFilter = None, options:
 
 async def _health(node: str | None, device_class: str | None, is_all: bool, lister: Lister, options: BusOptions) -> int:
     well = [0]
+    unmatched = ""
     async with open_bus(options) as bus:
 
         async def collect() -> list[Listing]:
-            ledgers = await read_ledgers(bus)
-            inventories = [selected(lister, each, ledgers.get(each.node)) for each in await read_inventories(bus, node, device_class)]
+            nonlocal unmatched
+            ledgers, read = await read_ledgers(bus), await read_inventories(bus, node, device_class)
+            inventories = [selected(lister, each, ledgers.get(each.node)) for each in read]
+            is_none = bool(lister.selector.requirements) and not any(each.devices for each in inventories)
+            unmatched = no_device(lister, read, ledgers) if is_none else ""
             table, well[0] = health_listing(inventories, is_all=is_all, ledgers=ledgers)
             return [table]
 
@@ -88,8 +92,8 @@ async def _health(node: str | None, device_class: str | None, is_all: bool, list
         # A service that is silent is one row for people, and all its devices for programs.
         return {"devices": [device for row in rows for device in (row.document if isinstance(row.document, list) else [row.document])]}
 
-    rest.show(listings, document)
-    if lister.is_text and not is_all and not lister.options.no_headers:
+    rest.show(listings, document, thing="device", empty=unmatched)
+    if lister.is_text and not is_all and not lister.options.no_headers and not unmatched:
         lister.output().show(Text(f"{well[0]} devices are well", "ok" if not listings[0].rows else ""))
     return ExitCode.OK
 
@@ -110,6 +114,7 @@ async def _watch(node: str | None, device_class: str | None, options: BusOptions
             output.note(f"waiting: {trouble}")
 
     async with open_bus(options) as bus:
+        await check_known(bus, node=node, device_class=device_class)
         gaps = Gaps(output, "changes", is_stored=True)
         with contextlib.suppress(asyncio.CancelledError), gaps.telling(bus):
             following = bus.follow(HEALTH, start=Start.PRESENT, on_waiting=note_once, on_replaced=gaps.note_replaced, **parts)

@@ -12,7 +12,7 @@ from rich.text import Text
 from topobus.cli.command_groups import CommandGroup
 from topobus.cli.command_parameters import Parameter
 from topobus.cli.exits import ExitCode
-from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, check_known, open_bus
 from topobus.cli.render.answers import hints_text, short_time
 from topobus.cli.render.gaps import Gaps
 from topobus.contracts.catalogue import HINTS
@@ -41,6 +41,7 @@ async def _watch(node: str | None, device_class: str | None, options: BusOptions
     assert me is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, me.cancel)
     async with open_bus(options) as bus:
+        await check_known(bus, node=node, device_class=device_class, also=("memory",))
         output.note(f"listening at {HINTS.pattern(**parts)}")
         gaps = Gaps(output, "hints", is_stored=False)
         with contextlib.suppress(asyncio.CancelledError), gaps.telling(bus):

@@ -48,7 +48,7 @@ async def _holders(node: str | None, namespace: str, lister: Lister, options: Bu
             await lister.follow(bus, [(LEDGER, {"node": node} if node is not None else {})], collect)
             return ExitCode.OK
         listings = await collect()
-    lister.show(listings, lambda rows: {"holders": [row.document for row in rows]}, empty="nobody holds anything")
+    lister.show(listings, lambda rows: {"holders": [row.document for row in rows]}, empty="nobody holds anything", thing="holder")
     return ExitCode.OK
 
 

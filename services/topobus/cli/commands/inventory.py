@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 from msgspec import structs
@@ -25,7 +25,7 @@ from topobus.domain.errors import PeerUnavailable
 from topobus.domain.ledger import Ledger
 from topobus.runtime.bus import Bus
 
-__all__ = ["inventory", "read_inventories", "read_ledgers", "selected"]
+__all__ = ["inventory", "no_device", "read_inventories", "read_ledgers", "selected"]
 
 
 def inventory(
@@ -81,26 +81,33 @@ def selected(lister: Lister, inventory: Inventory, ledger: Ledger | None) -> Inv
     """Keep the devices that the selector means."""
     if not lister.selector.requirements:
         return inventory
-    holders = holders_of(ledger)
+    meant = (device for device, labels in _labelled(inventory, ledger) if lister.selector.selects(labels))
+    return structs.replace(inventory, devices=tuple(meant))
 
-    def is_meant(device: Device) -> bool:
+
+def no_device(lister: Lister, inventories: Sequence[Inventory], ledgers: Mapping[str, Ledger]) -> str:
+    """Say that the selector means no device of all these."""
+    return lister.no_match("device", (labels for each in inventories for _, labels in _labelled(each, ledgers.get(each.node))))
+
+
+def _labelled(inventory: Inventory, ledger: Ledger | None) -> Iterable[tuple[Device, dict[str, str]]]:
+    holders = holders_of(ledger)
+    for device in inventory.devices:
         cpu_holder = holders.by_cpu.get(device.cpu) if device.cpu is not None else None
         holder = cpu_holder or holders.by_device.get((device.device_class, device.name))
-        return lister.selector.selects(device_labels(inventory, device, holder))
-
-    return structs.replace(inventory, devices=tuple(filter(is_meant, inventory.devices)))
+        yield device, device_labels(inventory, device, holder)
 
 
 async def _inventory(device_class: str | None, node: str | None, lister: Lister, options: BusOptions) -> int:
+    read: list[Inventory] = []
     chosen: list[Inventory] = []
+    ledgers: dict[str, Ledger] = {}
     async with open_bus(options) as bus:
 
         async def collect() -> list[Listing]:
-            ledgers = await read_ledgers(bus)
-            chosen[:] = [
-                selected(lister, each_inventory, ledgers.get(each_inventory.node))
-                for each_inventory in await read_inventories(bus, node, device_class)
-            ]
+            ledgers.update(await read_ledgers(bus))
+            read[:] = await read_inventories(bus, node, device_class)
+            chosen[:] = [selected(lister, each_inventory, ledgers.get(each_inventory.node)) for each_inventory in read]
             is_summary = device_class is None and lister.form in ("table", "wide", "name")
             if is_summary:
                 with_devices = [each for each in chosen if each.devices or not lister.selector.requirements]
@@ -126,7 +133,10 @@ async def _inventory(device_class: str | None, node: str | None, lister: Lister,
         }
 
     rest.show(
-        listings, document, empty=f"no device matches {lister.options.selector}" if lister.options.selector else "there are no devices"
+        listings,
+        document,
+        thing="device",
+        empty=no_device(lister, read, ledgers) if lister.selector.requirements else "there are no devices",
     )
     if lister.is_text:
         for each_inventory in chosen:

@@ -49,7 +49,7 @@ async def show_states(names: tuple[str, ...], lister: Lister, options: BusOption
         states = [row.document for row in rows]
         return states[0] if len(names) == 1 and states else {"apiVersion": "v1", "kind": "List", "items": states}
 
-    lister.show(listings, document)
+    lister.show(listings, document, thing="node")
     return ExitCode.OK
 
 

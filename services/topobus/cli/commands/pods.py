@@ -56,7 +56,7 @@ async def _pods(node: str | None, namespace: str, lister: Lister, options: BusOp
             return {"nodes": replies}
         return {"nodes": _regrouped(replies, rows)}
 
-    lister.show([pods_listing(name, reply) for name, reply in replies.items() if not reply.why], document)
+    lister.show([pods_listing(name, reply) for name, reply in replies.items() if not reply.why], document, thing="pod")
     output = lister.output()
     for name, reply in replies.items():
         if reply.why:

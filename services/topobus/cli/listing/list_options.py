@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -23,6 +23,7 @@ from topobus.cli.render.listing import Listing, Row
 from topobus.cli.render.output import Output
 from topobus.contracts.codec import to_builtins
 from topobus.contracts.nouns import State
+from topobus.domain.names import meant_name
 from topobus.runtime.bus import Bus
 from topobus.sysfs.tree import natural_key
 
@@ -30,6 +31,8 @@ __all__ = ["LIST_DEFAULTS", "AllNamespaces", "ListOptions", "Lister", "Namespace
 
 _FORMS = ("table", "wide", "yaml", "json", "name")
 _PATH = "jsonpath="
+# Devices have a dozen labels, and their attributes.
+_SHOWN_LABELS = 16
 
 Namespace = Annotated[str, Parameter(name=("--namespace", "-n"), help="The namespace.")]
 AllNamespaces = Annotated[bool, Parameter(name=("--all-namespaces", "-A"), negative="", help="Of all namespaces.")]
@@ -47,7 +50,11 @@ class ListOptions:
         ),
     ] = "table"
     selector: Annotated[
-        str, Parameter(name=("--selector", "-l"), help="Only what has these labels, such as 'class in (gpu,nic),health!=healthy'.")
+        str,
+        Parameter(
+            name=("--selector", "-l"),
+            help="Only what has these labels: of devices such as 'class in (gpu,nic),numa=0', of objects their own.",
+        ),
     ] = ""
     sort_by: Annotated[str, Parameter(name="--sort-by", help="Sort by this column, or by a JSONPath such as .metadata.name.")] = ""
     no_headers: Annotated[bool, Parameter(name="--no-headers", negative="", help="Rows alone.")] = False
@@ -110,8 +117,11 @@ class Lister:
             rows = sorted(rows, key=self._sort_key(listing))
         return replace(listing, rows=tuple(rows), is_wide=self.form == "wide", has_headers=not self.options.no_headers)
 
-    def show(self, listings: Sequence[Listing], document: Callable[[list[Row]], Any], *, empty: str = "") -> None:
-        """Print listings; `document` makes of the rows that are left what programs read."""
+    def show(self, listings: Sequence[Listing], document: Callable[[list[Row]], Any], *, thing: str, empty: str = "") -> None:
+        """Print listings; `document` makes of the rows that are left what programs read.
+
+        Shapes: thing — what a row is, for a selector that selects none; empty — what is said where there is nothing to list.
+        """
         output = self.output()
         chosen = [self.chosen(listing) for listing in listings]
         rows = [row for listing in chosen for row in listing.rows]
@@ -123,12 +133,25 @@ class Lister:
             self._show_columns(self.columns, rows)
         elif not self.is_text:
             self._show_document(output, to_builtins(document(rows)))
+        elif not rows and self.selector.requirements:
+            output.note(self.no_match(thing, (row.labels for listing in listings for row in listing.rows)))
         elif not rows and empty:
             output.note(empty)
         else:
             with_rows = [listing for listing in chosen if listing.rows]
             for number, listing in enumerate(with_rows):
                 output.show(*([Text()] if number and listing.title and listing.has_headers else []), listing)
+
+    def no_match(self, thing: str, labels: Iterable[Mapping[str, str]]) -> str:
+        """Say that the selector selects nothing of what has these labels; one that nothing here has is mostly misspelt."""
+        label_names = sorted({name for each in labels for name in each})
+        strange = [need.key for need in self.selector.requirements if need.key not in label_names and not need.is_negated]
+        text = f"no {thing} matches {self.options.selector}"
+        if not label_names or not strange:
+            return text
+        meant = meant_name(strange[0], label_names)
+        shown = f"{', '.join(label_names[:_SHOWN_LABELS])}{', …' if len(label_names) > _SHOWN_LABELS else ''}"
+        return f"{text}: none has a label {strange[0]}{f', did you mean {meant}?' if meant else ''}; there are {shown}"
 
     async def follow(self, bus: Bus, sources: Sequence[Source], collect: Callable[[], Awaitable[Sequence[Listing]]]) -> None:
         """Print all rows, then those that changed whenever one of the sources did, until Ctrl-C or SIGTERM. A row that goes is told as gone."""

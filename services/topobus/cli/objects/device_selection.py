@@ -5,7 +5,7 @@ Flows in: inventories, what is kept back, and the words of the command line. Flo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
 
@@ -15,6 +15,7 @@ from topobus.cli.exits import NotFoundError, UsageError
 from topobus.cli.options import one_of
 from topobus.contracts.operation_messages import ClassMaintenance
 from topobus.domain.device import Device, Inventory
+from topobus.domain.pci import PciAddress
 from topobus.domain.pools import Condition
 
 __all__ = ["ChosenDevice", "Selection", "choose_devices", "read_conditions"]
@@ -93,8 +94,19 @@ def choose_devices(
     return tuple(scope)
 
 
-def _named(name: str, selection: Selection, scope: Sequence[ChosenDevice], offered: Iterable[ChosenDevice]) -> list[ChosenDevice]:
+def _address(name: str) -> PciAddress | None:
+    """Read a PCI address, with or without its domain; None for what is none."""
+    try:
+        return PciAddress.parse(name)
+    except ValueError:
+        return None
+
+
+def _named(name: str, selection: Selection, scope: Sequence[ChosenDevice], offered: Mapping[ChosenDevice, Device]) -> list[ChosenDevice]:
     meant = [chosen for chosen in scope if chosen.device == name]
+    if not meant and (address := _address(name)):
+        # As lspci and the drawing write it; each function of a card that was cut has its own.
+        meant = [chosen for chosen in scope if chosen in offered and offered[chosen].pci == address and not offered[chosen].parent]
     if not meant:
         names = sorted({chosen.device for chosen in scope} or {chosen.device for chosen in offered})
         near = get_close_matches(name, names, n=3)

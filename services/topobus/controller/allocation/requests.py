@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from topobus.controller.allocation.pools import Candidate, Pool, PoolState
 from topobus.controller.allocation.values import AllocationInput, ClaimToAllocate, Gate
+from topobus.domain.names import meant_name
 from topobus.domain.outcome import Reason
 from topobus.kubernetes.api.limits import MAX_LIST
 from topobus.kubernetes.api.resource import (
@@ -148,7 +149,9 @@ def _check(
         raise _fault("gate-off", claim, name, f"asks for admin access, but {Gate.ADMIN_ACCESS} is off")
     device_class = classes.get(request.device_class_name)
     if device_class is None:
+        meant = meant_name(request.device_class_name, classes)
         existing = f"known are {', '.join(sorted(classes))}" if classes else "there is none at all"
+        existing = f"did you mean {meant}? {existing}" if meant else existing
         raise _fault("unknown-class", claim, name, f"there is no DeviceClass {request.device_class_name!r}; {existing}")
     if request.allocation_mode not in ("", _EXACT, _ALL):
         raise _fault("unknown-mode", claim, name, f"allocation mode {request.allocation_mode!r} is not known")

@@ -6,13 +6,12 @@ has prepared it knows best.
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-
 from topobus.contracts.device_classes import has_own_service
 from topobus.domain.device import Device, Inventory
 from topobus.domain.device_users import owners_of_devices, reset_together
 from topobus.domain.ledger import Ledger
 from topobus.domain.maintenance import DeviceOperation, DeviceVerb
+from topobus.domain.names import meant_name
 from topobus.domain.outcome import Reason, Refusal
 
 __all__ = ["complaint_of_operation_text", "fault_of_operation"]
@@ -52,8 +51,8 @@ def fault_of_operation(operation: DeviceOperation, inventory: Inventory | None, 
     if device is None:
         if operation.verb is DeviceVerb.RETURN:
             return None
-        near = get_close_matches(name, [other.name for other in inventory.devices], n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        meant = meant_name(name, [other.name for other in inventory.devices])
+        hint = f"; did you mean {meant}?" if meant else ""
         return _refuse("unknown-device", f"there is no {device_class} named {name!r} on node {ledger.node}{hint}", device=name)
     return _held(device, inventory, ledger) if operation.verb is DeviceVerb.RESET else None
 

@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from topobus.domain.alignment.planning.demands import ContainerDemand, DeviceDemand
 from topobus.domain.alignment.planning.node_availability import NodeAvailability
 from topobus.domain.alignment.planning.node_view import CPU_CLASS, cpu_name
+from topobus.domain.names import meant_name
 from topobus.domain.node_text import first_of
 from topobus.domain.outcome import Reason
 from topobus.domain.resource_names import CLASS_RESOURCE_PREFIX, RESOURCE_PREFIX, is_resource_name, similar_class
@@ -34,11 +35,13 @@ def demand_faults(available: NodeAvailability, demand: ContainerDemand) -> list[
             reasons.append(demand.unmet("unknown-resource", _nobody_offers(available.view, device.device_class), device.device_class))
             continue
         if device.device_class not in available.devices:
-            classes = ", ".join(sorted({*available.devices, CPU_CLASS}))
+            classes = sorted({*available.devices, CPU_CLASS})
+            meant = meant_name(device.device_class, classes)
             reasons.append(
                 demand.unmet(
                     "unknown-class",
-                    f"no device service on this node offers class {device.device_class!r}; there are {classes}",
+                    f"no device service on this node offers class {device.device_class!r}"
+                    f"; {f'did you mean {meant}? ' if meant else ''}there are {', '.join(classes)}",
                     device.device_class,
                 )
             )
