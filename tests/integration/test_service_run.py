@@ -152,6 +152,8 @@ async def test_service_exits_with_the_errors_status_when_its_work_fails(
     [
         (["--check-config"], {}, 0, "the settings are good"),
         (["--check-config"], {"TOPOBUS_GPU__MODDE": "x"}, 78, "did you mean MODE"),
+        (["--check-config"], {"TOPOBUS_TOPLOGY__NODE": "x"}, 0, "warning: TOPOBUS_TOPLOGY__NODE sets nothing"),
+        (["--check-config"], {"TOPOBUS_ALL__NATS__URL": "127.0.0.1"}, 0, "'127.0.0.1' is taken for nats://127.0.0.1:4222"),
         (["--version"], {}, 0, "topobus-gpu"),
         (["--config", "none.toml"], {}, 78, "none.toml"),
     ],
@@ -164,3 +166,12 @@ async def test_service_answers_and_exits_when_asked_about_itself(
 
     assert got == status
     assert words in out + err
+
+
+async def test_service_tells_all_mistakes_when_several_settings_are_wrong(tmp_path: Path) -> None:
+    """A line for each on stderr, at a start as well as with --check-config; status 78."""
+    got, out, err = await _end(await _start(tmp_path, TOPOBUS_GPU__MODDE="x", TOPOBUS_GPU__HTTP__PORT="many", TOPOBUS_ALL__NODE="A B"))
+
+    assert (got, out) == (78, "")
+    assert [line.startswith("topobus-gpu: ") for line in err.splitlines()] == [True, True, True]
+    assert [word for word in ("MODDE", "http.port", "'A B'") if word not in err] == []

@@ -30,7 +30,7 @@ def _lines(kinds: Mapping[str, type[Struct]], shared: type[Struct]) -> Iterable[
     yield "Each service reads, later ones winning: its defaults, a TOML file (`--config FILE`), `TOPOBUS_ALL__…`, `TOPOBUS_<SERVICE>__…`. A key"
     yield "`http.port` is `[http]` / `port = 8080` in the file and `TOPOBUS_GPU__HTTP__PORT=8080` in the environment; lists are comma-separated or"
     yield "JSON, maps are JSON. `TOPOBUS_ALL__` takes the keys below `node`, `nats`, `http`, `log`, `tracing` and `hardware`. A key that does not exist is an"
-    yield "error. `--check-config` reads the settings and says whether they are good; a mistake ends a service with status 78."
+    yield "error. `--check-config` reads the settings and says whether they are good; all mistakes are told at once, and end a service with status 78."
     yield ""
     yield "## Every service"
     yield ""

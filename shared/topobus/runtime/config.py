@@ -9,7 +9,7 @@ import math
 import re
 import socket
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -23,7 +23,7 @@ from topobus.runtime.endpoint import read_url
 from topobus.runtime.environment import choices_at, fields_at, overlay
 from topobus.runtime.tracing import TracingSettings
 
-__all__ = ["HttpSettings", "LogSettings", "NatsSettings", "ServiceSettings", "load_settings", "origin_of"]
+__all__ = ["HttpSettings", "LogSettings", "NatsSettings", "ServiceSettings", "find_mistakes", "load_settings", "origin_of"]
 
 
 class NatsSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -97,6 +97,8 @@ class ServiceSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 S = TypeVar("S", bound=ServiceSettings)
 
+_NOTHING = object()
+
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`")
 
 
@@ -104,34 +106,114 @@ def load_settings(kind: type[S], service: str, *, file: Path | None, environ: Ma
     """Read the settings of one service.
 
     Order: defaults, `file` (TOML), TOPOBUS_ALL__*, TOPOBUS_<SERVICE>__*; later wins.
-    Errors: ConfigError names the key, and the file or variable it came from.
+    Errors: ConfigError names the key, and the file or variable it came from; one for several mistakes has a line for each.
     """
-    raw = _read_file(file)
-    origins = overlay(raw, kind, service, environ)
+    settings, mistakes = find_mistakes(kind, service, file=file, environ=environ)
+    if len(mistakes) > 1:
+        raise ConfigError("\n  ".join([f"{len(mistakes)} settings are wrong:", *map(str, mistakes)]))
+    if mistakes:
+        raise mistakes[0]
+    assert settings is not None
+    return settings
+
+
+def find_mistakes(
+    kind: type[S], service: str, *, file: Path | None, environ: Mapping[str, str], checks: Sequence[Callable[[S], object]] = ()
+) -> tuple[S | None, list[ConfigError]]:
+    """Read the settings of one service, and find all that is wrong with them: what is wrong is taken out, and the rest looked at again.
+
+    Shapes: checks — each refuses, by ConfigError, settings that cannot be used; one that does not name the `key` ends its search. The result has settings unless what
+    is wrong cannot be told from the rest.
+    Errors: as `load_settings`, each in the list; raises nothing.
+    """
+    try:
+        raw = _read_file(file)
+    except ConfigError as err:
+        return None, [err]
+    origins, mistakes = overlay(raw, kind, service, environ)
+    settings: S | None = None
+    waiting = list(checks)
+    while True:
+        wrong, settings = _first_mistake(kind, service, raw, file, origins)
+        while settings is not None and wrong is None and waiting:
+            try:
+                waiting[0](settings)
+                waiting.pop(0)
+            except ConfigError as err:
+                wrong = _with_origin(err, service, file, origins, raw)
+        if wrong is None:
+            return settings, mistakes
+        mistakes.append(wrong)
+        key = wrong.facts.get("key")
+        if not isinstance(key, str) or not _take_out(raw, key):
+            if settings is None:
+                return None, mistakes
+            # A check that names no key would say the same for ever.
+            waiting = waiting[1:]
+            if not waiting:
+                return settings, mistakes
+
+
+def _first_mistake(
+    kind: type[S], service: str, raw: dict[str, Any], file: Path | None, origins: dict[tuple[str, ...], str]
+) -> tuple[ConfigError | None, S | None]:
+    """Convert what is written; the first mistake, with its key, or the settings."""
     try:
         settings = msgspec.convert(raw, type=kind, strict=False)
     except msgspec.ValidationError as err:
-        raise _explain(err, kind, service, raw, file, origins) from err
-    _check_numbers(settings, service, file, origins)
+        return _explain(err, kind, service, raw, file, origins), None
+    for path, value in _floats(settings, ()):
+        # TOML and the environment can say nan and inf, and no limit of ours keeps out both.
+        if not math.isfinite(value):
+            key = ".".join(path)
+            text = f"{service}: {key}: got {value}, wanted a finite number (from {_written(path, file, origins)})"
+            return ConfigError(text, next_step="leave the key out for its default", key=key), None
     try:
         read_url(settings.nats.url)
     except ConfigError as err:
         where = _written(("nats", "url"), file, origins)
-        raise ConfigError(f"{service}: {err.message} (from {where})", next_step=err.next_step) from err
+        return ConfigError(f"{service}: {err.message} (from {where})", next_step=err.next_step, key="nats.url"), None
     node = settings.node or socket.gethostname().lower()
     if not is_dns_subdomain(node):
         source = origins.get(("node",), str(file) if "node" in raw else "the host's name")
-        raise ConfigError(
-            f"{service}: node: got {node!r} from {source}, wanted a DNS name (lower-case letters, digits, '-' and '.')",
-            next_step=f"set TOPOBUS_{service.upper()}__NODE",
-        )
-    return msgspec.structs.replace(settings, node=node)
+        text = f"{service}: node: got {node!r} from {source}, wanted a DNS name (lower-case letters, digits, '-' and '.')"
+        return ConfigError(text, next_step=f"set TOPOBUS_{service.upper()}__NODE", key="node"), None
+    return None, msgspec.structs.replace(settings, node=node)
+
+
+def _take_out(raw: dict[str, Any], key: str) -> bool:
+    """Take what stands at a key out of what is written, or the list or mapping that has it; says whether there was something."""
+    here: Any = raw
+    parts = key.split(".")
+    for part in parts[:-1]:
+        inner = here.get(part) if isinstance(here, dict) else None
+        if not isinstance(inner, dict):
+            parts = [part]
+            break
+        here = inner
+    name = parts[-1].partition("[")[0]
+    return isinstance(here, dict) and here.pop(name, _NOTHING) is not _NOTHING
+
+
+def _with_origin(
+    err: ConfigError, service: str, file: Path | None, origins: dict[tuple[str, ...], str], raw: dict[str, Any]
+) -> ConfigError:
+    """Add to an error that has a setting's key where that setting was written."""
+    key = err.facts.get("key")
+    if not isinstance(key, str):
+        return err
+    message = err.message if err.message.startswith(f"{service}: ") else f"{service}: {err.message}"
+    return ConfigError(f"{message} (from {_origin(raw, key, file, origins)})", next_step=err.next_step, **err.facts)
 
 
 def origin_of(kind: type[S], service: str, key: str, *, file: Path | None, environ: Mapping[str, str]) -> str:
     """Say where a key's value was written: a variable, the file, or the default."""
     raw = _read_file(file)
-    origins = overlay(raw, kind, service, environ)
+    origins, _ = overlay(raw, kind, service, environ)
+    return _origin(raw, key, file, origins)
+
+
+def _origin(raw: dict[str, Any], key: str, file: Path | None, origins: dict[tuple[str, ...], str]) -> str:
     path = tuple(key.split("."))
     here: Any = raw
     for part in path:
@@ -146,16 +228,6 @@ def _written(path: tuple[str, ...], file: Path | None, origins: dict[tuple[str, 
     # The last one wins, and is listed last.
     variable = next((name for key, name in reversed(origins.items()) if key == path[: len(key)] or key[: len(path)] == path), None)
     return variable or (f"file {file}" if file else "the default")
-
-
-def _check_numbers(settings: Struct, service: str, file: Path | None, origins: dict[tuple[str, ...], str]) -> None:
-    """Refuse what is no number or is without end: TOML and the environment can say nan and inf, and no limit of ours keeps out both."""
-    for path, value in _floats(settings, ()):
-        if not math.isfinite(value):
-            raise ConfigError(
-                f"{service}: {'.'.join(path)}: got {value}, wanted a finite number (from {_written(path, file, origins)})",
-                next_step="leave the key out for its default",
-            )
 
 
 def _floats(value: object, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], float]]:
@@ -197,7 +269,8 @@ def _explain(
         fields = fields_at(kind, path)
         near = get_close_matches(unknown[1], fields, n=1)
         hint = f"did you mean {near[0]}?" if near else f"keys here: {', '.join(fields)}"
-        return ConfigError(f"{service}: there is no setting {'.'.join((*path, unknown[1]))} (from file {file})", next_step=hint)
+        key = ".".join((*path, unknown[1]))
+        return ConfigError(f"{service}: there is no setting {key} (from file {file})", next_step=hint, key=key)
     variable = next((name for key, name in origins.items() if key[: len(path)] == path), None) if path else None
     source = variable or (f"file {file}" if file else "the environment")
     value: Any = raw
@@ -207,4 +280,6 @@ def _explain(
     key = ".".join(path) or "settings"
     choices = choices_at(kind, path)
     wanted = f", wanted one of {', '.join(choices)}" if choices else ""
-    return ConfigError(f"{service}: {key}: {what}{got}{wanted} (from {source})", next_step="see docs/reference/settings.md for the keys")
+    return ConfigError(
+        f"{service}: {key}: {what}{got}{wanted} (from {source})", next_step="see docs/reference/settings.md for the keys", key=key
+    )

@@ -13,7 +13,10 @@ from topobus.runtime.tls_trust import server_context
 if TYPE_CHECKING:
     from topobus.runtime.config import NatsSettings
 
-__all__ = ["read_files", "read_secret", "read_url", "tls_context", "why_tls"]
+__all__ = ["read_files", "read_secret", "read_url", "strange_urls", "tls_context", "why_tls"]
+
+# What NATS' clients take where none is written.
+_PORT = 4222
 
 
 def read_url(text: str) -> tuple[list[str], str]:
@@ -39,6 +42,19 @@ def read_url(text: str) -> tuple[list[str], str]:
             )
         shown.append(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}")
     return servers, ",".join(shown)
+
+
+def strange_urls(text: str) -> list[str]:
+    """Tell of servers that are written as no URL, and for what they are taken.
+
+    >>> strange_urls("127.0.0.1, nats://a:4222, b:4223")
+    ["nats.url: '127.0.0.1' is taken for nats://127.0.0.1:4222", "nats.url: 'b:4223' is taken for nats://b:4223"]
+    """
+    bare = [(server, urlsplit(f"nats://{server}")) for server in read_url(text)[0] if "://" not in server]
+    return [
+        f"nats.url: {server.rpartition('@')[2]!r} is taken for nats://{parts.netloc.rpartition('@')[2]}{'' if parts.port else f':{_PORT}'}"
+        for server, parts in bare
+    ]
 
 
 def read_secret(path: str, key: str) -> str:

@@ -8,39 +8,107 @@ from __future__ import annotations
 
 import difflib
 import enum
+import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 
+from topobus.contracts.device_classes import DEVICE_SERVICES
 from topobus.domain.errors import ConfigError
+from topobus.domain.names import meant_name
 
-__all__ = ["choices_at", "fields_at", "overlay"]
+__all__ = ["choices_at", "fields_at", "overlay", "strange_variables"]
 
-_ALL = "TOPOBUS_ALL__"
+_PREFIX = "TOPOBUS_"
+_ALL = f"{_PREFIX}ALL__"
+_SERVICES = (*DEVICE_SERVICES, "all", "cli", "console", "controller", "discovery", "gateway", "relay", "topology")
 _SHARED_SECTIONS = ("node", "nats", "http", "log", "tracing", "hardware")
 
 
-def overlay(raw: dict[str, Any], kind: type[msgspec.Struct], service: str, environ: Mapping[str, str]) -> dict[tuple[str, ...], str]:
-    """Write the environment's settings into `raw`; give each path with the variable that it came from.
+def overlay(
+    raw: dict[str, Any], kind: type[msgspec.Struct], service: str, environ: Mapping[str, str]
+) -> tuple[dict[tuple[str, ...], str], list[ConfigError]]:
+    """Write the environment's settings into `raw`; give each path with the variable that it came from, and what is wrong with others.
 
-    Errors: ConfigError names the variable, and the nearest key that exists.
+    Errors: raises nothing; each mistake names the variable, and the nearest key that exists.
     """
     origins: dict[tuple[str, ...], str] = {}
-    own = f"TOPOBUS_{service.upper().replace('-', '_')}__"
+    mistakes: list[ConfigError] = []
+    own = _own_prefix(service)
     for prefix in (_ALL, own):
         for variable in sorted(name for name in environ if name.startswith(prefix)):
             path = tuple(part.lower() for part in variable.removeprefix(prefix).split("__"))
-            if prefix == _ALL and path[0] not in _SHARED_SECTIONS:
-                raise _unknown(variable, path[:1], _SHARED_SECTIONS)
-            wanted = _field_type(kind, path, variable, is_shared=prefix == _ALL)
-            if wanted is None:
-                continue
-            _put(raw, path, _read(environ[variable], wanted, variable), variable)
-            origins[path] = variable
-    return origins
+            try:
+                if prefix == _ALL and path[0] not in _SHARED_SECTIONS:
+                    raise _unknown(variable, path[:1], _SHARED_SECTIONS)
+                wanted = _field_type(kind, path, variable, is_shared=prefix == _ALL)
+                if wanted is None:
+                    continue
+                _put(raw, path, _read(environ[variable], wanted, variable), variable)
+            except ConfigError as err:
+                mistakes.append(err)
+            else:
+                origins[path] = variable
+    return origins, mistakes
+
+
+def strange_variables(kind: type[msgspec.Struct], service: str, environ: Mapping[str, str]) -> list[str]:
+    """Tell of variables that set nothing here and look as if they were meant to: a misspelt service, none, single underscores, small letters.
+
+    They are no errors: a class of your own may have any name, and another program may read them.
+
+    >>> from topobus.runtime.config import ServiceSettings
+    >>> for text in strange_variables(ServiceSettings, "gpu", {"TOPOBUS_TOPLOGY__NODE": "n", "NATS__URL": "b", "TOPOBUS_NPU__NODE": "n"}):
+    ...     print(text)
+    NATS__URL sets nothing; did you mean TOPOBUS_ALL__NATS__URL?
+    TOPOBUS_NPU__NODE is for a class npu of your own: Topobus has no service of that name
+    TOPOBUS_TOPLOGY__NODE sets nothing: there is no service toplogy; did you mean TOPOBUS_TOPOLOGY__NODE?
+    """
+    own, paths = _own_prefix(service), ["__".join(path).upper() for path in _paths(kind)]
+    legal = {
+        _squeezed(f"{prefix}{path}"): f"{prefix}{path}" for prefix in (own, _ALL) for path in paths if prefix == own or _is_shared(path)
+    }
+    unprefixed = {path: f"{_ALL if _is_shared(path) else own}{path}" for path in paths if "__" in path}
+    said: list[str] = []
+    for name in sorted(environ):
+        meant = unprefixed.get(name) or unprefixed.get(name.removeprefix(_PREFIX)) or legal.get(_squeezed(name.upper()))
+        head, underscores, rest = name.removeprefix(_PREFIX).partition("__")
+        if name in legal.values() or (not name.upper().startswith(_PREFIX) and name not in unprefixed):
+            continue
+        if meant is not None:
+            said.append(f"{name} sets nothing; did you mean {meant}?")
+        elif name.startswith(_PREFIX) and underscores and head.lower() not in {*_SERVICES, service.replace("-", "_")}:
+            near = meant_name(head, _SERVICES)
+            said.append(
+                f"{name} sets nothing: there is no service {head.lower()}; did you mean {_PREFIX}{near.upper()}__{rest}?"
+                if near
+                else f"{name} is for a class {head.lower()} of your own: Topobus has no service of that name"
+            )
+    return said
+
+
+def _own_prefix(service: str) -> str:
+    return f"{_PREFIX}{service.upper().replace('-', '_')}__"
+
+
+def _squeezed(name: str) -> str:
+    return re.sub("_+", "_", name)
+
+
+def _is_shared(path: str) -> bool:
+    return path.partition("__")[0].lower() in _SHARED_SECTIONS
+
+
+def _paths(kind: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Give the paths of all keys."""
+    for name, inner in (_fields(kind) or {}).items():
+        if _fields(inner) is None:
+            yield (*path, name)
+        else:
+            yield from _paths(inner, (*path, name))
 
 
 def fields_at(kind: type[msgspec.Struct], path: tuple[str, ...]) -> list[str]:

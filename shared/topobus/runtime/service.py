@@ -19,7 +19,9 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from topobus.domain.errors import ConfigError, ContractError, HardwareError, InvariantError, PeerUnavailable, TopobusError
 from topobus.runtime.bus import Bus
 from topobus.runtime.clock import Clock, SystemClock
-from topobus.runtime.config import LogSettings, ServiceSettings, load_settings, origin_of
+from topobus.runtime.config import LogSettings, ServiceSettings, find_mistakes, origin_of
+from topobus.runtime.endpoint import strange_urls
+from topobus.runtime.environment import strange_variables
 from topobus.runtime.heartbeat import Heartbeats
 from topobus.runtime.http import Endpoint
 from topobus.runtime.logging import get_logger, setup_logging
@@ -79,13 +81,21 @@ def run(
     arguments = _parse(name, argv)
     log = LogSettings()
     try:
-        settings = load_settings(settings_type, name, file=arguments.config, environ=os.environ)
-        log = settings.log
-        check_tracing(settings.tracing)
+        checks: list[Callable[[S], object]] = [lambda settings: check_tracing(settings.tracing)]
         if check is not None and not arguments.probe:
-            check(settings)
+            checks.append(check)
         if arguments.check_config:
-            read_login(settings.nats)
+            checks.append(lambda settings: read_login(settings.nats))
+        settings, mistakes = find_mistakes(settings_type, name, file=arguments.config, environ=os.environ, checks=checks)
+        strange = [] if arguments.probe else strange_variables(settings_type, name, os.environ)
+        if arguments.check_config and settings is not None:
+            strange += strange_urls(settings.nats.url)
+        if arguments.check_config or mistakes:
+            _tell(name, *(f"warning: {text}" for text in strange), *map(str, mistakes))
+        if mistakes or settings is None:
+            return EX_CONFIG
+        log = settings.log
+        if arguments.check_config:
             print(f"{name}: the settings are good")  # noqa: T201 - the answer of a command
             return EX_OK
         if arguments.probe:
@@ -93,6 +103,8 @@ def run(
             print(report.strip())  # noqa: T201 - the answer of a command
             return EX_OK if is_ready else 1
         setup_logging(settings.log, service=name, node=settings.node)
+        for text in strange:
+            get_logger().warning("settings.strange", why=text)
         start_tracing(settings.tracing, service=name, node=settings.node)
         try:
             return asyncio.run(_life(name, settings, serve, parts))
@@ -133,10 +145,15 @@ def _parse(name: str, argv: Sequence[str] | None) -> argparse.Namespace:
 def _fail(name: str, err: TopobusError) -> int:
     status = next(code for kind, code in _EXITS if isinstance(err, kind))
     if status == EX_CONFIG:
-        print(f"topobus-{name}: {err}", file=sys.stderr)  # noqa: T201 - for the operator, who may not read logs yet
+        _tell(name, str(err))
     else:
         get_logger().error("service.failed", **{**err.facts, "kind": type(err).__name__, "error": str(err)})
     return status
+
+
+def _tell(name: str, *lines: str) -> None:
+    for line in lines:
+        print(f"topobus-{name}: {line}", file=sys.stderr)  # noqa: T201 - for the operator, who may not read logs yet
 
 
 async def _life(name: str, settings: S, serve: Callable[[S, Runtime], Awaitable[None]], parts: Sequence[str]) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from topobus.domain.errors import ConfigError
-from topobus.runtime.config import NatsSettings, ServiceSettings, load_settings
+from topobus.runtime.config import NatsSettings, ServiceSettings, find_mistakes, load_settings
+from topobus.runtime.environment import strange_variables
 from topobus.sysfs.tree import HardwareSettings
 
 
@@ -125,6 +127,87 @@ def test_settings_name_the_file_when_a_variable_speaks_of_the_same_section(tmp_p
     with pytest.raises(ConfigError, match=r"no setting nats\.urll .*gpu\.toml.*did you mean url") as caught:
         load({"TOPOBUS_ALL__NATS__URL": "nats://all:1"}, file)
     assert "TOPOBUS_ALL" not in str(caught.value)
+
+
+def test_settings_tell_all_mistakes_at_once_when_there_are_several(tmp_path: Path) -> None:
+    """What is wrong in variables, in the file and in numbers is told together, each with its key; one wrong section hides no other."""
+    file = tmp_path / "gpu.toml"
+    file.write_text("[nats]\nurll = 'x'\nreplicas = 'many'\n[log]\nlevel = 'loud'\n")
+    environ = {
+        "TOPOBUS_GPU__MODDE": "x",
+        "TOPOBUS_ALL__HTTP__STALLED_S": "inf",
+        "TOPOBUS_ALL__NATS__URL": "ftp://x",
+        "TOPOBUS_GPU__NODE": "A B",
+    }
+
+    settings, mistakes = find_mistakes(Settings, "gpu", file=file, environ=environ)
+
+    assert settings is not None
+    said = [str(mistake) for mistake in mistakes]
+    keys = ("TOPOBUS_GPU__MODDE", "nats.urll", "nats.replicas", "log.level", "http.stalled_s", "nats.url: got 'ftp://x'", "node: got 'A B'")
+    assert [sum(key in text for text in said) for key in keys] == [1] * len(keys)
+    assert len(said) == len(keys)
+
+
+def test_settings_are_refused_with_a_line_for_each_mistake_when_there_are_several() -> None:
+    """Who reads settings without wanting a list gets one error that has all of them."""
+    with pytest.raises(ConfigError) as caught:
+        load({"TOPOBUS_GPU__HTTP__PORT": "http", "TOPOBUS_GPU__LOG__LEVEL": "loud"})
+
+    first, *lines = str(caught.value).splitlines()
+    assert first == "2 settings are wrong:"
+    assert [line.split(": ")[1] for line in lines] == ["http.port", "log.level"]
+
+
+def test_checks_are_asked_again_without_what_they_refused_when_they_name_the_key() -> None:
+    """A check that refuses two keys tells both; one that names no key, or the key of a default, ends its own search and no other's."""
+
+    def refuse(*keys: str) -> Callable[[Settings], None]:
+        def check(settings: Settings) -> None:
+            for key in keys:
+                if not key or getattr(settings, key) != getattr(Settings(), key):
+                    raise ConfigError(f"{key} is refused", **({"key": key} if key else {}))
+
+        return check
+
+    environ = {"TOPOBUS_GPU__LABELS": '{"a": "b"}', "TOPOBUS_GPU__DRIVERS": "x"}
+    checks = (refuse("labels", "drivers"), refuse(""), refuse("labels", ""))
+
+    _, mistakes = find_mistakes(Settings, "gpu", file=None, environ=environ, checks=checks)
+
+    assert [mistake.message for mistake in mistakes] == [
+        "gpu: labels is refused (from TOPOBUS_GPU__LABELS)",
+        "gpu: drivers is refused (from TOPOBUS_GPU__DRIVERS)",
+        " is refused",
+        " is refused",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("variable", "said"),
+    [
+        ("TOPOBUS_TOPLOGY__NODE", "there is no service toplogy; did you mean TOPOBUS_TOPOLOGY__NODE?"),
+        ("TOPOBUS_ALL_NATS_URL", "did you mean TOPOBUS_ALL__NATS__URL?"),
+        ("TOPOBUS_NATS__URL", "did you mean TOPOBUS_ALL__NATS__URL?"),
+        ("NATS__URL", "did you mean TOPOBUS_ALL__NATS__URL?"),
+        ("topobus_gpu__is_strict", "did you mean TOPOBUS_GPU__IS_STRICT?"),
+        ("TOPOBUS_NPU__MODE", "is for a class npu of your own"),
+    ],
+)
+def test_variable_that_sets_nothing_is_told_when_it_looks_as_if_it_should(variable: str, said: str) -> None:
+    """Such a variable is in nobody's way and what it should have set has its default: only a word of it helps."""
+    (text,) = strange_variables(Settings, "gpu", {variable: "x"})
+
+    assert text.startswith(variable)
+    assert text.endswith(said) or said in text
+
+
+@pytest.mark.parametrize(
+    "variable", ["TOPOBUS_CONTEXT", "TOPOBUS_NIC__NONSENSE", "TOPOBUS_GPU__IS_STRICT", "TOPOBUS_ALL__NATS__URL", "URL", "HOME"]
+)
+def test_variable_is_not_told_when_it_is_right_or_another_program_s(variable: str) -> None:
+    """Variables that set something, those of other services, and those without a section are nothing strange."""
+    assert strange_variables(Settings, "gpu", {variable: "x"}) == []
 
 
 def test_settings_list_the_choices_when_a_word_is_none_of_them() -> None:
