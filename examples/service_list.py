@@ -6,6 +6,7 @@ import os
 import pathlib
 import signal
 import ssl
+import sys
 
 import nats
 
@@ -16,11 +17,19 @@ async def main() -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # whoever reads may have enough (`| head`)
     ca, password, creds = (os.environ.get(name) for name in ("NATS_CA", "NATS_PASSWORD_FILE", "NATS_CREDS"))
     # Where a server with users lets services answer.
-    options = {"inbox_prefix": "_INBOX.TOOLS", "user_credentials": creds, "allow_reconnect": False}
+    options = {"inbox_prefix": "_INBOX.TOOLS", "user_credentials": creds}
+    options |= {"allow_reconnect": False, "max_reconnect_attempts": 1, "reconnect_time_wait": 0}
     options |= {"tls": ssl.create_default_context(cafile=ca)} if ca else {}
     user = {"user": "cli", "password": lambda: pathlib.Path(password).read_text().strip()}
     options |= user if password else {}
-    nc = await nats.connect(url, **options)
+
+    async def tell(error: Exception) -> None:
+        print(f"service_list.py: {str(error) or type(error).__name__}", file=sys.stderr)  # nats-py would add a traceback
+
+    try:
+        nc = await nats.connect(url, **options, error_cb=tell)
+    except (OSError, TimeoutError, nats.errors.Error):
+        sys.exit(1)  # it is told
     inbox = await nc.subscribe(nc.new_inbox())
     await nc.publish("$SRV.STATS", reply=inbox.subject)
     row = "{:<20} {:<9} {:<28} {:>9} {:>7}".format

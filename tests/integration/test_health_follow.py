@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -123,6 +124,47 @@ async def test_follow_says_on_standard_error_why_nothing_comes_when_a_program_on
         assert url in line
     else:
         assert "TOPOBUS_HEALTH" in line
+
+
+async def test_short_example_ends_without_a_traceback_when_its_reader_has_enough(nats: AccountNats) -> None:
+    """`| head` ends it at the next event, quietly and well."""
+    async with nats.bus("gpu") as gpu, asyncio.timeout(LIMIT_S):
+        await _publish(gpu, "gpu-0", 1)
+        url = nats.server.url.replace("//", "//user:user@")
+        read, write = os.pipe()
+        program = await asyncio.create_subprocess_exec(sys.executable, str(_EXAMPLE), url, stdout=write, stderr=asyncio.subprocess.PIPE)
+        os.close(write)
+        assert await asyncio.to_thread(os.read, read, 65536)
+        os.close(read)
+        await _publish(gpu, "gpu-0", 2)
+        _, error = await program.communicate()
+
+    assert (program.returncode, error) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    ("example", "arguments", "said"),
+    [
+        ("health_short.py", (), b"usage: health_short.py nats://user:PASSWORD@HOST:4222\n"),
+        ("health_short.py", ("nats://user:wrong@{server}",), b"health_short.py: nats: 'Authorization Violation'\n"),
+        ("health_short.py", ("nats://127.0.0.1:1",), b"health_short.py: nats: no servers available for connection\n"),
+        ("service_list.py", (), b"service_list.py: nats: 'Authorization Violation'\n"),
+    ],
+)
+async def test_example_says_in_one_line_what_is_wrong_when_it_cannot_begin(
+    nats: AccountNats, example: str, arguments: tuple[str, ...], said: bytes
+) -> None:
+    """Whoever tries it for the first time reads a sentence, and no traceback."""
+    server = nats.server.url.removeprefix("nats://")
+    program = await asyncio.create_subprocess_exec(
+        *(sys.executable, str(_EXAMPLE.with_name(example)), *(argument.format(server=server) for argument in arguments)),
+        env={"NATS_URL": f"nats://cli:wrong@{server}"},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    output, error = await program.communicate()
+
+    assert (program.returncode, output, error) == (1, b"", said)
 
 
 async def test_follow_gives_changes_alone_when_the_server_has_no_accounts(own_nats_server: NatsServer, own_bus: Bus) -> None:
