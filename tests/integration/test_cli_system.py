@@ -200,6 +200,27 @@ def test_place_says_why_not_when_a_pod_asks_too_much(system: Running, tmp_path: 
     assert "why not" in shown
 
 
+def test_place_takes_a_folder_when_it_has_pods(system: Running, tmp_path: Path) -> None:
+    """Each pod is placed; one that asks for its claims alone is not, and says what decides; a workload without pods is none."""
+    (tmp_path / "a.yaml").write_text(pod("first", topobus__gpu=1))
+    (tmp_path / "b.yaml").write_text(
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: claimed}\nspec:\n  resourceClaims: [{name: c, resourceClaimName: c}]\n"
+        "  containers: [{name: a, image: x, resources: {claims: [{name: c}]}}]\n"
+    )
+    (tmp_path / "c.yaml").write_text(
+        "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web}\nspec:\n  replicas: 0\n"
+        "  template: {spec: {containers: [{name: a, image: x}]}}\n"
+    )
+
+    done = system.topobus("place", "-f", tmp_path, "--dry-run", code=1)
+    nothing = system.topobus("place", tmp_path / "c.yaml")
+
+    assert "pod default/first would go to demo-node" in done.stdout
+    assert "Pod default/claimed is not placed: all that it asks for are its claims." in " ".join(done.stdout.split())
+    assert "claimed would go" not in done.stdout
+    assert nothing.stdout == "0 pods: nothing is placed\n"
+
+
 def test_place_says_that_a_class_is_unknown_when_no_service_serves_it(system: Running, tmp_path: Path) -> None:
     """A typo in a resource's name is a refusal that names the class."""
     manifest = tmp_path / "typo.yaml"

@@ -37,7 +37,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("apply -f kind.yaml", 65, "wanted one of Pod, DeviceClass", "docs/reference/pods.md"),
         ("place yaml.yaml", 65, "neither YAML nor JSON", "docs/reference/pods.md"),
         ("place field.yaml", 65, 'did you mean "image"?', "docs/reference/pods.md"),
-        ("place claim.yaml", 65, "wanted a Pod, or a workload with pods, got ResourceClaim", "give a file with one"),
+        ("place claim.yaml", 66, "wanted a Pod or a workload, got 1 ResourceClaim", "`topobus apply -f` allocates claims"),
         ("explain --file yaml.yaml", 65, "cannot read this as DecisionEvent", "correct the file"),
         (
             "apply -f https://example.com/x.yaml",

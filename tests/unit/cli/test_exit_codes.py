@@ -143,10 +143,10 @@ def test_run_keeps_the_traceback_in_a_file_when_topobus_has_a_defect(
 ) -> None:
     """A defect exits with 70 and two lines; the traceback is in the file that they name."""
 
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("no such luck")
 
-    monkeypatch.setattr("topobus.cli.commands.place.read_pods", broken)
+    monkeypatch.setattr("topobus.cli.commands.place.read_wanted", broken)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
 

@@ -52,12 +52,12 @@ def test_workload_is_read_as_the_pods_that_run_at_once(text: str, count: int) ->
     [
         pytest.param(
             "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web}\nspec:\n  template:\n    spec:\n      containers:\n      - {name: a, imag: x}\n",
-            'web.yaml: document 1 (Pod default/web), line 8: spec.containers[0].imag: unknown field, did you mean "image"?',
+            'web.yaml: document 1 (Deployment default/web), line 8: spec.template.spec.containers[0].imag: unknown field, did you mean "image"?',
             id="template",
         ),
         pytest.param(
             workload("apps/v1", "Deployment", replicas="2", template=TEMPLATE),
-            "(Deployment web): spec.replicas: got '2', wanted a number",
+            "(Deployment prod/web), line 1: spec.replicas: got '2', wanted a number",
             id="text",
         ),
         pytest.param(
@@ -66,7 +66,26 @@ def test_workload_is_read_as_the_pods_that_run_at_once(text: str, count: int) ->
         pytest.param(
             workload("apps/v1", "Deployment", replicas=10_000, template=TEMPLATE), "wanted a number from 0 to 1000", id="too-many"
         ),
-        pytest.param(workload("apps/v1", "Deployment"), "containers", id="no-template"),
+        pytest.param(workload("apps/v1", "Deployment"), "(Deployment prod/web), line 1: spec.template: it is missing", id="no-template"),
+        pytest.param(
+            workload("batch/v1", "CronJob", jobtemplate={"spec": {"template": TEMPLATE}}),
+            '(CronJob prod/web), line 1: spec.jobtemplate: unknown field, did you mean "jobTemplate"?',
+            id="cron-job",
+        ),
+        pytest.param(
+            workload("batch/v1", "CronJob", jobTemplate={"spec": {"templat": TEMPLATE}}),
+            'spec.jobTemplate.spec.templat: unknown field, did you mean "template"?',
+            id="job-in-cron-job",
+        ),
+        pytest.param(
+            workload("apps/v1", "Deployment", replica=2, template=TEMPLATE),
+            'spec.replica: unknown field, did you mean "replicas"?',
+            id="number",
+        ),
+        pytest.param(
+            json.dumps({"apiVersion": "apps/v1", "kind": "Deploymnt"}), "kind: got 'Deploymnt', did you mean \"Deployment\"?", id="kind"
+        ),
+        pytest.param(json.dumps({"apiVersion": "v1", "kind": "Job"}), "apiVersion: got 'v1', wanted batch/v1 for a Job", id="version"),
     ],
 )
 def test_workload_is_refused_with_its_place_when_its_template_is_no_pod(text: str, said: str) -> None:
@@ -75,6 +94,16 @@ def test_workload_is_refused_with_its_place_when_its_template_is_no_pod(text: st
         parse_mixed(text, where="web.yaml", has_workloads=True)
 
     assert said in refused.value.message
+
+
+def test_fields_beside_a_template_are_not_judged_when_they_are_like_none_that_is_looked_at() -> None:
+    """A field of a newer Kubernetes, and one whose name begins as another's, are no typing errors; another group's Job is not ours."""
+    job = workload("batch/v1", "Job", completionMode="Indexed", somethingNew=1, template=TEMPLATE)
+    other = '{"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job"}'
+
+    mixed = parse_mixed(f"{job}\n---\n{other}", where="jobs.yaml", has_workloads=True)
+
+    assert (len(mixed.objects), mixed.left_out) == (1, ("Job",))
 
 
 def test_workload_without_a_name_is_called_by_what_it_has() -> None:
@@ -107,7 +136,7 @@ def test_kinds_of_others_are_left_out_and_named_when_ours_stand_beside_them() ->
         ("{apiVersion: v1, kind: Podd}", 'did you mean "Pod"'),
         ("{apiVersion: resource.k8s.io/v1, kind: ResourceClam}", 'did you mean "ResourceClaim"'),
         ("{apiVersion: apps/v1, kind: Pod}", "apiVersion: got 'apps/v1', wanted v1"),
-        ("{kind: Deployment}", "kind: got 'Deployment'"),
+        ("{kind: Deployment}", "apiVersion: got nothing, wanted apps/v1 for a Deployment"),
         ("[1]", "wanted an object"),
         ("", "there is no object in it"),
     ],

@@ -17,7 +17,8 @@ from topobus.cli.command_groups import CommandGroup
 from topobus.cli.command_parameters import Parameter
 from topobus.cli.exits import ExitCode, NotFoundError, UsageError
 from topobus.cli.objects.applying import is_scheduled
-from topobus.cli.objects.manifests import parse_namespaced, read_pods, request_of
+from topobus.cli.objects.manifests import parse_namespaced, read_wanted, request_of
+from topobus.cli.objects.sources import Files
 from topobus.cli.objects.vendor_names import Profiles, by_our_names
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, NamesSystem, one_of, open_bus
 from topobus.cli.render.answers import answer_view
@@ -34,11 +35,12 @@ from topobus.kubernetes.api.objects import metadata_of, name_of, object_parts
 from topobus.kubernetes.api.pod import pod_request
 from topobus.runtime.bus import Bus, NobodyThere, Unreadable
 
-__all__ = ["place", "release_app", "reply_view"]
+__all__ = ["is_by_claims", "place", "release_app", "reply_view"]
 
 _SHOWN_NODES = 5
+_CLAIMS_NEXT = "`topobus apply -f FILE` schedules it with them, `topobus allocate -f FILE` says where they would go"
 
-release_app = CommandGroup(name="release", help="Let go of what an owner holds.")
+release_app = CommandGroup(name="release", help="Let go of what `topobus place` holds; of a claim: `topobus delete claim`.")
 
 
 @dataclass(frozen=True)
@@ -58,11 +60,11 @@ class _Answer:
 
 
 def place(
-    manifest: Annotated[
-        Path, Parameter(name="POD.YAML", help="A v1 Pod, or a workload, whose pods are placed one after the other; - reads standard input.")
+    *manifest: Annotated[
+        Path,
+        Parameter(name="POD.YAML", help="Manifests or folders of them: pods, and workloads, whose pods are placed one after the other."),
     ],
-    /,
-    *,
+    file: Files = (),
     node: Annotated[str | None, Parameter(help="Ask this node itself. Without it the controller chooses among all.")] = None,
     dry_run: Annotated[bool, Parameter(negative="", help="Say where it would go; hold nothing.")] = False,
     profiles: Profiles = (),
@@ -72,7 +74,10 @@ def place(
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
     """Place a pod and say where and why, or why not and what would have to be freed."""
-    pods = read_pods(manifest, options.output().note)
+    if not (manifest or file):
+        raise UsageError("say what to place: POD.YAML or -f FILE", next_step="examples/pods has manifests to start from")
+    objects = read_wanted("place", (*manifest, *file), options.output().note, kinds=("Pod",))
+    pods = [api_object for api_object in objects if api_object.kind == "Pod"]
     return asyncio.run(_place(pods, node, dry_run, profiles, operation or str(uuid.uuid4()), options))
 
 
@@ -85,22 +90,44 @@ async def _place(
     options: BusOptions,
 ) -> int:
     output = options.output()
-    if any(manifest.spec.get("resourceClaims") for manifest in manifests):
-        names = ", ".join(name_of(manifest) for manifest in manifests if manifest.spec.get("resourceClaims"))
-        output.note(
-            f"{names} has claims, which `place` does not allocate: `topobus apply -f FILE` schedules it with them, "
-            "`topobus allocate --dry-run -f FILE` says where they would go"
-        )
+    by_claims = [manifest for manifest in manifests if is_by_claims(manifest)]
+    manifests = [manifest for manifest in manifests if manifest not in by_claims]
+    with_claims = ", ".join(name_of(manifest) for manifest in manifests if manifest.spec.get("resourceClaims"))
+    if with_claims:
+        output.note(f"{with_claims} has claims, which `place` does not allocate: {_CLAIMS_NEXT}")
     if len(manifests) > 1 and is_dry_run:
         output.note(f"a dry run holds nothing: each of the {len(manifests)} pods is asked about by itself")
     answers: list[_Answer] = []
-    async with open_bus(options, NamesSystem.IF_SEVERAL if is_dry_run else NamesSystem.ALWAYS) as bus:
-        if node is not None:
-            one_of("node", node, [entry.parts["node"] for entry in await bus.list(MACHINE)])
-        pods = [await _same_pod(bus, manifest, is_dry_run=is_dry_run) for manifest in manifests]
-        pods = await by_our_names(bus, pods, profiles, node, output.note)
-        for number, pod in enumerate(pods):
-            answers.append(await _ask(bus, pod, node, op_id if len(pods) == 1 else f"{op_id}-{number}", is_dry_run=is_dry_run))
+    if manifests:
+        async with open_bus(options, NamesSystem.IF_SEVERAL if is_dry_run else NamesSystem.ALWAYS) as bus:
+            if node is not None:
+                one_of("node", node, [entry.parts["node"] for entry in await bus.list(MACHINE)])
+            pods = [await _same_pod(bus, manifest, is_dry_run=is_dry_run) for manifest in manifests]
+            pods = await by_our_names(bus, pods, profiles, node, output.note)
+            try:
+                for number, pod in enumerate(pods):
+                    answers.append(await _ask(bus, pod, node, op_id if len(pods) == 1 else f"{op_id}-{number}", is_dry_run=is_dry_run))
+            except PeerUnavailable:
+                # What was placed before is held, and nobody else says so.
+                _show(output, answers, is_dry_run=is_dry_run)
+                raise
+    for manifest in by_claims:
+        output.show(
+            Text.assemble((name_of(manifest), "name"), (" is not placed: ", "fail"), f"all that it asks for are its claims. {_CLAIMS_NEXT}")
+        )
+    if not manifests and not by_claims:
+        output.show(Text("0 pods: nothing is placed", "faint"))
+    _show(output, answers, is_dry_run=is_dry_run)
+    for answer in answers:
+        if answer.reply is None and not (answer.plan and answer.plan.answers):
+            silent = ", ".join(answer.plan.silent_nodes) if answer.plan else ""
+            raise PeerUnavailable(
+                f"no node answered{f': {silent} kept silent' if silent else ''}", next_step="`topobus doctor` tells what is missing"
+            )
+    return ExitCode.OK if not by_claims and all(answer.is_placed for answer in answers) else ExitCode.NO
+
+
+def _show(output: Output, answers: Sequence[_Answer], *, is_dry_run: bool) -> None:
     if output.is_json:
         documents = [answer.plan or answer.reply for answer in answers]
         output.document(documents[0] if len(documents) == 1 else {"answers": documents})
@@ -109,12 +136,14 @@ async def _place(
             output.show(reply_view(answer.pod, answer.reply, is_dry_run=is_dry_run))
         if answer.plan is not None:
             output.show(*_other_answers(answer.pod, answer.plan))
-        if answer.reply is None and not (answer.plan and answer.plan.answers):
-            silent = ", ".join(answer.plan.silent_nodes) if answer.plan else ""
-            raise PeerUnavailable(
-                f"no node answered{f': {silent} kept silent' if silent else ''}", next_step="`topobus doctor` tells what is missing"
-            )
-    return ExitCode.OK if all(answer.is_placed for answer in answers) else ExitCode.NO
+
+
+def is_by_claims(manifest: ApiObject) -> bool:
+    """Say whether a pod has claims, and asks for nothing else that a node would hold for it."""
+    request = request_of(manifest)
+    return bool(manifest.spec.get("resourceClaims")) and not any(
+        container.devices or container.cpus or container.memory_bytes or container.hugepages for container in request.containers
+    )
 
 
 async def _ask(bus: Bus, pod: PodRequest, node: str | None, op_id: str, *, is_dry_run: bool) -> _Answer:
@@ -166,12 +195,12 @@ async def _same_pod(bus: Bus, manifest: ApiObject, *, is_dry_run: bool) -> PodRe
     return pod_request(manifest, uid=metadata.uid) if metadata.uid else request_of(manifest)
 
 
-def reply_view(pod: PodRequest, reply: PlaceReply, *, is_dry_run: bool = False) -> RenderableType:
-    """Show a node's answer to `place`."""
+def reply_view(pod: PodRequest, reply: PlaceReply, *, is_dry_run: bool = False, has_claims_alone: bool = False) -> RenderableType:
+    """Show a node's answer to `place`; of a pod that asks for its claims alone nothing but they is held."""
     is_placed = isinstance(reply.result, Placement)
     verdict = ("would go to" if is_dry_run else "placed on") if is_placed else "refused by"
     return Panel(
-        answer_view(reply.result),
+        Text("nothing of its own: it has what its claims have") if has_claims_alone and is_placed else answer_view(reply.result),
         title=Text(f"{pod.owner} {verdict} {reply.node}"),
         title_align="left",
         border_style="ok" if is_placed else "fail",

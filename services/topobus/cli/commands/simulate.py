@@ -9,7 +9,7 @@ from typing import Annotated, get_args
 from rich.text import Text
 
 from topobus.cli.command_parameters import Parameter
-from topobus.cli.commands.place import reply_view
+from topobus.cli.commands.place import is_by_claims, reply_view
 from topobus.cli.exits import ExitCode, InputError, UsageError
 from topobus.cli.objects.manifests import read_wanted, request_of
 from topobus.cli.options import OUTPUT_DEFAULTS, OutputOptions
@@ -103,7 +103,7 @@ def simulate(
             if decisions is not None:
                 _write(decisions / f"{number:03d}-{metadata_of(pod).name}.json", encode(decision))
             reply = PlaceReply(decision_id="", node=simulation.machine.node, result=result, ledger_sequence=simulation.ledger.sequence)
-            output.show(reply_view(request_of(pod), reply))
+            output.show(reply_view(request_of(pod), reply, has_claims_alone=is_by_claims(pod)))
             if answer is not None:
                 answers.append(answer)
                 output.show(*(Text(f"  {line}") for line in (claim_lines(answer) if isinstance(result, Placement) else ())))

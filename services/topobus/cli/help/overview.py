@@ -36,7 +36,7 @@ COMMANDS: dict[str, tuple[tuple[str, str, str], ...]] = {
     ),
     "Allocate": (
         ("place", "commands.place:place", "Place a pod and say where and why, or why not and what would have to be freed."),
-        ("release", "commands.place:release_app", "Let go of what an owner holds."),
+        ("release", "commands.place:release_app", "Let go of what `topobus place` holds; of a claim: `topobus delete claim`."),
         (
             "apply",
             "commands.objects:apply",

@@ -30,7 +30,6 @@ __all__ = [
     "read_mixed",
     "read_objects",
     "read_pod",
-    "read_pods",
     "read_wanted",
     "request_of",
 ]
@@ -111,21 +110,28 @@ def counted_kinds(kinds: Counter[str]) -> str:
     return text + (f", and {sum(count for _, count in others)} objects of {len(others)} other kinds" if others else "")
 
 
-def read_wanted(verb: str, files: Sequence[Path], note: Note) -> list[ApiObject]:
-    """Read what a dry run is to answer: pods, those of workloads too, claims, and what they need.
+def read_wanted(verb: str, files: Sequence[Path], note: Note, *, kinds: Sequence[str] = ("Pod", "ResourceClaim")) -> list[ApiObject]:
+    """Read what a command is to answer of files and folders: pods, those of workloads too, claims, and what they need.
 
-    Errors: as `read_mixed`; InputError where there is neither a pod nor a claim, with what to do.
+    Shapes: kinds — those of which there must be one; a workload without any pod is enough, and has nothing to answer.
+    Errors: as `read_mixed`; InputError where there is none, with what to do.
     """
-    objects = read_mixed(manifest_files(files), note, has_workloads=True)
+    texts = [(file, read_text(file, limit_bytes=MANIFEST_BYTES, next_step="")) for file in manifest_files(files)]
+    parts = [parse_mixed(text, where=shown_name(file), has_workloads=True) for file, text in texts]
+    objects = only_ours(parts, [file for file, _ in texts], note)
     for api_object in objects:
         if api_object.kind == "ResourceClaim" and api_object.status.get("allocation") and not _is_used(api_object, objects):
             note(f"{name_of(api_object)} is allocated already, as its status says; it is planned anew, as if it were not")
-    if any(api_object.kind in ("Pod", "ResourceClaim") for api_object in objects):
+    if any(api_object.kind in kinds for api_object in objects) or any(part.workloads for part in parts):
         return objects
     named = ", ".join(map(shown_name, files))
-    kinds = Counter(api_object.kind for api_object in objects)
-    text = counted_kinds(kinds) or "no pod that runs"
-    if "ResourceClaimTemplate" in kinds:
+    counts = Counter(api_object.kind for api_object in objects)
+    text = counted_kinds(counts)
+    if "ResourceClaim" in counts:
+        raise InputError(
+            f"{named}: there is nothing to {verb}: wanted a Pod or a workload, got {text}", next_step="`topobus apply -f` allocates claims"
+        )
+    if "ResourceClaimTemplate" in counts:
         names = ", ".join(metadata_of(api_object).name for api_object in objects if api_object.kind == "ResourceClaimTemplate")
         raise InputError(
             f"{named}: there is nothing to {verb}: it has {text}, and claims are made of a template when a pod names it",
@@ -155,19 +161,6 @@ def read_pod(path: Path) -> PodRequest:
     if len(pods) != 1:
         raise ContractError(f"{path}: wanted one Pod, got {len(pods)}", next_step="give a file with one pod")
     return request_of(pods[0])
-
-
-def read_pods(path: Path, note: Note) -> list[ApiObject]:
-    """Read the pods of a manifest, those of workloads too.
-
-    Errors: as `read_mixed`; ContractError when there is none.
-    """
-    objects = read_mixed([path], note, has_workloads=True)
-    pods = [api_object for api_object in objects if api_object.kind == "Pod"]
-    if not pods:
-        kinds = ", ".join(api_object.kind for api_object in objects) or "no pod that runs"
-        raise ContractError(f"{shown_name(path)}: wanted a Pod, or a workload with pods, got {kinds}", next_step="give a file with one")
-    return pods
 
 
 def manifest_files(paths: Iterable[Path], *, is_recursive: bool = False) -> list[Path]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -154,9 +154,10 @@ def parse_mixed(text: str, *, where: str, has_nodes: bool = False, has_workloads
     for document, path, value in _written(text, where):
         workload = workload_of(value) if has_workloads and isinstance(value, dict) else None
         if workload is not None:
-            pod = document.read(f"{path}{workload.prefix}", workload.pod, problems)
-            if workload.problem:
-                problems.append(f"{document.where} ({workload.kind} {workload.name}): {path}{workload.problem}")
+            if workload.problems:
+                document.tell(path, workload.problems, workload.place, problems)
+                continue
+            pod = document.read(f"{path}{workload.prefix}", workload.pod, problems, name=workload.place)
             if pod is not None:
                 objects.extend(
                     msgspec.structs.replace(pod, metadata={**pod.metadata, "name": f"{workload.name}-{number}"})
@@ -248,16 +249,24 @@ class _Document:
             return [(f"items[{index}].", item) for index, item in enumerate(self.value.get("items") or [])]
         return [("", self.value)]
 
-    def read(self, prefix: str, value: Any, problems: list[str]) -> ApiObject | None:
-        """Read one object; append what is wrong to `problems`."""
+    def read(self, prefix: str, value: Any, problems: list[str], *, name: str = "") -> ApiObject | None:
+        """Read one object; append what is wrong to `problems`.
+
+        Shapes: name — what people know it as, with its path told from there; empty: its own name.
+        """
         issues: list[Problem] = []
         api_object = _read(value, issues)
-        name = f" ({name_of(api_object)})" if api_object is not None else ""
-        for problem in issues:
-            path = prefix + problem.path
-            line = self._line(path)
-            problems.append(f"{self.where}{name}, line {line}: {problem}")
+        if name:
+            issues = [Problem(prefix + issue.path, issue.message) for issue in issues]
+            self.tell("", issues, name, problems)
+        else:
+            self.tell(prefix, issues, name_of(api_object) if api_object is not None else "", problems)
         return api_object if not issues else None
+
+    def tell(self, prefix: str, issues: Iterable[Problem], name: str, problems: list[str]) -> None:
+        """Say what is wrong in one object, and at which line."""
+        what = f"{self.where}{f' ({name})' if name else ''}"
+        problems += [f"{what}, line {self._line(prefix + issue.path)}: {issue}" for issue in issues]
 
     def _line(self, path: str) -> int:
         """Find the line of the nearest enclosing value that stands in the text."""
