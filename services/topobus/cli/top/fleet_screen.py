@@ -155,10 +155,8 @@ def _row(row: NodeRow, columns: _Columns, width: int, *, is_selected: bool) -> T
         line.append(_GAP + (str(row.waits) if row.waits else "-").rjust(len("waits")), "warn" if row.waits else "")
     line.append(_GAP + row.why, style)
     line.rstrip()
-    if is_selected:
-        line.pad_right(max(width - len(line), 0))
-        line.stylize("reverse")
-    return line
+    # One bar: colours within it would be read worse, and the words say what they say.
+    return Text(line.plain.ljust(width), "reverse") if is_selected else line
 
 
 def _short(name: str, width: int) -> str:

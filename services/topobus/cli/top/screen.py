@@ -126,7 +126,8 @@ def help_screen(scroll: int, width: int, height: int, palette: Palette) -> Scree
     return Screen(_with_foot(shown, ["Esc close", _SCROLL_KEYS], len(lines) - scroll - body, width, height, palette), scroll)
 
 
-_PLAIN = Console(file=io.StringIO(), width=200)
+# Only for breaking lines.
+_PLAIN = answer_console(file=io.StringIO(), width=200)
 
 
 def _with_foot(lines: list[str], keys: Iterable[str], below: int, width: int, height: int, palette: Palette) -> list[str]:

@@ -138,12 +138,12 @@ def _scrolled(view: View, pressed: Press, page: int) -> View:
 
 
 def _moved(here: int, key: Key | None, page: int, last: int) -> int | None:
-    steps = {Key.UP: -1, Key.DOWN: 1, Key.PAGE_UP: -max(page - 1, 1), Key.PAGE_DOWN: max(page - 1, 1)}
+    steps: dict[Key | None, int] = {Key.UP: -1, Key.DOWN: 1, Key.PAGE_UP: -max(page - 1, 1), Key.PAGE_DOWN: max(page - 1, 1)}
     if key is Key.HOME:
         return 0
     if key is Key.LAST:
         return max(last, 0)
-    return None if key not in steps else min(max(here + steps[key], 0), max(last, 0))
+    return min(max(here + steps[key], 0), max(last, 0)) if key in steps else None
 
 
 def _index(node: str, nodes: Sequence[str]) -> int:
