@@ -115,6 +115,7 @@ def test_topo_prints_json_when_it_is_asked_for(capsys: pytest.CaptureFixture[str
         "name": "fpga-0000-38-00-0",
         "model": "Alveo U55C",
         "pci": "0000:38:00.1",
+        "interface": "",
         "cpuAffinity": "0-55,112-167",
         "numaAffinity": "0",
         "gpuNumaId": None,
