@@ -5,9 +5,11 @@ import pytest
 from topobus.contracts.codec import decode, encode
 from topobus.domain.device import Device, Inventory
 from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState
+from topobus.domain.hint import Hint
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.machine import Cpu, Machine, NumaNode, PciLink
 from topobus.domain.names import is_dns_label, is_dns_subdomain, next_generation, to_dns_label
+from topobus.domain.outcome import ContainerPlacement, Reason
 from topobus.domain.pci import PciAddress
 from topobus.domain.quantity import Quantity
 from topobus.domain.request import Owner, OwnerKind
@@ -186,3 +188,14 @@ def test_inventory_finds_a_device_by_name() -> None:
 def test_owner_is_written_for_people(kind: OwnerKind, uid: str, text: str) -> None:
     """A container names its pod; a uid is for machines."""
     assert str(Owner(kind=kind, namespace="default", name="trainer", uid=uid)) == text
+
+
+def test_placement_of_a_claim_tells_no_alignment_when_nothing_was_merged() -> None:
+    """Of a pod's container it is told, whatever the policy; of a claim only how near its devices are."""
+    reasons = (Reason(code="no-alignment", message="policy none: nothing is aligned"), Reason(code="locality-met", message="in a switch"))
+    claim = ContainerPlacement(name="", alignment=Hint(None, preferred=True), reasons=reasons)
+    container = ContainerPlacement(name="main", alignment=Hint(None, preferred=True), reasons=reasons)
+
+    assert [reason.code for reason in claim.told_reasons] == ["locality-met"]
+    assert container.told_reasons == reasons
+    assert (claim.has_alignment, container.has_alignment) == (False, True)
