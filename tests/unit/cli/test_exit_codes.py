@@ -138,6 +138,19 @@ def test_run_prints_the_version_when_asked(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out.startswith("topobus ")
 
 
+@pytest.mark.parametrize("option", ["--why", "--who"])
+def test_device_refuses_a_text_when_it_has_a_line_break(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is wrong is the text, so nobody is asked, and the next step is about it."""
+    arguments = {"--why": "fan", "--who": "ann", option: "a\nb"}
+
+    code = run(["device", "maintain", "gpu-0", *(word for pair in arguments.items() for word in pair), "--nats", "nats://127.0.0.1:1"])
+
+    assert code == ExitCode.USAGE
+    assert capsys.readouterr().err == (
+        f"error: {option} is 'a\\nb': it stands in lists, and takes one line of text\n  next: leave line breaks and the like out\n"
+    )
+
+
 def test_run_keeps_the_traceback_in_a_file_when_topobus_has_a_defect(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from topobus.cli.command_groups import CommandGroup
 from topobus.cli.command_parameters import Parameter
-from topobus.cli.exits import ExitCode
+from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
 from topobus.cli.objects.device_selection import ChosenDevice, Selection, choose_devices
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, NamesSystem, check_known, open_bus
@@ -171,6 +171,12 @@ async def _operate(
     *,
     is_draining: bool = False,
 ) -> int:
+    for option, text in (("--why", why), ("--who", who or "")):
+        if not text.isprintable():
+            # A node would refuse it device by device, with its own words for what is written here.
+            raise UsageError(
+                f"{option} is {text!r}: it stands in lists, and takes one line of text", next_step="leave line breaks and the like out"
+            )
     output, op_id = options.output(), operation or str(uuid.uuid4())
     async with open_bus(options, NamesSystem.ALWAYS) as bus:
         inventories = [entry.value for entry in (await list_inventories(bus))[0]]
