@@ -105,7 +105,7 @@ def apt_install(*packages: str) -> None:
 def provide_engine(log: Path) -> Iterator[None]:
     """See that a Docker daemon answers for the length of a block; one that was started here ends with it, and its bridge."""
     if shutil.which("docker") is None or (not _answers() and shutil.which("dockerd") is None):
-        apt_install("docker.io")
+        apt_install("docker.io", "iproute2")
     if _answers():
         yield
         return
@@ -128,7 +128,7 @@ def provide_engine(log: Path) -> Iterator[None]:
         daemon.terminate()
         daemon.wait(60)
         if not had_bridge and Path("/sys/class/net", _BRIDGE).exists():
-            _run(["ip", "link", "delete", _BRIDGE], timeout_s=30)
+            must(["ip", "link", "delete", _BRIDGE], timeout_s=30, what=f"removing {_BRIDGE}")
 
 
 def _answers() -> bool:
