@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import cast
@@ -37,24 +38,36 @@ def _system(supervisor: object) -> System:
     return cast("System", running)
 
 
-async def test_faults_are_played_when_all_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each step is told when it is done, and the end."""
+async def test_faults_are_played_again_and_again_some_time_after_all_is_ready(tmp_path: Path) -> None:
+    """There is time to open another terminal before the first, each step is told when it is done, and what heals comes again after a while."""
     machine = build("dgx-flaky", tmp_path / "machine")
-    waited: list[float] = []
+    # Before, between the first two rounds, and after the second, where somebody ends it.
+    rounds: list[list[float]] = [[]]
+    rests = (20.0, 60.0)
 
     async def wait(seconds: float) -> None:
-        waited.append(seconds)
+        if seconds in rests:
+            rounds.append([])
+            if len(rounds) == 4:
+                raise asyncio.CancelledError
+        rounds[-1].append(seconds)
 
-    monkeypatch.setattr(RecordedMachine.play, "__kwdefaults__", {**(RecordedMachine.play.__kwdefaults__ or {}), "wait": wait})
     said: list[str] = []
     supervisor = _Supervisor(machine)
-    await _play(machine.root, _system(supervisor), said.append)
+    with pytest.raises(asyncio.CancelledError):
+        await _play(machine.root, _system(supervisor), said.append, wait)
 
+    steps = list(RecordedMachine.open(machine.root).advance(1e9))
+    first, second = (place for place, line in enumerate(said) if "are over" in line)
+    healing = [fault for fault in machine.profile.faults if fault.for_s]
     assert supervisor.was_whole
-    assert said[0] == f"profile dgx-flaky scripts {len(machine.profile.faults)} faults; they begin now"
-    assert said[1:-1] == list(RecordedMachine.open(machine.root).advance(1e9))
-    assert said[-1] == "the faults of profile dgx-flaky are over"
-    assert sum(waited) == max(fault.at_s + fault.for_s for fault in machine.profile.faults)
+    assert said[0].startswith(f"profile dgx-flaky scripts {len(machine.profile.faults)} faults; they begin in 20 s")
+    assert said[1:first] == steps
+    assert 0 < len(healing) < len(machine.profile.faults)
+    assert len(said[first + 1 : second]) == 2 * len(healing)
+    assert set(said[first + 1 : second]) < set(steps)
+    assert [waits[0] for waits in rounds[1:3]] == list(rests)
+    assert sum(rounds[1][1:]) == max(fault.at_s + fault.for_s for fault in machine.profile.faults)
 
 
 @pytest.mark.parametrize("profile", ["laptop", ""])

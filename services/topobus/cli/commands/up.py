@@ -6,7 +6,7 @@ import asyncio
 import ipaddress
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -183,8 +183,14 @@ async def _up(
     return ExitCode.OK
 
 
-async def _play(hardware: Path, system: System, say: Callable[[str], None]) -> None:
-    """Play the faults that a recorded machine's profile scripts, from the moment at which all is ready."""
+# Time to open another terminal and to type a command; and to see all of it well again (a device is watched for 30 s after a fault).
+_BEFORE_FAULTS_S, _BETWEEN_FAULTS_S = 20.0, 60.0
+
+
+async def _play(
+    hardware: Path, system: System, say: Callable[[str], None], wait: Callable[[float], Awaitable[None]] = asyncio.sleep
+) -> None:
+    """Play the faults that a recorded machine's profile scripts, some time after all is ready, again and again: who wants to see them opens another terminal first."""
     try:
         machine = RecordedMachine.open(hardware)
     except ConfigError:
@@ -195,9 +201,17 @@ async def _play(hardware: Path, system: System, say: Callable[[str], None]) -> N
     async for statuses in system.supervisor.changes(at_least_every_s=1.0):
         if _is_ready(statuses):
             break
-    say(f"profile {machine.profile.name} scripts {len(machine.profile.faults)} faults; they begin now")
-    await machine.play(say=say)
-    say(f"the faults of profile {machine.profile.name} are over")
+    name = machine.profile.name
+    say(
+        f"profile {name} scripts {len(machine.profile.faults)} faults; they begin in {_BEFORE_FAULTS_S:g} s, and come again until Ctrl-C: "
+        "`topobus top` or `topobus health watch` in another terminal shows them"
+    )
+    await wait(_BEFORE_FAULTS_S)
+    await machine.play(wait=wait, say=say)
+    while True:
+        say(f"the faults of profile {name} are over; those that heal come again in {_BETWEEN_FAULTS_S:g} s")
+        await wait(_BETWEEN_FAULTS_S)
+        await machine.play_again(wait=wait, say=say)
 
 
 async def follow_system(system: System, output: Output, use: Use) -> None:

@@ -51,6 +51,7 @@ class RecordedMachine:
     profile: Profile
     functions: tuple[PlacedFunction, ...] = field(repr=False, default=())
     _played_to_s: float = -1.0
+    _is_again: bool = False
 
     @classmethod
     def open(cls, root: Path) -> RecordedMachine:
@@ -211,8 +212,15 @@ class RecordedMachine:
                 done.append(step)
         return tuple(done)
 
+    async def play_again(
+        self, *, wait: Callable[[float], Awaitable[None]] = asyncio.sleep, say: Callable[[str], None] = lambda _: None
+    ) -> None:
+        """Play the script once more in real time, without what it does not heal: that is done already."""
+        self._played_to_s, self._is_again = -1.0, True
+        await self.play(wait=wait, say=say)
+
     def _script(self) -> list[tuple[float, Fault, bool]]:
-        steps = [(fault.at_s, fault, False) for fault in self.profile.faults]
+        steps = [(fault.at_s, fault, False) for fault in self.profile.faults if fault.for_s or not self._is_again]
         steps += [(fault.at_s + fault.for_s, fault, True) for fault in self.profile.faults if fault.for_s]
         return sorted(steps, key=lambda step: (step[0], step[1].target, step[2]))
 
