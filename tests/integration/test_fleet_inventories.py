@@ -84,3 +84,15 @@ async def test_keys_that_were_deleted_are_not_named(bus: Bus) -> None:
     await bus.delete(INVENTORY, node="n1", device_class="npu")
 
     assert await bus.keys(INVENTORY) == ({"node": "n2", "device_class": "gpu"},)
+
+
+async def test_flood_is_left_unread_when_it_has_pushed_out_the_inventories_of_the_nodes_that_there_are(bus: Bus) -> None:
+    """A full bucket drops its oldest values: what is left is the flood's alone until the owners have written theirs again."""
+    await _put_machine(bus, "n1")
+    for number in range(20):
+        await _put(bus, f"ghost{number:02}", "gpu")
+
+    entries, unread = await list_inventories(bus)
+
+    assert entries == ()
+    assert len(unread) == 20

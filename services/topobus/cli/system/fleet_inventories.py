@@ -39,7 +39,7 @@ async def list_inventories_as(
     nodes = {parts["node"] for parts in await bus.keys(INVENTORY)}
     strangers = sorted(nodes - machines)
     members = sorted(nodes & machines)
-    if len(strangers) <= _MOST_STRANGERS or not members:
+    if len(strangers) <= _MOST_STRANGERS or not machines:
         return await bus.list(state, on_rejected=on_rejected), ()
     places = asyncio.Semaphore(_AT_ONCE)
 
