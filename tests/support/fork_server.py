@@ -62,6 +62,7 @@ def _load() -> None:
         "rich.markdown",
         "rich.table",
         "rich.syntax",
+        "cyclopts.help",
         "prometheus_client.openmetrics.exposition",
     ):
         with contextlib.suppress(ModuleNotFoundError):

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnknownOptionError
 from rich.markup import escape
 
-from topobus.cli.command_groups import CommandGroup
 from topobus.cli.command_words import with_options_behind
 from topobus.cli.exits import ExitCode, InputError, UsageError, code_of
+from topobus.cli.help.command_data import find_command, read_commands
 from topobus.cli.help.overview import COMMANDS, PROGRAM
 from topobus.cli.help.quick import answer_quickly
 from topobus.cli.render.output import Output, adapt_streams, error_console
@@ -21,16 +23,31 @@ from topobus.domain.errors import ContractError, TopobusError
 
 __all__ = ["application", "run"]
 
+# An option as written: a value that begins with a dash is none.
+_OPTION = re.compile(r"--[a-z][a-z0-9-]*(=.*)?|-[A-Za-z]", re.DOTALL)
 _READ_MANIFESTS = (["allocate"], ["apply"], ["claim"], ["delete"], ["diff"], ["place"], ["simulate"])
 
 
-def application() -> CommandGroup:
+def application() -> App:
     """Assemble the program. Commands are named by import path, so that only the one that runs is loaded."""
-    program = CommandGroup("topobus", PROGRAM)
+    app = App(
+        name="topobus",
+        version=_version,
+        help=PROGRAM,
+        default_parameter=Parameter(negative_iterable=()),
+        result_action="return_value",
+        suppress_keyboard_interrupt=False,
+    )
     for commands in COMMANDS.values():
         for name, path, text in commands:
-            program.add(f"topobus.cli.{path}", name, text)
-    return program
+            app.command(f"topobus.cli.{path}", name=name, help=text)
+    return app
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return f"topobus {version('topobus')}"
 
 
 def run(arguments: Sequence[str], *, when_loaded: Callable[[], None] = lambda: None) -> int:
@@ -40,9 +57,14 @@ def run(arguments: Sequence[str], *, when_loaded: Callable[[], None] = lambda: N
         return ExitCode.OK
     arguments = with_options_behind(arguments)
     try:
-        call = application().read(arguments)
+        command, bound, _ = application().parse_args(arguments, exit_on_error=False, print_error=False, error_console=error_console())
         when_loaded()
-        answer = call()
+        answer = command(*bound.args, **bound.kwargs)
+    except CycloptsError as err:
+        console = error_console()
+        console.print(f"[fail]error:[/fail] {escape(_usage_faults(err, arguments))}")
+        console.print(f"  [name]next:[/name] topobus {' '.join((*_command_of(arguments), '--help'))}")
+        return ExitCode.USAGE
     except TopobusError as err:
         err.next_step = err.next_step or _next_step(err, arguments)
         Output().error(err)
@@ -59,14 +81,55 @@ def run(arguments: Sequence[str], *, when_loaded: Callable[[], None] = lambda: N
     return int(answer) if isinstance(answer, int) else ExitCode.OK
 
 
+def _command_of(arguments: Sequence[str]) -> list[str]:
+    """Take the leading words: for `place --nod x` the help that is meant is place's."""
+    words: list[str] = []
+    app = application()
+    for word in arguments:
+        if word.startswith("-") or word not in app:
+            break
+        words.append(word)
+        app = app[word]
+    return words
+
+
+def _usage_faults(error: CycloptsError, arguments: Sequence[str]) -> str:
+    """Name every option that there is not, and all that are missing; the parser ends at the first."""
+    command, _ = find_command(read_commands(), arguments)
+    if command is None:
+        return _in_our_words(str(error), arguments)
+    # Here: it loads all of Kubernetes' shapes, and a line without mistakes needs none.
+    from topobus.kubernetes.api.shape import did_you_mean
+
+    names = [name for option in command["options"] for name in option["names"]]
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    given = [word.partition("=")[0] for word in own if _OPTION.fullmatch(word)]
+    unknown = [name for name in dict.fromkeys(given) if name not in (*names, "--help", "-h", "--version")]
+    missing = [option["names"] for option in command["options"] if option["is_required"] and not set(option["names"]) & set(given)]
+    faults = [f"there is no option {name}{did_you_mean(name, sorted(name for name in names if name.startswith('--')))}" for name in unknown]
+    if missing:
+        faults.append(f"missing: {', '.join(next(name for name in names if name.startswith('--')) for names in missing)}")
+    if not isinstance(error, MissingArgumentError | UnknownOptionError) and not unknown:
+        return _in_our_words(str(error), arguments)
+    return "; ".join(faults) or _in_our_words(str(error), arguments)
+
+
+def _in_our_words(message: str, arguments: Sequence[str]) -> str:
+    """Name arguments as help does: the parser knows FOLDER as --folder, too."""
+    command, _ = find_command(read_commands(), arguments)
+    for argument in command["arguments"] if command is not None else ():
+        message = message.replace(f"parameter --{argument['name'].lower()} ", f"parameter {argument['name']} ")
+    return message
+
+
 def _next_step(error: TopobusError, arguments: Sequence[str]) -> str:
     """Say what to do where the error itself does not: it has said what is wrong, and where."""
     if isinstance(error, UsageError):
-        return " ".join(("topobus", *application().words_of(arguments), "--help"))
+        return " ".join(("topobus", *_command_of(arguments), "--help"))
     if isinstance(error, InputError):
-        return f"`topobus {' '.join((*application().words_of(arguments), '--help'))}` says what is read; examples/pods and examples/claims have manifests to start from"
+        return f"`topobus {' '.join((*_command_of(arguments), '--help'))}` says what is read; examples/pods and examples/claims have manifests to start from"
     if isinstance(error, ContractError):
-        if application().words_of(arguments)[:1] in _READ_MANIFESTS:
+        if _command_of(arguments)[:1] in _READ_MANIFESTS:
             return "correct it there, and run the command again: docs/reference/pods.md and docs/reference/allocation.md have the fields"
         return "correct the file; where no file was given, `topobus doctor` names what cannot be read"
     return ""

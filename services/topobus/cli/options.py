@@ -12,9 +12,9 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from cyclopts import Parameter
 from rich.text import Text
 
-from topobus.cli.command_parameters import Parameter
 from topobus.cli.config import CliSettings
 from topobus.cli.contexts import ContextFolder, ContextState
 from topobus.cli.exits import NotFoundError, UsageError
@@ -48,6 +48,7 @@ __all__ = [
 _REFUSED = "authorization violation"
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class OutputOptions:
     """How a command prints."""
@@ -59,6 +60,7 @@ class OutputOptions:
         return Output(is_json=self.json)
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class BusOptions(OutputOptions):
     """How a command prints, and where it finds the system."""

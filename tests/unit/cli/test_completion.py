@@ -73,6 +73,7 @@ def test_names_are_asked_for_where_the_system_has_them(words: list[str], names: 
     ("words", "takes_files"),
     [
         (["place", ""], True),
+        (["migrate", ""], True),
         (["apply", "-f", ""], True),
         (["record", ""], True),
         (["up", "--dir", ""], True),

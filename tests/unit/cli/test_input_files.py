@@ -42,7 +42,7 @@ def odd(tmp_path: Path) -> dict[str, Path]:
         for words in COMMANDS
         for kind in ("a FIFO", "a device file", "a folder")
         # These take folders of manifests.
-        if kind != "a folder" or words[0] not in ("simulate", "apply", "delete", "allocate")
+        if kind != "a folder" or words[0] not in ("simulate", "apply", "delete", "allocate", "place")
     ],
 )
 def test_command_refuses_what_is_no_file(

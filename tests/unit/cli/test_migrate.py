@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -34,6 +35,20 @@ def test_migrate_writes_a_manifest_when_all_can_be_said(tmp_path: Path, capsys: 
 
     (made,) = parse_manifest(written.out, where="out.yaml")
     assert (code, written.err, made.kind, made.api_version) == (0, "", "DeviceClass", "resource.k8s.io/v1")
+
+
+def test_migrate_reads_standard_input_when_a_dash_stands_for_a_file(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As help says; an option that there is not stays one."""
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(CLASS.format(version="v1alpha2", more="").encode())))
+    code = run(["migrate", "-"])
+    refused = run(["migrate", "--jsn", "-"])
+    written = capsys.readouterr()
+
+    assert (code, refused) == (0, 2)
+    assert "DeviceClass" in written.out
+    assert 'there is no option --jsn, did you mean "--json"?' in written.err
 
 
 def test_migrate_ends_with_no_and_tells_on_stderr_when_something_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from topobus.runtime.packages import hiding
 
 SERVICES = ("discovery", "gpu", "nic", "fpga", "cpu", "topology", "gateway", "controller")
 # The CLI's (terminal, configuration files) and the API server's client, which a node or a controller without a cluster does without.
-_OF_OTHERS = ("rich", "pygments", "watchfiles", "lightkube", "httpx2", "yaml")
+_OF_OTHERS = ("rich", "pygments", "cyclopts", "watchfiles", "lightkube", "httpx2", "yaml")
 
 
 def test_hiding_makes_an_import_fail_when_the_package_is_installed() -> None:

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 _CLUSTER = {"lightkube", "httpx2", "yaml"}
-_TERMINAL = {"rich", "watchfiles"}
+_TERMINAL = {"cyclopts", "rich", "watchfiles"}
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
+from cyclopts import Parameter
 from rich.text import Text
 
-from topobus.cli.command_parameters import Parameter
 from topobus.cli.dry_run_process import ask_dry_run
 from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.kubeconfigs import find_kubeconfig
@@ -46,6 +46,7 @@ def allocate(
             name=("--file", "-f", "--pods"),
             help="A manifest or a folder of them, or several; - reads standard input. Pods of Deployments and the like are taken, too.",
             negative="",
+            allow_leading_hyphen=True,
         ),
     ] = (),
     dry_run: Annotated[bool, Parameter(negative="", help="Implied: this command writes nothing, `topobus apply` allocates.")] = False,

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+from cyclopts import App, Parameter
 from rich.text import Text
 
-from topobus.cli.command_groups import CommandGroup
-from topobus.cli.command_parameters import Parameter
 from topobus.cli.commands.objects import apply_and_show, delete_places
 from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
@@ -26,10 +25,10 @@ from topobus.kubernetes.api.objects import metadata_of, name_of, object_parts
 
 __all__ = ["claim_app"]
 
-claim_app = CommandGroup(name="claim", help="Short for apply, get and delete of claims.")
+claim_app = App(name="claim", help="Short for apply, get and delete of claims.")
 
 
-@claim_app.command("apply")
+@claim_app.command(name="apply")
 def apply(
     *,
     file: Annotated[Path, Parameter(name=("--file", "-f"), help="A manifest; - reads standard input.")],
@@ -42,7 +41,7 @@ def apply(
     return asyncio.run(apply_and_show(read_mixed([file], options.output().note), options, waits=waits))
 
 
-@claim_app.command("get")
+@claim_app.command(name="get")
 def get(
     name: Annotated[str | None, Parameter(name="NAMESPACE/NAME", help="One claim. Without it: all objects.")] = None,
     /,
@@ -54,7 +53,7 @@ def get(
     return asyncio.run(_get(name, listing.lister(is_json=options.json), options))
 
 
-@claim_app.command("delete")
+@claim_app.command(name="delete")
 def delete(
     name: Annotated[str | None, Parameter(name="NAMESPACE/NAME", help="One claim.")] = None,
     /,

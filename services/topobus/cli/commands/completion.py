@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Annotated, Literal
 
-from topobus.cli.command_parameters import Parameter
+from cyclopts import Parameter
+
 from topobus.cli.exits import ExitCode
 
 __all__ = ["completion"]

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, NoReturn
 
-from topobus.cli.command_parameters import Parameter
+from cyclopts import Parameter, validators
+
 from topobus.cli.config import CliSettings
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, check_listening
 from topobus.domain.errors import ConfigError
@@ -27,7 +28,7 @@ _DEFAULT_PORT = 8765
 def console(
     *,
     port: Annotated[
-        int, Parameter(help="The port on this machine's loopback interface; 0: a free one.", within=(0, 65535))
+        int, Parameter(help="The port on this machine's loopback interface; 0: a free one.", validator=validators.Number(gte=0, lte=65535))
     ] = _DEFAULT_PORT,
     options: BusOptions = BUS_DEFAULTS,
 ) -> NoReturn:

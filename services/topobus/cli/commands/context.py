@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+from cyclopts import App, Parameter
 from rich.text import Text
 
-from topobus.cli.command_groups import CommandGroup
-from topobus.cli.command_parameters import Parameter
 from topobus.cli.contexts import Context, ContextFolder, ContextState, check_name
 from topobus.cli.exits import ExitCode, NotFoundError, UsageError
 from topobus.cli.options import OUTPUT_DEFAULTS, OutputOptions
@@ -19,7 +18,7 @@ from topobus.runtime.endpoint import read_url
 
 __all__ = ["context_app"]
 
-context_app = CommandGroup(name="context", help="Name the systems that commands talk to, and choose one.")
+context_app = App(name="context", help="Name the systems that commands talk to, and choose one.")
 
 # Blocks begin with a name; so does the star, where it is wide enough for a table.
 _COLUMNS = (
@@ -33,7 +32,7 @@ _COLUMNS = (
 _STYLES = {ContextState.RUNNING: "ok", ContextState.STOPPED: "warn", ContextState.ADDED: "faint"}
 
 
-@context_app.command("ls")
+@context_app.command(name="ls")
 def ls(*, options: OutputOptions = OUTPUT_DEFAULTS) -> int:
     """List the contexts; the selected one has a star."""
     folder = ContextFolder()
@@ -63,7 +62,7 @@ def ls(*, options: OutputOptions = OUTPUT_DEFAULTS) -> int:
     return ExitCode.OK
 
 
-@context_app.command("use")
+@context_app.command(name="use")
 def use(
     name: Annotated[str | None, Parameter(help="The context that commands use from now on.")] = None,
     /,
@@ -86,7 +85,7 @@ def use(
     return ExitCode.OK
 
 
-@context_app.command("show")
+@context_app.command(name="show")
 def show(
     name: Annotated[str | None, Parameter(help="A context. Default: the selected one.")] = None,
     /,
@@ -102,7 +101,7 @@ def show(
     return ExitCode.OK
 
 
-@context_app.command("add")
+@context_app.command(name="add")
 def add(
     name: Annotated[str, Parameter(help="The new context.")],
     /,
@@ -142,7 +141,7 @@ def add(
     return ExitCode.OK
 
 
-@context_app.command("rm")
+@context_app.command(name="rm")
 def rm(
     *names: Annotated[str, Parameter(help="Contexts to forget; their systems go on.")],
     options: OutputOptions = OUTPUT_DEFAULTS,

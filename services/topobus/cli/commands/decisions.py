@@ -8,9 +8,9 @@ import signal
 from collections.abc import Iterable, Mapping
 from typing import Annotated
 
+from cyclopts import Parameter, validators
 from rich.text import Text
 
-from topobus.cli.command_parameters import Parameter
 from topobus.cli.exits import ExitCode
 from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, check_known, open_bus
@@ -30,7 +30,7 @@ __all__ = ["decision_listing", "decisions"]
 def decisions(
     *,
     node: Annotated[str | None, Parameter(help="Only this node.")] = None,
-    limit: Annotated[int, Parameter(help="At most so many, the newest.", within=(1, 4096))] = 20,
+    limit: Annotated[int, Parameter(help="At most so many, the newest.", validator=validators.Number(gte=1, lte=4096))] = 20,
     follow: Annotated[bool, Parameter(negative="", help="Then go on with each new one; the same as -w.")] = False,
     listing: ListOptions = LIST_DEFAULTS,
     options: BusOptions = BUS_DEFAULTS,

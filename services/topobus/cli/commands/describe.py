@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated, Literal
 
-from topobus.cli.command_parameters import Parameter
+from cyclopts import Parameter
+
 from topobus.cli.commands.holders import allocations_of_pod, holder_listing
 from topobus.cli.commands.inventory import read_ledgers
 from topobus.cli.exits import ExitCode, NotFoundError, UsageError

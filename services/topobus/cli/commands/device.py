@@ -10,11 +10,10 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Annotated
 
+from cyclopts import App, Parameter
 from msgspec import Struct
 from rich.text import Text
 
-from topobus.cli.command_groups import CommandGroup
-from topobus.cli.command_parameters import Parameter
 from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
 from topobus.cli.objects.device_selection import ChosenDevice, Selection, choose_devices
@@ -33,7 +32,7 @@ from topobus.runtime.bus import Bus
 
 __all__ = ["device_app"]
 
-device_app = CommandGroup(name="device", help="Work on single devices, at once and without any restart.")
+device_app = App(name="device", help="Work on single devices, at once and without any restart.")
 
 # A node decides one after the other; more at a time would only wait there.
 _AT_A_TIME = 8
@@ -67,7 +66,7 @@ class DeviceAnswer(Struct, frozen=True, kw_only=True):
     error: str = ""
 
 
-@device_app.command("maintain")
+@device_app.command(name="maintain")
 def maintain(
     *names: Names,
     why: Why,
@@ -84,7 +83,7 @@ def maintain(
     return asyncio.run(_operate(DeviceVerb.MAINTAIN, selection, why, who, operation, options, is_draining=drain))
 
 
-@device_app.command("exclude")
+@device_app.command(name="exclude")
 def exclude(
     *names: Names,
     why: Why,
@@ -101,7 +100,7 @@ def exclude(
     return asyncio.run(_operate(DeviceVerb.EXCLUDE, selection, why, who, operation, options, is_draining=drain))
 
 
-@device_app.command("return")
+@device_app.command(name="return")
 def give_back(
     *names: Names,
     why: Why = "",
@@ -117,7 +116,7 @@ def give_back(
     return asyncio.run(_operate(DeviceVerb.RETURN, selection, why, who, operation, options))
 
 
-@device_app.command("forgive")
+@device_app.command(name="forgive")
 def forgive(
     *names: Names,
     why: Why = "",
@@ -133,7 +132,7 @@ def forgive(
     return asyncio.run(_operate(DeviceVerb.FORGIVE, selection, why, who, operation, options))
 
 
-@device_app.command("reset")
+@device_app.command(name="reset")
 def reset(
     *names: Names,
     why: Why = "",
@@ -149,7 +148,7 @@ def reset(
     return asyncio.run(_operate(DeviceVerb.RESET, selection, why, who, operation, options))
 
 
-@device_app.command("list")
+@device_app.command(name="list")
 def list_kept_back(
     *,
     node: NodeFilter = None,

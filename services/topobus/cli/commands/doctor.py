@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
+from cyclopts import Parameter
 from rich.table import Table
 from rich.text import Text
 
@@ -38,7 +39,6 @@ from topobus.cli.checkup import (
     check_unread,
     grouped,
 )
-from topobus.cli.command_parameters import Parameter
 from topobus.cli.exits import ExitCode
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, NamesSystem, one_of, open_bus, system_text
 from topobus.cli.system.fleet_inventories import list_inventories

@@ -6,13 +6,13 @@ import asyncio
 from pathlib import Path
 from typing import Annotated, Literal
 
+from cyclopts import Parameter
 from rich.console import RenderableType
 from rich.panel import Panel
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from topobus.cli.command_parameters import Parameter
 from topobus.cli.exits import ExitCode, NotFoundError, UsageError
 from topobus.cli.objects.input_files import DOCUMENT_BYTES, read_bytes
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus

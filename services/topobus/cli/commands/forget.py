@@ -6,10 +6,9 @@ import asyncio
 from collections import Counter
 from typing import Annotated
 
+from cyclopts import App, Parameter
 from rich.text import Text
 
-from topobus.cli.command_groups import CommandGroup
-from topobus.cli.command_parameters import Parameter
 from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, NamesSystem, open_bus
 from topobus.cli.render.answers import reason_lines
@@ -23,7 +22,7 @@ from topobus.runtime.bus import Bus, NobodyThere
 
 __all__ = ["forget_app"]
 
-forget_app = CommandGroup(name="forget", help="Remove what stands of nodes that are gone.")
+forget_app = App(name="forget", help="Remove what stands of nodes that are gone.")
 
 _VERBS = {
     KeyOutcome.PRESENT: "is there",
@@ -33,7 +32,7 @@ _VERBS = {
 }
 
 
-@forget_app.command("node")
+@forget_app.command(name="node")
 def forget_node(
     *nodes: Annotated[str, Parameter(name="NODE", help="The node; several may be named.")],
     without_machine: Annotated[

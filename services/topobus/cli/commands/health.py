@@ -8,11 +8,10 @@ import signal
 from collections.abc import Sequence
 from typing import Annotated, Any
 
+from cyclopts import App, Parameter
 from msgspec import Struct
 from rich.text import Text
 
-from topobus.cli.command_groups import CommandGroup
-from topobus.cli.command_parameters import Parameter
 from topobus.cli.commands.inventory import no_device, read_inventories, read_ledgers, selected
 from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
@@ -28,7 +27,7 @@ from topobus.runtime.bus import Start
 
 __all__ = ["WatchedEvent", "event_line", "health_app"]
 
-health_app = CommandGroup(name="health", help="How devices are.")
+health_app = App(name="health", help="How devices are.")
 
 
 class WatchedEvent(Struct, frozen=True, kw_only=True):
@@ -62,7 +61,7 @@ def health(
     return asyncio.run(_health(node, of_class or device_class, is_all, listing.lister(is_json=options.json), options))
 
 
-@health_app.command("watch")
+@health_app.command(name="watch")
 def watch(*, node: NodeFilter = None, device_class: ClassFilter = None, options: BusOptions = BUS_DEFAULTS) -> int:
     """Follow health: first the present state of each device, then every change, nothing twice and nothing lost."""
     return asyncio.run(_watch(node, device_class, options))

@@ -7,10 +7,9 @@ import contextlib
 import signal
 from typing import Annotated
 
+from cyclopts import App, Parameter
 from rich.text import Text
 
-from topobus.cli.command_groups import CommandGroup
-from topobus.cli.command_parameters import Parameter
 from topobus.cli.exits import ExitCode
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, check_known, open_bus
 from topobus.cli.render.answers import hints_text, short_time
@@ -20,10 +19,10 @@ from topobus.contracts.messages import HintsEvent
 
 __all__ = ["hints_app", "hints_lines"]
 
-hints_app = CommandGroup(name="hints", help="Which NUMA nodes device services and topology prefer, as they say it.")
+hints_app = App(name="hints", help="Which NUMA nodes device services and topology prefer, as they say it.")
 
 
-@hints_app.command("watch")
+@hints_app.command(name="watch")
 def watch(
     *,
     node: Annotated[str | None, Parameter(help="Only this node.")] = None,

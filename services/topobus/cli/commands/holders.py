@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Iterable
 from typing import Annotated
 
+from cyclopts import Parameter
 from rich.text import Text
 
-from topobus.cli.command_parameters import Parameter
 from topobus.cli.commands.inventory import read_ledgers
 from topobus.cli.exits import ExitCode
 from topobus.cli.listing.list_options import LIST_DEFAULTS, AllNamespaces, Lister, ListOptions

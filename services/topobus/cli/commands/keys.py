@@ -7,10 +7,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
+from cyclopts import App, Parameter
 from rich.text import Text
 
-from topobus.cli.command_groups import CommandGroup
-from topobus.cli.command_parameters import Parameter
 from topobus.cli.commands.key_users import known_user, show_password
 from topobus.cli.commands.keys_operator import operator_app
 from topobus.cli.exits import ExitCode, UsageError
@@ -39,10 +38,10 @@ from topobus.runtime.user_keys import (
 
 __all__ = ["keys_app"]
 
-keys_app = CommandGroup(name="keys", help="Passwords and credentials of NATS' users, and certificates of NATS servers.")
-keys_app.add(operator_app, operator_app.name)
+keys_app = App(name="keys", help="Passwords and credentials of NATS' users, and certificates of NATS servers.")
+keys_app.command(operator_app)
 # By its path: the client of the API server is loaded for these commands alone.
-keys_app.add("topobus.cli.commands.keys_secrets:secrets_app", "secrets", "The same as Secrets of a Kubernetes cluster.")
+keys_app.command("topobus.cli.commands.keys_secrets:secrets_app", name="secrets", help="The same as Secrets of a Kubernetes cluster.")
 
 _CHANGED = "changed"
 
@@ -98,7 +97,7 @@ Classes = Annotated[
 ]
 
 
-@keys_app.command("make")
+@keys_app.command(name="make")
 def make(
     folder: Folder,
     *,
@@ -122,7 +121,7 @@ def make(
     return ExitCode.OK
 
 
-@keys_app.command("rotate")
+@keys_app.command(name="rotate")
 def rotate(
     folder: Folder,
     users: Annotated[list[str] | None, Parameter(help="Whose passwords. Default: everybody's.")] = None,
@@ -153,7 +152,7 @@ def rotate(
     return _write_and_tell(options, folder, server_file, form, changed, is_for_group=is_for_group)
 
 
-@keys_app.command("forget")
+@keys_app.command(name="forget")
 def forget(
     folder: Folder, *, server_file: ServerFile = None, is_for_group: ForGroup = False, options: OutputOptions = OUTPUT_DEFAULTS
 ) -> int:
@@ -176,7 +175,7 @@ def _write_and_tell(
     return ExitCode.OK
 
 
-@keys_app.command("certify")
+@keys_app.command(name="certify")
 def certify_server(
     folder: Annotated[
         Path,
@@ -238,7 +237,7 @@ def certify_server(
     return ExitCode.OK
 
 
-@keys_app.command("show")
+@keys_app.command(name="show")
 def show(
     folder: Annotated[Path, Parameter(help="Where the passwords are, or a server's certificate.")],
     user: Annotated[

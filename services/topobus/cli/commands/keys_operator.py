@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
+from cyclopts import App, Parameter
 from msgspec import Struct
 from rich.text import Text
 
-from topobus.cli.command_groups import CommandGroup
-from topobus.cli.command_parameters import Parameter
 from topobus.cli.commands.key_users import known_user
 from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.options import OUTPUT_DEFAULTS, OutputOptions
@@ -26,7 +25,7 @@ from topobus.runtime.user_keys import make_folder, write_whole
 
 __all__ = ["operator_app"]
 
-operator_app = CommandGroup(name="operator", help="NATS' users by an operator's signature (JWT): nothing secret stands at the server.")
+operator_app = App(name="operator", help="NATS' users by an operator's signature (JWT): nothing secret stands at the server.")
 
 _INSTALLATION = "installation.json"
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -56,7 +55,7 @@ class _Installation(Struct, frozen=True, kw_only=True):
     classes: tuple[str, ...] = ()
 
 
-@operator_app.command("make")
+@operator_app.command(name="make")
 def make(
     folder: Folder,
     *,
@@ -87,7 +86,7 @@ def make(
     return _tell(options, folder, files.make(valid_s=valid_s))
 
 
-@operator_app.command("rotate")
+@operator_app.command(name="rotate")
 def rotate(
     folder: Folder, users: Users = None, *, valid: Valid = None, is_for_group: ForGroup = False, options: OutputOptions = OUTPUT_DEFAULTS
 ) -> int:
@@ -97,7 +96,7 @@ def rotate(
     return _tell(options, folder, files.rotate(_users(files, users), valid_s=valid_s))
 
 
-@operator_app.command("revoke")
+@operator_app.command(name="revoke")
 def revoke(
     folder: Folder,
     users: Annotated[list[str], Parameter(help="Whose.")],

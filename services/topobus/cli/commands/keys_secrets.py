@@ -9,10 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
+from cyclopts import App, Parameter
 from rich.text import Text
 
-from topobus.cli.command_groups import CommandGroup
-from topobus.cli.command_parameters import Parameter
 from topobus.cli.commands.key_users import known_user, show_password
 from topobus.cli.config import CliSettings
 from topobus.cli.exits import ExitCode, UsageError
@@ -31,9 +30,7 @@ from topobus.runtime.logging import setup_logging
 
 __all__ = ["secrets_app"]
 
-secrets_app = CommandGroup(
-    name="secrets", help="Passwords of NATS' users, and the server's certificate, as Secrets of a Kubernetes cluster."
-)
+secrets_app = App(name="secrets", help="Passwords of NATS' users, and the server's certificate, as Secrets of a Kubernetes cluster.")
 
 # kubelet looks at mounted Secrets once a minute (syncFrequency); where it does not watch them its copy may be a minute old besides (configMapAndSecretChangeDetectionStrategy).
 _SERVER_AFTER_S = 120.0
@@ -53,7 +50,7 @@ Kubeconfig = Annotated[
 ]
 
 
-@secrets_app.command("make")
+@secrets_app.command(name="make")
 def make(
     namespace: Namespace,
     *,
@@ -90,7 +87,7 @@ def make(
     return ExitCode.OK
 
 
-@secrets_app.command("renew")
+@secrets_app.command(name="renew")
 def renew(namespace: Namespace, *, names: Names = None, kubeconfig: Kubeconfig = None, options: OutputOptions = OUTPUT_DEFAULTS) -> int:
     """Make the server's certificate anew, by the same authority: clients need not know."""
 
@@ -103,7 +100,7 @@ def renew(namespace: Namespace, *, names: Names = None, kubeconfig: Kubeconfig =
     return ExitCode.OK
 
 
-@secrets_app.command("rotate")
+@secrets_app.command(name="rotate")
 def rotate(
     namespace: Namespace,
     users: Annotated[list[str] | None, Parameter(help="Whose passwords. Default: everybody's.")] = None,
@@ -148,7 +145,7 @@ def rotate(
     return ExitCode.OK
 
 
-@secrets_app.command("forget")
+@secrets_app.command(name="forget")
 def forget(namespace: Namespace, *, kubeconfig: Kubeconfig = None, options: OutputOptions = OUTPUT_DEFAULTS) -> int:
     """Let passwords from before a `rotate --overlap` count no more. Give pods two minutes to have the newer ones before; who still uses an old one is cut off."""
 
@@ -161,7 +158,7 @@ def forget(namespace: Namespace, *, kubeconfig: Kubeconfig = None, options: Outp
     return ExitCode.OK
 
 
-@secrets_app.command("show")
+@secrets_app.command(name="show")
 def show(
     namespace: Namespace,
     user: Annotated[str, Parameter(help="Whose password.")],

@@ -11,9 +11,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Literal
 
+from cyclopts import Parameter
 from rich.text import Text
 
-from topobus.cli.command_parameters import Parameter
 from topobus.cli.contexts import Context, ContextFolder
 from topobus.cli.exits import ExitCode, NotFoundError, UsageError
 from topobus.cli.render.output import Output

@@ -7,7 +7,8 @@ import socket
 from pathlib import Path
 from typing import Annotated
 
-from topobus.cli.command_parameters import Parameter
+from cyclopts import Parameter
+
 from topobus.cli.exits import ExitCode, InputError
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus, the_node
 from topobus.cli.pci_names import read_pci_names

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
+from cyclopts import Parameter
 from rich.text import Text
 
-from topobus.cli.command_parameters import Parameter
 from topobus.cli.exits import ExitCode
 from topobus.cli.objects.input_files import MANIFEST_BYTES, read_text, shown_name
 from topobus.cli.render.output import Output
@@ -24,11 +25,28 @@ __all__ = ["migrate"]
 _STYLES = {Severity.INFO: "faint", Severity.LOST: "warn", Severity.OMITTED: "fail"}
 
 
+def _no_option(_: object, files: Sequence[Path]) -> None:
+    """Leave `-` as a name, and no other word with a dash."""
+    for file in files:
+        if str(file).startswith("-") and str(file) != "-":
+            raise ValueError(f"there is no option {file}")
+
+
 def migrate(
-    files: Annotated[list[Path], Parameter(name="FILE", help="Manifests, read together; - reads standard input.")],
+    files: Annotated[
+        list[Path],
+        Parameter(
+            name="FILE",
+            help="Manifests, read together; - reads standard input.",
+            negative=(),
+            consume_multiple=True,
+            allow_leading_hyphen=True,
+            validator=_no_option,
+        ),
+    ],
     /,
     *,
-    is_json: Annotated[bool, Parameter(name="--json", negative="", help="Objects and notes as one JSON document.")] = False,
+    is_json: Annotated[bool, Parameter(name="--json", negative=(), help="Objects and notes as one JSON document.")] = False,
 ) -> int:
     """Turn classic DRA objects into structured ones; exits with 1 when something was lost."""
     output = Output(is_json=is_json)

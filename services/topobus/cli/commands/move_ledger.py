@@ -11,8 +11,8 @@ import os
 from typing import Annotated
 
 import msgspec
+from cyclopts import Parameter
 
-from topobus.cli.command_parameters import Parameter
 from topobus.cli.config import CliSettings
 from topobus.cli.exits import ExitCode
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, NamesSystem, open_bus

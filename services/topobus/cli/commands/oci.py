@@ -9,10 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+from cyclopts import App, Parameter
 from msgspec import Struct, structs
 
-from topobus.cli.command_groups import CommandGroup
-from topobus.cli.command_parameters import Parameter
 from topobus.cli.commands.oci_hook import hook, interface_hooks
 from topobus.cli.exits import ExitCode, NotFoundError, UsageError
 from topobus.cli.objects.input_files import DOCUMENT_BYTES, read_bytes
@@ -38,8 +37,8 @@ from topobus.runtime.bus import Bus
 
 __all__ = ["oci", "oci_app"]
 
-oci_app = CommandGroup(name="oci", help="Print a container's OCI spec with its devices, as kubelet and a runtime would make it.")
-oci_app.add(hook, "hook")
+oci_app = App(name="oci", help="Print a container's OCI spec with its devices, as kubelet and a runtime would make it.")
+oci_app.command(hook, name="hook")
 
 _VENDOR = "topobus.dev"
 # A spec with which a runtime would begin: what is merged shows against it, and --spec brings a real one.

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from topobus.cli.command_parameters import Parameter
+from cyclopts import Parameter
+
 from topobus.cli.exits import ExitCode
 from topobus.domain.edits import Hook
 from topobus.domain.errors import ConfigError, ContractError

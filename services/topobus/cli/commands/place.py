@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from cyclopts import App, Parameter
 from rich.console import RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
-from topobus.cli.command_groups import CommandGroup
-from topobus.cli.command_parameters import Parameter
 from topobus.cli.exits import ExitCode, NotFoundError, UsageError
 from topobus.cli.objects.applying import is_scheduled
 from topobus.cli.objects.manifests import parse_namespaced, read_wanted, request_of
@@ -40,7 +39,7 @@ __all__ = ["is_by_claims", "place", "release_app", "reply_view"]
 _SHOWN_NODES = 5
 _CLAIMS_NEXT = "`topobus apply -f FILE` schedules it with them, `topobus allocate -f FILE` says where they would go"
 
-release_app = CommandGroup(name="release", help="Let go of what `topobus place` holds; of a claim: `topobus delete claim`.")
+release_app = App(name="release", help="Let go of what `topobus place` holds; of a claim: `topobus delete claim`.")
 
 
 @dataclass(frozen=True)
@@ -226,7 +225,7 @@ def _other_answers(pod: PodRequest, plan: PlanReply) -> Iterable[RenderableType]
         yield Text(f"{node} did not answer in time: unknown, not refused", "warn")
 
 
-@release_app.command("pod")
+@release_app.command(name="pod")
 def release_pod(
     name: Annotated[str, Parameter(name="NAMESPACE/NAME", help="The pod.")],
     /,
@@ -238,7 +237,7 @@ def release_pod(
     return asyncio.run(_release_pod(*parse_namespaced(name), node, options))
 
 
-@release_app.command("claim")
+@release_app.command(name="claim")
 def release_claim(
     name: Annotated[str, Parameter(name="NAMESPACE/NAME", help="The claim.")],
     /,

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
+from cyclopts import App, Parameter
 from rich.text import Text
 
-from topobus.cli.command_groups import CommandGroup
-from topobus.cli.command_parameters import Parameter
 from topobus.cli.exits import ExitCode, InputError, NotFoundError, UsageError
 from topobus.cli.options import OUTPUT_DEFAULTS, OutputOptions
 from topobus.domain.errors import ConfigError
@@ -18,14 +17,14 @@ from topobus.simulation.machines import PROFILES, RecordedMachine, build, load_p
 
 __all__ = ["profile_app"]
 
-profile_app = CommandGroup(name="profile", help="Recorded machines: list, build, break and play them.")
+profile_app = App(name="profile", help="Recorded machines: list, build, break and play them.")
 
 Folder = Annotated[Path, Parameter(help="The machine's folder, as `topobus profile build` or `topobus up --dir` made it (there: machine).")]
 Address = Annotated[str, Parameter(help="A PCI address, 0000:18:00.0; all below it goes with it.")]
 Cpu = Annotated[int, Parameter(help="The CPU's number.")]
 
 
-@profile_app.command("list")
+@profile_app.command(name="list")
 def list_profiles(*, options: OutputOptions = OUTPUT_DEFAULTS) -> int:
     """List the machines that come with Topobus."""
     titles = {name: load_profile(name).title for name in PROFILES}
@@ -38,7 +37,7 @@ def list_profiles(*, options: OutputOptions = OUTPUT_DEFAULTS) -> int:
     return ExitCode.OK
 
 
-@profile_app.command("build")
+@profile_app.command(name="build")
 def build_machine(
     profile: Annotated[str, Parameter(help="A machine of `topobus profile list`, or a TOML file.")],
     folder: Annotated[Path, Parameter(help="Where its tree is written; a new folder.")],
@@ -61,7 +60,7 @@ def build_machine(
     return _tell(options, made.root, made.profile.title)
 
 
-@profile_app.command("play")
+@profile_app.command(name="play")
 def play(
     folder: Folder,
     *,
@@ -86,25 +85,25 @@ def play(
     return ExitCode.OK
 
 
-@profile_app.command("remove")
+@profile_app.command(name="remove")
 def remove(folder: Folder, address: Address, *, options: OutputOptions = OUTPUT_DEFAULTS) -> int:
     """Take a PCI function off the bus, as a kernel would."""
     return _change(options, folder, f"{address} is off the bus", lambda machine: machine.remove_pci(address))
 
 
-@profile_app.command("restore")
+@profile_app.command(name="restore")
 def restore(folder: Folder, address: Address, *, options: OutputOptions = OUTPUT_DEFAULTS) -> int:
     """Bring a PCI function back that was taken off."""
     return _change(options, folder, f"{address} is back", lambda machine: machine.restore_pci(address))
 
 
-@profile_app.command("offline")
+@profile_app.command(name="offline")
 def offline(folder: Folder, cpu: Cpu, *, options: OutputOptions = OUTPUT_DEFAULTS) -> int:
     """Take a CPU offline."""
     return _change(options, folder, f"CPU {cpu} is offline", lambda machine: machine.set_cpu_online(cpu, is_online=False))
 
 
-@profile_app.command("online")
+@profile_app.command(name="online")
 def online(folder: Folder, cpu: Cpu, *, options: OutputOptions = OUTPUT_DEFAULTS) -> int:
     """Bring a CPU online again."""
     return _change(options, folder, f"CPU {cpu} is online", lambda machine: machine.set_cpu_online(cpu, is_online=True))

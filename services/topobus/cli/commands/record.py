@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+from cyclopts import Parameter
 from rich.status import Status
 from rich.text import Text
 
-from topobus.cli.command_parameters import Parameter
 from topobus.cli.exits import ExitCode, InputError
 from topobus.cli.options import OUTPUT_DEFAULTS, OutputOptions
 from topobus.cli.pci_names import copy_names

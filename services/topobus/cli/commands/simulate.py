@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, get_args
 
+from cyclopts import Parameter
 from rich.text import Text
 
-from topobus.cli.command_parameters import Parameter
 from topobus.cli.commands.place import is_by_claims, reply_view
 from topobus.cli.exits import ExitCode, InputError, UsageError
 from topobus.cli.objects.manifests import read_wanted, request_of
@@ -45,6 +45,7 @@ def simulate(
             name=("--pods", "--file", "-f"),
             help="A folder of manifests, planned in the order of file names; or a manifest, or several. Pods of Deployments and the like are taken, too.",
             negative="",
+            allow_leading_hyphen=True,
         ),
     ],
     policy: Annotated[Policy, Parameter(help="The node's policy.")] = Policy.BEST_EFFORT,

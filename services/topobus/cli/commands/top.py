@@ -16,9 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
+from cyclopts import Parameter
 from rich.text import Text
 
-from topobus.cli.command_parameters import Parameter
 from topobus.cli.commands.health import WatchedEvent, event_line
 from topobus.cli.exits import ExitCode
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus

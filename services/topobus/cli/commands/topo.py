@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
+from cyclopts import Parameter
 from rich.text import Text
 
-from topobus.cli.command_parameters import Parameter
 from topobus.cli.commands.machine import names_in, node_state
 from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus, the_node

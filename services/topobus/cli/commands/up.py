@@ -10,11 +10,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
+from cyclopts import Parameter
 from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from topobus.cli.command_parameters import Parameter
 from topobus.cli.config import CliSettings
 from topobus.cli.contexts import check_name
 from topobus.cli.exits import ExitCode, InputError, UsageError

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
+from cyclopts import Parameter
 from msgspec import Struct
 from rich.text import Text
 
 from topobus.cli.checkup import first_names
-from topobus.cli.command_parameters import Parameter
 from topobus.cli.exits import ExitCode
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, NamesSystem, open_bus, system_text
 from topobus.cli.render.output import Output

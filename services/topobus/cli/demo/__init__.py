@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-from topobus.cli.command_parameters import Parameter
+from cyclopts import Parameter
 
 __all__ = ["demo"]
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import Enum
-from pathlib import Path
+from typing import Any
 
-from topobus.cli.command_groups import CommandGroup
-from topobus.cli.command_parameters import CommandParameter, parameters_of
+from cyclopts import App
+from cyclopts.argument import Argument
+
 from topobus.cli.help.command_data import ArgumentData, CommandData, OptionData
 
 __all__ = ["specify", "specify_all"]
@@ -32,62 +33,85 @@ _VALUES = {
 }
 
 
-def specify_all(program: CommandGroup) -> list[CommandData]:
+def specify_all(app: App) -> list[CommandData]:
     """Describe the program and all its commands."""
-    return [specify(command, words) for words, command in _walk(program, ())]
+    return [specify(command, words) for words, command in _walk(app, ())]
 
 
-def specify(command: CommandGroup, words: tuple[str, ...]) -> CommandData:
+def specify(app: App, words: tuple[str, ...]) -> CommandData:
     """Describe one command."""
-    parameters = parameters_of(command.own) if command.own is not None else []
+    arguments: list[ArgumentData] = []
+    options: list[OptionData] = []
+    if app.default_command is not None:
+        for argument in app.assemble_argument_collection():
+            if not argument.show or argument.names == ("*",):
+                continue
+            if argument.index is not None or argument.field_info.kind is argument.field_info.VAR_POSITIONAL:
+                arguments.append(_argument(argument))
+            else:
+                options.append(_option(argument, words))
     return CommandData(
         words=" ".join(words),
-        help=" ".join(command.help.split()),
-        is_command=command.own is not None,
-        arguments=[_argument(parameter) for parameter in parameters if parameter.is_argument],
-        options=[_option(parameter, words) for parameter in parameters if not parameter.is_argument],
+        help=" ".join((app.help or "").split()),
+        is_command=app.default_command is not None,
+        arguments=arguments,
+        options=options,
     )
 
 
-def _walk(group: CommandGroup, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], CommandGroup]]:
-    yield words, group
-    for name in group:
-        yield from _walk(group[name], (*words, name))
+def _walk(app: App, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], App]]:
+    yield words, app
+    for name in app:
+        if not name.startswith("-"):
+            yield from _walk(app[name], (*words, name))
 
 
-def _argument(parameter: CommandParameter) -> ArgumentData:
-    name = parameter.names[0]
+def _argument(argument: Argument) -> ArgumentData:
+    name = argument.names[0].lstrip("-")
+    is_many = argument.field_info.kind is argument.field_info.VAR_POSITIONAL or _is_list(argument)
     return ArgumentData(
-        name=name,
-        help=parameter.help,
-        is_required=parameter.is_required,
-        is_many=parameter.is_many,
-        value="PATH" if parameter.kind is Path and not parameter.is_many else name,
-        choices=list(parameter.choices),
+        name=name if not name.islower() else name.upper(),
+        help=_text(argument),
+        is_required=bool(argument.required),
+        is_many=is_many,
+        value="PATH" if "Path" in str(argument.hint) else name.upper(),
+        choices=list(argument.get_choices() or ()),
     )
 
 
-def _option(parameter: CommandParameter, words: tuple[str, ...]) -> OptionData:
-    names = [*parameter.names, *parameter.negatives]
-    default = parameter.default
+def _option(argument: Argument, words: tuple[str, ...]) -> OptionData:
+    names = [name for name in argument.names if not name.startswith("--empty-")]
+    is_switch = any(name in argument.negatives for name in names) or argument.hint is bool or argument.parameter.negative == ()
+    is_switch = is_switch and not _is_list(argument)
+    default = argument.field_info.default
     shown = default.value if isinstance(default, Enum) else default
     return OptionData(
         # Short names first, as everybody writes them; of a switch that is on by default, what switches it off says more.
         names=sorted(names, key=lambda name: (name.startswith("--"), names.index(name))),
-        value="" if parameter.is_switch else _value(parameter),
-        help=parameter.help,
-        choices=list(parameter.choices),
+        value="" if is_switch else _value(argument, names[0]),
+        help=_text(argument),
+        choices=[] if is_switch else list(argument.get_choices() or ()),
         default=str(shown) if isinstance(shown, str | int | float) and not isinstance(shown, bool) and shown != "" else "",
-        is_required=parameter.is_required,
-        is_many=parameter.is_many,
+        is_required=bool(argument.required),
+        is_many=_is_list(argument),
         is_shared=set(names) <= _SHARED and words[:1] not in (("up",), ("context",)),
     )
 
 
-def _value(parameter: CommandParameter) -> str:
-    name = parameter.names[0]
+def _value(argument: Argument, name: str) -> str:
     if name in _VALUES:
         return _VALUES[name]
-    if parameter.kind is Path:
+    if "Path" in str(argument.hint):
         return "PATH"
-    return "NUMBER" if parameter.kind in (int, float) else name.lstrip("-").rpartition("-")[2].upper()
+    if argument.hint in (int, float) or str(argument.hint) in ("float | None", "int | None"):
+        return "NUMBER"
+    return name.lstrip("-").rpartition("-")[2].upper()
+
+
+def _is_list(argument: Argument) -> bool:
+    hint: Any = argument.hint
+    return any(word in str(hint) for word in ("list[", "tuple["))
+
+
+def _text(argument: Argument) -> str:
+    return " ".join((argument.parameter.help or "").split())

@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
+from cyclopts import Parameter
 from rich.text import Text
 
-from topobus.cli.command_parameters import Parameter
 from topobus.cli.exits import UsageError
 from topobus.cli.listing.custom_columns import COLUMNS, COLUMNS_FILE, CustomColumns
 from topobus.cli.listing.json_path import JsonPath, read_path
@@ -38,6 +38,7 @@ Namespace = Annotated[str, Parameter(name=("--namespace", "-n"), help="The names
 AllNamespaces = Annotated[bool, Parameter(name=("--all-namespaces", "-A"), negative="", help="Of all namespaces.")]
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ListOptions:
     """What of a listing is printed, and how."""

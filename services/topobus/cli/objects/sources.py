@@ -8,7 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from topobus.cli.command_parameters import Parameter
+from cyclopts import Parameter
+
 from topobus.cli.exits import UsageError
 from topobus.contracts.messages import ApiObject
 
@@ -23,6 +24,7 @@ Files = Annotated[
         name=("--file", "-f"),
         help="A manifest or a folder of them, or several; - reads standard input.",
         negative="",
+        allow_leading_hyphen=True,
     ),
 ]
 Kustomization = Annotated[

@@ -10,7 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from typing import Annotated, Any, get_args
 
-from topobus.cli.command_parameters import Parameter
+from cyclopts import Parameter
+
 from topobus.cli.exits import UsageError
 from topobus.cli.objects.manifests import Note
 from topobus.contracts.catalogue import INVENTORY, PODS
