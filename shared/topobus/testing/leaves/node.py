@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from topobus.contracts.catalogue import ASKS, PLACE, PLAN, PREFER
+from topobus.contracts.catalogue import ASKS, FORGET, PLACE, PLAN, PREFER
 from topobus.contracts.codec import encode
 from topobus.contracts.messages import PlaceReply, PreferReply
 from topobus.contracts.nouns import Ask, State
@@ -176,7 +176,7 @@ def asked_subjects(node: str, device_classes: Iterable[str]) -> tuple[str, ...]:
     >>> len(asked_subjects("n1", ["gpu", "nic"]))
     22
     """
-    own = [ask for ask in ASKS if ask is not PLAN]
+    own = [ask for ask in ASKS if ask not in (PLAN, FORGET)]
     classes = sorted(device_classes)
     return tuple(subject for ask in own for subject in _subjects(ask, node, classes))
 
