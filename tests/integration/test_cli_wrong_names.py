@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+from pathlib import Path
+
 import pytest
 
 from support.cli_process import run_cli
@@ -20,6 +24,7 @@ from topobus.simulation.nats_server import NatsServer
 pytestmark = pytest.mark.integration
 
 _CLAIM = "apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {name: fast, labels: {team: a}}\nspec: {devices: {requests: []}}\n"
+_NEXA = Path(__file__).parents[2] / "examples" / "nexa-npu"
 _CLASS = "apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: gpu.topobus.dev}\nspec: {selectors: []}\n"
 
 
@@ -134,3 +139,54 @@ async def test_built_in_classes_are_listed_when_nobody_stored_any(nats_server: N
     assert refused[0] == 1
     assert "deviceclass gpu.topobus.dev is built in, and not stored" in refused[2]
     assert [line.split()[:2] for line in with_stored.splitlines()[1:]] == [["gpu.topobus.dev", "stored"]]
+
+
+@pytest.fixture
+def nexa_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example vendor's driver of class npu on the path of the commands, as an installed package has it."""
+    metadata = tmp_path / "topobus_nexa_npu-0.1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: topobus-nexa-npu\nVersion: 0.1.0\n")
+    (metadata / "entry_points.txt").write_text("[topobus.drivers]\nnexa = topobus_nexa_npu:NexaDriver\n")
+    paths = (str(tmp_path), str(_NEXA), os.environ.get("PYTHONPATH", ""))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+
+
+@pytest.mark.usefixtures("publishing", "nexa_installed")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("inventory", "npu"),
+        ("inventory", "--class", "npu"),
+        ("health", "watch", "--class", "npu"),
+        ("device", "return", "--class", "npu"),
+    ],
+    ids=" ".join,
+)
+async def test_command_says_how_a_class_is_served_when_only_its_driver_is_installed(
+    nats_server: NatsServer, arguments: tuple[str, ...]
+) -> None:
+    """The class is no misspelt one: its driver is here, and nobody runs it."""
+    code, _, error = await run_cli(nats_server, *arguments)
+
+    assert code == 1
+    assert "no service of device class 'npu' runs; its driver nexa is installed" in error
+    assert "next: topobus up --class npu" in error
+
+
+@pytest.mark.usefixtures("publishing", "nexa_installed")
+async def test_doctor_names_an_installed_driver_until_a_node_serves_its_class(nats_server: NatsServer, bus: Bus) -> None:
+    """A warning with the command; of a class that some node has nothing is said."""
+    before = await _driver_findings(nats_server)
+    await bus.put(INVENTORY, Inventory(node="n2", device_class="npu", generation=1), node="n2", device_class="npu")
+
+    after = await _driver_findings(nats_server)
+
+    assert [(finding["what"], finding["level"]) for finding in before] == [("driver nexa", "warn")]
+    assert "topobus up --class npu" in before[0]["next_step"]
+    assert after == []
+
+
+async def _driver_findings(nats_server: NatsServer) -> list[dict[str, str]]:
+    _, output, _ = await run_cli(nats_server, "doctor", "--json")
+    return [finding for finding in json.loads(output)["findings"] if finding["what"].startswith("driver")]

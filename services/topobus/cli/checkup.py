@@ -43,6 +43,7 @@ __all__ = [
     "check_stored_clock",
     "check_streams",
     "check_unread",
+    "check_unserved_drivers",
     "first_names",
     "grouped",
 ]
@@ -321,6 +322,22 @@ def check_holders(ledgers: Iterable[Ledger], objects: Iterable[ApiObject], unrea
             "the store is older than they are, or their objects were removed alone",
             next_step=f"`topobus apply -f` the manifest restores it, `topobus release {kind.value} {name}` frees what it holds; `topobus holders` lists all",
         )
+    ]
+
+
+def check_unserved_drivers(drivers: Iterable[tuple[str, str, str]]) -> list[Finding]:
+    """Name drivers that are installed beside this command, and whose class no node's service has.
+
+    Shapes: drivers — name, class, and why no service can have that class; empty: one can.
+    """
+    return [
+        Finding(
+            level=Level.WARN,
+            what=f"driver {name}",
+            found=f"it is installed here, and no service of class {device_class} runs on any node",
+            next_step=why or f"topobus up --class {device_class}; in a cluster topobus-device --class {device_class} on its nodes",
+        )
+        for name, device_class, why in drivers
     ]
 
 

@@ -38,6 +38,7 @@ __all__ = [
     "check_known",
     "check_listening",
     "one_of",
+    "one_of_classes",
     "open_bus",
     "system_text",
     "the_node",
@@ -225,7 +226,27 @@ async def check_known(bus: Bus, *, node: str | None = None, device_class: str | 
     if node is not None and nodes:
         one_of("node", node, nodes)
     if device_class is not None and places:
-        one_of("device class", device_class, {parts["device_class"] for parts in places}.union(also))
+        one_of_classes(device_class, {parts["device_class"] for parts in places}.union(also))
+
+
+def one_of_classes(wanted: str, classes: Iterable[str]) -> str:
+    """Check a class of devices against those that services have.
+
+    Errors: raises NotFoundError that lists what exists; for a class whose driver is installed here it says how the class comes to be served.
+    """
+    try:
+        return one_of("device class", wanted, classes)
+    except NotFoundError as err:
+        # Here: entry points are looked through only for a class that nobody has.
+        from topobus.devicekit.registry import unserved_drivers
+
+        drivers = [driver.name for driver in unserved_drivers(()) if driver.device_class == wanted and driver.is_served_elsewhere]
+        if not drivers:
+            raise
+        raise NotFoundError(
+            f"no service of device class {wanted!r} runs; its driver {' and '.join(drivers)} is installed",
+            next_step=f"topobus up --class {wanted}; in a cluster topobus-device --class {wanted} on its nodes",
+        ) from err
 
 
 def one_of(what: str, wanted: str, nodes: Iterable[str]) -> str:

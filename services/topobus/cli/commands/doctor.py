@@ -37,6 +37,7 @@ from topobus.cli.checkup import (
     check_stored_clock,
     check_streams,
     check_unread,
+    check_unserved_drivers,
     grouped,
 )
 from topobus.cli.exits import ExitCode
@@ -64,6 +65,7 @@ from topobus.contracts.device_classes import DEVICE_SERVICES
 from topobus.contracts.messages import PodsRequest
 from topobus.contracts.nouns import CLUSTER, State
 from topobus.contracts.plan_messages import PlanRequest
+from topobus.devicekit.registry import unserved_drivers
 from topobus.domain.device import Inventory
 from topobus.domain.errors import PeerUnavailable, TopobusError
 from topobus.domain.request import Owner, OwnerKind, PodRequest
@@ -186,6 +188,11 @@ async def _check_services(bus: Bus, node: str | None, checked: list[str], *, ask
     hub = check_hub(sorted(relays), wants_login=bus.wants_login, version=bus.server_version)
     findings = [*([hub] if hub is not None else []), *check_clock_here(bus.clock_ahead_s), *check_rejected(rejected), *check_unread(unread)]
     findings += check_holders(ledgers.values(), [entry.value for entry in objects], {key for state, key, _ in rejected if state is OBJECT})
+    # Of all nodes, whichever are looked at: a class that another node serves is served.
+    unserved = unserved_drivers(inventory.device_class for inventory in inventories)
+    findings += check_unserved_drivers(
+        (driver.name, driver.device_class, "" if driver.is_served_elsewhere else driver.why) for driver in unserved
+    )
     if not nodes:
         findings.append(
             Finding(

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
-from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, one_of_classes, open_bus
 from topobus.cli.render.device_listings import device_labels, device_listing, summary_listing
 from topobus.cli.render.listing import Listing, Row
 from topobus.cli.render.output import Output
@@ -61,7 +61,7 @@ async def read_inventories(bus: Bus, node: str | None, device_class: str | None)
     if node is not None:
         one_of("node", node, (each_inventory.node for each_inventory in inventories))
     if device_class is not None:
-        one_of("device class", device_class, (each_inventory.device_class for each_inventory in inventories))
+        one_of_classes(device_class, (each_inventory.device_class for each_inventory in inventories))
     return await as_of_now(
         bus,
         (

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from topobus.cli.commands.machine import names_in, node_state
 from topobus.cli.exits import ExitCode, UsageError
-from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus, the_node
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of_classes, open_bus, the_node
 from topobus.cli.render.output import Output
 from topobus.cli.render.path_matrix import matrix_lines
 from topobus.cli.simulation.node import open_machine
@@ -58,7 +58,7 @@ def topo(
                 out.note(f"warning: {warning}")
     device_classes = [inventory.device_class for inventory in inventories]
     for name in device_class:
-        one_of("device class", name, device_classes)
+        one_of_classes(name, device_classes)
     matrix = path_matrix(description, inventories, device_class)
     if out.is_json:
         out.document(_document(matrix))

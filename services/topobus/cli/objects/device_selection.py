@@ -12,7 +12,7 @@ from functools import partial
 from msgspec import Struct
 
 from topobus.cli.exits import NotFoundError, UsageError
-from topobus.cli.options import one_of
+from topobus.cli.options import one_of, one_of_classes
 from topobus.contracts.operation_messages import ClassMaintenance
 from topobus.domain.device import Device, Inventory
 from topobus.domain.pci import PciAddress
@@ -64,7 +64,7 @@ def choose_devices(
     if selection.node is not None:
         one_of("node", selection.node, (node for node, _ in places))
     if selection.device_class is not None:
-        one_of("device class", selection.device_class, (device_class for _, device_class in places))
+        one_of_classes(selection.device_class, (device_class for _, device_class in places))
     offered = {
         ChosenDevice(node=inventory.node, device_class=inventory.device_class, device=device.name): device
         for inventory in inventories
