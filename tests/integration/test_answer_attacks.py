@@ -195,5 +195,5 @@ async def test_claim_is_refused_when_the_answerer_has_another_key(rig: Rig, tmp_
         await rig.kubelet.wait_for_driver(DRIVER)
         (answer,) = await rig.kubelet.prepare_claims([TRAINING])
 
-    assert "no answer at" in answer.error
+    assert "no answer from gpu on" in answer.error
     assert list(rig.cdi_dir.iterdir()) == []

@@ -8,12 +8,16 @@ from pathlib import Path
 import pytest
 
 from support.cli_process import run_cli
-from topobus.contracts.catalogue import LEDGER, MACHINE, OBJECT
+from topobus.contracts.catalogue import INVENTORY, LEDGER, MACHINE, OBJECT, PLAN
 from topobus.contracts.messages import ApiObject
+from topobus.contracts.nouns import CLUSTER
+from topobus.contracts.plan_messages import PlanReply, PlanRequest
+from topobus.domain.device import Device, Inventory
 from topobus.domain.idset import CpuSet
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine, NumaNode
 from topobus.runtime.bus import Bus
+from topobus.runtime.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
 
 pytestmark = pytest.mark.integration
@@ -59,6 +63,37 @@ async def test_place_says_which_service_is_missing_when_the_named_node_has_no_to
     assert code == 69
     assert "nothing was placed: no topology service answers on n1" in said
     assert "start topobus-topology on n1" in said
+
+
+async def test_place_names_the_service_that_keeps_silent_behind_the_controller(nats_server: NatsServer, bus: Bus, tmp_path: Path) -> None:
+    """The controller answers, and a node's topology did not answer it: that one is to be looked at."""
+    await _publish(bus, "n1")
+    (tmp_path / "pod.yaml").write_text(_POD)
+
+    async def plan(_request: PlanRequest) -> PlanReply:
+        return PlanReply(silent_nodes=("n1",))
+
+    async with Bus.session(NatsSettings(url=nats_server.url), name="controller") as controller:
+        await controller.answer(PLAN, plan, node=CLUSTER)
+        code, output, said = await run_cli(nats_server, "place", str(tmp_path / "pod.yaml"))
+
+    assert code == 69
+    assert "topology on n1 did not answer in time: unknown, not refused" in output
+    assert "no node answered: topology kept silent on n1" in said
+
+
+async def test_device_asks_a_node_no_more_when_it_did_not_answer(nats_server: NatsServer, bus: Bus) -> None:
+    """Ten devices of a service that hangs cost one wait, not ten."""
+    devices = tuple(Device(name=f"gpu-{number}", device_class="gpu") for number in range(10))
+    await bus.put(INVENTORY, Inventory(node="n1", device_class="gpu", generation=1, devices=devices), node="n1", device_class="gpu")
+
+    code, output, said = await run_cli(nats_server, "device", "maintain", "--class", "gpu", "--why", "fan", "--json")
+
+    errors = [answer["error"] for answer in json.loads(output)["devices"]]
+    assert code == 69
+    assert [error for error in errors[:8] if error.startswith("not asked")] == []
+    assert [error for error in errors[8:] if not error.startswith("not asked any more: ")] == []
+    assert "whether it was done is not known of gpu-0" in said
 
 
 async def test_doctor_warns_of_services_that_nobody_started_and_fails_where_something_waits_for_one(

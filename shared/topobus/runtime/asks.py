@@ -17,7 +17,7 @@ from nats.aio.msg import Msg
 
 from topobus.contracts.codec import decode, encode
 from topobus.contracts.inboxes import answerer_of, askers_of
-from topobus.contracts.nouns import Ask
+from topobus.contracts.nouns import CLUSTER, Ask
 from topobus.contracts.releases import RELEASE, shown_release
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.silence import Answered, Silent, SilentBecause
@@ -127,7 +127,9 @@ class Asks:
             return Held(reply, expectations[0])
         except TimeoutError as err:
             outcome = "timeout"
-            raise PeerUnavailable(f"no answer at {subject} within {limit_s:g} s", subject=subject, timeout_s=limit_s) from err
+            raise PeerUnavailable(
+                f"no answer from {_peer_of(ask, parts)} within {limit_s:g} s ({ask.name} at {subject})", subject=subject, timeout_s=limit_s
+            ) from err
         except NobodyThere as err:
             outcome = "nobody"
             service = parts.get("device_class") or ask.writer[0]
@@ -301,3 +303,9 @@ def _fingerprint(message: Msg) -> bytes:
     """Give what must be the same in two answers: the body, and which error it is."""
     headers = message.headers or {}
     return hashlib.sha256(message.data + b"\0" + headers.get(ERROR, "").encode() + b"\0" + headers.get(MESSAGE, "").encode()).digest()
+
+
+def _peer_of(ask: Ask[Any, Any], parts: Mapping[str, str]) -> str:
+    """Name whom a request was for: `gpu on n1`, `topology on n1`, `controller`."""
+    service, node = parts.get("device_class") or ask.writer[0], parts.get("node", CLUSTER)
+    return service if node == CLUSTER else f"{service} on {node}"

@@ -7,7 +7,7 @@ import getpass
 import os
 import socket
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated
 
 from cyclopts import App, Parameter
@@ -21,6 +21,7 @@ from topobus.cli.options import BUS_DEFAULTS, BusOptions, NamesSystem, check_kno
 from topobus.cli.render.answers import short_time
 from topobus.cli.render.listing import Column, Fit, Listing, Row
 from topobus.cli.system.fleet_inventories import list_inventories
+from topobus.cli.system.responding_services import device_service_on, tell_waiting, topology_on
 from topobus.contracts.catalogue import LEDGER, MAINTENANCE, OPERATE
 from topobus.contracts.operation_messages import ClassMaintenance, OperateReply, OperateRequest
 from topobus.domain.drawing.letters import holders_of
@@ -184,13 +185,29 @@ async def _operate(
         kept_back = [entry.value for entry in await bus.list(MAINTENANCE)] if verb is DeviceVerb.RETURN else []
         chosen = choose_devices(selection, inventories, kept_back)
         turns = asyncio.Semaphore(_AT_A_TIME)
+        noted: set[str] = set()
+        silent: dict[tuple[str, str], str] = {}
+
+        def say(text: str) -> None:
+            if text not in noted:
+                noted.add(text)
+                output.note(text)
 
         async def ask(device: ChosenDevice) -> DeviceAnswer:
             wanted = DeviceOperation(
                 device_class=device.device_class, device=device.device, verb=verb, why=why, who=who or _who(), is_draining=is_draining
             )
+            service = (device.node, device.device_class)
             async with turns:
-                return await _ask(bus, device, OperateRequest(op_id=_op_id(op_id, device), operation=wanted))
+                # All devices of a service that hangs, one after the other, would take minutes; whoever waited once knows.
+                answer = (
+                    _unknown(device, f"not asked any more: {silent[service]}")
+                    if service in silent
+                    else await _ask(bus, device, OperateRequest(op_id=_op_id(op_id, device), operation=wanted), say)
+                )
+            if answer.reply is None:
+                silent.setdefault(service, answer.error)
+            return answer
 
         answers = await asyncio.gather(*map(ask, chosen))
     if output.is_json:
@@ -206,14 +223,18 @@ async def _operate(
     return ExitCode.NO if any(_refusal(answer) is not None for answer in answers) else ExitCode.OK
 
 
-async def _ask(bus: Bus, device: ChosenDevice, request: OperateRequest) -> DeviceAnswer:
+async def _ask(bus: Bus, device: ChosenDevice, request: OperateRequest, say: Callable[[str], None]) -> DeviceAnswer:
     """Ask one node; one that does not answer must not hide what the others said."""
-    place = DeviceAnswer(node=device.node, device_class=device.device_class, device=device.device)
+    peers = [topology_on(device.node), device_service_on(device.node, device.device_class)]
     try:
-        reply = await bus.ask(OPERATE, request, node=device.node)
+        reply = await tell_waiting(bus, bus.ask(OPERATE, request, node=device.node), peers, say)
     except PeerUnavailable as err:
-        return DeviceAnswer(node=place.node, device_class=place.device_class, device=place.device, error=err.message)
-    return DeviceAnswer(node=place.node, device_class=place.device_class, device=place.device, reply=reply)
+        return _unknown(device, err.message)
+    return DeviceAnswer(node=device.node, device_class=device.device_class, device=device.device, reply=reply)
+
+
+def _unknown(device: ChosenDevice, error: str) -> DeviceAnswer:
+    return DeviceAnswer(node=device.node, device_class=device.device_class, device=device.device, error=error)
 
 
 def _op_id(operation: str, device: ChosenDevice) -> str:

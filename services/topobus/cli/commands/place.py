@@ -22,6 +22,7 @@ from topobus.cli.objects.vendor_names import Profiles, by_our_names
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, NamesSystem, one_of, open_bus
 from topobus.cli.render.answers import answer_view
 from topobus.cli.render.output import Output
+from topobus.cli.system.responding_services import CONTROLLER, tell_waiting, topology_on
 from topobus.contracts.catalogue import LEDGER, MACHINE, OBJECT, PLACE, PLAN, RELEASE
 from topobus.contracts.messages import ApiObject, PlaceReply, PlaceRequest, ReleaseRequest
 from topobus.contracts.nouns import CLUSTER
@@ -105,7 +106,9 @@ async def _place(
             pods = await by_our_names(bus, pods, profiles, node, output.note)
             try:
                 for number, pod in enumerate(pods):
-                    answers.append(await _ask(bus, pod, node, op_id if len(pods) == 1 else f"{op_id}-{number}", is_dry_run=is_dry_run))
+                    asking = _ask(bus, pod, node, op_id if len(pods) == 1 else f"{op_id}-{number}", is_dry_run=is_dry_run)
+                    asked = CONTROLLER if node is None else topology_on(node)
+                    answers.append(await tell_waiting(bus, asking, [asked], output.note))
             except PeerUnavailable:
                 # What was placed before is held, and nobody else says so.
                 _show(output, answers, is_dry_run=is_dry_run)
@@ -121,7 +124,8 @@ async def _place(
         if answer.reply is None and not (answer.plan and answer.plan.answers):
             silent = ", ".join(answer.plan.silent_nodes) if answer.plan else ""
             raise PeerUnavailable(
-                f"no node answered{f': {silent} kept silent' if silent else ''}", next_step="`topobus doctor` tells what is missing"
+                f"no node answered{f': topology kept silent on {silent}' if silent else ''}",
+                next_step="`topobus doctor` tells what is missing",
             )
     return ExitCode.OK if not by_claims and all(answer.is_placed for answer in answers) else ExitCode.NO
 
@@ -222,7 +226,7 @@ def _other_answers(pod: PodRequest, plan: PlanReply) -> Iterable[RenderableType]
                 subtitle_align="left",
             )
     for node in plan.silent_nodes:
-        yield Text(f"{node} did not answer in time: unknown, not refused", "warn")
+        yield Text(f"topology on {node} did not answer in time: unknown, not refused", "warn")
 
 
 @release_app.command(name="pod")
@@ -295,7 +299,8 @@ async def _let_go(bus: Bus, held: Iterable[tuple[str, Owner]], output: Output) -
     released = []
     is_refused = False
     for where, owner in held:
-        reply = await bus.ask(RELEASE, ReleaseRequest(op_id=str(uuid.uuid4()), owner=owner), node=where)
+        answer = bus.ask(RELEASE, ReleaseRequest(op_id=str(uuid.uuid4()), owner=owner), node=where)
+        reply = await tell_waiting(bus, answer, [topology_on(where)], output.note)
         released.append({"node": where, "owner": owner, "devices": reply.devices, "ledger_sequence": reply.ledger_sequence})
         if reply.refusal is not None:
             is_refused = True

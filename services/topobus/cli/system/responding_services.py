@@ -6,25 +6,80 @@ The result is a snapshot: a service that restarts at this moment counts as silen
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from msgspec import structs
+from msgspec import Struct, structs
 
-from topobus.contracts.catalogue import HINT
-from topobus.contracts.nouns import Ask
+from topobus.contracts.catalogue import HINT, PLAN, PREFER
+from topobus.contracts.nouns import CLUSTER, Ask
 from topobus.domain.device import Inventory
 from topobus.domain.silence import SERVICE_SILENT, Answered, Silent, SilentBecause, unheard
 from topobus.runtime.bus import Bus
 
-__all__ = ["as_of_now", "side_by_side", "sign_of_life", "silence_text", "why_silent"]
+__all__ = [
+    "CONTROLLER",
+    "Peer",
+    "as_of_now",
+    "device_service_on",
+    "side_by_side",
+    "sign_of_life",
+    "silence_text",
+    "tell_waiting",
+    "topology_on",
+    "why_silent",
+]
 
 # A person waits for this once, for all services together; one that is well answers within milliseconds.
 _PATIENCE_S = 1.0
 # Nodes whose services are asked at the same time. All of a large fleet at once would have answers wait in this process for longer than the patience.
 _AT_ONCE = 32
 
+# Whoever waits for longer wonders whether anything happens.
+_WORD_AFTER_S = 2.0
+
 T = TypeVar("T")
+
+
+class Peer(Struct, frozen=True, kw_only=True):
+    """A service that a command may have to wait for."""
+
+    name: str
+    """As people are told it: `gpu on n1`."""
+    ask: Ask[Any, Any]
+    """What it answers, for a sign of life."""
+    parts: Mapping[str, str]
+
+
+CONTROLLER = Peer(name="the controller", ask=PLAN, parts={"node": CLUSTER})
+
+
+def topology_on(node: str) -> Peer:
+    """Name a node's topology."""
+    return Peer(name=f"topology on {node}", ask=PREFER, parts={"node": node})
+
+
+def device_service_on(node: str, device_class: str) -> Peer:
+    """Name the service of a node's devices of one class."""
+    return Peer(name=f"{device_class} on {node}", ask=HINT, parts={"node": node, "device_class": device_class})
+
+
+async def tell_waiting(bus: Bus, answer: Awaitable[T], peers: Sequence[Peer], say: Callable[[str], None]) -> T:
+    """Wait for an answer; when it takes long, say once for whom.
+
+    Shapes: peers — who works on it, the one that is asked first; told are those that give no sign of life, else the last, which does the work.
+    """
+    waited = asyncio.ensure_future(answer)
+    try:
+        done, _ = await asyncio.wait({waited}, timeout=_WORD_AFTER_S)
+        if not done:
+            reasons = await asyncio.gather(*(why_silent(bus, peer.ask, **peer.parts) for peer in peers))
+            silent = [f"{peer.name} ({why})" for peer, why in zip(peers, reasons, strict=True) if why]
+            if not waited.done():
+                say(f"waiting for {' and '.join(silent) or f'{peers[-1].name}, which is at work'}")
+        return await waited
+    finally:
+        waited.cancel()
 
 
 async def as_of_now(bus: Bus, inventories: Iterable[Inventory]) -> list[Inventory]:
