@@ -109,6 +109,15 @@ def test_answer_view_says_that_freeing_is_no_way_when_nobody_stands_in_it() -> N
     assert "letting go of what other pods and claims hold would not help" in shown(answer_view(Refusal(reasons=REFUSAL.reasons)))
 
 
+def test_answer_view_says_what_lets_go_when_the_pod_itself_holds_it() -> None:
+    """That letting go would not help would contradict the reason above it, which says to release the pod."""
+    message = "pod default/a is placed already; release it before placing it again"
+    text = shown(answer_view(Refusal(reasons=(Reason(code="already-placed", message=message),))))
+
+    assert "would not help" not in text
+    assert "`topobus release`" in text
+
+
 def test_answer_view_keeps_brackets_when_a_message_has_them() -> None:
     """Text from the bus is never taken for markup."""
     assert "[red]x[/red]" in shown(answer_view(Refusal(reasons=(Reason(code="c", message="[red]x[/red]"),))))

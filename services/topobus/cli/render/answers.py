@@ -22,6 +22,8 @@ __all__ = ["answer_text", "answer_view", "facts_text", "hint_table", "hint_text"
 _COMES_BACK = ("wait", "return", "repair")
 # What comes nearest and what would fit stands among the reasons; it refuses nothing.
 _ADVICE = ("nearest-miss", "would-fit")
+# Nobody else is in the way.
+_HELD = "already-placed"
 _UNITS = {"_gbps": "Gbit/s", "_bytes": "bytes", "_ms": "ms", "_s": "s"}
 # Drivers that do not tell a link's speed say 0.
 _ZERO_IS_UNKNOWN = ("bandwidth_gbps",)
@@ -44,6 +46,8 @@ def answer_view(result: Placement | Refusal, *, has_facts: bool = False, could_b
         return Group(*lines)
     if any(reason.code == "gave-up" for reason in result.reasons):
         lines.append(Text("whether freeing something would help is not known", "faint"))
+    elif any(reason.code == _HELD for reason in result.reasons):
+        lines.append(Text("what it holds is let go of by `topobus release`, or by `topobus delete` where it is stored", "faint"))
     elif could_be_freed:
         lines.append(Text("letting go of what other pods and claims hold would not help", "faint"))
     return Group(*lines)
