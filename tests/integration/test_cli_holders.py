@@ -11,10 +11,10 @@ import pytest
 from support.asking import ask_patiently
 from support.cli_process import run_cli
 from support.real_topology import real_topology
-from topobus.contracts.catalogue import LEDGER, OBJECT, PLACE
+from topobus.contracts.catalogue import INVENTORY, LEDGER, OBJECT, PLACE
 from topobus.contracts.messages import ApiObject, PlaceRequest
-from topobus.domain.device import Inventory
-from topobus.domain.idset import CpuSet
+from topobus.domain.device import Device, Inventory
+from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.ledger import Allocation, Holding, Ledger
 from topobus.domain.machine import Machine
 from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
@@ -98,6 +98,41 @@ async def test_pod_that_is_not_stored_is_described_and_counted_when_it_holds_dev
     assert "`topobus release pod default/trainer` lets go of it" in noted
     assert "1 pod holds devices and is not stored: `topobus holders`" in listed
     assert (missing, "there is no pod default/nobody" in why) == (1, True)
+
+
+async def test_holders_and_pod_know_each_other_when_only_the_claim_says_it(nats_server: NatsServer, bus: Bus) -> None:
+    """Without a kubelet the ledger names no pod of a claim, and the pod none of its devices: what the claim is reserved for stands in its status."""
+    owner = Owner(kind=OwnerKind.CLAIM, name="fast", uid="u2")
+    await bus.put(
+        LEDGER,
+        Ledger(node="n1", allocations={owner.key: Allocation(owner=owner, holdings=(Holding(devices={"gpu": ("gpu-3",)}),))}),
+        node="n1",
+    )
+    device = Device(name="gpu-3", device_class="gpu", numa_nodes=NodeSet(1))
+    await bus.put(INVENTORY, Inventory(node="n1", device_class="gpu", generation=1, devices=(device,)), node="n1", device_class="gpu")
+    result = {"request": "two", "driver": "gpu.topobus.dev", "pool": "n1", "device": "gpu-3"}
+    status = {
+        "allocation": {"devices": {"results": [result]}},
+        "reservedFor": [{"resource": "pods", "name": name, "uid": name} for name in ("web", "batch")],
+    }
+    metadata = {"name": "fast", "namespace": "default", "uid": "u2"}
+    claim = ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata=metadata, spec={}, status=status)
+    await bus.put(OBJECT, claim, kind="resourceclaim", namespace="default", name="fast")
+    spec = {
+        "nodeName": "n1",
+        "resourceClaims": [{"name": "card", "resourceClaimName": "fast"}, {"name": "later", "resourceClaimName": "no"}],
+    }
+    pod = ApiObject(api_version="v1", kind="Pod", metadata={"name": "web", "namespace": "default", "uid": "web"}, spec=spec)
+    await bus.put(OBJECT, pod, kind="pod", namespace="default", name="web")
+
+    _, listed, _ = await run_cli(nats_server, "holders")
+    _, described, _ = await run_cli(nats_server, "describe", "pod", "web", "-o", "json")
+    _, shown, _ = await run_cli(nats_server, "describe", "pod", "web")
+
+    (granted,) = json.loads(described)["devices"]
+    assert _words(listed.splitlines()[1]) == "claim default/fast n1 1 gpu: gpu-3 default/batch, default/web"
+    assert (granted["request"], granted["device"], granted["pool"], granted["numa_nodes"]) == ("card/two", "gpu-3", "n1", "1")
+    assert "card/two" in shown
 
 
 async def test_claim_without_an_object_is_named_by_doctor_and_freed_by_release(

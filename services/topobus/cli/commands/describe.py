@@ -17,11 +17,13 @@ from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
 from topobus.cli.render.description import describe as put_together
 from topobus.cli.render.description import view
 from topobus.cli.render.output import Output
+from topobus.cli.render.tables import claim_names
 from topobus.cli.system.responding_services import as_of_now
-from topobus.contracts.catalogue import DECISION, INVENTORY, LEDGER
-from topobus.contracts.messages import DecisionEvent
+from topobus.contracts.catalogue import DECISION, INVENTORY, LEDGER, OBJECT
+from topobus.contracts.messages import ApiObject, DecisionEvent
 from topobus.domain.ledger import Allocation
 from topobus.domain.request import OwnerKind
+from topobus.runtime.bus import Bus
 
 __all__ = ["describe"]
 
@@ -53,17 +55,29 @@ async def _describe(kind: str, namespace: str, name: str, options: BusOptions, *
                 raise
             return _describe_unstored(held, parts, Output(is_json=is_json))
         plain = plain_object(api_object)
-        nodes = {device.pool for device in put_together(api_object, plain, (), (), ()).devices}
+        claims = await _claims_of(bus, api_object) if kind == "Pod" else {}
+        nodes = {device.pool for device in put_together(api_object, plain, (), (), (), claims).devices}
         inventories = await as_of_now(bus, [entry.value for entry in await bus.list(INVENTORY) if entry.parts["node"] in nodes])
         ledgers = [entry.value for entry in await bus.list(LEDGER)]
         events: list[DecisionEvent] = [received.value for received in await bus.last(DECISION, limit=_LOOKED_THROUGH)]
-    description = put_together(api_object, plain, inventories, ledgers, events)
+    description = put_together(api_object, plain, inventories, ledgers, events, claims)
     output = Output(is_json=is_json)
     if is_json:
         output.document(description)
     else:
         output.show(view(api_object, description))
     return ExitCode.OK
+
+
+async def _claims_of(bus: Bus, pod: ApiObject) -> dict[str, ApiObject]:
+    """Read a pod's claims, by the names that it has for them."""
+    namespace = str(pod.metadata.get("namespace") or "default")
+    stored = {
+        name: await bus.get(OBJECT, kind="resourceclaim", namespace=namespace, name=claim)
+        for name, claim in claim_names(pod).items()
+        if claim
+    }
+    return {name: entry.value for name, entry in stored.items() if entry is not None}
 
 
 def _describe_unstored(held: list[tuple[str, Allocation]], parts: dict[str, str], output: Output) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Annotated
 
 from cyclopts import Parameter
+from msgspec import structs
 from rich.text import Text
 
 from topobus.cli.commands.inventory import read_ledgers
@@ -14,10 +15,12 @@ from topobus.cli.exits import ExitCode
 from topobus.cli.listing.list_options import LIST_DEFAULTS, AllNamespaces, Lister, ListOptions
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus
 from topobus.cli.render.listing import Column, Fit, Listing, Row
-from topobus.contracts.catalogue import LEDGER
+from topobus.contracts.catalogue import LEDGER, OBJECT
+from topobus.contracts.messages import ApiObject
 from topobus.domain.idset import CpuSet
 from topobus.domain.ledger import Allocation, AllocationPhase, Ledger
-from topobus.domain.request import OwnerKind
+from topobus.domain.request import Owner, OwnerKind
+from topobus.runtime.bus import Bus
 
 __all__ = ["allocations_of_pod", "holder_listing", "holders"]
 
@@ -38,18 +41,51 @@ async def _holders(node: str | None, namespace: str, lister: Lister, options: Bu
     async with open_bus(options) as bus:
 
         async def collect() -> list[Listing]:
-            ledgers = await read_ledgers(bus)
+            ledgers = await _with_users(bus, await read_ledgers(bus))
             if node is not None:
                 one_of("node", node, ledgers)
             shown = [ledgers[name] for name in sorted(ledgers) if node in (None, name)]
             return [holder_listing(pair for ledger in shown for pair in _allocations(ledger) if namespace in ("", pair[1].shown.namespace))]
 
         if lister.options.watch:
-            await lister.follow(bus, [(LEDGER, {"node": node} if node is not None else {})], collect)
+            await lister.follow(bus, [(LEDGER, {"node": node} if node is not None else {}), (OBJECT, {"kind": "resourceclaim"})], collect)
             return ExitCode.OK
         listings = await collect()
     lister.show(listings, lambda rows: {"holders": [row.document for row in rows]}, empty="nobody holds anything", thing="holder")
     return ExitCode.OK
+
+
+async def _with_users(bus: Bus, ledgers: dict[str, Ledger]) -> dict[str, Ledger]:
+    """Add the pods that stored claims are reserved for, where a node's ledger names none: there is no kubelet that would."""
+    has_unknown = any(_is_without_pods(allocation) for ledger in ledgers.values() for allocation in ledger.allocations.values())
+    claims = [entry.value for entry in await bus.list(OBJECT, kind="resourceclaim")] if has_unknown else []
+    users = {str(claim.metadata.get("uid")): _users_of(claim) for claim in claims}
+
+    def with_users(allocation: Allocation) -> Allocation:
+        pods = users.get(allocation.owner.uid, ()) if _is_without_pods(allocation) else ()
+        return structs.replace(allocation, pods=pods) if pods else allocation
+
+    return {
+        name: structs.replace(ledger, allocations={key: with_users(each) for key, each in ledger.allocations.items()})
+        for name, ledger in ledgers.items()
+    }
+
+
+def _is_without_pods(allocation: Allocation) -> bool:
+    return allocation.owner.kind is OwnerKind.CLAIM and not allocation.pods
+
+
+def _users_of(claim: ApiObject) -> tuple[Owner, ...]:
+    """Give the pods that a claim is reserved for, sorted."""
+    reserved_for = claim.status.get("reservedFor")
+    users = [user for user in reserved_for if isinstance(user, dict)] if isinstance(reserved_for, list) else []
+    namespace = str(claim.metadata.get("namespace") or "default")
+    pods = (
+        Owner(kind=OwnerKind.POD, namespace=namespace, name=str(user.get("name")), uid=str(user.get("uid") or ""))
+        for user in users
+        if user.get("resource") == "pods"
+    )
+    return tuple(sorted(pods, key=str))
 
 
 def allocations_of_pod(ledgers: Iterable[Ledger], namespace: str, name: str) -> list[tuple[str, Allocation]]:

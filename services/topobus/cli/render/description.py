@@ -6,10 +6,10 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -17,7 +17,7 @@ from rich.text import Text
 from topobus.cli.render.answers import reason_lines, short_time, summary
 from topobus.cli.render.listing import Column, Fit, Listing, Row
 from topobus.cli.render.styles import HEALTH_STYLES
-from topobus.cli.render.tables import named_claim, state_of
+from topobus.cli.render.tables import claim_names, state_of
 from topobus.contracts.messages import ApiObject, DecisionEvent
 from topobus.contracts.nouns import CLUSTER
 from topobus.domain.device import Device, Inventory, driver_name
@@ -80,17 +80,25 @@ def describe(
     inventories: Iterable[Inventory],
     ledgers: Iterable[Ledger],
     events: Iterable[DecisionEvent],
+    claims: Mapping[str, ApiObject] | None = None,
 ) -> Description:
     """Put together what is known of an object.
 
-    Shapes: plain — the object as Kubernetes writes it; events — in the order in which they were made.
+    Shapes: claims — those of a pod, by the names that it has for them; plain — the object as Kubernetes writes it; events — in the order in which they were made.
     """
     uid = metadata_of(api_object).uid
     decision_events = [event for event in events if event.owner.uid == uid and not event.is_dry_run]
     devices = {(inventory.node, inventory.device_class): {device.name: device for device in inventory.devices} for inventory in inventories}
     return Description(
         object=plain,
-        devices=tuple(_granted(result, devices) for result in _results(api_object)),
+        devices=(
+            *(_granted(result, devices) for result in _results(api_object)),
+            *(
+                structs.replace(granted, request=f"{name}/{granted.request}")
+                for name, claim in (claims or {}).items()
+                for granted in (_granted(result, devices) for result in _results(claim))
+            ),
+        ),
         held=tuple(
             _held(ledger.node, allocation)
             for ledger in sorted(ledgers, key=lambda ledger: ledger.node)
@@ -160,14 +168,7 @@ def _facts(api_object: ApiObject) -> Table:
 
 def _asks(api_object: ApiObject) -> list[str]:
     if api_object.kind == "Pod":
-        made = {
-            str(status.get("name")): str(status.get("resourceClaimName"))
-            for status in _dicts(api_object.status.get("resourceClaimStatuses"))
-        }
-        lines = [
-            f"claim {entry.get('name')}: {named_claim(entry) or made.get(str(entry.get('name')), 'not made yet')}"
-            for entry in _dicts(api_object.spec.get("resourceClaims"))
-        ]
+        lines = [f"claim {name}: {claim or 'not made yet'}" for name, claim in claim_names(api_object).items()]
         for container in _dicts(api_object.spec.get("containers")):
             limits = (container.get("resources") or {}).get("limits") or {}
             asked = ", ".join(f"{name}: {amount}" for name, amount in sorted(limits.items()))

@@ -18,7 +18,7 @@ from topobus.kubernetes.api.built_in_classes import BUILT_IN
 from topobus.kubernetes.api.classic_handles import shown
 from topobus.kubernetes.api.objects import is_of_cluster, metadata_of
 
-__all__ = ["age", "named_claim", "object_listing", "state_of"]
+__all__ = ["age", "claim_names", "object_listing", "state_of"]
 
 Cells = Callable[[ApiObject], tuple[Cell, ...]]
 
@@ -114,15 +114,20 @@ def _claim(api_object: ApiObject) -> tuple[Cell, ...]:
 
 
 def _pod(api_object: ApiObject) -> tuple[Cell, ...]:
-    made = {
-        str(status.get("name")): str(status.get("resourceClaimName")) for status in _dicts(api_object.status.get("resourceClaimStatuses"))
-    }
-    entries = _dicts(api_object.spec.get("resourceClaims"))
-    names = [named_claim(entry) or made.get(str(entry.get("name")), "-") for entry in entries]
+    names = [claim or "-" for claim in claim_names(api_object).values()]
     return str(api_object.spec.get("nodeName") or "-"), "\n".join(names) or "-"
 
 
-def named_claim(entry: dict[str, Any]) -> str:
+def claim_names(pod: ApiObject) -> dict[str, str]:
+    """Name a pod's claims by the names that it has for them; empty for one that is not made yet."""
+    made = {str(status.get("name")): str(status.get("resourceClaimName")) for status in _dicts(pod.status.get("resourceClaimStatuses"))}
+    return {
+        str(entry.get("name")): _named_claim(entry) or made.get(str(entry.get("name")), "")
+        for entry in _dicts(pod.spec.get("resourceClaims"))
+    }
+
+
+def _named_claim(entry: dict[str, Any]) -> str:
     """Name the claim of a pod's entry, in either form in which it is written; empty for a template's."""
     source = entry.get("source")
     return str(entry.get("resourceClaimName") or (source.get("resourceClaimName") if isinstance(source, dict) else "") or "")
