@@ -44,6 +44,7 @@ __all__ = [
     "check_streams",
     "check_unread",
     "check_unserved_drivers",
+    "counted",
     "first_names",
     "grouped",
 ]
@@ -159,6 +160,15 @@ def grouped(findings: Sequence[Finding], nodes: Iterable[str]) -> list[Finding]:
     return sorted(shown, key=lambda finding: list(Level).index(finding.level))
 
 
+def counted(number: int, noun: str) -> str:
+    """Count things.
+
+    >>> counted(0, "owner"), counted(1, "owner"), counted(2, "owner")
+    ('no owners', '1 owner', '2 owners')
+    """
+    return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"
+
+
 def first_names(nodes: Sequence[str]) -> str:
     """Name the first of many nodes.
 
@@ -178,13 +188,15 @@ def _without(node: str, text: str) -> str:
     return re.sub(rf"(?<![\w-]){re.escape(node)}(?![\w-])", "NODE", text)
 
 
-def check_server(url: str, version: tuple[int, int, int]) -> Finding:
+def check_server(version: tuple[int, int, int]) -> Finding:
     """Judge the server's version."""
     text = ".".join(map(str, version))
     if version < _OLDEST_SERVER:
         wanted = ".".join(map(str, _OLDEST_SERVER))
-        return Finding(level=Level.FAIL, what="nats", found=f"{url} runs {text}, wanted {wanted} or later", next_step="upgrade nats-server")
-    return Finding(level=Level.OK, what="nats", found=f"{url} answers, version {text}")
+        return Finding(
+            level=Level.FAIL, what="nats", found=f"the server runs {text}, wanted {wanted} or later", next_step="upgrade nats-server"
+        )
+    return Finding(level=Level.OK, what="nats", found=f"the server answers, version {text}")
 
 
 def check_access(*, user: str, wants_login: bool, is_encrypted: bool, is_local: bool) -> Finding:
@@ -230,7 +242,7 @@ def check_hub(nodes: Sequence[str], *, wants_login: bool, version: tuple[int, in
     """
     if not nodes:
         return None
-    text = f"hub of {len(nodes)} nodes with servers of their own"
+    text = f"hub of {counted(len(nodes), 'node')} with servers of their own"
     if wants_login:
         return Finding(level=Level.OK, what="hub", found=f"{text}, which come as its users")
     isolation = (
@@ -283,7 +295,8 @@ def check_rejected(rejected: Sequence[tuple[State[Any], str, str]]) -> list[Find
         Finding(
             level=Level.FAIL,
             what=f"{from_token(key.partition('.')[0])}: {state.name}" if "node" in state.parts else state.name,
-            found=f"nobody can read {state.home_of_key(key).bucket}/{key}: {why}",
+            # Most reasons begin with the place.
+            found=f"nobody can read {(place := f'{state.home_of_key(key).bucket}/{key}')}: {why.removeprefix(f'{place}: ')}",
             next_step=_way_out(state, key),
         )
         for state, key, why in rejected[:_SHOWN_REJECTED]
@@ -362,7 +375,10 @@ def check_unread(nodes: Sequence[str]) -> list[Finding]:
     """Name nodes that have inventories and are none: who may write a class's inventories made them up, or their machines were taken away."""
     if not nodes:
         return []
-    text = f"{len(nodes)} nodes have inventories and no machine, and were not looked at: {', '.join(nodes[:_SHOWN_REJECTED])}"
+    have, were = ("has", "was") if len(nodes) == 1 else ("have", "were")
+    text = (
+        f"{counted(len(nodes), 'node')} {have} inventories and no machine, and {were} not looked at: {', '.join(nodes[:_SHOWN_REJECTED])}"
+    )
     step = "find out who writes them, and give that login another password; then `topobus forget node --without-machine` removes them"
     return [Finding(level=Level.WARN, what="inventories", found=text, next_step=step)]
 
@@ -527,8 +543,7 @@ def check_node(
         step = "topobus-topology writes one as soon as it knows the machine: is it running?"
         yield Finding(level=Level.FAIL, what=f"{node}: ledger", found="there is none", next_step=step)
     else:
-        owners = len(ledger.allocations)
-        text = f"sequence {ledger.sequence}, {owners} owner{'' if owners == 1 else 's'}"
+        text = f"sequence {ledger.sequence}, {counted(len(ledger.allocations), 'owner')}"
         yield Finding(level=Level.OK, what=f"{node}: ledger", found=text)
     if "topology" in silent:
         step = f"start topobus-topology on this node; if the node is gone for good: topobus forget node {node} --dry-run"
@@ -549,12 +564,12 @@ def _machine_finding(node: str, machine: Machine | None) -> Finding:
     if machine is None:
         step = f"start topobus-discovery on this node; if there is no such node any more: topobus forget node {node} --dry-run"
         return Finding(level=Level.FAIL, what=what, found="not reported", next_step=step)
-    text = f"generation {machine.generation}, {len(machine.numa_nodes)} NUMA nodes, {len(machine.online_cpus)} CPUs"
+    text = f"generation {machine.generation}, {counted(len(machine.numa_nodes), 'NUMA node')}, {counted(len(machine.online_cpus), 'CPU')}"
     if machine.warnings:
         return Finding(
             level=Level.WARN,
             what=what,
-            found=f"{text}; {len(machine.warnings)} warnings: {machine.warnings[0]}",
+            found=f"{text}; {counted(len(machine.warnings), 'warning')}: {machine.warnings[0]}",
             next_step="see `topobus machine`",
         )
     return Finding(level=Level.OK, what=what, found=text)
@@ -572,7 +587,7 @@ def _inventory_finding(
             # Whoever runs a few services alone chose so; one that was there and is silent is another matter, below.
             return Finding(level=Level.WARN, what=what, found="no service of this class has ever run here", next_step=start)
         return Finding(level=Level.FAIL, what=what, found="not published", next_step=start)
-    text = f"generation {inventory.generation}, {len(inventory.devices)} devices"
+    text = f"generation {inventory.generation}, {counted(len(inventory.devices), 'device')}"
     if device_class in silent:
         text += f", unknown ({SERVICE_SILENT}: {silent[device_class]}): new pods get none, what is held stays held"
         return Finding(level=Level.FAIL, what=what, found=text, next_step=start)

@@ -116,7 +116,9 @@ async def open_bus(options: BusOptions, names_system: NamesSystem = NamesSystem.
         options.output().errors.print(Text(target.text), soft_wrap=True)
     settings = target.settings
     setup_logging(settings.log, service="cli")
-    await check_listening(target)
+    # What the note above says of the system no error says again.
+    where = "there" if is_named else _place_of(target)
+    await check_listening(target, where)
     readiness = Readiness()
     try:
         async with asyncio.timeout(settings.connect_timeout_s):
@@ -127,18 +129,18 @@ async def open_bus(options: BusOptions, names_system: NamesSystem = NamesSystem.
         if _REFUSED in why.lower():
             who = f"as user {settings.nats.user!r}" if settings.nats.user else "without a user"
             raise PeerUnavailable(
-                f"the NATS server at {shown} (from {target.source}) does not let us in {who}: {why}",
+                f"the NATS server {where} does not let us in {who}: {why}",
                 next_step="name the user and the file of the password: TOPOBUS_CLI__NATS__USER, TOPOBUS_CLI__NATS__PASSWORD_FILE. Commands of the user who "
                 "runs `topobus up` need neither; its file is nats-users/cli/password in the state folder",
             ) from err
         if "certificate" in why:
             raise PeerUnavailable(
-                f"the NATS server at {shown} (from {target.source}) is not trusted: {why}",
+                f"the NATS server {where} is not trusted: {why}",
                 next_step="name the file of the authority that signed it (TOPOBUS_CLI__NATS__TLS_CA_FILE), and the server as its certificate does; "
                 "`topobus keys show FOLDER` at the server says for whom and until when it is good",
             ) from err
         raise PeerUnavailable(
-            f"no NATS server answers at {target.url} (from {target.source}) within {settings.connect_timeout_s:g} s{why and f': {why}'}",
+            f"no NATS server answers {where} within {settings.connect_timeout_s:g} s{why and f': {why}'}",
             next_step=target.next_step,
         ) from err
     try:
@@ -158,15 +160,18 @@ async def open_bus(options: BusOptions, names_system: NamesSystem = NamesSystem.
         await bus.close()
 
 
-async def check_listening(target: Target) -> None:
+async def check_listening(target: Target, where: str = "") -> None:
     """Look whether somebody listens there, before anything waits for an answer.
 
+    Shapes: where — how an error names the place; empty: by its URL, and where that comes from.
     Errors: raises PeerUnavailable when every server refuses connections.
     """
     if await refuses(target.settings.nats.url):
-        raise PeerUnavailable(
-            f"no NATS server listens at {target.url} (from {target.source}): connection refused", next_step=target.next_step
-        )
+        raise PeerUnavailable(f"no NATS server listens {where or _place_of(target)}: connection refused", next_step=target.next_step)
+
+
+def _place_of(target: Target) -> str:
+    return f"at {target.url} (from {target.source})"
 
 
 def _has_several() -> bool:

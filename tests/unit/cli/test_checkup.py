@@ -155,6 +155,27 @@ def test_check_rejected_names_node_value_and_writer_when_nobody_can_read_it() ->
     assert "984 more" in many[-1].found
 
 
+def test_check_rejected_names_the_key_once_when_the_reason_begins_with_it() -> None:
+    """The bus' own reason has the place in front."""
+    why = "topobus_inventories_gpu/n_1.gpu: cannot read this as Inventory: expected `str`"
+
+    (finding,) = check_rejected([(STORED_INVENTORY, "n_1.gpu", why)])
+
+    assert finding.found == f"nobody can read {why}"
+
+
+def test_check_node_counts_a_single_thing_as_one() -> None:
+    """One device, one NUMA node, one owner; nothing is 0 of something."""
+    owner = Owner(kind=OwnerKind.CLAIM, name="a", uid="a")
+    ledger = Ledger(node="n1", allocations={owner.key: Allocation(owner=owner)})
+    inventories = [replace(inventory, devices=(Device(name="x", device_class="gpu"),)) for inventory in INVENTORIES]
+
+    texts = " ".join(finding.found for finding in check_node("n1", MACHINE, inventories, ledger, {}))
+
+    assert [word for word in ("1 owner", "1 device", "1 NUMA node,") if word not in texts] == []
+    assert [word for word in ("1 owners", "1 devices", "1 NUMA nodes", "0 owners") if word in texts] == []
+
+
 def test_check_unread_names_nodes_that_are_none() -> None:
     """A flood of made-up nodes is one finding, not one for each check of each of them."""
     (finding,) = check_unread([f"ghost{number}" for number in range(400)])
@@ -215,8 +236,8 @@ def test_check_streams_sends_nobody_to_delete_streams_that_have_other_copies_tha
 
 def test_check_server_fails_when_it_is_too_old() -> None:
     """A server older than what watches need is refused."""
-    assert check_server("nats://x", (2, 8, 4)).level is Level.FAIL
-    assert check_server("nats://x", (2, 9, 10)).level is Level.OK
+    assert check_server((2, 8, 4)).level is Level.FAIL
+    assert check_server((2, 9, 10)).level is Level.OK
 
 
 def test_check_folders_fails_when_nobody_listens_at_a_plugin_s_socket(tmp_path: Path) -> None:

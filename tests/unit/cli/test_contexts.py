@@ -295,6 +295,38 @@ def test_context_commands_add_list_select_show_and_forget(capsys: pytest.Capture
     assert "there is no context 'a'" in shown.err
 
 
+def test_context_says_that_nats_is_down_when_its_up_still_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """`topobus up` may live while its server does not; what runs elsewhere is not asked."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        nats = f"nats://127.0.0.1:{held.getsockname()[1]}"
+        with announced_context(ContextFolder(), msgspec.structs.replace(_up(tmp_path), nats=nats), is_kept=False):
+            assert run(["context", "ls"]) == 0
+            down = capsys.readouterr().out
+            held.listen()
+            assert run(["context", "ls"]) == 0
+            up = capsys.readouterr().out
+            assert run(["context", "ls", "--json"]) == 0
+            listed = msgspec.json.decode(capsys.readouterr().out)["contexts"]
+
+    assert "running, no NATS" in down
+    assert "running" in up
+    assert "no NATS" not in up
+    assert [context["is_nats_listening"] for context in listed] == [True]
+
+
+def test_error_names_the_system_once_when_a_note_has_named_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """A command that writes says first where it goes."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        system = f"nats://127.0.0.1:{held.getsockname()[1]}"
+        assert run(["release", "pod", "a", "--nats", system]) == 69
+
+    said = capsys.readouterr().err
+    assert said.count(system) == 1
+    assert "no NATS server listens there: connection refused" in said
+
+
 def test_compose_page_reaches_compose_when_a_stopped_system_is_selected(
     environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +15,7 @@ from topobus.cli.exits import ExitCode, NotFoundError, UsageError
 from topobus.cli.options import OUTPUT_DEFAULTS, OutputOptions
 from topobus.cli.render.listing import Column, Fit, Listing, Row
 from topobus.cli.render.output import Output
-from topobus.cli.targets import check_server_url
+from topobus.cli.targets import check_server_url, refuses
 from topobus.runtime.endpoint import read_url
 
 __all__ = ["context_app"]
@@ -39,8 +41,9 @@ def ls(*, options: OutputOptions = OUTPUT_DEFAULTS) -> int:
     output = options.output()
     selected = folder.selected()
     contexts = folder.all()
+    listening = _listening(contexts)
     if output.is_json:
-        output.document({"contexts": [_fields(context, selected) for context in contexts]})
+        output.document({"contexts": [_fields(context, selected, listening.get(context.name)) for context in contexts]})
         return ExitCode.OK
     if not contexts:
         output.note("there are no contexts: `topobus up` makes one, `topobus context add` names a system that runs elsewhere")
@@ -50,7 +53,9 @@ def ls(*, options: OutputOptions = OUTPUT_DEFAULTS) -> int:
             cells=(
                 "*" if context.name == selected else "",
                 Text(context.name, "name"),
-                Text(context.state, _STYLES[context.state]),
+                Text(f"{context.state}, no NATS", "fail")
+                if listening.get(context.name) is False
+                else Text(context.state, _STYLES[context.state]),
                 context.nats,
                 context.node or "-",
                 Text(context.state_dir or "-", "faint"),
@@ -166,23 +171,35 @@ def _known(folder: ContextFolder, name: str) -> Context:
     return context
 
 
+def _listening(contexts: Sequence[Context]) -> dict[str, bool]:
+    """Say of the contexts whose `topobus up` runs whether their NATS server listens; those that were added may be far away, and are not asked."""
+
+    async def look() -> dict[str, bool]:
+        running = [context for context in contexts if context.state is ContextState.RUNNING]
+        refused = await asyncio.gather(*(refuses(context.nats) for context in running))
+        return {context.name: not is_refused for context, is_refused in zip(running, refused, strict=True)}
+
+    return asyncio.run(look())
+
+
 def _say(output: Output, context: Context, selected: str) -> None:
-    fields = _fields(context, selected)
+    fields = _fields(context, selected, _listening([context]).get(context.name))
     if output.is_json:
         output.document(fields)
     if not output.is_json:
         for key, value in fields.items():
-            if value != "":
+            if value not in ("", None):
                 # Unbroken, whatever the width: paths are copied from here.
                 output.console.print(Text(f"{key.replace('_', ' '):<18}{_shown(value)}"), soft_wrap=True)
 
 
-def _fields(context: Context, selected: str) -> dict[str, str | bool]:
+def _fields(context: Context, selected: str, is_listening: bool | None) -> dict[str, str | bool | None]:
     return {
         "name": context.name,
         "is_selected": context.name == selected,
         "state": context.state.value,
         "nats": read_url(context.nats)[1],
+        "is_nats_listening": is_listening,
         "node": context.node,
         "state_dir": context.state_dir,
         "user": context.user,
@@ -192,7 +209,7 @@ def _fields(context: Context, selected: str) -> dict[str, str | bool]:
     }
 
 
-def _shown(value: str | bool) -> str:
+def _shown(value: str | bool | None) -> str:
     return value if isinstance(value, str) else "yes" if value else "no"
 
 

@@ -38,6 +38,7 @@ from topobus.cli.checkup import (
     check_streams,
     check_unread,
     check_unserved_drivers,
+    counted,
     grouped,
 )
 from topobus.cli.exits import ExitCode
@@ -72,7 +73,6 @@ from topobus.domain.request import Owner, OwnerKind, PodRequest
 from topobus.domain.silence import Answered, Silent
 from topobus.runtime.bus import Bus, Entry, NobodyThere
 from topobus.runtime.certificate_facts import day
-from topobus.runtime.endpoint import read_url
 
 __all__ = ["check_folders", "doctor"]
 
@@ -134,7 +134,7 @@ async def _check_bus(node: str | None, options: BusOptions, checked: list[str], 
             )
             findings = [
                 Finding(level=Level.OK, what="system", found=system_text(options)),
-                check_server(read_url(nats.url)[1], bus.server_version),
+                check_server(bus.server_version),
                 access,
             ]
             if (shown := bus.certificate) is not None:
@@ -317,7 +317,7 @@ def _check_sockets(device_plugins: Path, plugins: Path, cdi: Path, *, has_device
         findings += _plugin_findings(device_plugins, plugins, has_devices=has_devices)
     if cdi.is_dir():
         specs = len(list(cdi.glob("*.json")))
-        findings.append(Finding(level=Level.OK, what="CDI folder", found=f"{cdi}, {specs} files"))
+        findings.append(Finding(level=Level.OK, what="CDI folder", found=f"{cdi}, {counted(specs, 'file')}"))
     else:
         findings.append(
             Finding(

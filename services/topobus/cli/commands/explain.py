@@ -13,6 +13,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from topobus.cli.checkup import counted
 from topobus.cli.exits import ExitCode, NotFoundError, UsageError
 from topobus.cli.objects.input_files import DOCUMENT_BYTES, read_bytes
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
@@ -195,7 +196,7 @@ def _view_table(view: NodeView) -> Table:
     for device_class, devices in sorted(view.devices.items()):
         held = view.held_devices.get(device_class, {})
         sick = sum(1 for device in devices if not device.is_allocatable)
-        grid.add_row(device_class, f"{len(devices)} devices, {len(held)} held, {sick} not well")
+        grid.add_row(device_class, f"{counted(len(devices), 'device')}, {len(held)} held, {sick} not well")
     held_cpus = sum(len(cpus) for cpus in view.held_cpus.values())
     grid.add_row(
         "cpus",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from topobus.cli.checkup import counted
 from topobus.cli.render.machine_drawing import draw_machine
 from topobus.cli.render.output import answer_console
 from topobus.cli.top.scene import Scene, ShownEvent
@@ -152,7 +153,7 @@ def _head(scene: Scene, width: int, place: str) -> Text:
     sick = [device for device in devices if not device.health.is_allocatable]
     unwell = [device for device in devices if device.health.worst is not None]
     owners = len(scene.ledger.allocations) if scene.ledger is not None else 0
-    line = Text.assemble(("topobus top", "title"), f"  {scene.node}{f' ({place})' if place else ''}  {len(devices)} devices, ")
+    line = Text.assemble(("topobus top", "title"), f"  {scene.node}{f' ({place})' if place else ''}  {counted(len(devices), 'device')}, ")
     line.append(f"{len(unwell)} not well" if unwell else "all well", "fail" if sick else "warn" if unwell else "ok")
     line.append(f", {owners} holder{'' if owners == 1 else 's'}")
     return cut(line, width)
