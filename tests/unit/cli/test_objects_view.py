@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from msgspec import structs
 from rich.console import Console, RenderableType
 
 from topobus.cli.exits import UsageError
@@ -45,8 +46,8 @@ ALLOCATED = _claim(
 )
 
 
-def _shown(what: RenderableType) -> str:
-    console = Console(file=io.StringIO(), width=160, theme=THEME)
+def _shown(what: RenderableType, width: int = 160) -> str:
+    console = Console(file=io.StringIO(), width=width, theme=THEME)
     console.print(what)
     text = console.file
     assert isinstance(text, io.StringIO)
@@ -130,6 +131,23 @@ def test_description_has_health_numa_and_ledger_when_the_claim_is_allocated() ->
     )
     assert "held on n1: 1 gpu; prepared for a container" in shown
     assert "reserved for: trainer" in shown
+
+
+def test_description_hangs_what_is_folded_below_its_line_when_the_terminal_is_narrow() -> None:
+    """A long selector and a long condition stay below the request and the condition that they belong to."""
+    expression = " && ".join(f"device.attributes['gpu.topobus.dev'].name{number} == 'x'" for number in range(9))
+    exactly = {"deviceClassName": "gpu.topobus.dev", "selectors": [{"cel": {"expression": expression}}]}
+    condition = _condition("True", "Allocated", "device allocated " * 20)
+    claim = structs.replace(_claim(conditions=[condition]), spec={"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}})
+
+    lines = _shown(view(claim, describe(claim, {}, [], [], [])), width=80).splitlines()
+
+    selector = [line for line in lines if "gpu.topobus.dev']" in line or "==" in line]
+    message = [line for line in lines if "device allocated" in line]
+    assert len(selector) > 3
+    assert len(message) > 3
+    assert [line for line in selector if not line.startswith("    ")] == []
+    assert [line for line in message if not line.startswith("  ")] == []
 
 
 def test_description_has_reasons_with_codes_when_an_event_tells_them() -> None:

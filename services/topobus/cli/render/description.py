@@ -11,6 +11,7 @@ from typing import Any
 
 from msgspec import Struct, structs
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -115,7 +116,7 @@ def view(api_object: ApiObject, description: Description) -> RenderableType:
     parts: list[RenderableType] = [Text(name_of(api_object), "title"), _facts(api_object)]
     asks = _asks(api_object)
     if asks:
-        parts += [Text("asks for", "title"), *(Text(f"  {line}") for line in asks)]
+        parts += [Text("asks for", "title"), *map(_indented, asks)]
     if description.devices:
         parts += [Text("devices", "title"), _device_listing(description.devices)]
     for held in description.held:
@@ -136,12 +137,18 @@ def view(api_object: ApiObject, description: Description) -> RenderableType:
         head.append(f"  since {short_time(str(condition.get('lastTransitionTime') or '')) or '?'}", "faint")
         parts.append(head)
         if not description.reasons or is_true:
-            parts.append(Text(f"  {condition.get('message', '')}"))
+            parts.append(_indented(str(condition.get("message", ""))))
     if description.reasons:
         parts += [Text("why not", "title"), *reason_lines(description.reasons)]
     if description.decisions:
         parts += [Text("decisions", "title"), _decision_listing(description.decisions)]
     return Group(*parts)
+
+
+def _indented(line: str) -> Padding:
+    """Indent a line, and what a narrow terminal folds of it, by two columns more than it is already."""
+    text = line.lstrip()
+    return Padding(Text(text), (0, 0, 0, 2 + len(line) - len(text)))
 
 
 def _facts(api_object: ApiObject) -> Table:
