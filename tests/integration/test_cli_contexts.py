@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -116,6 +117,23 @@ def test_second_system_is_reached_by_its_name_when_the_first_still_runs(environm
     assert json.loads(asked["decisions", "-o", "json"].stdout) == {"decisions": []}
     assert names.stderr == ""
     assert [(context["name"], context["state"]) for context in left] == [("lab", "stopped")]
+
+
+def test_up_names_the_command_for_its_logs_when_it_ends_and_its_folder_stays(
+    environment: dict[str, str], topobus: Command, state: Path
+) -> None:
+    """The command works after the end, from what the folder keeps."""
+    command = (*_TOPOBUS, "up", "--profile", "laptop", "--dir", str(state), "--context", "bench")
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("Ctrl-C stops"):
+                break
+        process.send_signal(signal.SIGINT)
+        ending, _ = process.communicate(timeout=_LIMIT_S)
+
+    assert "what was logged: topobus logs --context bench" in ending
+    assert "controller" in topobus("logs", "--context", "bench").stdout
 
 
 def test_up_says_for_whom_it_waits_when_nobody_is_at_the_given_server(environment: dict[str, str], state: Path) -> None:

@@ -42,6 +42,22 @@ def test_hint_has_each_command_on_its_own_line(use: Use, url: str, lines: list[s
     assert f"NATS_URL=nats://user:$(cat /home/me/lab/nats-users/user/password)@{url.removeprefix('nats://')}" in text
 
 
+@pytest.mark.parametrize(
+    ("use", "said"),
+    [
+        (Use(name="lab", is_selected=True), "topobus logs --follow"),
+        (Use(name="lab", selected="prod"), "topobus logs --follow --context lab"),
+        (Use(), "/home/me/lab/"),
+    ],
+    ids=["selected", "beside-another", "no-context"],
+)
+def test_hint_names_what_shows_the_logs(use: Use, said: str) -> None:
+    """In a terminal nothing else says where nine programs write."""
+    (line,) = [each for each in ready_text(_system("nats://127.0.0.1:4230"), _READY, use).plain.splitlines() if "services log" in each]
+
+    assert line.removeprefix("What the services log: ").startswith(said)
+
+
 def test_hint_says_where_commands_go_when_another_context_is_selected() -> None:
     """One sentence, on a line of its own: whose commands they are, and what ends it."""
     text = ready_text(_system("nats://127.0.0.1:4230"), _READY, Use(name="lab", selected="prod")).plain

@@ -40,7 +40,9 @@ __all__ = ["is_by_claims", "place", "release_app", "reply_view"]
 _SHOWN_NODES = 5
 _CLAIMS_NEXT = "`topobus apply -f FILE` schedules it with them, `topobus allocate -f FILE` says where they would go"
 
-release_app = App(name="release", help="Let go of what `topobus place` holds; of a claim: `topobus delete claim`.")
+release_app = App(
+    name="release", help="Let go of what `topobus place` or a claim without an object holds; stored claims: `topobus delete claim`."
+)
 
 
 @dataclass(frozen=True)

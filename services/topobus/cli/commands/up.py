@@ -164,6 +164,7 @@ async def _up(
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, me.cancel)
     output.show(Text(f"node {node}, hardware {hardware}, state {state}", "faint"))
+    name = ""
     for driver in unserved_drivers(classes):
         help_text = f"nobody serves it: topobus up --class {driver.device_class}" if driver.is_served_elsewhere else driver.why
         output.note(f"driver {driver.name} of class {driver.device_class} is installed; {help_text}")
@@ -176,10 +177,13 @@ async def _up(
             if hardware != Path("/"):
                 system.supervisor.attend(_play(hardware, system, output.note))
             with announcement.made(system, output.note) as use:
+                name = use.name
                 await follow_system(system, output, use)
     except asyncio.CancelledError:
         # Ctrl-C and SIGTERM are how this command ends; by now everything is stopped.
         output.show(Text("stopped; nothing is left running", "faint"))
+        if name and announcement.is_kept:
+            output.show(Text(f"what was logged: topobus logs --context {name}", "faint"))
     return ExitCode.OK
 
 
@@ -284,6 +288,7 @@ def ready_text(system: System, statuses: tuple[ProgramStatus, ...], use: Use) ->
     if not use.name and system.nats_url != CliSettings().nats.url:
         text.append(f"  export TOPOBUS_ALL__NATS__URL={read_url(system.nats_url)[1]}\n", "title")
     text.append(f"  topobus machine --context {use.name}" if is_elsewhere else "  topobus machine", "title")
+    text.append(f"\nWhat the services log: {_logs_of(system, use)}", "faint")
     text.append("\nCtrl-C stops everything", "faint")
     if system.url_elsewhere:
         text.append(_hint_elsewhere(system), "faint")
@@ -291,6 +296,13 @@ def ready_text(system: System, statuses: tuple[ProgramStatus, ...], use: Use) ->
         server = system.nats_url.replace("nats://", f"nats://user:$(cat {system.password_file('user')})@")
         text.append(f"\nA subscriber of your own, as NATS' user `user`: NATS_URL={server}", "faint")
     return text
+
+
+def _logs_of(system: System, use: Use) -> str:
+    """Name the command that shows the logs of a running system; of one that has no context, their folder."""
+    if not use.name:
+        return str(system.layout.logs)
+    return "topobus logs --follow" if use.is_selected else f"topobus logs --follow --context {use.name}"
 
 
 def _hint_elsewhere(system: System) -> str:

@@ -36,7 +36,11 @@ COMMANDS: dict[str, tuple[tuple[str, str, str], ...]] = {
     ),
     "Allocate": (
         ("place", "commands.place:place", "Place a pod and say where and why, or why not and what would have to be freed."),
-        ("release", "commands.place:release_app", "Let go of what `topobus place` holds; of a claim: `topobus delete claim`."),
+        (
+            "release",
+            "commands.place:release_app",
+            "Let go of what `topobus place` or a claim without an object holds; stored claims: `topobus delete claim`.",
+        ),
         (
             "apply",
             "commands.objects:apply",
