@@ -1,7 +1,6 @@
 // Follow device health without any library: each device's present state first, then every change; nothing twice, nothing lost.
 //
-// It speaks NATS' text protocol itself, so that it shows all that there is to it. A program of yours takes github.com/nats-io/nats.go and does the
-// same in the same order: docs/how-to/subscribe-to-health.md.
+// It speaks NATS' text protocol itself, so that it shows all that there is to it; go-nats-health-subscriber does the same with NATS' own client.
 package main
 
 import (

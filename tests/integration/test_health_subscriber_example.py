@@ -34,32 +34,54 @@ _LIMIT_S = 60.0
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 EXAMPLE = EXAMPLES / "health_subscriber.py"
 GO_EXAMPLE = EXAMPLES / "go-health-subscriber"
+NATS_GO_EXAMPLE = EXAMPLES / "go-nats-health-subscriber"
+# Where Debian's golang-github-nats-io-go-nats-dev puts NATS' client, so that it is built without network.
+GO_SOURCES = Path("/usr/share/gocode")
 # The first build compiles what it uses of the standard library.
 _BUILD_LIMIT_S = 600.0
 
 Command = tuple[str, ...]
 
 
-@pytest.fixture(scope="module")
-def go_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example in Go, built without network: it has no dependencies."""
+def _build(folder: Path, program: Path, **environment: str) -> Path:
+    """Look through an example in Go and build it, without network."""
     go = shutil.which("go")
     if go is None:
-        pytest.skip("no go is on the PATH: the example in Go is not built")
-    program = tmp_path_factory.mktemp("go") / "health-subscriber"
-    environment = {**os.environ, "GOPROXY": "off", "GOTOOLCHAIN": "local", "GOFLAGS": "-mod=mod", "CGO_ENABLED": "0"}
+        pytest.skip("no go is on the PATH: the examples in Go are not built")
+    variables = {**os.environ, "GOPROXY": "off", "GOTOOLCHAIN": "local", "CGO_ENABLED": "0", **environment}
     for arguments in (["vet", "."], ["build", "-o", str(program), "."]):
         done = subprocess.run(
-            [go, *arguments], cwd=GO_EXAMPLE, env=environment, capture_output=True, text=True, timeout=_BUILD_LIMIT_S, check=False
+            [go, *arguments], cwd=folder, env=variables, capture_output=True, text=True, timeout=_BUILD_LIMIT_S, check=False
         )
         assert done.returncode == 0, done.stderr
     return program
 
 
-@pytest.fixture(params=["python", "go"])
+@pytest.fixture(scope="module")
+def go_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example in Go that has no dependencies."""
+    return _build(GO_EXAMPLE, tmp_path_factory.mktemp("go") / "health-subscriber", GOFLAGS="-mod=mod")
+
+
+@pytest.fixture(scope="module")
+def nats_go_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example in Go with NATS' own client."""
+    if not (GO_SOURCES / "src/github.com/nats-io/nats.go").is_dir():
+        pytest.skip("golang-github-nats-io-go-nats-dev is not installed: the example with nats.go is not built")
+    program = tmp_path_factory.mktemp("nats-go") / "health-subscriber"
+    return _build(NATS_GO_EXAMPLE, program, GO111MODULE="off", GOPATH=str(GO_SOURCES))
+
+
+@pytest.fixture(params=["python", "go_program", "nats_go_program"])
 def example(request: pytest.FixtureRequest) -> Command:
     """The command line of each example."""
-    return (sys.executable, str(EXAMPLE)) if request.param == "python" else (str(request.getfixturevalue("go_program")),)
+    return (sys.executable, str(EXAMPLE)) if request.param == "python" else (str(request.getfixturevalue(request.param)),)
+
+
+@pytest.fixture(params=["go_program", "nats_go_program"])
+def program(request: pytest.FixtureRequest) -> Path:
+    """Each example in Go."""
+    return Path(request.getfixturevalue(request.param))
 
 
 async def _publish(bus: Bus, device: str, generation: int) -> None:
@@ -74,10 +96,10 @@ async def _publish(bus: Bus, device: str, generation: int) -> None:
             return
 
 
-async def _start(example: Command, url: str, **variables: str) -> asyncio.subprocess.Process:
+async def _start(example: Command, url: str, stderr: int | None = None, **variables: str) -> asyncio.subprocess.Process:
     """Run the example, at a server without accounts unless the variables say another thing."""
     environment = {**os.environ, "NATS_URL": url, "NATS_API": "$JS.API", **variables}
-    return await asyncio.create_subprocess_exec(*example, env=environment, stdout=asyncio.subprocess.PIPE)
+    return await asyncio.create_subprocess_exec(*example, env=environment, stdout=asyncio.subprocess.PIPE, stderr=stderr)
 
 
 async def _connected_as_user(system: System) -> asyncio.Event:
@@ -204,26 +226,67 @@ async def test_example_comes_by_tls_with_a_password_file_when_the_server_listens
     assert (present, changes, after) == ([("gpu-0", 1)], [("gpu-0", 2)], [("gpu-0", 3)])
 
 
-async def test_example_says_no_password_when_the_server_offers_no_tls(go_program: Path, tmp_path: Path) -> None:
-    """Somebody in the server's place who leaves TLS out is told nothing: the example in Go ends the connection before its login."""
+async def test_example_says_no_password_when_the_server_offers_no_tls(program: Path, tmp_path: Path) -> None:
+    """Somebody in the server's place who leaves TLS out is told nothing: the examples in Go end the connection before their login."""
     (tmp_path / "password").write_text("secret")
     heard: asyncio.Queue[bytes] = asyncio.Queue()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b'INFO {"tls_required":false}\r\n')
+        writer.write(b'INFO {"server_id":"n","tls_required":false}\r\n')
         heard.put_nowait(await reader.read())
         writer.close()
 
     async with asyncio.timeout(_LIMIT_S), await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        process = await _start((str(go_program),), f"tls://127.0.0.1:{port}", NATS_PASSWORD_FILE=str(tmp_path / "password"))
+        process = await _start((str(program),), f"tls://127.0.0.1:{port}", NATS_PASSWORD_FILE=str(tmp_path / "password"))
         try:
             first = await heard.get()
         finally:
-            process.kill()
+            if process.returncode is None:
+                process.kill()
             await process.wait()
 
     assert first == b""
+
+
+async def test_nats_go_example_ends_with_one_line_when_its_login_is_refused(nats_go_program: Path, nats_binary: Path) -> None:
+    """Whoever typed a wrong password is told so, and by whom, without the password and without an end of tries."""
+    async with NatsServer(binary=nats_binary, config="authorization { user: user, password: right }") as server:
+        process = await _start((str(nats_go_program),), server.url.replace("//", "//user:wrong@"), stderr=asyncio.subprocess.PIPE)
+        async with asyncio.timeout(_LIMIT_S):
+            printed, said = await process.communicate()
+
+    assert (process.returncode, printed, said.decode().count("\n")) == (1, b"", 1)
+    assert f"{server.url.replace('//', '//user:xxxxx@')} refuses this login: wanted NATS' user `user` with its password" in said.decode()
+
+
+async def test_nats_go_example_tells_a_gap_and_a_reconnect_when_they_happen(
+    nats_go_program: Path, own_nats_server: NatsServer, own_bus: Bus
+) -> None:
+    """What a reader of the events cannot see in them is said on standard error: when the server was away, and what was not to be had any more."""
+    await _publish(own_bus, "gpu-0", 1)
+    process = await _start((str(nats_go_program),), own_nats_server.url, stderr=asyncio.subprocess.PIPE)
+    assert process.stderr is not None
+    try:
+        present = await _read(process, 1)
+        await own_nats_server.stop()
+        async with asyncio.timeout(_LIMIT_S):
+            away = (await process.stderr.readline()).decode()
+            await own_nats_server.start()
+            while "again; going on" not in (back := (await process.stderr.readline()).decode()):
+                pass
+        await _publish(own_bus, "gpu-0", 4)
+        changes = await _read(process, 1)
+        async with asyncio.timeout(_LIMIT_S):
+            gap = (await process.stderr.readline()).decode()
+    finally:
+        process.kill()
+        await process.wait()
+
+    assert (present, changes) == ([("gpu-0", 1)], [("gpu-0", 4)])
+    assert "connection closed; trying again each second" in away
+    assert back == f"go-nats-health-subscriber: connected to {own_nats_server.url} again; going on after place 1 of the stream\n"
+    assert gap.endswith(": 2 events between generations 1 and 4 were not to be had any more\n")
 
 
 def test_example_has_at_most_sixty_lines_when_it_is_counted() -> None:
