@@ -237,8 +237,14 @@ async def test_changes_ends_when_cancelled_in_the_moment_of_a_change(ticks: int,
 async def test_logs_are_for_their_own_user_alone(tmp_path: Path) -> None:
     """What services say of pods and devices is not for everybody on the machine, also where an earlier release has made the folder."""
     (tmp_path / "logs").mkdir(mode=0o755)
+    (tmp_path / "logs" / "a.log").touch(mode=0o644)
+    statuses: dict[str, ProgramStatus] = {}
 
-    async with Supervisor(tmp_path / "logs"):
-        pass
+    async with Supervisor(tmp_path / "logs") as supervisor:
+        for name in ("a", "b"):
+            statuses[name] = supervisor.start(program(name, _SERVE, statuses))
+            await until(supervisor, name, ProgramState.READY)
 
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "logs").iterdir()}
     assert (tmp_path / "logs").stat().st_mode & 0o777 == 0o700
+    assert modes == {"a.log": 0o600, "b.log": 0o600}

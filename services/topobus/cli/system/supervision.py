@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mappi
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 from topobus.domain.errors import PeerUnavailable
 
@@ -290,7 +290,7 @@ class Supervisor:
 
     async def _copy_log(self, process: asyncio.subprocess.Process, status: ProgramStatus) -> None:
         assert process.stdout is not None
-        with await asyncio.to_thread((self._logs / f"{status.name}.log").open, "ab") as log:
+        with await asyncio.to_thread(self._open_log, status.name) as log:
             while True:
                 try:
                     line = await process.stdout.readline()
@@ -305,6 +305,12 @@ class Supervisor:
                 if text:
                     status.tail.append(text)
                     self._changed.set()
+
+    def _open_log(self, name: str) -> BinaryIO:
+        # 0600 in a folder of 0700 all the same: a log that is copied or moved out of it stays its user's own.
+        log = (self._logs / f"{name}.log").open("ab")
+        os.fchmod(log.fileno(), 0o600)
+        return log
 
     def announce(self) -> None:
         """Wake all who follow `changes`."""
