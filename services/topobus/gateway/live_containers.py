@@ -89,8 +89,9 @@ class LiveContainers:
             if not self._unlisted:
                 await ticket.wait()
                 continue
-            alive = await asyncio.to_thread(with_processes, tuple(self._unlisted), self.tree)
-            ended = self._unlisted.keys() - alive
+            # Those that the runtime leaves out during the look were not looked at, and have not ended by that.
+            looked_at = frozenset(self._unlisted)
+            ended = looked_at - await asyncio.to_thread(with_processes, looked_at, self.tree)
             for container_id in ended:
                 self._unlisted.pop(container_id, None)
             if ended:

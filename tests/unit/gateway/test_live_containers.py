@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -120,3 +122,34 @@ def test_allocation_is_in_the_way_when_it_has_what_kubelet_gives_on(
     ledger = Holders(node="n", allocations={owner.key: held, claim.key: Allocation(owner=claim, holdings=held.holdings)})
 
     assert allocations_of(ledger, "gpu", frozenset(names), chosen) == ((held,) if is_in_the_way else ())
+
+
+async def test_container_is_not_ended_when_the_runtime_leaves_it_out_during_a_look_at_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was not looked at yet, so its device is held until the next look, which finds its processes."""
+    first, second = container("first"), container("second")
+    looks: list[frozenset[str]] = []
+    containers, looked = LiveContainers(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def leave_out_second() -> None:
+        containers.synchronize([])
+
+    def look(container_ids: Collection[str], _: Tree) -> frozenset[str]:
+        looks.append(frozenset(container_ids))
+        if len(looks) == 1:
+            # Done before the thread's answer is heard: the loop takes calls in their order.
+            loop.call_soon_threadsafe(leave_out_second)
+        else:
+            loop.call_soon_threadsafe(looked.set)
+        return frozenset(container_ids)
+
+    monkeypatch.setattr("topobus.gateway.live_containers.with_processes", look)
+    monkeypatch.setattr("topobus.gateway.live_containers._LOOK_S", 0.0)
+    containers.synchronize([first, second])
+    containers.synchronize([second])
+    looking = asyncio.create_task(containers.run())
+    async with asyncio.timeout(60):
+        await looked.wait()
+    looking.cancel()
+
+    assert looks[:2] == [{first.id}, {first.id, second.id}]
