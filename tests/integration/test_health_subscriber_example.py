@@ -96,7 +96,7 @@ async def _publish(bus: Bus, device: str, generation: int) -> None:
             return
 
 
-async def _start(example: Command, url: str, stderr: int | None = None, **variables: str) -> asyncio.subprocess.Process:
+async def _start(example: Command, url: str, stderr: int | None = None, /, **variables: str) -> asyncio.subprocess.Process:
     """Run the example, at a server without accounts unless the variables say another thing."""
     environment = {**os.environ, "NATS_URL": url, "NATS_API": "$JS.API", **variables}
     return await asyncio.create_subprocess_exec(*example, env=environment, stdout=asyncio.subprocess.PIPE, stderr=stderr)
@@ -252,7 +252,7 @@ async def test_example_says_no_password_when_the_server_offers_no_tls(program: P
 async def test_nats_go_example_ends_with_one_line_when_its_login_is_refused(nats_go_program: Path, nats_binary: Path) -> None:
     """Whoever typed a wrong password is told so, and by whom, without the password and without an end of tries."""
     async with NatsServer(binary=nats_binary, config="authorization { user: user, password: right }") as server:
-        process = await _start((str(nats_go_program),), server.url.replace("//", "//user:wrong@"), stderr=asyncio.subprocess.PIPE)
+        process = await _start((str(nats_go_program),), server.url.replace("//", "//user:wrong@"), asyncio.subprocess.PIPE)
         async with asyncio.timeout(_LIMIT_S):
             printed, said = await process.communicate()
 
@@ -265,7 +265,7 @@ async def test_nats_go_example_tells_a_gap_and_a_reconnect_when_they_happen(
 ) -> None:
     """What a reader of the events cannot see in them is said on standard error: when the server was away, and what was not to be had any more."""
     await _publish(own_bus, "gpu-0", 1)
-    process = await _start((str(nats_go_program),), own_nats_server.url, stderr=asyncio.subprocess.PIPE)
+    process = await _start((str(nats_go_program),), own_nats_server.url, asyncio.subprocess.PIPE)
     assert process.stderr is not None
     try:
         present = await _read(process, 1)
