@@ -24,6 +24,7 @@ from topobus.cli.options import BusOptions
 from topobus.contracts.catalogue import ADOPT, LEDGER, RELEASE
 from topobus.contracts.messages import AdoptRequest, ReleaseRequest
 from topobus.domain.request import Owner, OwnerKind
+from topobus.kubernetes.api.built_in_classes import BUILT_IN
 from topobus.runtime.bus import Bus
 
 pytestmark = pytest.mark.integration
@@ -105,10 +106,19 @@ def clean(system: System) -> Iterator[System]:
     """The system with nothing stored, before and after."""
     yield system
     for kind in ("pods", "claims", "templates", "classes"):
-        names = system.run("get", kind, "-o", "name").stdout.split()
-        if names:
-            system.run("delete", *names)
-        system.until(lambda listed: not listed["items"], "get", kind)
+        listed = json.loads(system.run("get", kind, "--json").stdout)
+        if stored := _stored(listed):
+            system.run("delete", kind, *stored)
+        system.until(lambda listed: not _stored(listed), "get", kind)
+
+
+def _stored(listed: dict[str, Any]) -> list[str]:
+    """Name what somebody stored: the built-in classes stay."""
+    return [
+        item["metadata"]["name"]
+        for item in listed["items"]
+        if BUILT_IN not in [condition.get("reason") for condition in item.get("status", {}).get("conditions", ())]
+    ]
 
 
 POD = """

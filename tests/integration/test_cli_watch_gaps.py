@@ -23,7 +23,7 @@ async def _say(bus: Bus, words: tuple[str, ...]) -> None:
     """Have something happen that the command shows."""
     if words[0] == "hints":
         given = HintsEvent(node="n1", device_class="gpu", op_id="o-1", by="test", lists=(), time="2026-11-28T00:00:00Z")
-        await bus.notify(HINTS, given, event_id="h", node="n1", device_class="gpu")
+        await bus.notify(HINTS, {"h": given})
     elif words[0] == "health":
         await bus.publish(HEALTH, health(1), event_id="e", node="n1", device_class="gpu", device="gpu-0")
     else:

@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _ANSWERED = {
     "topobus-topology": {"place", "prefer", "adopt", "commit", "release", "operate"},
     "topobus-gpu": {"prepare", "unprepare", "hint", "attach", "detach", "adjust", "perform"},
-    "topobus-controller": {"plan"},
+    "topobus-controller": {"plan", "forget"},
     "topobus-discovery": set(),
 }
 

@@ -170,7 +170,7 @@ async def test_service_answers_and_exits_when_asked_about_itself(
 
 async def test_service_tells_all_mistakes_when_several_settings_are_wrong(tmp_path: Path) -> None:
     """A line for each on stderr, at a start as well as with --check-config; status 78."""
-    got, out, err = await _end(await _start(tmp_path, TOPOBUS_GPU__MODDE="x", TOPOBUS_GPU__HTTP__PORT="many", TOPOBUS_ALL__NODE="A B"))
+    got, out, err = await _end(await _start(tmp_path, TOPOBUS_GPU__MODDE="x", TOPOBUS_GPU__HTTP__PORT="many", TOPOBUS_GPU__NODE="A B"))
 
     assert (got, out) == (78, "")
     assert [line.startswith("topobus-gpu: ") for line in err.splitlines()] == [True, True, True]

@@ -62,7 +62,7 @@ def test_kubectl_hands_words_and_exit_codes_through(environment: dict[str, str])
     refused = _kubectl(environment, "topobus", "inventory", "--nats", "nats://127.0.0.1:1")
 
     assert (helped.returncode, refused.returncode) == (0, 69)
-    assert "  kubectl topobus place POD.YAML" in helped.stdout
+    assert "  kubectl topobus place [POD.YAML" in helped.stdout
     assert "connection refused" in refused.stderr
 
 
