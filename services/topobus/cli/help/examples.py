@@ -44,7 +44,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("Delete a pod; its devices are released first", "topobus delete pod trainer"),
         ("All that a file holds", "topobus delete -f examples/claims/gpu-nic-pair.yaml"),
     ),
-    "demo": (("See everything in half a minute; nothing is left behind", "topobus demo"),),
+    "demo": (("See everything in under a minute; nothing is left behind", "topobus demo"),),
     "describe": (
         ("Why a claim waits, and what would fit", "topobus describe claim pair"),
         ("A pod of another namespace", "topobus describe pod trainer -n research"),
