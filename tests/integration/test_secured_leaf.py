@@ -142,7 +142,7 @@ async def test_doctor_warns_when_a_hub_has_no_users(nats_binary: Path) -> None:
             findings[name] = {finding["what"]: finding for finding in json.loads(printed)["findings"]}
 
     assert findings["hub"]["hub"]["level"] == "warn"
-    assert "hub of 1 nodes with servers of their own, and no users" in findings["hub"]["hub"]["found"]
+    assert "hub of 1 node with servers of their own, and no users" in findings["hub"]["hub"]["found"]
     assert "hub" not in findings["leaf"]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -44,8 +45,10 @@ def plugin_sockets() -> set[tuple[str, int, int]]:
     """Our device plugins' sockets, each with what tells it from a later one of the same name."""
     sockets = set()
     for path in (KUBELET / "device-plugins").glob("topobus*"):
-        status = path.lstat()
-        sockets.add((path.name, status.st_ino, status.st_ctime_ns))
+        # One that kubelet or we take away meanwhile is none.
+        with suppress(FileNotFoundError):
+            status = path.lstat()
+            sockets.add((path.name, status.st_ino, status.st_ctime_ns))
     return sockets
 
 
