@@ -17,6 +17,7 @@ from topobus.contracts.releases import release_remark
 from topobus.domain.device import Inventory
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine, PciDevice
+from topobus.domain.node_text import counted, first_of
 from topobus.domain.request import Owner, OwnerKind
 from topobus.domain.silence import SERVICE_SILENT
 
@@ -44,7 +45,6 @@ __all__ = [
     "check_streams",
     "check_unread",
     "check_unserved_drivers",
-    "counted",
     "first_names",
     "grouped",
 ]
@@ -158,15 +158,6 @@ def grouped(findings: Sequence[Finding], nodes: Iterable[str]) -> list[Finding]:
             )
         )
     return sorted(shown, key=lambda finding: list(Level).index(finding.level))
-
-
-def counted(number: int, noun: str) -> str:
-    """Count things.
-
-    >>> counted(0, "owner"), counted(1, "owner"), counted(2, "owner")
-    ('no owners', '1 owner', '2 owners')
-    """
-    return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"
 
 
 def first_names(nodes: Sequence[str]) -> str:
@@ -324,14 +315,13 @@ def check_holders(ledgers: Iterable[Ledger], objects: Iterable[ApiObject], unrea
     )
     if not lost:
         return []
-    shown = ", ".join(f"{owner} on {node}" for owner, node, _, _ in lost[:_SHOWN_REJECTED])
-    more = f" and {len(lost) - _SHOWN_REJECTED} more" if len(lost) > _SHOWN_REJECTED else ""
+    shown = first_of([f"{owner} on {node}" for owner, node, _, _ in lost], _SHOWN_REJECTED)
     _, _, kind, name = lost[0]
     return [
         Finding(
             level=Level.WARN,
             what="holders",
-            found=f"{len(lost)} {'holder has' if len(lost) == 1 else 'holders have'} no object: {shown}{more}; "
+            found=f"{len(lost)} {'holder has' if len(lost) == 1 else 'holders have'} no object: {shown}; "
             "the store is older than they are, or their objects were removed alone",
             next_step=f"`topobus apply -f` the manifest restores it, `topobus release {kind.value} {name}` frees what it holds; `topobus holders` lists all",
         )

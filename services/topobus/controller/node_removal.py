@@ -23,6 +23,7 @@ from topobus.contracts.operation_messages import ClassMaintenance
 from topobus.contracts.up_subjects import up_nouns
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.ledger import Ledger
+from topobus.domain.node_text import counted, first_of
 from topobus.domain.outcome import Reason, Refusal
 from topobus.domain.silence import Answered, Silent, SilentBecause
 from topobus.domain.timestamps import rfc3339
@@ -199,26 +200,17 @@ def _why_not_given_up(node: str, keys: Sequence[_Key]) -> Refusal | None:
     reasons = []
     if holders:
         message = (
-            f"by the ledger of node {node} {_count(len(holders), 'owner')} {'holds' if len(holders) == 1 else 'hold'} something there: "
-            f"{_some_of(holders)}; forgotten, nobody knows of it any more"
+            f"by the ledger of node {node} {counted(len(holders), 'owner')} {'holds' if len(holders) == 1 else 'hold'} something there: "
+            f"{first_of(holders, _SHOWN)}; forgotten, nobody knows of it any more"
         )
         reasons.append(
             Reason(code="node-holds", message=message, facts={"node": node, "owners": tuple(holders[:_SHOWN]), "count": len(holders)})
         )
     if kept_back:
-        message = f"of node {node} an operator keeps {_count(len(kept_back), 'device')} back: {_some_of(kept_back)}; forgotten, they are given out again when the node comes back"
+        message = f"of node {node} an operator keeps {counted(len(kept_back), 'device')} back: {first_of(kept_back, _SHOWN)}; forgotten, they are given out again when the node comes back"
         reasons.append(
             Reason(
                 code="node-keeps-back", message=message, facts={"node": node, "devices": tuple(kept_back[:_SHOWN]), "count": len(kept_back)}
             )
         )
     return Refusal(reasons=tuple(reasons)) if reasons else None
-
-
-def _some_of(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{', '.join(names[:_SHOWN])}{more}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

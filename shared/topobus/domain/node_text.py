@@ -1,4 +1,4 @@
-"""Writes sets of NUMA nodes and lists of names for people: an empty set of nodes is told as unknown, never printed as a name."""
+"""Writes sets of NUMA nodes, lists of names and numbers of things for people: an empty set of nodes is told as unknown, never printed as a name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from topobus.domain.idset import NodeSet
 
-__all__ = ["first_of", "on_nodes"]
+__all__ = ["counted", "first_of", "on_nodes"]
 
 _SHOWN = 8
 
@@ -22,10 +22,19 @@ def on_nodes(nodes: NodeSet, *, has_unknown: bool = False) -> str:
     return f"on NUMA node {nodes}{' and an unknown one' if has_unknown else ''}"
 
 
-def first_of(names: Sequence[str]) -> str:
-    """List the first eight names, and how many more there are.
+def first_of(names: Sequence[str], most: int = _SHOWN) -> str:
+    """List the first names, eight unless it is said, and how many more there are.
 
-    >>> first_of(["a", "b"])
-    'a, b'
+    >>> first_of(["a", "b"]), first_of(["a", "b", "c"], 1)
+    ('a, b', 'a and 2 more')
     """
-    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def counted(number: int, noun: str) -> str:
+    """Count things.
+
+    >>> counted(0, "owner"), counted(1, "owner"), counted(2, "owner")
+    ('no owners', '1 owner', '2 owners')
+    """
+    return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"

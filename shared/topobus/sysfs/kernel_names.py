@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from topobus.domain.pci import PciAddress
 from topobus.sysfs.net import function_interfaces
+from topobus.sysfs.netdevs import innermost_function
 from topobus.sysfs.tree import Tree
 
 __all__ = ["read_kernel_names"]
@@ -39,13 +40,12 @@ def read_kernel_names(tree: Tree, functions: Iterable[PciAddress]) -> dict[PciAd
 
 
 def _disks(tree: Tree) -> dict[PciAddress, list[str]]:
-    """Find the function that each disk hangs below: the last one in its folder's path. Partitions are parts of a disk."""
+    """Find the function that each disk hangs below: the innermost one. Partitions are parts of a disk."""
     disks: dict[PciAddress, list[str]] = {}
     for name in tree.names(_DISKS):
         real = tree.real(f"{_DISKS}/{name}")
         if real is None or _NVME_PATH.fullmatch(name) or tree.read(f"{real}/partition") is not None:
             continue
-        addresses = [part for part in real.split("/") if re.fullmatch(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", part)]
-        if addresses:
-            disks.setdefault(PciAddress.parse(addresses[-1]), []).append(name)
+        if (function := innermost_function(real)) is not None:
+            disks.setdefault(function, []).append(name)
     return disks

@@ -14,7 +14,7 @@ from topobus.domain.pci import PciAddress
 from topobus.sysfs.net import NetInterface, read_interface, read_node_file
 from topobus.sysfs.tree import Tree
 
-__all__ = ["NetDevice", "addressed_interfaces", "interface_path", "list_net_devices", "read_net_device"]
+__all__ = ["NetDevice", "addressed_interfaces", "innermost_function", "interface_path", "list_net_devices", "read_net_device"]
 
 NET = "sys/class/net"
 # IFF_TAP of linux/if_tun.h: frames, not packets.
@@ -60,7 +60,7 @@ def read_net_device(tree: Tree, name: str) -> NetDevice | None:
         interface=read_interface(tree, folder, name),
         kind=_kind(tree, folder, real, bus),
         driver=tree.link_name(f"{folder}/device/driver"),
-        function=_function(real),
+        function=innermost_function(real),
     )
 
 
@@ -86,7 +86,7 @@ def _kind(tree: Tree, folder: str, real: str, bus: str) -> str:
     if not real.startswith(_VIRTUAL):
         if bus == "auxiliary":
             return "scalable-function"
-        return "pci" if bus == "pci" or (bus == "virtio" and _function(real) is not None) else "other"
+        return "pci" if bus == "pci" or (bus == "virtio" and innermost_function(real) is not None) else "other"
     match = re.search(r"^DEVTYPE=([a-z0-9-]{1,32})$", tree.read(f"{folder}/uevent") or "", re.MULTILINE)
     if match is not None:
         return match.group(1)
@@ -104,9 +104,13 @@ def _kind(tree: Tree, folder: str, real: str, bus: str) -> str:
     return "veth" if link and index != link else "virtual"
 
 
-def _function(real: str) -> PciAddress | None:
-    """Find the innermost PCI function above an interface's real folder."""
+def innermost_function(real: str) -> PciAddress | None:
+    """Find the innermost PCI function in the path of a real folder; None where it hangs below none.
+
+    >>> innermost_function("sys/devices/pci0000:00/0000:00:03.0/virtio0/net/eth0"), innermost_function("sys/devices/virtual/net/lo")
+    (PciAddress('0000:00:03.0'), None)
+    """
     for part in reversed(real.split("/")):
-        if re.fullmatch(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", part):
+        if re.fullmatch(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]", part):
             return PciAddress.parse(part)
     return None

@@ -38,7 +38,6 @@ from topobus.cli.checkup import (
     check_streams,
     check_unread,
     check_unserved_drivers,
-    counted,
     grouped,
 )
 from topobus.cli.exits import ExitCode
@@ -69,6 +68,7 @@ from topobus.contracts.plan_messages import PlanRequest
 from topobus.devicekit.registry import unserved_drivers
 from topobus.domain.device import Inventory
 from topobus.domain.errors import PeerUnavailable, TopobusError
+from topobus.domain.node_text import counted
 from topobus.domain.request import Owner, OwnerKind, PodRequest
 from topobus.domain.silence import Answered, Silent
 from topobus.runtime.bus import Bus, Entry, NobodyThere

@@ -13,7 +13,6 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from topobus.cli.checkup import counted
 from topobus.cli.exits import ExitCode, NotFoundError, UsageError
 from topobus.cli.objects.input_files import DOCUMENT_BYTES, read_bytes
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
@@ -25,6 +24,7 @@ from topobus.contracts.messages import ApiObject, DecisionEvent
 from topobus.domain.alignment.planning.placement import place, plan
 from topobus.domain.alignment.planning.refusal_reasons import Conflict
 from topobus.domain.alignment.planning.search_budget import GaveUp
+from topobus.domain.node_text import counted
 from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import PodRequest
 from topobus.domain.view import NodeView, PlanMode

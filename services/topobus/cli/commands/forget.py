@@ -18,6 +18,7 @@ from topobus.contracts.catalogue import FORGET
 from topobus.contracts.forget_messages import ForgetReply, ForgetRequest, KeyOutcome
 from topobus.contracts.nouns import CLUSTER
 from topobus.domain.errors import PeerUnavailable
+from topobus.domain.node_text import counted
 from topobus.runtime.bus import Bus, NobodyThere
 
 __all__ = ["forget_app"]
@@ -109,7 +110,7 @@ def _show(output: Output, reply: ForgetReply, *, is_dry_run: bool) -> None:
         )
     for stream, count in events.items():
         verb = "ended" if is_done else "would be ended" if not is_refused else "stands"
-        output.show(Text(f"  {stream}  present state of {count} device{'' if count == 1 else 's'}  {verb}"))
+        output.show(Text(f"  {stream}  present state of {counted(count, 'device')}  {verb}"))
     if reply.refusal is not None:
         output.show(*reason_lines(reply.refusal.reasons))
         if all(reason.code != "node-alive" for reason in reply.refusal.reasons):

@@ -6,7 +6,6 @@ anew when something of its node changed. Holds values only; draws nothing and re
 
 from __future__ import annotations
 
-import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -24,6 +23,7 @@ from topobus.domain.silence import TOPOLOGY, Words
 from topobus.domain.view import NodeAlignment
 from topobus.kubernetes.api.objects import metadata_of
 from topobus.runtime.bus import Change, ChangeKind
+from topobus.sysfs.tree import natural_key
 
 __all__ = ["MOST_STRANGERS", "ClassUse", "CountedDevice", "CountedInventory", "Fleet", "NodeRow", "Rank", "class_order", "is_shown"]
 
@@ -108,7 +108,7 @@ class NodeRow:
     @property
     def order(self) -> tuple[object, ...]:
         """What rows are sorted by: rank, the number of sick devices, the name with its numbers as numbers."""
-        return (self.rank, -self.sick, natural(self.node))
+        return (self.rank, -self.sick, natural_key(self.node))
 
 
 @dataclass(frozen=True)
@@ -369,15 +369,6 @@ def is_shown(row: NodeRow, wanted: str) -> bool:
 
 def _finds(row: NodeRow, word: str) -> bool:
     return word in row.node.lower() or word in row.states or any(word in trouble.lower() for trouble in row.troubles)
-
-
-def natural(name: str) -> tuple[tuple[str, int], ...]:
-    """Take a name apart so that its numbers sort as numbers.
-
-    >>> sorted(["n10", "n9", "a"], key=natural)
-    ['a', 'n9', 'n10']
-    """
-    return tuple((text, int(number or 0)) for text, number in re.findall(r"(\D*)(\d*)", name))
 
 
 def class_order(device_class: str) -> tuple[bool, bool, str]:

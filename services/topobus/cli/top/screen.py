@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from topobus.cli.checkup import counted
 from topobus.cli.render.machine_drawing import draw_machine
 from topobus.cli.render.output import answer_console
 from topobus.cli.top.scene import Scene, ShownEvent
 from topobus.domain.drawing.letters import holders_of
+from topobus.domain.node_text import counted
 
 __all__ = ["Palette", "Screen", "cut", "event_lines", "help_screen", "node_screen", "painted", "whole_view"]
 
