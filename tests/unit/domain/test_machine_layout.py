@@ -197,6 +197,18 @@ def test_layout_draws_functions_when_no_service_has_looked() -> None:
     assert (leaf.name, leaf.text, leaf.device) == ("display 17:00.0", "[10de:2330]", None)
 
 
+def test_layout_names_a_function_by_what_the_kernel_calls_behind_it_when_that_is_told() -> None:
+    """The interface's name stands before the model; a function of the same model without one has the model alone."""
+    functions = tuple(
+        PciDevice(address=PciAddress(0, bus, 0, 0), vendor=1, device=2, class_code=0x020000, root="pci0000:15", numa_node=0)
+        for bus in (0x17, 0x18)
+    )
+
+    layout = layout_of(machine_of(0, pci_devices=functions), names={(1, 2): "Intel E810", functions[0].address: "eth0"})
+
+    assert [leaf.text for leaf in layout.panels[0].roots[0].switches[0].leaves] == ["eth0  Intel E810", "Intel E810"]
+
+
 def test_layout_draws_a_cxl_memory_device_as_what_it_is_when_services_have_looked() -> None:
     """It is nobody's device, and no part of a processor as other memory controllers are: the card whose memory is a NUMA node."""
     functions = tuple(
