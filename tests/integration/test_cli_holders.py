@@ -10,6 +10,7 @@ import pytest
 
 from support.asking import ask_patiently
 from support.cli_process import run_cli
+from support.garbage import write_garbage
 from support.real_topology import real_topology
 from topobus.contracts.catalogue import INVENTORY, LEDGER, OBJECT, PLACE
 from topobus.contracts.messages import ApiObject, PlaceRequest
@@ -154,10 +155,13 @@ async def test_claim_without_an_object_is_named_by_doctor_and_freed_by_release(
     refused, _, why = await run_cli(nats_server, "release", "claim", "there")
     code, output, _ = await run_cli(nats_server, "release", "claim", "lost")
     again, _, _ = await run_cli(nats_server, "release", "claim", "lost")
+    await write_garbage(bus, OBJECT, kind="resourceclaim", namespace="default", name="there")
+    unread, _, said = await run_cli(nats_server, "release", "claim", "there")
 
     (finding,) = [finding for finding in json.loads(checked)["findings"] if finding["what"] == "holders"]
     assert "1 holder has no object: claim default/lost on demo-node" in finding["found"]
     assert (refused, "topobus delete claim there -n default" in why) == (2, True)
     assert (code, output.strip()) == (0, "claim default/lost let go of 1 gpu on demo-node")
     assert again == 1
+    assert (unread, "cannot be read" in said, "topobus delete claim there -n default" in said) == (2, True, True)
     assert [allocation.owner.name for allocation in topology.ledger.allocations.values()] == ["there"]

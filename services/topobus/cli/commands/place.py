@@ -259,7 +259,12 @@ async def _release_claim(namespace: str, name: str, node: str | None, options: B
     output = options.output()
     async with open_bus(options, NamesSystem.ALWAYS) as bus:
         stored = await bus.get_or_last(OBJECT, kind="resourceclaim", namespace=namespace, name=name)
-        uid = metadata_of(stored.value).uid if stored is not None and not isinstance(stored, Unreadable) else ""
+        if isinstance(stored, Unreadable):
+            output.note(
+                f"what is stored of claim {namespace}/{name} cannot be read; `topobus delete claim {name} -n {namespace}` removes it"
+            )
+            stored = stored.last
+        uid = metadata_of(stored.value).uid if stored is not None else ""
         held = await _holdings_of(bus, OwnerKind.CLAIM, namespace, name, node)
         others = [(where, owner) for where, owner in held if owner.uid != uid]
         if held and not others:
