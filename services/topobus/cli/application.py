@@ -109,9 +109,8 @@ def _usage_faults(error: CycloptsError, arguments: Sequence[str]) -> str:
     faults = [f"there is no option {name}{did_you_mean(name, sorted(name for name in names if name.startswith('--')))}" for name in unknown]
     if missing:
         faults.append(f"missing: {', '.join(next(name for name in names if name.startswith('--')) for names in missing)}")
-    if not isinstance(error, MissingArgumentError | UnknownOptionError) and not unknown:
-        return _in_our_words(str(error), arguments)
-    return "; ".join(faults) or _in_our_words(str(error), arguments)
+    is_about_these = bool(unknown) or isinstance(error, MissingArgumentError | UnknownOptionError)
+    return ("; ".join(faults) if is_about_these else "") or _in_our_words(str(error), arguments)
 
 
 def _in_our_words(message: str, arguments: Sequence[str]) -> str:

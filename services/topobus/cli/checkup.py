@@ -331,16 +331,16 @@ def check_holders(ledgers: Iterable[Ledger], objects: Iterable[ApiObject], unrea
 def check_unserved_drivers(drivers: Iterable[tuple[str, str, str]]) -> list[Finding]:
     """Name drivers that are installed beside this command, and whose class no node's service has.
 
-    Shapes: drivers — name, class, and why no service can have that class; empty: one can.
+    Shapes: drivers — name, class, and how that class comes to be served.
     """
     return [
         Finding(
             level=Level.WARN,
             what=f"driver {name}",
             found=f"it is installed here, and no service of class {device_class} runs on any node",
-            next_step=why or f"topobus up --class {device_class}; in a cluster topobus-device --class {device_class} on its nodes",
+            next_step=next_step,
         )
-        for name, device_class, why in drivers
+        for name, device_class, next_step in drivers
     ]
 
 

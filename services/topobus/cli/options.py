@@ -45,10 +45,6 @@ __all__ = [
 ]
 
 
-# What a server says to a wrong or missing login.
-_REFUSED = "authorization violation"
-
-
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class OutputOptions:
@@ -108,6 +104,7 @@ async def open_bus(options: BusOptions, names_system: NamesSystem = NamesSystem.
     # Here: the client of NATS, metrics and logs are a third of a start, and half of the commands ask nobody.
     from topobus.runtime.bus import Bus
     from topobus.runtime.logging import setup_logging
+    from topobus.runtime.nats_errors import is_refused_login
 
     target = options.target()
     is_named = names_system is NamesSystem.ALWAYS or (names_system is NamesSystem.IF_SEVERAL and _has_several())
@@ -126,7 +123,7 @@ async def open_bus(options: BusOptions, names_system: NamesSystem = NamesSystem.
     except TimeoutError as err:
         shown = read_url(settings.nats.url)[1]
         why = readiness.report().get("bus", "").removeprefix(f"waiting for NATS at {shown}").removeprefix(": ")
-        if _REFUSED in why.lower():
+        if is_refused_login(why):
             who = f"as user {settings.nats.user!r}" if settings.nats.user else "without a user"
             raise PeerUnavailable(
                 f"the NATS server {where} does not let us in {who}: {why}",
@@ -245,12 +242,12 @@ def one_of_classes(wanted: str, classes: Iterable[str]) -> str:
         # Here: entry points are looked through only for a class that nobody has.
         from topobus.devicekit.registry import unserved_drivers
 
-        drivers = [driver.name for driver in unserved_drivers(()) if driver.device_class == wanted and driver.is_served_elsewhere]
+        drivers = [driver for driver in unserved_drivers(()) if driver.device_class == wanted and driver.is_served_elsewhere]
         if not drivers:
             raise
         raise NotFoundError(
-            f"no service of device class {wanted!r} runs; its driver {' and '.join(drivers)} is installed",
-            next_step=f"topobus up --class {wanted}; in a cluster topobus-device --class {wanted} on its nodes",
+            f"no service of device class {wanted!r} runs; its driver {' and '.join(driver.name for driver in drivers)} is installed",
+            next_step=drivers[0].next_step,
         ) from err
 
 

@@ -41,6 +41,12 @@ class IgnoredDriver:
     is_served_elsewhere: bool
     """True: `topobus-device --class …` runs it."""
 
+    @property
+    def next_step(self) -> str:
+        """How its class comes to be served, or why it cannot be."""
+        serving = f"topobus up --class {self.device_class}; in a cluster topobus-device --class {self.device_class} on its nodes"
+        return serving if self.is_served_elsewhere else self.why
+
 
 @dataclass(frozen=True, kw_only=True)
 class DriverRegistry:

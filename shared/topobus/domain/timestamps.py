@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-__all__ = ["in_whole_seconds", "rfc3339"]
+__all__ = ["in_whole_seconds", "rfc3339", "short_time"]
 
 
 def rfc3339(moment: datetime) -> str:
@@ -34,3 +34,12 @@ def in_whole_seconds(moment: datetime) -> str:
     '2026-01-02T03:04:05Z'
     """
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def short_time(time: str) -> str:
+    """Cut an RFC 3339 time in UTC to seconds.
+
+    >>> short_time("2026-11-20T10:56:23.049088Z"), short_time("")
+    ('2026-11-20T10:56:23Z', '')
+    """
+    return time[:19] + "Z" if len(time) > 19 else time

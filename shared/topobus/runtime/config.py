@@ -145,13 +145,12 @@ def find_mistakes(
             return settings, mistakes
         mistakes.append(wrong)
         key = wrong.facts.get("key")
-        if not isinstance(key, str) or not _take_out(raw, key):
-            if settings is None:
-                return None, mistakes
-            # A check that names no key would say the same for ever.
-            waiting = waiting[1:]
-            if not waiting:
-                return settings, mistakes
+        if isinstance(key, str) and _take_out(raw, key):
+            continue
+        if settings is None:
+            return None, mistakes
+        # A check that names no key would say the same for ever.
+        waiting.pop(0)
 
 
 def _first_mistake(

@@ -35,7 +35,7 @@ from topobus.runtime.failures import NobodyThere
 from topobus.runtime.logging import get_logger
 from topobus.runtime.login import Login, LoginFiles
 from topobus.runtime.metrics import BusMetrics
-from topobus.runtime.nats_errors import NatsErrors, error_text, next_step
+from topobus.runtime.nats_errors import NatsErrors, error_text, is_refused_login, next_step
 from topobus.runtime.quiet import QuietLog
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.reply_inbox import Expectation, ReplyInbox, is_nobody, new_token
@@ -53,8 +53,6 @@ Headers = dict[str, str]
 _HEADER_OVERHEAD = 16
 # From this try on a wait is no matter of a moment any more: the third.
 _EARNEST = 2
-# What a server says to a wrong or missing login.
-_REFUSED = "authorization violation"
 
 
 class Connection:
@@ -320,7 +318,7 @@ class Connection:
         """
         log = get_logger()
         is_told = attempt in (0, _EARNEST) or attempt % 10 == 0
-        if is_told and _REFUSED in error.lower():
+        if is_told and is_refused_login(error):
             log.error(
                 "bus.waiting", url=self._url, user=self.settings.user or "none", error=error, attempt=attempt, next_step=next_step(error)
             )

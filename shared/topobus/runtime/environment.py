@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from topobus.contracts.device_classes import DEVICE_SERVICES
+from topobus.contracts.principals import LEAF_PRINCIPALS
 from topobus.domain.errors import ConfigError
 from topobus.domain.names import meant_name
 
@@ -24,7 +24,7 @@ __all__ = ["choices_at", "fields_at", "overlay", "strange_variables"]
 
 _PREFIX = "TOPOBUS_"
 _ALL = f"{_PREFIX}ALL__"
-_SERVICES = (*DEVICE_SERVICES, "all", "cli", "console", "controller", "discovery", "gateway", "relay", "topology")
+_SERVICES = ("all", *(principal for principal in LEAF_PRINCIPALS if principal != "user"))
 _SHARED_SECTIONS = ("node", "nats", "http", "log", "tracing", "hardware")
 
 

@@ -10,7 +10,7 @@ from topobus.runtime.logging import get_logger
 from topobus.runtime.metrics import BusMetrics
 from topobus.runtime.readiness import Readiness
 
-__all__ = ["NatsErrors", "error_text", "next_step"]
+__all__ = ["NatsErrors", "error_text", "is_refused_login", "next_step"]
 
 # A slow consumer reports each message that it drops; one line a kind in so many seconds tells as much.
 _REPORT_EVERY_S = 5.0
@@ -25,6 +25,15 @@ def error_text(err: Exception) -> str:
     if not str(err) and isinstance(err, TimeoutError):
         return "no answer in time"
     return str(err) or type(err).__name__
+
+
+def is_refused_login(error: str) -> bool:
+    """Say whether this is what a server says to a wrong or missing login.
+
+    >>> is_refused_login("nats: 'Authorization Violation'")
+    True
+    """
+    return "authorization violation" in error.lower()
 
 
 def next_step(error: str) -> str:

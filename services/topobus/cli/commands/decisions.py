@@ -14,7 +14,7 @@ from rich.text import Text
 from topobus.cli.exits import ExitCode
 from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, check_known, open_bus
-from topobus.cli.render.answers import answer_text, short_time
+from topobus.cli.render.answers import answer_text
 from topobus.cli.render.gaps import Gaps
 from topobus.cli.render.listing import Column, Fit, Listing, Row
 from topobus.contracts.catalogue import DECISION, LEDGER
@@ -22,6 +22,7 @@ from topobus.contracts.messages import OUTCOME, DecisionEvent
 from topobus.domain.ledger import Holders
 from topobus.domain.outcome import Refusal
 from topobus.domain.request import Owner, OwnerKind
+from topobus.domain.timestamps import short_time
 from topobus.runtime.bus import Bus, Start
 
 __all__ = ["decision_listing", "decisions"]

@@ -18,7 +18,6 @@ from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
 from topobus.cli.objects.device_selection import ChosenDevice, Selection, choose_devices
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, NamesSystem, check_known, open_bus
-from topobus.cli.render.answers import short_time
 from topobus.cli.render.listing import Column, Fit, Listing, Row
 from topobus.cli.system.fleet_inventories import list_inventories
 from topobus.cli.system.responding_services import device_service_on, tell_waiting, topology_on
@@ -29,6 +28,7 @@ from topobus.domain.errors import PeerUnavailable
 from topobus.domain.ledger import Ledger
 from topobus.domain.maintenance import DeviceOperation, DeviceVerb, Maintenance
 from topobus.domain.outcome import Refusal
+from topobus.domain.timestamps import short_time
 from topobus.runtime.bus import Bus
 
 __all__ = ["device_app"]

@@ -190,9 +190,7 @@ async def _check_services(bus: Bus, node: str | None, checked: list[str], *, ask
     findings += check_holders(ledgers.values(), [entry.value for entry in objects], {key for state, key, _ in rejected if state is OBJECT})
     # Of all nodes, whichever are looked at: a class that another node serves is served.
     unserved = unserved_drivers(inventory.device_class for inventory in inventories)
-    findings += check_unserved_drivers(
-        (driver.name, driver.device_class, "" if driver.is_served_elsewhere else driver.why) for driver in unserved
-    )
+    findings += check_unserved_drivers((driver.name, driver.device_class, driver.next_step) for driver in unserved)
     if not nodes:
         findings.append(
             Finding(

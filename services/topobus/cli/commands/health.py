@@ -16,13 +16,13 @@ from topobus.cli.commands.inventory import no_device, read_inventories, read_led
 from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, check_known, open_bus
-from topobus.cli.render.answers import short_time
 from topobus.cli.render.device_listings import health_listing
 from topobus.cli.render.gaps import Gaps
 from topobus.cli.render.listing import Listing, Row
 from topobus.cli.render.styles import HEALTH_STYLES
 from topobus.contracts.catalogue import HEALTH, INVENTORY, LEDGER
 from topobus.contracts.messages import HealthEvent
+from topobus.domain.timestamps import short_time
 from topobus.runtime.bus import Start
 
 __all__ = ["WatchedEvent", "event_line", "health_app"]

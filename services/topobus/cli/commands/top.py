@@ -23,7 +23,7 @@ from topobus.cli.commands.health import WatchedEvent, event_line
 from topobus.cli.exits import ExitCode
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus
 from topobus.cli.pci_names import read_pci_names
-from topobus.cli.render.answers import answer_text, short_time
+from topobus.cli.render.answers import answer_text
 from topobus.cli.render.output import Output
 from topobus.cli.system.fleet_inventories import list_inventories_as
 from topobus.cli.system.responding_services import as_of_now
@@ -40,6 +40,7 @@ from topobus.contracts.nouns import State
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.ledger import Holders
 from topobus.domain.outcome import Refusal
+from topobus.domain.timestamps import short_time
 from topobus.runtime.bus import Bus, Change, ChangeKind, Entry, Received, Start
 from topobus.sysfs.report import machine_report
 

@@ -62,9 +62,13 @@ def read_mixed(files: Iterable[Path], note: Note, *, has_nodes: bool = False, ha
     Errors: as `read_objects`; InputError when nothing in them is of use.
     """
     files = list(files)
+    return only_ours(_parsed(files, has_nodes=has_nodes, has_workloads=has_workloads), files, note)
+
+
+def _parsed(files: Sequence[Path], *, has_nodes: bool = False, has_workloads: bool = False) -> list[MixedManifest]:
+    """Read all files before what is in any of them is looked at."""
     texts = [(file, read_text(file, limit_bytes=MANIFEST_BYTES, next_step="")) for file in files]
-    parts = [parse_mixed(text, where=shown_name(file), has_nodes=has_nodes, has_workloads=has_workloads) for file, text in texts]
-    return only_ours(parts, files, note)
+    return [parse_mixed(text, where=shown_name(file), has_nodes=has_nodes, has_workloads=has_workloads) for file, text in texts]
 
 
 def only_ours(parts: Sequence[MixedManifest], named: Sequence[Path], note: Note) -> list[ApiObject]:
@@ -116,9 +120,9 @@ def read_wanted(verb: str, files: Sequence[Path], note: Note, *, kinds: Sequence
     Shapes: kinds — those of which there must be one; a workload without any pod is enough, and has nothing to answer.
     Errors: as `read_mixed`; InputError where there is none, with what to do.
     """
-    texts = [(file, read_text(file, limit_bytes=MANIFEST_BYTES, next_step="")) for file in manifest_files(files)]
-    parts = [parse_mixed(text, where=shown_name(file), has_workloads=True) for file, text in texts]
-    objects = only_ours(parts, [file for file, _ in texts], note)
+    manifests = manifest_files(files)
+    parts = _parsed(manifests, has_workloads=True)
+    objects = only_ours(parts, manifests, note)
     for api_object in objects:
         if api_object.kind == "ResourceClaim" and api_object.status.get("allocation") and not _is_used(api_object, objects):
             note(f"{name_of(api_object)} is allocated already, as its status says; it is planned anew, as if it were not")

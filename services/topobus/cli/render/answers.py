@@ -16,7 +16,7 @@ from topobus.contracts.messages import DecisionEvent
 from topobus.domain.hint import Hint
 from topobus.domain.outcome import ContainerPlacement, HintList, Placement, Reason, Refusal
 
-__all__ = ["answer_text", "answer_view", "facts_text", "hint_table", "hint_text", "hints_text", "reason_lines", "short_time", "summary"]
+__all__ = ["answer_text", "answer_view", "facts_text", "hint_table", "hint_text", "hints_text", "reason_lines", "summary"]
 
 # Of a device that nobody new gets now.
 _COMES_BACK = ("wait", "return", "repair")
@@ -113,15 +113,6 @@ def _fact_text(key: str, value: str | float | tuple[str, ...]) -> str:
     )
     shown = ", ".join(map(str, value)) if isinstance(value, tuple) else f"{value:g}" if isinstance(value, float) else str(value)
     return f"{words.replace('_', ' ')} {shown}{unit}"
-
-
-def short_time(time: str) -> str:
-    """Cut an RFC 3339 time in UTC to seconds.
-
-    >>> short_time("2026-11-20T10:56:23.049088Z"), short_time("")
-    ('2026-11-20T10:56:23Z', '')
-    """
-    return time[:19] + "Z" if len(time) > 19 else time
 
 
 def hint_text(hint: Hint) -> str:

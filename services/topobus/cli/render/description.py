@@ -15,7 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from topobus.cli.render.answers import reason_lines, short_time, summary
+from topobus.cli.render.answers import reason_lines, summary
 from topobus.cli.render.listing import Column, Fit, Listing, Row
 from topobus.cli.render.styles import HEALTH_STYLES
 from topobus.cli.render.tables import claim_names, state_of
@@ -25,6 +25,7 @@ from topobus.domain.device import Device, Inventory, driver_name
 from topobus.domain.drawing.leaves import short_address
 from topobus.domain.ledger import Allocation, Ledger
 from topobus.domain.outcome import Reason, Refusal
+from topobus.domain.timestamps import short_time
 from topobus.kubernetes.api.classic_handles import shown
 from topobus.kubernetes.api.objects import metadata_of, name_of
 

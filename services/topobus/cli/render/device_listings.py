@@ -10,7 +10,6 @@ from typing import Any
 
 from rich.text import Text
 
-from topobus.cli.render.answers import short_time
 from topobus.cli.render.listing import Cell, Column, Fit, Listing, Row
 from topobus.cli.render.styles import HEALTH_STYLES, holder_style
 from topobus.domain.cpu_groups import cpus_of
@@ -24,6 +23,7 @@ from topobus.domain.ledger import Ledger
 from topobus.domain.quantity import Quantity, QuantityForm
 from topobus.domain.shares import SHARES
 from topobus.domain.silence import SERVICE_SILENT
+from topobus.domain.timestamps import short_time
 from topobus.sysfs.tree import natural_key
 
 __all__ = ["amounts_text", "class_text", "device_labels", "device_listing", "health_document", "health_listing", "summary_listing"]

@@ -13,9 +13,8 @@ from enum import StrEnum
 from msgspec import Struct
 from rich.text import Text
 
-from topobus.cli.render.answers import short_time
 from topobus.cli.render.output import Output
-from topobus.domain.timestamps import rfc3339
+from topobus.domain.timestamps import rfc3339, short_time
 from topobus.runtime.bus import Bus
 
 __all__ = ["Gap", "GapKind", "Gaps"]

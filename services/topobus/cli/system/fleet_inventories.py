@@ -35,8 +35,7 @@ async def list_inventories_as(
     bus: Bus, state: State[M], *, on_rejected: Callable[[str, str], None] | None = None
 ) -> tuple[tuple[Entry[M], ...], tuple[str, ...]]:
     """Read as `list_inventories` does, of each inventory what a message of fewer fields has: `INVENTORY.read_as`."""
-    machines = {parts["node"] for parts in await bus.keys(MACHINE)}
-    nodes = {parts["node"] for parts in await bus.keys(INVENTORY)}
+    machines, nodes = await _places(bus)
     strangers = sorted(nodes - machines)
     members = sorted(nodes & machines)
     if len(strangers) <= _MOST_STRANGERS or not machines:
@@ -53,8 +52,13 @@ async def list_inventories_as(
 
 async def nodes_without_a_machine(bus: Bus) -> tuple[str, ...]:
     """Name the nodes that have inventories and no machine, sorted."""
-    machines = {parts["node"] for parts in await bus.keys(MACHINE)}
-    return tuple(sorted({parts["node"] for parts in await bus.keys(INVENTORY)} - machines))
+    machines, nodes = await _places(bus)
+    return tuple(sorted(nodes - machines))
+
+
+async def _places(bus: Bus) -> tuple[set[str], set[str]]:
+    """Name the nodes that have a machine, and those that have inventories."""
+    return {parts["node"] for parts in await bus.keys(MACHINE)}, {parts["node"] for parts in await bus.keys(INVENTORY)}
 
 
 def unread_text(nodes: tuple[str, ...]) -> str:

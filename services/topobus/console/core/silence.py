@@ -12,6 +12,7 @@ from msgspec import structs
 from topobus.console.core.node_drawing import View
 from topobus.domain.device import Inventory
 from topobus.domain.silence import SERVICE_SILENT, TOPOLOGY, unheard
+from topobus.domain.timestamps import short_time
 
 __all__ = ["API_SERVER", "as_heard", "silence_view"]
 
@@ -26,7 +27,7 @@ def as_heard(inventories: Mapping[str, Inventory], silent: Mapping[str, str]) ->
         if since is None:
             heard[device_class] = inventory
         else:
-            warning = f"{SERVICE_SILENT}: no answer since {_seconds(since)}; its devices are unknown, and new pods get none of them"
+            warning = f"{SERVICE_SILENT}: no answer since {short_time(since)}; its devices are unknown, and new pods get none of them"
             heard[device_class] = structs.replace(unheard(inventory, since=since), warnings=(warning, *inventory.warnings))
     return heard
 
@@ -40,7 +41,3 @@ def silence_view(node: str, what: str, since: str, classes: Iterable[str], troub
     else:
         follows = "its devices are Unknown and new pods get none of them; what is held stays held"
     return {"node": node, "service": what, "state": "silent", "since": since, "message": follows}
-
-
-def _seconds(time: str) -> str:
-    return f"{time[:19]}Z" if len(time) > 20 else time
