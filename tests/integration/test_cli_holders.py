@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from contextlib import AsyncExitStack
 from typing import Any
@@ -12,6 +13,8 @@ from support.asking import ask_patiently
 from support.cli_process import run_cli
 from support.garbage import write_garbage
 from support.real_topology import real_topology
+from topobus.cli.options import BusOptions
+from topobus.cli.system.names import names_of
 from topobus.contracts.catalogue import INVENTORY, LEDGER, OBJECT, PLACE
 from topobus.contracts.messages import ApiObject, PlaceRequest
 from topobus.domain.device import Device, Inventory
@@ -99,6 +102,15 @@ async def test_pod_that_is_not_stored_is_described_and_counted_when_it_holds_dev
     assert "`topobus release pod default/trainer` lets go of it" in noted
     assert "1 pod holds devices and is not stored: `topobus holders`" in listed
     assert (missing, "there is no pod default/nobody" in why) == (1, True)
+
+
+async def test_pods_that_can_be_released_are_completed_by_their_names(nats_server: NatsServer, bus: Bus) -> None:
+    """Those that hold something by themselves, with their namespaces; what a claim or kubelet gave is let go of elsewhere."""
+    await _publish(bus)
+
+    names = await asyncio.to_thread(names_of, "holders", BusOptions(nats=nats_server.url))
+
+    assert names == ["default/trainer"]
 
 
 async def test_holders_and_pod_know_each_other_when_only_the_claim_says_it(nats_server: NatsServer, bus: Bus) -> None:

@@ -58,6 +58,9 @@ def test_line_is_completed_from_what_the_program_knows_of_itself(words: list[str
         (["device", "reset", "gpu"], "devices"),
         (["describe", "claim", "fa"], "objects claim"),
         (["explain", ""], "decisions"),
+        (["simulate", "--machine", ""], "machines"),
+        (["topo", "--machine=d"], "machines"),
+        (["release", "pod", ""], "holders"),
         (["up", "--context", ""], ""),
         (["context", "add", ""], ""),
         (["place", ""], ""),
@@ -77,6 +80,7 @@ def test_names_are_asked_for_where_the_system_has_them(words: list[str], names: 
         (["apply", "-f", ""], True),
         (["record", ""], True),
         (["up", "--dir", ""], True),
+        (["simulate", "--machine", ""], True),
         (["get", ""], False),
         (["demo", ""], False),
     ],
@@ -110,6 +114,13 @@ def test_names_of_contexts_are_completed_without_any_server(capsys: pytest.Captu
     run(["__complete", "--context", "l"])
 
     assert capsys.readouterr().out == "lab\n:4\n"
+
+
+def test_names_of_recorded_machines_are_completed_without_any_server(capsys: pytest.CaptureFixture[str]) -> None:
+    """They come with the program; a folder or a file may stand there, too."""
+    run(["__complete", "simulate", "--machine", "dg"])
+
+    assert capsys.readouterr().out == "dgx\ndgx-flaky\n:0\n"
 
 
 _BASH = 'source "$1"; COMP_WORDS=(topobus keys secrets re); COMP_CWORD=3; _topobus; printf "%s\\n" "${COMPREPLY[@]}"'

@@ -17,7 +17,7 @@ KINDS = ("pods", "claims", "templates", "deviceclasses", "slices")
 # Where --output takes a template, too, the parser has no list.
 _FORMATS = ("table", "wide", "yaml", "json", "name", "jsonpath=", "custom-columns=", "custom-columns-file=")
 # Placeholders of values that a running system, or the user's own files, have names for.
-_NAMED = {"NODE": "nodes", "CLASS": "classes", "CONTEXT": "contexts", "SERVICE": "logs"}
+_NAMED = {"NODE": "nodes", "CLASS": "classes", "CONTEXT": "contexts", "SERVICE": "logs", "MACHINE": "machines"}
 
 
 class Completion(NamedTuple):
@@ -26,7 +26,7 @@ class Completion(NamedTuple):
     values: tuple[tuple[str, str], ...] = ()
     """Each with what it means."""
     names: str = ""
-    """Of what the names must be asked for: `nodes`, `classes`, `devices`, `contexts`, `logs`, `decisions`, `objects KIND`; empty: nothing."""
+    """Of what the names must be asked for: `nodes`, `classes`, `devices`, `contexts`, `logs`, `machines`, `holders`, `decisions`, `objects KIND`; empty: nothing."""
     takes_files: bool = False
 
 
@@ -100,9 +100,7 @@ def _of_option(option: OptionData, path: str) -> Completion:
         return Completion(values=tuple((output_format, "") for output_format in _FORMATS))
     if "--context" in option["names"] and path != "up":
         return Completion(names="contexts")
-    if option["value"] in _NAMED:
-        return Completion(names=_NAMED[option["value"]])
-    return Completion(takes_files=option["value"] in ("PATH", "FILE", "DIR"))
+    return Completion(names=_NAMED.get(option["value"], ""), takes_files=option["value"] in ("PATH", "FILE", "DIR", "MACHINE"))
 
 
 def _of_argument(path: str, positions: Sequence[str], commands: Mapping[str, CommandData]) -> Completion:
@@ -117,6 +115,8 @@ def _of_argument(path: str, positions: Sequence[str], commands: Mapping[str, Com
         return Completion(names="contexts")
     if path in ("claim get", "claim delete"):
         return Completion(names="objects claims")
+    if path == "release pod":
+        return Completion(names="holders")
     if path == "explain":
         return Completion(names="decisions")
     arguments = command["arguments"]

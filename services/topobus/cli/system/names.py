@@ -1,4 +1,4 @@
-"""Names of what runs, for a shell that completes a command line: nodes, classes, devices, objects, decisions, contexts.
+"""Names of what runs, for a shell that completes a command line: nodes, classes, devices, objects, holders, decisions, contexts; and of recorded machines.
 
 Whatever goes wrong there are no names: a shell that waits for a key is no place for errors.
 """
@@ -12,8 +12,9 @@ from itertools import pairwise
 from topobus.cli.contexts import ContextFolder
 from topobus.cli.objects.kinds import kind_of
 from topobus.cli.options import BusOptions, NamesSystem, open_bus
-from topobus.contracts.catalogue import DECISION, INVENTORY, MACHINE, OBJECT
+from topobus.contracts.catalogue import DECISION, INVENTORY, LEDGER, MACHINE, OBJECT
 from topobus.domain.errors import TopobusError
+from topobus.domain.request import OwnerKind
 from topobus.runtime.bus import Bus
 
 __all__ = ["names_of", "options_of"]
@@ -25,6 +26,11 @@ def names_of(what: str, options: BusOptions) -> list[str]:
     """Give the names, sorted; empty when they are not known in time."""
     if what == "contexts":
         return [context.name for context in ContextFolder().all()]
+    if what == "machines":
+        # Here: of all completions one needs it.
+        from topobus.simulation.machines import PROFILES
+
+        return sorted(PROFILES)
     try:
         if what == "logs":
             # Here: of all completions one needs it.
@@ -61,5 +67,8 @@ async def _names(bus: Bus, what: str) -> set[str]:
         return {device.name for inventory in inventories for device in inventory.devices}
     if what == "decisions":
         return {received_event.value.id for received_event in await bus.last(DECISION, limit=_NEWEST_DECISIONS)}
+    if what == "holders":
+        owners = [allocation.owner for entry in await bus.list(LEDGER) for allocation in entry.value.allocations.values()]
+        return {f"{owner.namespace}/{owner.name}" for owner in owners if owner.kind is OwnerKind.POD}
     kind = kind_of(what.removeprefix("objects ").partition(",")[0])
     return {entry.value.metadata.get("name", "") for entry in await bus.list(OBJECT) if entry.value.kind == kind} - {""}
