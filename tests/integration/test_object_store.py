@@ -20,7 +20,7 @@ from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.nats_store import NatsStore
 from topobus.controller.store.object_writer import ObjectWriter
 from topobus.controller.store.protocol import Conflict, Deleted, Unknown
-from topobus.domain.errors import PeerUnavailable
+from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.kubernetes.answers import Rejected
 from topobus.kubernetes.api.objects import metadata_of
 from topobus.runtime.bus import Bus
@@ -379,3 +379,37 @@ async def test_delete_and_apply_work_at_the_revision_when_nobody_can_read_the_ob
     assert entry is not None
     assert entry.value == marked
     assert (gone.api_version, await bus.get(OBJECT, kind="pod", namespace="default", name="unknown")) == ("", None)
+
+
+async def test_apply_reads_each_object_once_and_again_only_when_somebody_wrote_meanwhile(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was looked at before the first write is what the write goes by; a status that came after the look is kept."""
+    named = [msgspec.structs.replace(FRESH, metadata={**FRESH.metadata, "name": name}) for name in ("first", "second")]
+    await bus.put(OBJECT, named[0], **{**KEY._asdict(), "name": "first"})
+    read: list[str] = []
+    get_or_last = bus.get_or_last
+
+    async def read_and_reserve(*catalogued: Any, **parts: str) -> Any:
+        """The controller reserves the first one as soon as it was looked at."""
+        entry = await get_or_last(*catalogued, **parts)
+        read.append(parts["name"])
+        if read == ["first"]:
+            await bus.put(OBJECT, reserved(named[0]), **parts)
+        return entry
+
+    monkeypatch.setattr(bus, "get_or_last", read_and_reserve)
+    changed = [msgspec.structs.replace(api_object, metadata={**api_object.metadata, "labels": {"a": "b"}}) for api_object in named]
+
+    applied = await apply_objects(bus, changed)
+    again = await apply_objects(bus, changed, is_dry_run=True)
+
+    assert read == ["first", "second", "first", "first", "second"]
+    assert [(each.verb, each.stored.status) for each in applied] == [("changed", RESERVED), ("created", {})]
+    assert [each.verb for each in again] == ["unchanged", "unchanged"]
+
+
+async def test_apply_writes_nothing_when_an_object_stands_twice_in_a_manifest(bus: Bus) -> None:
+    """The second one would be written over the first."""
+    with pytest.raises(ContractError, match="default/one stands twice in the manifest"):
+        await apply_objects(bus, [FRESH, FRESH])
+
+    assert await bus.get(OBJECT, **KEY._asdict()) is None

@@ -73,6 +73,8 @@ CONDITIONS = {"DeviceClass": "Valid", "ResourceClaim": "Allocated", "Pod": "PodS
 WRONG = ("Malformed", "Invalid")
 """Reasons that only another manifest mends; whatever else an object waits for may come by itself."""
 
+# What is stored at an object's place, and the revision there.
+_Present = tuple[Entry[ApiObject] | None, int]
 _CHANGE_CLASS = "a class of that name that is applied takes its place"
 
 
@@ -84,7 +86,7 @@ class Applied:
     verb: str
     """`created`, `changed`, `unchanged`, or that what stood there could not be read."""
     previous: ApiObject | None = None
-    """What was stored before, in a dry run; None: nothing was."""
+    """What was stored before; None: nothing was."""
 
 
 async def apply_objects(bus: Bus, wanted: Sequence[ApiObject], *, is_dry_run: bool = False) -> list[Applied]:
@@ -93,13 +95,15 @@ async def apply_objects(bus: Bus, wanted: Sequence[ApiObject], *, is_dry_run: bo
     Errors: raises ContractError before anything is written; PeerUnavailable names what was written by then.
     """
     ordered = sorted(wanted, key=lambda api_object: _ORDER.index(api_object.kind) if api_object.kind in _ORDER else len(_ORDER))
-    places = [tuple(object_parts(api_object).values()) for api_object in ordered]
-    twice = next((api_object for index, api_object in enumerate(ordered) if places[index] in places[:index]), None)
-    if twice is not None:
-        raise ContractError(f"{name_of(twice)} stands twice in the manifest", next_step="give each object a name of its own")
+    present: dict[tuple[str, ...], _Present] = {}
     problems: list[str] = []
     placed = await _placed_pods(bus) if any(api_object.kind == "Pod" for api_object in ordered) else {}
     for api_object in ordered:
+        parts = object_parts(api_object)
+        place = tuple(parts.values())
+        if place in present:
+            raise ContractError(f"{name_of(api_object)} stands twice in the manifest", next_step="give each object a name of its own")
+        entry, _ = present[place] = await _read(bus, parts)
         metadata = metadata_of(api_object)
         name = f"{metadata.namespace or 'default'}/{metadata.name}"
         if api_object.kind == "Pod" and name in placed:
@@ -108,7 +112,6 @@ async def apply_objects(bus: Bus, wanted: Sequence[ApiObject], *, is_dry_run: bo
                 f"`topobus release pod {name}` first, or choose another name"
             )
             continue
-        entry, _ = await _read(bus, object_parts(api_object))
         try:
             size = len(encode(_admitted(api_object, entry)))
         except ContractError as err:
@@ -119,22 +122,20 @@ async def apply_objects(bus: Bus, wanted: Sequence[ApiObject], *, is_dry_run: bo
     if problems:
         raise ContractError("\n".join(problems), next_step="nothing was applied; mend or delete what is named and apply the manifest again")
     if is_dry_run:
-        return [await _would_apply(bus, api_object) for api_object in ordered]
+        return [_would_apply(api_object, *read) for api_object, read in zip(ordered, present.values(), strict=True)]
     applied: list[Applied] = []
-    for index, api_object in enumerate(ordered):
+    for index, (api_object, read) in enumerate(zip(ordered, present.values(), strict=True)):
         try:
-            stored, verb = await apply_object(bus, api_object)
+            applied.append(await apply_object(bus, api_object, read))
         except TopobusError as err:
             done = ", ".join(name_of(other.stored) for other in applied) or "nothing"
             left = ", ".join(name_of(other) for other in ordered[index + 1 :]) or "nothing"
             err.message = f"{err.message}; applied before it: {done}; not applied: {left}"
             raise
-        applied.append(Applied(stored=stored, verb=verb))
     return applied
 
 
-async def _would_apply(bus: Bus, wanted: ApiObject) -> Applied:
-    entry, revision = await _read(bus, object_parts(wanted))
+def _would_apply(wanted: ApiObject, entry: Entry[ApiObject] | None, revision: int) -> Applied:
     stored = _admitted(wanted, entry)
     is_unread = revision != (entry.revision if entry is not None else 0)
     verb = _WRITTEN_OVER if is_unread else "created" if entry is None else "unchanged" if stored == entry.value else "changed"
@@ -151,18 +152,15 @@ async def _placed_pods(bus: Bus) -> dict[str, str]:
     }
 
 
-async def apply_object(bus: Bus, wanted: ApiObject) -> tuple[ApiObject, str]:
-    """Write an object's spec; what the controller wrote into status stays. Says `created`, `changed` or `unchanged`, or what was written over."""
+async def apply_object(bus: Bus, wanted: ApiObject, present: _Present | None = None) -> Applied:
+    """Write an object's spec, over `present` where it was read already; what the controller wrote into status stays."""
     parts = object_parts(wanted)
     for _ in range(_TRIES):
-        entry, revision = await _read(bus, parts)
-        stored = _admitted(wanted, entry)
-        previous = entry.value if entry else None
-        is_unread = revision != (entry.revision if entry is not None else 0)
-        if stored == previous and not is_unread:
-            return stored, "unchanged"
-        if not isinstance(await bus.compare_and_set(OBJECT, stored, revision, **parts), Conflict):
-            return stored, _WRITTEN_OVER if is_unread else "changed" if previous else "created"
+        entry, revision = present or await _read(bus, parts)
+        present = None
+        applied = _would_apply(wanted, entry, revision)
+        if applied.verb == "unchanged" or not isinstance(await bus.compare_and_set(OBJECT, applied.stored, revision, **parts), Conflict):
+            return applied
     raise PeerUnavailable(f"{name_of(wanted)}: somebody else keeps changing it", next_step="try again")
 
 
@@ -309,7 +307,7 @@ def _unread(parts: dict[str, str]) -> ApiObject:
     return ApiObject(api_version="", kind=parts["kind"], metadata=metadata)
 
 
-async def _read(bus: Bus, parts: dict[str, str]) -> tuple[Entry[ApiObject] | None, int]:
+async def _read(bus: Bus, parts: dict[str, str]) -> _Present:
     """Read an object, and the key's revision; where what stands there cannot be read, the newest version before it, which has another revision."""
     stored = await bus.get_or_last(OBJECT, **parts)
     if isinstance(stored, Unreadable):
