@@ -37,4 +37,5 @@ except BrokenPipeError:
 except KeyboardInterrupt:
     pass
 except (OSError, ValueError, KeyError, TimeoutError, nats.errors.Error) as err:
-    sys.exit(f"health_short.py: {str(err) or type(err).__name__}")
+    where = sys.argv[1].rpartition("//")[2].rpartition("@")[2]
+    sys.exit(f"health_short.py: {where}: {str(err) or type(err).__name__}; is NATS there, and the login that of its user `user`?")

@@ -8,50 +8,50 @@ import os
 import pathlib
 import signal
 import ssl
+import sys
 
 import nats
 
 
 async def main() -> None:
     url, health = os.environ.get("NATS_URL", "nats://127.0.0.1:4222"), "topobus.v1.health.>"
-    api = os.environ.get("NATS_API", "$JS.topobus.API")  # "$JS.API" at a server of your own that has no accounts
+    where, api = url.rpartition("//")[2].rpartition("@")[2], os.environ.get("NATS_API", "$JS.topobus.API")  # "$JS.API" without accounts
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # whoever reads may have enough (`| head`)
     ca, password, creds = (os.environ.get(name) for name in ("NATS_CA", "NATS_PASSWORD_FILE", "NATS_CREDS"))
     options = {"max_reconnect_attempts": -1, "ping_interval": 5, "inbox_prefix": "_INBOX.user", "user_credentials": creds}
     options |= {"tls": ssl.create_default_context(cafile=ca)} if ca else {}
-    user = {"user": "user", "password": lambda: pathlib.Path(password).read_text().strip()}  # read at each connect
-    options |= user if password else {}
-    nc, news = None, asyncio.Event()  # the latter says when to look; what is printed is read from the stream, by its place in it
+    options |= {"user": "user", "password": lambda: pathlib.Path(password).read_text().strip()} if password else {}  # read at each connect
+    nc, told, news = None, set(), asyncio.Event()  # the last says when to look; what is printed is read from the stream, by its place in it
 
     async def hear(_message) -> None:
         news.set()
+
+    async def tell(err: Exception) -> None:  # each trouble once; nats-py by itself prints a traceback at each try
+        if str(err) not in told:
+            told.add(str(err))
+            print(f"NATS at {where}: {str(err) or 'no answer'}; trying again: is it there, and the login that of `user`?", file=sys.stderr)
 
     async def ask(verb: str, **query) -> dict:
         nonlocal nc
         while True:
             with contextlib.suppress(nats.errors.Error):  # the server is away
                 if nc is None or nc.is_closed:  # nats-py ends for good when the server takes another password
-                    nc = await nats.connect(url, **options)
+                    nc = await nats.connect(url, error_cb=tell, **options)
                     await nc.subscribe(health, cb=hear)
                 reply = await nc.request(f"{api}.STREAM.{verb}.TOPOBUS_HEALTH", json.dumps(query).encode(), timeout=5)
                 if json.loads(reply.data).get("error", {}).get("err_code", 10037) == 10037:  # all is well, or there is no such message
                     return json.loads(reply.data)
             await asyncio.sleep(1)
 
-    def show(message: dict) -> int:
-        print(base64.b64decode(message["data"]).decode(), flush=True)
-        return message["seq"]
-
-    state = (await ask("INFO", subjects_filter=health))["state"]
-    place = state["last_seq"]
+    place = (state := (await ask("INFO", subjects_filter=health))["state"])["last_seq"]  # what is stored later is a change, and comes below
     newest = [(await ask("MSG.GET", last_by_subj=subject)).get("message") for subject in state.get("subjects") or ()]
-    # What was stored since this look is a change, and comes below.
     for message in sorted((message for message in newest if message and message["seq"] <= place), key=lambda message: message["seq"]):
-        show(message)
+        print(base64.b64decode(message["data"]).decode(), flush=True)
     while True:
         news.clear()
         if message := (await ask("MSG.GET", seq=place + 1, next_by_subj=health)).get("message"):
-            place = show(message)
+            print(base64.b64decode(message["data"]).decode(), flush=True)
+            place = message["seq"]
         else:
             with contextlib.suppress(TimeoutError):  # a look each 5 s all the same: a lost connection tells nothing
                 await asyncio.wait_for(news.wait(), timeout=5)

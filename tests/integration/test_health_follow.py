@@ -22,6 +22,7 @@ from topobus.simulation.nats_server import NatsServer, free_port
 
 pytestmark = pytest.mark.integration
 
+_ASKS = b"is NATS there, and the login that of its user `user`?\n"
 _EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "health_short.py"
 
 
@@ -146,8 +147,8 @@ async def test_short_example_ends_without_a_traceback_when_its_reader_has_enough
     ("example", "arguments", "said"),
     [
         ("health_short.py", (), b"usage: health_short.py nats://user:PASSWORD@HOST:4222\n"),
-        ("health_short.py", ("nats://user:wrong@{server}",), b"health_short.py: nats: 'Authorization Violation'\n"),
-        ("health_short.py", ("nats://127.0.0.1:1",), b"health_short.py: nats: no servers available for connection\n"),
+        ("health_short.py", ("nats://user:wrong@{server}",), b"health_short.py: {server}: nats: 'Authorization Violation'; " + _ASKS),
+        ("health_short.py", ("nats://127.0.0.1:1",), b"health_short.py: 127.0.0.1:1: nats: no servers available for connection; " + _ASKS),
         ("service_list.py", (), b"service_list.py: nats: 'Authorization Violation'\n"),
     ],
 )
@@ -164,7 +165,7 @@ async def test_example_says_in_one_line_what_is_wrong_when_it_cannot_begin(
     )
     output, error = await program.communicate()
 
-    assert (program.returncode, output, error) == (1, b"", said)
+    assert (program.returncode, output, error) == (1, b"", said.replace(b"{server}", server.encode()))
 
 
 async def test_follow_gives_changes_alone_when_the_server_has_no_accounts(own_nats_server: NatsServer, own_bus: Bus) -> None:

@@ -249,6 +249,48 @@ async def test_example_says_no_password_when_the_server_offers_no_tls(program: P
     assert first == b""
 
 
+async def test_python_example_says_in_one_line_what_is_wrong_and_goes_on_when_it_is_mended(
+    tmp_path: Path, own_nats_server: NatsServer
+) -> None:
+    """A server that is away: what, where and what to look at, once, without a traceback and without the password; then as if it had been there."""
+    await own_nats_server.stop()
+    process = await _start((sys.executable, str(EXAMPLE)), own_nats_server.url.replace("//", "//user:secret@"), asyncio.subprocess.PIPE)
+    assert process.stderr is not None
+    try:
+        async with asyncio.timeout(_LIMIT_S):
+            first = (await process.stderr.readline()).decode()
+            await own_nats_server.start()
+            async with Bus.session(NatsSettings(url=own_nats_server.url), name="gpu") as bus:
+                await bus.provision()
+                await _publish(bus, "gpu-0", 1)
+                present = await _read(process, 1, limit_s=_LIMIT_S)
+    finally:
+        process.kill()
+        _, rest = await process.communicate()
+
+    server = own_nats_server.url.removeprefix("nats://")
+    assert (first.startswith(f"NATS at {server}: "), "Connect call failed" in first, "the login that of `user`" in first) == (True,) * 3
+    assert (present, rest.decode()) == ([("gpu-0", 1)], "")
+
+
+async def test_python_example_says_each_trouble_once_when_its_login_is_refused(nats_binary: Path) -> None:
+    """nats-py tries again each two seconds, and hears now and then the end of the connection before the reason."""
+    async with NatsServer(binary=nats_binary, config="authorization { user: user, password: right }") as server:
+        process = await _start((sys.executable, str(EXAMPLE)), server.url.replace("//", "//user:wrong@"), asyncio.subprocess.PIPE)
+        assert process.stderr is not None
+        said = []
+        async with asyncio.timeout(_LIMIT_S):
+            while not said or "Authorization Violation" not in said[-1]:
+                said.append((await process.stderr.readline()).decode())
+        process.kill()
+        _, rest = await process.communicate()
+
+    said += rest.decode().splitlines(keepends=True)
+    start = f"NATS at {server.url.removeprefix('nats://')}: "
+    assert [line for line in said if not line.startswith(start) or "wrong" in line] == []
+    assert len(said) == len(set(said))
+
+
 async def test_nats_go_example_ends_with_one_line_when_its_login_is_refused(nats_go_program: Path, nats_binary: Path) -> None:
     """Whoever typed a wrong password is told so, and by whom, without the password and without an end of tries."""
     async with NatsServer(binary=nats_binary, config="authorization { user: user, password: right }") as server:
