@@ -149,6 +149,26 @@ async def test_claim_is_unprepared_once_when_its_driver_is_slow(root: Path) -> N
     assert slow.most == 1
 
 
+async def test_comparison_ends_with_the_answer_when_a_call_for_the_claim_runs_already(root: Path) -> None:
+    """Kubelet asks of its own accord, too, as a moment after a registration: whoever compares finds the claim undone all the same."""
+    async with (
+        KubeletSimulator(root) as kubelet,
+        _Slow(kubelet.plugins_registry_dir, kubelet.plugins_dir, DRIVER) as slow,
+    ):
+        await kubelet.wait_for_driver(DRIVER)
+        await kubelet.admit(WITH_CLAIM)
+        kubelet.remove_by_force(WITH_CLAIM)
+        first = asyncio.create_task(kubelet.compare_claims())
+        await kubelet.wait_for_event("NodeUnprepareResources", subject=DRIVER)
+        second = asyncio.create_task(kubelet.compare_claims())
+        await asyncio.sleep(0)
+        was_done = second.done()
+        slow.go_on.set()
+        errors = [await first, await second]
+
+    assert (was_done, errors, slow.most) == (False, [{}, {}], 1)
+
+
 async def test_claim_fails_in_time_when_a_driver_hangs(root: Path) -> None:
     """Prepare and unprepare end with kubelet's deadline; the pod is tried again until it works, the unprepare is owed and repeated."""
     timings = KubeletTimings(dra_s=0.2, pod_retry_s=0.05, reconcile_s=0.05)

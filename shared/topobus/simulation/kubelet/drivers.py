@@ -86,6 +86,8 @@ class Drivers:
         self._owed: dict[tuple[str, str], ClaimReference] = {}
         self._asked: Counter[tuple[str, str]] = Counter()
         """Of what is owed, for what a call runs now."""
+        self._answered = asyncio.Event()
+        """Set, and replaced, whenever such a call has ended."""
         self._stopping = asyncio.Event()
 
     async def start(self) -> None:
@@ -165,8 +167,14 @@ class Drivers:
             for name in claim_reference.drivers:
                 self._owed[(name, claim_reference.uid)] = claim_reference
 
+    async def compare(self) -> dict[str, str]:
+        """Unprepare all that is owed, when the calls that run already have ended; uid to error text."""
+        while self._asked:
+            await self._answered.wait()
+        return await self.pay_all()
+
     async def pay_all(self) -> dict[str, str]:
-        """Unprepare all that is owed; uid to error text."""
+        """Unprepare all that is owed, but not for what a call runs already; uid to error text."""
         errors: dict[str, str] = {}
         for name in sorted({driver for driver, _ in self._owed}):
             if name in self._drivers:
@@ -202,6 +210,8 @@ class Drivers:
         finally:
             self._asked.subtract(keys)
             self._asked = +self._asked
+            self._answered.set()
+            self._answered = asyncio.Event()
         if isinstance(answer, str):
             return {claim.uid: answer for claim in claims}
         errors: dict[str, str] = {}

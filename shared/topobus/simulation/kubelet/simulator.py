@@ -249,8 +249,8 @@ class KubeletSimulator:
         self._drivers.owe(self._admitter.forget(pod.uid))
 
     async def compare_claims(self) -> dict[str, str]:
-        """Compare claims with pods now rather than after `reconcile_s`: what no pod has is unprepared. Claim uid to error text."""
-        return await self._drivers.pay_all()
+        """Compare claims with pods now rather than after `reconcile_s`: what no pod has was unprepared when this ends. Claim uid to error text."""
+        return await self._drivers.compare()
 
     async def prepare_claims(self, claims: Iterable[ClaimReference]) -> tuple[PreparedClaim, ...]:
         """Prepare claims without a pod."""
