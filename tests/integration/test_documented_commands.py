@@ -36,9 +36,14 @@ _FILES_ALONE = (
     "topobus topo --root",
     "topobus topo --machine",
     "topobus simulate --machine",
+    "topobus migrate",
+    "topobus context add",
+    "topobus context use prod",
+    "topobus context ls",
     "topobus version --client",
     "topobus completion",
     "topobus help",
+    "python -m topobus.testing.kubelet replay",
     "cp deploy/",
     "echo 'include",
     "echo 'tls",
@@ -96,7 +101,7 @@ def test_commands_of_a_page_work_when_they_are_run_as_it_shows_them(
         (home / "bin").mkdir()
         (home / "bin" / "nats-server").symlink_to(nats_binary)
         (home / "tmp").mkdir()
-        for folder in ("deploy", "examples"):
+        for folder in ("deploy", "examples", "tests"):
             (home / folder).symlink_to(REPOSITORY / folder)
         for name, content in _FILE.findall((HOW_TO / page).read_text(encoding="utf-8")):
             (home / name).write_text(content, encoding="utf-8")
@@ -110,7 +115,7 @@ def test_commands_of_a_page_work_when_they_are_run_as_it_shows_them(
             if there.startswith("cd "):
                 monkeypatch.chdir(home / there.removeprefix("cd "))
                 continue
-            if there.startswith("topobus "):
+            if there.startswith("topobus ") and ">" not in there:
                 # In this process: twenty starts of an interpreter say nothing more.
                 words = shlex.split(there, comments=True)[1:]
                 status, said = run(words), "".join(capsys.readouterr())

@@ -19,6 +19,8 @@ _DOCS = ROOT / "docs"
 _LINK = re.compile(r"!?\[[^\]]*\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)")
 _FENCE = re.compile(r"^(`{3,})(\w*)[^\n]*\n(.*?)^\1\s*$", re.MULTILINE | re.DOTALL)
 _PROMPT = re.compile(r"^\$ (?:[A-Z][A-Z0-9_]*=\S+ )*(topobus(?: .*)?)$")
+# A file of the project on a command line; `kubectl` says deploy/NAME for a Deployment.
+_FILE = re.compile(r"(?<=[\s=])(?:deploy|docs|examples|proto|requirements|services|shared|tests|tools)/[\w./-]+")
 
 
 # What tools and set-up put beside the project's own files; names that begin with a dot are left out, too.
@@ -50,11 +52,16 @@ def _anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def _command_lines(page: Path) -> list[str]:
-    """Give the `topobus …` lines that a reader would type: those behind a prompt in console blocks."""
+def _typed_lines(page: Path) -> list[str]:
+    """Give the lines of console blocks that a reader would type: those behind a prompt."""
     text = page.read_text(encoding="utf-8")
     lines = [line for _, kind, body in _FENCE.findall(text) if kind == "console" for line in body.splitlines()]
-    return [match.group(1) for line in lines if (match := _PROMPT.match(line))]
+    return [line for line in lines if line.startswith("$ ")]
+
+
+def _command_lines(page: Path) -> list[str]:
+    """Give the `topobus …` lines among them."""
+    return [match.group(1) for line in _typed_lines(page) if (match := _PROMPT.match(line))]
 
 
 def _arguments(line: str) -> list[str]:
@@ -94,6 +101,20 @@ def test_page_commands_are_taken_by_the_program(page: Path) -> None:
             refused[line] = str(err)
 
     assert refused == {}
+
+
+def test_page_commands_name_files_that_exist() -> None:
+    """Whoever copies a command into a checkout finds the manifest or the configuration that it reads."""
+    named = [
+        (str(page.relative_to(ROOT)), name)
+        for page in PAGES
+        for line in _typed_lines(page)
+        if not re.search(r"\bkubectl .*\b(?:logs|rollout|exec|scale)\b", line)
+        for name in _FILE.findall(line)
+    ]
+
+    assert named
+    assert [(page, name) for page, name in named if not (ROOT / name).exists()] == []
 
 
 def test_every_page_is_reached_from_the_index_or_the_readme() -> None:
