@@ -21,14 +21,14 @@ async def main() -> None:
     options = {"max_reconnect_attempts": -1, "ping_interval": 5, "inbox_prefix": "_INBOX.user", "user_credentials": creds}
     options |= {"tls": ssl.create_default_context(cafile=ca)} if ca else {}
     options |= {"user": "user", "password": lambda: pathlib.Path(password).read_text().strip()} if password else {}  # read at each connect
-    nc, told, news = None, set(), asyncio.Event()  # the last says when to look; what is printed is read from the stream, by its place in it
+    nc, troubles, news = None, set(), asyncio.Event()  # the last says when to look; what is printed is read from the stream, by its place
 
     async def hear(_message) -> None:
         news.set()
 
     async def tell(err: Exception) -> None:  # each trouble once; nats-py by itself prints a traceback at each try
-        if str(err) not in told:
-            told.add(str(err))
+        if str(err) not in troubles:
+            troubles.add(str(err))
             print(f"NATS at {where}: {str(err) or 'no answer'}; trying again: is it there, and the login that of `user`?", file=sys.stderr)
 
     async def ask(verb: str, **query) -> dict:
