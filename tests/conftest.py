@@ -163,8 +163,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_OWN_CONTEXTS] = Path(tempfile.mkdtemp(prefix="topobus-tests-"))
     os.environ["XDG_CONFIG_HOME"] = str(config.stash[_OWN_CONTEXTS])
     os.environ.pop("TOPOBUS_CONTEXT", None)
-    # A run that a shell put into the background ignores both, and so would every program that a test starts and interrupts.
-    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+    # A run that a shell put into the background ignores two of them, one by nohup the third, and so would every program that a test starts and ends by it.
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
     folder = cheap_folder()

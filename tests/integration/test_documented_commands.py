@@ -148,6 +148,8 @@ def _plain(text: str) -> str:
     return text.strip()
 
 
+# Some thirty commands one after the other, and the 30 seconds in which a GPU that came back is not given out: a minute and a half on two busy cores.
+@pytest.mark.timeout(300)
 @pytest.mark.integration
 def test_tutorial_shows_what_its_commands_print_when_they_are_run_in_its_order(tmp_path: Path, nats_binary: Path) -> None:
     """On a fresh system, from the first look to the last pod: each command ends as the page says, and each line that the page shows whole is printed."""
