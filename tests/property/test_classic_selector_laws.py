@@ -84,6 +84,7 @@ def test_migrated_cel_wants_what_the_classic_selector_wants(written: dict[str, A
         assert "longer than" in compiled.message
         return
     assert not isinstance(compiled, SelectorError), f"{compiled}: {expression}"
+    assert compiled.objection is None, expression
 
     verdicts = [compiled.matches(device_facts) for device_facts in published]
 
