@@ -132,24 +132,3 @@ async def test_diff_has_the_same_as_a_document(nats_server: NatsServer, bus: Bus
         ("ResourceClaim", "default", "fast", "created")
     ]
     assert "+  name: fast" in answer["differences"][0]["diff"]
-
-
-async def test_columns_of_the_user_show_stored_objects_and_changes(nats_server: NatsServer, bus: Bus, manifests: Path) -> None:
-    """One table with one head, and while it is watched the rows that come."""
-    columns = "custom-columns=NAME:.metadata.name,SPACE:.metadata.namespace"
-    await _run(nats_server, "apply", "-f", str(manifests / "a.yaml"), "--no-wait")
-    assert (await _run(nats_server, "get", "claims", "-o", columns)).splitlines() == ["NAME    SPACE", "first   default"]
-    watch = await _start(nats_server, "get", "claims", "-w", "-o", columns)
-    assert watch.stdout is not None
-    try:
-        async with asyncio.timeout(_LIMIT_S):
-            assert await watch.stdout.readline() == b"NAME    SPACE\n"
-            assert await watch.stdout.readline() == b"first   default\n"
-            await _run(nats_server, "apply", "-f", str(manifests / "b.yml"), "--no-wait")
-            assert await watch.stdout.readline() == b"second   default\n"
-            watch.send_signal(signal.SIGTERM)
-            assert await watch.wait() == 0
-    finally:
-        if watch.returncode is None:
-            watch.kill()
-            await watch.wait()

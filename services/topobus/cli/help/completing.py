@@ -14,8 +14,8 @@ from topobus.cli.help.command_data import CommandData, OptionData
 __all__ = ["KINDS", "Completion", "complete", "script_lines"]
 
 KINDS = ("pods", "claims", "templates", "deviceclasses", "slices")
-# Where --output takes a template, too, the parser has no list.
-_FORMATS = ("table", "wide", "yaml", "json", "name", "jsonpath=", "custom-columns=", "custom-columns-file=")
+# The parser has no list for --output of listings: a wrong one is refused when the options are read together.
+_FORMATS = ("table", "wide", "yaml", "json", "name")
 # Placeholders of values that a running system, or the user's own files, have names for.
 _NAMED = {"NODE": "nodes", "CLASS": "classes", "CONTEXT": "contexts", "SERVICE": "logs", "MACHINE": "machines"}
 

@@ -82,7 +82,6 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("All claims of all namespaces", "topobus get claims -A"),
         ("One pod as YAML", "topobus get pod trainer -o yaml"),
         ("Names alone, for a script", "topobus get claims,pods -o name"),
-        ("Columns of your own", "topobus get pods -o custom-columns=NAME:.metadata.name,NODE:.spec.nodeName"),
     ),
     "health": (("Devices that are not well", "topobus health"), ("All NICs", "topobus health --class nic --all")),
     "health watch": (("Each change from now on, as one JSON object a line", "topobus health watch --json"),),

@@ -1,4 +1,4 @@
-"""Options that every listing takes, and what prints a listing by them: table, wide table, YAML, JSON, JSONPath or names; selected, sorted, and followed.
+"""Options that every listing takes, and what prints a listing by them: table, wide table, YAML, JSON or names; selected, sorted, and followed.
 
 Flows in: listings, made by a command from what it read on the bus. Flows out: text on stdout. A wrong option is refused before anything is read.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import signal
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,8 +17,6 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from topobus.cli.exits import UsageError
-from topobus.cli.listing.custom_columns import COLUMNS, COLUMNS_FILE, CustomColumns
-from topobus.cli.listing.json_path import JsonPath, read_path
 from topobus.cli.listing.label_selector import LabelSelector
 from topobus.cli.render.listing import Listing, Row
 from topobus.cli.render.output import Output
@@ -30,7 +29,8 @@ from topobus.sysfs.tree import natural_key
 __all__ = ["LIST_DEFAULTS", "AllNamespaces", "ListOptions", "Lister", "Namespace", "Source"]
 
 _FORMS = ("table", "wide", "yaml", "json", "name")
-_PATH = "jsonpath="
+# A step of a path to sort by: a name, a name in quotes, or a place in a list.
+_STEP = re.compile(r"""\.(?P<name>[\w-]+)|\[(?P<quote>['"])(?P<quoted>[^'"]*)(?P=quote)\]|\[(?P<index>-?\d+)\]""")
 # Devices have a dozen labels, and their attributes.
 _SHOWN_LABELS = 16
 
@@ -45,10 +45,7 @@ class ListOptions:
 
     output: Annotated[
         str,
-        Parameter(
-            name=("--output", "-o"),
-            help="How to print: table, wide, yaml, json, name, jsonpath=TEMPLATE, custom-columns=TITLE:PATH,… or custom-columns-file=FILE.",
-        ),
+        Parameter(name=("--output", "-o"), help="How to print: table, wide, yaml, json or name."),
     ] = "table"
     selector: Annotated[
         str,
@@ -57,7 +54,7 @@ class ListOptions:
             help="Only what has these labels: of devices such as 'class in (gpu,nic),numa=0', of objects their own.",
         ),
     ] = ""
-    sort_by: Annotated[str, Parameter(name="--sort-by", help="Sort by this column, or by a JSONPath such as .metadata.name.")] = ""
+    sort_by: Annotated[str, Parameter(name="--sort-by", help="Sort by this column, or by a path such as .metadata.name.")] = ""
     no_headers: Annotated[bool, Parameter(name="--no-headers", negative="", help="Rows alone.")] = False
     watch: Annotated[bool, Parameter(name=("--watch", "-w"), negative="", help="Then go on with each change, until Ctrl-C.")] = False
 
@@ -67,18 +64,13 @@ class ListOptions:
         Errors: raises UsageError.
         """
         form = "json" if is_json and self.output == "table" else self.output
-        path = JsonPath.read(form.removeprefix(_PATH)) if form.startswith(_PATH) else None
-        columns = CustomColumns.read(form) if form.startswith((COLUMNS, COLUMNS_FILE)) else None
-        if path is None and columns is None and form not in _FORMS:
-            raise UsageError(
-                f"there is no output {form!r}",
-                next_step=f"use one of {', '.join(_FORMS)}, jsonpath='{{.items[*].name}}' or custom-columns=NAME:.metadata.name",
-            )
+        if form not in _FORMS:
+            raise UsageError(f"there is no output {form!r}", next_step=f"use one of {', '.join(_FORMS)}")
         if is_json and form != "json":
             raise UsageError(f"--json and --output {form} are two forms", next_step="leave one of them out")
         if self.sort_by.startswith((".", "{")):
-            read_path(self.sort_by)
-        return Lister(form=form, path=path, columns=columns, selector=LabelSelector.read(self.selector), options=self)
+            _read_path(self.sort_by)
+        return Lister(form=form, selector=LabelSelector.read(self.selector), options=self)
 
 
 LIST_DEFAULTS = ListOptions()
@@ -90,8 +82,6 @@ class Lister:
     """Prints listings as the options say."""
 
     form: str
-    path: JsonPath | None
-    columns: CustomColumns | None
     selector: LabelSelector
     options: ListOptions
 
@@ -130,8 +120,6 @@ class Lister:
             # A pod has a row for each of its devices, and one name.
             for name in dict.fromkeys(row.name for row in rows):
                 print(name, flush=True)
-        elif self.columns is not None:
-            self._show_columns(self.columns, rows)
         elif not self.is_text:
             self._show_document(output, to_builtins(document(rows)))
         elif not rows and self.selector.requirements:
@@ -200,9 +188,7 @@ class Lister:
                     new.append(row)
             if not new:
                 continue
-            if self.columns is not None:
-                self._show_columns(self.columns, new, is_first=shown is None)
-            elif self.is_text:
+            if self.is_text:
                 output.show(
                     replace(
                         chosen,
@@ -219,27 +205,17 @@ class Lister:
                 output.show(Text(f"{key.rpartition('/')[2].rstrip(chr(39))}  gone", "warn"))
         return seen
 
-    def _show_columns(self, columns: CustomColumns, rows: Sequence[Row], *, is_first: bool = True) -> None:
-        documents = [to_builtins(row.document) for row in rows]
-        for line in columns.lines(documents, has_headers=is_first and not self.options.no_headers):
-            print(line, flush=True)
-
     def show_row(self, output: Output, row: Row) -> None:
         """Print one row of a stream for programs."""
         if self.form == "name":
             print(row.name, flush=True)
-        elif self.columns is not None:
-            self._show_columns(self.columns, [row], is_first=False)
         elif self.form == "json":
             output.line(row.document)
         else:
             self._show_document(output, to_builtins(row.document), is_stream=True)
 
     def _show_document(self, output: Output, document: Any, *, is_stream: bool = False) -> None:
-        if self.path is not None:
-            text = self.path.text(document)
-            print(text, end="" if text.endswith("\n") else "\n", flush=True)
-        elif self.form == "yaml":
+        if self.form == "yaml":
             import yaml
 
             print(
@@ -253,16 +229,52 @@ class Lister:
     def _sort_key(self, listing: Listing) -> Callable[[Row], Any]:
         wanted = self.options.sort_by
         if wanted.startswith((".", "{")):
-            values_of = read_path(wanted)
-            return lambda row: [_sortable(value) for value in values_of(to_builtins(row.document))]
+            steps = _read_path(wanted)
+            return lambda row: [_sortable(value) for value in _found(steps, to_builtins(row.document))]
         titles = [column.title for column in listing.columns]
         if wanted.lower() not in map(str.lower, titles):
             raise UsageError(
                 f"there is no column {wanted!r} to sort by",
-                next_step=f"use one of {', '.join(titles)}, or a JSONPath such as .metadata.name",
+                next_step=f"use one of {', '.join(titles)}, or a path such as .metadata.name",
             )
         place = [title.lower() for title in titles].index(wanted.lower())
         return lambda row: natural_key(row.sort_keys.get(titles[place]) or str(row.cells[place]))
+
+
+def _read_path(text: str) -> list[str | int]:
+    """Read a path, with or without braces.
+
+    >>> _read_path("{.metadata.labels['app.kubernetes.io/name']}"), _read_path(".gpus[0]")
+    (['metadata', 'labels', 'app.kubernetes.io/name'], ['gpus', 0])
+
+    Errors: raises UsageError for what is not understood.
+    """
+    path = text[1:-1] if text.startswith("{") and text.endswith("}") else text
+    steps: list[str | int] = []
+    place = 0
+    while place < len(path):
+        match = _STEP.match(path, place)
+        if match is None:
+            raise UsageError(
+                f"cannot read the path {text!r} to sort by: it is not understood at {path[place:]!r}",
+                next_step="write names with dots, such as .metadata.name, and places in lists, such as .items[0]",
+            )
+        steps.append(int(match["index"]) if match["index"] is not None else match["name"] or match["quoted"] or "")
+        place = match.end()
+    return steps
+
+
+def _found(steps: Sequence[str | int], value: Any) -> list[Any]:
+    """Give what a path leads to in a document, or nothing."""
+    for step in steps:
+        # A text has places, too, but no values there.
+        if isinstance(value, str):
+            return []
+        try:
+            value = value[step]
+        except (LookupError, TypeError):
+            return []
+    return [value]
 
 
 def _sortable(value: Any) -> tuple[int, float, Any]:
