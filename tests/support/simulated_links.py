@@ -1,7 +1,7 @@
 """A host whose interfaces are cards, with pods' namespaces: netlink and sysfs as a real kernel shows them for hardware, which no test machine has.
 
 It does what was seen on Linux 6.12 with igb and igbvf: the permanent address of a virtual function changes with each reset of it (its hardware address or MTU is changed, it is moved, the
-physical function gives it an address); hardware of a namespace that ends comes to the host under the pod's name; with a card that leaves the bus its interfaces end wherever they are,
+physical function gives it an address), and after the latter it takes no address before it was up and down; hardware of a namespace that ends comes to the host under the pod's name; with a card that leaves the bus its interfaces end wherever they are,
 and a device that comes anew has another folder in sysfs. Addresses and routes are not simulated: those of real namespaces are tested in tests/integration/nic.
 """
 
@@ -78,6 +78,7 @@ class SimulatedHost:
             "mtu": 1500,
             "max_mtu": 9216,
             "flags": 0,
+            "awaits_reset": False,
             "txqlen": 1000,
             "ifalias": "",
             "header": {"flags": 0},
@@ -209,6 +210,10 @@ class _Socket:
         return []
 
     def _set(self, link: dict[str, Any], *, ifname: str, net_ns_fd: int | None = None, state: str = "", **fields: Any) -> None:
+        if "address" in fields and link["awaits_reset"]:
+            raise NetlinkError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+        if state == "down" and link["flags"]:
+            link["awaits_reset"] = False
         if {"mtu", "address"} & fields.keys() or net_ns_fd is not None:
             self._host.reset(link)
         link |= fields
@@ -234,6 +239,7 @@ class _Socket:
             for links in self._host.namespaces.values():
                 for link in links.values():
                     self._host.reset(link)
+                    link["awaits_reset"] = link["is_function"]
         return []
 
     @staticmethod

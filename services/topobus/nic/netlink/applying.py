@@ -44,7 +44,6 @@ def apply_change(socket: Any, proc: str, index: int, change: Change, *, has_dete
         "mark": lambda: {"ifalias": value},
         "alias": lambda: {"ifalias": value},
         "name": lambda: {"ifname": value},
-        "mac": lambda: {"address": value},
         "mtu": lambda: {"mtu": value},
         "queue": lambda: {"txqlen": value},
         "up": lambda: {"state": "up"},
@@ -53,6 +52,8 @@ def apply_change(socket: Any, proc: str, index: int, change: Change, *, has_dete
     }
     if change.name in links:
         socket.link("set", index=index, **links[change.name]())
+    elif change.name == "mac":
+        _set_address(socket, index, value)
     elif change.name == "drop-names":
         _drop_names(socket, index, value)
     elif change.name == "add-names":
@@ -111,6 +112,23 @@ def remove_rules(socket: Any, rules: Sequence[Mapping[str, Any]]) -> None:
     """Take rules of a namespace away that goes on living; those that are gone already are none of ours any more."""
     for rule in msgspec.convert(rules, type=tuple[Rule, ...]):
         _once(socket.rule, "del", gone=True, **_rule(rule))
+
+
+def _set_address(socket: Any, index: int, address: str) -> None:
+    """Set the hardware address; after a reset where the driver says that it is not to be had.
+
+    A virtual function's driver (igbvf) knows the address that its physical function allows only since its own last reset, and each one up and down again is one.
+    """
+    from pyroute2.netlink.exceptions import NetlinkError
+
+    try:
+        socket.link("set", index=index, address=address)
+    except NetlinkError as err:
+        if err.code != errno.EADDRNOTAVAIL:
+            raise
+        socket.link("set", index=index, state="up")
+        socket.link("set", index=index, state="down")
+        socket.link("set", index=index, address=address)
 
 
 def _once(act: Callable[..., Any], verb: str, *, gone: bool = False, **arguments: Any) -> None:
