@@ -14,9 +14,9 @@ from topobus.sysfs.net import function_interfaces
 from topobus.sysfs.netdevs import innermost_function
 from topobus.sysfs.tree import Tree
 
-__all__ = ["read_kernel_names"]
+__all__ = ["DISKS", "read_kernel_names"]
 
-_DISKS = "sys/class/block"
+DISKS = "sys/class/block"
 # A path of a multipath namespace, which nobody opens: the disk is nvme0n1.
 _NVME_PATH = re.compile(r"nvme\d+c\d+n\d+")
 
@@ -42,8 +42,8 @@ def read_kernel_names(tree: Tree, functions: Iterable[PciAddress]) -> dict[PciAd
 def _disks(tree: Tree) -> dict[PciAddress, list[str]]:
     """Find the function that each disk hangs below: the innermost one. Partitions are parts of a disk."""
     disks: dict[PciAddress, list[str]] = {}
-    for name in tree.names(_DISKS):
-        real = tree.real(f"{_DISKS}/{name}")
+    for name in tree.names(DISKS):
+        real = tree.real(f"{DISKS}/{name}")
         if real is None or _NVME_PATH.fullmatch(name) or tree.read(f"{real}/partition") is not None:
             continue
         if (function := innermost_function(real)) is not None:

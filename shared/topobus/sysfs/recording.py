@@ -16,6 +16,8 @@ from pathlib import Path
 
 from topobus.domain.errors import HardwareError
 from topobus.sysfs.boot import BOOT_ID_FILE
+from topobus.sysfs.kernel_names import DISKS
+from topobus.sysfs.netdevs import innermost_function
 from topobus.sysfs.regular_file import open_regular
 from topobus.sysfs.tree import Tree
 
@@ -91,6 +93,7 @@ class _Recorder:
             self._folder(self._left.pop())
         for path in _FILES:
             self._file(path)
+        self._disks()
         for name in _ROUTES:
             for source in (f"proc/1/net/{name}", f"proc/net/{name}"):
                 if self._file(source, f"proc/net/{name}"):
@@ -99,6 +102,14 @@ class _Recorder:
         for top in ("sys", "proc", "dev"):
             (self._into / top).mkdir(parents=True, exist_ok=True)
         return self._done
+
+    def _disks(self) -> None:
+        """Copy the names of disks, which is all that is read of them; what hangs on no PCI function, and partitions, are left out."""
+        for name in self._names(DISKS):
+            real = self._tree.real(f"{DISKS}/{name}")
+            if real is not None and innermost_function(real) is not None and self._tree.read(f"{real}/partition") is None:
+                (self._into / DISKS).mkdir(parents=True, exist_ok=True)
+                self._link(f"{DISKS}/{name}")
 
     def _folders_with_cpus(self) -> list[str]:
         """Name the PMU folders that tell which CPUs are of which kind (cpu_core, cpu_atom)."""

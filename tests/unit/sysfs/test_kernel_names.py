@@ -10,6 +10,7 @@ import pytest
 from topobus.cli.application import run
 from topobus.domain.pci import PciAddress
 from topobus.sysfs.kernel_names import read_kernel_names
+from topobus.sysfs.recording import record
 from topobus.sysfs.tree import HardwareSettings, Tree
 
 _ROOT = "sys/devices/pci0000:00"
@@ -71,6 +72,18 @@ def test_kernel_names_are_those_of_lstopo_when_things_hang_at_any_depth(tree_fol
         _SATA: ("sda",),
         _RDMA: ("ibs1", "mlx5_0"),
     }
+
+
+def test_recording_has_the_names_of_disks_and_nothing_more_of_them(tree_folder: Path, tmp_path: Path) -> None:
+    """What `topobus record` writes names what the machine names, without what lies in a disk's folder."""
+    addresses = [PciAddress.parse(text) for text in (_VIRTIO_NIC, _VIRTIO_DISK, _NVME, _SATA, _RDMA, _BARE)]
+    machine, recorded = Tree(HardwareSettings(root=str(tree_folder))), Tree(HardwareSettings(root=str(tmp_path / "recorded")))
+
+    record(machine, tmp_path / "recorded")
+
+    assert read_kernel_names(recorded, addresses) == read_kernel_names(machine, addresses)
+    assert not recorded.exists("sys/class/block/loop0")
+    assert not recorded.names("sys/class/block/vda")
 
 
 def test_machine_names_interfaces_disks_and_models_when_a_tree_is_drawn(tree_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
