@@ -11,7 +11,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Some containers set it. Without compiled modules each of the several hundred processes that the tests start compiles all it imports: twice the processor time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo up test checks suite coverage lint types imports proto docs unit integration real-bus engine versions chaos chaos-short bench format clean
+.PHONY: help setup demo up test checks suite coverage lint types imports proto docs unit integration real-bus engine vm versions chaos chaos-short bench format clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do printf '  make %-12s %s\n' "$$name" "$$what"; done
@@ -69,6 +69,10 @@ real-bus: setup ## the tests on the bus in memory once more, on a real nats-serv
 
 engine: setup ## containers on a real Docker by testcontainers, devices on a real containerd 2 (as root: installs, unpacks or builds what is absent)
 	$(BIN)/python -m pytest -q -s -x -m engine tests/engine
+
+VM ?=
+vm: setup ## a real kernel with emulated cards in QEMU (as root, on Debian): `make vm VM="sriov -- -k hand_over"`, what CI runs: `make vm VM=--short`
+	@tests/vm/run $(VM)
 
 versions: setup ## the bus and the demo on the nats-servers of newer Debian releases
 	@tools/test-nats-versions

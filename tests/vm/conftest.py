@@ -1,0 +1,66 @@
+"""What the tests inside a guest share: one bus, one set of services, and the kernel's log beside each failure. Elsewhere nothing of this folder is collected."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from support.forked_starts import close, forked_starts, prepare
+from topobus.runtime.bus import Bus
+from topobus.runtime.config import NatsSettings
+from vm.kernel import sh
+from vm.monitor import Monitor
+from vm.node import JOB, URL, Node
+
+_IS_GUEST = Path("/vm/init").exists()
+collect_ignore_glob = [] if _IS_GUEST else ["*"]
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Print a failure at once, with what the kernel and the services said: a run takes minutes."""
+    if report.failed:
+        logs = [(log.name, log.read_text(errors="replace")[-4000:]) for log in sorted(JOB.glob("*.log"))]
+        for name, text in [(report.nodeid, report.longreprtext), *report.sections, ("dmesg", sh("dmesg | tail -n 40")), *logs]:
+            print(f"\n----- {name}\n{text}")
+
+
+@pytest.fixture(scope="session")
+def nats() -> Iterator[None]:
+    """Start a nats-server, and from now on programs of ours as copies of one process: an emulated interpreter takes ten seconds to begin."""
+    Path("/tmp/nats").mkdir()
+    Path("/tmp/nats.conf").write_text("port: 4222\njetstream { store_dir: /tmp/nats, max_file_store: 4GB, max_memory_store: 256MB }\n")
+    prepare()
+    with (JOB / "nats.log").open("ab") as out, forked_starts():
+        server = subprocess.Popen(["/opt/topobus/bin/nats-server", "-c", "/tmp/nats.conf"], stdout=out, stderr=out)
+        yield
+    close()
+    server.kill()
+    server.wait()
+
+
+@pytest_asyncio.fixture(scope="session")
+async def node(nats: None) -> AsyncIterator[Node]:
+    """Connect, and start discovery; device services are started by whom needs them."""
+    async with Bus.session(NatsSettings(url=URL), name="gateway") as bus:
+        made = Node(bus)
+        await made.start("discovery")
+        yield made
+        made.end()
+
+
+@pytest.fixture(scope="session")
+def monitor() -> Monitor:
+    """Begin to talk with QEMU."""
+    return Monitor()
+
+
+@pytest.fixture
+def pod() -> Iterator[str]:
+    """Make a network namespace as a pod's."""
+    sh("ip netns add pod")
+    yield "pod"
+    sh("ip netns del pod")

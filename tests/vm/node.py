@@ -1,0 +1,192 @@
+"""Topobus' own services on the guest's hardware, as processes; the test stands in for the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from topobus.contracts.catalogue import ATTACH, DETACH, INVENTORY, MACHINE, PREPARE, UNPREPARE
+from topobus.contracts.messages import PrepareRequest, UnprepareRequest
+from topobus.contracts.sandbox_messages import Accepted, AttachRequest, DetachRequest
+from topobus.domain.device import Device, Inventory
+from topobus.domain.errors import PeerUnavailable
+from topobus.domain.machine import Machine
+from topobus.domain.outcome import Refusal
+from topobus.domain.request import Owner, OwnerKind
+from topobus.domain.sandbox import Sandbox
+from topobus.runtime.bus import Bus
+
+NAME = "guest"
+URL = "nats://127.0.0.1:4222"
+JOB = Path("/job")
+# An emulated processor is slow; on an idle machine each wait ends after a tenth of that.
+PATIENCE_S = 120.0
+
+
+class Node:
+    """Services that run, and the bus as the gateway sees it."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.bus = bus
+        self._processes: dict[str, tuple[subprocess.Popen[bytes], Mapping[str, str]]] = {}
+        # By device and claim: the pod that it was last attached to.
+        self._held: dict[tuple[str, str], str] = {}
+
+    async def start(self, name: str, **settings: str) -> None:
+        """Start a service (again, with other settings), and wait until it knows the machine."""
+        self.kill(name)
+        log = JOB / f"{name}.log"
+        at = log.stat().st_size if log.exists() else 0
+        environment = {
+            **os.environ, "TOPOBUS_ALL__LOG__FORMAT": "json", "TOPOBUS_ALL__NATS__URL": URL, "TOPOBUS_ALL__NODE": NAME,
+            f"TOPOBUS_{name.upper()}__DRIVERS__TIMEOUT_S": "60", **settings,
+        }  # fmt: skip
+        if name == "discovery":
+            del environment["TOPOBUS_DISCOVERY__DRIVERS__TIMEOUT_S"]
+        with log.open("ab") as out:
+            started = subprocess.Popen(
+                [f"/opt/topobus/bin/topobus-{name}"], stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment
+            )
+        self._processes[name] = started, settings
+        await self.logged(name, "machine.published" if name == "discovery" else "machine.received", at=at)
+
+    async def restart(self, name: str) -> None:
+        """End a service as a crash does, and start it again."""
+        await self.start(name, **self._processes[name][1])
+
+    def kill(self, name: str) -> None:
+        """End a service as a crash does; nothing when it does not run."""
+        process, _ = self._processes.pop(name, (None, {}))
+        if process is not None:
+            process.kill()
+            process.wait()
+
+    def end(self) -> None:
+        """End all."""
+        for name in [*self._processes]:
+            self.kill(name)
+
+    async def logged(self, name: str, event: str, *, at: int = 0) -> None:
+        """Wait until a service has logged an event, from a place in its log on."""
+        log, process = JOB / f"{name}.log", self._processes[name][0]
+        end = time.monotonic() + PATIENCE_S
+        while event.encode() not in log.read_bytes()[at:]:
+            lines = log.read_text(errors="replace")[at:][-3000:]
+            assert process.poll() is None, f"{name} ended with {process.returncode}:\n{lines}"
+            assert time.monotonic() < end, f"{name} has not logged {event} after {PATIENCE_S} s:\n{lines}"
+            await asyncio.sleep(0.1)
+
+    async def machine(self, fits: Callable[[Machine], bool] = bool) -> Machine:
+        """Wait until the machine, as discovery tells it, is so."""
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                async for change in self.bus.watch(MACHINE, node=NAME):
+                    if change.value is not None and fits(change.value):
+                        return change.value
+        except TimeoutError:
+            pass
+        raise AssertionError(f"discovery has not told that after {PATIENCE_S} s")
+
+    async def inventory(self, device_class: str, fits: Callable[[Inventory], bool] = bool) -> Inventory:
+        """Wait until a class' inventory is so."""
+        newest = None
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                async for change in self.bus.watch(INVENTORY, node=NAME, device_class=device_class):
+                    newest = change.value
+                    if newest is not None and fits(newest):
+                        return newest
+        except TimeoutError:
+            pass
+        shown = (
+            [f"{device.name} {device.health.state.value} {[each.reason for each in device.health.conditions]}" for device in newest.devices]
+            if newest
+            else []
+        )
+        raise AssertionError(f"inventory of {device_class} after {PATIENCE_S} s: {shown} {newest.warnings if newest else ''}")
+
+    async def device(self, name: str, state: str = "healthy", reason: str = "") -> Device:
+        """Wait until a device, whose class is the first part of its name, has a state, for a reason where one is given."""
+
+        def has_it(inventory: Inventory) -> bool:
+            device = inventory.device(name)
+            return (
+                device is not None
+                and device.health.state.value == state
+                and (not reason or any(each.reason == reason for each in device.health.conditions))
+            )
+
+        device = (await self.inventory(name.split("-")[0], has_it)).device(name)
+        assert device is not None
+        return device
+
+    async def ask(self, verb: str, device: str, *configs: Mapping[str, Any], pod: str = "pod", claim: str = "claim-1") -> Any:
+        """Ask a device service what the gateway asks, until the work has ended; its result or its refusal. `pod` names a network namespace."""
+        owner = Owner(kind=OwnerKind.CLAIM, namespace="vm", name=claim, uid=claim)
+        sandbox = Sandbox(id=f"sandbox-{pod}", uid=pod, namespace="vm", name=pod, network_namespace=f"/run/netns/{pod}")
+        config, names = tuple(dict(each) for each in configs), (device,)
+        where = {"node": NAME, "device_class": device.split("-")[0]}
+        end = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                match verb:
+                    case "prepare":
+                        reply: Any = await self.bus.ask(
+                            PREPARE, PrepareRequest(op_id="", owner=owner, devices=names, config=config), timeout_s=90.0, **where
+                        )
+                    case "unprepare":
+                        reply = await self.bus.ask(
+                            UNPREPARE, UnprepareRequest(op_id="", owner=owner, devices=names), timeout_s=90.0, **where
+                        )
+                    case "attach":
+                        reply = await self.bus.ask(
+                            ATTACH,
+                            AttachRequest(op_id="", owner=owner, devices=names, sandbox=sandbox, config=config),
+                            timeout_s=90.0,
+                            **where,
+                        )
+                    case "detach":
+                        reply = await self.bus.ask(
+                            DETACH, DetachRequest(op_id="", owner=owner, devices=names, sandbox=sandbox), timeout_s=90.0, **where
+                        )
+                    case other:
+                        raise AssertionError(other)
+            except PeerUnavailable:
+                # It has just been started.
+                assert time.monotonic() < end, f"{verb} {device}: nobody answers"
+                await asyncio.sleep(0.2)
+                continue
+            result = reply.result if hasattr(reply, "result") else reply.refusal
+            is_busy = isinstance(result, Refusal) and result.reasons[0].code == "device-busy"
+            if not isinstance(result, Accepted) and not is_busy:
+                return result
+            assert time.monotonic() < end, f"{verb} {device}: {result}"
+            await asyncio.sleep(0.5)
+
+    async def do(self, verb: str, device: str, *configs: Mapping[str, Any], pod: str = "pod", claim: str = "claim-1") -> Any:
+        """Ask, and want it done."""
+        if verb != "unprepare":
+            self._held[device, claim] = pod
+        result = await self.ask(verb, device, *configs, pod=pod, claim=claim)
+        assert not isinstance(result, Refusal), f"{verb} {device}: {result}"
+        if verb == "unprepare":
+            self._held.pop((device, claim), None)
+        return result
+
+    async def let_go(self) -> None:
+        """Give back what a failed test holds, so that it is the only one that fails."""
+        for (device, claim), pod in [*self._held.items()]:
+            for verb in ("detach", "unprepare"):
+                await self.ask(verb, device, pod=pod, claim=claim)
+        self._held.clear()
+
+    async def refused(self, verb: str, device: str, *configs: Mapping[str, Any], pod: str = "pod", claim: str = "claim-1") -> Refusal:
+        """Ask, and want a refusal."""
+        result = await self.ask(verb, device, *configs, pod=pod, claim=claim)
+        assert isinstance(result, Refusal), f"{verb} {device} was not refused: {result}"
+        return result

@@ -1,0 +1,40 @@
+"""The network service of this machine: four functions made of one card, one shared interface, cards that may go to a virtual machine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest_asyncio
+
+from vm.kernel import sh
+from vm.node import Node
+
+_SETTINGS = {
+    "TOPOBUS_NIC__VIRTUAL_FUNCTIONS": '[{"address":"0000:21:00.0","count":4}]',
+    "TOPOBUS_NIC__INTERFACES__SHARE": '[{"name":"ens33","mode":"macvlan","shares":4}]',
+    "TOPOBUS_NIC__PASSTHROUGH__ALLOW": '[{"where":[{"field":"vendor","glob":"*"}]}]',
+    "TOPOBUS_NIC__PASSTHROUGH__IDLE_S": "6",
+    "TOPOBUS_NIC__HEALTH__HOLD_S": "5",
+    "TOPOBUS_NIC__HEALTH__FORGET_S": "20",
+}
+
+
+@pytest_asyncio.fixture(scope="session")
+async def service(node: Node) -> Node:
+    """Start the service, and wait until the functions are there; the three cards are up, and one has an address to answer pings at."""
+    sh("modprobe vfio-pci; ip link set ens31 mtu 1450")
+    await node.start("nic", **_SETTINGS)
+    for name in ("ens1", "ens31", "ens33"):
+        sh(f"ip link set {name} up")
+    sh("ip addr add 10.1.1.9/24 dev ens33; ip addr add 10.2.2.1/24 dev ens31; ip route add 10.7.0.0/16 via 10.2.2.9")
+    for function in ("10-0", "10-2", "10-4", "10-6"):
+        await node.device(f"nic-0000-21-{function}")
+    await node.device("nic-0000-63-00-0")
+    return node
+
+
+@pytest_asyncio.fixture
+async def nic(service: Node) -> AsyncIterator[Node]:
+    """Use the service; nothing is held afterwards."""
+    yield service
+    await service.let_go()

@@ -1,0 +1,76 @@
+"""What happens to a card shows in the health of its devices, and does not hold up the pod that has it."""
+
+from __future__ import annotations
+
+import pytest
+
+from vm.kernel import PCI, interfaces, sh
+from vm.monitor import Monitor
+from vm.node import Node
+
+_CARD, _FUNCTION, _VIRTIO = "nic-0000-63-00-0", "nic-0000-21-10-2", "nic-0000-01-00-0"
+
+
+async def test_carrier_of_a_card_is_its_own_and_its_functions_health(nic: Node, monitor: Monitor) -> None:
+    """The cable is pulled and put back."""
+    monitor.link("nic1", is_up=False)
+    await nic.device(_FUNCTION, "unhealthy")
+    monitor.link("nic3", is_up=False)
+    await nic.device(_CARD, "unhealthy", "carrier-lost")
+    monitor.link("nic1", is_up=True)
+    monitor.link("nic3", is_up=True)
+    await nic.device(_CARD)
+    await nic.device(_FUNCTION)
+
+
+async def test_error_that_a_function_tells_is_its_devices_health(nic: Node, monitor: Monitor) -> None:
+    """By Advanced Error Reporting, through the root port and the kernel's count; nothing follows, so the device recovers.
+
+    A fatal one is not tried: the kernel does not read the function's status then, and counts it at no function (6.12: `type=Inaccessible`).
+    """
+    monitor.fail("nic9", "COMP_TIME")
+    await nic.device(_VIRTIO, "degraded", "aer-nonfatal")
+    await nic.device(_VIRTIO)
+
+
+async def test_few_corrected_errors_are_no_sign(nic: Node, monitor: Monitor) -> None:
+    """The kernel has counted it, and the device stays healthy."""
+    before = sh(f"tail -n 1 {PCI}/0000:01:00.0/aer_dev_correctable")
+    monitor.fail("nic9", "BAD_TLP")
+    sh(f"until [ \"$(tail -n 1 {PCI}/0000:01:00.0/aer_dev_correctable)\" != '{before.strip()}' ]; do sleep 0.2; done; sleep 3")
+    assert (await nic.device(_VIRTIO)).health.conditions == ()
+
+
+@pytest.mark.short
+async def test_card_that_is_taken_out_of_a_pod_is_given_up_and_another_life_begins(nic: Node, monitor: Monitor, pod: str) -> None:
+    """Off the bus at once; the claim ends all the same; the card that comes into the slot serves the next claim."""
+    await nic.do("prepare", _CARD)
+    await nic.do("attach", _CARD)
+    monitor.unplug("nic3")
+    await nic.device(_CARD, "unhealthy", "fell-off-bus")
+    assert not (PCI / "0000:63:00.0").exists()
+    await nic.do("detach", _CARD)
+    await nic.do("unprepare", _CARD)
+
+    monitor.plug("igb,bus=down31,id=nic3,mac=52:54:00:00:03:00,netdev=net3")
+    sh("until ip link show ens31; do sleep 0.2; done; ip link set ens31 up")
+    await nic.device(_CARD)
+    await nic.do("prepare", _CARD, claim="next")
+    await nic.do("attach", _CARD, claim="next")
+    assert interfaces(pod) == {"ens31"}
+    await nic.do("detach", _CARD, claim="next")
+    await nic.do("unprepare", _CARD, claim="next")
+
+
+async def test_physical_function_that_is_taken_out_takes_its_functions_from_their_pods(nic: Node, monitor: Monitor, pod: str) -> None:
+    """A virtual function in a pod goes with its card; its claim ends; functions are made anew when the card is back."""
+    await nic.do("prepare", _FUNCTION)
+    await nic.do("attach", _FUNCTION)
+    monitor.unplug("nic1")
+    await nic.device(_FUNCTION, "unhealthy", "fell-off-bus")
+    await nic.do("detach", _FUNCTION)
+    await nic.do("unprepare", _FUNCTION)
+
+    monitor.plug("igb,bus=root1,id=nic1,mac=52:54:00:00:01:00,netdev=net1")
+    sh("until ip link show ens1; do sleep 0.2; done; ip link set ens1 up")
+    await nic.device(_FUNCTION)
