@@ -17,8 +17,8 @@ async def main() -> None:
     url, health = os.environ.get("NATS_URL", "nats://127.0.0.1:4222"), "topobus.v1.health.>"
     where, api = url.rpartition("//")[2].rpartition("@")[2], os.environ.get("NATS_API", "$JS.topobus.API")  # "$JS.API" without accounts
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # whoever reads may have enough (`| head`)
-    ca, password, creds = (os.environ.get(name) for name in ("NATS_CA", "NATS_PASSWORD_FILE", "NATS_CREDS"))
-    options = {"max_reconnect_attempts": -1, "ping_interval": 5, "inbox_prefix": "_INBOX.user", "user_credentials": creds}
+    ca, password = os.environ.get("NATS_CA"), os.environ.get("NATS_PASSWORD_FILE")
+    options = {"max_reconnect_attempts": -1, "ping_interval": 5, "inbox_prefix": "_INBOX.user"}
     options |= {"tls": ssl.create_default_context(cafile=ca)} if ca else {}
     options |= {"user": "user", "password": lambda: pathlib.Path(password).read_text().strip()} if password else {}  # read at each connect
     nc, troubles, news = None, set(), asyncio.Event()  # the last says when to look; what is printed is read from the stream, by its place

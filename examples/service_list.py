@@ -15,10 +15,9 @@ async def main() -> None:
     # Answers come within milliseconds of each other; a large fleet's within seconds.
     url, wait_s = os.environ.get("NATS_URL", "nats://127.0.0.1:4222"), float(os.environ.get("NATS_WAIT_S", "2"))
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # whoever reads may have enough (`| head`)
-    ca, password, creds = (os.environ.get(name) for name in ("NATS_CA", "NATS_PASSWORD_FILE", "NATS_CREDS"))
+    ca, password = os.environ.get("NATS_CA"), os.environ.get("NATS_PASSWORD_FILE")
     # Where a server with users lets services answer.
-    options = {"inbox_prefix": "_INBOX.TOOLS", "user_credentials": creds}
-    options |= {"allow_reconnect": False, "max_reconnect_attempts": 1, "reconnect_time_wait": 0}
+    options = {"inbox_prefix": "_INBOX.TOOLS", "allow_reconnect": False, "max_reconnect_attempts": 1, "reconnect_time_wait": 0}
     options |= {"tls": ssl.create_default_context(cafile=ca)} if ca else {}
     user = {"user": "cli", "password": lambda: pathlib.Path(password).read_text().strip()}
     options |= user if password else {}

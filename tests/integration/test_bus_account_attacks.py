@@ -1,6 +1,6 @@
 """Attacks across the accounts of a NATS server, on a real one: a hostile vendor's service, a subscriber and another node change nothing that is not theirs.
 
-Once with accounts in the server's configuration, once with an operator's. The attacks are made from the catalogue (`support.account_attacks`); that they are real ones is shown by the same attacks within one account, as users with rights
+The attacks are made from the catalogue (`support.account_attacks`); that they are real ones is shown by the same attacks within one account, as users with rights
 alone leave it.
 """
 
@@ -52,18 +52,12 @@ async def _carry_out(attacker: Attacker, planned: Iterable[Attack]) -> None:
     await attacker.barrier()
 
 
-@pytest.fixture(params=["configuration", "operator"])
-def operator(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
-    """Where an operator's keys are made; None: the accounts stand in the server's configuration."""
-    return tmp_path / "operator" if request.param == "operator" else None
-
-
 @pytest.mark.parametrize("name", ATTACKERS)
-async def test_nothing_changes_when_a_credential_attacks_across_accounts(nats_binary: Path, name: str, operator: Path | None) -> None:
+async def test_nothing_changes_when_a_credential_attacks_across_accounts(nats_binary: Path, name: str) -> None:
     """Whatever a vendor of another node or a subscriber sends, streams, values, consumers and services of others are as before, and hear nothing."""
     described = accounts(Shape.CENTRAL, nodes=["n1", "n2"])
     async with (
-        account_nats(described, binary=nats_binary, operator=operator) as nats,
+        account_nats(described, binary=nats_binary) as nats,
         attacked(nats, "{}-n1") as (answers, before),
         nats.client(name) as attacker,
     ):
@@ -80,12 +74,12 @@ async def test_nothing_changes_when_a_credential_attacks_across_accounts(nats_bi
         assert denied == len(eavesdropping(VICTIM))
 
 
-async def test_nothing_changes_when_a_nodes_leaf_attacks_the_hub(nats_binary: Path, operator: Path | None) -> None:
+async def test_nothing_changes_when_a_nodes_leaf_attacks_the_hub(nats_binary: Path) -> None:
     """A node says up what is its own and answers what it is asked; of another node it can neither say, ask, answer nor overwrite anything at the hub."""
     described = accounts(Shape.HUB, nodes=["n1", "n2"])
     own = [hub.replace("*", "n2", 1) for _, hub in up_mappings()]
     asked: list[str] = []
-    async with account_nats(described, binary=nats_binary, zones={"": "core"}, operator=operator) as nats, AsyncExitStack() as stack:
+    async with account_nats(described, binary=nats_binary, zones={"": "core"}) as nats, AsyncExitStack() as stack:
         controller = await stack.enter_async_context(nats.bus("controller"))
         await controller.provision()
         victim, attacker = [await stack.enter_async_context(nats.client(f"leaf-{node}")) for node in ("n1", "n2")]

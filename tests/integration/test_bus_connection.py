@@ -235,11 +235,11 @@ async def test_errors_are_counted_when_the_client_reports_them_aside(nats_binary
     assert registry.get_sample_value("topobus_bus_errors_total", {"kind": "Error"}) == 1.0
 
 
-async def test_connect_fails_when_a_credentials_file_is_missing(nats_server: NatsServer, tmp_path: Path) -> None:
-    """B14: an unreadable credentials file is the operator's mistake and said at once, not retried as if the network were down."""
-    with pytest.raises(ConfigError, match="credentials_file"):
+async def test_connect_fails_when_a_password_file_is_missing(nats_server: NatsServer, tmp_path: Path) -> None:
+    """B14: an unreadable password file is the operator's mistake and said at once, not retried as if the network were down."""
+    with pytest.raises(ConfigError, match="password_file"):
         await asyncio.wait_for(
-            Bus.connect(NatsSettings(url=nats_server.url, credentials_file=str(tmp_path / "none.creds")), name="test"), _LIMIT_S
+            Bus.connect(NatsSettings(url=nats_server.url, user="u", password_file=str(tmp_path / "none")), name="test"), _LIMIT_S
         )
 
 

@@ -1,6 +1,6 @@
 """NATS' services protocol on servers with users: the CLI's login sees the services of all accounts, and nobody gets a right by it that others have.
 
-In each form that is shipped: rights in one account, accounts in the server's configuration, an operator's accounts, and the servers of nodes behind a hub.
+In each form that is shipped: rights in one account, accounts, and the servers of nodes behind a hub.
 """
 
 from __future__ import annotations
@@ -30,11 +30,9 @@ pytestmark = pytest.mark.integration
 
 _NODE_SERVICES = ("cpu", "discovery", "fpga", "gateway", "gpu", "nic", "topology")
 _FORMS = [
-    pytest.param(Shape.CENTRAL, (), False, id="central"),
-    pytest.param(Shape.CENTRAL, ("n1", "n2"), False, id="central-nodes"),
-    pytest.param(Shape.CENTRAL, ("n1", "n2"), True, id="central-operator"),
-    pytest.param(Shape.LEAF, ("n1",), False, id="leaf"),
-    pytest.param(Shape.LEAF, ("n1",), True, id="leaf-operator"),
+    pytest.param(Shape.CENTRAL, (), id="central"),
+    pytest.param(Shape.CENTRAL, ("n1", "n2"), id="central-nodes"),
+    pytest.param(Shape.LEAF, ("n1",), id="leaf"),
 ]
 
 
@@ -61,16 +59,13 @@ async def _all_introduced(nats: AccountNats, described: Sequence[Account]) -> As
         yield readinesses
 
 
-@pytest.mark.parametrize(("shape", "nodes", "has_operator"), _FORMS)
-async def test_cli_sees_the_services_of_all_accounts_when_it_asks_once(
-    nats_binary: Path, tmp_path: Path, shape: Shape, nodes: tuple[str, ...], has_operator: bool
-) -> None:
+@pytest.mark.parametrize(("shape", "nodes"), _FORMS)
+async def test_cli_sees_the_services_of_all_accounts_when_it_asks_once(nats_binary: Path, shape: Shape, nodes: tuple[str, ...]) -> None:
     """One question is heard in each account, each service answers once, by name and by id, too, and all of them may."""
     described = accounts(shape, nodes=nodes)
     wanted = sorted((service_name(principal), node or "n1") for _, principal, node in _services(described))
-    operator = tmp_path / "operator" if has_operator else None
     async with (
-        account_nats(described, binary=nats_binary, operator=operator) as nats,
+        account_nats(described, binary=nats_binary) as nats,
         _all_introduced(nats, described) as readinesses,
         nats.client("cli") as cli,
     ):
@@ -88,12 +83,10 @@ async def test_cli_sees_the_services_of_all_accounts_when_it_asks_once(
     assert [report for report in (readiness.report() for readiness in readinesses) if "bus-permissions" in report] == []
 
 
-@pytest.mark.parametrize("has_operator", [False, True], ids=["configuration", "operator"])
-async def test_vendor_answers_once_and_only_when_it_was_asked(nats_binary: Path, tmp_path: Path, has_operator: bool) -> None:
+async def test_vendor_answers_once_and_only_when_it_was_asked(nats_binary: Path) -> None:
     """A device service says nothing to a tool that did not ask, and nothing twice; it asks nobody, nor do subscribers; no other vendor hears its answers."""
     described = accounts(Shape.CENTRAL, nodes=["n1", "n2"])
-    operator = tmp_path / "operator" if has_operator else None
-    async with account_nats(described, binary=nats_binary, operator=operator) as nats, AsyncExitStack() as stack:
+    async with account_nats(described, binary=nats_binary) as nats, AsyncExitStack() as stack:
         names = ("cli", "gpu-n1", "nic-n1", "user", "topology-n1")
         cli, gpu, nic, user, topology = [await stack.enter_async_context(nats.client(name)) for name in names]
         tool = Tool(cli.client)

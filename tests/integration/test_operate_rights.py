@@ -25,13 +25,7 @@ DONE = Operated(health=HEALTHY)
 OUTSIDERS = ("gpu-n1", "nic-n1", "gpu-n2", "user", "gateway-n1", "discovery-n1", "topology-n2", "controller")
 
 
-@pytest.fixture(params=["configuration", "operator"])
-def operator(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
-    """Where an operator's keys are made; None: the accounts stand in the server's configuration."""
-    return tmp_path / "operator" if request.param == "operator" else None
-
-
-async def test_operator_alone_is_heard_when_others_ask_to_work_on_a_device(nats_binary: Path, operator: Path | None) -> None:
+async def test_operator_alone_is_heard_when_others_ask_to_work_on_a_device(nats_binary: Path) -> None:
     """What outsiders send at both subjects, under any reply that they may choose, reaches no handler; the CLI's ask and topology's do."""
     described = accounts(Shape.CENTRAL, nodes=["n1", "n2"])
     handled: list[str] = []
@@ -46,7 +40,7 @@ async def test_operator_alone_is_heard_when_others_ask_to_work_on_a_device(nats_
 
     asked = OperateRequest(op_id="op-1", operation=OPERATION)
     performed = PerformRequest(op_id="op-1", operation=OPERATION, time="")
-    async with account_nats(described, binary=nats_binary, operator=operator) as nats, AsyncExitStack() as stack:
+    async with account_nats(described, binary=nats_binary) as nats, AsyncExitStack() as stack:
         async with nats.bus("controller") as controller:
             await controller.provision()
         topology = await stack.enter_async_context(nats.bus("topology-n1"))

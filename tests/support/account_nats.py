@@ -1,6 +1,6 @@
 """A real nats-server with the shipped accounts: each user's bus or bare client by the user's name, and what the streams hold.
 
-The password of a user is its name. Two nodes have users of their own (`gpu-n1`, `gpu-n2`). With a folder for an operator the same users have credentials instead.
+The password of a user is its name. Two nodes have users of their own (`gpu-n1`, `gpu-n2`).
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -31,10 +30,7 @@ from topobus.contracts.nats_accounts_config import render_accounts, render_passw
 from topobus.contracts.nouns import Event, State
 from topobus.contracts.streams import stream_names
 from topobus.runtime.bus import Bus
-from topobus.runtime.client import signed
 from topobus.runtime.config import NatsSettings
-from topobus.runtime.login import read_login
-from topobus.runtime.operator_keys import SERVER_FILE, OperatorFolder, credentials_file
 from topobus.runtime.readiness import Readiness
 from topobus.simulation.nats_server import NatsServer
 
@@ -82,10 +78,8 @@ class AccountNats:
         described: Sequence[Account],
         zones: Mapping[str, str],
         provisioner: Literal["controller", "topology"] = "controller",
-        operator: Path | None = None,
     ) -> None:
         self.server = server
-        self._operator = operator
         self.users: dict[str, User] = {user.name: user for account in described for user in account.users}
         self._zones = zones
         self._provisioner = provisioner
@@ -94,11 +88,6 @@ class AccountNats:
         """Give the settings of a user's connection."""
         user = self.users[name]
         zone: Any = self._zones.get(user.principal, self._zones.get("", ""))
-        if self._operator is not None:
-            file = credentials_file(self._operator, name)
-            return NatsSettings(
-                url=self.server.url, credentials_file=str(file), zone=zone, provisioner=self._provisioner, timeout_s=LIMIT_S
-            )
         file = self.server.folder / f"{name}.password"
         if not file.exists():
             file.write_text(name)
@@ -129,10 +118,16 @@ class AccountNats:
                 attacker.denials.append(str(err).lower())
 
         branch = inbox_branch(connection_name(principal), connection_name(principal))
-        login: dict[str, Any] = signed(read_login(self.settings(name))) if self._operator is not None else {"user": name, "password": name}
-        # The server sets an account's store up when its first user comes, which takes seconds on a machine that is busy.
-        login |= {"connect_timeout": LIMIT_S}
-        await client.connect(self.server.url, **login, inbox_prefix=branch.encode(), error_cb=note, allow_reconnect=False)
+        await client.connect(
+            self.server.url,
+            user=name,
+            password=name,
+            inbox_prefix=branch.encode(),
+            error_cb=note,
+            allow_reconnect=False,
+            # The server sets an account's store up when its first user comes, which takes seconds on a machine that is busy.
+            connect_timeout=LIMIT_S,
+        )
         try:
             yield attacker
         finally:
@@ -176,17 +171,11 @@ async def account_nats(
     binary: Path,
     zones: Mapping[str, str] = ZONES,
     more: str = "",
-    operator: Path | None = None,
 ) -> AsyncIterator[AccountNats]:
     """Run a server with these accounts until the block ends.
 
-    `zones` gives the setting nats.zone by principal, and "" for the others; `more` is further configuration; `operator`: an empty folder for the operator's form.
+    `zones` gives the setting nats.zone by principal, and "" for the others; `more` is further configuration.
     """
-    if operator is not None:
-        OperatorFolder(operator, described, now=int(time.time())).make()
-        async with NatsServer(binary=binary, config=f"{(operator / SERVER_FILE).read_text()}{more}") as server:
-            yield AccountNats(server, described, zones, operator=operator)
-        return
     passwords = render_passwords({user.variable: user.name for account in described for user in account.users})
     async with NatsServer(binary=binary, config=f"{passwords}{render_accounts(described)}{more}") as server:
         yield AccountNats(server, described, zones)

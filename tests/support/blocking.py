@@ -41,8 +41,6 @@ _ALLOWED = {
     ("<frozen importlib._bootstrap>", "_find_and_load"): "a module is imported once in a process",
     ("asyncio/base_events.py", "subprocess_exec"): "this is how asyncio starts a process",
     ("weakref.py", "__call__"): "a finalizer of something collected runs wherever it happens to be",
-    ("nats/aio/client.py", "user_cb"): "nats-py reads its credentials itself, when it connects",
-    ("nats/aio/client.py", "sig_cb"): "nats-py reads its credentials itself, when it connects",
     ("linecache.py", "updatecache"): "the lines of a traceback for the log, read once a file",
     ("runtime/proof.py", "read_keys"): "at start: nobody is served yet",
     ("cli/system/local_logins.py", "find_login"): "a command reads its login before it connects, and serves nobody",

@@ -29,7 +29,6 @@ __all__ = [
     "check_certificate",
     "check_clock",
     "check_clock_here",
-    "check_credentials",
     "check_holders",
     "check_hub",
     "check_node",
@@ -57,9 +56,6 @@ _ISOLATES_LEAVES = (2, 12, 0)
 
 # Below, an answer's way through a busy machine looks the same; above the second, requests with short deadlines are refused as stale.
 _CLOCK_AGREES_S, _CLOCK_SERVES_S = 1.0, 2.0
-
-# From where on services warn, too (`topobus.runtime.login`).
-_CREDENTIALS_LEFT = 0.2
 
 # Time enough for somebody who looks once a week; services warn from then on, too (`topobus.runtime.server_certificates`).
 _CERTIFICATE_DAYS = 30
@@ -201,7 +197,7 @@ def check_access(*, user: str, wants_login: bool, is_encrypted: bool, is_local: 
         if is_local:
             return Finding(level=Level.OK, what=what, found=f"{text}; it is reached over this machine's loopback interface here")
         return Finding(level=Level.WARN, what=what, found=text, next_step="give each process a user of its own: docs/how-to/secure-nats.md")
-    text = f"the server has users; this is {f'user {user}' if user else 'a login by credentials or in the URL'}"
+    text = f"the server has users; this is {f'user {user}' if user else 'a login in the URL'}"
     if not is_encrypted and not is_local:
         step = "give the server a certificate, and name its authority in nats.tls_ca_file: docs/how-to/secure-nats.md"
         return Finding(level=Level.WARN, what=what, found=f"{text}; passwords cross the wire in clear text", next_step=step)
@@ -213,15 +209,6 @@ def check_certificate(*, issuer: str, until: str, days: int) -> Finding:
     what, text = "nats certificate", f"signed by {issuer}, good until {until} ({days} days)"
     if days < _CERTIFICATE_DAYS:
         step = "make it anew, at the server: topobus keys certify FOLDER --renew, and send nats-server a SIGHUP: docs/how-to/secure-nats.md"
-        return Finding(level=Level.WARN, what=what, found=text, next_step=step)
-    return Finding(level=Level.OK, what=what, found=text)
-
-
-def check_credentials(*, until: str, life_left: float) -> Finding:
-    """Judge until when our own credentials count: `until` for people, `life_left` as a part of their whole life."""
-    what, text = "nats credentials", f"those of this login expire on {until}"
-    if life_left < _CREDENTIALS_LEFT:
-        step = "make newer ones: topobus keys operator rotate FOLDER USER --valid 30d; services take them over by themselves"
         return Finding(level=Level.WARN, what=what, found=text, next_step=step)
     return Finding(level=Level.OK, what=what, found=text)
 

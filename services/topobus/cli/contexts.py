@@ -52,7 +52,6 @@ class Context(Struct, frozen=True, kw_only=True):
     """URL of its NATS server."""
     user: str = ""
     password_file: str = ""
-    credentials_file: str = ""
     tls_ca_file: str = ""
     node: str = ""
     """The node of a `topobus up`."""

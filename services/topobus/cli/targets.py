@@ -142,13 +142,12 @@ def _of_context(settings: CliSettings, name: str, source: str, environ: Mapping[
 def _nats_of(nats: NatsSettings, context: Context) -> NatsSettings:
     """Lay a context over the settings; a login that settings name themselves stays."""
     nats = msgspec.structs.replace(nats, url=context.nats)
-    if nats.user or nats.credentials_file:
+    if nats.user:
         return nats
     return msgspec.structs.replace(
         nats,
         user=context.user,
         password_file=context.password_file,
-        credentials_file=context.credentials_file,
         tls_ca_file=nats.tls_ca_file or context.tls_ca_file,
     )
 
@@ -156,7 +155,7 @@ def _nats_of(nats: NatsSettings, context: Context) -> NatsSettings:
 def _with_login(settings: CliSettings, source: str, *, context: str = "") -> Target:
     """Add the login of a `topobus up` of this user that runs at that address, where none is named."""
     nats = settings.nats
-    login = None if nats.user or nats.credentials_file else find_login(nats.url)
+    login = None if nats.user else find_login(nats.url)
     if login is not None:
         ca_file = nats.tls_ca_file or login.tls_ca_file
         nats = msgspec.structs.replace(nats, user=login.user, password_file=login.password_file, tls_ca_file=ca_file)

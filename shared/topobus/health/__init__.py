@@ -24,7 +24,6 @@ async def follow(
     url: str = "nats://127.0.0.1:4222",
     *,
     password_file: str = "",
-    credentials_file: str = "",
     ca_file: str = "",
     node: str = "",
     device_class: str = "",
@@ -33,7 +32,7 @@ async def follow(
 ) -> AsyncGenerator[HealthEvent, None]:
     """Give the present health of each device, then every change, for ever; nothing twice and nothing lost, over restarts of the server.
 
-    Shapes:  password_file, credentials_file — of NATS' user `user`, read again when the server has taken others; ca_file — with it, or with a tls:// URL, a server
+    Shapes:  password_file — of NATS' user `user`, read again when the server has taken another one; ca_file — with it, or with a tls:// URL, a server
              without TLS is sent nothing; node, device_class — only these; has_accounts — False for a server of your own that runs without our configuration.
     Errors:  ConfigError for files that cannot be read or a URL that is none. While the server is away it waits, for ever, and says so on standard error (`bus.waiting`): a
              login that is refused at once, as an error with user and server; a server that cannot be reached as a warning, from the third try on; a stream that is not there
@@ -44,7 +43,6 @@ async def follow(
         url=url,
         user=_USER if password_file else "",
         password_file=password_file,
-        credentials_file=credentials_file,
         tls_ca_file=ca_file,
         zone="vendor" if has_accounts else "",
     )

@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from topobus.contracts.nats_accounts import readable_streams
-from topobus.contracts.nats_keys import Credentials
 from topobus.contracts.nouns import Ask, Event, Notice, State
 from topobus.contracts.streams import stream_names
 from topobus.domain.errors import ConfigError, PeerUnavailable
@@ -95,7 +94,7 @@ class Bus:
 
         Shapes: registry — where the bus is counted; None: nowhere.
 
-        Errors: ConfigError when a credentials file cannot be read.
+        Errors: ConfigError when a file of the login cannot be read.
         """
         connection = Connection(settings, name, clock or SystemClock(), BusMetrics(registry), readiness or Readiness(), release=release)
         await connection.open()
@@ -160,12 +159,6 @@ class Bus:
     def certificate(self) -> CertificateFacts | None:
         """What the server's certificate says; None: no TLS."""
         return self._connection.certificates.newest
-
-    @property
-    def credentials(self) -> Credentials | None:
-        """The credentials that we came with; None: others, or not connected yet."""
-        login = self._connection.files.login
-        return login.credentials if login is not None else None
 
     @property
     def is_encrypted(self) -> bool:

@@ -11,7 +11,6 @@ answers go from the parser to who awaits them, instead of by a queue and a task.
 from __future__ import annotations
 
 import asyncio
-import base64
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -25,9 +24,8 @@ from nats.protocol.command import hpub_cmd
 
 from topobus.runtime.config import NatsSettings
 from topobus.runtime.login import Login
-from topobus.runtime.signing import KeyPair
 
-__all__ = ["GatedClient", "NotEncrypted", "connect_client", "headers_bytes", "signed"]
+__all__ = ["GatedClient", "NotEncrypted", "connect_client", "headers_bytes"]
 
 _CONNECT_TIMEOUT_S = 2
 # Headers that read and write alike in every way: names of letters, digits, '-' and '_', one blank, and a value of ASCII with no blanks around it.
@@ -187,7 +185,7 @@ async def connect_client(
 ) -> None:
     """Connect a new client to one of the servers, with nats-py's own reconnecting switched off.
 
-    Shapes: login — as `topobus.runtime.login.read_login` gives it, so that token and seed are of one file; on_closed — called once when the client is lost; on_error — called with each error
+    Shapes: login — as `topobus.runtime.login.read_login` gives it; on_closed — called once when the client is lost; on_error — called with each error
             that the client or the server tells later.
     Errors: raises OSError, TimeoutError or nats.errors.Error when no server takes us.
     Cost: up to 2 s a server, 6 s in all.
@@ -207,20 +205,7 @@ async def connect_client(
             pending_size=0,
             user=login.user or None,
             password=login.password,
-            **signed(login),
             tls=login.tls,
             closed_cb=on_closed,
             error_cb=on_error,
         )
-
-
-def signed(login: Login) -> dict[str, Any]:
-    """Give nats-py what logs in by credentials. Its own way reads the file twice, and may take the token of one and the seed of the next; and it needs one more package."""
-    credentials = login.credentials
-    if credentials is None:
-        return {}
-    key = KeyPair.read(credentials.seed)
-    return {
-        "user_jwt_cb": lambda: bytearray(credentials.token.encode()),
-        "signature_cb": lambda nonce: base64.b64encode(key.sign(nonce.encode())),
-    }

@@ -37,8 +37,6 @@ class NatsSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """User name; empty: none."""
     password_file: str = ""
     """A file that holds the password; a file, so that no password stands in a process list or an environment dump. Another password there is taken over while we run."""
-    credentials_file: str = ""
-    """A NATS .creds file (JWT and seed); empty: none. It needs the extra `creds` (PyNaCl). Newer credentials there are taken over while we run, before those in use expire."""
     zone: Literal["", "core", "vendor"] = ""
     """Whether the server keeps accounts apart (docs/how-to/secure-nats.md). `core`: it does, and each service knows whether its own is the one with the streams.
     `vendor`: our account has none, whoever we are; we read what the server lets through. Empty: one account for all."""

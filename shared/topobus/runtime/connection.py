@@ -5,7 +5,7 @@ that replay requests whose callers gave up. So it is switched off. When anything
 and a new client is made, with full jitter, for as long as the process runs. A canary decides whether a client is alive: every 3 s a message to ourselves must come
 back, unless other messages and answers came meanwhile. Subscriptions made here move to the new client; other users are informed through `on_change`.
 
-When the files of the login (password, credentials) hold another one, a new client is made with it beside the one that lives, and takes over when it hears: nothing is lost.
+When the files of the login (password, authority) hold another one, a new client is made with it beside the one that lives, and takes over when it hears: nothing is lost.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Connection:
         self._listeners: list[Callable[[], None]] = []
         self._supervisor: asyncio.Task[None] | None = None
         self._dialer = Dialer(self, self._servers, self._mailbox, self._subscriptions, self._canary, new_client or GatedClient)
-        self.files = LoginFiles(settings, name, clock, metrics, readiness)
+        self.files = LoginFiles(settings)
         self.retirement = Retirement()
         """Of clients that others have taken over from."""
         self.heartbeats = SharedHeartbeats()
@@ -148,7 +148,7 @@ class Connection:
     @property
     def may_provision(self) -> bool:
         """Say whether we may make streams: where each process is a user of its own, one of them alone has that right."""
-        is_of_a_kind = self.settings.user in (*LEAF_PRINCIPALS, self.name) or self.settings.credentials_file or self.settings.zone
+        is_of_a_kind = self.settings.user in (*LEAF_PRINCIPALS, self.name) or bool(self.settings.zone)
         return self.name == self.settings.provisioner or not is_of_a_kind
 
     @property
@@ -302,7 +302,7 @@ class Connection:
                 except (OSError, TimeoutError, nats.errors.Error, PeerUnavailable, ConfigError) as err:
                     if isinstance(err, ConfigError) and self.generation == 0:
                         raise
-                    error = self.files.why_expired or await self.certificates.explain(self._nats_errors.last or error_text(err))
+                    error = await self.certificates.explain(self._nats_errors.last or error_text(err))
                     self._tell_waiting(error, attempt)
                     self.readiness.set("bus", is_ready=False, why=f"waiting for NATS at {self._url}: {error}")
                 else:
@@ -369,8 +369,6 @@ class Connection:
 
     async def _connect(self) -> None:
         login = await self.files.read()
-        if self.generation == 0:
-            self.files.use(login)  # Said while we wait, should it have expired already.
         client, lost, fresh = await self._dialer.dial(login, self._note_error)
         self._subscriptions.hand_over(client, fresh)
         self._come_up(client, lost, login)
@@ -399,9 +397,8 @@ class Connection:
                 break
         if client is not self._client:
             return  # Another one took over just now.
-        expired = self.files.why_expired
-        get_logger().warning("bus.lost", url=self._url, reason=reason, error=expired or str(client.last_error or ""))
-        self.readiness.set("bus", is_ready=False, why=f"lost NATS at {self._url}{f': {expired}' if expired else ''}")
+        get_logger().warning("bus.lost", url=self._url, reason=reason, error=str(client.last_error or ""))
+        self.readiness.set("bus", is_ready=False, why=f"lost NATS at {self._url}")
         self._drop(reason)
 
     def _note_error(self, client: Client, err: Exception) -> None:

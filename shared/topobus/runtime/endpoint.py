@@ -1,4 +1,4 @@
-"""Turns the NATS settings into servers, credentials and certificates, or raises a ConfigError that names the key."""
+"""Turns the NATS settings into servers, passwords and certificates, or raises a ConfigError that names the key."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def read_secret(path: str, key: str) -> str:
 
 
 def read_files(settings: NatsSettings) -> tuple[str | None, ssl.SSLContext | None]:
-    """Read what a connection needs besides credentials: gives the password, and whom to trust. Anew for each connection: a mounted secret is replaced while we run.
+    """Read the files that a connection needs: gives the password, and whom to trust. Anew for each connection: a mounted secret is replaced while we run.
 
     Errors: raises ConfigError that names the key.
     """

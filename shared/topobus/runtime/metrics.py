@@ -32,11 +32,8 @@ CERTIFICATE_EXPIRY = GaugeDescriptor(
 )
 CHANGEOVERS = CounterDescriptor(
     name="topobus_bus_changeovers_total",
-    meaning="Clients made beside one that lives, for another password or other credentials.",
+    meaning="Clients made beside one that lives, for another password or another authority.",
     labels={"outcome": ("changed", "refused")},
-)
-CREDENTIALS_EXPIRY = GaugeDescriptor(
-    name="topobus_bus_credentials_expiry_timestamp_seconds", meaning="When the credentials in use end, since 1970; 0: never."
 )
 ERRORS = CounterDescriptor(
     name="topobus_bus_errors_total",
@@ -96,7 +93,6 @@ class BusMetrics:
         self.losses = LOSSES.register(registry)
         self.certificate_expires_s = CERTIFICATE_EXPIRY.register(registry)
         self.changeovers = CHANGEOVERS.register(registry)
-        self.credentials_expire = CREDENTIALS_EXPIRY.register(registry)
         self.errors = ERRORS.register(registry)
         self.echo_s = ECHO_SECONDS.register(registry)
         self.asks_s = ASK_SECONDS.register(registry)

@@ -41,8 +41,6 @@ def next_step(error: str) -> str:
     text = error.lower()
     if "authorization" in text or "authentication" in text:
         return "name the user and the file of its password: nats.user, nats.password_file (docs/how-to/secure-nats.md)"
-    if "credentials" in text:
-        return "put newer credentials into the file that nats.credentials_file names (topobus keys operator rotate)"
     if "certificate" in text or "tls" in text:
         return "name the authority that signed the server's certificate: nats.tls_ca_file (docs/how-to/secure-nats.md)"
     return "start a NATS server there, or name another: nats.url (TOPOBUS_ALL__NATS__URL)"

@@ -16,7 +16,6 @@ from topobus.cli.checkup import (
     check_access,
     check_certificate,
     check_clock,
-    check_credentials,
     check_holders,
     check_hub,
     check_node,
@@ -426,15 +425,6 @@ def test_check_certificate_warns_a_month_before_its_end(days: int, level: Level)
     assert (finding.level, finding.what) == (level, "nats certificate")
     assert f"signed by Topobus authority 1a, good until 2027-11-23 14:34 UTC ({days} days)" in finding.found
     assert ("topobus keys certify" in finding.next_step) is (level is Level.WARN)
-
-
-@pytest.mark.parametrize(("life_left", "level"), [(1.0, Level.OK), (0.2, Level.OK), (0.19, Level.WARN), (-0.1, Level.WARN)])
-def test_check_credentials_warns_when_a_fifth_of_their_life_is_left(life_left: float, level: Level) -> None:
-    """When they expire is always said; near the end with the command that makes newer ones."""
-    finding = check_credentials(until="2026-12-23 14:36 UTC", life_left=life_left)
-
-    assert (finding.level, finding.what, finding.found) == (level, "nats credentials", "those of this login expire on 2026-12-23 14:36 UTC")
-    assert ("topobus keys operator rotate" in finding.next_step) is (level is Level.WARN)
 
 
 @pytest.mark.parametrize(

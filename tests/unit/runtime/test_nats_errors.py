@@ -31,7 +31,6 @@ def test_error_text_says_what_happened_when_the_error_has_no_text(err: Exception
         ("[Errno -2] Name or service not known", "TOPOBUS_ALL__NATS__URL"),
         ("nats: 'Authorization Violation'", "nats.password_file"),
         ("nats: 'user authentication expired'", "nats.password_file"),
-        ("the credentials in /x/gpu.creds expired at 2026-11-20T11:40:26Z; put newer ones there", "nats.credentials_file"),
         ("the certificate of the server at nats:4222 expired on 2026-10-19", "nats.tls_ca_file"),
     ],
 )

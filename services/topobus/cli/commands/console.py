@@ -46,7 +46,7 @@ def console_environment(settings: CliSettings, port: int, environ: Mapping[str, 
     Where commands log in as `cli` with a file of a folder of passwords, the console logs in as itself with its own of that folder: it may only read.
     """
     nats = settings.nats
-    said = {"URL": nats.url, "TLS_CA_FILE": nats.tls_ca_file, "ZONE": nats.zone, "CREDENTIALS_FILE": nats.credentials_file}
+    said = {"URL": nats.url, "TLS_CA_FILE": nats.tls_ca_file, "ZONE": nats.zone}
     own_file = Path(nats.password_file).parent.parent / "console" / "password" if nats.password_file else None
     if nats.user == "cli" and own_file is not None and own_file.exists():
         # Such a folder is of a server with accounts, where the console's has no streams, however the CLI came in: it is where the streams are, and need not know.

@@ -114,7 +114,6 @@ def add(
     nats: Annotated[str, Parameter(name="--nats", help="URL of the system's NATS server.")],
     user: Annotated[str, Parameter(name="--user", help="NATS user, mostly `cli`.")] = "",
     password_file: Annotated[Path | None, Parameter(name="--password-file", help="File with that user's password.")] = None,
-    credentials_file: Annotated[Path | None, Parameter(name="--credentials-file", help="NATS .creds file, instead of both.")] = None,
     tls_ca_file: Annotated[
         Path | None, Parameter(name="--tls-ca-file", help="Authority that signed the server's certificate, PEM.")
     ] = None,
@@ -136,7 +135,6 @@ def add(
         nats=nats,
         user=user,
         password_file=_path(password_file),
-        credentials_file=_path(credentials_file),
         tls_ca_file=_path(tls_ca_file),
     )
     folder.put(context)
@@ -204,7 +202,6 @@ def _fields(context: Context, selected: str, is_listening: bool | None) -> dict[
         "state_dir": context.state_dir,
         "user": context.user,
         "password_file": context.password_file,
-        "credentials_file": context.credentials_file,
         "tls_ca_file": context.tls_ca_file,
     }
 

@@ -22,7 +22,6 @@ from topobus.cli.checkup import (
     check_certificate,
     check_clock,
     check_clock_here,
-    check_credentials,
     check_holders,
     check_hub,
     check_node,
@@ -140,10 +139,6 @@ async def _check_bus(node: str | None, options: BusOptions, checked: list[str], 
             if (shown := bus.certificate) is not None:
                 days = (shown.not_after - datetime.now(UTC)).days
                 findings.append(check_certificate(issuer=shown.issuer, until=day(shown.not_after), days=days))
-            if (credentials := bus.credentials) is not None and credentials.expires_at is not None:
-                whole_s, left_s = credentials.expires_at - credentials.issued_at, credentials.expires_at - datetime.now(UTC).timestamp()
-                until = day(datetime.fromtimestamp(credentials.expires_at, UTC))
-                findings.append(check_credentials(until=until, life_left=left_s / max(1.0, whole_s)))
             try:
                 differences = await bus.inspect()
                 findings += check_streams(differences)

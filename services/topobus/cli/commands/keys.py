@@ -11,7 +11,6 @@ from cyclopts import App, Parameter
 from rich.text import Text
 
 from topobus.cli.commands.key_users import known_user, show_password
-from topobus.cli.commands.keys_operator import operator_app
 from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.options import OUTPUT_DEFAULTS, OutputOptions
 from topobus.cli.system.users_file import UsersForm, changed_form, user_names, write_users
@@ -38,8 +37,7 @@ from topobus.runtime.user_keys import (
 
 __all__ = ["keys_app"]
 
-keys_app = App(name="keys", help="Passwords and credentials of NATS' users, and certificates of NATS servers.")
-keys_app.command(operator_app)
+keys_app = App(name="keys", help="Passwords of NATS' users, and certificates of NATS servers.")
 # By its path: the client of the API server is loaded for these commands alone.
 keys_app.command("topobus.cli.commands.keys_secrets:secrets_app", name="secrets", help="The same as Secrets of a Kubernetes cluster.")
 

@@ -97,9 +97,6 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "keys forget": (("End the passwords from before `keys rotate --overlap`", "topobus keys forget users --server-file users.conf"),),
     "keys make": (("Passwords of all users, and the file that nats-server includes", "topobus keys make users --server-file users.conf"),),
-    "keys operator make": (("An operator, and credentials of all users", "topobus keys operator make operator"),),
-    "keys operator revoke": (("Have the server refuse what two users have", "topobus keys operator revoke operator gpu nic"),),
-    "keys operator rotate": (("Newer credentials for everybody", "topobus keys operator rotate operator"),),
     "keys rotate": (
         (
             "Newer passwords of two users, the older ones good for now",

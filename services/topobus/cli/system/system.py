@@ -358,7 +358,6 @@ def _login(layout: Layout, service: str, ca_file: str) -> dict[str, str]:
     return {
         f"{own}__USER": service,
         f"{own}__PASSWORD_FILE": str(password_file(layout.nats_users, service)),
-        f"{own}__CREDENTIALS_FILE": "",
         f"{own}__TLS_CA_FILE": ca_file,
         f"{own}__ZONE": _zone(service),
     }
