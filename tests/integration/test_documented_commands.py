@@ -148,6 +148,13 @@ def _plain(text: str) -> str:
     return text.strip()
 
 
+def _read_until(text: str, program: subprocess.Popen[str] | None) -> None:
+    """Wait for a line of what another terminal shows."""
+    assert program is not None
+    assert program.stdout is not None
+    assert any(text in line for line in iter(program.stdout.readline, "")), f"it ended without: {text}"
+
+
 # Some thirty commands one after the other, and the 30 seconds in which a GPU that came back is not given out: a minute and a half on two busy cores.
 @pytest.mark.timeout(300)
 @pytest.mark.integration
@@ -188,15 +195,17 @@ def test_tutorial_shows_what_its_commands_print_when_they_are_run_in_its_order(t
             if command.startswith("topobus health watch"):
                 words_of_watch = [sys.executable, "-m", "topobus.cli.main", *shlex.split(command)[1:]]
                 watching = subprocess.Popen(words_of_watch, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, text=True)
+                _read_until("(present state)", watching)
             if not command.startswith("topobus ") or command.startswith(("topobus up", "topobus --version", "topobus health watch")):
                 continue
             if "placed on" in lines and "sequencer" in command:
                 # "It is refused again if the GPU has not been back for 30 seconds": the watcher of the third terminal says when it has.
-                assert watching is not None
-                assert watching.stdout is not None
-                assert any("recovering -> healthy" in line for line in iter(watching.stdout.readline, ""))
+                _read_until("recovering -> healthy", watching)
             words = command.replace("d-51e9c9e7756afd750d3e", ids)
             status, said = run_there(words)
+            if command.startswith("topobus profile remove"):
+                # The page says so before it goes on: a GPU that is back before anybody looked was never away.
+                _read_until("-> unhealthy", watching)
             ids = ids or next(iter(re.findall(r"explain (d-[0-9a-f]{20})", said)), "")
             wanted = 1 if "sequencer" in command and "refused" in lines else 0
             printed = _plain(said)
