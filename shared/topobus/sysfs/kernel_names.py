@@ -14,7 +14,7 @@ from topobus.sysfs.net import function_interfaces
 from topobus.sysfs.netdevs import innermost_function
 from topobus.sysfs.tree import Tree
 
-__all__ = ["DISKS", "read_kernel_names"]
+__all__ = ["DISKS", "disk_function", "read_kernel_names"]
 
 DISKS = "sys/class/block"
 # A path of a multipath namespace, which nobody opens: the disk is nvme0n1.
@@ -40,12 +40,16 @@ def read_kernel_names(tree: Tree, functions: Iterable[PciAddress]) -> dict[PciAd
 
 
 def _disks(tree: Tree) -> dict[PciAddress, list[str]]:
-    """Find the function that each disk hangs below: the innermost one. Partitions are parts of a disk."""
     disks: dict[PciAddress, list[str]] = {}
     for name in tree.names(DISKS):
-        real = tree.real(f"{DISKS}/{name}")
-        if real is None or _NVME_PATH.fullmatch(name) or tree.read(f"{real}/partition") is not None:
-            continue
-        if (function := innermost_function(real)) is not None:
+        if (function := disk_function(tree, name)) is not None:
             disks.setdefault(function, []).append(name)
     return disks
+
+
+def disk_function(tree: Tree, name: str) -> PciAddress | None:
+    """Find the function that a disk hangs below: the innermost one. None for partitions, which are parts of a disk, and for what hangs below no function."""
+    real = tree.real(f"{DISKS}/{name}")
+    if real is None or _NVME_PATH.fullmatch(name) or tree.read(f"{real}/partition") is not None:
+        return None
+    return innermost_function(real)

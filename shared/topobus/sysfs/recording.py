@@ -16,8 +16,7 @@ from pathlib import Path
 
 from topobus.domain.errors import HardwareError
 from topobus.sysfs.boot import BOOT_ID_FILE
-from topobus.sysfs.kernel_names import DISKS
-from topobus.sysfs.netdevs import innermost_function
+from topobus.sysfs.kernel_names import DISKS, disk_function
 from topobus.sysfs.regular_file import open_regular
 from topobus.sysfs.tree import Tree
 
@@ -104,10 +103,9 @@ class _Recorder:
         return self._done
 
     def _disks(self) -> None:
-        """Copy the names of disks, which is all that is read of them; what hangs on no PCI function, and partitions, are left out."""
+        """Copy the names of disks, which is all that is read of them."""
         for name in self._names(DISKS):
-            real = self._tree.real(f"{DISKS}/{name}")
-            if real is not None and innermost_function(real) is not None and self._tree.read(f"{real}/partition") is None:
+            if disk_function(self._tree, name) is not None:
                 (self._into / DISKS).mkdir(parents=True, exist_ok=True)
                 self._link(f"{DISKS}/{name}")
 
