@@ -42,12 +42,9 @@ class Node:
         self.kill(name)
         log = JOB / f"{name}.log"
         at = log.stat().st_size if log.exists() else 0
-        environment = {
-            **os.environ, "TOPOBUS_ALL__LOG__FORMAT": "json", "TOPOBUS_ALL__NATS__URL": URL, "TOPOBUS_ALL__NODE": NAME,
-            f"TOPOBUS_{name.upper()}__DRIVERS__TIMEOUT_S": "60", **settings,
-        }  # fmt: skip
-        if name == "discovery":
-            del environment["TOPOBUS_DISCOVERY__DRIVERS__TIMEOUT_S"]
+        own = {} if name == "discovery" else {f"TOPOBUS_{name.upper()}__DRIVERS__TIMEOUT_S": "60"}
+        common = {"TOPOBUS_ALL__LOG__FORMAT": "json", "TOPOBUS_ALL__NATS__URL": URL, "TOPOBUS_ALL__NODE": NAME}
+        environment = {**os.environ, **common, **own, **settings}
         with log.open("ab") as out:
             started = subprocess.Popen(
                 [f"/opt/topobus/bin/topobus-{name}"], stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment
@@ -76,7 +73,7 @@ class Node:
         log, process = JOB / f"{name}.log", self._processes[name][0]
         end = time.monotonic() + PATIENCE_S
         while event.encode() not in log.read_bytes()[at:]:
-            lines = log.read_text(errors="replace")[at:][-3000:]
+            lines = log.read_bytes()[at:][-3000:].decode(errors="replace")
             assert process.poll() is None, f"{name} ended with {process.returncode}:\n{lines}"
             assert time.monotonic() < end, f"{name} has not logged {event} after {PATIENCE_S} s:\n{lines}"
             await asyncio.sleep(0.1)
@@ -131,31 +128,16 @@ class Node:
         sandbox = Sandbox(id=f"sandbox-{pod}", uid=pod, namespace="vm", name=pod, network_namespace=f"/run/netns/{pod}")
         config, names = tuple(dict(each) for each in configs), (device,)
         where = {"node": NAME, "device_class": device.split("-")[0]}
+        contract, request = {
+            "prepare": (PREPARE, PrepareRequest(op_id="", owner=owner, devices=names, config=config)),
+            "unprepare": (UNPREPARE, UnprepareRequest(op_id="", owner=owner, devices=names)),
+            "attach": (ATTACH, AttachRequest(op_id="", owner=owner, devices=names, sandbox=sandbox, config=config)),
+            "detach": (DETACH, DetachRequest(op_id="", owner=owner, devices=names, sandbox=sandbox)),
+        }[verb]
         end = time.monotonic() + PATIENCE_S
         while True:
             try:
-                match verb:
-                    case "prepare":
-                        reply: Any = await self.bus.ask(
-                            PREPARE, PrepareRequest(op_id="", owner=owner, devices=names, config=config), timeout_s=90.0, **where
-                        )
-                    case "unprepare":
-                        reply = await self.bus.ask(
-                            UNPREPARE, UnprepareRequest(op_id="", owner=owner, devices=names), timeout_s=90.0, **where
-                        )
-                    case "attach":
-                        reply = await self.bus.ask(
-                            ATTACH,
-                            AttachRequest(op_id="", owner=owner, devices=names, sandbox=sandbox, config=config),
-                            timeout_s=90.0,
-                            **where,
-                        )
-                    case "detach":
-                        reply = await self.bus.ask(
-                            DETACH, DetachRequest(op_id="", owner=owner, devices=names, sandbox=sandbox), timeout_s=90.0, **where
-                        )
-                    case other:
-                        raise AssertionError(other)
+                reply: Any = await self.bus.ask(contract, request, timeout_s=90.0, **where)
             except PeerUnavailable:
                 # It has just been started.
                 assert time.monotonic() < end, f"{verb} {device}: nobody answers"
