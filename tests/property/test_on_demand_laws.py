@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 import pytest
@@ -68,11 +69,10 @@ class _Node:
 @settings(max_examples=examples(60), deadline=None)
 @given(history=st.lists(steps, min_size=1, max_size=12))
 def test_no_history_holds_two_modes_or_switches_a_card_that_is_used(
-    tmp_path_factory: pytest.TempPathFactory, history: list[tuple[str, int, list[int]]]
+    history: list[tuple[str, int, list[int]]],
 ) -> None:
     """Claims come and go, the service and the node start anew, somebody else uses the card: the parts that are held are of one mode, and nobody loses one."""
-    folder: Path = tmp_path_factory.mktemp("card")
-    with AmdBench(folder) as bench:
+    with TemporaryDirectory() as folder, AmdBench(Path(folder)) as bench:
         node = _Node(bench)
         for verb, index, wanted in history:
             owner = f"owner-{index}"
@@ -113,11 +113,9 @@ function_steps = st.one_of(
 @pytest.mark.parametrize("when_idle", ["keep", "remove"])
 @settings(max_examples=examples(40), deadline=None)
 @given(history=st.lists(function_steps, min_size=1, max_size=12))
-def test_no_history_takes_a_function_from_anybody(
-    tmp_path_factory: pytest.TempPathFactory, when_idle: Literal["keep", "remove"], history: list[tuple[str, int, list[int]]]
-) -> None:
+def test_no_history_takes_a_function_from_anybody(when_idle: Literal["keep", "remove"], history: list[tuple[str, int, list[int]]]) -> None:
     """Claims of a card and its virtual functions come and go, the service and the node start anew: what is held is there, whole or in parts, and nobody loses it."""
-    with SriovBench(tmp_path_factory.mktemp("card"), PciNetdevDriver, when_idle=when_idle) as bench:
+    with TemporaryDirectory() as folder, SriovBench(Path(folder), PciNetdevDriver, when_idle=when_idle) as bench:
         names = sorted(bench.devices)
         held: dict[str, tuple[str, ...]] = {}
         ready: set[str] = set()
