@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from support.account_attacks import is_granted
-from topobus.contracts.catalogue import ASKS, EVENTS, NODE_CLAIM, NOTICES, STATES
+from topobus.contracts.catalogue import ASKS, EVENTS, NOTICES, STATES
 from topobus.contracts.device_classes import DEVICE_SERVICES, class_complaint
 from topobus.contracts.nats_accounts import Account, Shape, User, accounts, crossings, is_outside, vendor_account
 from topobus.contracts.nats_accounts_config import render_accounts, render_passwords, render_shape
@@ -121,9 +121,9 @@ def test_hub_maps_what_a_node_says_and_nothing_else_when_it_comes_from_a_leaf() 
     said = {crossing.local: crossing.subject for crossing in described["NODES-node1_example"].imports}
 
     assert len([subject for subject in said.values() if "$JS" not in subject]) == len(
-        [noun for noun in (*STATES, *EVENTS) if "node" in noun.parts and noun is not NODE_CLAIM]
+        [noun for noun in (*STATES, *EVENTS) if "node" in noun.parts]
     )
-    assert not any("objects" in subject or "node_claims" in subject for subject in said.values())
+    assert not any("objects" in subject for subject in said.values())
     (user,) = described["NODES-node1_example"].users
     assert (user.name, user.variable) == ("leaf-node1_example", "TOPOBUS_LEAF_NODE1_dot_EXAMPLE_PASSWORD")
     assert user.rights["publish"] == ["_R_.>", "topobus.v1.up.node1_example.>"]

@@ -22,7 +22,7 @@ from support.alignment_nodes import container, dgx_facts, pod
 from support.asking import ask_patiently
 from support.running import Service, service
 from support.secured_nats import Attacker, SecuredNats, secured_nats
-from topobus.contracts.catalogue import ASKS, CLAIMS, DECISION, HINT, INVENTORY, LEDGER, MACHINE, PLACE, PREPARE, PROVISIONER, RELEASE
+from topobus.contracts.catalogue import ASKS, DECISION, HINT, INVENTORY, LEDGER, LINK, MACHINE, PLACE, PREPARE, PROVISIONER, RELEASE
 from topobus.contracts.codec import encode
 from topobus.contracts.inboxes import answerer_of
 from topobus.contracts.messages import PlaceRequest
@@ -102,7 +102,7 @@ async def nats(nats_binary: Path, tmp_path: Path) -> AsyncIterator[SecuredNats]:
 
 
 # Whose answerer is a user of a central server; a node's own server is attacked in test_leaf_attacks.py.
-_ASKS = [ask for ask in ASKS if ask is not CLAIMS]
+_ASKS = [ask for ask in ASKS if ask is not LINK]
 
 
 @pytest.mark.parametrize("ask", _ASKS, ids=lambda ask: ask.name)

@@ -14,12 +14,16 @@ from nats.aio.msg import Msg
 from integration.values import inventory
 from support.leaf_pair import NODE, Joined, leaf_pair
 from support.relays import events, relay, revisions, states, tell_sickness, until, until_equal
-from topobus.contracts.catalogue import HEALTH, INVENTORY, LEDGER, MACHINE, RELAY
+from topobus.contracts.catalogue import HEALTH, INVENTORY, LEDGER, LINK, MACHINE, RELAY
 from topobus.contracts.codec import encode
+from topobus.contracts.forget_messages import ForgetRequest
+from topobus.contracts.relay_messages import LinkRequest
+from topobus.controller.node_removal import NodeRemoval
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine
 from topobus.runtime.bus import Bus
+from topobus.runtime.clock import SystemClock
 from topobus.runtime.uplink import NotWritten, Uplink
 
 pytestmark = pytest.mark.integration
@@ -62,6 +66,22 @@ async def test_hub_has_what_the_node_stores_when_it_is_joined(joined: Joined) ->
     at_hub = await states(joined.hub)
     assert set(at_hub) == {f"machine/{NODE}", f"ledger/{NODE}", f"inventory/{NODE}.gpu"}
     assert [len(stored) for stored in (await events(joined.hub)).values()] == [3, 0, 0]
+
+
+async def test_hub_hears_the_relays_note_and_forgets_no_node_when_it_alone_runs(joined: Joined) -> None:
+    """Over the link it is told what the relay has noted, and that a node with a relay is not gone."""
+    await _write_node(joined.leaf)
+    async with relay(joined.pair):
+        await tell_sickness(joined.leaf, 1)
+        await until_equal(joined.hub, joined.leaf)
+        await until_noted(joined, 1)
+        note = await joined.hub.ask(LINK, LinkRequest(), node=NODE)
+        reply = await NodeRemoval(joined.hub, SystemClock()).forget(ForgetRequest(node=NODE, is_forced=True))
+
+    assert note == (await joined.hub.list(RELAY))[0].value
+    assert reply.refusal is not None
+    assert "relay answers there" in reply.refusal.reasons[0].message
+    assert set(await states(joined.hub)) == {f"machine/{NODE}", f"ledger/{NODE}", f"inventory/{NODE}.fpga", f"inventory/{NODE}.gpu"}
 
 
 async def test_hub_is_brought_up_to_date_when_the_link_was_cut(joined: Joined) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import structs
 
-from topobus.contracts.catalogue import CLAIMS, DECISION, HINT, INVENTORY, LEDGER, PREFER
+from topobus.contracts.catalogue import DECISION, HINT, INVENTORY, LEDGER, LINK, PREFER
 from topobus.contracts.device_classes import DEVICE_SERVICES
 from topobus.contracts.forget_messages import ForgetReply, ForgetRequest, ForgottenKey, KeyOutcome
 from topobus.contracts.messages import DisagreementEvent, HealthEvent
@@ -113,7 +113,7 @@ class NodeRemoval:
     async def _why_not_gone(self, node: str, keys: Sequence[_Key]) -> Refusal | None:
         """Ask for signs of life of the node's services; a dead one's connection is closed, and its server says that nobody listens."""
         classes = sorted({*DEVICE_SERVICES, *(key.parts["device_class"] for key in keys if key.bucket.name == INVENTORY.name)})
-        asked: list[tuple[str, Ask[Any, Any], dict[str, str]]] = [("topology", PREFER, {}), ("relay", CLAIMS, {})]
+        asked: list[tuple[str, Ask[Any, Any], dict[str, str]]] = [("topology", PREFER, {}), ("relay", LINK, {})]
         asked += [(device_class, HINT, {"device_class": device_class}) for device_class in classes]
         signs = await asyncio.gather(*(self._bus.is_answered(ask, timeout_s=_PATIENCE_S, node=node, **parts) for _, ask, parts in asked))
         if Silent(because=SilentBecause.NO_BUS) in signs:

@@ -33,7 +33,6 @@ from topobus.controller.reconcilers.node_ledgers import NodeLedgers
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.reconcilers.release_orphans import OrphanedAllocations
 from topobus.controller.reconcilers.replica_turns import ReplicaTurns
-from topobus.controller.reconcilers.say_leaf_claims import LeafClaims
 from topobus.controller.reconcilers.schedule_pods import PodScheduler
 from topobus.controller.reconcilers.silent_services import SilentServices
 from topobus.controller.reconcilers.validate_classes import ClassReconciler
@@ -69,16 +68,7 @@ class _Controller:
         finder = Allocator(settings, runtime, self._state, compiler, metrics)
         self._consumers = ClaimUsers(self._state, self._boundary("consumers"))
         ledgers = NodeLedgers(runtime.bus, self._state, settings.ask_timeout_s, self._releases)
-        store = NatsStore(runtime.bus, self._state)
-        writer = ObjectWriter(store)
-        self._leaf_claims = LeafClaims(
-            runtime,
-            self._state,
-            store,
-            timeout_s=settings.ask_timeout_s,
-            parallel=settings.parallel_asks,
-            is_whole=lambda: self._is_whole,
-        )
+        writer = ObjectWriter(NatsStore(runtime.bus, self._state))
         deallocation = ClaimDeallocation(runtime.clock, self._state, writer, ledgers, metrics)
         self._claims = ClaimReconciler(
             settings,
@@ -146,13 +136,11 @@ class _Controller:
             group.create_task(self._reconcile())
             group.create_task(self._drivers.run())
             group.create_task(self._presence.run())
-            group.create_task(self._leaf_claims.run())
 
     def _wake(self) -> None:
         """Have everybody look at the world again."""
         self._changed.set()
         self._drivers.wake()
-        self._leaf_claims.wake()
 
     def _on_objects(self) -> None:
         """Have everybody look at objects that changed, unless the copy is not whole yet."""

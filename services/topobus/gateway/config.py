@@ -100,7 +100,10 @@ class DeadlineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class ClusterSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A Kubernetes API server to read claims from and to publish ResourceSlices to. Off: claims come from the stand-alone store."""
+    """A Kubernetes API server to read claims from and to publish ResourceSlices to. Off: claims come from the stand-alone store.
+
+    With a NATS server of the node's own (`nats.provisioner` is `topology`) there is no such store, and no claim is prepared while this is off.
+    """
 
     mode: Literal["off", "in-cluster", "kubeconfig"] = "off"
     """Where the cluster is: nowhere, around our pod (service account), or where a kubeconfig file says."""

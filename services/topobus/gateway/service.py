@@ -27,7 +27,7 @@ from topobus.gateway.core.edit_limits import NO_RIGHTS, EditRights, rights_of
 from topobus.gateway.dra.checkpoint import Checkpoint
 from topobus.gateway.dra.claim_forwarder import ClaimForwarder
 from topobus.gateway.dra.claim_metadata import ClaimMetadata
-from topobus.gateway.dra.claim_reading import stored_claims
+from topobus.gateway.dra.claim_reading import ClaimReader, stored_claims, without_claims
 from topobus.gateway.dra.claim_reports import NoClaimReports
 from topobus.gateway.dra.claims import ClaimPreparer
 from topobus.gateway.dra.dra_plugin import DraDriver
@@ -48,6 +48,7 @@ from topobus.gateway.reconcile.pod_usage import PodLook
 from topobus.gateway.reconcile.reconciliation import Reconciler
 from topobus.gateway.reconcile.user_naming import UserNaming
 from topobus.runtime.liveness import ServiceLiveness
+from topobus.runtime.logging import get_logger
 from topobus.runtime.packages import needing_extra
 from topobus.runtime.proof import read_keys
 from topobus.runtime.service import Runtime
@@ -202,13 +203,17 @@ class _Gateway:
         # In threads: when the turn comes from another gateway, kubelet is served already. What must survive a reboot is beside the checkpoint.
         checkpoint = await asyncio.to_thread(lambda: Checkpoint.load(path, boot_id=boot_id()))
         record = await asyncio.to_thread(AllocationRecord.open, path.with_name("given.json"), self._state.is_holder)
-        reader = stored_claims(self._runtime.bus, self._runtime.node, settings.nats)
+        reader: ClaimReader = stored_claims(self._runtime.bus, settings.nats)
         settler: LedgerRelease | None = None
         reports: ClusterReports | None = None
         if self._cluster is not None:
             reader = ClusterClaims(self._cluster)
             reports = await ClusterReports.open(self._cluster, path.with_name("reports.json"), self._runtime, self._state, checkpoint)
             settler = LedgerRelease(self._state, self._asks, reader, checkpoint, settings.deadlines)
+        elif settings.nats.is_nodes_own and settings.offers_any_dra:
+            # Not refused: device plugins need no claims.
+            err = without_claims()
+            get_logger().warning("claims.unreadable", error=err.message, next_step=err.next_step)
         metadata = ClaimMetadata.open(settings.metadata, path.parent, self._state.inventories)
         clock, limit_s, details = self._runtime.clock, settings.runtime.attach_s, reports.details if reports is not None else None
         attachments = SandboxAttachments(

@@ -30,9 +30,6 @@ class HubLink:
         """Set while the hub is there and the note is what the hub has."""
         self.wake = asyncio.Event()
         """Set when there is something to do: a value, a note, a loss."""
-        self.joined_at = ""
-        """When the hub was found last."""
-        self.on_join: Callable[[], None] = lambda: None
         self.note = NodeRelay(node=runtime.node)
         self._cut_since = rfc3339(runtime.clock.now())
         self._why = "not reached yet"
@@ -56,11 +53,9 @@ class HubLink:
     def join(self) -> None:
         """Note that the hub is there, and that the note is what it has."""
         self.joins.inc()
-        self.joined_at = rfc3339(self._runtime.clock.now())
         get_logger().info("hub.joined", cut_off_since=self._cut_since)
         self.joined.set()
         self._is_joined.set(1)
-        self.on_join()
 
     def change_note(self, change: Callable[[NodeRelay], NodeRelay]) -> None:
         """Change the note; whoever writes it is woken up."""

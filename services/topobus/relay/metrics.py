@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from topobus.runtime.metric_descriptors import CounterDescriptor, GaugeDescriptor
 
-__all__ = ["CLAIMS_WRITTEN", "JOINED", "JOINS", "LOST_EVENTS", "SAID", "WAITING"]
+__all__ = ["JOINED", "JOINS", "LOST_EVENTS", "SAID", "WAITING"]
 
 _NOUN = "a noun of the catalogue"
 
@@ -21,8 +21,3 @@ LOST_EVENTS = CounterDescriptor(
 )
 JOINED = GaugeDescriptor(name="topobus_relay_joined", meaning="1 while the hub is there.")
 WAITING = GaugeDescriptor(name="topobus_relay_waiting", meaning="What the hub does not have yet.", labels={"kind": ("state", "event")})
-CLAIMS_WRITTEN = CounterDescriptor(
-    name="topobus_relay_claims_total",
-    meaning="What was done with stand-alone claims of this node.",
-    labels={"outcome": ("written", "deleted")},
-)

@@ -1,4 +1,4 @@
-"""Says to the hub what this node's own server stores: the states as they are now, and every event once. Keeps here the claims that the hub's controller says (`node_claims`).
+"""Says to the hub what this node's own server stores: the states as they are now, and every event once.
 
 Flows in: the node's streams, read as they are (`runtime.uplink`). Flows out: the hub's copies (`hub_copies`), the events (`event_follower`), and a note at the hub of how far
 they are. After a cut, a restart of this process, of the node's server or of the hub, also of a hub with an older or an empty store, it asks what the hub has before it
@@ -15,9 +15,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from topobus.contracts.catalogue import RELAY
+from topobus.contracts.catalogue import LINK, RELAY
 from topobus.contracts.nats_shapes import OLDEST_LEAF
 from topobus.contracts.nouns import Event, State
+from topobus.contracts.relay_messages import LinkRequest, NodeRelay
 from topobus.contracts.up_subjects import up_nouns
 from topobus.domain.errors import ConfigError, ContractError, PeerUnavailable
 from topobus.relay.config import RelaySettings
@@ -25,7 +26,6 @@ from topobus.relay.core.positions import is_kept, without_position
 from topobus.relay.event_follower import EventFollower
 from topobus.relay.hub_copies import HubCopies
 from topobus.relay.hub_link import HubLink
-from topobus.relay.node_claims import NodeClaims
 from topobus.runtime.backoff import full_jitter
 from topobus.runtime.failures import AmbiguousWrite
 from topobus.runtime.logging import get_logger
@@ -61,10 +61,14 @@ async def serve_node(settings: RelaySettings, runtime: Runtime) -> None:
     states = tuple(noun for noun in up_nouns() if isinstance(noun, State) and noun.name != RELAY.name)
     events = tuple(noun for noun in up_nouns() if isinstance(noun, Event))
     copies = HubCopies(states, link, uplink, runtime, forget_after_s=settings.forget_after_s)
+
+    async def tell(_: LinkRequest) -> NodeRelay:
+        return link.note
+
+    await runtime.bus.answer(LINK, tell, node=runtime.node)
     async with asyncio.TaskGroup() as tasks:
         for state in states:
             tasks.create_task(_keep(state, copies, uplink, runtime.node), name=f"keep-{state.name}")
-        tasks.create_task(NodeClaims(runtime, link).run(), name="node-claims")
         await _Relay(settings, runtime, events, copies, link, uplink, tasks).run()
 
 

@@ -11,7 +11,6 @@ from typing import Any
 from topobus.contracts import (
     adjust_messages,
     forget_messages,
-    node_claim_messages,
     operation_messages,
     plan_messages,
     relay_messages,
@@ -33,7 +32,6 @@ __all__ = [
     "ASKS",
     "ATTACH",
     "BUCKETS",
-    "CLAIMS",
     "COMMIT",
     "DECISION",
     "DETACH",
@@ -42,14 +40,13 @@ __all__ = [
     "FORGET",
     "FORGETTER",
     "HEALTH",
-    "HELD_CLAIMS",
     "HINT",
     "HINTS",
     "INVENTORY",
     "LEDGER",
+    "LINK",
     "MACHINE",
     "MAINTENANCE",
-    "NODE_CLAIM",
     "NOTICES",
     "OBJECT",
     "OPERATE",
@@ -166,32 +163,6 @@ OBJECT = State(
     # A claim may have 32 configurations of 10 KiB, and its allocation has them once more (resource.k8s.io/v1): 640 KiB.
     max_value_bytes=900 * 1024,
     max_bucket_bytes=256 * 1024 * 1024,
-)
-NODE_CLAIM = State(
-    name="node-claim",
-    parts=("node", "namespace", "name"),
-    bucket="topobus_node_claims",
-    message=node_claim_messages.NodeClaim,
-    writer=(_RELAY,),
-    readers=("gateway", "cli"),
-    description="Stand-alone claims that are allocated on one node, as the controller said them; only where nodes have servers of their own, and only there.",
-    history=1,
-    # An object of the hub with its place and its version around it.
-    max_value_bytes=904 * 1024,
-    max_bucket_bytes=128 * 1024 * 1024,
-    stays_on_node=True,
-)
-HELD_CLAIMS = State(
-    name="held-claims",
-    parts=("node",),
-    bucket="topobus_held_claims",
-    message=node_claim_messages.HeldClaims,
-    writer=(_RELAY,),
-    readers=("controller", _RELAY, "cli"),
-    description="Which stand-alone claims one node's own server has, and in which versions; written only where nodes have servers of their own.",
-    history=2,
-    max_bucket_bytes=64 * 1024 * 1024,
-    is_rewritten=True,
 )
 HEALTH = Event(
     name="health",
@@ -400,15 +371,16 @@ PERFORM = Ask(
     readers=("topology",),
     description="Perform on one device what an operator wants and topology has decided.",
 )
-CLAIMS = Ask(
-    name="claims",
+LINK = Ask(
+    name="link",
     parts=("node",),
-    request=node_claim_messages.ClaimsRequest,
-    reply=node_claim_messages.ClaimsReply,
+    request=relay_messages.LinkRequest,
+    reply=relay_messages.NodeRelay,
     timeout_s=5.0,
     writer=(_RELAY,),
+    # It only looks whether a relay would answer, and so write anew what is removed.
     readers=("controller",),
-    description="Say to a node with a server of its own which stand-alone claims are allocated on it, and which are no more.",
+    description="How far the relay of a node with a server of its own is, by its present note.",
 )
 PODS = Ask(
     name="pods",
@@ -421,7 +393,7 @@ PODS = Ask(
     description="Which containers have which devices, as kubelet tells it, and where the ledger says something else.",
 )
 
-STATES: tuple[State[Any], ...] = (MACHINE, INVENTORY, LEDGER, ALIGNMENT, RELAY, MAINTENANCE, OBJECT, NODE_CLAIM, HELD_CLAIMS)
+STATES: tuple[State[Any], ...] = (MACHINE, INVENTORY, LEDGER, ALIGNMENT, RELAY, MAINTENANCE, OBJECT)
 BUCKETS: tuple[State[Any], ...] = tuple(bucket for state in STATES for bucket in state.buckets())
 """Each state once for each of its buckets."""
 EVENTS: tuple[Event[m.HealthEvent] | Event[m.DecisionEvent] | Event[m.DisagreementEvent], ...] = (HEALTH, DECISION, DISAGREEMENT)
@@ -443,6 +415,6 @@ ASKS = (
     PODS,
     OPERATE,
     PERFORM,
-    CLAIMS,
+    LINK,
 )
 ALL: tuple[Noun, ...] = (*STATES, *EVENTS, *NOTICES, *ASKS)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from topobus.contracts.catalogue import ALL, DECISION, DISAGREEMENT, FORGETTER, HEALTH, INVENTORY, NODE_CLAIM, OBJECT, PROVISIONER
+from topobus.contracts.catalogue import ALL, DECISION, DISAGREEMENT, FORGETTER, HEALTH, INVENTORY, OBJECT, PROVISIONER
 from topobus.contracts.device_classes import DEVICE_SERVICES, has_own_service, principal_role
 from topobus.contracts.inboxes import connection_name, inbox_branch
 from topobus.contracts.nouns import PREFIX, Ask, Event, Notice, Noun, State, stored_subject, to_token
@@ -33,7 +33,7 @@ _PATTERNS_READ: Mapping[str, tuple[Noun, ...]] = {
     "gateway": (INVENTORY, HEALTH, DISAGREEMENT),
 }
 # What is read when it is needed and never followed: its reader hears of no write.
-_READ_AT_NEED: Mapping[str, tuple[Noun, ...]] = {"gateway": (OBJECT, NODE_CLAIM)}
+_READ_AT_NEED: Mapping[str, tuple[Noun, ...]] = {"gateway": (OBJECT,)}
 
 Rights = dict[str, list[str]]
 

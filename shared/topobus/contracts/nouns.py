@@ -116,8 +116,6 @@ class State(Noun, Generic[M]):
     """As `max_bucket_bytes`, of each bucket of one class."""
     entries: str = ""
     """The field of a map of which a write changes few entries: who follows one key decodes only those (`topobus.contracts.entry_codec`). Empty: the value is one."""
-    stays_on_node: bool = False
-    """True when the relay says nothing of it to the hub, though it belongs to a node."""
 
     def buckets(self) -> tuple[State[M], ...]:
         """Give the state once for each of its buckets: the common one first, then those of single classes."""

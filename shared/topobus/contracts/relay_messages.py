@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-__all__ = ["EventPosition", "NodeRelay"]
+__all__ = ["EventPosition", "LinkRequest", "NodeRelay"]
 
 
 class EventPosition(Struct, frozen=True, kw_only=True):
@@ -30,3 +30,7 @@ class NodeRelay(Struct, frozen=True, kw_only=True):
     """`<noun>/<key>` of what a node may have several of; sorted. The hub has no others of this node."""
     id_ending: str = ""
     """With what the ids of this node's events (`Nats-Msg-Id`) end at the hub: random, and known to nobody else, for who could guess an id would use it before. Empty: none yet."""
+
+
+class LinkRequest(Struct, frozen=True, kw_only=True):
+    """A question to a node's relay: how far are you."""

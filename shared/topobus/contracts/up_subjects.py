@@ -38,12 +38,12 @@ _LOCAL_INBOXES = ("discovery", "gpu", "nic", "fpga", "cpu", "topology", "gateway
 
 
 def up_nouns() -> tuple[State[Any] | Event[Any], ...]:
-    """Give what crosses from a node to the hub: each state and event whose first part is the node, in the catalogue's order, but what stays there.
+    """Give what crosses from a node to the hub: each state and event whose first part is the node, in the catalogue's order.
 
     >>> [noun.name for noun in up_nouns()][:3]
     ['machine', 'inventory', 'ledger']
     """
-    return tuple(noun for noun in (*STATES, *EVENTS) if noun.parts[0] == "node" and not (isinstance(noun, State) and noun.stays_on_node))
+    return tuple(noun for noun in (*STATES, *EVENTS) if noun.parts[0] == "node")
 
 
 def up_subject(noun: State[Any] | Event[Any], **parts: str) -> str:

@@ -47,14 +47,14 @@ class NatsSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     catalogue's own bounds, see docs/reference/contracts.md. Streams that exist keep theirs."""
     provisioner: Literal["controller", "topology"] = "controller"
     """Which service makes the streams of this server and updates those of older releases, where each process is a NATS user of its own. `controller`: a central server,
-    and the hub. `topology`: a node's own server, where no controller runs; all services of the node are told the same. The gateway reads there the
-    stand-alone claims that the node's relay keeps, in place of the stored objects."""
+    and the hub. `topology`: a node's own server, where no controller runs; all services of the node are told the same. Stand-alone
+    claims are not there: the gateway prepares claims of a Kubernetes API server alone then (`cluster.mode`)."""
     timeout_s: Annotated[float, Meta(gt=0)] = 5.0
     """How long one JetStream request may take. 5 s: longer than a leader election usually takes on an idle cluster."""
 
     @property
     def is_nodes_own(self) -> bool:
-        """Whether the server is a node's own: there no controller makes the streams, and stand-alone claims are what the relay keeps."""
+        """Whether the server is a node's own: no controller makes the streams there, and no stand-alone objects are stored."""
         return self.provisioner == "topology"
 
 

@@ -18,10 +18,10 @@ from topobus.contracts.catalogue import (
     DISAGREEMENT,
     FORGET,
     HEALTH,
-    HELD_CLAIMS,
     HINT,
     INVENTORY,
     LEDGER,
+    LINK,
     MACHINE,
     MAINTENANCE,
     RELAY,
@@ -29,10 +29,9 @@ from topobus.contracts.catalogue import (
 from topobus.contracts.forget_messages import ForgetReply, ForgetRequest, KeyOutcome
 from topobus.contracts.messages import DisagreementEvent, HintsReply, HintsRequest
 from topobus.contracts.nats_accounts import Shape, accounts
-from topobus.contracts.node_claim_messages import HeldClaims
 from topobus.contracts.nouns import CLUSTER, State
 from topobus.contracts.operation_messages import ClassMaintenance
-from topobus.contracts.relay_messages import NodeRelay
+from topobus.contracts.relay_messages import LinkRequest, NodeRelay
 from topobus.controller.node_removal import NodeRemoval
 from topobus.domain.idset import CpuSet
 from topobus.domain.ledger import Allocation, Holding, Ledger
@@ -79,7 +78,7 @@ async def _fill(bus: Bus, node: str = _GONE, ledger: Ledger | None = None) -> No
 
 
 async def _stands(bus: Bus, node: str = _GONE) -> set[str]:
-    states: Sequence[State[Any]] = (MACHINE, INVENTORY, ALIGNMENT, MAINTENANCE, LEDGER, RELAY, HELD_CLAIMS)
+    states: Sequence[State[Any]] = (MACHINE, INVENTORY, ALIGNMENT, MAINTENANCE, LEDGER, RELAY)
     return {state.name for state in states if await bus.keys(state, node=node)}
 
 
@@ -103,7 +102,6 @@ async def test_forget_removes_every_key_of_a_node_and_of_no_other_when_it_is_gon
     """Of each bucket what names the node; its devices' present state ends; a second time there is nothing."""
     await _fill(bus)
     await bus.put(RELAY, NodeRelay(node=_GONE), node=_GONE)
-    await bus.put(HELD_CLAIMS, HeldClaims(node=_GONE), node=_GONE)
     # As a relay wrote it at a hub: a class with a bucket of its own, in the common one.
     common: State[Any] = State(**{**vars(INVENTORY), "classes_apart": ()})
     await bus.put(common, inventory(1, device_class="nic"), node=_GONE, device_class="nic")
@@ -117,10 +115,10 @@ async def test_forget_removes_every_key_of_a_node_and_of_no_other_when_it_is_gon
     reply = await _forget(own)
     again = await _forget(own)
 
-    assert before == {"machine", "inventory", "alignment", "maintenance", "ledger", "relay", "held-claims"}
+    assert before == {"machine", "inventory", "alignment", "maintenance", "ledger", "relay"}
     assert {key.outcome for key in dry.keys} == {KeyOutcome.PRESENT}
     assert [(key.bucket, key.key, key.outcome) for key in reply.keys] == [(key.bucket, key.key, KeyOutcome.REMOVED) for key in dry.keys]
-    assert (reply.keys[0].bucket, reply.keys[-1].bucket, len(reply.keys)) == ("topobus_machines", "topobus_ledgers", 9)
+    assert (reply.keys[0].bucket, reply.keys[-1].bucket, len(reply.keys)) == ("topobus_machines", "topobus_ledgers", 8)
     assert reply.events == {"TOPOBUS_HEALTH": 1, "TOPOBUS_DISAGREEMENTS": 1}
     assert await _stands(bus) == set()
     assert (again.keys, again.events, again.refusal) == ((), {"TOPOBUS_HEALTH": 0, "TOPOBUS_DISAGREEMENTS": 0}, None)
@@ -144,6 +142,23 @@ async def test_forget_is_refused_when_a_service_of_the_node_answers(bus: Bus, ow
 
     assert _codes(reply) == ["node-alive"]
     assert "npu" in reply.refusal.reasons[0].message if reply.refusal else False
+    assert await _stands(bus) == {"machine", "inventory", "alignment", "maintenance", "ledger"}
+
+
+@pytest.mark.memory_bus
+async def test_forget_is_refused_when_the_relay_of_the_node_answers(bus: Bus, own: Bus) -> None:
+    """What its node's own server has it would say to the hub anew, when all other services are gone."""
+
+    async def answer(_: LinkRequest) -> NodeRelay:
+        return NodeRelay(node=_GONE)
+
+    await _fill(bus)
+    await bus.answer(LINK, answer, node=_GONE)
+
+    reply = await _forget(own, is_forced=True)
+
+    assert _codes(reply) == ["node-alive"]
+    assert "relay answers there" in reply.refusal.reasons[0].message if reply.refusal else False
     assert await _stands(bus) == {"machine", "inventory", "alignment", "maintenance", "ledger"}
 
 

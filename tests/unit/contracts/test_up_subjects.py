@@ -43,12 +43,10 @@ def _mapped(subject: str) -> str:
 
 
 def test_up_nouns_are_all_states_and_events_of_a_node_when_the_catalogue_is_read() -> None:
-    """What belongs to a node crosses, also what is added to the catalogue later; what belongs to no node does not, and the claims that came from the hub do not go back."""
+    """What belongs to a node crosses, also what is added to the catalogue later; what belongs to no node does not."""
     crossing = [noun.name for noun in up_nouns()]
 
-    assert crossing == [
-        noun.name for noun in (*catalogue.STATES, *catalogue.EVENTS) if "node" in noun.parts and noun is not catalogue.NODE_CLAIM
-    ]
+    assert crossing == [noun.name for noun in (*catalogue.STATES, *catalogue.EVENTS) if "node" in noun.parts]
     assert "object" not in crossing
 
 

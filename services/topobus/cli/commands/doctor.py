@@ -47,13 +47,11 @@ from topobus.cli.system.responding_services import side_by_side, sign_of_life, s
 from topobus.cli.system.system import Layout
 from topobus.contracts.catalogue import (
     ALIGNMENT,
-    HELD_CLAIMS,
     HINT,
     INVENTORY,
     LEDGER,
     MACHINE,
     MAINTENANCE,
-    NODE_CLAIM,
     OBJECT,
     PLAN,
     PODS,
@@ -173,7 +171,7 @@ async def _check_services(bus: Bus, node: str | None, checked: list[str], *, ask
     ledgers = {node_name: entry.value for node_name, entry in ledger_entries.items()}
     relays = {entry.parts["node"]: entry for entry in await bus.list(RELAY, on_rejected=note(RELAY))}
     objects = await bus.list(OBJECT, on_rejected=note(OBJECT))
-    others: list[State[Any]] = [ALIGNMENT, MAINTENANCE, NODE_CLAIM, HELD_CLAIMS]
+    others: list[State[Any]] = [ALIGNMENT, MAINTENANCE]
     for state in others:
         await bus.list(state, on_rejected=note(state))
     nodes = sorted({*machines, *ledgers, *(inventory.node for inventory in inventories)})

@@ -124,8 +124,6 @@ class Cluster(Protocol):
 class ClusterClaims:
     """Claims of a cluster, for the preparation; whoever reads them compares the uid."""
 
-    may_lag = False
-
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 

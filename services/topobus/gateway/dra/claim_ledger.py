@@ -12,6 +12,7 @@ from typing import Protocol
 import msgspec
 
 from topobus.domain.device_sharing import HeldShare
+from topobus.domain.errors import ConfigError
 from topobus.domain.idset import CpuSet
 from topobus.domain.outcome import Refusal
 from topobus.gateway.asks import NodeAsks
@@ -107,19 +108,21 @@ class ClaimLedger:
         """Tell the ledger that nothing of a claim is prepared any more.
 
         While the claim is allocated its devices stay its own, prepared or not; who deallocates it releases them. In a cluster that is the settler: undoing
-        must not wait for the API server. On a node with a server of its own it is the hub's controller.
+        must not wait for the API server. Where no claims can be read (`claim_reading.NoClaims`) it is the hub's controller, for those that were prepared before.
         Errors: raises ClaimFailed when the ledger refuses, PeerUnavailable when it or the claim cannot be asked for.
         """
-        # A reader that may lag has lost a claim, perhaps, that is allocated: nothing is released because it is not told of.
-        is_kept = (
-            self._settler is not None
-            or self._reader.may_lag
-            or is_allocated_here(await self._reader.read(claim.namespace, claim.name), claim.uid, self._state.node)
-        )
+        is_kept = self._settler is not None or await self._is_allocated(claim)
         op_id = f"{attempt}-{'keep' if is_kept else 'release'}"
         refusal = await self._asks.release(op_id, claim.owner, is_undone=True, keeps_devices=is_kept)
         if refusal is not None:
             raise refused(refusal)
+
+    async def _is_allocated(self, claim: ClaimKey) -> bool:
+        try:
+            return is_allocated_here(await self._reader.read(claim.namespace, claim.name), claim.uid, self._state.node)
+        except ConfigError:
+            # Claims are read nowhere: this one was prepared when they were, and is allocated as far as this node can know.
+            return True
 
     @property
     def is_settled(self) -> bool:

@@ -32,7 +32,7 @@ from topobus.gateway.dra.claim_files import ClaimFiles, why_unwritable
 from topobus.gateway.dra.claim_key import ClaimFailed, ClaimKey, refused
 from topobus.gateway.dra.claim_ledger import ClaimLedger, Settler
 from topobus.gateway.dra.claim_metadata import ClaimMetadata
-from topobus.gateway.dra.claim_reading import NOT_YET, ClaimReader
+from topobus.gateway.dra.claim_reading import ClaimReader
 from topobus.gateway.dra.claim_reports import ClaimReports, NoClaimReports
 from topobus.gateway.dra.pinning import NoPinning, Pinning
 from topobus.gateway.key_locks import KeyLocks
@@ -318,8 +318,6 @@ class ClaimPreparer:
             node=self._state.node,
         )
         if isinstance(allocation, Refusal):
-            if self._reader.may_lag and allocation.reasons[0].code in NOT_YET:
-                raise PeerUnavailable(f"{allocation.reasons[0].message} at this node's own server yet")
             raise refused(allocation)
         if entry is not None and (entry.devices != allocation.devices or entry.is_undoing):
             # Allocated anew between two tries, or half undone: what was begun is undone to its end, and this is another operation.

@@ -28,7 +28,13 @@ from topobus.testing.nats.shaped_servers import Link, ShapedServer, version_of
 
 __all__ = ["LEAF_SETTINGS", "HubSide", "compare_events", "hub_side", "leaf_servers"]
 
-LEAF_SETTINGS = {"TOPOBUS_ALL__NATS__PROVISIONER": "topology", "TOPOBUS_RELAY__CHECK_S": "1", "TOPOBUS_RELAY__RETRY_S": "0.5"}
+LEAF_SETTINGS = {
+    "TOPOBUS_ALL__NATS__PROVISIONER": "topology",
+    # Two controllers run at this node's server, and the claims are its objects (docs/adr/0038): the gateway reads them there, as at a server for all.
+    "TOPOBUS_GATEWAY__NATS__PROVISIONER": "controller",
+    "TOPOBUS_RELAY__CHECK_S": "1",
+    "TOPOBUS_RELAY__RETRY_S": "0.5",
+}
 """Of the services of a node with a server of its own; the relay looks more often than as shipped (10 s), since a run must see it."""
 
 _STATES: tuple[State[Any], ...] = (MACHINE, INVENTORY, LEDGER, ALIGNMENT)

@@ -1,81 +1,65 @@
-"""Stand-alone claims where the node has a server of its own: the gateway prepares what its relay keeps there, and releases nothing because it is not told of it."""
+"""Claims where the node has a server of its own and no API server is named: none is prepared, and whoever asks is told why."""
 
 from __future__ import annotations
 
-import asyncio
-
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
-from support.dra_claims import HOLDER, TRAINING, UID, prepare
+from support.dra_claims import DRIVER, HOLDER, TRAINING, UID, prepare
 from support.gateway_rig import Rig
-from support.node_plane import NODE, claim
-from topobus.contracts.catalogue import NODE_CLAIM
-from topobus.contracts.messages import ApiObject
-from topobus.contracts.node_claim_messages import NodeClaim
-from topobus.runtime.bus import Bus
+from support.node_plane import claim
 from topobus.runtime.config import NatsSettings
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
-_PLACE = {"node": NODE, "namespace": "default", "name": "training"}
 
-
-def _on_own_server(rig: Rig) -> None:
+def _move_to_own_server(rig: Rig) -> None:
     rig.nats = NatsSettings(url=rig.url, provisioner="topology")
     rig.settings = msgspec.structs.replace(rig.settings, nats=rig.nats)
 
 
-async def _keep(rig: Rig, value: ApiObject) -> None:
-    """Write a claim into the node's bucket as its relay does."""
-    uid = value.metadata["uid"]
-    async with Bus.session(NatsSettings(url=rig.url), name="relay") as relay:
-        await relay.put(
-            NODE_CLAIM, NodeClaim(node=NODE, namespace="default", name="training", uid=uid, version="1-x", claim=value), **_PLACE
-        )
-
-
-async def test_gateway_prepares_what_the_nodes_server_has_when_it_is_the_nodes_own(rig: Rig) -> None:
-    """Not what stands in the objects' bucket of the same server: there nobody but the hub's controller is a writer to be believed."""
-    _on_own_server(rig)
-    async with rig.kubelet, rig.gateway():
-        absent = await prepare(rig)
-        await _keep(rig, claim("training", UID, "gpu-1"))
-        prepared = await prepare(rig)
-
-    assert "does not exist at this node's own server yet" in absent.error
-    assert prepared.error == ""
-    assert [claim_device.device for claim_device in prepared.devices] == ["gpu-1"]
-
-
-@pytest.mark.parametrize("older", [claim("training", UID), claim("training", "of-before", "gpu-0")], ids=["unallocated", "replaced"])
-async def test_gateway_waits_for_the_claim_when_the_nodes_server_is_behind(rig: Rig, older: ApiObject) -> None:
-    """Kubelet itself would come back only after a minute: what comes within the claim's patience is prepared by the same call."""
-    _on_own_server(rig)
+async def test_gateway_says_where_claims_are_served_when_kubelet_wants_one_that_it_cannot_read(rig: Rig) -> None:
+    """At once, for trying again would help nobody; and not what stands in the objects' bucket of the same server, which no controller decides on."""
+    _move_to_own_server(rig)
     patient = msgspec.structs.replace(rig.settings.deadlines, claim_retry_s=30.0)
-    await _keep(rig, older)
-    async with rig.kubelet, rig.gateway(deadlines=patient):
-        waiting = asyncio.create_task(prepare(rig))
-        await rig.kubelet.wait_for_event("NodePrepareResources")
-        await _keep(rig, claim("training", UID, "gpu-0"))
-        prepared = await waiting
+    with capture_logs() as lines:
+        async with rig.kubelet, rig.gateway(deadlines=patient):
+            prepared = await prepare(rig)
 
-    assert prepared.error == ""
-    assert [claim_device.device for claim_device in prepared.devices] == ["gpu-0"]
+    (warning,) = [line for line in lines if line["event"] == "claims.unreadable"]
+    for said in (prepared.error, f"{warning['error']} ({warning['next_step']})"):
+        assert "nats.provisioner is topology" in said
+        assert "cluster.mode is off" in said
+        assert "TOPOBUS_GATEWAY__CLUSTER__MODE" in said
+        assert "use the hub's server" in said
+    assert "claim.waits" not in [line["event"] for line in lines]
+    assert HOLDER.key not in rig.plane.ledger.allocations
 
 
-async def test_claim_keeps_its_devices_when_it_is_undone_and_the_nodes_server_has_lost_it(rig: Rig) -> None:
-    """It is allocated still, as far as this node can know: whoever deallocates it releases them."""
-    _on_own_server(rig)
-    await _keep(rig, claim("training", UID, "gpu-0"))
-    async with rig.kubelet, rig.gateway():
-        prepared = await prepare(rig)
-        async with Bus.session(NatsSettings(url=rig.url), name="relay") as relay:
-            await relay.delete(NODE_CLAIM, **_PLACE)
-        again = await prepare(rig)
-        errors = await rig.kubelet.unprepare_claims([TRAINING])
+async def test_gateway_warns_of_no_claims_when_no_class_is_offered_by_them(rig: Rig) -> None:
+    """Device plugins need none."""
+    _move_to_own_server(rig)
+    with capture_logs() as lines:
+        async with rig.kubelet, rig.gateway(default_exposure="device-plugin"):
+            await rig.kubelet.wait_for_resource("topobus.dev/gpu", allocatable=2)
+
+    assert "claims.unreadable" not in [line["event"] for line in lines]
+
+
+async def test_claim_keeps_its_devices_when_it_is_undone_after_the_node_got_its_own_server(rig: Rig) -> None:
+    """It is allocated still, as far as this node can know: whoever deallocates it, at the hub, releases them."""
+    await rig.plane.store(claim("training", UID, "gpu-0"))
+    async with rig.kubelet:
+        async with rig.gateway():
+            prepared = await prepare(rig)
+        await rig.kubelet.wait_for_event("Deregistered", subject=DRIVER)
+        _move_to_own_server(rig)
+        async with rig.gateway():
+            await rig.kubelet.wait_for_driver(DRIVER)
+            errors = await rig.kubelet.unprepare_claims([TRAINING])
 
     held = rig.plane.ledger.allocations[HOLDER.key]
-    assert (prepared.error, again, errors) == ("", prepared, {})
+    assert (prepared.error, errors) == ("", {})
     assert [holding.devices for holding in held.holdings] == [{"gpu": ("gpu-0",)}]
     assert not held.is_prepared
