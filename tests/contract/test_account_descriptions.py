@@ -7,11 +7,10 @@ import pytest
 from support.account_attacks import is_granted
 from topobus.contracts.catalogue import ASKS, EVENTS, NOTICES, STATES
 from topobus.contracts.device_classes import DEVICE_SERVICES, class_complaint
-from topobus.contracts.nats_accounts import Account, Shape, User, accounts, crossings, is_outside, vendor_account
+from topobus.contracts.nats_accounts import Account, Shape, User, accounts, crossings, vendor_account
 from topobus.contracts.nats_accounts_config import render_accounts, render_passwords, render_shape
 from topobus.contracts.nats_permissions import LEAF_PRINCIPALS, PRINCIPALS, rights
 from topobus.contracts.nouns import PREFIX
-from topobus.contracts.service_protocol import TOOLS_ANSWERS, is_question, is_service, question_subjects
 from topobus.contracts.streams import wanted_streams
 from topobus.domain.errors import ContractError
 
@@ -159,39 +158,13 @@ def test_every_ask_of_a_node_reaches_its_answerer_when_accounts_are_apart(shape:
         assert exported == {ask.name for ask in ASKS if set(ask.writer) - {"controller", "cli"}}
 
 
-@pytest.mark.parametrize(("shape", "nodes"), _DESCRIBED)
-def test_questions_of_tools_go_out_and_answers_come_back_and_nothing_else(shape: Shape, nodes: list[str]) -> None:
-    """Each service outside hears what it is asked, and only the account with the streams hears answers; at a hub nothing of it crosses to a node."""
-    described = accounts(shape, nodes=nodes)
-    (owner,) = (account.name for account in described if account.has_jetstream)
-    outside = {
-        account.name: user.principal
-        for account in described
-        for user in account.users
-        if is_outside(user.principal) and is_service(user.principal)
-    }
-    crossed = {
-        (crossing.owner, crossing.kind, crossing.subject, crossing.importer)
-        for account in described
-        for crossing in account.imports
-        if is_question(crossing.subject) or crossing.subject == TOOLS_ANSWERS
-    }
-
-    assert crossed == {
-        (owner, "stream", subject, name) for name, principal in outside.items() for subject in question_subjects(principal)
-    } | {(name, "stream", TOOLS_ANSWERS, owner) for name in outside}
-    assert ("CONSOLE" in outside) is (shape is not Shape.LEAF)
-
-
 def test_subscribers_hear_what_streams_say_again() -> None:
     """The subjects that an account without streams imports are those at which the streams of the catalogue republish."""
     republished = {config["republish"]["dest"] for config in wanted_streams(1)}
     imported = {crossing.subject for account in accounts(Shape.CENTRAL) for crossing in account.imports if crossing.kind == "stream"}
     # Notices are in no stream: each account that may hear them has them from their writers themselves.
     notices = [f"{PREFIX}.{notice.name}." for notice in NOTICES]
-    heard = {
-        subject for subject in imported if not is_question(subject) and subject != TOOLS_ANSWERS and not subject.startswith(tuple(notices))
-    }
+    heard = {subject for subject in imported if not subject.startswith(tuple(notices))}
 
     assert all(any(is_granted([dest], subject.replace("*", "x").replace(">", "x")) for dest in republished) for subject in heard)
     assert {f"topobus.v1.stored.{event.name}.>" for event in EVENTS} <= heard

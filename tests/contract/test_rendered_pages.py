@@ -15,7 +15,6 @@ from topobus.contracts.catalogue import ALL, ASKS, PROVISIONER
 from topobus.contracts.device_classes import DEVICE_SERVICES
 from topobus.contracts.inboxes import connection_name
 from topobus.contracts.nats_permissions import PRINCIPALS, render_server, rights
-from topobus.contracts.service_protocol import TOOLS_ANSWERS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -87,13 +86,10 @@ def test_rights_let_askers_ask_and_answerers_answer_when_the_catalogue_says_so()
 
 
 def test_rights_let_nobody_answer_in_anothers_place() -> None:
-    """In an asker's inboxes each principal may publish at its own branch only; where the server answers, and at all of them, nobody may.
-
-    The inbox of NATS' tools is no asker's: what comes there proves nothing.
-    """
+    """In an asker's inboxes each principal may publish at its own branch only; where the server answers, and at all of them, nobody may."""
     for principal in PRINCIPALS:
         published = rights(principal)["publish"]
-        branches = [subject.split(".") for subject in published if subject.startswith("_INBOX.") and subject != TOOLS_ANSWERS]
+        branches = [subject.split(".") for subject in published if subject.startswith("_INBOX.")]
         own = connection_name(principal)
 
         # A subscriber's clients put a random token after its name; nobody asks in its place.

@@ -149,7 +149,6 @@ async def test_short_example_ends_without_a_traceback_when_its_reader_has_enough
         ("health_short.py", (), b"usage: health_short.py nats://user:PASSWORD@HOST:4222\n"),
         ("health_short.py", ("nats://user:wrong@{server}",), b"health_short.py: {server}: nats: 'Authorization Violation'; " + _ASKS),
         ("health_short.py", ("nats://127.0.0.1:1",), b"health_short.py: 127.0.0.1:1: nats: no servers available for connection; " + _ASKS),
-        ("service_list.py", (), b"service_list.py: nats: 'Authorization Violation'\n"),
     ],
 )
 async def test_example_says_in_one_line_what_is_wrong_when_it_cannot_begin(

@@ -12,19 +12,6 @@ from msgspec import Struct
 from topobus.contracts.catalogue import ASKS, BUCKETS, EVENTS, NOTICES, STATES
 from topobus.contracts.device_classes import DEVICE_SERVICES
 from topobus.contracts.nouns import CLUSTER, PREFIX, Noun, State
-from topobus.contracts.principals import LEAF_PRINCIPALS
-from topobus.contracts.service_protocol import (
-    QUESTIONS,
-    TOOLS_ANSWERS,
-    EndpointInfo,
-    EndpointStats,
-    ServiceInfo,
-    ServicePing,
-    ServiceStats,
-    is_service,
-    service_description,
-    service_name,
-)
 
 __all__ = ["render_reference"]
 
@@ -147,37 +134,11 @@ def _lines() -> Iterable[str]:
         ),
     )
     yield from _descriptions(ASKS)
-    yield from _services()
     yield "## Messages"
     yield ""
     yield "Sorted by name. A field without a default must be there."
     yield ""
     for kind in sorted(_closure(MESSAGES), key=lambda kind: kind.__name__):
-        yield from _message(kind)
-
-
-def _services() -> Iterable[str]:
-    yield "## Services: NATS' own protocol"
-    yield ""
-    yield "Each process answers [NATS' services protocol](https://github.com/nats-io/nats-architecture-and-design/blob/main/adr/ADR-32.md) (`nats micro ls`, `info`, `stats`, `ping`); its"
-    yield "endpoints are the asks above that it answers. An answer proves no sender, and nothing in Topobus decides by one ([how to use it](../how-to/see-services-with-nats-tools.md))."
-    yield ""
-    services = [principal for principal in LEAF_PRINCIPALS if is_service(principal)]
-    yield from _table(
-        ("what", "subject"),
-        (
-            (
-                "questions",
-                ", ".join(f"`{subject}`" for subject in QUESTIONS) + ": verb (`PING`, `INFO`, `STATS`), service, id of the process",
-            ),
-            ("answers", f"`{TOOLS_ANSWERS}`; on a server without users at any inbox that is no process of ours"),
-        ),
-    )
-    yield from _table(
-        ("service", "what it says that it does"),
-        ((f"`{service_name(principal)}`", service_description(principal).removeprefix("Topobus: ")) for principal in services),
-    )
-    for kind in (ServicePing, ServiceInfo, EndpointInfo, ServiceStats, EndpointStats):
         yield from _message(kind)
 
 

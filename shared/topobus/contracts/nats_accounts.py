@@ -20,7 +20,6 @@ from topobus.contracts.device_classes import DEVICE_SERVICES, has_own_service, p
 from topobus.contracts.inboxes import IMPORTED_REPLIES, connection_name
 from topobus.contracts.nats_permissions import PRINCIPALS, Rights, rights
 from topobus.contracts.nouns import PREFIX, Noun, stored_subject, to_token
-from topobus.contracts.service_protocol import TOOLS_ANSWERS, is_question
 from topobus.contracts.up_subjects import up_mappings
 
 __all__ = [
@@ -327,7 +326,6 @@ def _crossings_of_node(node: str) -> Iterator[Crossing]:
 
 def _crossings_of(granted: Rights, owner: str, importer: str) -> Iterator[Crossing]:
     """Give what the rights of a user without JetStream need of the account that has it."""
-    questions = tuple(subject for subject in granted["subscribe"] if is_question(subject))
     for subject in granted["publish"]:
         if subject.startswith(IMPORTED_API):
             api = f"{_API}{subject.removeprefix(IMPORTED_API)}"
@@ -347,11 +345,6 @@ def _crossings_of(granted: Rights, owner: str, importer: str) -> Iterator[Crossi
             yield Crossing(owner=owner, kind=CrossingKind.STREAM, subject=again, importer=importer, local=subject)
         elif _noun(subject):
             yield Crossing(owner=importer, kind=CrossingKind.SERVICE, subject=subject, importer=owner)
-        elif is_question(subject):
-            # A question is heard in each account, and its answers come back as they are: a server before 2.15 takes no second service import at one subject.
-            yield Crossing(owner=owner, kind=CrossingKind.STREAM, subject=subject, importer=importer)
-    if questions:
-        yield Crossing(owner=importer, kind=CrossingKind.STREAM, subject=TOOLS_ANSWERS, importer=owner)
 
 
 _EVENT_NAMES = frozenset(event.name for event in EVENTS)

@@ -15,7 +15,6 @@ from topobus.contracts.device_classes import DEVICE_SERVICES, has_own_service, p
 from topobus.contracts.inboxes import connection_name, inbox_branch
 from topobus.contracts.nouns import PREFIX, Ask, Event, Notice, Noun, State, stored_subject, to_token
 from topobus.contracts.principals import CLUSTER_WIDE, LEAF_PRINCIPALS, PRINCIPALS
-from topobus.contracts.service_protocol import QUESTIONS, TOOLS_ANSWERS, is_service, question_subjects
 from topobus.contracts.streams import ACCOUNT_INFO, STREAM_LISTS, stream_names, total_bytes
 from topobus.contracts.up_subjects import up_branch, up_nouns
 
@@ -77,13 +76,8 @@ def rights(principal: str, *, node: str = "", may_create: bool = True, provision
     if principal == "cli":
         # Whether the server stores anything at all: one whose disk was full goes on to answer other questions, and not this one.
         publish.add(ACCOUNT_INFO)
-        # NATS' own tools list streams and buckets, and ask all services who they are.
-        publish.update((*STREAM_LISTS, *QUESTIONS))
-        subscribe.add(TOOLS_ANSWERS)
-    elif is_service(principal):
-        subscribe.update(question_subjects(principal))
-        # Its account's server gives a device service the right to answer with each question (`nats_accounts.rights_across`).
-        publish.add(TOOLS_ANSWERS)
+        # NATS' own tools list streams and buckets.
+        publish.update(STREAM_LISTS)
     if principal == provisioner and may_create:
         # A stream made by somebody else may send a copy of each value elsewhere, so one principal alone makes and updates them.
         publish.update(f"$JS.API.STREAM.{verb}.{stream}" for verb in ("CREATE", "UPDATE") for stream in stream_names())

@@ -12,7 +12,6 @@ from typing import Any
 from topobus.contracts.catalogue import ALL, ASKS, EVENTS, NOTICES, STATES
 from topobus.contracts.inboxes import connection_name
 from topobus.contracts.nouns import PREFIX, Event, State, to_token
-from topobus.contracts.service_protocol import TOOLS_ANSWERS
 from topobus.domain.errors import ContractError
 
 __all__ = [
@@ -123,13 +122,12 @@ def domain_of(node: str) -> str:
 
 
 def _local_subjects() -> tuple[str, ...]:
-    """Give what belongs to one server alone: its JetStream, its buckets, its services' answers to the micro protocol, states, events and notices as they are."""
-    return ("$JS.>", "$KV.>", "$SRV.>", *(f"{PREFIX}.{noun.name}.>" for noun in (*STATES, *EVENTS, *NOTICES)))
+    """Give what belongs to one server alone: its JetStream, its buckets, states, events and notices as they are."""
+    return ("$JS.>", "$KV.>", *(f"{PREFIX}.{noun.name}.>" for noun in (*STATES, *EVENTS, *NOTICES)))
 
 
 def _local_inboxes() -> tuple[str, ...]:
-    # Nor do NATS' tools hear of services elsewhere.
-    return (*(f"_INBOX.{connection_name(principal)}.>" for principal in _LOCAL_INBOXES), TOOLS_ANSWERS)
+    return tuple(f"_INBOX.{connection_name(principal)}.>" for principal in _LOCAL_INBOXES)
 
 
 DENIED_EXPORTS = (

@@ -8,7 +8,6 @@ queue, of which each asker has its turn: who sends masses waits behind its own, 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -19,7 +18,6 @@ from topobus.contracts.codec import decode, encode
 from topobus.contracts.inboxes import answerer_of, askers_of, is_imported_reply, is_inbox_of
 from topobus.contracts.nouns import Ask
 from topobus.contracts.releases import RELEASE
-from topobus.contracts.service_protocol import EndpointInfo, EndpointStats
 from topobus.domain.errors import ContractError, InvariantError, PeerUnavailable, TopobusError
 from topobus.runtime.ask_headers import (
     ANSWER_AT,
@@ -53,8 +51,6 @@ _MAX_WAITING = 1024
 _WEIGHT_BYTES = 32 * 1024
 # Who asks from another account and does not say at which inbox it awaits the answer.
 _NAMELESS = ("", "")
-# As much of an error as fits a line of a tool.
-_ERROR_LETTERS = 200
 
 
 class Answerer:
@@ -84,50 +80,17 @@ class Answerer:
         """Of `concurrency`; an expensive request that waits for its turn has none."""
         self._waiting: FairQueue[tuple[Msg, float]] = FairQueue(_MAX_WAITING)
         self._heavy = HeavyLane(workload.at_once, workload.most_waiting) if workload is not None else None
-        self._parts = parts
-        self._outcomes: Counter[str] = Counter()
-        self._processing_s = 0.0
-        self._last_error = ""
+        self.device_class = parts.get("device_class", "")
+        """The class that is answered for; empty where the ask is of none."""
         self._run_times = RunTimes()
         self._heavy_times = RunTimes()
         self.lasting: Lasting | None = None
         self.key: bytes | None = None
         """Proves that the answers are ours."""
 
-    @property
-    def device_class(self) -> str:
-        """The class that is answered for; empty where the ask is of none."""
-        return self._parts.get("device_class", "")
-
-    @property
-    def info(self) -> EndpointInfo:
-        """Say what is answered here."""
-        return EndpointInfo(name=self._ask.name, subject=self.subject, queue_group=self._ask.queue_group, metadata=self._parts)
-
-    @property
-    def stats(self) -> EndpointStats:
-        """Say how it was answered so far."""
-        requests, answered = self._outcomes.total(), self._outcomes["answered"]
-        processing_ns = round(self._processing_s * 1e9)
-        return EndpointStats(
-            name=self._ask.name,
-            subject=self.subject,
-            queue_group=self._ask.queue_group,
-            num_requests=requests,
-            num_errors=requests - answered,
-            last_error=self._last_error,
-            processing_time=processing_ns,
-            average_processing_time=processing_ns // requests if requests else 0,
-            data={"outcomes": dict(sorted(self._outcomes.items()))},
-        )
-
-    def _count(self, outcome: str, elapsed_s: float, error: str) -> None:
-        """Count a request that has its answer, for Prometheus and for NATS' tools."""
+    def _count(self, outcome: str, elapsed_s: float) -> None:
+        """Count a request that has its answer."""
         self._connection.metrics.answers_s.labels(self._ask.name, outcome).observe(elapsed_s)
-        self._outcomes[outcome] += 1
-        if error:
-            # It may have an asker's words, and comes to somebody's terminal.
-            self._last_error = f"{outcome}: {''.join(letter if letter.isprintable() else '?' for letter in error[:_ERROR_LETTERS])}"
 
     async def on_message(self, message: Msg) -> None:
         """Take a message in at once: this runs in the client's own loop over the subscription and must not wait."""
@@ -184,7 +147,7 @@ class Answerer:
     async def _reply_busy(self, message: Msg, pause_s: float) -> None:
         """Tell an asker that has no place when to come again: by the ask's own answer where it has one, else by an error."""
         name = self._ask.name
-        self._count("busy", 0.0, "too many requests wait already")
+        self._count("busy", 0.0)
         self._connection.quiet.warning(
             "ask.busy",
             self.subject,
@@ -253,7 +216,7 @@ class Answerer:
         if too_late is None:
             return False
         # Whoever asked has given up, or its clock is behind ours: an effect now would surprise everybody.
-        self._count("expired", self._connection.clock.monotonic() - arrived, too_late)
+        self._count("expired", self._connection.clock.monotonic() - arrived)
         asker = message.reply.split(".")[1]
         log_key = f"{self.subject} {asker}"
         self._connection.quiet.warning("ask.stale", log_key, noun=self._ask.name, asker=asker, subject=self.subject, why=too_late)
@@ -263,7 +226,7 @@ class Answerer:
 
     async def _answer(self, message: Msg, times: RunTimes) -> None:
         started = self._connection.clock.monotonic()
-        outcome, error = "answered", ""
+        outcome = "answered"
         headers: Headers = {}
         data = b""
         try:
@@ -271,7 +234,7 @@ class Answerer:
                 request = decode(message.data, self._ask.request, where=message.subject)
                 data = encode(await self._handler(request))
         except TopobusError as err:
-            outcome, error = code_of(err), err.message
+            outcome = code_of(err)
             headers = error_headers(outcome, err)
             log = get_logger()
             # Merged, not passed side by side: an error handed on from another peer has a fact `code` of its own.
@@ -289,13 +252,12 @@ class Answerer:
                 self._connection.crash.exception()
         except Exception:  # noqa: BLE001
             # boundary: the message loop. One bad request must not end the service; the asker learns that it failed, the log learns why.
-            outcome, error = "internal", "failed inside; the log says why"
+            outcome = "internal"
             headers = error_headers(outcome, InvariantError(f"{self._ask.name} failed inside the peer; its log says why"))
             get_logger().exception("ask.failed", noun=self._ask.name, subject=message.subject)
         elapsed_s = self._connection.clock.monotonic() - started
         times.note(elapsed_s)
-        self._processing_s += elapsed_s
-        self._count(outcome, elapsed_s, error)
+        self._count(outcome, elapsed_s)
         await self._reply(message, data, headers)
 
     def _too_late(self, headers: Headers, arrived: float) -> str | None:

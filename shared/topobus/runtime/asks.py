@@ -43,7 +43,6 @@ from topobus.runtime.heavy_lane import Workload
 from topobus.runtime.logging import get_logger
 from topobus.runtime.proof import PROOF, is_proven
 from topobus.runtime.reply_inbox import Expectation
-from topobus.runtime.service_answers import ServiceAnswers
 from topobus.runtime.tracing import called, injected
 
 __all__ = ["Asks", "Held"]
@@ -286,10 +285,6 @@ class Asks:
             return
         self._has_twin = True
         tell_twin(ask, (answer.headers or {}).get(TWIN, "unknown"))
-
-    async def introduce(self, node: str) -> None:
-        """Say to NATS' tools, from now on, what is answered here."""
-        await ServiceAnswers(self._connection, node, lambda: self._answerers).listen()
 
     async def drain(self, *, timeout_s: float, device_class: str = "") -> None:
         """Stop listening, finish what has arrived; of one class alone where it is given."""

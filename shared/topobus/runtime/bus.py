@@ -454,10 +454,6 @@ class Bus:
         """
         await self._asks.answer(ask, handler, concurrency, parts, workload)
 
-    async def introduce(self, *, node: str = "") -> None:
-        """Answer NATS' services protocol from now on (`nats micro ls`), as this process of a node; waits while NATS is away."""
-        await self._asks.introduce(node)
-
     async def stop_answering(self, *, timeout_s: float = 1.0, device_class: str = "") -> None:
         """Answer nothing from now on (for one class alone, where it is given), and finish what has arrived: the next instance takes over while this one goes on otherwise."""
         await self._asks.drain(timeout_s=timeout_s, device_class=device_class)

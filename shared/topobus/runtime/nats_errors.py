@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-from topobus.contracts.service_protocol import TOOLS_INBOX, is_question
 from topobus.runtime.clock import Clock
 from topobus.runtime.logging import get_logger
 from topobus.runtime.metrics import BusMetrics
@@ -64,10 +63,7 @@ class NatsErrors:
         self._metrics.errors.labels(kind).inc()
         if not is_current:
             return
-        denied = _DENIAL.search(self.last)
-        # A server whose users an older release made does not know of NATS' tools: that hides this process from them, and harms nothing else.
-        subject = (denied[1] or "").upper() if denied is not None else ""
-        is_denial = denied is not None and not (is_question(subject) or subject.startswith(TOOLS_INBOX))
+        is_denial = _DENIAL.search(self.last) is not None
         if is_denial:
             # The server refuses and nats-py goes on: without this the process would wait for ever and call itself ready.
             self._is_denied = True

@@ -207,8 +207,6 @@ async def _work(
     clock = SystemClock()
     bus = await Bus.connect(settings.nats, name=name, clock=clock, registry=registry, readiness=readiness)
     try:
-        # Before the streams are there: tools see who waits for them.
-        await bus.introduce(node=settings.node)
         await bus.provision()
         runtime = Runtime(name=name, node=settings.node, bus=bus, clock=clock, readiness=readiness, registry=registry, beats=beats)
         async with asyncio.TaskGroup() as group:

@@ -104,7 +104,6 @@ def test_leaf_denies_what_is_local_when_it_talks_to_the_hub() -> None:
     local = [
         "$KV.topobus_ledgers.n1",
         "$JS.API.STREAM.INFO.KV_topobus_ledgers",
-        "$SRV.PING",
         "topobus.v1.health.n1.gpu.gpu-0",
         "_INBOX.gateway.topology.a.b",
     ]
