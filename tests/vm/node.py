@@ -24,6 +24,7 @@ from topobus.runtime.bus import Bus
 NAME = "guest"
 URL = "nats://127.0.0.1:4222"
 JOB = Path("/job")
+_KNOWS_THE_MACHINE = {"discovery": "machine.published", "topology": "machine.heard"}
 # An emulated processor is slow; on an idle machine each wait ends after a tenth of that.
 PATIENCE_S = 120.0
 
@@ -42,7 +43,7 @@ class Node:
         self.kill(name)
         log = JOB / f"{name}.log"
         at = log.stat().st_size if log.exists() else 0
-        own = {} if name == "discovery" else {f"TOPOBUS_{name.upper()}__DRIVERS__TIMEOUT_S": "60"}
+        own = {} if name in _KNOWS_THE_MACHINE else {f"TOPOBUS_{name.upper()}__DRIVERS__TIMEOUT_S": "60"}
         common = {"TOPOBUS_ALL__LOG__FORMAT": "json", "TOPOBUS_ALL__NATS__URL": URL, "TOPOBUS_ALL__NODE": NAME}
         environment = {**os.environ, **common, **own, **settings}
         with log.open("ab") as out:
@@ -50,7 +51,7 @@ class Node:
                 [f"/opt/topobus/bin/topobus-{name}"], stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment
             )
         self._processes[name] = started, settings
-        await self.logged(name, "machine.published" if name == "discovery" else "machine.received", at=at)
+        await self.logged(name, _KNOWS_THE_MACHINE.get(name, "machine.received"), at=at)
 
     async def restart(self, name: str) -> None:
         """End a service as a crash does, and start it again."""

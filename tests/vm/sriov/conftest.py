@@ -9,9 +9,10 @@ import pytest_asyncio
 from vm.kernel import sh
 from vm.node import Node
 
-_SETTINGS = {
+SETTINGS = {
     "TOPOBUS_NIC__VIRTUAL_FUNCTIONS": '[{"address":"0000:21:00.0","count":4}]',
-    "TOPOBUS_NIC__INTERFACES__SHARE": '[{"name":"ens33","mode":"macvlan","shares":4}]',
+    "TOPOBUS_NIC__INTERFACES__SHARE": '[{"name":"ens33","shares":4},{"name":"shared-bond","mode":"ipvlan","shares":4}]',
+    "TOPOBUS_NIC__INTERFACES__OFFER": '[{"name":"tenant-vlan"},{"name":"tenant-bond"}]',
     "TOPOBUS_NIC__PASSTHROUGH__ALLOW": '[{"where":[{"field":"vendor","glob":"*"}]}]',
     "TOPOBUS_NIC__PASSTHROUGH__IDLE_S": "6",
     "TOPOBUS_NIC__HEALTH__HOLD_S": "5",
@@ -23,7 +24,7 @@ _SETTINGS = {
 async def service(node: Node) -> Node:
     """Start the service, and wait until the functions are there; the three cards are up, and one has an address to answer pings at."""
     sh("modprobe vfio-pci; ip link set ens31 mtu 1450")
-    await node.start("nic", **_SETTINGS)
+    await node.start("nic", **SETTINGS)
     for name in ("ens1", "ens31", "ens33"):
         sh(f"ip link set {name} up")
     sh("ip addr add 10.1.1.9/24 dev ens33; ip addr add 10.2.2.1/24 dev ens31; ip route add 10.7.0.0/16 via 10.2.2.9")

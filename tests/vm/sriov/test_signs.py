@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
+from topobus.contracts.catalogue import ADOPT, HEALTH, RELEASE
+from topobus.contracts.messages import AdoptRequest
+from topobus.contracts.release_messages import ReleaseRequest
+from topobus.domain.request import Owner, OwnerKind
 from vm.kernel import PCI, interfaces, sh
 from vm.monitor import Monitor
-from vm.node import Node
+from vm.node import NAME, PATIENCE_S, Node
 
 _CARD, _FUNCTION, _VIRTIO = "nic-0000-63-00-0", "nic-0000-21-10-2", "nic-0000-01-00-0"
 
@@ -21,6 +27,27 @@ async def test_carrier_of_a_card_is_its_own_and_its_functions_health(nic: Node, 
     monitor.link("nic3", is_up=True)
     await nic.device(_CARD)
     await nic.device(_FUNCTION)
+
+
+async def test_event_names_the_claim_and_the_pod_that_have_the_sick_card(nic: Node, monitor: Monitor) -> None:
+    """As the ledger has them, from the event of the loss to the one of the recovery; afterwards nobody is named."""
+    claim = Owner(kind=OwnerKind.CLAIM, namespace="vm", name="claim", uid="claim")
+    reader = Owner(kind=OwnerKind.POD, namespace="vm", name="reader", uid="reader")
+    await nic.start("topology")
+    await nic.bus.ask(ADOPT, AdoptRequest(op_id="adopt", owner=claim, devices={"nic": (_CARD,)}, pods=(reader,)), node=NAME)
+    monitor.link("nic3", is_up=False)
+    told = []
+    async with asyncio.timeout(PATIENCE_S):
+        async for event in nic.bus.follow(HEALTH, node=NAME, device_class="nic", device=_CARD):
+            if event.value.affected or told:
+                told.append((event.value.health.state.value, event.value.affected, event.value.pods))
+            if event.value.health.state.value == "unhealthy":
+                monitor.link("nic3", is_up=True)
+            elif told:
+                break
+    assert told == [("unhealthy", (claim,), (reader,)), ("healthy", (claim,), (reader,))]
+    await nic.bus.ask(RELEASE, ReleaseRequest(op_id="release", owner=claim), node=NAME)
+    nic.kill("topology")
 
 
 async def test_error_that_a_function_tells_is_its_devices_health(nic: Node, monitor: Monitor) -> None:
