@@ -89,7 +89,7 @@ async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
 
         made.plane.prepare_by = prepare
         await made.plane.show("cpu", *groups())
-        made.settings = msgspec.structs.replace(made.settings, cpus=CpuSettings(owned="all", runtime_socket=str(made.root / "nri.sock")))
+        made.settings = msgspec.structs.replace(made.settings, cpus=CpuSettings(owned="all"))
         yield made
 
 
@@ -198,7 +198,7 @@ async def test_choice_keeps_to_the_cpus_that_are_topobus_to_give(rig: Rig, runti
     """What the gateway's setting leaves to kubelet is chosen for nobody."""
     await rig.plane.store(claim("one", numa_0=1))
     await rig.plane.store(claim("two", numa_0=1))
-    async with runtime.serving(), rig.kubelet, rig.gateway(cpus=CpuSettings(owned="3-7", runtime_socket=str(runtime.socket))):
+    async with runtime.serving(), rig.kubelet, rig.gateway(cpus=CpuSettings(owned="3-7")):
         await runtime.synchronized.wait()
         first, second = await prepare(rig, "one"), await prepare(rig, "two")
 

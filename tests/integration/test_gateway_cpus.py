@@ -61,7 +61,7 @@ async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
         await made.plane.store(claim("second", "u-second", "cpu-2", "cpu-3"))
         made.settings = msgspec.structs.replace(
             made.settings,
-            cpus=CpuSettings(owned="all", runtime_socket=str(made.root / "nri.sock")),
+            cpus=CpuSettings(owned="all"),
             hardware=HardwareSettings(root=str(made.root)),
         )
         yield made
@@ -141,7 +141,7 @@ async def test_claim_is_refused_when_it_would_empty_the_shared_pool(rig: Rig, ru
 
 async def test_claim_is_refused_when_its_cpus_are_kubelets(rig: Rig, runtime: SimulatedRuntime) -> None:
     """What the setting leaves to kubelet no claim gets."""
-    async with runtime.serving(), rig.kubelet, rig.gateway(cpus=CpuSettings(owned="2-3", runtime_socket=str(runtime.socket))):
+    async with runtime.serving(), rig.kubelet, rig.gateway(cpus=CpuSettings(owned="2-3")):
         await runtime.synchronized.wait()
         error = await prepare(rig, FIRST)
 

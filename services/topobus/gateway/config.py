@@ -36,7 +36,6 @@ __all__ = [
     "RuntimeSettings",
     "check",
     "owned_cpus",
-    "runtime_socket",
 ]
 
 Exposure = Literal["both", "dra", "device-plugin", "none"]
@@ -149,8 +148,6 @@ class CpuSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     owned: str = ""
     """CPUs that claims may have for themselves: a list as the kernel writes it (`4-63,68-127`), or `all`. Empty: none; a claim of class cpu then tells its container
     which CPUs were chosen and pins nothing, since the node's CPUs are kubelet's. With kubelet's static CPU manager name only CPUs that it does not give (its reserved ones)."""
-    runtime_socket: str = "/var/run/nri/nri.sock"
-    """The container runtime's socket for plugins (NRI), where `runtime.socket` is the default and `owned` names CPUs: the setting's name of before."""
 
 
 class RuntimeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -162,7 +159,7 @@ class RuntimeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     socket: str = "/var/run/nri/nri.sock"
     """The runtime's socket for plugins, where containerd and CRI-O have it. A claim that needs it for its CPUs or interfaces is refused while it does not answer; where it is
     not there at all, kubelet's word that a pod is over is believed (docs/explanation/double-hand-out.md). Whoever has the socket may change every container of the node; empty: it
-    is not opened, unless `cpus.owned` names CPUs."""
+    is not opened, and no CPUs may be owned."""
     attach_s: Annotated[float, Meta(gt=0, lt=2)] = 1.5
     """How long a new sandbox waits for the devices of its claims, in seconds. The runtime disconnects a plugin after 2 s, and starts nothing else on the node meanwhile;
     what takes longer goes on, and the pod's containers wait for it."""
@@ -291,18 +288,6 @@ def owned_cpus(settings: CpuSettings) -> CpuSet | None:
         ) from err
 
 
-def runtime_socket(settings: GatewaySettings) -> str:
-    """Say by which socket the gateway is a plugin of the container runtime; empty: it is none.
-
-    >>> runtime_socket(GatewaySettings(node="n")), runtime_socket(GatewaySettings(node="n", runtime=RuntimeSettings(socket="")))
-    ('/var/run/nri/nri.sock', '')
-    """
-    owned = owned_cpus(settings.cpus)
-    gives_cpus = owned is None or bool(owned)
-    is_chosen = settings.runtime.socket not in ("", RuntimeSettings().socket)
-    return settings.cpus.runtime_socket if gives_cpus and not is_chosen else settings.runtime.socket
-
-
 def check(settings: GatewaySettings) -> None:
     """Refuse what would only fail later, at a socket or at kubelet.
 
@@ -314,7 +299,13 @@ def check(settings: GatewaySettings) -> None:
             next_step="set TOPOBUS_GATEWAY__RESOURCE_PREFIX",
             key="resource_prefix",
         )
-    owned_cpus(settings.cpus)
+    owned = owned_cpus(settings.cpus)
+    if (owned is None or owned) and not settings.runtime.socket:
+        raise ConfigError(
+            f"gateway: cpus.owned is {settings.cpus.owned!r} and runtime.socket is empty: containers get CPUs by the container runtime's socket (NRI)",
+            next_step="set TOPOBUS_GATEWAY__RUNTIME__SOCKET, or leave TOPOBUS_GATEWAY__CPUS__OWNED empty",
+            key="runtime.socket",
+        )
     for key, names in (("exposure", settings.exposure), ("ids", settings.ids)):
         for name in names:
             if not is_dns_label(name):

@@ -22,7 +22,7 @@ from topobus.gateway.cluster.cluster_reports import ClusterReports
 from topobus.gateway.cluster.objects import Cluster, ClusterClaims
 from topobus.gateway.cluster.pod_retries import PodRetries
 from topobus.gateway.cluster.slice_publisher import SlicePublisher
-from topobus.gateway.config import GatewaySettings, check, owned_cpus, runtime_socket
+from topobus.gateway.config import GatewaySettings, check, owned_cpus
 from topobus.gateway.core.edit_limits import NO_RIGHTS, EditRights, rights_of
 from topobus.gateway.dra.checkpoint import Checkpoint
 from topobus.gateway.dra.claim_forwarder import ClaimForwarder
@@ -257,7 +257,7 @@ class _Gateway:
 
     def _runtime_door(self, checkpoint: Checkpoint, attachments: SandboxAttachments, reports: ClusterReports | None) -> RuntimeDoor | None:
         """Make the plugin of the container runtime; None where nothing needs one: such a gateway does without the runtime's messages."""
-        if not runtime_socket(self._settings):
+        if not self._settings.runtime.socket:
             return None
         from topobus.gateway.runtime.runtime_events import RuntimeDoor
 

@@ -12,7 +12,7 @@ import yaml
 from lightkube import codecs
 
 from support.kustomize import built, named, pod_of
-from topobus.gateway.config import GatewaySettings, owned_cpus, runtime_socket
+from topobus.gateway.config import GatewaySettings, owned_cpus
 from topobus.gateway.config import check as check_gateway
 from topobus.runtime.config import ServiceSettings, load_settings
 
@@ -246,7 +246,7 @@ def test_exclusive_cpus_variant_gives_the_gateway_cpus_and_the_runtimes_socket()
     gateway = pod_of(manifests, "DaemonSet", "topobus-gateway")
     given = named(manifests, "ConfigMap", "topobus-node")["data"]
     settings = load_settings(GatewaySettings, "gateway", file=None, environ={**given, "TOPOBUS_ALL__NODE": "n"})
-    folder = str(PurePosixPath(runtime_socket(settings)).parent)
+    folder = str(PurePosixPath(settings.runtime.socket).parent)
 
     check_gateway(settings)
     assert (settings.offers_dra("cpu"), settings.offers_plugin("cpu"), owned_cpus(settings.cpus)) == (True, False, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from topobus.domain.errors import ConfigError
-from topobus.gateway.config import GatewaySettings, KubeletSettings, check
+from topobus.gateway.config import CpuSettings, GatewaySettings, KubeletSettings, RuntimeSettings, check
 from topobus.gateway.core.socket_paths import SOCKET_PATH_LIMIT, driver_sockets, is_instance_name
 
 UID = "3cec39ef-a300-4ce1-90fc-10e64dcb86ca"
@@ -61,3 +61,11 @@ def test_instance_is_refused_when_it_cannot_be_part_of_a_file_name(text: str) ->
     assert not is_instance_name(text)
     with pytest.raises(ConfigError, match="gateway: instance"):
         check(GatewaySettings(node="n", instance=text))
+
+
+def test_owned_cpus_are_refused_without_the_runtimes_socket() -> None:
+    """Nothing would pin them: the claims' containers would run on everybody's."""
+    settings = GatewaySettings(node="n", cpus=CpuSettings(owned="4-7"), runtime=RuntimeSettings(socket=""))
+
+    with pytest.raises(ConfigError, match=r"cpus\.owned is '4-7' and runtime\.socket is empty"):
+        check(settings)

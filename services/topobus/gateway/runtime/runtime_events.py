@@ -17,7 +17,7 @@ from topobus.domain.names import ClaimUid
 from topobus.domain.outcome import Reason, Refusal
 from topobus.domain.sandbox import Sandbox
 from topobus.gateway.asks import NodeAsks
-from topobus.gateway.config import GatewaySettings, owned_cpus, runtime_socket
+from topobus.gateway.config import GatewaySettings, owned_cpus
 from topobus.gateway.core.cpusets import ContainerCpuset
 from topobus.gateway.dra.checkpoint import Checkpoint, ClaimEntry
 from topobus.gateway.dra.sandbox_attachments import SandboxAttachments
@@ -78,7 +78,7 @@ class RuntimeDoor:
         tell_unseen: Callable[[str], None],
     ) -> RuntimeDoor:
         """Make the door that the settings ask for, with pinned CPUs where they name some; `tell_unseen` hears why the kernel's cpusets cannot be read."""
-        door = cls(runtime_socket(settings), checkpoint.ready, state.containers, clock, report)
+        door = cls(settings.runtime.socket, checkpoint.ready, state.containers, clock, report)
         owned = owned_cpus(settings.cpus)
         if owned is None or owned:
             door.pinning = CpuPinning(
