@@ -1,19 +1,18 @@
-"""runc alone, without NRI, a gateway or a kubelet: exclusive CPUs by the cpuset of the spec, an interface by OCI hooks, both as `topobus oci` writes them."""
+"""runc or crun alone, without NRI, a gateway or a kubelet: exclusive CPUs by the cpuset of the spec, an interface by OCI hooks, both as `topobus oci` writes them."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import uuid
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support.oci_runtimes import OciRuntime, oci_runtime
 from support.real_interfaces import ip, network_namespace, veth_pair
 from topobus.cli.commands.oci_hook import interface_hooks
 from topobus.devicekit.cdi import CdiDevice, CdiSpec
@@ -22,31 +21,17 @@ from topobus.domain.edits import ContainerEdits
 
 pytestmark = pytest.mark.integration
 
-ROOT = Path(__file__).resolve().parents[2]
-_LIMIT_S = 60.0
+__all__ = ["oci_runtime"]
+
 _VERSION = {"apiVersion": "nic.topobus.dev/v1", "kind": "Interface"}
 
 
-@cache
-def _runc_program() -> str:
-    """Find runc: the machine's, else Debian's unpacked aside; empty when it cannot be had or does not run here."""
-    program = shutil.which("runc")
-    if program is None:
-        fetch = [str(ROOT / "tools" / "fetch-debian-package"), "runc", "own", str(ROOT / ".cache" / "debian")]
-        fetched = subprocess.run(fetch, capture_output=True, text=True, timeout=300, check=False)
-        program = f"{fetched.stdout.strip()}/usr/sbin/runc" if fetched.returncode == 0 else ""
-    runs = bool(program) and subprocess.run([program, "--version"], capture_output=True, check=False).returncode == 0
-    return program if runs else ""
-
-
 @pytest.fixture
-def bundle(tmp_path: Path) -> Path:
+def bundle(tmp_path: Path, oci_runtime: OciRuntime) -> Path:
     """A bundle whose root has this machine's own programs, read-only."""
-    if os.geteuid() != 0 or not _runc_program():
-        pytest.skip("NOT CHECKED: needs runc (Debian: runc) and root, so that no container was run with hooks and cpusets")
     for name in ("proc", "dev", "sys", "usr", "bin", "sbin", "lib", "lib64"):
         (tmp_path / "rootfs" / name).mkdir(parents=True)
-    subprocess.run([_runc_program(), "spec"], cwd=tmp_path, check=True)
+    oci_runtime.write_spec(tmp_path)
     return tmp_path
 
 
@@ -85,14 +70,9 @@ def _spec(bundle: Path, script: str, *, interface: str = "", parameters: dict[st
     return merged.spec
 
 
-def _runc(bundle: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [_runc_program(), "--root", str(bundle / "state"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
-
-
-def _run(bundle: Path, spec: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+def _run(runtime: OciRuntime, bundle: Path, spec: dict[str, Any]) -> subprocess.CompletedProcess[str]:
     (bundle / "config.json").write_text(json.dumps(spec))
-    return _runc(bundle, "run", "--bundle", str(bundle), f"tb-shares-{uuid.uuid4().hex[:8]}")
+    return runtime.call(bundle, "run", "--bundle", str(bundle), f"tb-shares-{uuid.uuid4().hex[:8]}")
 
 
 def _shown(interface: str) -> tuple[str, int, list[str]]:
@@ -100,7 +80,7 @@ def _shown(interface: str) -> tuple[str, int, list[str]]:
     return link["address"], link["mtu"], [f"{it['local']}/{it['prefixlen']}" for it in link["addr_info"] if it["family"] == "inet"]
 
 
-def test_container_has_the_interface_when_runc_runs_the_hooks(bundle: Path, interface: str) -> None:
+def test_container_has_the_interface_when_a_runtime_runs_the_hooks(oci_runtime: OciRuntime, bundle: Path, interface: str) -> None:
     """Inside it has its new name, address and MTU and reaches its other end; when the container has ended the host has it back as it was, and nothing is left over."""
     before = _shown(interface)
     parameters = {"interface": {"name": "net1", "mtu": 1300, "addresses": ["10.77.0.9/24"]}}
@@ -108,7 +88,7 @@ def test_container_has_the_interface_when_runc_runs_the_hooks(bundle: Path, inte
     connect = "LC_ALL=C bash -c ': < /dev/tcp/10.77.0.1/9' 2>&1 | grep -q refused && echo reached"
     script = f"ip -o link show net1; ip -o -4 addr show net1; {connect}"
 
-    done = _run(bundle, _spec(bundle, script, interface=interface, parameters=parameters))
+    done = _run(oci_runtime, bundle, _spec(bundle, script, interface=interface, parameters=parameters))
 
     assert done.returncode == 0, done.stderr
     assert "net1" in done.stdout
@@ -119,17 +99,14 @@ def test_container_has_the_interface_when_runc_runs_the_hooks(bundle: Path, inte
     assert list((bundle / "records").iterdir()) == []
 
 
-def test_interface_comes_back_when_the_container_is_killed(bundle: Path, interface: str) -> None:
+def test_interface_comes_back_when_the_container_is_killed(oci_runtime: OciRuntime, bundle: Path, interface: str) -> None:
     """A container that is killed has no time to give anything back: deleting it does."""
     before, name = _shown(interface), f"tb-shares-{uuid.uuid4().hex[:8]}"
     spec = _spec(bundle, "sleep 600", interface=interface, parameters={"interface": {"addresses": ["10.77.0.9/24"]}})
     (bundle / "config.json").write_text(json.dumps(spec))
-    command = [_runc_program(), "--root", str(bundle / "state"), "run", "--detach", "--bundle", str(bundle), name]
-    started = subprocess.run(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=_LIMIT_S, check=False
-    )
+    started = oci_runtime.call(bundle, "run", "--detach", "--bundle", str(bundle), name, has_output=False)
     inside = subprocess.run(["ip", "link", "show", "dev", interface], capture_output=True, check=False).returncode
-    killed = _runc(bundle, "delete", "--force", name)
+    killed = oci_runtime.call(bundle, "delete", "--force", name)
 
     assert (started.returncode, killed.returncode) == (0, 0), killed.stderr
     assert inside != 0
@@ -147,12 +124,12 @@ def test_interface_comes_back_when_the_container_is_killed(bundle: Path, interfa
     ],
 )
 def test_container_is_not_created_when_the_configuration_is_wrong(
-    bundle: Path, interface: str, parameters: dict[str, Any], field: str
+    oci_runtime: OciRuntime, bundle: Path, interface: str, parameters: dict[str, Any], field: str
 ) -> None:
     """Runc tells the hook's words, which name the field; the container never ran and the interface never moved."""
     before = _shown(interface)
 
-    done = _run(bundle, _spec(bundle, "echo ran", interface=interface, parameters=parameters))
+    done = _run(oci_runtime, bundle, _spec(bundle, "echo ran", interface=interface, parameters=parameters))
 
     assert done.returncode != 0
     assert field in done.stderr
@@ -160,21 +137,21 @@ def test_container_is_not_created_when_the_configuration_is_wrong(
     assert _shown(interface) == before
 
 
-def test_container_is_not_created_when_the_interface_is_not_there(bundle: Path) -> None:
+def test_container_is_not_created_when_the_interface_is_not_there(oci_runtime: OciRuntime, bundle: Path) -> None:
     """A container without what it was promised does not start."""
-    done = _run(bundle, _spec(bundle, "echo ran", interface="tbs-none"))
+    done = _run(oci_runtime, bundle, _spec(bundle, "echo ran", interface="tbs-none"))
 
     assert done.returncode != 0
     assert "tbs-none" in done.stderr
     assert "ran" not in done.stdout
 
 
-def test_container_runs_on_its_cpu_alone_when_the_spec_names_it(bundle: Path) -> None:
+def test_container_runs_on_its_cpu_alone_when_the_spec_names_it(oci_runtime: OciRuntime, bundle: Path) -> None:
     """The cpuset of the spec is enforced: inside there is this CPU and this memory node, and no other."""
     last = max(os.sched_getaffinity(0))
     script = "grep -E '^(Cpus|Mems)_allowed_list' /proc/self/status"
 
-    done = _run(bundle, _spec(bundle, script, cpus=str(last)))
+    done = _run(oci_runtime, bundle, _spec(bundle, script, cpus=str(last)))
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["Cpus_allowed_list:", str(last), "Mems_allowed_list:", "0"]

@@ -1,10 +1,8 @@
-"""A container run by runc on a spec that the merge made: what was promised is there inside, and nothing more."""
+"""A container run by runc, and by crun, on a spec that the merge made: what was promised is there inside, and nothing more."""
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import uuid
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from support.oci_runtimes import OciRuntime, oci_runtime
 from topobus.devicekit.cdi import CdiDevice, CdiSpec, render
 from topobus.devicekit.oci import OciResult, PluginAnswer, device_paths, oci_spec
 from topobus.devicekit.oci_host import look_up, read_cdi_files
@@ -19,24 +18,21 @@ from topobus.domain.edits import ContainerEdits, DeviceNode, Mount
 
 pytestmark = pytest.mark.integration
 
-_RUNC = shutil.which("runc")
-_LIMIT_S = 60.0
 _NAME = "topobus.dev/gpu=claim-u1-gpu-0"
 # Nodes that runc allows to nobody by itself, and that can be opened without harm; every kernel has one of them.
 _HARMLESS = ("/dev/fuse", "/dev/net/tun", "/dev/loop-control")
 
 
+__all__ = ["oci_runtime"]
+
+
 @pytest.fixture
-def bundle(tmp_path: Path) -> Path:
+def bundle(tmp_path: Path, oci_runtime: OciRuntime) -> Path:
     """A bundle whose root has this machine's own programs, read-only: no image, no network."""
-    if _RUNC is None:
-        pytest.skip("NOT TESTED: runc is not installed, so that no container was run on the merged OCI spec")
-    if os.geteuid() != 0:
-        pytest.skip("NOT TESTED: only root can run a container here, so that no container was run on the merged OCI spec")
     root = tmp_path / "rootfs"
     for name in ("proc", "dev", "sys", "usr", "bin", "lib", "lib64"):
         (root / name).mkdir(parents=True)
-    subprocess.run([_RUNC, "spec"], cwd=tmp_path, check=True)
+    oci_runtime.write_spec(tmp_path)
     return tmp_path
 
 
@@ -53,15 +49,13 @@ def base_spec(bundle: Path, script: str) -> dict[str, Any]:
     return spec
 
 
-def run(bundle: Path, spec: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+def run(runtime: OciRuntime, bundle: Path, spec: dict[str, Any]) -> subprocess.CompletedProcess[str]:
     """Run the container to its end."""
-    assert _RUNC is not None
     (bundle / "config.json").write_text(json.dumps(spec))
-    command = [_RUNC, "--root", str(bundle / "state"), "run", "--bundle", str(bundle), f"topobus-{uuid.uuid4().hex[:8]}"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+    return runtime.call(bundle, "run", "--bundle", str(bundle), f"topobus-{uuid.uuid4().hex[:8]}")
 
 
-def test_container_has_its_devices_when_runc_runs_the_merged_spec(bundle: Path) -> None:
+def test_container_has_its_devices_when_a_runtime_runs_the_merged_spec(oci_runtime: OciRuntime, bundle: Path) -> None:
     """One device by a plugin, one by a CDI file: nodes that work, variables, mounts; a node that nobody gave is denied."""
     harmless = next(path for path in _HARMLESS if Path(path).exists())
     (bundle / "weights").mkdir()
@@ -100,19 +94,19 @@ def test_container_has_its_devices_when_runc_runs_the_merged_spec(bundle: Path) 
         nodes=look_up(device_paths([plugin], [_NAME], files)),
     )
     assert isinstance(merged, OciResult)
-    done = run(bundle, merged.spec)
+    done = run(oci_runtime, bundle, merged.spec)
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["mlx5_0 u1 cdi", " 00 00 00", "42", "full, as it should be", "read allowed", "write denied"]
     assert [conflict.what for conflict in merged.conflicts] == ["variable BOTH"]
 
 
-def test_container_lacks_the_devices_when_nothing_was_merged(bundle: Path) -> None:
+def test_container_lacks_the_devices_when_nothing_was_merged(oci_runtime: OciRuntime, bundle: Path) -> None:
     """The same container without the merge has neither nodes nor variables: the test above can fail."""
     script = 'test ! -e /dev/topobus-plugin && test ! -e /dev/topobus-cdi && echo "nothing ${NIC:-}"'
 
     unmerged = oci_spec(base_spec(bundle, script), nodes={})
     assert isinstance(unmerged, OciResult)
-    done = run(bundle, unmerged.spec)
+    done = run(oci_runtime, bundle, unmerged.spec)
 
     assert (done.returncode, done.stdout.strip()) == (0, "nothing"), done.stderr
