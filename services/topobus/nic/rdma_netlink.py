@@ -146,7 +146,10 @@ class RdmaNetlink:
         link = next((link for link in self.links() if link.name == name), None)
         if link is None:
             raise HardwareError(f"RDMA device {name} is not in this network namespace", device=name)
-        self._ask(encode_set_namespace(link.index, namespace_fd, self._next()), is_acknowledged=True)
+        try:
+            self._ask(encode_set_namespace(link.index, namespace_fd, self._next()), is_acknowledged=True)
+        except HardwareError as err:
+            raise HardwareError(f"RDMA device {name} is not moved: {err.message}", next_step=err.next_step, device=name) from err
 
     def _next(self) -> int:
         self._sequence += 1
@@ -210,5 +213,6 @@ def _raise_error(payload: bytes) -> None:
     code = -int(struct.unpack_from("=i", payload)[0]) if len(payload) >= 4 else errno.EPROTO
     if code == 0:
         return
-    next_step = "set the node's RDMA to `rdma system set netns exclusive`" if code == errno.EOPNOTSUPP else ""
+    # The kernel says so of a node that shares its devices, and of a driver that cannot take one from who has it open (rdma_rxe).
+    next_step = "`rdma system set netns exclusive` where the node shares them; else leave rdma.mode out" if code == errno.EOPNOTSUPP else ""
     raise HardwareError(f"RDMA netlink: {os.strerror(code)}", next_step=next_step, errno=code)

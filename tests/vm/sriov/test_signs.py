@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from support.asking import ask_patiently
 from topobus.contracts.catalogue import ADOPT, HEALTH, RELEASE
 from topobus.contracts.messages import AdoptRequest
 from topobus.contracts.release_messages import ReleaseRequest
@@ -34,7 +35,8 @@ async def test_event_names_the_claim_and_the_pod_that_have_the_sick_card(nic: No
     claim = Owner(kind=OwnerKind.CLAIM, namespace="vm", name="claim", uid="claim")
     reader = Owner(kind=OwnerKind.POD, namespace="vm", name="reader", uid="reader")
     await nic.start("topology")
-    await nic.bus.ask(ADOPT, AdoptRequest(op_id="adopt", owner=claim, devices={"nic": (_CARD,)}, pods=(reader,)), node=NAME)
+    adoption = AdoptRequest(op_id="adopt", owner=claim, devices={"nic": (_CARD,)}, pods=(reader,))
+    await ask_patiently(nic.bus, ADOPT, adoption, limit_s=PATIENCE_S, node=NAME)
     monitor.link("nic3", is_up=False)
     told = []
     async with asyncio.timeout(PATIENCE_S):
