@@ -75,12 +75,18 @@ async def _start(tmp_path: Path, *arguments: str, **environ: str) -> asyncio.sub
 
 async def _line(process: asyncio.subprocess.Process, event: str) -> dict[str, object]:
     """Read the log until an event."""
+    return (await _lines(process, event))[-1]
+
+
+async def _lines(process: asyncio.subprocess.Process, event: str) -> list[dict[str, object]]:
+    """Read the log until an event; gives all lines, that one included."""
     assert process.stderr is not None
+    lines: list[dict[str, object]] = []
     async with asyncio.timeout(_LIMIT_S):
         while raw := await process.stderr.readline():
-            line: dict[str, object] = json.loads(raw)
-            if line["event"] == event:
-                return line
+            lines.append(json.loads(raw))
+            if lines[-1]["event"] == event:
+                return lines
     raise AssertionError(f"the process ended without {event}")
 
 
@@ -113,6 +119,22 @@ async def test_service_waits_then_serves_then_stops_when_nats_comes_late(nats_bi
     assert (early[0], ready[0], status) == (1, 0, 0)
     assert "waiting for NATS" in early[1]
     assert (served["service"], served["node"], served["node_name"]) == ("gpu", "n1", "n1")
+
+
+@pytest.mark.parametrize("has_users", [False, True])
+async def test_service_says_at_its_start_when_nats_is_open(nats_binary: Path, tmp_path: Path, has_users: bool) -> None:
+    """Whoever reads the log of a service at a server without users learns what that means, and what to do; with users there is nothing to say."""
+    config = 'authorization { user: "gpu", password: "s3cret" }' if has_users else ""
+    async with NatsServer(binary=nats_binary, config=config) as server:
+        url = server.url.replace("//", "//gpu:s3cret@") if has_users else server.url
+        process = await _start(tmp_path, TOPOBUS_ALL__NATS__URL=url)
+        lines = await _lines(process, "test.served")
+        process.send_signal(signal.SIGTERM)
+        status, _, _ = await _end(process)
+
+    opened = [(line["level"], "docs/how-to/secure-nats.md" in str(line["next_step"])) for line in lines if line["event"] == "bus.open"]
+    assert status == 0
+    assert opened == ([] if has_users else [("warning", True)])
 
 
 async def test_service_stops_when_it_is_told_while_it_waits_for_nats(tmp_path: Path) -> None:

@@ -193,10 +193,11 @@ def check_access(*, user: str, wants_login: bool, is_encrypted: bool, is_local: 
     """
     what = "nats users"
     if not wants_login:
+        # On loopback, too: every user of this machine reaches it.
         text = "the server is open: whoever reaches it may write and say everything"
-        if is_local:
-            return Finding(level=Level.OK, what=what, found=f"{text}; it is reached over this machine's loopback interface here")
-        return Finding(level=Level.WARN, what=what, found=text, next_step="give each process a user of its own: docs/how-to/secure-nats.md")
+        where = "; it is reached over this machine's loopback interface here" if is_local else ""
+        step = "give each process a user of its own: docs/how-to/secure-nats.md"
+        return Finding(level=Level.WARN, what=what, found=f"{text}{where}", next_step=step)
     text = f"the server has users; this is {f'user {user}' if user else 'a login in the URL'}"
     if not is_encrypted and not is_local:
         step = "give the server a certificate, and name its authority in nats.tls_ca_file: docs/how-to/secure-nats.md"

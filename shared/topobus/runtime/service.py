@@ -207,6 +207,12 @@ async def _work(
     clock = SystemClock()
     bus = await Bus.connect(settings.nats, name=name, clock=clock, registry=registry, readiness=readiness)
     try:
+        if bus.is_connected and not bus.wants_login:
+            get_logger().warning(
+                "bus.open",
+                why="NATS has no users: whoever reaches it may write everything, and answer in the place of every service",
+                next_step="give each process a user of its own: docs/how-to/secure-nats.md",
+            )
         await bus.provision()
         runtime = Runtime(name=name, node=settings.node, bus=bus, clock=clock, readiness=readiness, registry=registry, beats=beats)
         async with asyncio.TaskGroup() as group:
