@@ -25,7 +25,6 @@ from topobus.contracts.nats_accounts import IMPORTED_API, Shape, accounts
 from topobus.domain.outcome import Placement
 from topobus.domain.request import PodRequest
 from topobus.runtime.bus import Bus
-from topobus.runtime.proof import make_keys, read_keys
 from topobus.simulation.machines import build
 
 pytestmark = pytest.mark.integration
@@ -46,10 +45,8 @@ async def _placed(gateway: Bus, wanted: PodRequest) -> str:
 
 
 async def test_system_works_when_vendors_and_subscribers_have_accounts_of_their_own(nats_binary: Path, tmp_path: Path) -> None:
-    """Machine, inventory and ledger are written, a pod is placed, its device prepared with a proven answer, and a subscriber hears the hints and of each device, and reads the latter again."""
+    """Machine, inventory and ledger are written, a pod is placed, its device prepared, and a subscriber hears the hints and of each device, and reads the latter again."""
     build("dgx", tmp_path / "machine")
-    keys = tmp_path / "keys"
-    make_keys(keys, ["gpu"])
     async with account_nats(accounts(Shape.CENTRAL), binary=nats_binary) as nats, AsyncExitStack() as stack:
         heard: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
         subscriber = await stack.enter_async_context(nats.client("user"))
@@ -73,11 +70,9 @@ async def test_system_works_when_vendors_and_subscribers_have_accounts_of_their_
                 "TOPOBUS_ALL__NATS__USER": name,
                 "TOPOBUS_ALL__NATS__PASSWORD_FILE": settings.password_file,
                 "TOPOBUS_ALL__NATS__ZONE": settings.zone,
-                **({"TOPOBUS_GPU__ANSWERS__KEY_DIR": str(keys)} if name == "gpu" else {}),
             }
             await stack.enter_async_context(service(name, nats.server.url, variables))
         gateway = await stack.enter_async_context(nats.bus("gateway"))
-        gateway.use_answer_keys(demanded=read_keys(str(keys)))
         trainer = pod("trainer", container(gpu=1))
         decision = await _placed(gateway, trainer)
         ledger = await gateway.get(LEDGER, node=NODE)

@@ -42,7 +42,6 @@ _ALLOWED = {
     ("asyncio/base_events.py", "subprocess_exec"): "this is how asyncio starts a process",
     ("weakref.py", "__call__"): "a finalizer of something collected runs wherever it happens to be",
     ("linecache.py", "updatecache"): "the lines of a traceback for the log, read once a file",
-    ("runtime/proof.py", "read_keys"): "at start: nobody is served yet",
     ("cli/system/local_logins.py", "find_login"): "a command reads its login before it connects, and serves nobody",
     ("gateway/node_lock.py", "open_node_lock"): "at start: nobody is served yet",
     ("gateway/node_lock.py", "try_begin"): "the lock is asked for without waiting; a name of 20 bytes is written, at start",

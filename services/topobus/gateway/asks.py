@@ -7,7 +7,7 @@ gets the first answer and changes nothing a second time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -18,7 +18,6 @@ from topobus.contracts.messages import (
     AdoptRequest,
     PreferRequest,
     Prepared,
-    PrepareReply,
     PrepareRequest,
     ReleaseRequest,
     UnprepareRequest,
@@ -27,7 +26,7 @@ from topobus.contracts.sandbox_messages import Accepted, Attached, AttachRequest
 from topobus.domain.device_sharing import HeldShare
 from topobus.domain.errors import PeerUnavailable, TopobusError
 from topobus.domain.idset import CpuSet
-from topobus.domain.outcome import MemoryBlock, Reason, Refusal
+from topobus.domain.outcome import MemoryBlock, Refusal
 from topobus.domain.request import Owner
 from topobus.domain.sandbox import ContainerName, Sandbox
 from topobus.gateway.config import DeadlineSettings
@@ -35,11 +34,11 @@ from topobus.gateway.core.edit_limits import EditRights, host_paths, node_paths,
 from topobus.gateway.core.preference import fall_back, is_legal, plugin_choices
 from topobus.gateway.links import groups_of_nodes, in_memory, real_paths, with_own_hook, with_real_folders
 from topobus.gateway.reconcile.ledger_drift import LedgerDrift
-from topobus.runtime.bus import Bus, Held
+from topobus.runtime.bus import Bus
 from topobus.runtime.logging import get_logger
 from topobus.runtime.tracing import annotate
 
-__all__ = ["NodeAsks", "Preference", "StillAtWork", "contradicted"]
+__all__ = ["NodeAsks", "Preference", "StillAtWork"]
 
 Preference = Callable[[Sequence[str], Sequence[str], int], Awaitable[tuple[str, ...] | None]]
 """Chooses out of what is available, with what must be included, so many; None is no opinion."""
@@ -207,7 +206,6 @@ class NodeAsks:
         config: Mapping[str, tuple[dict[str, Any], ...]] = MappingProxyType({}),
         looked_at: Sequence[str] = (),
         tolerated: Sequence[str] = (),
-        answers: list[Held[PrepareReply]] | None = None,
         cpus: Mapping[str, CpuSet] = MappingProxyType({}),
         *,
         shares: Mapping[str, Mapping[str, int]] = MappingProxyType({}),
@@ -221,8 +219,7 @@ class NodeAsks:
         `is_again`: the owner has them already, and they are made ready once more. `is_ahead`: the owner does not have them yet; refused as `not-ahead` where that
         would change anything.
 
-        Refused, too, when the answer has anything that devices of this class may not bring into a container, and when two answers came that say different
-        things. Who takes the answer itself into `answers` looks for the latter by `contradicted`, when all is done that must be done before kubelet hears of it.
+        Refused, too, when the answer has anything that devices of this class may not bring into a container.
         """
         common, by_device = _configured(names, config)
         request = PrepareRequest(
@@ -238,19 +235,16 @@ class NodeAsks:
             is_again=is_again,
             is_ahead=is_ahead,
         )
-        answer = await self._bus.ask_held(PREPARE, request, timeout_s=self._deadlines.prepare_s, node=self._node, device_class=device_class)
-        if isinstance(answer.reply.result, Refusal):
-            return answer.reply.result
-        if isinstance(answer.reply.result, Accepted):
-            accepted = answer.reply.result
+        reply = await self._bus.ask(PREPARE, request, timeout_s=self._deadlines.prepare_s, node=self._node, device_class=device_class)
+        if isinstance(reply.result, Refusal):
+            return reply.result
+        if isinstance(reply.result, Accepted):
+            accepted = reply.result
             raise StillAtWork(
                 f"the {device_class} service is still at work ({accepted.what or 'it does not say at what'}), for at most {accepted.limit_s:g} s more",
                 retry_after_s=accepted.retry_after_s,
             )
-        refusal = await self.refuse_forbidden(device_class, answer.reply.result)
-        if answers is not None:
-            answers.append(answer)
-        return refusal or contradicted(device_class, () if answers is not None else (answer,)) or answer.reply.result
+        return await self.refuse_forbidden(device_class, reply.result) or reply.result
 
     async def refuse_forbidden(self, device_class: str, prepared: Prepared) -> Refusal | None:
         """Look at an answer of `prepare`, whoever gave it: this is the last place before kubelet and a container runtime do it. None is all allowed."""
@@ -342,14 +336,3 @@ def _configured(
     given = [config.get(name, ()) for name in names]
     is_alike = all(parameters == given[0] for parameters in given)
     return (given[0] if given else (), {}) if is_alike else ((), dict(zip(names, given, strict=True)))
-
-
-def contradicted(device_class: str, answers: Iterable[Held[PrepareReply]]) -> Refusal | None:
-    """Refuse what two have answered differently: nobody can tell which of them is the device service. None: each was answered in one way."""
-    if not any(answer.has_rival for answer in answers):
-        return None
-    text = (
-        f"two answers came from {device_class} services of this node, and they differ: another service runs, or somebody answers in its place;"
-        " keys for answers tell them apart (docs/how-to/secure-nats.md)"
-    )
-    return Refusal(reasons=(Reason(code="answers-differ", message=text, facts={"device_class": device_class}),))

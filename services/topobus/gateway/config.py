@@ -19,7 +19,6 @@ from topobus.gateway.core.edit_limits import EditRights, is_plain_path
 from topobus.gateway.core.multus import with_attributes
 from topobus.gateway.core.socket_paths import SOCKET_PATH_LIMIT, driver_sockets, is_instance_name
 from topobus.runtime.config import ServiceSettings
-from topobus.runtime.proof import AnswerSettings
 from topobus.sysfs.tree import HardwareSettings
 
 __all__ = [
@@ -189,8 +188,6 @@ class GatewaySettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown
     runtime: RuntimeSettings = RuntimeSettings()
     metadata: MetadataSettings = MetadataSettings()
     silence: SilenceSettings = SilenceSettings()
-    answers: AnswerSettings = AnswerSettings()
-    """Which answers of device services must prove their sender."""
     hardware: HardwareSettings = HardwareSettings()
     """Where the kernel is asked which CPUs containers have: their control groups below `sys/fs/cgroup` of `root`."""
     instance: str = ""

@@ -50,7 +50,6 @@ from topobus.gateway.reconcile.user_naming import UserNaming
 from topobus.runtime.liveness import ServiceLiveness
 from topobus.runtime.logging import get_logger
 from topobus.runtime.packages import needing_extra
-from topobus.runtime.proof import read_keys
 from topobus.runtime.service import Runtime
 from topobus.sysfs.tree import Tree
 
@@ -74,7 +73,6 @@ async def serve(settings: GatewaySettings, runtime: Runtime) -> None:
     # First of all: NATS is ready already, and a gateway that counts as ready before it stands by would let a roll-over end the other one too early.
     runtime.readiness.set("inventories", is_ready=False, why="starting")
     check(settings)
-    runtime.bus.use_answer_keys(demanded=read_keys(settings.answers.key_dir))
     # Of this process alone where no pod's uid is given: a socket of an earlier one may still be in kubelet's hands.
     instance = settings.instance or uuid.uuid4().hex[:8]
     with open_node_lock(Path(settings.checkpoint_path), instance, runtime.readiness) as lock:

@@ -12,7 +12,6 @@ from topobus.domain.request import Policy, Scope
 from topobus.domain.silence import SilenceSettings
 from topobus.domain.view import AlignmentOptions, CpuOptions, KubeletVersion, PlanMode
 from topobus.runtime.config import ServiceSettings
-from topobus.runtime.proof import AnswerSettings
 
 __all__ = ["AlignmentSettings", "CpuSettings", "HintSettings", "MemorySettings", "ReservationSettings", "TopologySettings"]
 
@@ -154,5 +153,3 @@ class TopologySettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknow
     """Placements that wait for their commit."""
     silence: SilenceSettings = SilenceSettings()
     """When a device service that does not answer makes placements on its devices be refused."""
-    answers: AnswerSettings = AnswerSettings()
-    """Which answers of device services must prove their sender."""

@@ -9,7 +9,6 @@ from topobus.domain.idset import CpuSet
 from topobus.domain.view import NodeAlignment
 from topobus.runtime.liveness import ServiceLiveness
 from topobus.runtime.logging import get_logger
-from topobus.runtime.proof import read_keys
 from topobus.runtime.service import Runtime
 from topobus.topology.announcer import Announcer
 from topobus.topology.ask_handlers import AskHandlers
@@ -29,7 +28,6 @@ _PLANS_AT_A_TIME = 8
 async def serve(settings: TopologySettings, runtime: Runtime) -> None:
     """Answer place, prefer, adopt, commit, release and operate for this node until cancelled."""
     bus, node = runtime.bus, runtime.node
-    bus.use_answer_keys(demanded=read_keys(settings.answers.key_dir))
     metrics = TopologyMetrics(runtime.registry)
     options = settings.alignment.options()
     reserved = CpuSet.parse(settings.alignment.reserved_cpus)

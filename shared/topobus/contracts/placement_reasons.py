@@ -107,11 +107,6 @@ PLACEMENT_SECTIONS: tuple[ReasonSection, ...] = (
             ReasonGroup(("fits-in-corrected-mode",), "mode corrected would place this pod"),
             ReasonGroup(("relax",), "the smallest set of resources without which the rest would be admitted", ("resources",)),
             ReasonGroup(("too-many-numa-nodes",), "the machine has more NUMA nodes than the operator allows", ("nodes", "limit")),
-            ReasonGroup(
-                ("answers-differ",),
-                "two answers came to one preparation and say different things: another device service runs, or somebody answers in its place",
-                ("device_class",),
-            ),
             ReasonGroup(("already-placed",), "the owner is placed already", ("owner",)),
             ReasonGroup(("operation-reused",), "the operation id belongs to another verb", ("op_id", "verb")),
             ReasonGroup(("released-since",), "an operation asked again whose devices were let go since", ("decision",)),

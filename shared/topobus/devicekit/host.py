@@ -50,7 +50,6 @@ from topobus.domain.machine import Machine
 from topobus.domain.pci import PciAddress
 from topobus.domain.timestamps import rfc3339
 from topobus.runtime.logging import get_logger
-from topobus.runtime.proof import read_keys
 from topobus.runtime.reply_inbox import new_token
 from topobus.runtime.service import Runtime
 from topobus.sysfs.tree import Tree
@@ -77,7 +76,6 @@ async def serve_devices(
     """
     check_pools(device_class, settings.pools)
     check_sharing_settings(device_class, settings.sharing, settings.pools)
-    runtime.bus.use_answer_keys(proving=read_keys(settings.answers.key_dir, (device_class,)))
     metrics = (series or DeviceSeries(runtime.registry)).of(device_class)
     await _DeviceHost(settings, runtime, device_class, registry or load_drivers(device_class, settings.drivers), metrics, resource).run()
 

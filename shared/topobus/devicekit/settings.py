@@ -14,7 +14,6 @@ from topobus.devicekit.pci import is_vfio
 from topobus.devicekit.shared_devices import SharedPool
 from topobus.domain.pools import Condition, Pool
 from topobus.runtime.config import ServiceSettings
-from topobus.runtime.proof import AnswerSettings
 from topobus.sysfs.tree import HardwareSettings
 
 __all__ = [
@@ -141,8 +140,6 @@ class DeviceServiceSettings(ServiceSettings, frozen=True, kw_only=True, forbid_u
     """What becomes of a card whose parts are devices of their own."""
     passthrough: PassthroughSettings = PassthroughSettings()
     """Which PCI functions claims may have for virtual machines; class cpu has none."""
-    answers: AnswerSettings = AnswerSettings()
-    """How answers prove that they are this service's own."""
     pools: tuple[Pool, ...] = ()
     """Devices that kubelet is offered under resource names of their own, by selectors; the first pool that matches a device has it; docs/reference/pools.md has the rules."""
     sharing: tuple[SharedPool, ...] = ()

@@ -1,6 +1,6 @@
 """Serves the asks at one subject: who asks is looked at first, then a bounded number of handlers run, and each request is answered once.
 
-Flows in: messages of one subscription, as they come. Flows out: one answer each, with a proof where the class has a key, or an error as headers. A message that no asker of
+Flows in: messages of one subscription, as they come. Flows out: one answer each, or an error as headers. A message that no asker of
 the catalogue can have sent is dropped without an answer; a request whose asker has given up has no effect; one bad request never ends the service. Requests wait in a bounded
 queue, of which each asker has its turn: who sends masses waits behind its own, and is told that the peer is busy when there is no room.
 """
@@ -37,7 +37,6 @@ from topobus.runtime.connection import Connection, Headers
 from topobus.runtime.fair_queue import Asker, FairQueue
 from topobus.runtime.heavy_lane import HeavyLane, RunTimes, Workload
 from topobus.runtime.logging import get_logger
-from topobus.runtime.proof import PROOF, prove
 from topobus.runtime.subscriptions import Lasting
 from topobus.runtime.tracing import continued, injected
 
@@ -85,8 +84,6 @@ class Answerer:
         self._run_times = RunTimes()
         self._heavy_times = RunTimes()
         self.lasting: Lasting | None = None
-        self.key: bytes | None = None
-        """Proves that the answers are ours."""
 
     def _count(self, outcome: str, elapsed_s: float) -> None:
         """Count a request that has its answer."""
@@ -280,9 +277,6 @@ class Answerer:
         )
 
     async def _reply(self, message: Msg, data: bytes, headers: Headers) -> None:
-        if self.key is not None:
-            headers = {**headers, PROOF: prove(self.key, self._awaited_at(message), self._ask.name, data, headers)}
-        # Not proven: an answer of an older release would lack it, and nothing is decided by it.
         headers = {**headers, RELEASE: self._connection.release}
         try:
             # Our own headers only: nats-py's respond() would send the asker's back.
@@ -295,7 +289,7 @@ class Answerer:
             get_logger().warning("ask.reply-lost", noun=self._ask.name, error=str(err))
 
     def _awaited_at(self, message: Msg) -> str:
-        """Say where the asker awaits the answer: what a proof is for."""
+        """Say where the asker awaits the answer, which names it."""
         awaited_at = (message.headers or {}).get(ANSWER_AT, "")
         return awaited_at if is_imported_reply(message.reply) and is_inbox_of(self._askers, awaited_at) else message.reply
 

@@ -33,7 +33,6 @@ __all__ = [
     "now_ms",
     "raise_error",
     "read_number",
-    "said_headers",
 ]
 
 ERROR = "Topobus-Error"
@@ -50,12 +49,11 @@ CLOCK = "Topobus-Clock-Ms"
 PING = "Topobus-Ping"
 """Marks the question "does somebody answer here?"; the value is the asker, and the answer's value the instance."""
 ANSWER_AT = "Topobus-Answer-At"
-"""Where the asker awaits the answer, for who is asked from another account: the server gives that one a reply subject of its own, and a proof is for the asker's."""
+"""Where the asker awaits the answer, for who is asked from another account: the server gives that one a reply subject of its own, which does not name the asker."""
 TWIN = "Topobus-Twin"
 """Marks the question "does somebody answer here already?" and its answer; the value is the instance."""
 
 _SAFE = " !#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
-_SAYING = (ERROR, MESSAGE, RETRY_AFTER, PING, TWIN, CLOCK)
 _CODES: tuple[tuple[type[TopobusError], str], ...] = (
     (ContractError, "contract"),
     (PeerUnavailable, "unavailable"),
@@ -92,11 +90,6 @@ def raise_error(ask: Ask[Any, Any], subject: str, headers: Headers) -> None:
     if code == "hardware":
         raise HardwareError(text, code=code)
     raise PeerUnavailable(text, retry_after_s=(read_number(headers.get(RETRY_AFTER)) or 1000) / 1000, code=code)
-
-
-def said_headers(headers: Headers) -> Headers:
-    """The headers by which an answer says something: what a proof covers, besides the trace context and the proof itself."""
-    return {name: headers[name] for name in _SAYING if name in headers}
 
 
 def read_number(text: str | None) -> int | None:

@@ -1,19 +1,14 @@
 """Asks peers on the bus, with a deadline, and offers answers to them.
 
-Flows in: requests of the catalogue's asks. Flows out: one reply each, or an error that says whether something may have happened. An answer counts only when it comes from
-the answerer that the catalogue names, and where the class has a key, with its proof; a second answer that says something else is told. What is answered here is served
-by `topobus.runtime.answerer`.
+Flows in: requests of the catalogue's asks. Flows out: one reply each, or an error that says whether something may have happened. An answer counts only at the inbox of
+the answerer that the catalogue names, and the first one there counts. What is answered here is served by `topobus.runtime.answerer`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import secrets
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Generic, TypeVar
-
-from nats.aio.msg import Msg
+from typing import Any, TypeVar
 
 from topobus.contracts.codec import decode, encode
 from topobus.contracts.inboxes import answerer_of, askers_of
@@ -27,7 +22,6 @@ from topobus.runtime.ask_headers import (
     CLOCK,
     DEADLINE,
     ERROR,
-    MESSAGE,
     PING,
     SENT,
     STALE,
@@ -35,17 +29,14 @@ from topobus.runtime.ask_headers import (
     now_ms,
     raise_error,
     read_number,
-    said_headers,
 )
 from topobus.runtime.connection import Connection, Headers
 from topobus.runtime.failures import ConnectionLost, NobodyThere
 from topobus.runtime.heavy_lane import Workload
-from topobus.runtime.logging import get_logger
-from topobus.runtime.proof import PROOF, is_proven
 from topobus.runtime.reply_inbox import Expectation
 from topobus.runtime.tracing import called, injected
 
-__all__ = ["Asks", "Held"]
+__all__ = ["Asks"]
 
 Q = TypeVar("Q")
 R = TypeVar("R")
@@ -54,46 +45,20 @@ R = TypeVar("R")
 _TWIN_LIMIT_S = 0.3
 
 
-class Held(Generic[R]):
-    """An answer whose asker goes on listening for another one that says something else."""
-
-    def __init__(self, reply: R, expected: Expectation) -> None:
-        self.reply = reply
-        self._expected = expected
-
-    @property
-    def has_rival(self) -> bool:
-        """Say whether another answer has come, and it is not the same: then nobody knows which is the peer's own."""
-        return self._expected.has_rival
-
-
 class Asks:
     """Asks peers, and answers them."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        # Of a class that this process answers itself nobody else needs the key.
-        self._process_key = secrets.token_bytes(32)
-        self._own_classes: set[str] = set()
-        self._proving: Mapping[str, bytes] = {}
-        self._demanded: Mapping[str, bytes] = {}
         self._answerers: list[Answerer] = []
         self._has_twin = False
 
-    def use_keys(self, *, proving: Mapping[str, bytes], demanded: Mapping[str, bytes]) -> None:
-        """Prove answers of these classes, and take answers of those classes with their proof only; added to what is proven and demanded already."""
-        self._proving, self._demanded = {**self._proving, **proving}, {**self._demanded, **demanded}
-
     async def ask(self, ask: Ask[Q, R], request: Q, timeout_s: float | None, parts: dict[str, str]) -> R:
-        """Ask, and wait for the one answer."""
-        return (await self.ask_held(ask, request, timeout_s, 0.0, parts)).reply
-
-    async def ask_held(self, ask: Ask[Q, R], request: Q, timeout_s: float | None, listen_s: float, parts: dict[str, str]) -> Held[R]:
-        """Ask, and wait for the first answer; for `listen_s` more a second one is noticed that says something else."""
+        """Ask, and wait for the first answer."""
         with called(f"ask {ask.name}", **parts):
-            return await self._ask_held(ask, request, timeout_s, listen_s, parts)
+            return await self._ask(ask, request, timeout_s, parts)
 
-    async def _ask_held(self, ask: Ask[Q, R], request: Q, timeout_s: float | None, listen_s: float, parts: dict[str, str]) -> Held[R]:
+    async def _ask(self, ask: Ask[Q, R], request: Q, timeout_s: float | None, parts: dict[str, str]) -> R:
         self._check_asker(ask)
         subject = ask.subject(**parts)
         limit_s = ask.timeout_s if timeout_s is None else timeout_s
@@ -102,13 +67,6 @@ class Asks:
         )
         started = self._connection.clock.monotonic()
         outcome = "failed"
-        expectations: list[Expectation] = []
-
-        def expect(expected: Expectation) -> None:
-            self._expect(ask, parts, subject, expected)
-            expectations.append(expected)
-            headers.update(self._awaited_at(expected))
-
         try:
             answer = await self._connection.request(
                 subject,
@@ -116,14 +74,13 @@ class Asks:
                 headers=headers,
                 timeout_s=limit_s,
                 answerer=answerer_of(ask, parts.get("device_class", "")),
-                prepare=expect,
-                linger_s=listen_s,
+                prepare=lambda expected: headers.update(self._awaited_at(expected)),
             )
             self._check_clocks(ask, parts, answer.headers or {}, started)
             raise_error(ask, subject, answer.headers or {})
             reply = decode(answer.data, ask.reply, where=f"answer from {subject}")
             outcome = "answered"
-            return Held(reply, expectations[0])
+            return reply
         except TimeoutError as err:
             outcome = "timeout"
             raise PeerUnavailable(
@@ -148,18 +105,13 @@ class Asks:
         started = self._connection.clock.monotonic()
         question = {PING: self._connection.instance, RELEASE: self._connection.release}
         subject = ask.subject(**parts)
-
-        def expect(expected: Expectation) -> None:
-            self._expect(ask, parts, subject, expected)
-            question.update(self._awaited_at(expected))
-
         try:
             answer = await self._connection.request(
                 subject,
                 headers=question,
                 timeout_s=timeout_s,
                 answerer=answerer_of(ask, parts.get("device_class", "")),
-                prepare=expect,
+                prepare=lambda expected: question.update(self._awaited_at(expected)),
             )
         except NobodyThere:
             return Silent(because=SilentBecause.NOBODY)
@@ -186,14 +138,7 @@ class Asks:
         """Answer from now on."""
         if not ask.queue_group:
             await self._detect_twin(ask, parts)
-        device_class = parts.get("device_class", "")
         answerer = Answerer(self._connection, ask, parts, handler, concurrency, workload)
-        if device_class:
-            # What this process demands of a class it gives, where it answers for the class itself.
-            answerer.key = self._proving.get(device_class) or self._demanded.get(device_class)
-            if answerer.key is None:
-                answerer.key = self._process_key
-                self._own_classes.add(device_class)
         self._answerers.append(answerer)
         answerer.lasting = await self._connection.subscribe(answerer.subject, answerer.on_message, queue=ask.queue_group)
         if self._connection.is_connected:
@@ -204,42 +149,8 @@ class Asks:
                 # The connection is being replaced: the new client listens before it is called connected.
                 pass
 
-    def _expect(self, ask: Ask[Any, Any], parts: dict[str, str], subject: str, expected: Expectation) -> None:
-        """Say what an answer must prove, and what becomes of a second one."""
-        device_class = parts.get("device_class", "")
-        key = self._demanded.get(device_class) or (self._process_key if device_class in self._own_classes else None)
-
-        def is_genuine(message: Msg) -> bool:
-            headers = message.headers or {}
-            if key is None or is_proven(key, headers.get(PROOF, ""), message.subject, ask.name, message.data, said_headers(headers)):
-                return True
-            self._connection.metrics.unproven.labels(ask.name).inc()
-            self._connection.quiet.warning(
-                "answer.unproven",
-                subject,
-                noun=ask.name,
-                subject=subject,
-                has_proof=PROOF in headers,
-                next_step=f"somebody answers in the place of the {device_class} service, or that one has another answers.key_dir than we",
-            )
-            return False
-
-        def on_rival() -> None:
-            self._connection.metrics.rivals.labels(ask.name).inc()
-            get_logger().error(
-                "answer.contradicted",
-                noun=ask.name,
-                subject=subject,
-                next_step="two answer there and say different things: find who else is connected to NATS, and see docs/how-to/secure-nats.md",
-            )
-
-        if key is not None:
-            expected.is_genuine = is_genuine
-        expected.fingerprint = _fingerprint
-        expected.on_rival = on_rival
-
     def _awaited_at(self, expected: Expectation) -> Headers:
-        """Say where the answer is awaited, where the server may give who is asked another reply subject; a proof is for ours."""
+        """Say where the answer is awaited, where the server may give who is asked another reply subject."""
         return {ANSWER_AT: expected.subject} if self._connection.settings.zone else {}
 
     def _clock_ahead_s(self, headers: Headers, started: float) -> float | None:
@@ -292,12 +203,6 @@ class Asks:
         if ending:
             await asyncio.gather(*(answerer.drain(timeout_s) for answerer in ending))
         self._answerers = [answerer for answerer in self._answerers if answerer not in ending]
-
-
-def _fingerprint(message: Msg) -> bytes:
-    """Give what must be the same in two answers: the body, and which error it is."""
-    headers = message.headers or {}
-    return hashlib.sha256(message.data + b"\0" + headers.get(ERROR, "").encode() + b"\0" + headers.get(MESSAGE, "").encode()).digest()
 
 
 def _peer_of(ask: Ask[Any, Any], parts: Mapping[str, str]) -> str:

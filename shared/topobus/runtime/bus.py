@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from topobus.contracts.nats_accounts import readable_streams
@@ -14,7 +13,7 @@ from topobus.contracts.streams import stream_names
 from topobus.domain.errors import ConfigError, PeerUnavailable
 from topobus.domain.silence import Answered, Silent
 from topobus.runtime import provision
-from topobus.runtime.asks import Asks, Held
+from topobus.runtime.asks import Asks
 from topobus.runtime.backoff import full_jitter
 from topobus.runtime.certificate_facts import CertificateFacts
 from topobus.runtime.clock import Clock, SystemClock
@@ -40,7 +39,6 @@ __all__ = [
     "ChangeKind",
     "Conflict",
     "Entry",
-    "Held",
     "NobodyThere",
     "Received",
     "Span",
@@ -420,20 +418,6 @@ class Bus:
         HardwareError when the peer's hardware failed.
         """
         return await self._asks.ask(ask, request, timeout_s, parts)
-
-    async def ask_held(self, ask: Ask[Q, R], request: Q, *, timeout_s: float | None = None, listen_s: float = 5.0, **parts: str) -> Held[R]:
-        """Ask a peer whose answer must not be another's: for `listen_s` after the first answer a second one that says something else is noticed.
-
-        Whoever acts on the answer looks at `has_rival` when all is done, before anybody is told. A rival is logged as an error whenever it comes.
-        Errors: as `ask`.
-        """
-        return await self._asks.ask_held(ask, request, timeout_s, listen_s, parts)
-
-    def use_answer_keys(
-        self, *, proving: Mapping[str, bytes] = MappingProxyType({}), demanded: Mapping[str, bytes] = MappingProxyType({})
-    ) -> None:
-        """Prove our answers of these classes, and ignore answers of those classes that their service does not prove, besides those of earlier calls."""
-        self._asks.use_keys(proving=proving, demanded=demanded)
 
     async def is_answered(self, ask: Ask[Any, Any], *, timeout_s: float, **parts: str) -> Answered | Silent:
         """Say whether somebody answers an ask, without asking it; whoever may ask may know. Raises nothing for a peer or a server that is away."""

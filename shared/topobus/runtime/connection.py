@@ -243,13 +243,12 @@ class Connection:
         headers: Headers | None = None,
         answerer: str = SERVER,
         prepare: Callable[[Expectation], None] | None = None,
-        linger_s: float = 0.0,
     ) -> Msg:
-        """Send and await one answer of `answerer`, by its connection name; `prepare` says more about what is expected.
+        """Send and await one answer of `answerer`, by its connection name; `prepare` is told of what is expected before anything is sent.
 
         Errors: NobodyThere and plain PeerUnavailable when surely nothing happened; ConnectionLost and TimeoutError when that is not known.
         """
-        with self._mailbox.expect(answerer, linger_s=linger_s) as expected:
+        with self._mailbox.expect(answerer) as expected:
             if prepare is not None:
                 prepare(expected)
             await self.publish(subject, payload, headers=headers, reply=expected.subject)

@@ -121,7 +121,7 @@ class Dialer:
         started = self._connection.clock.monotonic()
         with self._mailbox.expect(self._connection.name) as expected:
             # While two clients listen, it must come by the one that is asked.
-            expected.is_genuine = lambda message: message._client is client
+            expected.accepts = lambda message: message._client is client
             try:
                 await client.publish(expected.subject, b"")
             except nats.errors.Error as err:

@@ -71,14 +71,6 @@ STRAYS = CounterDescriptor(
     meaning="Messages at an ask's subject that are no request for it, or deliveries of another's consumer; dropped.",
     labels={"noun": "a noun or a stream of the catalogue", "why": ("subject", "reply", "consumer")},
 )
-UNPROVEN = CounterDescriptor(
-    name="topobus_bus_unproven_answers_total",
-    meaning="Answers without the proof that their class has a key for, ignored.",
-    labels={"noun": _NOUN},
-)
-RIVALS = CounterDescriptor(
-    name="topobus_bus_rival_answers_total", meaning="Asks to which two answers came that say different things.", labels={"noun": _NOUN}
-)
 
 
 class BusMetrics:
@@ -102,8 +94,6 @@ class BusMetrics:
         self.pending = FEED_PENDING.register(registry)
         self.rejects = REJECTS.register(registry)
         self.strays = STRAYS.register(registry)
-        self.unproven = UNPROVEN.register(registry)
-        self.rivals = RIVALS.register(registry)
 
 
 def register_build_info(registry: CollectorRegistry, service: str) -> None:

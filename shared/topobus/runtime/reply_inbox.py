@@ -8,7 +8,6 @@ it may come from another principal's branch, or be a stored message that somebod
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import math
 import secrets
 from collections.abc import Callable, Iterator
@@ -21,10 +20,6 @@ from topobus.runtime.failures import ConnectionLost
 
 __all__ = ["Expectation", "ReplyInbox", "is_nobody", "new_token"]
 
-# How long a genuine answer may still come after the server's word that nobody listens. A forged one comes before it; a service that listens answers a PING in
-# milliseconds, and one that works on longer is asked again.
-_NOBODY_GRACE_S = 0.25
-
 
 def new_token() -> str:
     """Give a token that nobody can guess: 88 random bits."""
@@ -32,40 +27,17 @@ def new_token() -> str:
 
 
 class Expectation:
-    """One answer that is awaited at `subject`, and a look-out for another one that says something else."""
+    """One answer that is awaited at `subject`."""
 
     def __init__(self, subject: str, answer: asyncio.Future[Msg]) -> None:
         self.subject = subject
         self.answer = answer
-        self.is_genuine: Callable[[Msg], bool] = _any
-        """What is not is as if it had not come."""
-        self.fingerprint: Callable[[Msg], bytes] = _fingerprint
-        """What must be the same in two answers to one question."""
-        self.on_rival: Callable[[], None] = _ignore
-        self.has_rival = False
-        """Another answer came, and it is not the same."""
-        self._first: bytes | None = None
+        self.accepts: Callable[[Msg], bool] = _any
+        """What it says no to is as if it had not come."""
 
     def take(self, message: Msg) -> None:
-        """Look at what arrived at our subject."""
-        if is_nobody(message):
-            # Where genuine answers are known, anybody may have said this: who is really there is given the time to say so.
-            if self.is_genuine is _any:
-                self._settle(message)
-            else:
-                asyncio.get_running_loop().call_later(_NOBODY_GRACE_S, self._settle, message)
-            return
-        if not self.is_genuine(message):
-            return
-        if not self.answer.done():
-            self._first = self.fingerprint(message)
-            self.answer.set_result(message)
-        elif self._first is not None and not self.has_rival and self.fingerprint(message) != self._first:
-            self.has_rival = True
-            self.on_rival()
-
-    def _settle(self, message: Msg) -> None:
-        if not self.answer.done():
+        """Look at what arrived at our subject: the first that is accepted is the answer."""
+        if not self.answer.done() and self.accepts(message):
             self.answer.set_result(message)
 
 
@@ -76,14 +48,6 @@ def is_nobody(message: Msg) -> bool:
 
 def _any(_: Msg) -> bool:
     return True
-
-
-def _ignore() -> None:
-    return
-
-
-def _fingerprint(message: Msg) -> bytes:
-    return hashlib.sha256(message.data).digest()
 
 
 class ReplyInbox:
@@ -110,21 +74,15 @@ class ReplyInbox:
         self._random = new_token()
 
     @contextmanager
-    def expect(self, answerer: str, *, linger_s: float = 0.0) -> Iterator[Expectation]:
-        """Await one answer of somebody (by connection name); giving up is leaving the block.
-
-        `linger_s`: for so long after the block it is still noticed when another answer says something else.
-        """
+    def expect(self, answerer: str) -> Iterator[Expectation]:
+        """Await one answer of somebody (by connection name); giving up is leaving the block."""
         subject = f"{inbox_branch(self._name, answerer)}.{self._random}.{new_token()}"
         expected = Expectation(subject, asyncio.get_running_loop().create_future())
         self._waiting[subject] = expected
         try:
             yield expected
         finally:
-            if linger_s and expected.answer.done() and not expected.answer.cancelled() and expected.answer.exception() is None:
-                asyncio.get_running_loop().call_later(linger_s, self._waiting.pop, subject, None)
-            else:
-                self._waiting.pop(subject, None)
+            self._waiting.pop(subject, None)
             if expected.answer.done() and not expected.answer.cancelled():
                 # Looked at, even when nobody waits any more: otherwise asyncio complains of an error that nobody took.
                 expected.answer.exception()

@@ -61,18 +61,6 @@ def test_service_takes_its_environment(name: str) -> None:
     load_settings(SETTINGS[name], name, file=None, environ=SERVICES[name]["environment"])
 
 
-def test_answer_keys_reach_who_proves_and_who_asks() -> None:
-    """All who have the setting see the keys and cannot change them; the maker's group is that of the images' user."""
-    for name in ("gpu", "nic", "fpga", "cpu", "topology", "gateway"):
-        service = SERVICES[name]
-
-        assert "answer-keys:/keys:ro" in service["volumes"]
-        settings = load_settings(SETTINGS[name], name, file=None, environ=service["environment"])
-        assert settings.answers.key_dir == SERVICES["answer-keys"]["command"][1]  # type: ignore[attr-defined]  # all six have the setting
-    image = (FILE.parent / "deploy" / "images" / "Dockerfile").read_text(encoding="utf-8")
-    assert f"USER 65532:{SERVICES['answer-keys']['user'].rpartition(':')[2]}" in image
-
-
 @pytest.mark.parametrize("name", sorted(SETTINGS))
 def test_service_sees_its_own_password_alone(name: str) -> None:
     """Each service is a user of its own, whose password is in a volume that no other service mounts; it waits until that is made."""
@@ -93,17 +81,19 @@ def test_service_waits_for_all_that_prepares_something(name: str) -> None:
     """Whoever runs once and goes is awaited: its end is success to `docker compose up --wait`, and a service that is started alone has what it reads."""
     preparing = {other for other, service in SERVICES.items() if service.get("restart") == "no"}
 
-    assert preparing == {"keys", "answer-keys", "machine"}
+    assert preparing == {"keys", "machine"}
     assert SERVICES[name]["depends_on"] == {other: {"condition": "service_completed_successfully"} for other in preparing}
 
 
 def test_passwords_are_made_for_every_user_when_compose_starts_first(tmp_path: Path) -> None:
-    """The maker has a volume for each user; the server alone mounts the file of all, and includes it with its settings."""
+    """The maker has a volume for each user, and the services' group; the server alone mounts the file of all, and includes it with its settings."""
     keys, nats = SERVICES["keys"], SERVICES["nats"]
     places = dict(volume.split(":") for volume in keys["volumes"])
     command = keys["command"]
 
     assert places == {"nats-users": "/keys/nats"} | {f"user-{principal}": f"/keys/{principal}" for principal in PRINCIPALS}
+    image = (FILE.parent / "deploy" / "images" / "Dockerfile").read_text(encoding="utf-8")
+    assert f"USER 65532:{keys['user'].rpartition(':')[2]}" in image
     assert (keys["entrypoint"], command[0], command[1]) == (["/usr/local/bin/service", "keys"], "make", "/keys")
     assert command[command.index("--server-file") + 1] == "/keys/nats/users.conf"
     assert [

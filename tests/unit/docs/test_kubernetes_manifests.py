@@ -208,21 +208,6 @@ def test_container_has_no_right_that_it_does_not_need(service: str) -> None:
     assert has_token is (service in ("gateway", "controller"))
 
 
-@pytest.mark.parametrize("service", ["gpu", "nic", "fpga", "cpu"])
-def test_device_service_sees_its_own_answer_key_alone(service: str) -> None:
-    """With a key of another class it could answer in that service's place; topology and gateway see all, and none is needed to start."""
-    pod, container = _container(service)
-    folder = _environment(container)[f"TOPOBUS_{service.upper()}__ANSWERS__KEY_DIR"]
-    (volume,) = [mount["name"] for mount in container["volumeMounts"] if mount["mountPath"] == folder]
-    (secret,) = [other_volume["secret"] for other_volume in pod["volumes"] if other_volume["name"] == volume]
-
-    assert [item["path"] for item in secret["items"]] == [f"{service}.key"]
-    assert secret["optional"]
-    # Kubernetes gives the files to the pod's group; nobody else may read them.
-    assert secret["defaultMode"] & 0o027 == 0
-    assert pod["securityContext"]["fsGroup"] == pod["securityContext"]["runAsGroup"]
-
-
 def test_nats_is_reached_by_our_own_pods_only() -> None:
     """The policy selects the server's pods, and lets in pods that all our workloads' labels match, at NATS' port alone."""
     policy = _named("NetworkPolicy", "nats")["spec"]

@@ -19,7 +19,6 @@ from topobus.gateway.core.next_steps import AGAIN, next_step
         ("attach-unsupported", "rights"),
         ("not-permitted", "rights"),
         ("package-missing", "install"),
-        ("answers-differ", "secure-nats"),
         ("attach-failed", "log"),
         ("attach-malformed", "log"),
         ("claim-not-for-pod", "claims of its own"),

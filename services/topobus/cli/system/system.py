@@ -31,12 +31,11 @@ from topobus.cli.system.nats_store import (
 from topobus.cli.system.nats_users import NatsUsers
 from topobus.cli.system.supervision import Program, Supervisor, probe_http
 from topobus.contracts.catalogue import PROVISIONER
-from topobus.contracts.device_classes import DEVICE_SERVICES, has_own_service
+from topobus.contracts.device_classes import has_own_service
 from topobus.contracts.nats_accounts import DEFAULT_ACCOUNT, STREAMS_ACCOUNT, is_outside
 from topobus.domain.errors import ConfigError, TopobusError
 from topobus.runtime.bus import Bus
 from topobus.runtime.config import NatsSettings, ServiceSettings, load_settings
-from topobus.runtime.proof import make_keys
 from topobus.runtime.user_keys import password_file
 from topobus.simulation.nats_provider import provide_nats_server
 from topobus.simulation.nats_server import free_port
@@ -87,11 +86,6 @@ class Layout:
     def gateway(self) -> Path:
         """The gateway's own files: its checkpoint."""
         return self.state / "gateway"
-
-    @property
-    def answer_keys(self) -> Path:
-        """Keys by which device services prove their answers, also where NATS has no users and whoever is on this machine may reach it."""
-        return self.state / "answer-keys"
 
     @property
     def nats_users(self) -> Path:
@@ -165,7 +159,6 @@ async def start_system(
     layout = Layout(state=state)
     for folder in (layout.logs, layout.nats, layout.kubelet, layout.cdi, layout.gateway):
         folder.mkdir(parents=True, exist_ok=True)
-    make_keys(layout.answer_keys, (*DEVICE_SERVICES, *classes))
     services = (*SERVICES, *classes)
     has_users = nats_url is None and not is_open
     async with AsyncExitStack() as run:
@@ -339,8 +332,6 @@ def _environment(layout: Layout, service: str, *, node: str, hardware_root: Path
     defaults = {
         "TOPOBUS_ALL__LOG__FORMAT": "json",
     } | {f"TOPOBUS_{name}__{key}": value for (name, key), value in _folders(layout, service).items() if name == service.upper()}
-    if has_own_service(service) or service in ("topology", "gateway"):
-        defaults[f"TOPOBUS_{service.upper()}__ANSWERS__KEY_DIR"] = str(layout.answer_keys)
     return {
         **defaults,
         **os.environ,

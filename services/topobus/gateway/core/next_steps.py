@@ -18,7 +18,6 @@ _RIGHTS = "give the class's device service the rights that attaching needs (docs
 _STEPS = {
     "address-in-use": "ask for another address, or find the machine that answers for this one",
     "attach-unsupported": _RIGHTS,
-    "answers-differ": "find out who answers in the place of the class's device service (docs/how-to/secure-nats.md)",
     "attach-failed": _LOOK,
     "attach-malformed": _LOOK,
     "claim-": AGAIN,

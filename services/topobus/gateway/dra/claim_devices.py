@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from topobus.contracts.messages import Prepared, PrepareReply
+from topobus.contracts.messages import Prepared
 from topobus.domain.device import Device
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.outcome import Refusal
@@ -20,7 +20,6 @@ from topobus.gateway.dra.checkpoint import Checkpoint, ClaimEntry
 from topobus.gateway.dra.claim_key import ClaimFailed, ClaimKey, refused
 from topobus.gateway.key_locks import KeyLocks
 from topobus.gateway.live_containers import StillRuns, nodes_of
-from topobus.runtime.bus import Held
 
 __all__ = ["ClaimDevices", "DeviceAnswers"]
 
@@ -33,8 +32,6 @@ class DeviceAnswers:
     """Of all devices together."""
     by_request: dict[str, Prepared]
     """Of the devices of each request, where the claim has several; else empty."""
-    held: list[Held[PrepareReply]]
-    """The answers themselves, to be looked at once more when all is written: has another one come that says something else?"""
 
 
 class ClaimDevices:
@@ -63,17 +60,16 @@ class ClaimDevices:
 
         Errors: raises ClaimFailed when the service refuses or leaves a device out, PeerUnavailable when it is away.
         """
-        held: list[Held[PrepareReply]] = []
         async with self._alone_with(device_class, claim_allocation.names):
-            prepared = await self._ask(op_id, claim, device_class, claim_allocation, claim_allocation.names, held, is_again=is_again)
+            prepared = await self._ask(op_id, claim, device_class, claim_allocation, claim_allocation.names, is_again=is_again)
             by_request: dict[str, Prepared] = {}
             if len(claim_allocation.requests) > 1:
                 # Containers that name one request get what its devices have in common, which only their driver knows.
                 for request, names in claim_allocation.requests.items():
                     by_request[request] = await self._ask(
-                        f"{op_id}-of-{request}", claim, device_class, claim_allocation, names, held, is_again=is_again
+                        f"{op_id}-of-{request}", claim, device_class, claim_allocation, names, is_again=is_again
                     )
-        return DeviceAnswers(prepared=prepared, by_request=by_request, held=held)
+        return DeviceAnswers(prepared=prepared, by_request=by_request)
 
     async def _ask(
         self,
@@ -82,11 +78,10 @@ class ClaimDevices:
         device_class: str,
         claim_allocation: ClaimAllocation,
         names: tuple[str, ...],
-        held: list[Held[PrepareReply]],
         *,
         is_again: bool,
     ) -> Prepared:
-        """Have some of the claim's devices made ready together; the answer joins `held`."""
+        """Have some of the claim's devices made ready together."""
         looked_at = sorted({allocated.device for allocated in claim_allocation.devices if allocated.is_shared} & set(names))
         tolerated = sorted({*claim_allocation.tolerated} & set(names))
         prepared = await self._asks.prepare(
@@ -97,7 +92,6 @@ class ClaimDevices:
             claim_allocation.config,
             looked_at,
             tolerated,
-            held,
             claim_allocation.cpus,
             shares={name: share.amounts for name, share in claim_allocation.shares.get(device_class, {}).items()},
             is_again=is_again,

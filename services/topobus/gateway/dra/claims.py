@@ -20,7 +20,7 @@ from topobus.domain.device import driver_name
 from topobus.domain.errors import PeerUnavailable, TopobusError
 from topobus.domain.names import ClaimUid
 from topobus.domain.outcome import Refusal
-from topobus.gateway.asks import NodeAsks, StillAtWork, contradicted
+from topobus.gateway.asks import NodeAsks, StillAtWork
 from topobus.gateway.config import DeadlineSettings
 from topobus.gateway.core.claim_allocation import ClaimAllocation, allocation_of, cdi_spec
 from topobus.gateway.dra.attachments import Attachments
@@ -365,12 +365,6 @@ class ClaimPreparer:
             for outcome in await asyncio.gather(self._files.write(entry), self._checkpoint.put(entry), return_exceptions=True):
                 if outcome is not None:
                     raise outcome
-            refusal = contradicted(device_class, answers.held)
-            if refusal is not None:
-                # Taken back from the checkpoint first: a CDI file that no entry stands behind is removed at the next start, should this be the end.
-                await self._checkpoint.put(msgspec.structs.replace(entry, is_prepared=False, boot_id="", cdi=None))
-                await self._files.delete(entry)
-                raise refused(refusal)
         self._count_prepared()
         self._reports.prepared(entry)
         where = f"{claim.namespace}/{claim.name}"
