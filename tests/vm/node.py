@@ -151,11 +151,17 @@ class Node:
             assert time.monotonic() < end, f"{verb} {device}: {result}"
             await asyncio.sleep(0.5)
 
-    async def do(self, verb: str, device: str, *configs: Mapping[str, Any], pod: str = "pod", claim: str = "claim-1") -> Any:
-        """Ask, and want it done."""
+    async def do(
+        self, verb: str, device: str, *configs: Mapping[str, Any], pod: str = "pod", claim: str = "claim-1", waits_for: str = ""
+    ) -> Any:
+        """Ask, and want it done; again, as kubelet does, while it is refused for the reason `waits_for`."""
         if verb != "unprepare":
             self._held[device, claim] = pod
-        result = await self.ask(verb, device, *configs, pod=pod, claim=claim)
+        end = time.monotonic() + PATIENCE_S
+        while isinstance(result := await self.ask(verb, device, *configs, pod=pod, claim=claim), Refusal):
+            if result.reasons[0].code != waits_for or time.monotonic() > end:
+                break
+            await asyncio.sleep(1)
         assert not isinstance(result, Refusal), f"{verb} {device}: {result}"
         if verb == "unprepare":
             self._held.pop((device, claim), None)

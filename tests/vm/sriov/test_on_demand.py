@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 
 import pytest_asyncio
 
-from topobus.domain.outcome import Refusal
 from vm.kernel import PCI, interfaces, number, sh, state
-from vm.node import PATIENCE_S, Node
+from vm.node import Node
 from vm.sriov.conftest import SETTINGS
 
 _CARD, _FUNCTION, _MADE = "nic-0000-63-00-0", "nic-0000-63-10-0", PCI / "0000:63:00.0/sriov_numvfs"
@@ -27,22 +25,18 @@ async def on_demand(service: Node) -> AsyncIterator[None]:
     await service.device(_CARD)
 
 
-async def prepare_first(nic: Node) -> None:
-    """Ask as kubelet does, again after a refusal: the function is there at once, and its interface when a driver has taken it."""
-    async with asyncio.timeout(PATIENCE_S):
-        while isinstance(refusal := await nic.ask("prepare", _FUNCTION), Refusal):
-            assert refusal.reasons[0].code == "interface-changed"
-            await asyncio.sleep(1)
-    await nic.do("prepare", _FUNCTION)
+async def hand_over(nic: Node) -> None:
+    """Prepare and attach. The function is there at once, its interface when a driver has taken it, and the inventory tells it a moment later."""
+    for verb in ("prepare", "attach"):
+        await nic.do(verb, _FUNCTION, waits_for="interface-changed")
 
 
 async def test_function_is_made_for_its_claim_and_goes_with_it(nic: Node, pod: str) -> None:
     """Its driver comes a moment later: prepared is who has an interface. The card is nobody's as a whole meanwhile."""
     before = state("ens31")
     assert number(_MADE) == 0
-    await prepare_first(nic)
+    await hand_over(nic)
     assert number(_MADE) == 2
-    await nic.do("attach", _FUNCTION)
     assert len(interfaces(pod)) == 1
     await nic.refused("prepare", _CARD, claim="whole")
     await nic.do("detach", _FUNCTION)
@@ -53,8 +47,7 @@ async def test_function_is_made_for_its_claim_and_goes_with_it(nic: Node, pod: s
 
 async def test_functions_made_by_a_life_that_was_killed_go_with_the_claim(nic: Node, pod: str) -> None:
     """SIGKILL while a pod has it: the next life knows who has it, and what to take away afterwards."""
-    await prepare_first(nic)
-    await nic.do("attach", _FUNCTION)
+    await hand_over(nic)
     there = interfaces(pod)
     await nic.restart("nic")
     assert interfaces(pod) == there
