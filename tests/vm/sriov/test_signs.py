@@ -38,16 +38,16 @@ async def test_event_names_the_claim_and_the_pod_that_have_the_sick_card(nic: No
     adoption = AdoptRequest(op_id="adopt", owner=claim, devices={"nic": (_CARD,)}, pods=(reader,))
     await ask_patiently(nic.bus, ADOPT, adoption, limit_s=PATIENCE_S, node=NAME)
     monitor.link("nic3", is_up=False)
-    told = []
+    heard = []
     async with asyncio.timeout(PATIENCE_S):
         async for event in nic.bus.follow(HEALTH, node=NAME, device_class="nic", device=_CARD):
-            if event.value.affected or told:
-                told.append((event.value.health.state.value, event.value.affected, event.value.pods))
+            if event.value.affected or heard:
+                heard.append((event.value.health.state.value, event.value.affected, event.value.pods))
             if event.value.health.state.value == "unhealthy":
                 monitor.link("nic3", is_up=True)
-            elif told and event.value.health.state.value == "healthy":
+            elif heard and event.value.health.state.value == "healthy":
                 break
-    assert told == [(state, (claim,), (reader,)) for state in ("unhealthy", "recovering", "healthy")]
+    assert heard == [(state, (claim,), (reader,)) for state in ("unhealthy", "recovering", "healthy")]
     await nic.bus.ask(RELEASE, ReleaseRequest(op_id="release", owner=claim), node=NAME)
     nic.kill("topology")
 
