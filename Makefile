@@ -71,7 +71,7 @@ engine: setup ## containers on a real Docker by testcontainers, devices on a rea
 	$(BIN)/python -m pytest -q -s -x -m engine tests/engine
 
 VM ?=
-vm: setup ## a real kernel with emulated cards in QEMU (as root, on Debian): `make vm VM="sriov -- -k hand_over"`, what CI runs: `make vm VM=--short`
+vm: setup ## a real kernel with emulated cards in QEMU (as root, on Debian): `make vm VM="sriov -- -k hand_over"`, the short form: `make vm VM=--short`
 	@tests/vm/run $(VM)
 
 versions: setup ## the bus and the demo on the nats-servers of newer Debian releases
