@@ -31,7 +31,7 @@ async def test_carrier_of_a_card_is_its_own_and_its_functions_health(nic: Node, 
 
 
 async def test_event_names_the_claim_and_the_pod_that_have_the_sick_card(nic: Node, monitor: Monitor) -> None:
-    """As the ledger has them, from the event of the loss to the one of the recovery; afterwards nobody is named."""
+    """As the ledger has them, from the event of the loss to the one of the recovery."""
     claim = Owner(kind=OwnerKind.CLAIM, namespace="vm", name="claim", uid="claim")
     reader = Owner(kind=OwnerKind.POD, namespace="vm", name="reader", uid="reader")
     await nic.start("topology")
