@@ -2,7 +2,7 @@
 
 Flows in: names of devices that a request is about. Flows out: the turn on them, or why there is none (unreadable journal, half-done work that cannot be undone, cleaning).
 What is half done at the start is undone in the background, and at the latest before the first request of that device; what cannot be undone makes the device Unhealthy
-(`dirty`) and is tried again.
+(`dirty`) and is tried again. A driver that is still at work on it is no such evidence: pods keep the device, and nobody gets it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from itertools import groupby
+from typing import NamedTuple
 
 from topobus.devicekit import journaled_verbs
 from topobus.devicekit.cleaning import DeviceCleaner
@@ -21,6 +22,7 @@ from topobus.devicekit.hands import AttachingDriver
 from topobus.devicekit.isolation import DriverFailed, DriverHung, IsolatedDriver
 from topobus.devicekit.journal import Journal, JournalTaken
 from topobus.devicekit.journal_values import OwnerEntry
+from topobus.devicekit.leftovers import cleaning as being_cleaned
 from topobus.devicekit.leftovers import dirty, journal_unreadable
 from topobus.devicekit.long_work import LongJobs
 from topobus.devicekit.passthrough import PassthroughDriver
@@ -41,6 +43,13 @@ __all__ = ["DeviceHands", "driver_reason"]
 # How often it is looked whether another process has given the journal up, or an unreadable file was mended.
 _LOOK_S = 1.0
 _MOST_DOUBLINGS = 6
+
+
+class _Unmended(NamedTuple):
+    """Why what was half done on a device could not be undone at the last try; `is_waiting`: an earlier call of the driver is under way still, which says nothing of the device."""
+
+    why: str
+    is_waiting: bool = False
 
 
 class DeviceHands:
@@ -69,8 +78,7 @@ class DeviceHands:
         self.cleaner = DeviceCleaner(drivers, tree, self.find, journal, clock=clock, settings=cleaning)
         self.jobs = LongJobs(clock)
         self._locks: dict[str, asyncio.Lock] = {}
-        self._unmended: dict[str, str] = {}
-        """By device: why what was half done could not be undone at the last try."""
+        self._unmended: dict[str, _Unmended] = {}
         self._has_leftovers = asyncio.Event()
         self._on_change: Callable[[], None] = lambda: None
         self.look_anew: Callable[[str], None] = lambda _driver: None
@@ -134,10 +142,11 @@ class DeviceHands:
     def observations(self) -> dict[str, Observation]:
         """Tell which devices are out of use for what was left on them; stable as long as nothing changes."""
         seen = self.cleaner.observations()
-        for name, why in self._unmended.items():
+        for name, unmended in self._unmended.items():
             entry = self.journal.entries.get(name)
             owners = entry.half_done if entry is not None else ()
-            seen[name] = dirty(owners[0].owner if owners else None, why)
+            observe = being_cleaned if unmended.is_waiting else dirty
+            seen[name] = observe(owners[0].owner if owners else None, unmended.why)
         return {**seen, **{name: journal_unreadable(why) for name, why in self.journal.unreadable.items()}}
 
     async def load(self, readiness: Readiness) -> None:
@@ -195,9 +204,10 @@ class DeviceHands:
             if name in self.journal.unreadable:
                 text = f"the journal of device {name} cannot be read: {self.journal.unreadable[name]}"
                 return _refuse("journal-unreadable", text, device=name)
-            why = await self._mend(name)
-            if why:
-                return _refuse("undo-failed", f"device {name}: what was half done cannot be undone: {why}", device=name)
+            unmended = await self._mend(name)
+            if unmended is not None:
+                text = f"device {name}: what was half done cannot be undone: {unmended.why}"
+                return _refuse("undo-failed", text, device=name)
         return None
 
     def _half_done(self, name: str) -> list[OwnerEntry]:
@@ -229,30 +239,31 @@ class DeviceHands:
                 self._has_leftovers.set()
                 await self._clock.sleep(_LOOK_S * 2 ** min(tries - 1, _MOST_DOUBLINGS))
 
-    async def _mend(self, name: str) -> str:
-        """Undo what is half done on a device; why not, or nothing. The caller has its turn."""
-        before = self._unmended.get(name, "")
-        why = ""
+    async def _mend(self, name: str) -> _Unmended | None:
+        """Undo what is half done on a device; None: nothing is any more. The caller has its turn."""
+        before = self._unmended.get(name)
+        unmended = None
         for owner in self._half_done(name):
-            why = why or await self._undo(name, owner)
-        self._unmended.pop(name, None)
-        if why:
-            self._unmended[name] = why
-        if why != before:
+            unmended = unmended or await self._undo(name, owner)
+        if unmended is None:
+            self._unmended.pop(name, None)
+        else:
+            self._unmended[name] = unmended
+        if unmended != before:
             self._on_change()
-        return why
+        return unmended
 
-    async def _undo(self, name: str, entry: OwnerEntry) -> str:
+    async def _undo(self, name: str, entry: OwnerEntry) -> _Unmended | None:
         device = self.find(name)
         isolated = self.drivers.get(device.driver) if device is not None else None
         if device is None or isolated is None:
-            return f"driver {device.driver if device else ''!r} is not loaded"
+            return _Unmended(f"driver {device.driver if device else ''!r} is not loaded")
         isolated = self.undoing_driver(isolated, name, entry.owner)
         driver = isolated.driver
         steps: list[Callable[[], None]] = []
         if entry.is_half_attached:
             if not isinstance(driver, AttachingDriver):
-                return f"driver {driver.name} cannot detach any more"
+                return _Unmended(f"driver {driver.name} cannot detach any more")
             steps.append(partial(journaled_verbs.detach, self.journal, driver, self.tree, device, entry.owner, None))
         if entry.is_half_prepared:
             steps.append(partial(journaled_verbs.undo_prepare, self.journal, driver, self.tree, device, entry.owner))
@@ -261,14 +272,14 @@ class DeviceHands:
                 await isolated.call("undo", step)
         except (DriverFailed, DriverHung) as err:
             get_logger().warning("undo.failed", device=name, owner=entry.owner.key, why=err.message)
-            return err.message
+            return _Unmended(err.message, is_waiting=isinstance(err, DriverHung))
         self.cleaner.begin(name)
         if entry.is_passed_through:
             self.look_anew(device.driver)
         get_logger().info(
             "device.undone", device=name, owner=entry.owner.key, steps=[step.name for step in (*entry.prepare.steps, *entry.attach.steps)]
         )
-        return ""
+        return None
 
 
 def _refuse(code: str, message: str, **facts: str) -> Refusal:

@@ -13,14 +13,14 @@ from topobus.domain.request import Owner
 __all__ = ["cleaning", "dirty", "journal_unreadable", "with_leftovers"]
 
 
-def cleaning(owner: Owner) -> Observation:
+def cleaning(owner: Owner | None, why_not_yet: str = "") -> Observation:
     """Say that a device is being cleaned: not to be had, and nothing is known to be wrong, so it is Healthy again at once."""
     return Observation(
         dimension=Dimension.DRIVER,
         state=HealthState.UNKNOWN,
         reason="cleaning",
-        message=f"it is being cleaned after {owner}",
-        evidence={"owner": owner.key},
+        message=f"it is being cleaned after {owner or 'somebody'}{f': {why_not_yet}' if why_not_yet else ''}",
+        evidence={"owner": owner.key if owner else ""},
         action=RecoveryAction.WAIT,
     )
 

@@ -231,6 +231,25 @@ async def test_attach_is_refused_by_name_and_ends_later_when_the_driver_hangs(tm
     assert bench.inside(sandbox) == ["net1"]
 
 
+async def test_device_is_out_of_use_but_not_sick_when_what_is_half_done_waits_for_a_driver_at_work(tmp_path: Path) -> None:
+    """A driver that has not come back yet is no evidence of a fault: nobody gets the device, and a cluster evicts no pod for it (an Unhealthy one's taint would)."""
+    driver = _HangingDriver()
+    bench = HandsBench(tmp_path, driver=driver)
+    sandbox = bench.sandbox("s1")
+    async with bench.life():
+        asking = asyncio.create_task(bench.attach("card-0", sandbox=sandbox))
+        await asyncio.to_thread(driver.held.wait)
+        bench.clock.advance(TIMEOUT_S)
+        await asking
+        refused = await bench.detach("card-0", sandbox=sandbox)
+        (observation,) = bench.hands.observations().values()
+        driver.go.set()
+
+    assert codes(refused.refusal) == ["undo-failed"]
+    assert (observation.reason, observation.state) == ("cleaning", HealthState.UNKNOWN)
+    assert "an earlier call has not come back yet" in observation.message
+
+
 class _LeavingDriver(FolderDriver):
     """Says that it is done, and leaves its steps."""
 
