@@ -120,10 +120,7 @@ class Cluster:
         claim = f"{self.run}-{uuid.uuid4().hex[:4]}"
         requests = []
         for driver in drivers:
-            name = f"{claim}-{driver.partition('.')[0]}"
-            selector = {"cel": {"expression": f'device.driver == "{driver}"'}}
-            await self._make(DeviceClass, {"metadata": {"name": name}, "spec": {"selectors": [selector]}})
-            exactly: dict[str, Any] = {"deviceClassName": name, "allocationMode": "ExactCount", "count": 1}
+            exactly: dict[str, Any] = {"deviceClassName": await self.make_class(driver), "allocationMode": "ExactCount", "count": 1}
             if tolerates:
                 exactly["tolerations"] = [{"key": tolerates, "operator": "Exists"}]
             requests.append({"name": driver.partition(".")[0], "exactly": exactly})
@@ -132,6 +129,14 @@ class Cluster:
             devices["constraints"] = [{"requests": [request["name"] for request in requests], "matchAttribute": match}]
         await self._make(ResourceClaim, {"metadata": {"name": claim, "namespace": "default"}, "spec": {"devices": devices}})
         return claim
+
+    async def make_class(self, driver: str) -> str:
+        """Make a class of a driver's devices, if it is not there; its name."""
+        name = f"{self.run}-{driver.partition('.')[0]}"
+        if (DeviceClass, name) not in self._made:
+            selector = {"cel": {"expression": f'device.driver == "{driver}"'}}
+            await self._make(DeviceClass, {"metadata": {"name": name}, "spec": {"selectors": [selector]}})
+        return name
 
     async def publish(self, driver: str, count: int) -> None:
         """Publish devices of a driver that does not exist on the node."""

@@ -1,6 +1,6 @@
 """Topobus as the cluster suite finds it: running already, applied by the suite from manifests, or run by the suite as processes of its own on this machine.
 
-`TOPOBUS_CLUSTER_INSTALLATION` says which: `running` (the default), `manifests` or `processes`. What the suite must do to it (kill, update, break a device,
+`TOPOBUS_CLUSTER_INSTALLATION` says which: `running` (the default), `manifests` or `processes` (`hands` and `nodes` are of tests that install it themselves). What the suite must do to it (kill, update, break a device,
 uninstall) it does itself in the last two; for `running`, and for kubelet in all three, shell commands in the environment do it, since every
 installation does it another way. A test without its command is skipped, and says so.
 """
@@ -18,6 +18,7 @@ import tempfile
 import urllib.error
 import urllib.request
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ from topobus.simulation.machines import RecordedMachine, build
 from topobus.simulation.nats_server import find_nats_server, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
-KINDS = ("running", "manifests", "processes", "hands")
+KINDS = ("running", "manifests", "processes", "hands", "nodes")
 NODE_SERVICES = ("discovery", "gpu", "nic", "topology")
 _READY_S = 60.0
 _NAMESPACE = "topobus"
@@ -137,38 +138,73 @@ class Manifests(Installation):
 
 
 class Processes(Installation):
-    """NATS and the node's services as processes of this one, on a recorded machine: no images, no pods. As root where kubelet's folders are root's."""
+    """NATS and the node's services as processes of this one, on a recorded machine: no images, no pods. As root where kubelet's folders are root's.
 
-    def __init__(self, node: str, kubelet: Path, kubeconfig: Path) -> None:
+    Shapes: on — the words that run a command on the node, by becoming it; address — where the node is reached from here; nats_url — a server that runs already.
+    """
+
+    services: tuple[str, ...] = (*NODE_SERVICES, "gateway")
+
+    def __init__(
+        self, node: str, kubelet: Path, kubeconfig: Path, *, on: Sequence[str] = (), address: str = "127.0.0.1", nats_url: str = ""
+    ) -> None:
         self._node = node
         self._kubelet = kubelet
         self._kubeconfig = kubeconfig
+        self._on = tuple(on)
+        self._address = address
+        self._nats_url = nats_url
         self._folder = Path(setting("STATE_DIR") or tempfile.mkdtemp(prefix="te"))
         self._is_ours = not setting("STATE_DIR")
         self._nats = free_port()
         self._running: dict[str, tuple[subprocess.Popen[bytes], int]] = {}
         self._machine: RecordedMachine | None = None
 
+    @property
+    def folder(self) -> Path:
+        """Where state and logs are."""
+        return self._folder
+
     async def install(self) -> None:
         """Bring it up."""
+        self._prepare()
+        if not self._nats_url:
+            self.start("nats")
+        for name in self.services:
+            self.start(name)
+        await self.until_ready()
+
+    def _prepare(self) -> None:
         machine = self._folder / "machine"
         try:
             self._machine = build("dgx", machine, has_device_nodes=True)
         except ConfigError:
             # Only root makes device nodes; a simulated node needs none.
             self._machine = build("dgx", machine)
-        self._start_nats()
-        for name in (*NODE_SERVICES, "gateway"):
+
+    def kill(self, name: str) -> None:
+        """Kill one process (`nats`, `nic`, `cpu`, `gateway`, …), as a crash would."""
+        process, _ = self._running.pop(name)
+        process.send_signal(signal.SIGKILL)
+        process.wait(30)
+
+    def start(self, name: str) -> None:
+        """Start what was killed; it becomes ready by itself."""
+        if name == "nats":
+            words = ["-js", "-sd", str(self._folder / "nats"), "-a", "127.0.0.1", "-p", str(self._nats)]
+            self._spawn("nats", [str(find_nats_server()), *words])
+        else:
             self._start(name)
-        for name in (*NODE_SERVICES, "gateway"):
+
+    async def until_ready(self) -> None:
+        """Wait until every service that runs says that it is ready."""
+        for name in self.services:
             await self._until_ready(name)
 
     async def kill_gateway(self) -> None:
         """Kill it, and see it come back."""
-        process, _ = self._running.pop("gateway")
-        process.send_signal(signal.SIGKILL)
-        await asyncio.to_thread(process.wait, 30)
-        self._start("gateway")
+        await asyncio.to_thread(self.kill, "gateway")
+        self.start("gateway")
         await self._until_ready("gateway")
 
     async def update(self, *, surge: bool) -> None:
@@ -189,7 +225,7 @@ class Processes(Installation):
 
     async def uninstall(self) -> None:
         """Take everything off the node; a simulated kubelet can be told so by TOPOBUS_CLUSTER_UNINSTALLED, a shell command."""
-        for name in ("gateway", *NODE_SERVICES):
+        for name in reversed(self.services):
             await self._stop(name)
         if setting("UNINSTALLED"):
             await command("UNINSTALLED")
@@ -211,7 +247,7 @@ class Processes(Installation):
     @property
     def nats_url(self) -> str:
         """On loopback, without users."""
-        return f"nats://127.0.0.1:{self._nats}"
+        return self._nats_url or f"nats://127.0.0.1:{self._nats}"
 
     def check(self) -> None:
         """All are still running."""
@@ -230,9 +266,6 @@ class Processes(Installation):
         del self._running[name]
         assert status == 0, f"{name} did not end in order but with {status}: {self.log(name)}"
 
-    def _start_nats(self) -> None:
-        self._spawn("nats", [str(find_nats_server()), "-js", "-sd", str(self._folder / "nats"), "-a", "127.0.0.1", "-p", str(self._nats)])
-
     def _service_settings(self) -> dict[str, str]:
         """Give settings on top of those that every installation of this kind has."""
         return {}
@@ -243,6 +276,7 @@ class Processes(Installation):
         settings = {
             "TOPOBUS_ALL__NODE": self._node,
             "TOPOBUS_ALL__NATS__URL": self.nats_url,
+            "TOPOBUS_ALL__HTTP__HOST": self._address,
             "TOPOBUS_ALL__HTTP__PORT": str(port),
             "TOPOBUS_ALL__HARDWARE__ROOT": str(self._folder / "machine"),
             "TOPOBUS_ALL__HARDWARE__RUNTIME_DEV": str(self._folder / "machine" / "dev"),
@@ -267,7 +301,7 @@ class Processes(Installation):
     def _spawn(self, name: str, words: list[str], settings: dict[str, str] | None = None, port: int = 0) -> None:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("TOPOBUS_")}
         with (self._folder / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(words, env={**environment, **(settings or {})}, stdout=log, stderr=log)
+            process = subprocess.Popen([*self._on, *words], env={**environment, **(settings or {})}, stdout=log, stderr=log)
         self._running[name] = (process, port)
 
     async def _until_ready(self, name: str) -> None:
@@ -279,7 +313,7 @@ class Processes(Installation):
                 self._start(name)
                 continue
             assert process.poll() is None, f"{name} ended with {process.returncode}: {self.log(name)}"
-            is_ready, said = await asyncio.to_thread(_asked, port)
+            is_ready, said = await asyncio.to_thread(_asked, self._address, port)
             if is_ready:
                 return
             await asyncio.sleep(0.1)
@@ -296,8 +330,8 @@ def make_installation(node: str) -> Installation:
     kind = setting("INSTALLATION", "running")
     if kind not in KINDS:
         pytest.fail(f"TOPOBUS_CLUSTER_INSTALLATION is {kind!r}, wanted one of {', '.join(KINDS)}", pytrace=False)
-    if kind == "hands":
-        pytest.skip("NOT CHECKED ON A CLUSTER: TOPOBUS_CLUSTER_INSTALLATION=hands is what test_hands.py needs")
+    if kind in ("hands", "nodes"):
+        pytest.skip(f"NOT CHECKED ON A CLUSTER: TOPOBUS_CLUSTER_INSTALLATION={kind} is what test_{kind}.py needs")
     if kind == "manifests":
         return Manifests()
     if kind == "processes":
@@ -305,9 +339,9 @@ def make_installation(node: str) -> Installation:
     return Installation()
 
 
-def _asked(port: int) -> tuple[bool, str]:
+def _asked(address: str, port: int) -> tuple[bool, str]:
     try:
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"http://127.0.0.1:{port}/readyz", timeout=2) as answer:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"http://{address}:{port}/readyz", timeout=2) as answer:
             return answer.status == 200, answer.read().decode(errors="replace")
     except urllib.error.HTTPError as err:
         return False, err.read().decode(errors="replace")

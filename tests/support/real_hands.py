@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ __all__ = [
     "host_interfaces",
     "installed_hands",
     "interface_of_process",
+    "make_bench",
     "run_ip",
     "veth_bench",
 ]
@@ -48,13 +48,13 @@ class Interface:
     addresses: tuple[str, ...] = ()
 
 
-def run_ip(*words: str, pid: int | None = None) -> str:
-    """Run `ip` on the host, or in the network namespace of a process; gives what it printed.
+def run_ip(*words: str, pid: int | None = None, on: Sequence[str] = ()) -> str:
+    """Run `ip` on the host, in the network namespace of a process, or on another node by the words that run a command there; gives what it printed.
 
     Errors: raises AssertionError with what it said.
     """
     prefix = ["nsenter", "-t", str(pid), "-n"] if pid is not None else []
-    process = subprocess.run([*prefix, "ip", *words], capture_output=True, text=True, timeout=20, check=False)
+    process = subprocess.run([*on, *prefix, "ip", *words], capture_output=True, text=True, timeout=20, check=False)
     assert process.returncode == 0, f"ip {' '.join(words)}: {process.stderr.strip()}"
     return process.stdout
 
@@ -75,9 +75,9 @@ def _parse(text: str) -> dict[str, Interface]:
     return interfaces
 
 
-def host_interfaces() -> dict[str, Interface]:
+def host_interfaces(on: Sequence[str] = ()) -> dict[str, Interface]:
     """Our interfaces on the host, by name."""
-    return {name: interface for name, interface in _parse(run_ip("-j", "addr")).items() if name.startswith("tbh")}
+    return {name: interface for name, interface in _parse(run_ip("-j", "addr", on=on)).items() if name.startswith("tbh")}
 
 
 def interface_of_process(pid: int) -> dict[str, Interface]:
@@ -88,67 +88,55 @@ def interface_of_process(pid: int) -> dict[str, Interface]:
 @contextmanager
 def veth_bench(count: int) -> Iterator[dict[str, Interface]]:
     """Make a bridge and `count` pairs for the length of a block; gives the ends that may be handed out (`tbh0`, `tbh1`, …) as they are now."""
-    _remove_bench(count)
-    run_ip("link", "add", BRIDGE, "type", "bridge")
     try:
-        run_ip("addr", "add", BRIDGE_ADDRESS, "dev", BRIDGE)
-        run_ip("link", "set", BRIDGE, "up")
-        for number in range(count):
-            run_ip("link", "add", f"tbh{number}", "type", "veth", "peer", "name", f"tbhp{number}")
-            run_ip("link", "set", f"tbhp{number}", "master", BRIDGE, "up")
-            run_ip("link", "set", f"tbh{number}", "mtu", str(1500 - number), "up")
-        interfaces = host_interfaces()
-        yield {f"tbh{number}": interfaces[f"tbh{number}"] for number in range(count)}
+        yield make_bench(count)
     finally:
         _remove_bench(count)
 
 
-def _remove_bench(count: int) -> None:
+def make_bench(count: int, on: Sequence[str] = ()) -> dict[str, Interface]:
+    """Make what `veth_bench` does, anew where it is there."""
+    _remove_bench(count, on)
+    run_ip("link", "add", BRIDGE, "type", "bridge", on=on)
+    run_ip("addr", "add", BRIDGE_ADDRESS, "dev", BRIDGE, on=on)
+    run_ip("link", "set", BRIDGE, "up", on=on)
+    for number in range(count):
+        run_ip("link", "add", f"tbh{number}", "type", "veth", "peer", "name", f"tbhp{number}", on=on)
+        run_ip("link", "set", f"tbhp{number}", "master", BRIDGE, "up", on=on)
+        run_ip("link", "set", f"tbh{number}", "mtu", str(1500 - number), "up", on=on)
+    interfaces = host_interfaces(on)
+    return {f"tbh{number}": interfaces[f"tbh{number}"] for number in range(count)}
+
+
+def _remove_bench(count: int, on: Sequence[str] = ()) -> None:
     names = [BRIDGE, *(f"tbhp{number}" for number in range(count)), *(f"tbh{number}" for number in range(count))]
     for name in names:
-        subprocess.run(["ip", "link", "del", name], capture_output=True, timeout=20, check=False)
+        subprocess.run([*on, "ip", "link", "del", name], capture_output=True, timeout=20, check=False)
 
 
 class HandsInstallation(Processes):
     """NATS, the node's services and the gateway as processes of this one, on this machine's own hardware, as root."""
 
-    services = _SERVICES
+    services = (*_SERVICES, "gateway")
 
-    def __init__(self, node: str, kubelet: Path, kubeconfig: Path, *, runtime_socket: Path, settings: Mapping[str, str]) -> None:
-        super().__init__(node, kubelet, kubeconfig)
+    def __init__(
+        self,
+        node: str,
+        kubelet: Path,
+        kubeconfig: Path,
+        *,
+        runtime_socket: Path,
+        settings: Mapping[str, str],
+        on: Sequence[str] = (),
+        address: str = "127.0.0.1",
+        nats_url: str = "",
+    ) -> None:
+        super().__init__(node, kubelet, kubeconfig, on=on, address=address, nats_url=nats_url)
         self._runtime_socket = runtime_socket
         self._settings = settings
 
-    @property
-    def folder(self) -> Path:
-        """Where state and logs are."""
-        return self._folder
-
-    async def install(self) -> None:
-        """Bring it up."""
-        self._start_nats()
-        for name in (*_SERVICES, "gateway"):
-            self._start(name)
-        for name in (*_SERVICES, "gateway"):
-            await self._until_ready(name)
-
-    def kill(self, name: str) -> None:
-        """Kill one process (`nats`, `nic`, `cpu`, `gateway`, …), as a crash would."""
-        process, _ = self._running.pop(name)
-        process.send_signal(signal.SIGKILL)
-        process.wait(30)
-
-    def start(self, name: str) -> None:
-        """Start what was killed; it becomes ready by itself."""
-        if name == "nats":
-            self._start_nats()
-        else:
-            self._start(name)
-
-    async def until_ready(self) -> None:
-        """Wait until every service that runs says that it is ready."""
-        for name in (*_SERVICES, "gateway"):
-            await self._until_ready(name)
+    def _prepare(self) -> None:
+        """The machine is this one."""
 
     def _service_settings(self) -> dict[str, str]:
         return {

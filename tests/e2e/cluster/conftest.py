@@ -5,7 +5,7 @@
 | KUBECONFIG | who may list nodes and slices, and make pods, claims and classes | needed |
 | TOPOBUS_KUBELET_DIR | kubelet's folder of that node, on this machine: /var/lib/kubelet | needed |
 | TOPOBUS_CLUSTER_NODE | the node, when there are several | the only one |
-| TOPOBUS_CLUSTER_INSTALLATION | `running`, `manifests` or `processes` (see tests/support/installation.py) | `running` |
+| TOPOBUS_CLUSTER_INSTALLATION | `running`, `manifests`, `processes`, `hands` or `nodes` (see tests/support/installation.py) | `running` |
 | TOPOBUS_CLUSTER_CLASS | the class that is asked for | `gpu` |
 | TOPOBUS_CLUSTER_SECOND_CLASS | the class that is asked for beside it | `nic` |
 | TOPOBUS_CLUSTER_IMAGE | an image that waits | registry.k8s.io/pause:3.10 |
