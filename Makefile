@@ -28,13 +28,15 @@ up: setup ## run the whole system here until Ctrl-C
 test: checks suite ## everything that needs no container engine
 
 checks: setup lint types imports proto docs ## all that runs no test file
-	$(BIN)/python -m pytest -q --doctest-modules shared/topobus services/topobus --ignore shared/topobus/kubeletpb --ignore shared/topobus/runtimepb
+	$(BIN)/python -m pytest -q --doctest-modules shared/topobus services/topobus tools/lab --ignore shared/topobus/kubeletpb --ignore shared/topobus/runtimepb
 
 suite: setup ## the tests, four files at a time
 	$(BIN)/python -m pytest -q -m "not engine and not quarantined" $(PARALLEL)
 
-# The tests of the rooms that only decide (pyproject.toml, [tool.coverage.run]): none waits, so one process a core, and each takes what is left.
+# The tests of the rooms that only decide (pyproject.toml, [tool.coverage.run]), those of what measures them among them: none waits, so one process a core, and
+# each takes what is left.
 DECISIONS := tests/unit/alignment tests/unit/cel tests/unit/controller tests/unit/domain tests/unit/topology \
+  tests/unit/lab/test_allocation_bench.py \
   $(wildcard tests/contract/test_allocation_*.py tests/contract/test_cel_*.py) tests/property
 # The examples in those rooms' docstrings are tests, too.
 DECISION_ROOMS := shared/topobus/domain shared/topobus/cel services/topobus/controller/allocation
@@ -79,13 +81,14 @@ versions: setup ## the bus and the demo on the nats-servers of newer Debian rele
 
 CHAOS ?=
 chaos: setup ## proof by faults, for minutes; a million operations: `make chaos CHAOS="--steps 0 --operations 1000000"`, a hub: `--leaf`; the seed is printed
-	@$(BIN)/python -m topobus.testing.chaos $(CHAOS)
+	@$(BIN)/python -m lab.chaos $(CHAOS)
 
 chaos-short: setup ## the same in at most a minute and a half, with the seed of CI
-	@$(BIN)/python -m topobus.testing.chaos --seed 12 --steps 0 --operations 20000 --window 5000 --faults 4 --seconds 60
+	@$(BIN)/python -m lab.chaos --seed 12 --steps 0 --operations 20000 --window 5000 --faults 4 --seconds 60
 
-bench: setup ## measure; no test times anything
-	$(BIN)/python -m topobus.testing.bench
+BENCH ?=
+bench: setup ## measure (no test times anything); another group than the alignment engine: `make bench BENCH=idle`, all of them: `BENCH=--help`
+	@$(BIN)/python -m lab.bench $(BENCH)
 
 format: setup ## mend the style
 	$(BIN)/ruff check --fix .

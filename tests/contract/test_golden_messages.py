@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import Struct
+
 from docpages.describe import is_struct
 from docpages.samples import (
     MESSAGES,
@@ -18,8 +20,6 @@ from docpages.samples import (
     sample,
     variants,
 )
-from msgspec import Struct
-
 from topobus.contracts.codec import decode, encode
 
 GOLDEN = Path(__file__).parent / "golden"

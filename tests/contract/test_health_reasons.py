@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from lab.device_faults import FAULTS
 from support.nvml_faults import NVML_FAULTS
-from topobus.testing.device_faults import FAULTS
 
 _ROOT = Path(__file__).parent.parent.parent
 _PAGE = _ROOT / "docs" / "reference" / "health-reasons.md"

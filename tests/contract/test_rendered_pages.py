@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import yaml
-from docpages.asyncapi import render_asyncapi
 
+from docpages.asyncapi import render_asyncapi
 from topobus.contracts.catalogue import ALL, ASKS, PROVISIONER
 from topobus.contracts.device_classes import DEVICE_SERVICES
 from topobus.contracts.inboxes import connection_name

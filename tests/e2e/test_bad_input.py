@@ -19,10 +19,10 @@ from typing import Any
 import nats.errors
 import pytest
 import pytest_asyncio
-from docpages.samples import sample
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from docpages.samples import sample
 from support.alignment_nodes import container, pod
 from support.malformed import GARBAGE, ODD_NAMES, spoilt
 from support.running import LIMIT_S, NODE, Service, all_services, until_all_ready

@@ -13,10 +13,10 @@ from typing import NamedTuple, cast
 
 import pytest
 import pytest_asyncio
-from docpages.samples import sample
 from testcontainers.core.container import DockerContainer
 from testcontainers.core.wait_strategies import LogMessageWaitStrategy
 
+from docpages.samples import sample
 from engine.conftest import Images
 from engine.engine import ROOT, EngineUnavailable, nats_program, program_image
 from support.account_nats import ZONES, AccountNats, subject_of

@@ -12,9 +12,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
-from docpages.samples import sample
 from nats.aio.msg import Msg
 
+from docpages.samples import sample
 from integration.values import health
 from support.account_attacks import Attack, Victim, attacks, eavesdropping, is_granted
 from support.account_nats import LIMIT_S, AccountNats, StreamImage, account_nats, subject_of

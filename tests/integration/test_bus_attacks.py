@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from docpages.samples import sample
 from msgspec import structs
 from prometheus_client import CollectorRegistry
 
+from docpages.samples import sample
 from support.alignment_nodes import container, dgx_facts, pod
 from support.asking import ask_patiently
 from support.running import Service, service

@@ -9,9 +9,9 @@ from typing import Any
 
 import nats.errors
 import pytest
-from docpages.samples import sample
 from nats.aio.client import Client
 
+from docpages.samples import sample
 from support.account_nats import LIMIT_S
 from topobus.cli.application import run
 from topobus.contracts.catalogue import ADOPT, PREPARE

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from docpages.samples import sample
 
+from docpages.samples import sample
 from support.account_attacks import Victim, attacks, stored_subjects
 from support.account_nats import AccountNats, account_nats
 from support.attacked_services import Answering, answering, until_answered

@@ -9,6 +9,12 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from lab.bench.cluster import measure_fill
+from lab.cluster_fill.fill_outcome import faults_of
+from lab.cluster_fill.fill_rig import CONTROLLER, fill_rig
+from lab.cluster_fill.gated_pods import NAMESPACE, claim_object, pod_object
+from lab.cluster_fill.node_records import NodeRecord, node_name
+from lab.cluster_fill.played_nodes import PlayedNode, open_client, publish_nodes
 from support.cluster_home import ClusterHome
 from topobus.controller.store.api import WATCHED
 from topobus.domain.device import Inventory
@@ -17,13 +23,7 @@ from topobus.runtime.bus import Bus
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
 from topobus.testing.apiserver.request_counts import count_requests
-from topobus.testing.bench_cluster import measure_fill
 from topobus.testing.clock import ManualClock
-from topobus.testing.cluster_fill.node_records import NodeRecord, node_name
-from topobus.testing.cluster_fill.nodes import PlayedNode, open_client, publish_nodes
-from topobus.testing.cluster_fill.outcome import faults_of
-from topobus.testing.cluster_fill.pods import NAMESPACE, claim_object, pod_object
-from topobus.testing.cluster_fill.rig import CONTROLLER, fill_rig
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 

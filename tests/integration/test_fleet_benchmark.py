@@ -8,14 +8,14 @@ import msgspec
 import pytest
 from msgspec import structs
 
+from lab.bench import fleet
+from lab.fleet.fleet_node import FleetNode, node_template
+from lab.fleet.fleet_run import FleetRun, measure_run
+from lab.leaves.node_content import NodeContent, Saying
 from support.alignment_nodes import dgx_facts
 from topobus.contracts import catalogue
 from topobus.contracts.stored import to_stored
 from topobus.runtime.bus import Bus
-from topobus.testing import bench_fleet
-from topobus.testing.fleet.measure import FleetRun, measure_run
-from topobus.testing.fleet.node import FleetNode, node_template
-from topobus.testing.leaves.content import NodeContent, Saying
 
 pytestmark = pytest.mark.integration
 
@@ -87,7 +87,7 @@ def test_bench_refuses_what_cannot_be_run(arguments: list[str], problem: str, tm
     content = tmp_path / "content.json"
     content.write_bytes(msgspec.json.encode(CONTENT))
 
-    status = bench_fleet.main([*arguments, "--content", str(content)])
+    status = fleet.main([*arguments, "--content", str(content)])
 
     assert status == 64
     assert problem in capsys.readouterr().err

@@ -7,9 +7,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from docpages.metrics import metrics_of
 from prometheus_client import Metric
 
+from docpages.metrics import metrics_of
 from support.metric_pages import families_of, read_page, types_of
 from support.running import SERVICES, all_services, until_all_ready
 from topobus.runtime.metric_descriptors import MetricDescriptor

@@ -17,6 +17,15 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import NoRespondersError
 
+from lab.leaves.crowd import Crowd
+from lab.leaves.hub import Hub
+from lab.leaves.hub_chart import draw_growth
+from lab.leaves.hub_measures import Fleet, measure_fleet
+from lab.leaves.leaf_connection import LeafConnection, NoAnswer
+from lab.leaves.node_content import NodeContent, Saying
+from lab.leaves.simulated_node import SimulatedNode, asked_subjects
+from lab.leaves.swarm import Order, node_name
+from lab.leaves.watcher import Watcher
 from topobus.contracts.catalogue import MACHINE, PREFER
 from topobus.contracts.codec import encode
 from topobus.contracts.messages import PreferReply, PreferRequest
@@ -30,15 +39,6 @@ from topobus.runtime.ask_headers import PING
 from topobus.runtime.bus import Bus
 from topobus.runtime.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer, free_port
-from topobus.testing.leaves.connection import LeafConnection, NoAnswer
-from topobus.testing.leaves.content import NodeContent, Saying
-from topobus.testing.leaves.crowd import Crowd
-from topobus.testing.leaves.drawing import draw_growth
-from topobus.testing.leaves.hub import Hub
-from topobus.testing.leaves.measures import Fleet, measure_fleet
-from topobus.testing.leaves.node import SimulatedNode, asked_subjects
-from topobus.testing.leaves.swarm import Order, node_name
-from topobus.testing.leaves.watcher import Watcher
 from topobus.testing.nats.accounts import cheap_folder
 
 pytestmark = pytest.mark.integration

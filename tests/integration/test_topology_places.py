@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from lab.played_ledger import PlayedLedger
 from support.card_node import CARDS, MACHINE, VIEW
 from support.real_topology import real_topology
 from topobus.contracts.catalogue import LEDGER, PLACE
@@ -14,7 +15,6 @@ from topobus.domain.ledger import Ledger
 from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
 from topobus.runtime.bus import Bus
-from topobus.testing.played_ledger import PlayedLedger
 
 pytestmark = [
     pytest.mark.integration,

@@ -7,6 +7,7 @@ import asyncio
 import grpc.aio
 import pytest
 
+from lab.bench.node_processes import NODE, BenchNode, bench_node
 from support.trace_collector import TraceCollector, trace_collector
 from topobus.contracts.catalogue import OBJECT
 from topobus.contracts.messages import ApiObject
@@ -14,7 +15,6 @@ from topobus.domain.device import driver_name
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
 from topobus.simulation.kubelet.simulator import Admission, ClaimReference, Container, Pod
-from topobus.testing.bench_node import NODE, BenchNode, bench_node
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 

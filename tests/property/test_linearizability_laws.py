@@ -11,6 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from lab.chaos.histories import Histories, Operation
+from lab.chaos.ledger_objects import FREE, Act, DeviceAction, device_step, double_holdings, is_look
+from lab.chaos.linearizability import History
+from lab.chaos.workload import Draft, Verb, effects_of, operations, owner_keys, unknown_effects
 from support.laws import examples
 from topobus.contracts.messages import Adopted, AdoptReply, CommitReply, PlaceReply, PlaceRequest, ReleaseReply
 from topobus.domain.hint import Hint
@@ -18,10 +22,6 @@ from topobus.domain.idset import CpuSet
 from topobus.domain.ledger import Allocation, AllocationPhase, Holders, Holding
 from topobus.domain.outcome import ContainerPlacement, Placement, Reason, Refusal
 from topobus.domain.request import Owner, OwnerKind
-from topobus.testing.chaos.histories import Histories, Operation
-from topobus.testing.chaos.ledger_objects import FREE, Act, DeviceAction, device_step, double_holdings, is_look
-from topobus.testing.chaos.linearizability import History
-from topobus.testing.chaos.workload import Draft, Verb, effects_of, operations, owner_keys, unknown_effects
 
 OWNERS = ("a", "b", "c")
 ACTIONS = st.builds(

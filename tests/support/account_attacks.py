@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator, Sequence
 
 import msgspec
-from docpages.samples import sample
 
+from docpages.samples import sample
 from support.account_nats import subject_of
 from topobus.contracts.catalogue import ASKS, EVENTS, LEDGER, STATES
 from topobus.contracts.codec import encode

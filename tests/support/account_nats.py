@@ -16,10 +16,10 @@ from typing import Any, Literal
 
 import msgspec
 import nats.errors
-from docpages.samples import sample
 from nats.aio.client import Client
 from prometheus_client import CollectorRegistry
 
+from docpages.samples import sample
 from support.secured_nats import Attacker
 from topobus.contracts.catalogue import EVENTS, STATES
 from topobus.contracts.codec import encode

@@ -9,9 +9,9 @@ import json
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from docpages.samples import sample
 from prometheus_client import CollectorRegistry
 
+from docpages.samples import sample
 from support.account_attacks import Victim, is_granted
 from support.account_nats import LIMIT_S, AccountNats, StreamImage, parts_of
 from support.secured_nats import Attacker

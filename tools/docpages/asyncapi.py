@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from docpages.samples import MESSAGES, sample
-from docpages.schema import render_schemas
 from msgspec import Struct
 
+from docpages.samples import MESSAGES, sample
+from docpages.schema import render_schemas
 from topobus.contracts.catalogue import ASKS, EVENTS, NOTICES, STATES
 from topobus.contracts.codec import encode
 from topobus.contracts.nouns import PREFIX, Ask, Event, Notice, Noun, State

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from docpages.describe import describe_fields, nested_structs, summary
-from docpages.samples import MESSAGES
 from msgspec import Struct
 
+from docpages.describe import describe_fields, nested_structs, summary
+from docpages.samples import MESSAGES
 from topobus.contracts.catalogue import ASKS, BUCKETS, EVENTS, NOTICES, STATES
 from topobus.contracts.device_classes import DEVICE_SERVICES
 from topobus.contracts.nouns import CLUSTER, PREFIX, Noun, State

@@ -11,9 +11,9 @@ import typing
 from typing import Any, TypeVar
 
 import msgspec
-from docpages.describe import is_struct
 from msgspec import Struct
 
+from docpages.describe import is_struct
 from topobus.contracts.catalogue import ASKS, EVENTS, NOTICES, STATES
 from topobus.contracts.codec import from_builtins
 from topobus.domain.errors import InvariantError

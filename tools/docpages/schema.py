@@ -12,14 +12,14 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
+from msgspec import Struct
+
 from docpages.describe import (
     describe_fields,
     is_struct,
     nested_structs,
     summary,
 )
-from msgspec import Struct
-
 from topobus.contracts.codec import to_builtins
 from topobus.domain.errors import InvariantError
 from topobus.domain.idset import IdSet

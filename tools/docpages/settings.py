@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from msgspec import Struct
+
 from docpages.describe import (
     FieldText,
     describe_fields,
@@ -12,7 +14,6 @@ from docpages.describe import (
     summary,
     type_text,
 )
-from msgspec import Struct
 
 __all__ = ["render_settings"]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from lab.device_faults import FAULTS, build_faulty, place_faults
 from support.fake_nvml import FakeGpu, fake_nvml, needs_gcc
 from support.nvml_faults import NVML_FAULTS
 from support.sick_devices import Outputs, SickNode, sick_node
@@ -28,7 +29,6 @@ from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.sysfs.uevent import Uevent
 from topobus.testing.apiserver import ApiServerSimulator
-from topobus.testing.device_faults import FAULTS, build_faulty, place_faults
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 

@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-from topobus.testing import bench
+from lab.bench import gateway
 
 pytestmark = pytest.mark.integration
 
 
 def test_bench_gateway_measures_a_floor_beside_allocate_and_prepare_when_run(capsys: pytest.CaptureFixture[str]) -> None:
     """Both calls have the floor's times and ratios, and processor time is told for every process of both."""
-    status = bench.main(["gateway", "--json", "--rounds", "10", "--only", "calls,claims"])
+    status = gateway.main(["--json", "--rounds", "10", "--only", "calls,claims"])
 
     cases = {row["case"]: row for row in json.loads(capsys.readouterr().out)["cases"]}
     allocated, prepared = cases["Allocate of one GPU"], cases["prepare of one claim"]
@@ -27,6 +27,6 @@ def test_bench_gateway_measures_a_floor_beside_allocate_and_prepare_when_run(cap
 def test_bench_gateway_refuses_a_group_when_there_is_none_of_that_name(capsys: pytest.CaptureFixture[str]) -> None:
     """A mistyped group is an error that names those that there are, not a run that measures nothing."""
     with pytest.raises(SystemExit):
-        bench.main(["gateway", "--only", "call"])
+        gateway.main(["--only", "call"])
 
     assert "no such group: call; there are calls, claims" in capsys.readouterr().err

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import pytest
 import yaml
-from docpages.rights import OVERLAYS, rights_of
 from lightkube import codecs
 
+from docpages.rights import OVERLAYS, rights_of
 from support.kustomize import Manifest, built, load
 from topobus.contracts.messages import Prepared
 from topobus.devicekit.rights import DEVICE_RESET, PASSTHROUGH, RightKind

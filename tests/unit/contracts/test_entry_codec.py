@@ -7,8 +7,8 @@ import sys
 from typing import Any
 
 import pytest
-from docpages.samples import sample
 
+from docpages.samples import sample
 from support.malformed import GARBAGE, spoilt
 from topobus.contracts import bounds
 from topobus.contracts.codec import decode, encode

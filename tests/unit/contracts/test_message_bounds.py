@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 import pytest
+
 from docpages.samples import (
     MESSAGES,
     file_stem,
     sample,
     variants,
 )
-
 from topobus.contracts import bounds
 from topobus.contracts.codec import decode, encode
 from topobus.contracts.messages import AdoptRequest, ApiObject

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from lab.allocator.cases import Cluster, claim, node_name
+from lab.allocator.measures import Bench
 from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.values import (
     Allocated,
@@ -11,8 +13,6 @@ from topobus.controller.allocation.values import (
     NoFit,
     Outcome,
 )
-from topobus.controller.bench.cases import Cluster, claim, node_name
-from topobus.controller.bench.measures import Bench
 from topobus.controller.claims.lifecycle import read_claim
 from topobus.controller.claims.stored import ObjectKey
 from topobus.controller.state.result_cache import RequestShape

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from docpages.wrapping import WIDTH, prose_lines, wrap_page
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import yaml
-from docpages.metrics import METRIC_MODULES
 
+from docpages.metrics import METRIC_MODULES
 from support.kustomize import built
 from topobus.runtime.metric_descriptors import MetricDescriptor, descriptors_of
 

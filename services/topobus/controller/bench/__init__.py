@@ -1,1 +1,0 @@
-"""Measures of the allocator: `python -m topobus.testing.bench allocate`."""

@@ -1,0 +1,1 @@
+"""Measures of the allocator: `python -m lab.bench allocate`."""

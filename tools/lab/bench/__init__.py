@@ -1,0 +1,1 @@
+"""Measures what the architecture gives budgets for: `python -m lab.bench GROUP`, a module for each group."""

@@ -1,0 +1,311 @@
+"""Many operations on one node's ledger at full speed, under faults, with a history that is checked for linearizability.
+
+Flows in: a seed, how many operations and workers. Flows out: counts, or the violation. A real topology process works on a real nats-server, both behind a proxy; no
+other service runs. Operations come in windows: between two of them nothing is under way, the ledger is read, and what stayed unknown is settled, so a run of any
+length takes the memory of one window. The seed gives the operations of each worker, the faults and the share of the operations at which each begins; what the
+machine makes of them in time differs from run to run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lab.chaos.faults import BULK_FAULTS, TROUBLES, Fault, Planned, plan_faults
+from lab.chaos.histories import Histories, Operation, Violation
+from lab.chaos.ledger_objects import double_holdings
+from lab.chaos.nats_proxy import NatsProxy, Trouble
+from lab.chaos.service_process import ServiceProcess
+from lab.chaos.small_node import NODE, SETTINGS, publish_small_node
+from lab.chaos.workload import Draft, Verb, effects_of, operations, owner_keys, unknown_effects
+from topobus.contracts.catalogue import ADOPT, COMMIT, LEDGER, PLACE, RELEASE
+from topobus.contracts.messages import CommitRequest, PlaceRequest, ReleaseRequest
+from topobus.contracts.nouns import Ask
+from topobus.domain.errors import InvariantError, PeerUnavailable
+from topobus.domain.ledger import Holders
+from topobus.domain.outcome import Refusal
+from topobus.domain.request import ContainerRequest, Owner, OwnerKind, PodRequest
+from topobus.runtime.bus import Bus
+from topobus.runtime.config import NatsSettings
+from topobus.runtime.failures import NobodyThere
+from topobus.simulation.nats_server import NatsServer
+
+__all__ = ["BulkOptions", "BulkResult", "run_bulk"]
+
+_ASKS: dict[Verb, Ask[Any, Any]] = {Verb.PLACE: PLACE, Verb.ADOPT: ADOPT, Verb.COMMIT: COMMIT, Verb.RELEASE: RELEASE}
+_ASK_S = 1.0
+# A request is not followed when it is older than its asker's time and the difference that clocks may have (topobus.runtime.answerer).
+_SETTLED_S = _ASK_S + 2.5
+_PAUSE_S = 0.02
+# The ledger keeps 256 answers: who asks again after so many others came may be answered anew.
+_REPEATABLE = 120
+# While no fault is on: this only ends a run that goes on no more, however loaded the machine is.
+_STUCK_S = 180.0
+# Before the first operation a machine that has much else to do may take its time.
+_SET_UP_S = 60.0
+# While two topology services run, both take in each request, and the slower one may still decide it after the other one has told its answer. It finds that answer among
+# the 256 that the ledger keeps, as it does on a node that decides some operations a second; so each worker pauses, however fast the one and slow the other is.
+_TWIN_PAUSE_S = 0.2
+_NOBODY = Owner(kind=OwnerKind.POD, name="nobody", uid="uid-nobody")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BulkOptions:
+    """What to run."""
+
+    seed: int
+    operations: int
+    workers: int = 8
+    window: int = 2500
+    faults: int = 3
+    """In each window."""
+    most_s: float = 1.0
+    """How long a fault lasts at most."""
+    seconds: float = float("inf")
+    """After so long nothing more is begun, and what is under way is checked."""
+    nats_server: Path | None = None
+    tell: Callable[[str], None] = field(default=lambda _: None)
+    program: tuple[str, ...] = ()
+    """What runs in the place of the topology service; empty: the service."""
+
+
+@dataclass
+class BulkResult:
+    """What came out."""
+
+    operations: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    messages: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+    checked_s: float = 0.0
+    widest: int = 1
+    violation: Violation | None = None
+
+
+async def run_bulk(options: BulkOptions, folder: Path) -> BulkResult:
+    """Run until all operations are done, the time is over or a violation was found."""
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(NatsServer(binary=options.nats_server, parent=folder, start_limit_s=_SET_UP_S))
+        proxy = await stack.enter_async_context(NatsProxy(server.port, options.seed))
+        async with Bus.session(NatsSettings(url=proxy.url, timeout_s=_SET_UP_S), name="topobus-cli") as patient:
+            await patient.provision()
+            await publish_small_node(patient)
+        bus = await stack.enter_async_context(Bus.session(NatsSettings(url=proxy.url, timeout_s=_ASK_S), name="topobus-cli"))
+        environment = {**SETTINGS, "TOPOBUS_ALL__NATS__URL": proxy.url}
+        topology = ServiceProcess("topology", environment, folder, program=options.program)
+        twin = ServiceProcess("topology", environment, folder, label="topology-twin", program=options.program)
+        stack.push_async_callback(twin.kill)
+        stack.push_async_callback(topology.kill)
+        await topology.start()
+        run = _BulkRun(options, bus, _Troublemaker(server, proxy, topology, twin))
+        return await run.run()
+
+
+class _Troublemaker:
+    """Does what the schedule says, and undoes it."""
+
+    def __init__(self, server: NatsServer, proxy: NatsProxy, topology: ServiceProcess, twin: ServiceProcess) -> None:
+        self.server = server
+        self.proxy = proxy
+        self.topology = topology
+        self.twin = twin
+        self.done: Counter[str] = Counter()
+        self.has_twin = False
+        self.ended_at = time.monotonic()
+        """When the last fault was over; a fault that is on ends now."""
+
+    async def do(self, planned: Planned) -> None:
+        """Do one fault, and return when it is over; what was hit may be on its way back still."""
+        self.done[planned.name] += 1
+        self.ended_at = float("inf")
+        try:
+            await self._do(planned)
+        finally:
+            self.ended_at = time.monotonic()
+
+    async def _do(self, planned: Planned) -> None:
+        match planned.fault:
+            case Fault.KILL_SERVICE:
+                await self.topology.kill()
+                await self.topology.start()
+            case Fault.FREEZE_SERVICE:
+                self.topology.freeze()
+                await asyncio.sleep(planned.lasts_s)
+                self.topology.thaw()
+            case Fault.TWIN:
+                self.has_twin = True
+                await self.twin.start()
+                await asyncio.sleep(2 + planned.lasts_s)
+                await self.twin.stop()
+                self.has_twin = False
+            case Fault.KILL_SERVER:
+                await self.server.kill()
+                await self.server.start()
+            case Fault.FREEZE_SERVER:
+                self.server.pause()
+                await asyncio.sleep(planned.lasts_s)
+                self.server.resume()
+            case Fault.CUT:
+                self.proxy.cut()
+            case _:
+                self.proxy.trouble = TROUBLES[planned.fault]
+                await asyncio.sleep(planned.lasts_s)
+                self.proxy.trouble = Trouble()
+
+    def check_alive(self) -> None:
+        """Say when the service has ended by itself."""
+        if self.topology.status is not None:
+            raise InvariantError(f"topology ended by itself with status {self.topology.status}: {self.topology.read_log()}")
+
+
+class _BulkRun:
+    """One run."""
+
+    def __init__(self, options: BulkOptions, bus: Bus, troublemaker: _Troublemaker) -> None:
+        self._options = options
+        self._bus = bus
+        self._trouble = troublemaker
+        self._owners = (*owner_keys(options.workers), _NOBODY.key)
+        self._histories = Histories(self._owners)
+        self._numbers = itertools.count(1)
+        self._result = BulkResult()
+        self._in_window = 0
+        self._until = float("inf")
+
+    @property
+    def _is_over(self) -> bool:
+        """Say whether nothing more is to be begun."""
+        return self._result.violation is not None or time.monotonic() >= self._until
+
+    async def run(self) -> BulkResult:
+        """Run window after window."""
+        options, result = self._options, self._result
+        workers = [operations(options.seed, worker) for worker in range(options.workers)]
+        began = time.monotonic()
+        self._until = began + options.seconds
+        for window in itertools.count():
+            left = options.operations - result.operations
+            if left <= 0 or self._is_over:
+                break
+            each = -(-min(options.window, left) // options.workers)
+            await self._run_window(window, workers, each)
+            result.seconds = time.monotonic() - began
+            options.tell(self._progress(window))
+        result.faults, result.messages = self._trouble.done, self._trouble.proxy.met
+        return result
+
+    async def _run_window(self, window: int, workers: list[Iterator[Draft]], each: int) -> None:
+        """Have each worker do so many operations, beside the faults of this window; then let all come to rest and check."""
+        self._in_window = 0
+        planned = plan_faults(
+            f"{self._options.seed}/{window}", self._options.faults, BULK_FAULTS, ("topology",), most_s=self._options.most_s
+        )
+        async with asyncio.TaskGroup() as group:
+            faults = group.create_task(self._do_faults(planned, each * len(workers)))
+            working = [group.create_task(self._work(worker, each)) for worker in workers]
+            await asyncio.gather(*working)
+            await faults
+        await self._settle()
+
+    async def _do_faults(self, planned: tuple[Planned, ...], total: int) -> None:
+        for each in planned:
+            while self._in_window < each.at * total and not self._is_over:
+                await asyncio.sleep(_PAUSE_S)
+                self._trouble.check_alive()
+            if self._is_over:
+                return
+            await self._trouble.do(each)
+
+    async def _work(self, worker: Iterator[Draft], count: int) -> None:
+        for draft in itertools.islice(worker, count):
+            if self._is_over:
+                return
+            await self._perform(draft)
+            if self._trouble.has_twin:
+                await asyncio.sleep(_TWIN_PAUSE_S)
+
+    async def _settle(self) -> None:
+        """Come to rest: an answer now means that whatever is older has been followed, or never will be."""
+        if self._histories.has_unknown:
+            await asyncio.sleep(_SETTLED_S)
+            await self._write_over()
+        op_id = f"{self._options.seed}-rest-{next(self._numbers)}"
+        await self._perform(Draft(op_id=op_id, verb=Verb.COMMIT, owner=_NOBODY, request=CommitRequest(op_id=op_id, owner=_NOBODY)))
+        await self._perform(Draft(op_id=op_id, verb=Verb.READ, owner=_NOBODY))
+        began = time.monotonic()
+        self._histories.settle_unknown()
+        self._result.checked_s += time.monotonic() - began
+        self._result.widest = self._histories.widest
+        self._result.violation = self._result.violation or self._histories.violation
+
+    async def _write_over(self) -> None:
+        """Write the ledger twice: a write of a killed process that a slow server has not taken yet has lost its compare-and-set by then."""
+        op_id = f"{self._options.seed}-over-{next(self._numbers)}"
+        pod = PodRequest(owner=_NOBODY, containers=(ContainerRequest(name="main"),))
+        await self._asked(Draft(op_id=op_id, verb=Verb.PLACE, owner=_NOBODY, request=PlaceRequest(op_id=op_id, pod=pod)))
+        op_id += "-end"
+        await self._asked(Draft(op_id=op_id, verb=Verb.RELEASE, owner=_NOBODY, request=ReleaseRequest(op_id=op_id, owner=_NOBODY)))
+
+    async def _perform(self, draft: Draft) -> None:
+        operation = Operation(next(self._numbers), draft)
+        self._histories.call(operation)
+        reply = await self._asked(draft)
+        if reply is None:
+            operation.is_unknown, operation.effects = True, unknown_effects(draft)
+            self._result.outcomes["unknown"] += 1
+        else:
+            operation.answer, operation.effects = reply, effects_of(draft, reply, self._owners)
+            self._histories.end(operation)
+            self._result.outcomes[f"{draft.verb} {_said(reply)}"] += 1
+        self._in_window += 1
+        self._result.operations += 1
+
+    async def _asked(self, draft: Draft) -> Any:
+        """Ask until there is an answer; None when there will be none that is sure to be the first one's."""
+        done_before, began = self._result.operations, time.monotonic()
+        is_sent = False
+        # A fault is no reason to call the system stuck: the time counts from its end.
+        while time.monotonic() - max(began, self._trouble.ended_at) < _STUCK_S:
+            try:
+                if draft.request is None:
+                    return await self._read()
+                return await self._bus.ask(_ASKS[draft.verb], draft.request, timeout_s=_ASK_S, node=NODE)
+            except PeerUnavailable as err:
+                # When the server says that nobody listens, nothing was done.
+                is_sent = is_sent or not isinstance(err.__cause__, NobodyThere)
+            if is_sent and draft.request is not None and not self._may_repeat(draft, done_before):
+                return None
+            await asyncio.sleep(_PAUSE_S)
+        self._result.violation = Violation(f"operation {draft.op_id} ({draft.verb}) had no answer for {_STUCK_S:g} s")
+        return None
+
+    def _may_repeat(self, draft: Draft, done_before: int) -> bool:
+        """Say whether the ledger still keeps the first answer; of kubelet's own allocations, which kubelet never asks for again, it keeps the newest few only."""
+        return draft.owner.kind is not OwnerKind.DEVICE_PLUGIN and self._result.operations - done_before <= _REPEATABLE
+
+    async def _read(self) -> Holders:
+        entry = await self._bus.get(LEDGER.read_as(Holders), node=NODE)
+        ledger = entry.value if entry is not None else Holders(node=NODE)
+        if double := double_holdings(ledger):
+            self._result.violation = self._result.violation or Violation(f"sequence {ledger.sequence} of the ledger: {'; '.join(double)}")
+        return ledger
+
+    def _progress(self, window: int) -> str:
+        result = self._result
+        return (
+            f"window {window + 1}: {result.operations} operations, {result.operations / result.seconds:.0f} a second, "
+            f"{result.outcomes['unknown']} of unknown outcome, {self._trouble.done.total()} faults, widest {result.widest}"
+        )
+
+
+def _said(reply: object) -> str:
+    result = getattr(reply, "result", None) or getattr(reply, "refusal", None)
+    return "refused" if isinstance(result, Refusal) else "done"

@@ -1,0 +1,156 @@
+"""Which fault comes when: a schedule drawn from a seed.
+
+Flows in: a seed and a number of faults. Flows out: faults with the share of the operations at which each begins, and how long it lasts; the same ones for the same
+seed. It does nothing itself.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from enum import StrEnum
+
+from msgspec import Struct
+
+from lab.chaos.nats_proxy import Trouble
+
+__all__ = ["BULK_FAULTS", "CLOCK_FAULTS", "HUB_FAULTS", "NODE_FAULTS", "TROUBLES", "Fault", "Planned", "plan_faults", "possible_faults"]
+
+
+class Fault(StrEnum):
+    """What happens to the system."""
+
+    KILL_SERVICE = "kill"
+    """SIGKILL, and a new process at once."""
+    RESTART_SERVICE = "restart"
+    FREEZE_SERVICE = "freeze"
+    """SIGSTOP for a while."""
+    TWIN = "twin"
+    """A second instance of the service for a while."""
+    KILL_SERVER = "kill-server"
+    RESTART_SERVER = "restart-server"
+    FREEZE_SERVER = "freeze-server"
+    ROLL_BACK = "roll-back"
+    """The server's store is put back from an older copy."""
+    EMPTY_STORE = "empty-store"
+    LOSE_LEDGER = "lose-ledger"
+    """The ledger's bucket is put back from an older copy while topology is down, too: nobody remembers what came since but kubelet and the gateway."""
+    FILL_DISK = "fill-disk"
+    RESTART_KUBELET = "restart-kubelet"
+    CUT = "cut"
+    """All connections end without a word."""
+    LOSE = "lose"
+    DOUBLE = "double"
+    DELAY = "delay"
+    SWALLOW = "swallow"
+    """Writes happen, and nobody is told."""
+    MIXED = "mixed"
+    STEP_CLOCK = "step-clock"
+    """The machine's wall clock is set forward or back by hours, and stays so; the asker's, too, who are on the same machine."""
+    SKEW_CLOCK = "skew-clock"
+    """The wall clock of one process is hours away from the machine's for a while."""
+    CUT_LINK = "cut-link"
+    """The wire between a node's own server and the hub is away for a while."""
+    KILL_HUB = "kill-hub"
+    FREEZE_HUB = "freeze-hub"
+    ROLL_BACK_HUB = "roll-back-hub"
+    EMPTY_HUB = "empty-hub"
+
+
+TROUBLES = {
+    Fault.LOSE: Trouble(lose=0.03),
+    Fault.DOUBLE: Trouble(double=0.2),
+    Fault.DELAY: Trouble(delay=0.2, delay_s=0.2),
+    Fault.SWALLOW: Trouble(swallow=0.1),
+    Fault.MIXED: Trouble(lose=0.01, double=0.05, delay=0.05, swallow=0.03),
+}
+
+BULK_FAULTS = (
+    Fault.KILL_SERVICE,
+    Fault.KILL_SERVICE,
+    Fault.FREEZE_SERVICE,
+    Fault.TWIN,
+    Fault.KILL_SERVER,
+    Fault.FREEZE_SERVER,
+    Fault.CUT,
+    Fault.LOSE,
+    Fault.DOUBLE,
+    Fault.DELAY,
+    Fault.SWALLOW,
+    Fault.MIXED,
+)
+"""What a ledger's history stays linearizable under. A store that is put back is not among them: until the ledger is written back, it shows old values."""
+
+
+NODE_FAULTS = (
+    Fault.KILL_SERVICE,
+    Fault.KILL_SERVICE,
+    Fault.KILL_SERVICE,
+    Fault.RESTART_SERVICE,
+    Fault.FREEZE_SERVICE,
+    Fault.FREEZE_SERVICE,
+    Fault.KILL_SERVER,
+    Fault.RESTART_SERVER,
+    Fault.FREEZE_SERVER,
+    Fault.ROLL_BACK,
+    Fault.EMPTY_STORE,
+    Fault.LOSE_LEDGER,
+    Fault.FILL_DISK,
+    Fault.RESTART_KUBELET,
+    Fault.CUT,
+    Fault.LOSE,
+    Fault.DOUBLE,
+    Fault.DELAY,
+    Fault.SWALLOW,
+    Fault.MIXED,
+    Fault.STEP_CLOCK,
+    Fault.SKEW_CLOCK,
+)
+"""What a whole node comes through."""
+
+CLOCK_FAULTS = (Fault.STEP_CLOCK, Fault.SKEW_CLOCK)
+"""What needs clocks that can be moved: where the services' cannot, moving the asker's alone would make requests of another time, which topology rightly refuses."""
+
+HUB_FAULTS = (Fault.CUT_LINK, Fault.CUT_LINK, Fault.CUT_LINK, Fault.KILL_HUB, Fault.FREEZE_HUB, Fault.ROLL_BACK_HUB, Fault.EMPTY_HUB)
+"""What comes on top where the node has a server of its own."""
+
+
+def possible_faults(*, has_hub: bool, can_move_clocks: bool) -> tuple[Fault, ...]:
+    """List what can happen to a whole node here, each as often as it is drawn.
+
+    >>> Fault.STEP_CLOCK in possible_faults(has_hub=False, can_move_clocks=False), Fault.CUT_LINK in possible_faults(has_hub=True, can_move_clocks=True)
+    (False, True)
+    """
+    kinds = (*NODE_FAULTS, *(HUB_FAULTS if has_hub else ()))
+    return tuple(kind for kind in kinds if can_move_clocks or kind not in CLOCK_FAULTS)
+
+
+class Planned(Struct, frozen=True, kw_only=True):
+    """One fault of the schedule."""
+
+    at: float
+    """After which share of the operations it begins, 0 to 1."""
+    fault: Fault
+    service: str = ""
+    lasts_s: float
+
+    @property
+    def name(self) -> str:
+        """What happens, to whom."""
+        is_of_service = self.fault in (Fault.KILL_SERVICE, Fault.RESTART_SERVICE, Fault.FREEZE_SERVICE, Fault.SKEW_CLOCK)
+        return f"{self.fault} {self.service}" if is_of_service else self.fault.value
+
+    @property
+    def moves_s(self) -> float:
+        """By how much a clock is moved: forward or back, by as many hours as the fault's length has seconds."""
+        return random.Random(f"{self.lasts_s}").choice((-3600, 3600)) * self.lasts_s
+
+
+def plan_faults(seed: str, count: int, kinds: Sequence[Fault], services: Sequence[str], *, most_s: float) -> tuple[Planned, ...]:
+    """Draw a schedule, in the order of time."""
+    chance = random.Random(seed)
+    planned = [
+        Planned(at=chance.random(), fault=chance.choice(kinds), service=chance.choice(services), lasts_s=0.2 + chance.random() * most_s)
+        for _ in range(count)
+    ]
+    return tuple(sorted(planned, key=lambda each: each.at))

@@ -1,0 +1,108 @@
+"""Checks the histories of all devices and owners of one ledger while they grow, and says in words where one cannot have been.
+
+Flows in: calls and returns of operations in the order in which they were seen. Flows out: violations. An operation is looked at once its outcome is known, so what
+waits is no more than what happened since the oldest operation that is still open.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lab.chaos.ledger_objects import FREE, NOTHING, device_step, is_look, owner_step
+from lab.chaos.linearizability import History
+from lab.chaos.workload import DEVICES, Draft, Effects
+
+__all__ = ["Histories", "Operation", "Violation"]
+
+
+@dataclass(frozen=True)
+class Violation:
+    """What cannot have been."""
+
+    what: str
+
+
+@dataclass(eq=False)
+class Operation:
+    """One operation under way: `effects` are set when its outcome is known, or known to stay unknown."""
+
+    number: int
+    draft: Draft
+    effects: Effects | None = None
+    is_unknown: bool = False
+    answer: object = None
+
+
+class Histories:
+    """All objects of one node's ledger."""
+
+    def __init__(self, owners: Iterable[str]) -> None:
+        self._objects: dict[str, History[Any, Any]] = {name: History(FREE, device_step, is_look) for name in DEVICES}
+        self._objects |= {key: History(NOTHING, owner_step, is_look) for key in owners}
+        self._events: deque[tuple[bool, Operation]] = deque()
+        self._unknown: list[Operation] = []
+        self.widest = 1
+        self.violation: Violation | None = None
+
+    @property
+    def has_unknown(self) -> bool:
+        """Say whether an operation has an outcome that nobody knows."""
+        return bool(self._unknown) or any(operation.is_unknown for _, operation in self._events)
+
+    def call(self, operation: Operation) -> None:
+        """An operation begins."""
+        self._events.append((True, operation))
+
+    def end(self, operation: Operation) -> None:
+        """An operation has been answered."""
+        self._events.append((False, operation))
+
+    def settle_unknown(self) -> None:
+        """Whatever is of unknown outcome cannot happen any more: nobody has a request left that he would still follow."""
+        self.check()
+        for operation in self._unknown:
+            for key in _touched(operation.effects):
+                self._objects[key].forget(operation.number)
+        self._unknown.clear()
+
+    def check(self) -> None:
+        """Look at all events whose operation's outcome is known, up to the first of which it is not."""
+        while self._events and self.violation is None:
+            is_call, operation = self._events[0]
+            if operation.effects is None:
+                return
+            self._events.popleft()
+            touched = _touched(operation.effects)
+            strange = sorted(touched.keys() - self._objects.keys())
+            if strange:
+                self.violation = Violation(
+                    f"operation {operation.draft.op_id} ({operation.draft.verb}) saw {strange}, which nobody asked for"
+                )
+            elif is_call:
+                for key, action in touched.items():
+                    self._objects[key].call(operation.number, action)
+                if operation.is_unknown:
+                    self._unknown.append(operation)
+            else:
+                self._end(operation, touched)
+
+    def _end(self, operation: Operation, touched: Mapping[str, Any]) -> None:
+        for key, action in touched.items():
+            history = self._objects[key]
+            before = sorted(str(state) or "free" for state in history.states)
+            if not history.end(operation.number):
+                draft = operation.draft
+                self.violation = Violation(
+                    f"{key}: no order of operations explains {draft.verb} for {draft.owner.key}"
+                    f"{' of ' + ', '.join(sorted(draft.names)) if draft.names else ''} (operation {draft.op_id}): "
+                    f"its answer means {action}, and before it the state can have been {' or '.join(before)}; the answer: {str(operation.answer)[:400]}"
+                )
+                return
+            self.widest = max(self.widest, history.width)
+
+
+def _touched(effects: Effects | None) -> dict[str, Any]:
+    return {**effects.devices, **effects.owners} if effects is not None else {}

@@ -1,0 +1,274 @@
+"""A whole node under faults: pods come and go through all three doors, and after the last fault all must be well again by itself.
+
+Flows in: a seed and a number of steps, each of which is a fault. Flows out: what was violated, and how long it took until all was well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lab.chaos.faults import Fault, Planned, plan_faults, possible_faults
+from lab.chaos.ledger_objects import held_by_owner
+from lab.chaos.node import DEVICES, NODE, ChaosNode, Shape, chaos_node
+from lab.chaos.observer import NodeObserver, cdi_devices
+from lab.chaos.pod_lives import CLASSES, Lives, Stuck, draw_lives
+from topobus.contracts.catalogue import OBJECT
+from topobus.domain.errors import PeerUnavailable
+from topobus.domain.request import OwnerKind
+from topobus.runtime.bus import Bus
+from topobus.runtime.config import NatsSettings
+
+__all__ = ["NodeOptions", "NodeResult", "run_node"]
+
+WELL_S = 60.0
+"""After the last fault all is well again within this time."""
+_LOOK_S = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeOptions:
+    """What to run."""
+
+    seed: int
+    steps: int
+    workers: int = 6
+    most_s: float = 5.0
+    """How long a fault lasts at most."""
+    seconds: float = float("inf")
+    """After so long no other step begins."""
+    shape: Shape = field(default_factory=Shape)
+    only: tuple[Fault, ...] = ()
+    """These kinds of faults alone."""
+    well_s: float = WELL_S
+    tell: Callable[[str], None] = field(default=lambda _: None)
+
+
+@dataclass
+class NodeResult:
+    """What came out."""
+
+    steps: int = 0
+    lives: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    messages: Counter[str] = field(default_factory=Counter)
+    at_hub: Counter[str] = field(default_factory=Counter)
+    granted: int = 0
+    revisions: int = 0
+    epochs: int = 0
+    seconds: float = 0.0
+    well_after_s: float = 0.0
+    violations: list[str] = field(default_factory=list)
+
+
+async def run_node(options: NodeOptions, folder: Path) -> NodeResult:
+    """Run all steps, then let all come to rest."""
+    result = NodeResult()
+    began = time.monotonic()
+    async with AsyncExitStack() as stack:
+        node = await stack.enter_async_context(chaos_node(folder, options.seed, options.shape))
+        outside, inside = [
+            await stack.enter_async_context(
+                Bus.session(
+                    NatsSettings(url=url, provisioner="topology" if options.shape.is_leaf else "controller"),
+                    name="topobus-cli",
+                    clock=node.clocks.machine,
+                )
+            )
+            for url in (node.server.url, node.proxy.url)
+        ]
+        await outside.provision()
+        observer = NodeObserver(outside, NODE, node.cdi_dir)
+        lives = Lives(inside, node.kubelet, observer, NODE)
+        run = _NodeRun(options, node, observer, lives, outside)
+        try:
+            await run.run(result)
+        except* (Stuck, PeerUnavailable) as group:
+            result.violations += [str(err) for err in _leaves(group)]
+        result.violations = [*observer.violations, *result.violations]
+        result.lives, result.faults, result.messages = lives.outcomes, node.done, node.proxy.met
+        result.at_hub = node.hub.counts if node.hub is not None else Counter()
+        result.granted, result.revisions, result.epochs = observer.granted, observer.revisions, len(observer.epochs)
+        result.seconds = time.monotonic() - began
+    return result
+
+
+class _NodeRun:
+    """One run."""
+
+    def __init__(self, options: NodeOptions, node: ChaosNode, observer: NodeObserver, lives: Lives, outside: Bus) -> None:
+        self._options = options
+        self._node = node
+        self._observer = observer
+        self._lives = lives
+        self._outside = outside
+        self._is_over = False
+
+    async def run(self, result: NodeResult) -> None:
+        """Come up, go through all steps with lives beside them, come to rest twice: with what is held then, and with nothing."""
+        options = self._options
+        await self._node.until_ready()
+        for each in CLASSES:
+            await self._lives.apply(each, f"uid-{each.metadata['name']}")
+        options.tell(f"ready: {', '.join(self._node.services)}{_missing(self._node)}")
+        watching = asyncio.gather(self._observer.run(), self._node.supervise())
+        try:
+            async with asyncio.TaskGroup() as group:
+                for worker in range(options.workers):
+                    group.create_task(self._work(worker))
+                await self._do_steps(result)
+                last = time.monotonic()
+                self._is_over = True
+                self._lives.hold_all()
+                options.tell("the last fault is over: holding what is held")
+                await self._until_well(last, "with what is held")
+                result.well_after_s = time.monotonic() - last
+                options.tell(f"well again after {result.well_after_s:.1f} s; giving all back")
+                self._lives.release_all()
+            await self._until_well(time.monotonic(), "with nothing held")
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    async def _work(self, worker: int) -> None:
+        for plan in draw_lives(self._options.seed, worker):
+            if self._is_over:
+                return
+            await self._lives.lead(plan)
+
+    async def _do_steps(self, result: NodeResult) -> None:
+        options = self._options
+        kinds = options.only or possible_faults(has_hub=self._node.hub is not None, can_move_clocks=self._node.clocks.can_move)
+        planned = plan_faults(f"{options.seed}/node", options.steps, kinds, tuple(self._node.services), most_s=options.most_s)
+        pauses = random.Random(f"{options.seed}/pauses")
+        began = time.monotonic()
+        for number, each in enumerate(planned, start=1):
+            await asyncio.sleep(pauses.random() * 3)
+            if time.monotonic() - began >= options.seconds or self._observer.violations:
+                return
+            options.tell(
+                f"step {number} of {len(planned)}: {_said(each)}; {self._observer.granted} grants, {self._observer.revisions} revisions"
+            )
+            if each.fault is Fault.LOSE_LEDGER:
+                await self._lose_ledger(each, number)
+            else:
+                await self._node.do(each, self._observer)
+            if each.fault in (Fault.ROLL_BACK, Fault.EMPTY_STORE):
+                self._lives.store_losses += 1
+                await self._restore_objects()
+            result.steps += 1
+
+    async def _lose_ledger(self, planned: Planned, number: int) -> None:
+        """Have topology begin from an older ledger, and see that it learns again what kubelet and the gateway know.
+
+        Until it has, it may give a device that it does not know to be held to somebody who asks for any: so nobody asks meanwhile. What has ended
+        since the copy is held again, and who ended it does so again: the ledger takes nothing from an owner that it knows because somebody else has the device.
+        """
+        copy = await self._node.copy_ledger()
+        ended = len(self._lives.ended)
+        await asyncio.sleep(planned.lasts_s)
+        await self._lives.stand_still(self._options.workers)
+        self._observer.ledger_is_lost()
+        await self._node.put_ledger_back(copy)
+        for end_again in self._lives.ended[ended:]:
+            await end_again(f"again-{number}")
+        self._lives.outcomes["placed pod lost with the ledger"] += await self._observer.until_recovered(self._options.well_s)
+        self._lives.go_on()
+
+    async def _restore_objects(self) -> None:
+        """Do what users do whose stand-alone objects came back from an earlier time: classes are applied, and claims that nobody wants any more deleted, again."""
+        for each in CLASSES:
+            await self._lives.apply(each, f"uid-{each.metadata['name']}")
+        # What cannot be read in this moment is looked at again before all is called well.
+        with suppress(PeerUnavailable):
+            await self._sweep()
+
+    async def _sweep(self) -> None:
+        for entry in await self._outside.list(OBJECT, kind="resourceclaim"):
+            if entry.parts["name"] not in self._lives.live_claims:
+                await self._lives.ask_end(entry.value)
+
+    async def _until_well(self, last: float, when: str) -> None:
+        """Wait until all is as it must be, and for no longer than promised."""
+        while True:
+            problems = await self._problems()
+            if not problems or self._observer.violations:
+                return
+            if time.monotonic() - last > self._options.well_s:
+                raise Stuck(f"{when}, not well {self._options.well_s:g} s after the last fault: {'; '.join(problems)}")
+            await asyncio.sleep(_LOOK_S)
+
+    async def _problems(self) -> list[str]:
+        """Say what is not as it must be."""
+        problems = await self._node.problems()
+        grants = set(self._observer.grants)
+        try:
+            ledger = await self._observer.read()
+            await self._sweep()
+        except PeerUnavailable as err:
+            return [*problems, str(err)]
+        held = held_by_owner(ledger)
+        plugin = frozenset(
+            name
+            for key, allocation in ledger.allocations.items()
+            if allocation.owner.kind is OwnerKind.DEVICE_PLUGIN
+            for name in held[key].devices
+        )
+        named = {key: each.devices for key, each in held.items() if ledger.allocations[key].owner.kind is not OwnerKind.DEVICE_PLUGIN}
+        wanted = {grant.key: grant.devices for grant in grants if grant.kind is not OwnerKind.DEVICE_PLUGIN}
+        if named != wanted:
+            problems.append(f"the ledger has {_listed(named)}, wanted {_listed(wanted)}")
+        wanted_plugin = frozenset(name for grant in grants if grant.kind is OwnerKind.DEVICE_PLUGIN for name in grant.devices)
+        if plugin != wanted_plugin:
+            problems.append(f"the ledger has {sorted(plugin)} as kubelet's, wanted {sorted(wanted_plugin)}")
+        files = await asyncio.to_thread(cdi_devices, self._node.cdi_dir)
+        claims = {grant.key.rpartition("/")[2]: grant.devices for grant in grants if grant.kind is OwnerKind.CLAIM}
+        if files != claims:
+            problems.append(f"CDI files give {_listed(files)}, wanted {_listed(claims)}")
+        problems += self._capacity_problems(frozenset(name for devices in wanted.values() for name in devices))
+        if self._node.hub is not None:
+            try:
+                problems += await self._node.hub.problems()
+            except (PeerUnavailable, TimeoutError) as err:
+                problems.append(f"the hub cannot be compared: {type(err).__name__} {err}")
+        return problems
+
+    def _capacity_problems(self, elsewhere: frozenset[str]) -> list[str]:
+        """What pods and claims hold is not kubelet's to give; all else is."""
+        problems: list[str] = []
+        for resource, count in DEVICES.items():
+            device_class = resource.rpartition("/")[2]
+            wanted = count - sum(name.startswith(f"{device_class}-") for name in elsewhere)
+            capacity = self._node.kubelet.capacity().get(resource)
+            if capacity is None or capacity.allocatable != wanted:
+                problems.append(f"kubelet has {capacity.allocatable if capacity else 'no'} {resource}, wanted {wanted}")
+        return problems
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for err in group.exceptions:
+        if isinstance(err, BaseExceptionGroup):
+            yield from _leaves(err)
+        else:
+            yield err
+
+
+def _said(planned: Planned) -> str:
+    moved = f", {planned.moves_s / 3600:+.1f} h" if planned.fault in (Fault.STEP_CLOCK, Fault.SKEW_CLOCK) else ""
+    return f"{planned.name} ({planned.lasts_s:.1f} s{moved})"
+
+
+def _missing(node: ChaosNode) -> str:
+    """Say what faults cannot be done here."""
+    missing = (("disk of its own to fill", node.has_small_disk), ("clock to move (libfaketime is not installed)", node.clocks.can_move))
+    return "".join(f"; no {what}" for what, is_there in missing if not is_there)
+
+
+def _listed(devices: dict[str, frozenset[str]]) -> str:
+    return ", ".join(f"{key}: {' '.join(sorted(names))}" for key, names in sorted(devices.items())) or "nothing"

@@ -1,0 +1,210 @@
+"""Watches a node from the outside: every revision of its ledger, its CDI files, and what the askers were told.
+
+Flows in: the ledger by a connection of its own that no fault touches, the folder of CDI files, and what each asker says it was given and when it began to give it
+back. Flows out: violations. It knows no more of the product than its formats.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lab.chaos.ledger_objects import double_holdings, held_by_owner
+from topobus.contracts.catalogue import LEDGER
+from topobus.domain.errors import PeerUnavailable
+from topobus.domain.ledger import Holders
+from topobus.domain.request import OwnerKind
+from topobus.runtime.bus import Bus, ChangeKind
+
+__all__ = ["Grant", "NodeObserver", "cdi_devices"]
+
+_LOOK_S = 0.1
+_NAMED = re.compile(r"^TOPOBUS_(?:GPU|NIC|FPGA|CPU)_DEVICES=(.*)$")
+
+
+@dataclass(eq=False)
+class Grant:
+    """What one asker was told that it has: `name` for people, `kind` and `key` as the ledger names its owner (an allocation of kubelet's is known by its devices)."""
+
+    name: str
+    kind: OwnerKind
+    key: str
+    devices: frozenset[str]
+    told_at: tuple[int, int] | None = None
+    """Epoch and sequence of a ledger that was read after the asker was told; None while it has not been read."""
+
+
+@dataclass
+class NodeObserver:
+    """Checks what must hold at every moment. The first violations are kept, with when they were seen."""
+
+    bus: Bus
+    node: str
+    cdi_dir: Path
+    violations: list[str] = field(default_factory=list)
+    revisions: int = 0
+    looks: int = 0
+    epochs: set[int] = field(default_factory=set)
+    grants: set[Grant] = field(default_factory=set)
+    granted: int = 0
+    is_store_put_back: bool = False
+    """While it is so, what the store shows is of an earlier time."""
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow_ledger())
+            group.create_task(self._look_at_files())
+
+    async def grant(self, grant: Grant) -> None:
+        """An asker has been told that it has these devices: nobody else may have been told so, and the ledger must say the same from now on."""
+        for other in self.grants:
+            if both := other.devices & grant.devices:
+                self._tell(f"{grant.name} was given {', '.join(sorted(both))}, which {other.name} has")
+        self.grants.add(grant)
+        self.granted += 1
+        if not self.is_store_put_back:
+            ledger = await self.read()
+            if grant in self.grants and not self.is_store_put_back:
+                grant.told_at = (ledger.epoch, ledger.sequence)
+                self._check_kept(grant, ledger)
+
+    def give_back(self, grant: Grant) -> None:
+        """An asker is about to ask for the end of what it has."""
+        self.grants.discard(grant)
+
+    async def store_is_put_back(self) -> tuple[int, int]:
+        """The store is about to show an earlier time; gives what it shows now."""
+        ledger = await self.read()
+        self.is_store_put_back = True
+        return ledger.epoch, ledger.sequence
+
+    async def until_written_back(self, before: tuple[int, int], limit_s: float) -> None:
+        """Wait until the ledger is as new again as it was before, and check that it has everything that askers were told."""
+        try:
+            async with asyncio.timeout(limit_s):
+                ledger = await self.read()
+                while (ledger.epoch, ledger.sequence) < before:
+                    await asyncio.sleep(_LOOK_S)
+                    ledger = await self.read()
+        except TimeoutError:
+            self._tell(f"the ledger is not written back {limit_s:g} s after the store was put back to an earlier time")
+            return
+        self.is_store_put_back = False
+        for grant in tuple(self.grants):
+            grant.told_at = grant.told_at or (ledger.epoch, ledger.sequence)
+            self._check_kept(grant, ledger)
+
+    def ledger_is_lost(self) -> None:
+        """Topology is about to begin from an older ledger: from what it shows nothing follows until `until_recovered`."""
+        self.is_store_put_back = True
+        for grant in self.grants:
+            grant.told_at = None
+
+    async def until_recovered(self, limit_s: float) -> int:
+        """Wait until a ledger that begins from an older copy has all again that somebody beside it knows; gives how many placed pods it has lost for good.
+
+        What kubelet lists and what the gateway has prepared is known to them. Of a pod that `place` placed since the copy only the ledger knew.
+        """
+        recoverable = [grant for grant in self.grants if grant.kind is not OwnerKind.POD]
+        ledger = await self.read()
+        try:
+            async with asyncio.timeout(limit_s):
+                while any(grant.devices - _held(ledger, grant) for grant in recoverable):
+                    await asyncio.sleep(_LOOK_S)
+                    ledger = await self.read()
+        except TimeoutError:
+            lacking = sorted(
+                f"{grant.name}: {' '.join(sorted(missing))}" for grant in recoverable if (missing := grant.devices - _held(ledger, grant))
+            )
+            self._tell(f"{limit_s:g} s after topology began from an older ledger, it does not have {'; '.join(lacking)}")
+        lost = [grant for grant in self.grants if grant.kind is OwnerKind.POD and grant.devices - _held(ledger, grant)]
+        self.grants.difference_update(lost)
+        self.is_store_put_back = False
+        for grant in self.grants:
+            grant.told_at = (ledger.epoch, ledger.sequence)
+        return len(lost)
+
+    async def is_gone(self, key: str) -> bool:
+        """Say whether an owner holds nothing any more. While the store shows an earlier time nobody knows: what the service writes back may have the owner."""
+        was_put_back = self.is_store_put_back
+        ledger = await self.read()
+        return not was_put_back and not self.is_store_put_back and key not in ledger.allocations
+
+    async def read(self) -> Holders:
+        """Read the ledger past all faults, as soon as the server lives; what the node's service is about to write back after the store was put back is not in it."""
+        while True:
+            try:
+                entry = await self.bus.get(LEDGER.read_as(Holders), node=self.node)
+            except PeerUnavailable:
+                await asyncio.sleep(_LOOK_S)
+                continue
+            return entry.value if entry is not None else Holders(node=self.node, epoch=0)
+
+    async def _follow_ledger(self) -> None:
+        async with aclosing(self.bus.watch(LEDGER.read_as(Holders), node=self.node)) as changes:
+            async for change in changes:
+                if change.kind is not ChangeKind.PUT or change.value is None:
+                    continue
+                ledger = change.value
+                self.revisions += 1
+                self.epochs.add(ledger.epoch)
+                for double in double_holdings(ledger):
+                    self._tell(f"epoch {ledger.epoch}, sequence {ledger.sequence} of the ledger: {double}")
+                for grant in tuple(self.grants):
+                    self._check_kept(grant, ledger)
+
+    def _check_kept(self, grant: Grant, ledger: Holders) -> None:
+        """What was acknowledged stands in every later ledger. A value of an earlier time (the store was put back) is none of those: it is written over."""
+        if grant.told_at is None or (ledger.epoch, ledger.sequence) < grant.told_at:
+            return
+        if missing := grant.devices - _held(ledger, grant):
+            self._tell(
+                f"{grant.name} was told at epoch {grant.told_at[0]}, sequence {grant.told_at[1]} that it has {', '.join(sorted(missing))}: "
+                f"gone at epoch {ledger.epoch}, sequence {ledger.sequence}"
+            )
+
+    async def _look_at_files(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            self.looks += 1
+            holders: dict[str, str] = {}
+            for uid, devices in (await asyncio.to_thread(cdi_devices, self.cdi_dir)).items():
+                for device in devices:
+                    if device in holders:
+                        self._tell(f"the CDI files of claims {holders[device]} and {uid} both have {device}")
+                    holders[device] = uid
+
+    def _tell(self, what: str) -> None:
+        if what not in self.violations and len(self.violations) < 20:
+            self.violations.append(what)
+
+
+def _held(ledger: Holders, grant: Grant) -> frozenset[str]:
+    """Give what the ledger says that the asker has. Kubelet's Allocate names no pod, so its owners are one."""
+    held = held_by_owner(ledger)
+    if grant.kind is not OwnerKind.DEVICE_PLUGIN:
+        return held[grant.key].devices if grant.key in held else frozenset()
+    keys = [key for key, allocation in ledger.allocations.items() if allocation.owner.kind is OwnerKind.DEVICE_PLUGIN]
+    return frozenset(name for key in keys for name in held[key].devices)
+
+
+def cdi_devices(folder: Path) -> dict[str, frozenset[str]]:
+    """Read which devices the CDI files of each claim hand out: claim uid to device names. A file that goes away meanwhile is none."""
+    claims: dict[str, set[str]] = {}
+    for file in sorted(folder.glob("*.json")):
+        try:
+            spec = json.loads(file.read_text("utf-8"))
+        except (OSError, ValueError):
+            # Replaced in this moment; a file that stays unreadable is missed at the end, when files are compared with claims.
+            continue
+        uid = file.stem.rpartition("_")[2]
+        edits = [spec.get("containerEdits", {}), *(device.get("containerEdits", {}) for device in spec.get("devices", ()))]
+        for variable in (variable for edit in edits for variable in edit.get("env", ())):
+            if match := _NAMED.match(variable):
+                claims.setdefault(uid, set()).update(name for name in match[1].split(",") if name)
+    return {uid: frozenset(devices) for uid, devices in claims.items()}

@@ -1,0 +1,339 @@
+"""Pods that come through one of the three doors, hold devices for a while and go again, whatever happens to the system meanwhile.
+
+Flows in: a door and sizes from a seed. Flows out: what the asker was told, to the observer. An asker is patient: it asks again under the same operation id, or as
+kubelet and kubectl do, until it has an answer; who never gets one within minutes calls the system stuck.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import count
+from typing import TypeVar
+
+from lab.chaos.observer import Grant, NodeObserver
+from topobus.contracts.catalogue import OBJECT, PLACE, RELEASE
+from topobus.contracts.messages import ApiObject, PlaceRequest, ReleaseRequest
+from topobus.domain.alignment.planning.node_view import cpu_name
+from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.domain.outcome import Placement
+from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
+from topobus.kubernetes.api.objects import admit, ask_deletion, object_parts
+from topobus.runtime.bus import Bus, Conflict
+from topobus.simulation.kubelet.simulator import Admission, ClaimReference, Container, KubeletSimulator, Pod
+
+__all__ = ["CLASSES", "Door", "Life", "Lives", "Plan", "Stuck", "draw_lives"]
+
+T = TypeVar("T")
+
+# However many faults come one after the other: this only ends what goes on no more.
+_PATIENCE_S = 180.0
+_PAUSE_S = 0.2
+_ASK_S = 3.0
+_TIME = "2026-01-01T00:00:00Z"
+_CLASSES = ("gpu", "nic", "fpga")
+
+
+class Door(StrEnum):
+    """By which way devices are asked for."""
+
+    PLACE = "place"
+    PLUGIN = "device-plugin"
+    CLAIM = "claim"
+
+
+class Life(StrEnum):
+    """How a life ended."""
+
+    LIVED = "lived"
+    REFUSED = "refused"
+
+
+class Stuck(Exception):
+    """Somebody has waited for minutes for what must come by itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One life: its name, its door, what it wants, how long it holds it."""
+
+    name: str
+    door: Door
+    gpus: int
+    nics: int
+    cpus: int
+    holds_s: float
+    fpgas: int = 0
+
+    @property
+    def devices(self) -> tuple[tuple[str, int], ...]:
+        """Pair each class that it wants with a number."""
+        return tuple((name, size) for name, size in (("gpu", self.gpus), ("nic", self.nics), ("fpga", self.fpgas)) if size)
+
+
+def draw_lives(seed: int, worker: int) -> Iterator[Plan]:
+    """Draw the lives that one worker leads one after the other, for ever; the same ones for the same seed."""
+    chance = random.Random(f"{seed}/lives/{worker}")
+    for number in count(1):
+        door = chance.choice(list(Door))
+        yield Plan(
+            name=f"{door}-{worker}-{number}",
+            door=door,
+            gpus=chance.choice((1, 1, 2)),
+            nics=chance.choice((0, 0, 1)),
+            cpus=chance.choice((0, 1, 4)),
+            holds_s=chance.random() * 2,
+            fpgas=chance.choice((0, 0, 0, 1)),
+        )
+
+
+def _class_object(device_class: str) -> ApiObject:
+    selector = {"cel": {"expression": f'device.driver == "{device_class}.topobus.dev"'}}
+    metadata = {"name": f"{device_class}.topobus.dev"}
+    return ApiObject(api_version="resource.k8s.io/v1", kind="DeviceClass", metadata=metadata, spec={"selectors": [selector]})
+
+
+CLASSES = tuple(_class_object(device_class) for device_class in _CLASSES)
+
+
+class Lives:
+    """Leads lives."""
+
+    def __init__(self, bus: Bus, kubelet: KubeletSimulator, observer: NodeObserver, node: str) -> None:
+        self._bus = bus
+        self._kubelet = kubelet
+        self._observer = observer
+        self._node = node
+        self.outcomes: Counter[str] = Counter()
+        self.live_claims: set[str] = set()
+        """Names of claims that have not been asked to go."""
+        self.store_losses = 0
+        """How often the store was emptied or put back to an earlier time."""
+        self.ended: list[Callable[[str], Awaitable[None]]] = []
+        """Of each placed pod and claim that has come to its end, in that order: what ends it again, under an operation id that begins so."""
+        self._rest = asyncio.Event()
+        self._rest.set()
+        self._begins = asyncio.Event()
+        self._begins.set()
+        self._waiting = 0
+
+    def hold_all(self) -> None:
+        """From now on who has something keeps it until `release_all`."""
+        self._rest.clear()
+
+    def release_all(self) -> None:
+        """Whoever holds something may give it back."""
+        self._rest.set()
+
+    async def stand_still(self, workers: int) -> None:
+        """Let nobody begin and nobody give back, until `go_on`; returns when each of so many workers waits."""
+        self._begins.clear()
+        self._rest.clear()
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                while self._waiting < workers:  # noqa: ASYNC110 - each of them waits for an event of its own
+                    await asyncio.sleep(_PAUSE_S)
+        except TimeoutError as err:
+            raise Stuck(f"{workers - self._waiting} of {workers} do not come to rest") from err
+
+    def go_on(self) -> None:
+        """Let all go on."""
+        self._begins.set()
+        self._rest.set()
+
+    async def release_place(self, owner: Owner, op_id: str) -> None:
+        """Ask for the end of a placed pod's holding."""
+        release = ReleaseRequest(op_id=op_id, owner=owner)
+        await self._until(f"{owner.name}: release", lambda: self._bus.ask(RELEASE, release, timeout_s=_ASK_S, node=self._node))
+
+    async def _wait(self, event: asyncio.Event) -> None:
+        self._waiting += 1
+        try:
+            await event.wait()
+        finally:
+            self._waiting -= 1
+
+    async def lead(self, plan: Plan) -> None:
+        """Lead one life to its end."""
+        await self._wait(self._begins)
+        lead = {Door.PLACE: self._place, Door.PLUGIN: self._by_plugin, Door.CLAIM: self._by_claim}[plan.door]
+        try:
+            async with asyncio.timeout(_PATIENCE_S * 2):
+                outcome = await lead(plan)
+        except TimeoutError as err:
+            raise Stuck(f"{plan.name} did not come to its end") from err
+        self.outcomes[f"{plan.door} {outcome}"] += 1
+
+    async def _hold(self, plan: Plan, grant: Grant) -> None:
+        await self._observer.grant(grant)
+        await asyncio.sleep(plan.holds_s)
+        await self._wait(self._rest)
+        self._observer.give_back(grant)
+
+    async def _place(self, plan: Plan) -> Life:
+        owner = Owner(kind=OwnerKind.POD, name=plan.name, uid=f"uid-{plan.name}")
+        container = ContainerRequest(
+            name="main", cpus=plan.cpus, devices=tuple(DeviceRequest(device_class=name, count=size) for name, size in plan.devices)
+        )
+        request = PlaceRequest(op_id=f"place-{plan.name}", pod=PodRequest(owner=owner, containers=(container,)))
+        reply = await self._until(f"{plan.name}: place", lambda: self._bus.ask(PLACE, request, timeout_s=_ASK_S, node=self._node))
+        outcome = Life.REFUSED
+        if isinstance(reply.result, Placement):
+            outcome = Life.LIVED
+            names = {name for each in reply.result.containers for names in each.devices.values() for name in names}
+            names |= {cpu_name(cpu) for each in reply.result.containers for cpu in each.cpus}
+            await self._hold(plan, Grant(plan.name, OwnerKind.POD, owner.key, frozenset(names)))
+        await self.release_place(owner, f"release-{plan.name}")
+        self.ended.append(lambda again: self.release_place(owner, f"{again}-{plan.name}"))
+        return outcome
+
+    async def _by_plugin(self, plan: Plan) -> Life:
+        wanted = {f"topobus.dev/{name}": size for name, size in plan.devices}
+        pod = Pod(name=plan.name, uid=f"uid-{plan.name}", containers=(Container(name="main", resources=wanted),))
+        answer = await self._kubelet.admit(pod)
+        outcome = Life.REFUSED
+        if isinstance(answer, Admission):
+            outcome = Life.LIVED
+            names = frozenset(name for each in answer.containers for ids in each.devices.values() for name in ids)
+            await self._hold(plan, Grant(plan.name, OwnerKind.DEVICE_PLUGIN, "", names))
+        await self._remove(plan, pod)
+        return outcome
+
+    async def _by_claim(self, plan: Plan) -> Life:
+        requests = [
+            {"name": name, "exactly": {"deviceClassName": f"{name}.topobus.dev", "allocationMode": "ExactCount", "count": size}}
+            for name, size in plan.devices
+        ]
+        claim = ApiObject(
+            api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata={"name": plan.name}, spec={"devices": {"requests": requests}}
+        )
+        uid = f"uid-{plan.name}"
+        losses_before = self.store_losses
+        self.live_claims.add(plan.name)
+        await self.apply(claim, uid)
+        results = await self._allocated(claim)
+        outcome = Life.REFUSED
+        pod: Pod | None = None
+        if results:
+            drivers = tuple(sorted({str(result["driver"]) for result in results}))
+            reference = ClaimReference(name=plan.name, uid=uid, drivers=drivers)
+            pod = Pod(name=plan.name, uid=f"pod-{plan.name}", containers=(Container(name="main"),), claims=(reference,))
+            answer = await self._kubelet.admit(pod)
+            for _ in range(20):
+                if isinstance(answer, Admission) or answer.is_final:
+                    break
+                await asyncio.sleep(1.0)
+                answer = await self._kubelet.admit(pod)
+            if isinstance(answer, Admission):
+                outcome = Life.LIVED
+                key = Owner(kind=OwnerKind.CLAIM, name=plan.name, uid=uid).key
+                names = frozenset(device.device for each in answer.claims for device in each.devices)
+                await self._hold(plan, Grant(plan.name, OwnerKind.CLAIM, key, names))
+        if pod is not None:
+            await self._remove(plan, pod)
+        self.live_claims.discard(plan.name)
+        owner = Owner(kind=OwnerKind.CLAIM, name=plan.name, uid=uid)
+        await self._end_claim(claim, owner, losses_before)
+        self.ended.append(lambda _again: self._end_again(claim, owner))
+        return outcome
+
+    async def _end_again(self, claim: ApiObject, owner: Owner) -> None:
+        """Restore and delete a claim that an older ledger holds again, until it does no more; who deletes at once may be faster than the controller has seen it."""
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                while owner.key in (await self._observer.read()).allocations:
+                    await self.apply(claim, owner.uid)
+                    await asyncio.sleep(1.0)
+                    await self.delete(claim)
+                    await asyncio.sleep(_PAUSE_S)
+        except TimeoutError as err:
+            raise Stuck(
+                f"{owner.key}, which an older ledger holds again, is not released {_PATIENCE_S:g} s after it was restored and deleted"
+            ) from err
+
+    async def _end_claim(self, claim: ApiObject, owner: Owner, losses_before: int) -> None:
+        """Delete a claim, and see that its devices are let go of.
+
+        An object that was lost with the store is no evidence that nobody uses its devices, so they stay held. Its owner restores it, under its uid, and deletes it.
+        """
+        async with asyncio.timeout(_PATIENCE_S):
+            while True:
+                await self.delete(claim)
+                if await self._observer.is_gone(owner.key):
+                    return
+                await asyncio.sleep(1.0)
+                if self.store_losses > losses_before and not await self._observer.is_gone(owner.key):
+                    self.outcomes["claim restored"] += 1
+                    await self.apply(claim, owner.uid)
+
+    async def _allocated(self, claim: ApiObject) -> list[dict[str, object]]:
+        """Wait a while for the controller; a node that is full allocates nothing."""
+        for _ in range(40):
+            await asyncio.sleep(_PAUSE_S)
+            entry = await self._until("claim: read", lambda: self._bus.get(OBJECT, **object_parts(claim)))
+            if entry is None:
+                # The store was put back to a time before it: its maker writes it again.
+                await self.apply(claim, f"uid-{claim.metadata['name']}")
+                continue
+            results: list[dict[str, object]] = entry.value.status.get("allocation", {}).get("devices", {}).get("results", [])
+            if results:
+                return results
+        return []
+
+    async def _remove(self, plan: Plan, pod: Pod) -> None:
+        """Remove a pod as kubelet does: what cannot be unprepared is tried again."""
+        async with asyncio.timeout(_PATIENCE_S):
+            while errors := await self._kubelet.remove(pod):
+                self.outcomes["unprepare tried again"] += 1
+                await asyncio.sleep(1.0)
+                del errors
+
+    async def apply(self, wanted: ApiObject, uid: str) -> None:
+        """Write an object, if there is none of its name."""
+
+        async def write() -> None:
+            if await self._bus.get(OBJECT, **object_parts(wanted)) is None:
+                stored = admit(wanted, uid=uid, now=_TIME)
+                await self._bus.compare_and_set(OBJECT, stored, 0, **object_parts(wanted))
+
+        await self._until(f"{wanted.kind} {wanted.metadata['name']}: write", write)
+
+    async def delete(self, wanted: ApiObject) -> None:
+        """Ask for an object's end, and wait for it."""
+        what = f"{wanted.metadata['name']}: delete"
+        async with asyncio.timeout(_PATIENCE_S):
+            while True:
+                if await self._until(what, lambda: self.ask_end(wanted)):
+                    return
+                await asyncio.sleep(_PAUSE_S)
+
+    async def ask_end(self, wanted: ApiObject) -> bool:
+        """Ask for an object's end once; True: there is none any more."""
+        parts = object_parts(wanted)
+        entry = await self._bus.get(OBJECT, **parts)
+        if entry is None:
+            return True
+        marked = ask_deletion(entry.value, now=_TIME)
+        if marked is None:
+            return not isinstance(await self._bus.compare_and_delete(OBJECT, entry.revision, **parts), Conflict)
+        if marked != entry.value:
+            await self._bus.compare_and_set(OBJECT, marked, entry.revision, **parts)
+        return False
+
+    async def _until(self, what: str, act: Callable[[], Awaitable[T]]) -> T:
+        """Do something as often as it takes until nobody is away."""
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                while True:
+                    try:
+                        return await act()
+                    except PeerUnavailable:
+                        await asyncio.sleep(_PAUSE_S)
+        except TimeoutError as err:
+            raise Stuck(f"{what} had no answer for {_PATIENCE_S:g} s") from err
+        except ContractError as err:
+            raise Stuck(f"{what} was answered by {err}") from err

@@ -1,0 +1,99 @@
+"""What one node of the fill says of itself: machine and inventories as real services read them from a recorded machine.
+
+Flows in: the name of a recorded machine. Flows out: the values that discovery and the device services wrote, which other nodes repeat under their own names.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct, structs
+
+from lab.bench.node_processes import NODE, bench_node
+from topobus.contracts import catalogue
+from topobus.contracts.codec import encode
+from topobus.domain.device import Inventory, driver_name
+from topobus.domain.errors import PeerUnavailable
+from topobus.domain.machine import Machine
+from topobus.kubernetes.api.slices import DEVICES_PER_SLICE, slice_device
+from topobus.testing.apiserver import Object
+
+__all__ = ["CLASSES", "NodeRecord", "class_object", "node_name", "node_object", "record_node", "slice_objects"]
+
+CLASSES = ("gpu", "nic")
+
+
+class NodeRecord(Struct, frozen=True, kw_only=True):
+    """A node's machine and inventories."""
+
+    machine: Machine
+    inventories: tuple[Inventory, ...]
+
+    def named(self, node: str) -> NodeRecord:
+        """Give the same of a node of another name."""
+        return NodeRecord(
+            machine=structs.replace(self.machine, node=node),
+            inventories=tuple(structs.replace(inventory, node=node) for inventory in self.inventories),
+        )
+
+
+async def record_node(machine: str) -> NodeRecord:
+    """Run discovery and the device services on a recorded machine until they are ready, and read what they wrote.  Cost: some seconds.
+
+    Errors: raises PeerUnavailable when one of them ends or has written nothing.
+    """
+    async with bench_node(("discovery", *CLASSES), machine=machine) as node:
+        read = await node.bus.get(catalogue.MACHINE, node=NODE)
+        inventories = [await node.bus.get(catalogue.INVENTORY, node=NODE, device_class=name) for name in CLASSES]
+        if read is None or any(entry is None for entry in inventories):
+            raise PeerUnavailable(f"recorded machine {machine}: its services are ready and have not published machine and inventories")
+        return NodeRecord(machine=read.value, inventories=tuple(entry.value for entry in inventories if entry is not None))
+
+
+def node_name(index: int) -> str:
+    """Name a node, so that names sort like numbers.
+
+    >>> node_name(7)
+    'node-00007'
+    """
+    return f"node-{index:05d}"
+
+
+def class_object(device_class: str) -> Object:
+    """Make the DeviceClass of a class of ours."""
+    driver = driver_name(device_class)
+    selector = {"cel": {"expression": f'device.driver == "{driver}"'}}
+    return {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": driver}, "spec": {"selectors": [selector]}}
+
+
+def node_object(record: NodeRecord) -> Object:
+    """Make a node's Node object, as its kubelet would."""
+    name = record.machine.node
+    allocatable = {"cpu": str(len(record.machine.cpus)), "memory": "1Ti", "pods": "250"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
+        "spec": {},
+        "status": {"allocatable": allocatable, "capacity": allocatable},
+    }
+
+
+def slice_objects(record: NodeRecord, node_uid: str) -> list[Object]:
+    """Make a node's ResourceSlices, as its gateway would: one pool a class, owned by the Node object."""
+    name = record.machine.node
+    owner = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": node_uid, "controller": True}
+    slices: list[Object] = []
+    for inventory in record.inventories:
+        devices = [msgspec.json.decode(encode(slice_device(device))) for device in inventory.devices]
+        starts = range(0, len(devices), DEVICES_PER_SLICE)
+        pool = {"name": name, "generation": 1, "resourceSliceCount": len(starts)}
+        for number, start in enumerate(starts):
+            spec = {
+                "driver": driver_name(inventory.device_class),
+                "nodeName": name,
+                "pool": pool,
+                "devices": devices[start : start + DEVICES_PER_SLICE],
+            }
+            metadata = {"name": f"{name}-{inventory.device_class}-{number}", "ownerReferences": [owner]}
+            slices.append({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": metadata, "spec": spec})
+    return slices

@@ -1,0 +1,263 @@
+"""One recorded fault for each sign that a device is sick: what a kernel writes on that day, to which device, and what is to be seen.
+
+Flows in: the machine of `faulty_machine.toml`, and the devices that the drivers found on it. Flows out: faults, each with a card of its own, that can be struck. A test strikes all
+of them and looks at every road out; `python -m lab.bench health` strikes one after another and takes the times. The codes are those of docs/reference/health-reasons.md.
+
+What no file of a machine can show is not here: what NVML tells, and what the service itself finds out (a driver that hangs, a device that is cleaned).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from topobus.domain.device import Device
+from topobus.domain.health import HealthState
+from topobus.domain.pci import PciAddress
+from topobus.simulation.machines import RecordedMachine, build
+from topobus.sysfs.net import function_ports
+from topobus.sysfs.tree import HardwareSettings, Tree
+
+__all__ = ["FAULTS", "PlacedFault", "RecordedFault", "build_faulty", "place_faults"]
+
+_PROFILE = Path(__file__).parent / "faulty_machine.toml"
+_EDAC = "sys/devices/system/edac/mc"
+_COUNTERS = ("rx_crc_errors", "rx_errors", "rx_frame_errors", "rx_length_errors", "tx_carrier_errors", "tx_errors")
+
+Act = Literal["write", "remove", "unbind", "unbind-parent", "forget-parent", "offline", "tell"]
+"""`tell`: the kernel sends an event and writes nothing."""
+Reach = Literal["device", "card", "core", "socket"]
+"""Whom it hits: the device, all virtual functions of a card, all CPUs of a core or of a socket."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedFault:
+    """One fault, before it is known which card it gets."""
+
+    code: str
+    device_class: str
+    driver: str
+    state: HealthState
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Path to text; both may name the card's folders (`_folders`), a text also the file's present `{text}`."""
+    act: Act = "write"
+    reach: Reach = "device"
+    is_rise: bool = False
+    """A counter rose: the sign is over with the next look."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacedFault:
+    """A fault with its card."""
+
+    fault: RecordedFault
+    machine: RecordedMachine
+    devices: tuple[Device, ...]
+    """Whom it hits."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the devices that it hits."""
+        return tuple(device.name for device in self.devices)
+
+    def strike(self) -> None:
+        """Let it happen, as a kernel would."""
+        first, act = self.devices[0], self.fault.act
+        folders = _folders(self.machine, first)
+        if act == "remove":
+            # Of an Alveo the user function alone, which is the device's own.
+            self.machine.remove_pci(str(first.pci))
+        elif act in ("unbind", "unbind-parent"):
+            (self.machine.root / folders["folder" if act == "unbind" else "parent"] / "driver").unlink()
+        elif act == "forget-parent":
+            (self.machine.root / "sys/bus/pci/devices" / folders["parent"].rpartition("/")[2]).unlink()
+        elif act == "offline":
+            self.machine.set_cpu_online(int(folders["cpu"]), is_online=False)
+        for template, text in self.fault.files.items():
+            path = template.format(**folders)
+            present = self.machine.read(path) if (self.machine.root / path).exists() else ""
+            self.machine.write(path, text.format(text=present))
+
+
+def _pci(code: str, state: HealthState, file: str, text: str, *, is_rise: bool = False) -> RecordedFault:
+    return RecordedFault(code=code, device_class="gpu", driver="nvidia", state=state, files={f"{{folder}}/{file}": text}, is_rise=is_rise)
+
+
+def _parent(code: str, state: HealthState, file: str, text: str, *, is_rise: bool = False) -> RecordedFault:
+    files = {f"{{parent}}/{file}": text}
+    return RecordedFault(code=code, device_class="nic", driver="pci-netdev", state=state, files=files, is_rise=is_rise, reach="card")
+
+
+def _gpu(code: str, driver: str, state: HealthState, file: str, text: str, *, is_rise: bool = False) -> RecordedFault:
+    return RecordedFault(code=code, device_class="gpu", driver=driver, state=state, files={f"{{folder}}/{file}": text}, is_rise=is_rise)
+
+
+def _nic(code: str, state: HealthState, path: str, text: str, *, is_rise: bool = False) -> RecordedFault:
+    return RecordedFault(code=code, device_class="nic", driver="pci-netdev", state=state, files={path: text}, is_rise=is_rise)
+
+
+def _fpga(code: str, driver: str, state: HealthState, path: str, text: str) -> RecordedFault:
+    return RecordedFault(code=code, device_class="fpga", driver=driver, state=state, files={path: text})
+
+
+_BAD, _MILD, _BLIND = HealthState.UNHEALTHY, HealthState.DEGRADED, HealthState.UNKNOWN
+
+FAULTS: tuple[RecordedFault, ...] = (
+    RecordedFault(code="fell-off-bus", device_class="gpu", driver="nvidia", state=_BAD, act="remove"),
+    RecordedFault(code="no-kernel-driver", device_class="gpu", driver="nvidia", state=_BAD, act="unbind"),
+    _pci("aer-fatal", _BAD, "aer_dev_fatal", "TOTAL_ERR_FATAL 1", is_rise=True),
+    _pci("aer-nonfatal", _MILD, "aer_dev_nonfatal", "TOTAL_ERR_NONFATAL 1", is_rise=True),
+    _pci("aer-correctable-storm", _MILD, "aer_dev_correctable", "TOTAL_ERR_COR 100", is_rise=True),
+    _pci("link-narrow", _MILD, "current_link_width", "4"),
+    RecordedFault(
+        code="gpu-excluded",
+        device_class="gpu",
+        driver="nvidia",
+        state=_BAD,
+        files={"proc/driver/nvidia/gpus/{pci}/information": "{text}\nGPU Excluded:\t Yes"},
+    ),
+    _gpu("ras-uncorrected", "amd-gpu", _BAD, "ras/umc_err_count", "ue: 1\nce: 4", is_rise=True),
+    _gpu("ras-uncorrected", "amd-gpu", _BAD, "ras/gfx_err_count", "ue: 3\nce: 0", is_rise=True),
+    _gpu("too-hot", "amd-gpu", _BAD, "hwmon/hwmon3/temp2_input", "105000"),
+    _gpu("too-hot", "intel-gpu", _BAD, "hwmon/hwmon1/temp1_input", "100000"),
+    _gpu("survivability-mode", "intel-gpu", _BAD, "survivability_mode", "Survivability mode: Boot"),
+    _gpu("health-indicator", "intel-gpu", _BAD, "gpu_health", "critical"),
+    RecordedFault(code="wedged", device_class="gpu", driver="intel-gpu", state=_BAD, act="tell"),
+    _nic("link-slow", _MILD, "{folder}/current_link_speed", "8.0 GT/s PCIe"),
+    _nic("carrier-lost", _BAD, "{net}/carrier", "0"),
+    _nic("rdma-port-down", _BAD, "{rdma}/state", "1: DOWN"),
+    _nic("speed-dropped", _MILD, "{net}/speed", "1000"),
+    _nic("half-duplex", _MILD, "{net}/duplex", "half"),
+    _nic("link-errors", _MILD, "{net}/statistics/rx_errors", "100", is_rise=True),
+    RecordedFault(code="parent-gone", device_class="nic", driver="pci-netdev", state=_BAD, act="forget-parent", reach="card"),
+    RecordedFault(code="parent-no-kernel-driver", device_class="nic", driver="pci-netdev", state=_BAD, act="unbind-parent", reach="card"),
+    _parent("parent-aer-fatal", _BAD, "aer_dev_fatal", "TOTAL_ERR_FATAL 1", is_rise=True),
+    _parent("parent-aer-nonfatal", _MILD, "aer_dev_nonfatal", "TOTAL_ERR_NONFATAL 1", is_rise=True),
+    _parent("parent-aer-correctable-storm", _MILD, "aer_dev_correctable", "TOTAL_ERR_COR 100", is_rise=True),
+    _parent("parent-link-narrow", _MILD, "current_link_width", "1"),
+    _parent("parent-link-slow", _MILD, "current_link_speed", "2.5 GT/s PCIe"),
+    RecordedFault(
+        code="parent-carrier-lost", device_class="nic", driver="pci-netdev", state=_BAD, files={"{parent_net}/carrier": "0"}, reach="card"
+    ),
+    RecordedFault(code="device-gone", device_class="cpu", driver="linux-cpu", state=_BAD, act="offline"),
+    RecordedFault(
+        code="throttled",
+        device_class="cpu",
+        driver="linux-cpu",
+        state=_MILD,
+        files={"{cpu_folder}/thermal_throttle/core_throttle_count": "9"},
+        reach="core",
+        is_rise=True,
+    ),
+    RecordedFault(
+        code="memory-errors",
+        device_class="cpu",
+        driver="linux-cpu",
+        state=_MILD,
+        files={f"{_EDAC}/mc{{socket}}/ue_count": "1"},
+        reach="socket",
+        is_rise=True,
+    ),
+    RecordedFault(
+        code="memory-corrected-storm",
+        device_class="cpu",
+        driver="linux-cpu",
+        state=_MILD,
+        files={f"{_EDAC}/mc{{socket}}/ce_count": "103"},
+        reach="socket",
+        is_rise=True,
+    ),
+    _fpga("device-offline", "xilinx", _BAD, "{folder}/dev_offline", "1"),
+    _fpga("shell-not-ready", "xilinx", _BAD, "{folder}/ready", "0x0"),
+    _fpga("firewall-tripped", "xilinx", _BAD, "{folder}/firewall.u.1/detected_level", "2"),
+    _fpga("tree-unreadable", "xilinx", _BLIND, "{folder}/dev_offline", "nonsense"),
+    RecordedFault(code="user-function-missing", device_class="fpga", driver="xilinx", state=_BAD, act="remove"),
+    _fpga("function-crashed", "intel-dfl", _BAD, "{port}/afu_id", "f" * 32),
+    _fpga("port-error", "intel-dfl", _BAD, "{port}/errors/errors", "0x4"),
+    _fpga("engine-fatal-error", "intel-dfl", _BAD, "{engine}/errors/catfatal_errors", "0x1"),
+    _fpga("engine-error", "intel-dfl", _MILD, "{engine}/errors/pcie0_errors", "0x1"),
+    _fpga("too-hot", "intel-dfl", _BAD, "{engine}/hwmon/hwmon9/temp1_crit_alarm", "1"),
+    _fpga("power-stopped", "intel-dfl", _BAD, "{port}/power_state", "0x6"),
+    _fpga("power-throttled", "intel-dfl", _MILD, "{port}/power_state", "0x1"),
+    _fpga("power-limited", "intel-dfl", _MILD, "{engine}/hwmon/hwmon9/power1_max_alarm", "1"),
+)
+
+
+def build_faulty(into: Path) -> RecordedMachine:
+    """Build the machine, with all files in which its faults will show, and nothing wrong yet."""
+    machine = build(_PROFILE, into)
+    for function in machine.functions:
+        ground: dict[str, str] = {}
+        if function.function.nic is not None:
+            net = next(iter((into / function.folder / "net").iterdir())).name
+            ground = {f"net/{net}/statistics/{name}": "0" for name in _COUNTERS}
+        elif function.card == "mi210":
+            ground = {"ras/umc_err_count": "ue: 0\nce: 4", "ras/gfx_err_count": "ue: 2\nce: 0"}
+            ground |= {"hwmon/hwmon3/temp2_input": "60000", "hwmon/hwmon3/temp2_crit": "105000"}
+        elif function.card == "iris-xe":
+            ground = {"hwmon/hwmon1/temp1_input": "50000", "hwmon/hwmon1/temp1_crit": "100000", "gpu_health": "ok"}
+        for name, text in ground.items():
+            machine.write(f"{function.folder}/{name}", text)
+    for cpu in machine.online_cpus:
+        machine.write(f"sys/devices/system/cpu/cpu{cpu}/thermal_throttle/core_throttle_count", "7")
+    for socket in range(machine.profile.cpu.sockets):
+        for name, text in {"mc_name": "F19h_M01h", "ue_count": "0", "ce_count": "3"}.items():
+            machine.write(f"{_EDAC}/mc{socket}/{name}", text)
+    return machine
+
+
+def place_faults(machine: RecordedMachine, devices: Sequence[Device], faults: Iterable[RecordedFault]) -> tuple[PlacedFault, ...]:
+    """Give each fault a card of its own, so that all of them may be struck at once; at least one card of each driver stays well.
+
+    Errors: raises ValueError when there are more faults than cards.
+    """
+    free: dict[tuple[str, str], list[tuple[Device, ...]]] = {
+        ("device", driver): [
+            (device,) for device in devices if device.driver == driver and not device.attributes.get("sriovVf") and device.cpu is None
+        ]
+        for driver in {device.driver for device in devices}
+    }
+    virtual = [device for device in devices if device.attributes.get("sriovVf")]
+    free["card", "pci-netdev"] = [
+        tuple(device for device in virtual if device.parent == parent) for parent in sorted({device.parent for device in virtual})
+    ]
+    # By number: the first of a core is the one whose file is read.
+    cpus = sorted((device for device in devices if device.cpu is not None), key=lambda device: device.cpu or 0)
+    sockets = [tuple(cpu for cpu in cpus if cpu.socket == socket) for socket in sorted({cpu.socket or 0 for cpu in cpus})]
+    free["socket", "linux-cpu"] = sockets[:3]
+    third = sockets[2] if len(sockets) > 2 else ()
+    cores = [tuple(cpu for cpu in third if cpu.core == core) for core in sorted({cpu.core or 0 for cpu in third})]
+    free["core", "linux-cpu"], free["device", "linux-cpu"] = cores[:2], [(cpu,) for cpu in reversed(third)]
+    placed: list[PlacedFault] = []
+    for fault in faults:
+        units = free[fault.reach, fault.driver]
+        if len(units) < 2:
+            raise ValueError(f"{fault.code}: no {fault.reach} of {fault.driver} is left")
+        placed.append(PlacedFault(fault=fault, machine=machine, devices=units.pop(0)))
+    return tuple(placed)
+
+
+def _folders(machine: RecordedMachine, device: Device) -> dict[str, str]:
+    """Name the folders of a card as they are now."""
+    if device.cpu is not None:
+        cpu_folder = f"sys/devices/system/cpu/cpu{device.cpu}"
+        return {"cpu": str(device.cpu), "cpu_folder": cpu_folder, "socket": str(device.socket)}
+    tree = Tree(HardwareSettings(root=str(machine.root)))
+    address = str(device.pci)
+    folder = machine.folder(address)
+    folders = {"folder": folder, "pci": address}
+    if device.pci is not None and (own := function_ports(tree, device.pci).first) is not None:
+        folders["net"] = f"{folder}/net/{own.name}"
+    if rdma := tree.names(f"{folder}/infiniband"):
+        folders["rdma"] = f"{folder}/infiniband/{rdma[0]}/ports/1"
+    if parent := tree.real(f"{folder}/physfn"):
+        folders["parent"] = parent
+        port = function_ports(tree, PciAddress.parse(parent.rpartition("/")[2])).first
+        folders["parent_net"] = f"{parent}/net/{port.name if port is not None else ''}"
+    if region := tree.names(f"{folder}/fpga_region"):
+        parts = tree.names(f"{folder}/fpga_region/{region[0]}")
+        for key, prefix in (("engine", "dfl-fme."), ("port", "dfl-port.")):
+            folders[key] = f"{folder}/fpga_region/{region[0]}/{next(part for part in parts if part.startswith(prefix))}"
+    return folders

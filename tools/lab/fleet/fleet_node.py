@@ -1,0 +1,115 @@
+"""One simulated node of a fleet: its machine and devices as recorded, and a ledger that it alone writes.
+
+Flows in: what a recorded machine's services said (`NodeTemplate`), and asks of the bus. Flows out: machine, inventories and alignment of the node, answers to `hints`, and what
+`PlayedLedger` answers. Its uuids, serial numbers and times are its own, as on a real fleet, so a reader that keeps equal values once gains no more here than there.
+"""
+
+from __future__ import annotations
+
+import uuid
+from datetime import UTC, datetime, timedelta
+
+from msgspec import Struct, structs
+
+from lab.leaves.node_content import NodeContent
+from lab.played_ledger import PlayedLedger
+from topobus.contracts import catalogue
+from topobus.contracts.messages import HintsReply, HintsRequest
+from topobus.contracts.stored import from_stored
+from topobus.domain.alignment.planning.node_view import node_view
+from topobus.domain.device import Device, Inventory
+from topobus.domain.idset import CpuSet
+from topobus.domain.machine import Machine
+from topobus.domain.timestamps import rfc3339
+from topobus.domain.view import AlignmentOptions, NodeAlignment, NodeView
+from topobus.runtime.bus import Bus
+
+__all__ = ["FleetNode", "NodeTemplate", "node_name", "node_template"]
+
+# Any: only that nodes differ by it.
+_FIRST_START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class NodeTemplate(Struct, frozen=True, kw_only=True):
+    """What all nodes of a fleet have alike."""
+
+    machine: Machine
+    inventories: tuple[Inventory, ...]
+    alignment: NodeAlignment | None
+    view: NodeView
+    """The node as its engine sees it while nothing is held."""
+
+
+def node_template(content: NodeContent, classes: frozenset[str] | None = None) -> NodeTemplate:
+    """Read what a recorded machine's services said.
+
+    Shapes: classes — the device classes that the fleet's nodes have; None for all that were recorded.
+    Errors: raises ContractError for bytes that no contract accepts, ValueError for a content without a machine.
+    """
+    machine: Machine | None = None
+    inventories: list[Inventory] = []
+    alignment: NodeAlignment | None = None
+    for saying in content.sayings:
+        if saying.noun == catalogue.MACHINE.name:
+            machine = from_stored(catalogue.MACHINE, saying.data, where=saying.noun)
+        elif saying.noun == catalogue.ALIGNMENT.name:
+            alignment = from_stored(catalogue.ALIGNMENT, saying.data, where=saying.noun)
+        elif saying.noun == catalogue.INVENTORY.name and (classes is None or saying.parts["device_class"] in classes):
+            inventories.append(from_stored(catalogue.INVENTORY, saying.data, where=saying.noun))
+    if machine is None:
+        raise ValueError(f"{content.node}: nothing was recorded of its machine")
+    options, reserved = (alignment.options, alignment.reserved_cpus) if alignment is not None else (AlignmentOptions(), CpuSet())
+    view = node_view(machine, {inventory.device_class: inventory for inventory in inventories}, None, options, reserved)
+    return NodeTemplate(machine=machine, inventories=tuple(inventories), alignment=alignment, view=view)
+
+
+def node_name(index: int) -> str:
+    """Name the node of a number; names sort as numbers do.
+
+    >>> node_name(7)
+    'node-00007'
+    """
+    return f"node-{index:05d}"
+
+
+class FleetNode:
+    """One node. Make it, then `start`."""
+
+    def __init__(self, bus: Bus, template: NodeTemplate, index: int) -> None:
+        self.name = node_name(index)
+        self._bus = bus
+        self._template = template
+        self._started = rfc3339(_FIRST_START + timedelta(seconds=index))
+        self._ledger = PlayedLedger(bus, self.name, lambda: structs.replace(template.view, node=self.name))
+
+    async def start(self) -> None:
+        """Say what there is, and answer from now on; returns when all of it is stored.
+
+        Errors: raises PeerUnavailable.
+        """
+        template = self._template
+        await self._bus.put(catalogue.MACHINE, structs.replace(template.machine, node=self.name), node=self.name)
+        if template.alignment is not None:
+            await self._bus.put(catalogue.ALIGNMENT, structs.replace(template.alignment, node=self.name), node=self.name)
+        for inventory in template.inventories:
+            own = self._own_inventory(inventory)
+            await self._bus.put(catalogue.INVENTORY, own, node=self.name, device_class=own.device_class)
+            await self._bus.answer(catalogue.HINT, _no_opinion, node=self.name, device_class=own.device_class)
+        await self._ledger.start()
+
+    def _own_inventory(self, inventory: Inventory) -> Inventory:
+        """Give the node its own uuids, serial numbers and times."""
+        return structs.replace(inventory, node=self.name, devices=tuple(self._own_device(device) for device in inventory.devices))
+
+    def _own_device(self, device: Device) -> Device:
+        health = structs.replace(device.health, since=self._started)
+        if not device.uuid:
+            return structs.replace(device, health=health)
+        own_uuid = f"{device.device_class.upper()}-{uuid.uuid5(uuid.NAMESPACE_OID, f'{self.name}/{device.uuid}')}"
+        attributes = {name: own_uuid if value == device.uuid else value for name, value in device.attributes.items()}
+        return structs.replace(device, uuid=own_uuid, attributes=attributes, health=health)
+
+
+async def _no_opinion(_: HintsRequest) -> HintsReply:
+    """Answer for a device service: it is there, and has no hints of its own."""
+    return HintsReply(hints=None)

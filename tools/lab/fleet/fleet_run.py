@@ -1,0 +1,305 @@
+"""One run of the fleet benchmark: nodes come, claims are stored, the real controller allocates them, and what is stored at the end is checked.
+
+Flows in: the size of the fleet. Flows out: one flat record of figures; each name says its unit. All processes are real but the nodes, which one process plays; all have ended at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from lab.bench.figures import percentile, processor_ms
+from lab.bench.node_processes import BenchService, bench_service, wait_ready
+from lab.bench.process_use import processor_s, read_counts
+from lab.fleet.allocation_floor import measure_floor
+from lab.fleet.audit import find_faults
+from lab.fleet.fleet_claims import NAMESPACE, claim_name, fleet_claim
+from lab.fleet.fleet_node import node_name, node_template
+from lab.fleet.player import READY
+from lab.leaves.node_content import NodeContent
+from topobus.contracts import catalogue
+from topobus.contracts.messages import ApiObject
+from topobus.domain.errors import PeerUnavailable
+from topobus.kubernetes.api.objects import object_parts
+from topobus.runtime.bus import Bus
+from topobus.runtime.config import NatsSettings
+from topobus.simulation.nats_server import NatsServer
+
+__all__ = ["FleetRun", "measure_run"]
+
+_START_LIMIT_S = 1800.0
+_FLOOR_CLAIMS = 1000
+_PUTS_AT_ONCE = 64
+# docs/explanation/large-fleets.md: what a fleet of DGX needs, with all revisions that buckets keep.
+_STORE_MIB_A_NODE = 11
+_LEAST_STORE_MIB = 2400
+_PROGRESS_CLAIMS = 500
+
+Say = Callable[[str], None]
+
+
+class FleetRun(Struct, frozen=True, kw_only=True):
+    """What to measure."""
+
+    nodes: int
+    claims: int
+    content: NodeContent
+    classes: frozenset[str]
+    """The device classes that each node has."""
+    replicas: int = 1
+    kills: int = 0
+    """How often a controller is killed during the fill; another one starts at once."""
+    singles: int = 100
+    """Claims that come one after the other, when all others are allocated."""
+    limit_s: float = 600.0
+    """How long the fill may take."""
+
+
+async def measure_run(run: FleetRun, say: Say) -> dict[str, Any]:
+    """Measure one run.
+
+    Errors: raises PeerUnavailable when a process ends by itself or the fill takes too long; RuntimeError names what the check at the end found.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="topobus-fleet-"))
+    store_mib = max(_LEAST_STORE_MIB, run.nodes * _STORE_MIB_A_NODE)
+    try:
+        async with AsyncExitStack() as stack:
+            server = await stack.enter_async_context(NatsServer(store_limit=f"{4 * store_mib}MB"))
+            settings = NatsSettings(url=server.url, store_mib=store_mib)
+            bus = await stack.enter_async_context(Bus.session(settings, name="topobus-cli"))
+            await bus.provision()
+            began = time.monotonic()
+            player = await stack.enter_async_context(_player(run, server.url, folder, say))
+            row: dict[str, Any] = {
+                "nodes": run.nodes,
+                "claims": run.claims,
+                "a node's devices": sum(len(inventory.devices) for inventory in node_template(run.content, run.classes).inventories),
+                "all nodes have come_s": time.monotonic() - began,
+            }
+            say("measuring the floor: bare messages")
+            watched = {"nats-server": server.pid, "nodes": player.pid}
+            spent = _processors(watched)
+            row["floor: claims a second"] = await measure_floor(bus, node_name(0), min(run.classes), min(run.claims, _FLOOR_CLAIMS))
+            floor_ms = processor_ms(spent, _processors(watched), min(run.claims, _FLOOR_CLAIMS))
+            row |= {f"floor: processor_ms a claim, {name}": value for name, value in floor_ms.items()}
+            fill = _Fill(run, bus, server, player.pid, folder, store_mib, say)
+            row |= await fill.measure(stack)
+            row["claims a second, part of the floor"] = row["claims a second"] / row["floor: claims a second"]
+            say("checking what is stored")
+            await _check(bus)
+            row["devices given twice, claims lost"] = 0
+            return {name: round(value, 4) if isinstance(value, float) else value for name, value in row.items()}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Fill:
+    """Stores claims, runs controllers, and waits until each claim is allocated."""
+
+    def __init__(self, run: FleetRun, bus: Bus, server: NatsServer, player_pid: int, folder: Path, store_mib: int, say: Say) -> None:
+        self._run = run
+        self._bus = bus
+        self._url = server.url
+        self._pids = {"nats-server": server.pid, "nodes": player_pid}
+        self._folder = folder
+        self._say = say
+        self._environment = {
+            "TOPOBUS_ALL__NATS__STORE_MIB": str(store_mib),
+            "TOPOBUS_ALL__LOG__LEVEL": "warning",
+        }
+        self._controllers: list[BenchService] = []
+        self._allocated: dict[str, float] = {}
+        """When each claim was seen to be allocated first, by the monotonic clock."""
+        self._waiting: dict[str, str] = {}
+        """What the condition of each claim that is not allocated says."""
+        self._changed = asyncio.Event()
+
+    async def measure(self, stack: AsyncExitStack) -> dict[str, Any]:
+        """Fill, then allocate single claims."""
+        run = self._run
+        self._say(f"storing {run.claims} claims")
+        slots = asyncio.Semaphore(_PUTS_AT_ONCE)
+
+        async def store(number: int) -> None:
+            async with slots:
+                await self._put(fleet_claim(number))
+
+        await asyncio.gather(*(store(number) for number in range(run.claims)))
+        is_following = asyncio.Event()
+        following = asyncio.create_task(self._follow(is_following))
+        stack.push_async_callback(_cancel, following)
+        await is_following.wait()
+        self._say(f"starting {run.replicas} controller{'s' if run.replicas > 1 else ''}")
+        began = time.monotonic()
+        for _ in range(run.replicas):
+            await self._start(stack)
+        await self._reached(1, limit_s=_START_LIMIT_S)
+        first_s = time.monotonic() - began
+        spent = self._processors()
+        gaps_s = [await self._kill(stack, turn) for turn in range(run.kills)]
+        await self._reached(run.claims, limit_s=run.limit_s)
+        used = self._processors()
+        times = sorted(self._allocated.values())
+        count = max(run.claims - 1, 1)
+        row = {
+            "from the controller's start to the first_s": first_s,
+            "claims a second": count / max(times[-1] - times[0], 1e-9),
+            "all allocated, from the controller's start_s": times[-1] - began,
+            "controllers killed": run.kills,
+            **({"longest pause after a kill_s": max(gaps_s)} if any(gaps_s) else {}),
+        }
+        common = {name: value for name, value in used.items() if name in spent}
+        row |= {
+            f"processor_ms a claim, {name}": value
+            for name, value in processor_ms({name: spent[name] for name in common}, common, count).items()
+        }
+        await wait_ready((service for service in self._controllers if service.process.returncode is None), limit_s=run.limit_s)
+        row |= await self._singles()
+        row |= {
+            f"resident_mib, {service.name}": read_counts(service.process.pid).resident_mib
+            for service in self._controllers
+            if service.process.returncode is None
+        }
+        row |= {f"resident_mib, {name}": read_counts(pid).resident_mib for name, pid in self._pids.items()}
+        return row
+
+    async def _singles(self) -> dict[str, Any]:
+        """Store claims one after the other, and give the times until each was seen to be allocated."""
+        run = self._run
+        if not run.singles:
+            return {}
+        self._say(f"{run.singles} single claims")
+        spent_s: list[float] = []
+        for number in range(run.claims, run.claims + run.singles):
+            began = time.monotonic()
+            await self._put(fleet_claim(number))
+            await self._reached(number + 1, limit_s=run.limit_s)
+            spent_s.append(self._allocated[claim_name(number)] - began)
+        return {
+            "a single claim_ms, median": statistics.median(spent_s) * 1000,
+            "a single claim_ms, p99": percentile(spent_s, 0.99) * 1000,
+        }
+
+    async def _put(self, api_object: ApiObject) -> None:
+        await self._bus.put(catalogue.OBJECT, api_object, **object_parts(api_object))
+
+    async def _follow(self, is_following: asyncio.Event) -> None:
+        async with aclosing(self._bus.watch(catalogue.OBJECT)) as changes:
+            async for change in changes:
+                if change.value is None:
+                    is_following.set()
+                elif not change.value.status.get("allocation"):
+                    conditions = change.value.status.get("conditions") or [{}]
+                    self._waiting[change.parts["name"]] = str(conditions[0].get("message", ""))
+                elif change.parts["name"] not in self._allocated:
+                    self._allocated[change.parts["name"]] = time.monotonic()
+                    self._waiting.pop(change.parts["name"], None)
+                    self._changed.set()
+                    if len(self._allocated) % _PROGRESS_CLAIMS == 0:
+                        self._say(f"{len(self._allocated)} of {self._run.claims} claims allocated")
+
+    async def _reached(self, count: int, *, limit_s: float) -> None:
+        """Wait until so many claims are allocated.
+
+        Errors: raises PeerUnavailable when that takes too long, with what a waiting claim says and the end of each controller's log.
+        """
+        try:
+            async with asyncio.timeout(limit_s):
+                while len(self._allocated) < count:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError as err:
+            logs = "\n".join(service.log.read_text(encoding="utf-8")[-2000:] for service in self._controllers)
+            name, why = min(self._waiting.items(), default=("", ""))
+            waiting = f"; claim {name} says: {why}" if why else ""
+            raise PeerUnavailable(f"{len(self._allocated)} of {count} claims are allocated after {limit_s:g} s{waiting}\n{logs}") from err
+
+    async def _kill(self, stack: AsyncExitStack, turn: int) -> float:
+        """Kill a controller when its part of the claims is allocated, and start another; gives the longest pause between two allocations that follow, 0 for none."""
+        await self._reached(self._run.claims * (turn + 1) // (self._run.kills + 1), limit_s=self._run.limit_s)
+        doomed = next(service for service in self._controllers if service.process.returncode is None)
+        doomed.process.kill()
+        await doomed.process.wait()
+        killed_at = time.monotonic()
+        self._say(f"killed {doomed.name} with {len(self._allocated)} claims allocated")
+        await self._start(stack)
+        left = min(self._run.claims, len(self._allocated) + self._run.claims // (2 * (self._run.kills + 1)))
+        await self._reached(left, limit_s=self._run.limit_s)
+        times = [killed_at, *sorted(at for at in self._allocated.values() if at > killed_at)]
+        return max((later - earlier for earlier, later in itertools.pairwise(times)), default=0.0)
+
+    async def _start(self, stack: AsyncExitStack) -> None:
+        folder = self._folder / f"controller-{len(self._controllers)}"
+        folder.mkdir()
+        service = await stack.enter_async_context(bench_service("controller", self._url, folder, self._environment))
+        self._controllers.append(service)
+
+    def _processors(self) -> dict[str, float]:
+        running = [service for service in self._controllers if service.process.returncode is None]
+        # One that was killed, and who came for it, are two processes: neither has a time for all claims.
+        is_single = len(self._controllers) == 1
+        controllers = {"controller" if is_single else f"controller {service.process.pid}": service.process.pid for service in running}
+        return _processors({**controllers, **self._pids}) | {"benchmark": time.process_time()}
+
+
+async def _check(bus: Bus) -> None:
+    """Compare claims and ledgers.
+
+    Errors: raises RuntimeError with what is wrong.
+    """
+    claims = [entry.value for entry in await bus.list(catalogue.OBJECT) if entry.value.metadata.get("namespace") == NAMESPACE]
+    ledgers = [entry.value for entry in await bus.list(catalogue.LEDGER)]
+    faults = find_faults(claims, ledgers)
+    if faults:
+        raise RuntimeError(f"{len(faults)} faults in what is stored: " + "; ".join(faults[:10]))
+
+
+def _processors(pids: Mapping[str, int]) -> dict[str, float]:
+    return {name: processor_s(pid) for name, pid in pids.items()}
+
+
+@asynccontextmanager
+async def _player(run: FleetRun, url: str, folder: Path, say: Say) -> AsyncIterator[asyncio.subprocess.Process]:
+    content = folder / "content.json"
+    content.write_bytes(msgspec.json.encode(run.content))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "lab.fleet.player",
+        url,
+        str(run.nodes),
+        str(content),
+        ",".join(sorted(run.classes)),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert process.stdout is not None
+        async with asyncio.timeout(_START_LIMIT_S):
+            while (line := (await process.stdout.readline()).decode().strip()) != READY:
+                if not line:
+                    raise PeerUnavailable(
+                        f"the process that plays the nodes ended with status {await process.wait()}; its errors stand above"
+                    )
+                say(f"{line} of {run.nodes} nodes have come")
+        yield process
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait({task})

@@ -1,0 +1,44 @@
+"""The process that answers for all nodes of a fleet: `python -m lab.fleet.player URL NODES CONTENT_FILE [CLASS,CLASS]`.
+
+Flows in: a NATS server's address, the number of nodes, what a recorded machine's services said. Flows out: a line for each hundred nodes that have come, the last one says
+`ready`; then it answers until it is ended. It shares the machine with the controller that is measured, so its own processor time is part of the figures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+from pathlib import Path
+
+import msgspec
+
+from lab.fleet.fleet_node import FleetNode, node_template
+from lab.leaves.node_content import NodeContent
+from topobus.runtime.bus import Bus
+from topobus.runtime.config import NatsSettings
+
+__all__ = ["READY", "main"]
+
+READY = "ready"
+_AT_ONCE = 100
+
+
+async def main(url: str, nodes: int, content: NodeContent, classes: frozenset[str] | None) -> None:
+    """Start all nodes, a hundred at a time, and answer until cancelled."""
+    template = node_template(content, classes)
+    async with Bus.session(NatsSettings(url=url), name="fleet") as bus:
+        fleet = [FleetNode(bus, template, index) for index in range(nodes)]
+        for start in range(0, nodes, _AT_ONCE):
+            await asyncio.gather(*(node.start() for node in fleet[start : start + _AT_ONCE]))
+            print(min(start + _AT_ONCE, nodes), flush=True)
+        # Its own collections of garbage would be pauses of all nodes at once, which no fleet has.
+        gc.freeze()
+        print(READY, flush=True)
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    wanted = frozenset(sys.argv[4].split(",")) if len(sys.argv) > 4 and sys.argv[4] else None
+    said = msgspec.json.decode(Path(sys.argv[3]).read_bytes(), type=NodeContent)
+    asyncio.run(main(sys.argv[1], int(sys.argv[2]), said, wanted))

@@ -1,0 +1,258 @@
+"""The steps of the leaf benchmark at one size of the fleet, and the figures that come of them.
+
+Flows in: the number of nodes and what each says. Flows out: one flat record of figures; each name says its unit. Everything runs on this machine and has ended at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from lab.bench.node_processes import bench_service, wait_ready
+from lab.bench.process_use import read_counts
+from lab.leaves.crowd import Crowd
+from lab.leaves.hub import Hub, HubCounts, hub_use
+from lab.leaves.node_content import NodeContent
+from lab.leaves.put_floor import bare_puts
+from lab.leaves.simulated_node import stored_messages
+from lab.leaves.swarm import Order, Report, node_name
+from lab.leaves.watcher import Watcher
+from topobus.contracts.catalogue import LEDGER, PREFER
+from topobus.domain.silence import Answered
+from topobus.runtime.bus import Bus
+from topobus.runtime.config import NatsSettings
+from topobus.runtime.provision import bucket_subject
+
+__all__ = ["Fleet", "measure_fleet"]
+
+_NEW_NODES = 20
+_ASKS = 200
+# A process is at rest that uses less than this part of a core; one that is not after so long is measured as it is.
+_REST_PART = 0.03
+_REST_LIMIT_S = 120.0
+_READY_LIMIT_S = 600.0
+_FLOOR_NODES = 20
+_FLOOR_WINDOW = 256
+
+
+class Fleet(Struct, frozen=True, kw_only=True):
+    """What to measure."""
+
+    nodes: int
+    content: NodeContent
+    rest_s: float
+    """How long to count while nothing happens."""
+    cluster: str = ""
+    has_controller: bool = True
+    change_s: float = 5.0
+    parent: Path | None = None
+    """Where the hub's folder is made; None: the system's temporary folder. The disk there is what bounds a hub that syncs each write."""
+    settle_s: float = 3.0
+    """Pause before a count: what came of the step before has ended by then (acknowledgements, the hub's own work, garbage of both)."""
+
+
+async def measure_fleet(fleet: Fleet) -> dict[str, Any]:
+    """Measure one size, with a hub of its own."""
+    folder = Path(tempfile.mkdtemp(prefix="topobus-leaves-", dir=fleet.parent))
+    try:
+        floor = await _measure_floor(fleet, folder)
+        async with AsyncExitStack() as stack:
+            hub = await stack.enter_async_context(Hub(parent=folder))
+            bus = await stack.enter_async_context(Bus.session(NatsSettings(url=hub.url), name="topobus-cli"))
+            await bus.provision()
+            watcher = await stack.enter_async_context(Watcher(bus, fleet.content))
+            crowd = await stack.enter_async_context(Crowd(hub.leaf_port, fleet.content, folder, cluster=fleet.cluster))
+            row: dict[str, Any] = {
+                "nodes": fleet.nodes,
+                "server": ".".join(map(str, hub.version)),
+                "a node says_kib": fleet.content.bytes_of() / 1024,
+                "a node says_messages": len(fleet.content.sayings),
+            }
+            row |= await _join(hub, crowd, watcher, fleet)
+            row |= await _rest(hub, fleet, "idle")
+            row |= await _new_nodes(crowd, watcher, fleet)
+            row |= await _ask(hub, bus, fleet)
+            row |= await _change(hub, crowd, fleet)
+            if fleet.has_controller:
+                row |= await _controller(hub, fleet, folder)
+            row |= await _restart(hub, crowd, fleet)
+            row |= floor
+            row["join, times the floor"] = row["join: all acknowledged_s"] / row["floor: all of a fleet put_s"]
+            row["changes, part of the floor"] = row["changes_per_s"] / row["floor: ledgers_per_s"]
+            return {name: round(value, 4) if isinstance(value, float) else value for name, value in row.items()}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _measure_floor(fleet: Fleet, folder: Path) -> dict[str, Any]:
+    """Put what some nodes say, and the same number of ledgers, by a plain client at an own hub."""
+    nodes = min(fleet.nodes, _FLOOR_NODES)
+    async with Hub(parent=folder) as hub, Bus.session(NatsSettings(url=hub.url), name="bench") as bus:
+        await bus.provision()
+        messages = [message for number in range(nodes) for message in stored_messages(node_name(number), fleet.content)]
+        spent = read_counts(hub.pid).processor_s
+        count, all_s = await bare_puts(hub.port, messages, window=_FLOOR_WINDOW)
+        spent = read_counts(hub.pid).processor_s - spent
+        ledger = next(message for message in messages if message[0] == bucket_subject(LEDGER, LEDGER.key(node=node_name(0))))
+        ledgers, ledgers_s = await bare_puts(hub.port, [ledger] * max(2000, fleet.nodes), window=min(fleet.nodes, _FLOOR_WINDOW))
+    return {
+        "floor: all of a fleet put_s": all_s * fleet.nodes / nodes,
+        "floor: puts_per_s": count / all_s,
+        "floor: hub's processor for a node_ms": spent * 1000 / nodes,
+        "floor: ledgers_per_s": ledgers / ledgers_s,
+    }
+
+
+async def _join(hub: Hub, crowd: Crowd, watcher: Watcher, fleet: Fleet) -> dict[str, Any]:
+    before = await hub.counts()
+    reports = await crowd.order(Order(do="join", count=fleet.nodes))
+    names = [node_name(number) for number in range(fleet.nodes)]
+    seen_at = await watcher.wait_for(names)
+    began_at = min(report.began_at for report in reports)
+    await asyncio.sleep(fleet.settle_s)
+    after = await hub.counts()
+    use = hub_use(before, after)
+    counts = _sum_counts(reports)
+    return {
+        "hub without nodes_mib": before.resident_mib,
+        "join: all acknowledged_s": max(report.ended_at for report in reports) - began_at,
+        "join: all are known_s": max(seen_at) - began_at,
+        "join: hub's processor_s": after.processor_s - before.processor_s,
+        "join: hub after it_mib": use.resident_mib,
+        "join: interest lines to a leaf": counts.get("Interest in", 0) / fleet.nodes,
+        "join: subscriptions at the hub": after.subscriptions,
+        "join: links lost meanwhile": sum(report.losses for report in reports),
+    }
+
+
+async def _rest(hub: Hub, fleet: Fleet, what: str) -> dict[str, Any]:
+    await asyncio.sleep(fleet.settle_s)
+    before = await hub.counts()
+    await asyncio.sleep(fleet.rest_s)
+    after = await hub.counts()
+    use = hub_use(before, after)
+    return {
+        f"{what}: hub's messages_per_s": use.messages_in_per_s + use.messages_out_per_s,
+        f"{what}: with leaves, a node_per_s": use.leaf_messages_per_s / max(after.leaves, 1),
+        f"{what}: hub's bytes_per_s": use.bytes_in_per_s + use.bytes_out_per_s,
+        f"{what}: hub's processor_%": use.processor_percent,
+        f"{what}: hub_mib": use.resident_mib,
+    }
+
+
+async def _new_nodes(crowd: Crowd, watcher: Watcher, fleet: Fleet) -> dict[str, Any]:
+    """Let nodes come one by one beside all that are there."""
+    times_s: list[float] = []
+    for number in range(fleet.nodes, fleet.nodes + _NEW_NODES):
+        report = await crowd.order_one(Order(do="join", first=number, count=1))
+        seen_at = await watcher.wait_for([node_name(number)])
+        times_s.append(seen_at[0] - report.began_at)
+    return {"new node is known_p50_ms": _part(times_s, 0.5) * 1000, "new node is known_p99_ms": _part(times_s, 0.99) * 1000}
+
+
+async def _ask(hub: Hub, bus: Bus, fleet: Fleet) -> dict[str, Any]:
+    """Ask nodes for a sign of life, one after the other, as a person's command does."""
+    times_s: list[float] = []
+    for number in range(_ASKS):
+        began = time.monotonic()
+        answer = await bus.is_answered(PREFER, timeout_s=30.0, node=node_name(number % fleet.nodes))
+        if not isinstance(answer, Answered):
+            raise RuntimeError(f"{node_name(number % fleet.nodes)} does not answer: {answer}")
+        times_s.append(time.monotonic() - began)
+    before = await hub.counts()
+    async with Bus.session(NatsSettings(url=hub.url), name="topobus-cli") as other:
+        await other.is_answered(PREFER, timeout_s=30.0, node=node_name(0))
+    await asyncio.sleep(fleet.settle_s)
+    after = await hub.counts()
+    return {
+        "ask of a node_p50_ms": _part(times_s, 0.5) * 1000,
+        "ask of a node_p99_ms": _part(times_s, 0.99) * 1000,
+        "a command that connects and asks: hub's processor_ms": (after.processor_s - before.processor_s) * 1000,
+    }
+
+
+async def _change(hub: Hub, crowd: Crowd, fleet: Fleet) -> dict[str, Any]:
+    before = await hub.counts()
+    reports = await crowd.order(Order(do="change", seconds=fleet.change_s))
+    after = await hub.counts()
+    times_ms = sorted(each for report in reports for each in report.acknowledged_ms)
+    elapsed_s = max(report.ended_at for report in reports) - min(report.began_at for report in reports)
+    return {
+        "changes_per_s": len(times_ms) / elapsed_s,
+        "change is acknowledged_p50_ms": _part(times_ms, 0.5),
+        "change is acknowledged_p99_ms": _part(times_ms, 0.99),
+        "hub's processor for a change_us": (after.processor_s - before.processor_s) * 1e6 / max(len(times_ms), 1),
+    }
+
+
+async def _controller(hub: Hub, fleet: Fleet, folder: Path) -> dict[str, Any]:
+    """Run a real controller over what the nodes said."""
+    began = time.monotonic()
+    async with bench_service("controller", hub.url, folder) as controller:
+        await wait_ready([controller], limit_s=_READY_LIMIT_S)
+        ready_s = time.monotonic() - began
+        pid = controller.process.pid
+        await _until_rested(pid, fleet)
+        rested_s = time.monotonic() - began
+        before = read_counts(pid)
+        figures = await _rest(hub, fleet, "with a controller")
+        after = read_counts(pid)
+    return {
+        "controller: until ready_s": ready_s,
+        "controller: until at rest_s": rested_s,
+        "controller: processor until at rest_s": before.processor_s,
+        "controller_mib": after.resident_mib,
+        "controller: idle, processor_%": (after.processor_s - before.processor_s) / (fleet.rest_s + fleet.settle_s) * 100,
+        **figures,
+    }
+
+
+async def _until_rested(pid: int, fleet: Fleet) -> None:
+    """Wait until a process has done what its start brings: it reads, compiles and frees memory for a while after it is ready."""
+    ends_at = time.monotonic() + _REST_LIMIT_S
+    used_s = read_counts(pid).processor_s
+    while time.monotonic() < ends_at:
+        await asyncio.sleep(fleet.settle_s)
+        before_s, used_s = used_s, read_counts(pid).processor_s
+        if used_s - before_s <= _REST_PART * fleet.settle_s:
+            return
+
+
+async def _restart(hub: Hub, crowd: Crowd, fleet: Fleet) -> dict[str, Any]:
+    """Stop the hub and start it again on its store: all nodes come back at the same time."""
+    coming_back = asyncio.create_task(crowd.order(Order(do="rejoin")))
+    await asyncio.sleep(fleet.settle_s)
+    stopped_at = time.monotonic()
+    await hub.stop()
+    await hub.start()
+    up_at = time.monotonic()
+    reports = await coming_back
+    back_at = max(report.ended_at for report in reports)
+    compared = await crowd.order(Order(do="compare"))
+    counts: HubCounts = await hub.counts()
+    return {
+        "restart: hub stops and reads its store_s": up_at - stopped_at,
+        "restart: all linked again_s": back_at - up_at,
+        "restart: all compared with the hub_s": max(each.ended_at for each in compared) - min(each.began_at for each in compared),
+        "restart: hub's processor_s": counts.processor_s,
+        "restart: hub_mib": counts.resident_mib,
+    }
+
+
+def _sum_counts(reports: Sequence[Report]) -> dict[str, int]:
+    names = {name for report in reports for name in report.counts}
+    return {name: sum(report.counts.get(name, 0) for report in reports) for name in names}
+
+
+def _part(times: Sequence[float], part: float) -> float:
+    ordered = sorted(times)
+    return statistics.median(ordered) if part == 0.5 else ordered[min(len(ordered) - 1, int(len(ordered) * part))]
