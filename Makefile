@@ -36,7 +36,7 @@ suite: setup ## the tests, four files at a time
 # The tests of the rooms that only decide (pyproject.toml, [tool.coverage.run]), those of what measures them among them: none waits, so one process a core, and
 # each takes what is left.
 DECISIONS := tests/unit/alignment tests/unit/cel tests/unit/controller tests/unit/domain tests/unit/topology \
-  tests/unit/lab/test_allocation_bench.py \
+  tests/unit/lab/test_allocation_bench.py tests/unit/lab/test_conformance_reading.py \
   $(wildcard tests/contract/test_allocation_*.py tests/contract/test_cel_*.py) tests/property
 # The examples in those rooms' docstrings are tests, too.
 DECISION_ROOMS := shared/topobus/domain shared/topobus/cel services/topobus/controller/allocation

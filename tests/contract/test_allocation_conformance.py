@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from lab.conformance.allocator_checks import answer_case
 from topobus.cel.selector import CelCompiler
 from topobus.controller.allocation import search
-from topobus.controller.conformance import answer_case
 
 DATA = Path(__file__).parent.parent / "data" / "allocation" / "structured-allocation.jsonl.gz"
 CHUNKS = 10

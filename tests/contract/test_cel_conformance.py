@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from topobus.controller.conformance import CelSelectors
-from topobus.testing.conformance import kinds, main, run_file
+from lab.conformance.allocator_checks import CelSelectors
+from lab.conformance.recorded_answers import kinds, main, run_file
 
 _FOLDER = Path(__file__).parent.parent / "data" / "conformance"
 RECORDED = {"random": _FOLDER / "cel-selectors.jsonl.gz", "corners": _FOLDER / "cel-selectors-corners.jsonl.gz"}

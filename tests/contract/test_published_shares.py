@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from lab.conformance.allocator_checks import answer_case
 from topobus.cel.selector import CelCompiler
-from topobus.controller.conformance import answer_case
 from topobus.domain.counters import CapacityPolicy, CounterSet, CounterUse
 from topobus.domain.device import Device
 from topobus.domain.partitions import partitioned

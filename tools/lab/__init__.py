@@ -1,4 +1,4 @@
-"""The project's own laboratory: benchmarks, chaos runs and simulated fleets.
+"""The project's own laboratory: benchmarks, chaos runs, simulated fleets, and Kubernetes' recorded answers held against ours.
 
 It stands above everything: it imports any package of the house, none imports it, and it is in no wheel and no image. It runs from a checkout
 (`make bench`, `make chaos`). What authors of drivers, plugins and clients test with is `topobus.testing`.

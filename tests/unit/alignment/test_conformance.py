@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from topobus.testing.conformance import main
+from lab.conformance.recorded_answers import main
 
 DATA = Path(__file__).parents[2] / "data" / "conformance"
 CASE = {

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from lab.conformance.allocator_checks import answer_case
 from topobus.cel.selector import CelCompiler
-from topobus.controller.conformance import answer_case
 
 LISTS = "DRAListTypeAttributes"
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from lab.conformance.allocator_checks import check_allocation, read_case
 from topobus.controller.allocation.values import Gate
-from topobus.controller.conformance import check, read_case
 
 
 def _case(**fields: Any) -> dict[str, Any]:
@@ -36,14 +36,14 @@ def _case(**fields: Any) -> dict[str, Any]:
 )
 def test_check_fails_one_case_when_it_cannot_be_read(fields: dict[str, Any]) -> None:
     """The answer says what is wrong with the case; nothing is raised that would end the file."""
-    _, got = check(_case(**fields))
+    _, got = check_allocation(_case(**fields))
 
     assert got["outcome"].startswith("cannot be read: ")
 
 
 def test_check_answers_when_parts_are_null_or_unknown() -> None:
     """Go writes empty parts as null; keys and features that nobody knows are no matter."""
-    _, got = check(_case(allocated={"devices": None, "consumedCapacity": {"d/p/b": None}}, features=["Newer"], more={"x": 1}))
+    _, got = check_allocation(_case(allocated={"devices": None, "consumedCapacity": {"d/p/b": None}}, features=["Newer"], more={"x": 1}))
 
     assert got["outcome"] == "allocated"
 

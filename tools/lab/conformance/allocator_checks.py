@@ -1,6 +1,6 @@
 """Answers conformance cases: runs the allocator, or one selector, on a case. JSON in, JSON out.
 
-The entry point for `topobus.testing.conformance` and for the tests. A case has a node, classes, slices, claims, allocated devices and features; an
+For `lab.conformance` and for the tests. A case has a node, classes, slices, claims, allocated devices and features; an
 answer is `{"outcome": ..., "results": [...], "steps": n, "reasons": [...]}` with share ids as "SHARE". A case of a selector is an expression over the
 device of the file's first line; compared are whether it is refused, its verdict or that there is an error, and whether an API server would refuse it
 for its cost.
@@ -44,14 +44,14 @@ from topobus.domain.quantity import Quantity
 from topobus.kubernetes.api.resource import ClaimSpec, DeviceClassSpec, SliceSpec
 from topobus.kubernetes.api.shape import read_as
 
-__all__ = ["CelSelectors", "answer", "answer_case", "check", "read_case"]
+__all__ = ["CelSelectors", "answer", "answer_case", "check_allocation", "read_case"]
 
 # What upstream answers within its 10 s is to be answered; that is a million steps.
 _STEPS = 1_000_000
 
 
-def check(case: dict[str, Any]) -> tuple[Any, Any]:
-    """Kind `structured-allocation` of `python -m topobus.testing.conformance`: outcome and results as expected, and as we have them."""
+def check_allocation(case: dict[str, Any]) -> tuple[Any, Any]:
+    """Kind `structured-allocation` of `python -m lab.conformance`: outcome and results as expected, and as we have them."""
     expect = case["expect"]
     wanted = {"outcome": expect["outcome"], "results": expect.get("results")}
     try:
@@ -63,7 +63,7 @@ def check(case: dict[str, Any]) -> tuple[Any, Any]:
 
 
 class CelSelectors:
-    """Kind `cel-selectors` of `python -m topobus.testing.conformance`: expressions over one device, as Kubernetes' own compiler and evaluator answer."""
+    """Kind `cel-selectors` of `python -m lab.conformance`: expressions over one device, as Kubernetes' own compiler and evaluator answer."""
 
     def __init__(self) -> None:
         self._device: DeviceFacts | None = None

@@ -1,0 +1,1 @@
+"""Holds recorded answers of Kubernetes' own code against ours: `python -m lab.conformance FILE...`."""
