@@ -20,6 +20,7 @@ from topobus.domain.request import Owner, OwnerKind
 from topobus.gateway.config import DeadlineSettings
 from topobus.gateway.kubelet.allocation_record import AllocationRecord
 from topobus.gateway.kubelet.device_plugin import LIST_LIMIT_BYTES, DevicePlugin
+from topobus.gateway.kubelet.pod_resources import PodResourcesReader
 from topobus.gateway.kubelet.sockets import serving
 from topobus.gateway.metrics import CallMetrics
 from topobus.gateway.node_state import NodeState, Offer
@@ -52,6 +53,7 @@ class Served:
             state=self.state,
             asks=OTHERS,
             record=AllocationRecord(folder / "given.json", lambda _: True, boot_id="b"),
+            pods=PodResourcesReader(folder / "pods.sock", "demo-node", {GPU: "gpu"}),
             metrics=CallMetrics(self.registry),
             variables={},
             deadlines=DeadlineSettings(),

@@ -285,7 +285,7 @@ class Processes(Installation):
             "TOPOBUS_GATEWAY__KUBELET__PLUGINS_DIR": str(kubelet / "plugins"),
             "TOPOBUS_GATEWAY__POD_RESOURCES_SOCKET": str(kubelet / "pod-resources" / "kubelet.sock"),
             # Empty: not opened, and kubelet's word that a pod is over is all there is.
-            "TOPOBUS_GATEWAY__RUNTIME__SOCKET": setting("NRI"),
+            "TOPOBUS_GATEWAY__RUNTIME__SOCKET": setting("NRI").format(node=self._node),
             "TOPOBUS_GATEWAY__CDI_DIR": str(cdi_dir()),
             "TOPOBUS_GATEWAY__CHECKPOINT_PATH": str(self._folder / "checkpoint.json"),
             "TOPOBUS_GATEWAY__CLUSTER__MODE": "kubeconfig",

@@ -73,10 +73,7 @@ class NodeFleet:
             }
             if machine == "this":
                 await self._make_bench(node)
-                socket = Path(setting("NRI").format(node=node))
-                self.nodes[node] = HandsInstallation(
-                    node, self._kubelet, self._kubeconfig, runtime_socket=socket, settings=self._settings, **where
-                )
+                self.nodes[node] = HandsInstallation(node, self._kubelet, self._kubeconfig, settings=self._settings, **where)
             else:
                 self.nodes[node] = Processes(node, self._kubelet, self._kubeconfig, **where)
         await asyncio.gather(*(node.install() for node in self.nodes.values()))

@@ -125,14 +125,12 @@ class HandsInstallation(Processes):
         kubelet: Path,
         kubeconfig: Path,
         *,
-        runtime_socket: Path,
         settings: Mapping[str, str],
         on: Sequence[str] = (),
         address: str = "127.0.0.1",
         nats_url: str = "",
     ) -> None:
         super().__init__(node, kubelet, kubeconfig, on=on, address=address, nats_url=nats_url)
-        self._runtime_socket = runtime_socket
         self._settings = settings
 
     def _prepare(self) -> None:
@@ -145,7 +143,6 @@ class HandsInstallation(Processes):
             "TOPOBUS_NIC__JOURNAL__DIR": str(self._folder / "journal-nic"),
             "TOPOBUS_CPU__JOURNAL__DIR": str(self._folder / "journal-cpu"),
             "TOPOBUS_GATEWAY__CPUS__OWNED": "all",
-            "TOPOBUS_GATEWAY__RUNTIME__SOCKET": str(self._runtime_socket),
             "TOPOBUS_GATEWAY__EXPOSURE": json.dumps({"cpu": "dra", "nic": "dra"}),
             "TOPOBUS_GATEWAY__EDITS": "{}",
             **self._settings,
@@ -162,7 +159,7 @@ def installed_hands(settings: Mapping[str, str]) -> Iterator[HandsInstallation]:
     node = asyncio.run(Cluster.find_node(kubeconfig, os.environ.get("TOPOBUS_CLUSTER_NODE", "")))
     if not setting("NRI"):
         pytest.fail("TOPOBUS_CLUSTER_NRI is not set: name the container runtime's NRI socket", pytrace=False)
-    installation = HandsInstallation(node, kubelet, kubeconfig, runtime_socket=Path(setting("NRI")), settings=settings)
+    installation = HandsInstallation(node, kubelet, kubeconfig, settings=settings)
     try:
         asyncio.run(installation.install())
         yield installation

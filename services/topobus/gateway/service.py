@@ -38,7 +38,6 @@ from topobus.gateway.foreign.foreign_plugins import ForeignPlugins
 from topobus.gateway.kubelet.allocation_record import AllocationRecord
 from topobus.gateway.kubelet.feature_file import FeatureFile
 from topobus.gateway.kubelet.plugin_set import DevicePlugins
-from topobus.gateway.kubelet.pod_resources import PodResourcesReader
 from topobus.gateway.kubelet.registration import KUBELET_SOCKET, socket_pattern
 from topobus.gateway.kubelet.sockets import FolderWatch, identity, remove_stale
 from topobus.gateway.metrics import CallMetrics, ClaimMetrics, CpusetMetrics
@@ -237,11 +236,8 @@ class _Gateway:
         await asyncio.to_thread(remove_stale, self._plugin_watch.folder, socket_pattern())
         self._checkpoint = checkpoint
         self._forwarder.open(preparer)
-        reader_of_pods = PodResourcesReader(
-            Path(settings.pod_resources_socket), self._runtime.node, self._plugins.classes, self._state.name_of
-        )
         pods = PodLook(
-            reader_of_pods,
+            self._plugins.pods,
             self._state,
             checkpoint,
             runtime=lambda: runtime_door.connection() if runtime_door is not None else None,

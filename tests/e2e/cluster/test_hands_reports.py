@@ -55,7 +55,7 @@ def topobus(bench: dict[str, Interface], tmp_path_factory: pytest.TempPathFactor
         "TOPOBUS_GATEWAY__RUNTIME__SOCKET": setting("NRI"),
         "TOPOBUS_NIC__INTERFACES__OFFER": json.dumps([{"name": f"tbh{number}"} for number in range(len(bench))]),
     }
-    installation = HandsInstallation(node, kubelet, kubeconfig, runtime_socket=Path(setting("NRI")), settings=settings)
+    installation = HandsInstallation(node, kubelet, kubeconfig, settings=settings)
     try:
         asyncio.run(installation.install())
         yield installation

@@ -7,7 +7,7 @@ several in namespaces or containers of their own.
 |---|---|---|
 | TOPOBUS_CLUSTER_NODES | `NAME=MACHINE,…`: `this` (its own CPUs and interfaces made for the purpose; one node at most, for CPUs are the machine's) or `dgx` (a recorded machine) | needed |
 | TOPOBUS_CLUSTER_ON | words that run a command on `{node}` by becoming it, as `nsenter` does | on this machine |
-| TOPOBUS_CLUSTER_NRI | the runtime's NRI socket of `{node}` | needed with `this` |
+| TOPOBUS_CLUSTER_NRI | the runtime's NRI socket of `{node}` | needed with `this`; none |
 | TOPOBUS_CLUSTER_NATS_PORT | where the nodes reach this machine's loopback address | any |
 | TOPOBUS_CLUSTER_RESTART_KUBELET, _RESTART_RUNTIME, _REBOOT, _CUT_OFF and _JOIN | shell commands for $NODE | does not happen |
 | TOPOBUS_CLUSTER_STRESS_PODS, _STRESS_FAULTS | how many pods at least come and go, how many things at least befall them | 200, each once |
@@ -143,7 +143,7 @@ async def test_every_pod_has_what_it_was_promised_alone_whatever_befalls_its_nod
             name = coming.pop() if coming else chance.choice(sorted(faults))
             await faults[name]()
             befell[name] += 1
-            print(f"nodes: {name}; {load.done.total()} pods, {len(looks.mistakes)} mistakes", flush=True)  # noqa: T201 - it takes long
+            print(f"nodes: {name}; {load.done.total()} pods, mistakes: {looks.mistakes}", flush=True)  # noqa: T201 - it takes long
 
     looks = ContainerLooks(exclusive="cpu")
     looks.start()

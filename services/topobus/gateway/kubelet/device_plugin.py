@@ -37,6 +37,7 @@ from topobus.gateway.core.replicas import Chosen, chosen_of, fault_of_many, pref
 from topobus.gateway.kubelet.ahead import Ahead, PreparationAhead
 from topobus.gateway.kubelet.allocation_record import AllocationRecord
 from topobus.gateway.kubelet.pci_devices import PciDevices
+from topobus.gateway.kubelet.pod_resources import PodResourcesReader
 from topobus.gateway.kubelet.sockets import (
     CallRefused,
     answer,
@@ -83,6 +84,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
         state: NodeState,
         asks: NodeAsks,
         record: AllocationRecord,
+        pods: PodResourcesReader,
         metrics: CallMetrics,
         variables: dict[str, str],
         deadlines: DeadlineSettings,
@@ -104,6 +106,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
         self._state = state
         self._asks = asks
         self._record = record
+        self._pods = pods
         self._metrics = metrics
         self._variables = variables
         self._deadlines = deadlines
@@ -185,7 +188,8 @@ class DevicePlugin(rpc.DevicePluginServicer):
     ) -> pb.AllocateResponse:
         """Write kubelet's choice into the ledger, have the devices prepared, and say what the container gets."""
         work = within(self._allocate(request), self._deadlines.allocate_s, f"{self.resource}: Allocate")
-        return await answer(context, self._metrics, "Allocate", self._label, work)
+        with self._pods.unlisted():
+            return await answer(context, self._metrics, "Allocate", self._label, work)
 
     async def PreStartContainer(
         self,
@@ -231,10 +235,28 @@ class DevicePlugin(rpc.DevicePluginServicer):
                 raise CallRefused(grpc.StatusCode.INVALID_ARGUMENT, fault)
         for names in containers:
             await self._wait_for_former(names)
+            await self._refuse_given_twice(names)
         async with self._state.hand_overs.of(self.device_class):
             return pb.AllocateResponse(
                 container_responses=[allocate_response(await self._allocate_container(names)) for names in containers]
             )
+
+    async def _refuse_given_twice(self, names: list[str]) -> None:
+        """Refuse devices that a pod has by kubelet's own word: it frees those of pods that are over before it allocates, so nobody has what it may give.
+
+        It gives them all the same when somebody lists pods while it allocates and another pod is just over: UpdateAllocatedDevices (pkg/kubelet/cm/devicemanager/manager.go, 1.36.2)
+        forgets what is being allocated. The refusal makes it count anew.
+        Errors: raises CallRefused.
+        """
+        ledger = self._state.ledger
+        former = (
+            allocations_of(ledger, self.device_class, frozenset(names), chosen_of(names, self._inventory)) if ledger is not None else ()
+        )
+        for pod, devices in (await self._pods.users(self.resource, [allocation.user for allocation in former])).items():
+            if taken := sorted(devices & {*names}):
+                get_logger().warning("devices.given-twice", resource=self.resource, devices=taken, pod=pod)
+                text = f"{self.resource}: pod {pod} has {', '.join(taken)}, and kubelet gives it to another one; what makes the pod anew tries again"
+                raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, text)
 
     async def _wait_for_former(self, names: list[str]) -> None:
         """Wait for the end of containers that have these devices of a pod that kubelet has forgotten: one that ignores TERM is killed after two seconds.

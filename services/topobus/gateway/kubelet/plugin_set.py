@@ -16,6 +16,7 @@ from topobus.gateway.asks import NodeAsks
 from topobus.gateway.config import GatewaySettings
 from topobus.gateway.foreign.foreign_plugins import ForeignPlugins
 from topobus.gateway.kubelet.allocation_record import AllocationRecord
+from topobus.gateway.kubelet.pod_resources import PodResourcesReader
 from topobus.gateway.kubelet.registration import PluginRegistrar
 from topobus.gateway.kubelet.sockets import FolderWatch
 from topobus.gateway.kubelet.vendor_plugins import VendorPlugins
@@ -81,6 +82,7 @@ class DevicePlugins:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._by_claims: set[str] = set()
         self._variables: dict[str, str] = {}
+        self.pods = PodResourcesReader(Path(settings.pod_resources_socket), state.node, self.classes, state.name_of)
         kubelet = settings.kubelet
         self._vendors = VendorPlugins(
             (Path(kubelet.device_plugin_dir), Path(kubelet.plugins_registry_dir)), Path(settings.pod_resources_socket)
@@ -170,6 +172,7 @@ class DevicePlugins:
             state=self._state,
             asks=self._asks,
             record=record,
+            pods=self.pods,
             metrics=self._metrics,
             variables=self._variables,
             deadlines=settings.deadlines,

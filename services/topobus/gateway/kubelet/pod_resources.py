@@ -6,13 +6,16 @@ Flows in: kubelet's List, never more often than its rate limit allows. Flows out
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import grpc
 import grpc.aio
 from msgspec import Struct
 
+from topobus.domain.request import Owner
 from topobus.gateway.core.exclusive import ExclusiveUse
 from topobus.gateway.core.pods import PodUse
 from topobus.gateway.kubelet.pod_contents import PodContents
@@ -63,6 +66,57 @@ class PodResourcesReader:
         """Which look was the last to end, and what it gave."""
         self._rests_until = 0.0
         self._contents = PodContents()
+        self._allocating = 0
+        """How many calls of kubelet's are under way in which it allocates."""
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+
+    @contextmanager
+    def unlisted(self) -> Iterator[None]:
+        """Have no list made while kubelet allocates: one that frees a pod's devices then makes it forget those that it allocates (see `DevicePlugin`)."""
+        self._allocating += 1
+        self._is_idle.clear()
+        try:
+            yield
+        finally:
+            self._allocating -= 1
+            if not self._allocating:
+                self._is_idle.set()
+                # Until kubelet has written down what it was answered.
+                self._rests_until = max(self._rests_until, asyncio.get_running_loop().time() + _BETWEEN_S)
+
+    async def users(self, resource: str, pods: Sequence[Owner | None]) -> dict[str, frozenset[str]]:
+        """Ask kubelet which devices of a resource these pods have; without a pod's name (None) among them, all pods, by a list. Empty where kubelet does not tell.
+
+        Shapes: result — by `namespace/name`.
+        """
+        if not pods:
+            return {}
+        if None in pods:
+            listing = await self._list_pods()
+            uses = listing.uses if isinstance(listing, Listing) else ()
+        else:
+            of_pods = [await self._uses_of(pod) for pod in pods if pod is not None]
+            uses = tuple(itertools.chain.from_iterable(of_pods))
+        held: dict[str, frozenset[str]] = {}
+        for use in uses:
+            if use.resource == resource:
+                name = f"{use.namespace}/{use.pod}"
+                held[name] = held.get(name, frozenset()) | {*use.devices}
+        return held
+
+    async def _uses_of(self, pod: Owner) -> tuple[PodUse, ...]:
+        """Ask for one pod; nothing when kubelet has none of that name, or its Get is off (before 1.34)."""
+        kubelet = identity(self.socket)
+        if kubelet is None:
+            return ()
+        async with dialling(self.socket) as channel:
+            try:
+                request = pb.GetPodResourcesRequest(pod_name=pod.name, pod_namespace=pod.namespace)
+                answer = await rpc.PodResourcesListerStub(channel).Get(request, timeout=_CALL_LIMIT_S)
+            except grpc.aio.AioRpcError:
+                return ()
+        return self._to_listing(kubelet, pb.ListPodResourcesResponse(pod_resources=[answer.pod_resources]), PodContents()).uses
 
     async def read(self) -> Listing | str:
         """Look; the text says why kubelet does not tell. The answer is no older than the call, which may wait a tenth of a second for its turn."""
@@ -72,6 +126,10 @@ class PodResourcesReader:
                 # Whoever had the lock before this one began to look after this one had asked.
                 return self._seen[1]
             loop = asyncio.get_running_loop()
+            # Where one call after the other comes, it is asked all the same.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_CALL_LIMIT_S):
+                    await self._is_idle.wait()
             await asyncio.sleep(max(0.0, self._rests_until - loop.time()))
             self._rests_until = loop.time() + _BETWEEN_S
             self._begun += 1
@@ -88,13 +146,13 @@ class PodResourcesReader:
             except grpc.aio.AioRpcError as err:
                 get_logger().warning("pod-resources.failed", code=err.code().name, error=err.details())
                 return f"kubelet's PodResources failed: {err.code().name}: {err.details()}"
-        return self._to_listing(kubelet, answer)
+        return self._to_listing(kubelet, answer, self._contents)
 
-    def _to_listing(self, kubelet: tuple[int, int, int], answer: pb.ListPodResourcesResponse) -> Listing:
+    def _to_listing(self, kubelet: tuple[int, int, int], answer: pb.ListPodResourcesResponse, contents: PodContents) -> Listing:
         in_use: dict[str, set[str]] = {}
         devices: dict[tuple[str, ...], set[str]] = {}
         exclusive: list[ExclusiveUse] = []
-        for pod, content in self._contents.read(answer):
+        for pod, content in contents.read(answer):
             where = (pod.namespace, pod.name)
             exclusive += content.exclusive
             for container, resource, ids in content.devices:

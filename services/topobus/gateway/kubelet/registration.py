@@ -24,6 +24,7 @@ from topobus.gateway.config import SHORT_NAME, DeadlineSettings
 from topobus.gateway.kubelet.allocation_record import AllocationRecord
 from topobus.gateway.kubelet.device_plugin import BeforeStart, DevicePlugin
 from topobus.gateway.kubelet.pci_devices import PciDevices
+from topobus.gateway.kubelet.pod_resources import PodResourcesReader
 from topobus.gateway.kubelet.sockets import (
     FolderWatch,
     dialling,
@@ -77,6 +78,7 @@ class PluginRegistrar:
         state: NodeState,
         asks: NodeAsks,
         record: AllocationRecord,
+        pods: PodResourcesReader,
         metrics: CallMetrics,
         variables: dict[str, str],
         deadlines: DeadlineSettings,
@@ -99,6 +101,7 @@ class PluginRegistrar:
         self._state = state
         self._asks = asks
         self._record = record
+        self._pods = pods
         self._metrics = metrics
         self._variables = variables
         self._deadlines = deadlines
@@ -184,6 +187,7 @@ class PluginRegistrar:
             state=self._state,
             asks=self._asks,
             record=self._record,
+            pods=self._pods,
             metrics=self._metrics,
             variables=self._variables,
             deadlines=self._deadlines,

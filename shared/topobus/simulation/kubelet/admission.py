@@ -240,9 +240,10 @@ class Admitter:
                 taken, endpoint = set(held), self._serving(resource)
             else:
                 taken, endpoint = await self._choose(resource, count, hint.nodes, reusable.get(resource, set()))
-            self._store.hold(pod.uid, container.name, resource, taken)
+            self._store.take(resource, taken)
             try:
                 answer = await endpoint.allocate(taken)
+                self._store.hold(pod.uid, container.name, resource, taken)
                 self._store.keep_answer(pod.uid, container.name, resource, answer.SerializeToString())
                 responses.append((resource, answer))
             except CallFailed:

@@ -85,6 +85,8 @@ class DeviceStore:
         self._resources: dict[str, _Resource] = {}
         self._held: dict[tuple[str, str, str], tuple[str, ...]] = {}
         self._answers: dict[tuple[str, str, str], bytes] = {}
+        # What is taken for allocated: that of `_held`, and what is being allocated. kubelet's `allocatedDevices`, with its defect: see `keep_only`.
+        self._taken: dict[str, set[str]] = {}
 
     def replace(self, resource: str, devices: Iterable[PluginDevice]) -> None:
         """Take a complete list: what it lacks is gone."""
@@ -138,7 +140,11 @@ class DeviceStore:
 
     def available(self, resource: str) -> set[str]:
         """Ids that are healthy and free."""
-        return self.healthy(resource) - self.in_use(resource)
+        return self.healthy(resource) - self._taken.get(resource, set())
+
+    def take(self, resource: str, ids: Iterable[str]) -> None:
+        """Count devices as allocated while their plugin is asked; `hold` follows when it has answered, else `drop`."""
+        self._taken.setdefault(resource, set()).update(ids)
 
     def hints(
         self, resource: str, count: int, nodes: NodeSet, reusable: Iterable[str], *, held: Iterable[str] = ()
@@ -152,10 +158,6 @@ class DeviceStore:
             for device in sorted(self.devices(resource).values(), key=lambda device: device.id)
         ]
         return device_hints(devices, own or self.available(resource), count, nodes, reusable=set() if own else set(reusable))
-
-    def in_use(self, resource: str) -> set[str]:
-        """Ids that some container holds."""
-        return {device for (_, _, name), ids in self._held.items() if name == resource for device in ids}
 
     def hold(self, pod_uid: str, container: str, resource: str, ids: Iterable[str]) -> None:
         """Write down who has what."""
@@ -194,18 +196,31 @@ class DeviceStore:
             self._held[key] = holding.ids
             if holding.response:
                 self._answers[key] = holding.response
+        self._count_anew()
         return frozenset(holding.pod_uid for holding in remembered.holdings)
 
     def drop(self, pod_uid: str, container: str, resource: str) -> None:
         """Forget one container's devices of one resource."""
         self._held.pop((pod_uid, container, resource), None)
         self._answers.pop((pod_uid, container, resource), None)
+        self._count_anew()
 
     def keep_only(self, pod_uids: Iterable[str]) -> None:
-        """Free what pods that are no longer active hold: kubelet does this lazily, before an allocation or a PodResources call."""
+        """Free what pods that are no longer active hold: kubelet does this lazily, before an allocation or a PodResources call.
+
+        When there is any, what is being allocated is forgotten, and given to the next pod, too, if nothing is freed before: kubelet 1.36.2, UpdateAllocatedDevices.
+        """
         active = set(pod_uids)
+        if all(key[0] in active for key in self._held):
+            return
         self._held = {key: ids for key, ids in self._held.items() if key[0] in active}
         self._answers = {key: answer for key, answer in self._answers.items() if key in self._held}
+        self._count_anew()
+
+    def _count_anew(self) -> None:
+        self._taken = {}
+        for (_, _, resource), ids in self._held.items():
+            self._taken.setdefault(resource, set()).update(ids)
 
     def held_by(self, pod_uid: str, container: str) -> dict[str, tuple[str, ...]]:
         """Resource to ids of one container."""
