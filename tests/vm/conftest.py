@@ -35,7 +35,9 @@ def nats() -> Iterator[None]:
     Path("/tmp/nats.conf").write_text("port: 4222\njetstream { store_dir: /tmp/nats, max_file_store: 4GB, max_memory_store: 256MB }\n")
     prepare()
     with (JOB / "nats.log").open("ab") as out, forked_starts():
-        server = subprocess.Popen(["/opt/topobus/bin/nats-server", "-c", "/tmp/nats.conf"], stdout=out, stderr=out)
+        # Nothing runs where the host has one for us.
+        command = ["/opt/topobus/bin/nats-server", "-c", "/tmp/nats.conf"] if "127.0.0.1" in URL else ["true"]
+        server = subprocess.Popen(command, stdout=out, stderr=out)
         yield
     close()
     server.kill()

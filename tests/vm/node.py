@@ -22,11 +22,13 @@ from topobus.domain.sandbox import Sandbox
 from topobus.runtime.bus import Bus
 
 NAME = "guest"
-URL = "nats://127.0.0.1:4222"
 JOB = Path("/job")
-_KNOWS_THE_MACHINE = {"discovery": "machine.published", "topology": "machine.heard"}
+# On machine `node` it runs on the host.
+URL = (JOB / "nats-url").read_text() if (JOB / "nats-url").exists() else "nats://127.0.0.1:4222"
+# What a service logs when it is ready; a device service that it knows the machine.
+_READY = {"discovery": "machine.published", "topology": "machine.heard", "gateway": "driver.registered"}
 # An emulated processor is slow; on an idle machine each wait ends after a tenth of that.
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 
 
 class Node:
@@ -39,11 +41,11 @@ class Node:
         self._held: dict[tuple[str, str], str] = {}
 
     async def start(self, name: str, **settings: str) -> None:
-        """Start a service (again, with other settings), and wait until it knows the machine."""
+        """Start a service (again, with other settings), and wait until it is ready."""
         self.kill(name)
         log = JOB / f"{name}.log"
         at = log.stat().st_size if log.exists() else 0
-        own = {} if name in _KNOWS_THE_MACHINE else {f"TOPOBUS_{name.upper()}__DRIVERS__TIMEOUT_S": "60"}
+        own = {} if name in _READY else {f"TOPOBUS_{name.upper()}__DRIVERS__TIMEOUT_S": "60"}
         common = {"TOPOBUS_ALL__LOG__FORMAT": "json", "TOPOBUS_ALL__NATS__URL": URL, "TOPOBUS_ALL__NODE": NAME}
         environment = {**os.environ, **common, **own, **settings}
         with log.open("ab") as out:
@@ -51,7 +53,7 @@ class Node:
                 [f"/opt/topobus/bin/topobus-{name}"], stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment
             )
         self._processes[name] = started, settings
-        await self.logged(name, _KNOWS_THE_MACHINE.get(name, "machine.received"), at=at)
+        await self.logged(name, _READY.get(name, "machine.received"), at=at)
 
     async def restart(self, name: str) -> None:
         """End a service as a crash does, and start it again."""

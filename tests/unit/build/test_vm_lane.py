@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +15,10 @@ MACHINES = sorted(path.name for path in (LANE / "machines").iterdir())
 
 
 def lane(*words: str) -> subprocess.CompletedProcess[str]:
-    """Call the lane's command."""
-    return subprocess.run([sys.executable, str(LANE / "run"), *words], capture_output=True, text=True, check=False, timeout=60)
+    """Call the lane's command, where there is no Kubernetes."""
+    environment = {name: value for name, value in os.environ.items() if name != "TOPOBUS_VM_KUBERNETES"}
+    words = (sys.executable, str(LANE / "run"), *words)
+    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=60, env=environment)
 
 
 def test_machine_that_is_not_there_is_refused_with_those_that_are() -> None:
@@ -25,6 +28,14 @@ def test_machine_that_is_not_there_is_refused_with_those_that_are() -> None:
     assert done.returncode == 2
     assert "no machine dxg" in done.stderr
     assert all(name in done.stderr for name in MACHINES)
+
+
+def test_machine_of_kubelet_is_no_success_when_there_is_no_kubernetes() -> None:
+    """It did not run, and both the exit status and the last line say so."""
+    done = lane("node")
+
+    assert done.returncode == 69
+    assert done.stderr.splitlines()[-1].startswith("vm: node: DID NOT RUN: TOPOBUS_VM_KUBERNETES names no folder with kubelet")
 
 
 @pytest.mark.parametrize("folder", sorted(path.parent.name for path in LANE.glob("*/test_*.py")))
