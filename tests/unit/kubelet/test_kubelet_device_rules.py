@@ -53,7 +53,7 @@ def test_hints_equal_kubelets_when_run_on_recorded_cases() -> None:
         store = DeviceStore(grace_s=300.0)
         devices = _devices(case)
         store.replace(X, devices.values())
-        store.hold("pod", "main", X, devices.keys() - set(case["available"]))
+        store.take(X, devices.keys() - set(case["available"]))
         hints = store.hints(X, case["request"], NodeSet.of(case["nodes"]), case["reusable"])
         expect = case["expect"]["hints"]
         # The recording writes Go's nil list ("no opinion") as an empty one.
