@@ -12,7 +12,7 @@ import pytest
 from support.hands_bench import OTHER, OWNER, TIMEOUT_S, HandsBench, new_card
 from support.thread_turns import other_threads
 from topobus.contracts.messages import Prepared, PrepareRequest
-from topobus.contracts.sandbox_messages import Attached
+from topobus.contracts.sandbox_messages import Attached, AttachReply
 from topobus.devicekit import journaled_verbs
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.devicekit.driver import LongWork, PrepareContext
@@ -211,16 +211,21 @@ class _HangingDriver(FolderDriver):
         return super().attach(tree, device, context, sandbox, record)
 
 
+async def _attach_too_slowly(bench: HandsBench, driver: _HangingDriver, sandbox: Sandbox) -> AttachReply:
+    """Ask for an attach that does not come back in time."""
+    asking = asyncio.create_task(bench.attach("card-0", sandbox=sandbox))
+    await asyncio.to_thread(driver.held.wait)
+    bench.clock.advance(TIMEOUT_S)
+    return await asking
+
+
 async def test_attach_is_refused_by_name_and_ends_later_when_the_driver_hangs(tmp_path: Path) -> None:
     """The call that came back too late has written what is, so the next question gets its answer."""
     driver = _HangingDriver()
     bench = HandsBench(tmp_path, driver=driver)
     sandbox = bench.sandbox("s1")
     async with bench.life():
-        asking = asyncio.create_task(bench.attach("card-0", sandbox=sandbox))
-        await asyncio.to_thread(driver.held.wait)
-        bench.clock.advance(TIMEOUT_S)
-        hung = await asking
+        hung = await _attach_too_slowly(bench, driver, sandbox)
         driver.go.set()
         while bench.hands.drivers["folder"].is_hung:
             await other_threads()
@@ -237,10 +242,7 @@ async def test_device_is_out_of_use_but_not_sick_when_what_is_half_done_waits_fo
     bench = HandsBench(tmp_path, driver=driver)
     sandbox = bench.sandbox("s1")
     async with bench.life():
-        asking = asyncio.create_task(bench.attach("card-0", sandbox=sandbox))
-        await asyncio.to_thread(driver.held.wait)
-        bench.clock.advance(TIMEOUT_S)
-        await asking
+        await _attach_too_slowly(bench, driver, sandbox)
         refused = await bench.detach("card-0", sandbox=sandbox)
         (observation,) = bench.hands.observations().values()
         driver.go.set()
