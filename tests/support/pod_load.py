@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import httpx2
 from lightkube import AsyncClient
 from lightkube.core.exceptions import ApiError
 from lightkube.resources.core_v1 import Pod
@@ -87,7 +88,7 @@ class PodLoad:
     async def _follow(self) -> None:
         while True:
             # An API server that starts anew is asked again.
-            with suppress(Exception):
+            with suppress(ApiError, httpx2.HTTPError):
                 pods = [pod.to_dict() async for pod in self._client.list(Pod, namespace="default", labels={"stress": self._run})]
                 self._phases = {pod["metadata"]["name"]: pod.get("status", {}).get("phase", "") for pod in pods}
             await asyncio.sleep(0.2)

@@ -16,7 +16,7 @@ from typing import Any
 
 from lightkube.core.exceptions import ApiError
 from lightkube.resources.core_v1 import Event, Pod
-from lightkube.resources.resource_v1 import DeviceClass, ResourceClaim
+from lightkube.resources.resource_v1 import ResourceClaim
 
 from support.cluster import Cluster, until
 
@@ -62,8 +62,7 @@ class Hands:
     async def make_classes(self) -> None:
         """Make a class of each driver's devices."""
         for name in ("nic", "cpu"):
-            selector = {"cel": {"expression": f'device.driver == "{name}.topobus.dev"'}}
-            await self._make(DeviceClass, {"metadata": {"name": f"{self.run}-{name}"}, "spec": {"selectors": [selector]}})
+            await self._cluster.make_class(f"{name}.topobus.dev")
 
     async def make(
         self,
@@ -197,7 +196,7 @@ class Hands:
 
     async def _delete(self, kind: Any, name: str) -> None:
         try:
-            await self.client.delete(kind, name, **({} if kind is DeviceClass else {"namespace": "default"}))
+            await self.client.delete(kind, name, namespace="default")
         except ApiError as err:
             if err.status.code != 404:
                 raise

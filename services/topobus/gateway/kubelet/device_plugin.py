@@ -23,6 +23,7 @@ from topobus.contracts.messages import Adopted, Prepared
 from topobus.domain.device import Inventory
 from topobus.domain.edits import ContainerEdits, DeviceNode
 from topobus.domain.errors import PeerUnavailable, TopobusError
+from topobus.domain.ledger import Allocation
 from topobus.domain.outcome import Refusal
 from topobus.domain.request import Owner, OwnerKind
 from topobus.domain.shares import number_of_replica
@@ -248,10 +249,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
         forgets what is being allocated. The refusal makes it count anew.
         Errors: raises CallRefused.
         """
-        ledger = self._state.ledger
-        former = (
-            allocations_of(ledger, self.device_class, frozenset(names), chosen_of(names, self._inventory)) if ledger is not None else ()
-        )
+        former = self._former(names, chosen_of(names, self._inventory))
         for pod, devices in (await self._pods.users(self.resource, [allocation.user for allocation in former])).items():
             if taken := sorted(devices & {*names}):
                 get_logger().warning("devices.given-twice", resource=self.resource, devices=taken, pod=pod)
@@ -283,9 +281,13 @@ class DevicePlugin(rpc.DevicePluginServicer):
 
     def _lingering(self, names: list[str], chosen: Chosen) -> dict[str, str]:
         """Find allocations in the way whose pod has containers; kubelet has forgotten it, or would not give its devices to another one."""
-        ledger = self._state.ledger
-        former = allocations_of(ledger, self.device_class, frozenset(names), chosen) if ledger is not None else ()
+        former = self._former(names, chosen)
         return {allocation.owner.key: why for allocation in former if (why := why_lingering(allocation, self._state.containers))}
+
+    def _former(self, names: list[str], chosen: Chosen) -> tuple[Allocation, ...]:
+        """Find allocations of kubelet's that have some of these devices by the ledger."""
+        ledger = self._state.ledger
+        return allocations_of(ledger, self.device_class, frozenset(names), chosen) if ledger is not None else ()
 
     def _nodes_given(self, owner_key: str) -> tuple[DeviceNode, ...]:
         given = self._record.of(owner_key)

@@ -114,7 +114,10 @@ class PodResourcesReader:
             try:
                 request = pb.GetPodResourcesRequest(pod_name=pod.name, pod_namespace=pod.namespace)
                 answer = await rpc.PodResourcesListerStub(channel).Get(request, timeout=_CALL_LIMIT_S)
-            except grpc.aio.AioRpcError:
+            except grpc.aio.AioRpcError as err:
+                # UNKNOWN is kubelet's word for a pod that it does not have, and where Get is switched off.
+                if err.code() is not grpc.StatusCode.UNKNOWN:
+                    get_logger().warning("pod-resources.failed", code=err.code().name, error=err.details())
                 return ()
         return self._to_listing(kubelet, pb.ListPodResourcesResponse(pod_resources=[answer.pod_resources]), PodContents()).uses
 
