@@ -29,7 +29,7 @@ from topobus.domain.edits import ContainerEdits
 from topobus.domain.names import ClaimUid
 from topobus.domain.outcome import Refusal
 from topobus.domain.request import Owner, OwnerKind
-from topobus.gateway.core.claim_allocation import cdi_names, cdi_spec
+from topobus.gateway.core.claim_cdi import cdi_names, cdi_spec
 from topobus.gateway.core.edit_limits import EditRights, refuse_forbidden, rights_of
 from topobus.gpu.plugins.nvidia import NvidiaDriver
 from topobus.simulation.machines import build

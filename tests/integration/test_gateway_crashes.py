@@ -16,7 +16,7 @@ from support.gateway_rig import Rig, make_rig
 from support.lives import LIMIT_S, Lives
 from support.node_plane import claim, device
 from topobus.devicekit.cdi import file_name
-from topobus.gateway.core.claim_allocation import CDI_VENDOR
+from topobus.gateway.core.claim_cdi import CDI_VENDOR
 from topobus.gateway.dra.checkpoint import Checkpoint, ClaimEntry
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import (

@@ -15,7 +15,7 @@ from topobus.contracts.messages import Prepared
 from topobus.devicekit.cdi import render
 from topobus.domain.edits import ContainerEdits, DeviceNode, Mount
 from topobus.domain.errors import ContractError
-from topobus.gateway.core.claim_allocation import cdi_spec
+from topobus.gateway.core.claim_cdi import cdi_spec
 from topobus.gateway.core.edit_limits import EditRights, refuse_forbidden
 
 RIGHTS = EditRights(device_nodes=("/dev/acme",), mounts=("/opt/acme",), writable_mounts=("/run/acme",))

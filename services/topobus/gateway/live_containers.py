@@ -21,7 +21,7 @@ from topobus.domain.names import ClaimUid
 from topobus.domain.request import OwnerKind
 from topobus.gateway.boot import LIVE
 from topobus.gateway.broadcast import Broadcast
-from topobus.gateway.core.claim_allocation import cdi_device_name
+from topobus.gateway.core.claim_cdi import cdi_device_name
 from topobus.gateway.dra.checkpoint import ClaimEntry
 from topobus.runtime.logging import get_logger
 from topobus.sysfs.tree import Tree

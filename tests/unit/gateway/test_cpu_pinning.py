@@ -17,7 +17,8 @@ from topobus.domain.edits import ContainerEdits, Cpuset
 from topobus.domain.idset import CpuSet
 from topobus.domain.names import ClaimUid
 from topobus.domain.sandbox import Sandbox
-from topobus.gateway.core.claim_allocation import AllocatedDevice, cdi_device_name
+from topobus.gateway.core.claim_allocation import AllocatedDevice
+from topobus.gateway.core.claim_cdi import cdi_device_name
 from topobus.gateway.core.cpusets import CpuDifference
 from topobus.gateway.dra.checkpoint import ClaimEntry
 from topobus.gateway.metrics import CpusetMetrics

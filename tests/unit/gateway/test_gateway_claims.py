@@ -10,13 +10,8 @@ from topobus.contracts.messages import ApiObject, Prepared
 from topobus.devicekit.cdi import parse, problems, render
 from topobus.domain.edits import ContainerEdits, DeviceNode, Mount
 from topobus.domain.outcome import Refusal
-from topobus.gateway.core.claim_allocation import (
-    AllocatedDevice,
-    ClaimAllocation,
-    allocation_of,
-    cdi_spec,
-    is_allocated_here,
-)
+from topobus.gateway.core.claim_allocation import AllocatedDevice, ClaimAllocation, allocation_of, is_allocated_here
+from topobus.gateway.core.claim_cdi import cdi_spec
 
 UID = "3cec39ef-a300-4ce1-90fc-10e64dcb86ca"
 
@@ -120,6 +115,27 @@ def test_allocation_tells_shares_from_whole_devices_when_some_have_an_id() -> No
         pytest.param(claim(result(), {"request": "r"}), "claim-malformed", "results[1]", id="line-without-device"),
         pytest.param(claim("nonsense"), "claim-malformed", "results[0]", id="line-that-is-no-object"),
         pytest.param(claim(result(shareID=7)), "claim-malformed", "results[0].shareID", id="share-that-is-no-text"),
+        pytest.param(claim(result(pool="")), "claim-malformed", "results[0]", id="line-without-pool"),
+        pytest.param(claim(result(request="A/b")), "claim-malformed", "results[0].request", id="request-that-is-no-label"),
+        pytest.param(claim(result(tolerations=["x"])), "claim-malformed", "results[0].tolerations", id="toleration-that-is-no-object"),
+        pytest.param(
+            claim(result(shareID="s", consumedCapacity={"memory": "much"})),
+            "claim-malformed",
+            "results[0].consumedCapacity",
+            id="amount-that-is-no-quantity",
+        ),
+        pytest.param(
+            claim(result(shareID="s", consumedCapacity={"memory": "-1"})),
+            "claim-malformed",
+            "results[0].consumedCapacity",
+            id="amount-below-none",
+        ),
+        pytest.param(
+            claim(result(), result("group-0", "r", "cpu.topobus.dev", shareID="s", consumedCapacity={"cpus": "500m"})),
+            "claim-malformed",
+            "results[1].consumedCapacity",
+            id="part-of-a-cpu",
+        ),
         pytest.param(
             claim(result(), config=[{"opaque": {"driver": "gpu.topobus.dev", "parameters": "x"}}]),
             "claim-malformed",
@@ -154,6 +170,7 @@ def test_allocation_is_refused_with_the_place_when_unusable(stored: ApiObject | 
     [
         pytest.param(claim(result()), True, id="still-allocated"),
         pytest.param(claim(result(pool="n2")), False, id="allocated-elsewhere"),
+        pytest.param(claim("nonsense"), True, id="allocation-that-cannot-be-read"),
         pytest.param(claim(result(), uid="another"), False, id="another-claim-of-the-name"),
         pytest.param(ApiObject(api_version="v1", kind="ResourceClaim", metadata={"uid": UID}), False, id="deallocated"),
         pytest.param(None, False, id="gone"),

@@ -19,7 +19,8 @@ from topobus.domain.sandbox import AttachedInterface, Sandbox
 from topobus.domain.timestamps import in_whole_seconds
 from topobus.gateway.cluster.objects import CLAIMS, Cluster, Rejected
 from topobus.gateway.cluster.report_record import ReportRecord
-from topobus.gateway.core.claim_allocation import cdi_device_name, is_allocated_here
+from topobus.gateway.core.claim_allocation import is_allocated_here
+from topobus.gateway.core.claim_cdi import cdi_device_name
 from topobus.gateway.core.device_faults import HealthNote
 from topobus.gateway.core.device_status import ClaimReport, device_statuses, text_of
 from topobus.gateway.dra.checkpoint import Checkpoint, ClaimEntry

@@ -1,4 +1,4 @@
-"""Reads a claim's allocation for one driver on one node, and makes the CDI file of what was prepared.
+"""Reads a claim's allocation for one driver on one node.
 
 Flows in: a ResourceClaim in Kubernetes' wire shape (v1, v1beta1 and v1beta2 agree in what is read here). Flows out: the devices of this driver on this node, or a
 Refusal that names the first field that is wrong. An unreadable claim is always refused, because a guess could prepare somebody else's device.
@@ -6,50 +6,32 @@ Refusal that names the first field that is wrong. An unreadable claim is always 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
-from topobus.contracts.messages import ApiObject, Prepared
-from topobus.devicekit.cdi import CdiDevice, CdiSpec
+from topobus.contracts.messages import ApiObject
 from topobus.domain.alignment.planning.node_view import CPU_CLASS
-from topobus.domain.device import class_of_driver
+from topobus.domain.cpu_groups import GROUP_CAPACITY
+from topobus.domain.device import class_of_driver, driver_name
 from topobus.domain.device_sharing import HeldShare
-from topobus.domain.edits import ContainerEdits
+from topobus.domain.errors import ContractError
 from topobus.domain.idset import CpuSet
 from topobus.domain.names import ClaimUid, is_dns_label
 from topobus.domain.outcome import Reason, Refusal
+from topobus.domain.quantity import Quantity
 from topobus.domain.request import Owner
 from topobus.gateway.core.claim_pods import pod_claim_name, pods_of, users_of
-from topobus.gateway.core.consumed_cpus import add_cpus
-from topobus.gateway.core.consumed_shares import add_amounts, consumed_amounts
-from topobus.gateway.core.naming_variables import naming
-from topobus.kubernetes.api.resource import Toleration
+from topobus.kubernetes.api.resource import AllocationResult, DevicesAllocated, GrantedConfiguration, GrantedDevice
 from topobus.kubernetes.api.slices import SICK_TAINT
 from topobus.kubernetes.api.tolerations import tolerates
 
-__all__ = [
-    "CDI_VENDOR",
-    "AllocatedDevice",
-    "ClaimAllocation",
-    "allocation_of",
-    "cdi_class",
-    "cdi_device_name",
-    "cdi_names",
-    "cdi_request_name",
-    "cdi_spec",
-    "cdi_whole_name",
-    "cdi_whole_names",
-    "is_allocated_here",
-]
+__all__ = ["AllocatedDevice", "ClaimAllocation", "add_amounts", "allocated_classes", "allocation_of", "is_allocated_here"]
 
-CDI_VENDOR = "topobus.dev"
-# Edits that are lists of things of which a container has each once.
-_LISTS = ("device_nodes", "mounts", "hooks", "additional_gids", "net_devices")
+_PLACE = "status.allocation"
+_LARGEST_AMOUNT = 2**63 - 1
 
 
 class AllocatedDevice(Struct, frozen=True, kw_only=True):
@@ -99,16 +81,27 @@ class ClaimAllocation(Struct, frozen=True, kw_only=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The devices, each once, sorted."""
+        """The devices, grant once, sorted."""
         return tuple(sorted({device.device for device in self.devices}))
 
     @property
     def requests(self) -> dict[str, tuple[str, ...]]:
-        """The devices of each request, sorted; requests in the order of the allocation."""
+        """The devices of grant request, sorted; requests in the order of the allocation."""
         by_class: dict[str, set[str]] = {}
         for allocated in self.devices:
             by_class.setdefault(allocated.request, set()).add(allocated.device)
         return {request: tuple(sorted(names)) for request, names in by_class.items()}
+
+
+class _Grant(Struct, frozen=True, kw_only=True):
+    """One device of the allocation, of whichever driver."""
+
+    device_class: str
+    """Empty: another vendor's driver."""
+    device: AllocatedDevice
+    cpus: int
+    """Of a group of CPUs, how many the claim has; 0: it is no share of one."""
+    tolerates_sickness: bool
 
 
 def allocation_of(
@@ -121,272 +114,196 @@ def allocation_of(
     where = f"claim {namespace}/{name}"
     if claim is None:
         return _refuse("claim-missing", f"{where} does not exist")
-    found_uid = claim.metadata.get("uid", "")
-    if found_uid != uid:
-        return _refuse("claim-replaced", f"{where} has uid {found_uid or 'none'}, kubelet asked for {uid}", wanted=uid, got=str(found_uid))
-    results = _results(claim)
-    if results is None:
-        return _refuse("claim-unallocated", f"{where} is not allocated")
-    parameters = _parameters(claim, driver, where)
-    if isinstance(parameters, Refusal):
-        return parameters
-    devices: list[AllocatedDevice] = []
-    config: dict[str, list[dict[str, Any]]] = {}
-    held: dict[str, set[str]] = {}
-    whole: set[tuple[str, str]] = set()
-    untolerated: set[str] = set()
-    amounts: dict[str, dict[str, dict[str, int]]] = {}
-    group_cpus: dict[str, int] = {}
-    for index, result in enumerate(results):
-        fields = [result.get(key) for key in ("request", "driver", "pool", "device")] if isinstance(result, Mapping) else []
-        if not fields or not all(isinstance(field, str) and field for field in fields):
-            text = f"{where}: status.allocation.devices.results[{index}] needs request, driver, pool and device, got {result!r}"
-            return _refuse("claim-malformed", text)
-        request, its_driver, pool, device = (str(field) for field in fields)
-        if not all(map(is_dns_label, request.split("/", 1))):
-            return _refuse(
-                "claim-malformed", f"{where}: status.allocation.devices.results[{index}].request is {request!r}, wanted a DNS label"
-            )
-        is_shared = result.get("adminAccess") is True
-        share_id = result.get("shareID") or ""
-        if not isinstance(share_id, str):
-            return _refuse("claim-malformed", f"{where}: status.allocation.devices.results[{index}].shareID is {share_id!r}, wanted text")
-        device_class = class_of_driver(its_driver)
-        if device_class and pool == node and not is_shared:
-            held.setdefault(device_class, set()).add(device)
-            if not share_id:
-                whole.add((device_class, device))
-            elif device_class == CPU_CLASS and not add_cpus(group_cpus, device, result):
-                got = f"status.allocation.devices.results[{index}].consumedCapacity is {result.get('consumedCapacity')!r}"
-                return _refuse("claim-malformed", f"{where}: {got}, wanted a number of cpus")
-        consumed = consumed_amounts(result, its_driver) if share_id and device_class != CPU_CLASS else {}
-        if consumed is None:
-            got = f"status.allocation.devices.results[{index}].consumedCapacity is {result.get('consumedCapacity')!r}"
-            return _refuse("claim-malformed", f"{where}: {got}, wanted names with quantities")
-        if consumed and device_class and pool == node and not is_shared:
-            add_amounts(amounts.setdefault(device_class, {}).setdefault(device, {}), consumed)
-        if its_driver != driver:
-            continue
-        if not _tolerates_sickness(result):
-            untolerated.add(device)
-        if pool != node:
-            return _refuse("claim-elsewhere", f"{where}: device {device} is in pool {pool}, this node is {node}", pool=pool, node=node)
-        name, _, alternative = request.partition("/")
-        devices.append(
-            AllocatedDevice(
-                request=name, pool=pool, device=device, is_shared=is_shared, alternative=alternative, share_id=share_id, amounts=consumed
-            )
+    stored_uid = claim.metadata.get("uid", "")
+    if stored_uid != uid:
+        return _refuse(
+            "claim-replaced", f"{where} has uid {stored_uid or 'none'}, kubelet asked for {uid}", wanted=uid, got=str(stored_uid)
         )
-        device_config = config.setdefault(device, [])
-        device_config += [
-            settings for requests, settings in parameters if (not requests or requests & {name, request}) and settings not in device_config
-        ]
-    if not devices:
+    if not claim.status.get("allocation"):
+        return _refuse("claim-unallocated", f"{where} is not allocated")
+    try:
+        allocated = _allocated(claim)
+        grants = [_grant(index, result) for index, result in enumerate(allocated.results)]
+        config = _config(allocated.config, driver)
+    except ContractError as err:
+        return _refuse("claim-malformed", f"{where}: {err}")
+    own = [grant for grant in grants if grant.device_class == class_of_driver(driver)]
+    if not own:
         return _refuse("claim-elsewhere", f"{where} has no device of driver {driver}")
-    sorted_held = {device_class: tuple(sorted(names)) for device_class, names in sorted(held.items())}
-    by_share = {
-        device_class: shares
-        for device_class, names in sorted_held.items()
-        if (shares := tuple(name for name in names if (device_class, name) not in whole))
-    }
-    tolerated = tuple(sorted({allocated_device.device for allocated_device in devices} - untolerated))
-    configured = {device: tuple(settings) for device, settings in sorted(config.items()) if settings}
+    for device in (grant.device for grant in own):
+        if device.pool != node:
+            text = f"{where}: device {device.device} is in pool {device.pool}, this node is {node}"
+            return _refuse("claim-elsewhere", text, pool=device.pool, node=node)
+    held = [grant for grant in grants if grant.device.pool == node and not grant.device.is_shared and grant.device_class]
+    whole = {(grant.device_class, grant.device.device) for grant in held if not grant.device.share_id}
+    shares = [grant for grant in held if (grant.device_class, grant.device.device) not in whole]
+    untolerated = {grant.device.device for grant in own if not grant.tolerates_sickness}
     return ClaimAllocation(
-        devices=tuple(devices),
-        held=sorted_held,
-        by_share=by_share,
-        shares={
-            name: {device: HeldShare(amounts=sums) for device, sums in sorted(devices_of.items()) if device in by_share.get(name, ())}
-            for name, devices_of in sorted(amounts.items())
-        },
-        config=configured,
-        group_cpus=group_cpus,
+        devices=tuple(grant.device for grant in own),
+        held=_names_by_class(held),
+        by_share=_names_by_class(shares),
+        shares=_amounts_by_class(shares),
+        config=_config_by_device((grant.device for grant in own), config),
+        group_cpus=_cpus_by_group(held),
         generation=_generation(claim),
         pod_claim_name=pod_claim_name(claim),
         pods=pods_of(claim),
         users=users_of(claim, namespace),
-        tolerated=tolerated,
+        tolerated=tuple(sorted({grant.device.device for grant in own} - untolerated)),
     )
 
 
 def is_allocated_here(claim: ApiObject | None, uid: ClaimUid, node: str) -> bool:
-    """Say whether the claim of this uid still has devices on this node: then they stay its own after an unprepare."""
+    """Say whether the claim of this uid still has devices on this node: then they stay its own after an unprepare.
+
+    An allocation that cannot be read may have some.
+    """
     if claim is None or claim.metadata.get("uid") != uid:
         return False
-    return any(isinstance(result, Mapping) and result.get("pool") == node for result in _results(claim) or ())
-
-
-def cdi_device_name(uid: ClaimUid, device: str) -> str:
-    """Name a claim's device in CDI.
-
-    The claim's uid is in it, since two files that define one name cancel each other out. It begins with a letter, which every CDI version takes.
-
-    >>> cdi_device_name("3cec", "gpu-0")
-    'claim-3cec-gpu-0'
-    """
-    return f"claim-{uid}-{device}"
-
-
-def cdi_request_name(uid: ClaimUid, request: str) -> str:
-    """Name what the devices of one request have in common; no device has such a name, for those have no '_'.
-
-    >>> cdi_request_name("3cec", "big")
-    'claim-3cec_request-big'
-    """
-    return f"claim-{uid}_request-{request}"
-
-
-def cdi_whole_name(uid: ClaimUid) -> str:
-    """Name what all devices of a claim have in common, for containers that name no request."""
-    return f"claim-{uid}_whole"
-
-
-def cdi_spec(
-    uid: ClaimUid, device_class: str, prepared: Prepared, requests: Mapping[str, Prepared] = MappingProxyType({})
-) -> CdiSpec | None:
-    """Describe a claim's CDI file; None when nothing is to be edited (a runtime refuses an empty file).
-
-    Shapes: requests — what was prepared for each request alone, where the claim has several. Kubelet gives a container the names of the requests that it
-    names, so what lists devices stands with its request, and once more for the whole claim; the file's common edits are what all of them say alike.
-    """
-    common = prepared.common if len(requests) < 2 else _alike((prepared.common, *(request.common for request in requests.values())))
-    nameless = {name: _naming(uid, name) for name in prepared.to_attach}
-    own = {name: (edits, prepared.common) for name, edits in prepared.edits.items()}
-    joined: list[tuple[str, ContainerEdits]] = []
-    if len(requests) > 1:
-        # Made for the request alone: it knows of no sibling's device.
-        own = {
-            name: (edits, _without(request.common, common))
-            for request in reversed(tuple(requests.values()))
-            for name, edits in request.edits.items()
-        }
-        joined = [
-            (cdi_request_name(uid, request), _of_request(device_class, request, other_request, common))
-            for request, other_request in requests.items()
-        ]
-        joined.append((cdi_whole_name(uid), _without(prepared.common, common)))
-    devices = [
-        (
-            cdi_device_name(uid, name),
-            naming(
-                _first_to_edit(edits, rest, common, nameless.get(name, edits)),
-                name,
-                cdi_device_name(uid, name),
-                is_adjusted=name in prepared.to_adjust,
-            ),
-        )
-        for name, (edits, rest) in sorted(own.items())
-    ]
-    entries = tuple(CdiDevice(name=name, edits=_bound(edits)) for name, edits in (*devices, *joined) if not edits.is_empty)
-    if not entries:
-        return None
-    return CdiSpec(vendor=CDI_VENDOR, device_class=cdi_class(device_class), devices=entries, common=_bound(_without_annotations(common)))
-
-
-def cdi_names(spec: CdiSpec | None, uid: ClaimUid, device: str, request: str) -> tuple[str, ...]:
-    """List the names that give a container one device of a request; the device's own first, by which kubelet tells people of its health."""
-    return _defined(spec, cdi_device_name(uid, device), cdi_request_name(uid, request))
-
-
-def cdi_whole_names(spec: CdiSpec | None, uid: ClaimUid) -> tuple[str, ...]:
-    """List the name that a container gets besides when it names no request; none where the claim has one request."""
-    return _defined(spec, cdi_whole_name(uid))
-
-
-def cdi_class(device_class: str) -> str:
-    """Name a class in CDI."""
-    # A class made of somebody else's resource may begin with a digit (`10g-nic-acme`), which CDI refuses. A letter of our own keeps them apart.
-    return device_class if device_class[:1].isalpha() else f"c-{device_class}"
-
-
-def _defined(spec: CdiSpec | None, *names: str) -> tuple[str, ...]:
-    known_names = {device.name for device in spec.devices} if spec is not None else set()
-    return tuple(spec.qualified_name(name) for name in names if name in known_names) if spec is not None else ()
-
-
-def _first_to_edit(*choices: ContainerEdits) -> ContainerEdits:
-    """Choose edits that are some, for CDI refuses a device without; what a container is given twice alike does it no harm."""
-    return next((edits for edits in choices if not edits.is_empty), ContainerEdits())
-
-
-def _naming(uid: ClaimUid, device: str) -> ContainerEdits:
-    """Give a device edits that has none and is attached to the sandbox: without a name in CDI nothing would keep its container from starting too early."""
-    return ContainerEdits(env={f"TOPOBUS_ATTACHED_{device.upper().replace('-', '_')}": cdi_device_name(uid, device)})
-
-
-def _alike(parts: Sequence[ContainerEdits]) -> ContainerEdits:
-    """Find what all parts say alike."""
-    first, *others = parts
-    lists = {name: tuple(edit for edit in getattr(first, name) if all(edit in getattr(other, name) for other in others)) for name in _LISTS}
-    env = {key: value for key, value in first.env.items() if all(container_edits.env.get(key) == value for container_edits in others)}
-    is_rdt_alike = all(container_edits.intel_rdt == first.intel_rdt for container_edits in others)
-    return replace(ContainerEdits(env=env, intel_rdt=first.intel_rdt if is_rdt_alike else None), **lists)
-
-
-def _without(edits: ContainerEdits, common: ContainerEdits) -> ContainerEdits:
-    """Leave out what is said for all."""
-    lists = {name: tuple(edit for edit in getattr(edits, name) if edit not in getattr(common, name)) for name in _LISTS}
-    env = {key: value for key, value in edits.env.items() if key not in common.env}
-    return replace(ContainerEdits(env=env, intel_rdt=edits.intel_rdt if edits.intel_rdt != common.intel_rdt else None), **lists)
-
-
-def _of_request(device_class: str, request: str, prepared: Prepared, common: ContainerEdits) -> ContainerEdits:
-    """Give the edits of one request, with a list under a name of its own: a container that names several requests has each one's."""
-    rest = _without(prepared.common, common)
-    words = f"topobus_{device_class}_devices_{request}".upper().replace("-", "_")
-    return replace(rest, env={**rest.env, words: ",".join(sorted(prepared.edits))})
-
-
-def _bound(edits: ContainerEdits) -> ContainerEdits:
-    """Say of each mount that it is a bind mount: a runtime takes one that does not say so for a file system, and the container does not start."""
-    if all(mount.kind or {"bind", "rbind"} & set(mount.options) for mount in edits.mounts):
-        return edits
-    mounts = [
-        mount if mount.kind or {"bind", "rbind"} & set(mount.options) else replace(mount, options=(*mount.options, "rbind"))
-        for mount in edits.mounts
-    ]
-    return replace(edits, mounts=tuple(mounts))
-
-
-def _without_annotations(edits: ContainerEdits) -> ContainerEdits:
-    return replace(edits, annotations={})
-
-
-def _results(claim: ApiObject) -> list[Any] | None:
-    allocation = claim.status.get("allocation")
-    devices = allocation.get("devices") if isinstance(allocation, Mapping) else None
-    results = devices.get("results") if isinstance(devices, Mapping) else None
-    return results if isinstance(results, list) else None
-
-
-def _tolerates_sickness(result: Mapping[str, Any]) -> bool:
-    """Say whether a part of an allocation bears a sick device, for longer than a moment; what cannot be read bears nothing."""
     try:
-        tolerations = msgspec.convert(result.get("tolerations") or [], tuple[Toleration, ...])
-    except msgspec.ValidationError:
-        return False
-    return any(
-        tolerates(toleration, SICK_TAINT) and (toleration.toleration_seconds is None or toleration.toleration_seconds > 0)
-        for toleration in tolerations
+        return any(result.pool == node for result in _allocated(claim).results)
+    except ContractError:
+        return True
+
+
+def allocated_classes(claim: ApiObject, node: str) -> tuple[str, ...]:
+    """List our classes of which a claim has devices on this node, sorted; none where its allocation cannot be read."""
+    try:
+        results = _allocated(claim).results
+    except ContractError:
+        return ()
+    return tuple(sorted({device_class for result in results if result.pool == node and (device_class := class_of_driver(result.driver))}))
+
+
+def add_amounts(sums: dict[str, int], amounts: Mapping[str, int]) -> None:
+    """Add one share of a device to the others that a claim has of it."""
+    for name, amount in amounts.items():
+        sums[name] = sums.get(name, 0) + amount
+
+
+def _allocated(claim: ApiObject) -> DevicesAllocated:
+    """Read the devices of a claim's allocation; none of a claim that has no allocation.
+
+    Errors: raises ContractError that names the place.
+    """
+    try:
+        return msgspec.convert(claim.status.get("allocation") or {}, AllocationResult).devices
+    except msgspec.ValidationError as err:
+        raise ContractError(str(err).replace("`$", f"`{_PLACE}")) from err
+
+
+def _grant(index: int, result: GrantedDevice) -> _Grant:
+    place = f"{_PLACE}.devices.results[{index}]"
+    if not (result.driver and result.pool and result.device):
+        raise ContractError(f"{place} needs driver, pool and device, got {result!r}")
+    if not all(map(is_dns_label, result.request.split("/", 1))):
+        raise ContractError(f"{place}.request is {result.request!r}, wanted a DNS label")
+    request, _, alternative = result.request.partition("/")
+    is_cpu_group = class_of_driver(result.driver) == CPU_CLASS
+    is_shared, is_share = result.admin_access is True, bool(result.share_id)
+    return _Grant(
+        device_class=class_of_driver(result.driver) or "",
+        device=AllocatedDevice(
+            request=request,
+            pool=result.pool,
+            device=result.device,
+            is_shared=is_shared,
+            alternative=alternative,
+            share_id=result.share_id or "",
+            amounts=_amounts(result, place) if is_share and not is_cpu_group else {},
+        ),
+        cpus=_cpu_count(result, place) if is_share and is_cpu_group and not is_shared else 0,
+        tolerates_sickness=any(
+            # For longer than a moment.
+            tolerates(toleration, SICK_TAINT) and (toleration.toleration_seconds is None or toleration.toleration_seconds > 0)
+            for toleration in result.tolerations
+        ),
     )
 
 
-def _parameters(claim: ApiObject, driver: str, where: str) -> list[tuple[frozenset[str], dict[str, Any]]] | Refusal:
-    """Read the opaque parameters for a driver with the requests that they mean (none: all), the class's before the claim's."""
-    entries = claim.status["allocation"]["devices"].get("config") or []
-    if not isinstance(entries, list):
-        return _refuse("claim-malformed", f"{where}: status.allocation.devices.config is no list")
-    settings: list[tuple[bool, frozenset[str], dict[str, Any]]] = []
-    for index, entry in enumerate(entries):
-        opaque = entry.get("opaque") if isinstance(entry, Mapping) else None
-        if not isinstance(opaque, Mapping) or opaque.get("driver") != driver:
+def _amounts(result: GrantedDevice, place: str) -> dict[str, int]:
+    """Read how much of a shared device a result has, fractions rounded up. Names as the driver's inventory has them, without the driver's domain.
+
+    >>> granted = GrantedDevice(
+    ...     request="r", driver="gpu.topobus.dev", pool="n", device="d", consumed_capacity={"memory": "20Gi", "gpu.topobus.dev/shares": "1"}
+    ... )
+    >>> _amounts(granted, "")
+    {'shares': 1, 'memory': 21474836480}
+    """
+    try:
+        quantities = {
+            name.removeprefix(f"{result.driver}/"): Quantity.parse(text) for name, text in sorted(result.consumed_capacity.items())
+        }
+    except ValueError as err:
+        raise ContractError(f"{place}.consumedCapacity: {err}") from err
+    for name, quantity in quantities.items():
+        if not 0 <= quantity.nano <= _LARGEST_AMOUNT * 10**9:
+            raise ContractError(f"{place}.consumedCapacity: {name} is {quantity}, wanted 0 to {_LARGEST_AMOUNT}")
+    return {name: -(-quantity.nano // 10**9) for name, quantity in quantities.items()}
+
+
+def _cpu_count(result: GrantedDevice, place: str) -> int:
+    """Read how many CPUs of a group a result has."""
+    consumed = result.consumed_capacity
+    text = consumed.get(GROUP_CAPACITY, consumed.get(f"{driver_name(CPU_CLASS)}/{GROUP_CAPACITY}", ""))
+    try:
+        count, rest = divmod(Quantity.parse(text).nano, 10**9)
+    except ValueError:
+        count, rest = 0, 0
+    if rest or not 0 < count <= CpuSet.MAX_ID:
+        raise ContractError(f"{place}.consumedCapacity is {consumed!r}, wanted a number of {GROUP_CAPACITY}")
+    return count
+
+
+def _config(entries: Sequence[GrantedConfiguration], driver: str) -> list[tuple[frozenset[str], dict[str, Any]]]:
+    """List the opaque parameters for a driver with the requests that they mean (none: all), the class's before the claim's."""
+    config: list[tuple[frozenset[str], dict[str, Any]]] = []
+    for index, entry in sorted(enumerate(entries), key=lambda numbered: numbered[1].source != "FromClass"):
+        if entry.opaque is None or entry.opaque.driver != driver:
             continue
-        requests, parameters = entry.get("requests") or [], opaque.get("parameters")
-        if not isinstance(requests, list) or not all(isinstance(request, str) for request in requests) or not isinstance(parameters, dict):
-            text = f"{where}: status.allocation.devices.config[{index}] needs requests as names and opaque.parameters as an object"
-            return _refuse("claim-malformed", text)
-        settings.append((entry.get("source") != "FromClass", frozenset(requests), parameters))
-    return [(requests, parameters) for _, requests, parameters in sorted(settings, key=lambda entry: entry[0])]
+        if not isinstance(entry.opaque.parameters, dict):
+            raise ContractError(f"{_PLACE}.devices.config[{index}].opaque.parameters is no object")
+        config.append((frozenset(entry.requests), entry.opaque.parameters))
+    return config
+
+
+def _config_by_device(
+    devices: Iterable[AllocatedDevice], config: Sequence[tuple[frozenset[str], dict[str, Any]]]
+) -> dict[str, tuple[dict[str, Any], ...]]:
+    """Give each device the parameters that mean one of its requests, each once."""
+    by_device: dict[str, list[dict[str, Any]]] = {}
+    for device in devices:
+        names = {device.request, f"{device.request}/{device.alternative}"}
+        own = by_device.setdefault(device.device, [])
+        own += [parameters for requests, parameters in config if (not requests or requests & names) and parameters not in own]
+    return {device: tuple(own) for device, own in sorted(by_device.items()) if own}
+
+
+def _names_by_class(grants: Iterable[_Grant]) -> dict[str, tuple[str, ...]]:
+    names: dict[str, set[str]] = {}
+    for grant in grants:
+        names.setdefault(grant.device_class, set()).add(grant.device.device)
+    return {device_class: tuple(sorted(devices)) for device_class, devices in sorted(names.items())}
+
+
+def _amounts_by_class(shares: Iterable[_Grant]) -> dict[str, dict[str, HeldShare]]:
+    sums: dict[str, dict[str, dict[str, int]]] = {}
+    for share in shares:
+        if share.device.amounts:
+            devices = sums.setdefault(share.device_class, {})
+            add_amounts(devices.setdefault(share.device.device, {}), share.device.amounts)
+    return {
+        device_class: {name: HeldShare(amounts=amounts) for name, amounts in sorted(devices.items())}
+        for device_class, devices in sorted(sums.items())
+    }
+
+
+def _cpus_by_group(held: Iterable[_Grant]) -> dict[str, int]:
+    cpus: dict[str, int] = {}
+    for grant in held:
+        if grant.cpus:
+            cpus[grant.device.device] = cpus.get(grant.device.device, 0) + grant.cpus
+    return cpus
 
 
 def _generation(claim: ApiObject) -> int:

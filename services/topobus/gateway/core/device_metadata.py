@@ -17,7 +17,8 @@ from topobus.devicekit.cdi import CdiDevice, CdiSpec
 from topobus.domain.edits import ContainerEdits, Mount
 from topobus.domain.names import ClaimUid
 from topobus.domain.sandbox import AttachedInterface
-from topobus.gateway.core.claim_allocation import CDI_VENDOR, AllocatedDevice, cdi_class
+from topobus.gateway.core.claim_allocation import AllocatedDevice
+from topobus.gateway.core.claim_cdi import CDI_VENDOR, cdi_class
 from topobus.gateway.core.device_status import network_data
 from topobus.gateway.core.guarded_names import METADATA_FOLDER
 

@@ -11,12 +11,12 @@ from collections.abc import Collection, Iterable, Mapping
 from msgspec import Struct
 
 from topobus.contracts.messages import ApiObject
-from topobus.domain.device import Inventory, class_of_driver, driver_name
+from topobus.domain.device import Inventory, driver_name
 from topobus.domain.health import HealthState
 from topobus.domain.names import ClaimUid, PodUid
 from topobus.domain.outcome import Refusal
 from topobus.domain.request import Owner, OwnerKind
-from topobus.gateway.core.claim_allocation import ClaimAllocation, allocation_of
+from topobus.gateway.core.claim_allocation import ClaimAllocation, allocated_classes, allocation_of
 
 __all__ = ["NodePod", "PodWait", "WaitingClaim", "due_at", "in_the_way", "obstacle_of", "pod_of", "waiting_claim", "withheld_devices"]
 
@@ -101,11 +101,7 @@ def waiting_claim(claim: ApiObject | None, node: str) -> WaitingClaim | None:
     """Read what a claim is about to have of this node's devices; None when that is nothing of ours, or cannot be read (its prepare will say why)."""
     if claim is None:
         return None
-    allocation = claim.status.get("allocation")
-    devices = allocation.get("devices") if isinstance(allocation, Mapping) else None
-    results = _mappings(devices.get("results") if isinstance(devices, Mapping) else None)
-    names = {class_of_driver(str(result.get("driver", ""))) for result in results if result.get("pool") == node}
-    classes = sorted(device_class for device_class in names if device_class)
+    classes = allocated_classes(claim, node)
     name, namespace, uid = (str(claim.metadata.get(key, "")) for key in ("name", "namespace", "uid"))
     parts: list[tuple[str, ClaimAllocation]] = []
     for device_class in classes:
@@ -118,7 +114,7 @@ def waiting_claim(claim: ApiObject | None, node: str) -> WaitingClaim | None:
     owner = Owner(kind=OwnerKind.CLAIM, namespace=namespace, name=name, uid=uid)
     _, first = parts[0]
     tolerated = frozenset((device_class, device) for device_class, claim_allocation in parts for device in claim_allocation.tolerated)
-    return WaitingClaim(owner=owner, held=first.held, by_share=first.by_share, classes=tuple(classes), tolerated=tolerated)
+    return WaitingClaim(owner=owner, held=first.held, by_share=first.by_share, classes=classes, tolerated=tolerated)
 
 
 def withheld_devices(claims: Iterable[WaitingClaim]) -> dict[str, dict[str, Owner]]:

@@ -23,7 +23,8 @@ from topobus.domain.idset import CpuSet
 from topobus.domain.names import ClaimUid
 from topobus.domain.sandbox import AttachedInterface, Sandbox
 from topobus.gateway.broadcast import Broadcast
-from topobus.gateway.core.claim_allocation import AllocatedDevice, cdi_device_name
+from topobus.gateway.core.claim_allocation import AllocatedDevice
+from topobus.gateway.core.claim_cdi import cdi_device_name
 from topobus.gateway.disk import DiskWork
 from topobus.runtime.tracing import span
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from topobus.gateway.core.claim_allocation import CDI_VENDOR, cdi_class, cdi_names, cdi_whole_names
+from topobus.gateway.core.claim_cdi import CDI_VENDOR, cdi_class, cdi_names, cdi_whole_names
 from topobus.gateway.core.device_metadata import metadata_device_name
 from topobus.gateway.dra.checkpoint import ClaimEntry
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from topobus.devicekit.cdi import CdiSpec, file_name, render
 from topobus.devicekit.cdi_files import check_writable, delete, restore_files, write, write_missing
 from topobus.domain.errors import ConfigError
-from topobus.gateway.core.claim_allocation import CDI_VENDOR
+from topobus.gateway.core.claim_cdi import CDI_VENDOR
 from topobus.gateway.core.container_guard import guarded
 from topobus.gateway.disk import DiskWork
 from topobus.gateway.dra.checkpoint import ClaimEntry

@@ -22,7 +22,8 @@ from topobus.domain.names import ClaimUid
 from topobus.domain.outcome import Refusal
 from topobus.gateway.asks import NodeAsks, StillAtWork
 from topobus.gateway.config import DeadlineSettings
-from topobus.gateway.core.claim_allocation import ClaimAllocation, allocation_of, cdi_spec
+from topobus.gateway.core.claim_allocation import ClaimAllocation, allocation_of
+from topobus.gateway.core.claim_cdi import cdi_spec
 from topobus.gateway.dra.attachments import Attachments
 from topobus.gateway.dra.attempts import Attempts
 from topobus.gateway.dra.checkpoint import Checkpoint, ClaimEntry

@@ -23,7 +23,7 @@ from topobus.domain.device_sharing import HeldShare
 from topobus.domain.request import Owner
 from topobus.domain.shares import replica_id
 from topobus.domain.vendor_profiles import VendorProfile
-from topobus.gateway.core.consumed_shares import add_amounts
+from topobus.gateway.core.claim_allocation import add_amounts
 from topobus.gateway.core.exclusive import CPU_RESOURCE, ExclusiveUse, compare_exclusive
 from topobus.gateway.core.lists import sharers_of
 from topobus.gateway.core.pods import Comparison, PodUse, PreparedHere, compare

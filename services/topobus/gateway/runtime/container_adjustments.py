@@ -16,7 +16,7 @@ from topobus.domain.names import ClaimUid
 from topobus.domain.outcome import Reason, Refusal
 from topobus.domain.sandbox import ContainerName, Sandbox
 from topobus.gateway.asks import NodeAsks
-from topobus.gateway.core.claim_allocation import cdi_device_name
+from topobus.gateway.core.claim_cdi import cdi_device_name
 from topobus.gateway.core.sandbox_rules import of_claim
 from topobus.gateway.dra.checkpoint import ClaimEntry
 from topobus.gateway.dra.claim_key import ClaimKey

@@ -27,7 +27,7 @@ from topobus.domain.idset import CpuSet
 from topobus.domain.outcome import Refusal
 from topobus.domain.request import OwnerKind
 from topobus.domain.sandbox import Sandbox
-from topobus.gateway.core.claim_allocation import cdi_device_name
+from topobus.gateway.core.claim_cdi import cdi_device_name
 from topobus.gateway.core.cpusets import ContainerCpuset, CpuDifference, CpuOwnership, cpuset_of, refuse_demand
 from topobus.gateway.core.exclusive import CPU_RESOURCE
 from topobus.gateway.dra.checkpoint import ClaimEntry

@@ -15,9 +15,9 @@ from topobus.domain.errors import ContractError
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.names import ClaimUid
 from topobus.domain.sandbox import BANDWIDTH_ANNOTATIONS, Sandbox
+from topobus.gateway.core.claim_cdi import ADJUST_VARIABLE, CPUSET_VARIABLE
 from topobus.gateway.core.container_guard import guard_mount, guarded_claims
 from topobus.gateway.core.cpusets import ContainerCpuset
-from topobus.gateway.core.naming_variables import ADJUST_VARIABLE, CPUSET_VARIABLE
 from topobus.runtimepb.nri.v1alpha1 import api_pb2 as nri
 
 __all__ = [
