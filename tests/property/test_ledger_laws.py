@@ -12,7 +12,7 @@ from topobus.contracts.codec import decode, encode
 from topobus.domain import transitions
 from topobus.domain.alignment.planning.node_view import with_ledger
 from topobus.domain.alignment.planning.placement import place
-from topobus.domain.ledger import AllocationPhase, Ledger
+from topobus.domain.ledger import Adoption, AllocationPhase, Ledger
 from topobus.domain.ledger_invariant import check_holders
 from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import Owner, OwnerKind
@@ -70,7 +70,7 @@ class LedgerMachine(RuleBasedStateMachine):
         """Write down kubelet's choice; only a pod's or a claim's holding may refuse it."""
         wanted = {"gpu": tuple(gpus), "cpu": (f"cpu-{cpu}",)}
         before = self.ledger
-        outcome = transitions.adopt(before, op_id=self._op, owner=kubelet(name), devices=wanted, decision_id="d")
+        outcome = transitions.adopt(before, Adoption(owner=kubelet(name), devices=wanted), op_id=self._op, decision_id="d")
         if isinstance(outcome, Refusal):
             held = {
                 name
@@ -102,12 +102,9 @@ class LedgerMachine(RuleBasedStateMachine):
         }
         step = transitions.adopt(
             self.ledger,
+            Adoption(owner=claim(name), devices={"gpu": gpus}, shared={"gpu": by_share}, is_prepared=True),
             op_id=self._op,
-            owner=claim(name),
-            devices={"gpu": gpus},
-            shared={"gpu": by_share},
             decision_id="d",
-            is_prepared=True,
         )
         assert isinstance(step, Refusal) == any(gpu in gpus and not (is_share and gpu in by_share) for gpu, is_share in others)
         if isinstance(step, Refusal):
@@ -177,7 +174,7 @@ class LedgerMachine(RuleBasedStateMachine):
             return
         for step in (
             transitions.release(self.ledger, op_id=op_id, owner=owner("a"), decision_id="other"),
-            transitions.adopt(self.ledger, op_id=op_id, owner=kubelet("z"), devices={"gpu": ("gpu-0",)}, decision_id="other"),
+            transitions.adopt(self.ledger, Adoption(owner=kubelet("z"), devices={"gpu": ("gpu-0",)}), op_id=op_id, decision_id="other"),
         ):
             assert isinstance(step, Step)
             assert step.is_repeat

@@ -29,7 +29,7 @@ from topobus.domain.alignment.planning.node_view import node_view, with_devices,
 from topobus.domain.alignment.planning.placement import place
 from topobus.domain.device import Device, Inventory
 from topobus.domain.idset import CpuSet
-from topobus.domain.ledger import Ledger
+from topobus.domain.ledger import Adoption, Ledger
 from topobus.domain.ledger_invariant import check_holders
 from topobus.domain.machine import Cpu, Machine, NumaNode
 from topobus.domain.outcome import Placement, Refusal
@@ -126,7 +126,7 @@ class Plane:
         )
         fault = fault_of_adoption(EMPTY, self.ledger, asked)
         step = fault or transitions.adopt(
-            self.ledger, op_id=asked.op_id, owner=owner, devices=asked.devices, decision_id="d", shared=shares_of(EMPTY, asked)
+            self.ledger, Adoption(owner=owner, devices=asked.devices, shared=shares_of(EMPTY, asked)), op_id=asked.op_id, decision_id="d"
         )
         if isinstance(step, Refusal):
             return step

@@ -13,7 +13,7 @@ from topobus.domain import transitions
 from topobus.domain.device import Device
 from topobus.domain.device_sharing import HeldShare
 from topobus.domain.idset import NodeSet
-from topobus.domain.ledger import Ledger
+from topobus.domain.ledger import Adoption, Ledger
 from topobus.domain.ledger_invariant import check_holders
 from topobus.domain.outcome import Refusal
 from topobus.domain.pools import Condition
@@ -60,12 +60,9 @@ class Shares(RuleBasedStateMachine):
             return fault
         step = transitions.adopt(
             self.ledger,
+            Adoption(owner=owner, devices=asked.devices, shared=shares_of(self.view, asked), shares=asked.shares),
             op_id=asked.op_id,
-            owner=owner,
-            devices=asked.devices,
             decision_id=asked.op_id,
-            shared=shares_of(self.view, asked),
-            shares=asked.shares,
         )
         if isinstance(step, Refusal):
             return step

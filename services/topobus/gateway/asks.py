@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
+
+from msgspec import structs
 
 from topobus.contracts.adjust_messages import Adjusted, AdjustRequest
 from topobus.contracts.catalogue import ADJUST, ADOPT, ATTACH, DETACH, PREFER, PREPARE, RELEASE, UNPREPARE
@@ -23,10 +24,9 @@ from topobus.contracts.messages import (
     UnprepareRequest,
 )
 from topobus.contracts.sandbox_messages import Accepted, Attached, AttachRequest, DetachRequest
-from topobus.domain.device_sharing import HeldShare
 from topobus.domain.errors import PeerUnavailable, TopobusError
 from topobus.domain.idset import CpuSet
-from topobus.domain.outcome import MemoryBlock, Refusal
+from topobus.domain.outcome import Refusal
 from topobus.domain.request import Owner
 from topobus.domain.sandbox import ContainerName, Sandbox
 from topobus.gateway.config import DeadlineSettings
@@ -38,7 +38,7 @@ from topobus.runtime.bus import Bus
 from topobus.runtime.logging import get_logger
 from topobus.runtime.tracing import annotate
 
-__all__ = ["NodeAsks", "Preference", "StillAtWork"]
+__all__ = ["NodeAsks", "Preference", "StillAtWork", "configured"]
 
 Preference = Callable[[Sequence[str], Sequence[str], int], Awaitable[tuple[str, ...] | None]]
 """Chooses out of what is available, with what must be included, so many; None is no opinion."""
@@ -124,52 +124,18 @@ class NodeAsks:
         get_logger().warning("preference.fell-back", device_class=device_class, size=size, chosen=list(chosen), why=why)
         return chosen
 
-    async def adopt(
-        self,
-        op_id: str,
-        owner: Owner,
-        devices: Mapping[str, tuple[str, ...]],
-        *,
-        shared: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
-        shares: Mapping[str, Mapping[str, HeldShare]] = MappingProxyType({}),
-        is_shared: bool = False,
-        is_prepared: bool = False,
-        memory: tuple[MemoryBlock, ...] = (),
-        container: str = "",
-        user: Owner | None = None,
-        pods: tuple[Owner, ...] = (),
-        group_cpus: Mapping[str, int] = MappingProxyType({}),
-        only_cpus: CpuSet | None = None,
-        but_cpus: CpuSet | None = None,
-    ) -> Adopted | Refusal:
-        """Write into the ledger what has been decided elsewhere; `shared` names those devices of which the owner has a share, `shares` says how much (class to device).
+    async def adopt(self, request: AdoptRequest, *, but_cpus: CpuSet | None = None) -> Adopted | Refusal:
+        """Write into the ledger what has been decided elsewhere.
 
-        `user` is who uses them, `pods` who uses a claim.
-
-        `group_cpus` says how many CPUs the owner has of groups; the answer says which. They are chosen of `only_cpus` (None: of all that may be given), and
-        none is of `but_cpus`.
+        CPUs of groups are chosen of the request's `owned_cpus` (None: of all that may be given), and none is of `but_cpus`.
         """
-        choosable = only_cpus if only_cpus is not None else self._owned_cpus
+        choosable = request.owned_cpus if request.owned_cpus is not None else self._owned_cpus
         if but_cpus:
             choosable = (choosable if choosable is not None else _ALL_CPUS) - but_cpus
-        request = AdoptRequest(
-            op_id=op_id,
-            owner=owner,
-            devices=dict(devices),
-            shared=dict(shared),
-            shares={device_class: dict(devices_of) for device_class, devices_of in shares.items()},
-            is_shared=is_shared,
-            is_prepared=is_prepared,
-            memory=memory,
-            container=container,
-            user=user,
-            pods=pods,
-            group_cpus=dict(group_cpus),
-            owned_cpus=choosable if group_cpus else None,
-        )
+        request = structs.replace(request, owned_cpus=choosable if request.group_cpus else None)
         reply = await self._bus.ask(ADOPT, request, timeout_s=self._deadlines.adopt_s, node=self._node)
         if isinstance(reply.result, Adopted):
-            annotate(decision_id=reply.result.decision_id, owner=owner.key)
+            annotate(decision_id=reply.result.decision_id, owner=request.owner.key)
         return reply.result
 
     async def name_pods(
@@ -197,44 +163,8 @@ class NodeAsks:
         reply = await self._bus.ask(RELEASE, request, timeout_s=self._deadlines.adopt_s, node=self._node)
         return reply.refusal
 
-    async def prepare(
-        self,
-        op_id: str,
-        owner: Owner,
-        device_class: str,
-        names: Sequence[str],
-        config: Mapping[str, tuple[dict[str, Any], ...]] = MappingProxyType({}),
-        looked_at: Sequence[str] = (),
-        tolerated: Sequence[str] = (),
-        cpus: Mapping[str, CpuSet] = MappingProxyType({}),
-        *,
-        shares: Mapping[str, Mapping[str, int]] = MappingProxyType({}),
-        is_again: bool = False,
-        is_ahead: bool = False,
-    ) -> Prepared | Refusal:
-        """Have devices made ready, each with its configuration; `looked_at` are those of admin access, `cpus` what was chosen of groups.
-
-        `shares` says how much the owner has of devices that it shares: device to capacity to amount.
-
-        `is_again`: the owner has them already, and they are made ready once more. `is_ahead`: the owner does not have them yet; refused as `not-ahead` where that
-        would change anything.
-
-        Refused, too, when the answer has anything that devices of this class may not bring into a container.
-        """
-        common, by_device = _configured(names, config)
-        request = PrepareRequest(
-            op_id=op_id,
-            owner=owner,
-            devices=tuple(sorted(names)),
-            config=common,
-            device_config=by_device,
-            looked_at=tuple(sorted(looked_at)),
-            tolerated=tuple(sorted(tolerated)),
-            cpus={name: chosen for name, chosen in cpus.items() if name in names},
-            shares={name: dict(amounts) for name, amounts in shares.items() if name in names},
-            is_again=is_again,
-            is_ahead=is_ahead,
-        )
+    async def prepare(self, device_class: str, request: PrepareRequest) -> Prepared | Refusal:
+        """Have devices made ready. Refused, too, when the answer has anything that devices of this class may not bring into a container."""
         reply = await self._bus.ask(PREPARE, request, timeout_s=self._deadlines.prepare_s, node=self._node, device_class=device_class)
         if isinstance(reply.result, Refusal):
             return reply.result
@@ -288,10 +218,10 @@ class NodeAsks:
         device_class: str,
         names: Sequence[str],
         sandbox: Sandbox,
-        config: Mapping[str, tuple[dict[str, Any], ...]] = MappingProxyType({}),
+        config: Mapping[str, tuple[dict[str, Any], ...]],
     ) -> Attached | Refusal | Accepted:
         """Have prepared devices brought into a pod's sandbox; asked again for the same sandbox, it is the same answer."""
-        common, by_device = _configured(names, config)
+        common, by_device = configured(names, config)
         request = AttachRequest(
             op_id=op_id, owner=owner, devices=tuple(sorted(names)), sandbox=sandbox, config=common, device_config=by_device
         )
@@ -315,7 +245,7 @@ class NodeAsks:
         timeout_s: float,
     ) -> Adjusted | Refusal:
         """Ask what one container gets of its devices; refused, too, when it is anything that devices of this class may not bring."""
-        common, by_device = _configured(names, config)
+        common, by_device = configured(names, config)
         request = AdjustRequest(op_id=op_id, owner=owner, devices=tuple(names), container=container, config=common, device_config=by_device)
         reply = await self._bus.ask(ADJUST, request, timeout_s=timeout_s, node=self._node, device_class=device_class)
         if isinstance(reply.result, Refusal):
@@ -329,7 +259,7 @@ class NodeAsks:
         return reply.refusal
 
 
-def _configured(
+def configured(
     names: Sequence[str], config: Mapping[str, tuple[dict[str, Any], ...]]
 ) -> tuple[tuple[dict[str, Any], ...], dict[str, tuple[dict[str, Any], ...]]]:
     """Say once what is the same for all devices, which device services of before know, too; else by device."""

@@ -39,7 +39,6 @@ from topobus.runtime.bus import Bus
 from topobus.runtime.clock import Clock
 from topobus.runtime.logging import get_logger
 from topobus.topology.announcer import Announcer
-from topobus.topology.core.adoption_faults import shares_of
 from topobus.topology.core.adoptions import adopted_cpus, read_adoption
 from topobus.topology.core.decisions import decision_id, request_of_devices
 from topobus.topology.core.limits import (
@@ -168,23 +167,7 @@ class AskHandlers:
             step: Step | Refusal = (
                 taken
                 if isinstance(taken, Refusal)
-                else transitions.adopt(
-                    ledger,
-                    op_id=asked.op_id,
-                    owner=asked.owner,
-                    devices=taken.asked.devices,
-                    groups=taken.groups,
-                    decision_id=made,
-                    shared=shares_of(view, asked),
-                    shares=asked.shares,
-                    is_shared=asked.is_shared,
-                    is_prepared=asked.is_prepared,
-                    memory=asked.memory,
-                    container=asked.container,
-                    user=asked.user,
-                    pods=asked.pods,
-                    pending=pending,
-                )
+                else transitions.adopt(ledger, taken.adoption, op_id=asked.op_id, decision_id=made, groups=taken.groups, pending=pending)
             )
             if isinstance(step, Refusal):
                 return transitions.record_refusal(

@@ -11,11 +11,11 @@ from msgspec import Struct
 
 from topobus.contracts.release_messages import CommitReply, CommitRequest, ReleaseReply, ReleaseRequest
 from topobus.contracts.sandbox_messages import Accepted
-from topobus.domain.device_sharing import HeldShare
 from topobus.domain.edits import ContainerEdits
 from topobus.domain.health import DeviceHealth, HealthState
 from topobus.domain.hint import Hint
 from topobus.domain.idset import CpuSet, NodeSet
+from topobus.domain.ledger import Adoption
 from topobus.domain.maintenance import DeviceOperation
 from topobus.domain.names import Generation
 from topobus.domain.outcome import HintList, MemoryBlock, Placement, Refusal
@@ -278,33 +278,12 @@ class PodsReply(Struct, frozen=True, kw_only=True):
     """Whose device plugins the gateway stands in for: pods ask by their names, too."""
 
 
-class AdoptRequest(Struct, frozen=True, kw_only=True):
+class AdoptRequest(Adoption, frozen=True, kw_only=True):
     """Write into the ledger what kubelet (or a claim's status) has decided."""
 
     op_id: str
-    owner: Owner
-    devices: dict[str, tuple[str, ...]]
-    """Class to device names (CPUs by their device names, too)."""
-    is_shared: bool = False
-    """True for admin access: nothing is held."""
-    is_prepared: bool = False
-    """True: containers may use the devices from now on, so they stay held until a `release` with `is_undone`."""
-    shared: dict[str, tuple[str, ...]] = {}
-    """Those of `devices` of which the owner has a share (consumable capacity): others may have a share, too, nobody the whole."""
-    shares: dict[str, dict[str, HeldShare]] = {}
-    """How much the owner has of those of `shared`: class to device to its amounts, and the replicas that kubelet chose."""
-    memory: tuple[MemoryBlock, ...] = ()
-    """Memory by NUMA node that goes with it."""
-    container: str = ""
-    """The container that holds it, where that is known."""
-    user: Owner | None = None
-    """The pod that uses the devices, where the owner does not say it."""
-    pods: tuple[Owner, ...] = ()
-    """The pods that use a claim, 256 at most."""
     decision_id: str = ""
     """Not empty: nothing is adopted; the owner's holding of this decision is given its `user`, or its `pods` if it is a claim's; a later one stays as it is."""
-    group_cpus: dict[str, int] = {}
-    """Those of `devices` that are groups of CPUs, with how many the owner has of each; which, the ledger's writer chooses."""
     owned_cpus: CpuSet | None = None
     """CPUs that may be chosen of groups; None: all."""
 

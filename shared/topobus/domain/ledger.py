@@ -19,6 +19,7 @@ from topobus.domain.request import Owner, PodRequest
 from topobus.domain.view import NodeView
 
 __all__ = [
+    "Adoption",
     "Allocation",
     "AllocationPhase",
     "Holders",
@@ -73,6 +74,32 @@ class Allocation(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def shown(self) -> Owner:
         """Whom people are told: the pod where it is known, else the owner."""
         return self.user or self.owner
+
+
+class Adoption(Struct, frozen=True, kw_only=True):
+    """What kubelet or a claim's status has decided, to be written into the ledger."""
+
+    owner: Owner
+    devices: dict[str, tuple[str, ...]]
+    """Class to device names (CPUs by their device names, too)."""
+    is_shared: bool = False
+    """True for admin access: nothing is held."""
+    is_prepared: bool = False
+    """True: containers may use the devices from now on, so they stay held until a `release` with `is_undone`."""
+    shared: dict[str, tuple[str, ...]] = {}
+    """Those of `devices` of which the owner has a share (consumable capacity): others may have a share, too, nobody the whole."""
+    shares: dict[str, dict[str, HeldShare]] = {}
+    """How much the owner has of those of `shared`: class to device to its amounts, and the replicas that kubelet chose."""
+    memory: tuple[MemoryBlock, ...] = ()
+    """Memory by NUMA node that goes with it."""
+    container: str = ""
+    """The container that holds it, where that is known."""
+    user: Owner | None = None
+    """The pod that uses the devices, where the owner does not say it."""
+    pods: tuple[Owner, ...] = ()
+    """The pods that use a claim, 256 at most."""
+    group_cpus: dict[str, int] = {}
+    """Those of `devices` that are groups of CPUs, with how many the owner has of each; which, the ledger's writer chooses."""
 
 
 class PendingDecision(Struct, frozen=True, kw_only=True, omit_defaults=True):

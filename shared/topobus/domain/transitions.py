@@ -11,13 +11,12 @@ from types import MappingProxyType
 
 from msgspec import Struct, structs
 
-from topobus.domain.device_sharing import HeldShare
 from topobus.domain.hint import Hint
 from topobus.domain.holdings import common, holding_of, holds_any, meets, missing, names_of, placed_holdings, without
 from topobus.domain.idset import CpuSet
-from topobus.domain.ledger import Allocation, AllocationPhase, Holding, Ledger, OperationRecord, PendingDecision
+from topobus.domain.ledger import Adoption, Allocation, AllocationPhase, Holding, Ledger, OperationRecord, PendingDecision
 from topobus.domain.ledger_invariant import check_holders
-from topobus.domain.outcome import ContainerPlacement, MemoryBlock, Placement, Reason, Refusal
+from topobus.domain.outcome import ContainerPlacement, Placement, Reason, Refusal
 from topobus.domain.request import Owner, OwnerKind, PodRequest
 
 __all__ = [
@@ -179,40 +178,31 @@ def release(
 
 def adopt(
     ledger: Ledger,
+    adoption: Adoption,
     *,
     op_id: str,
-    owner: Owner,
-    devices: Mapping[str, Iterable[str]],
     decision_id: str,
-    shared: Mapping[str, Iterable[str]] = MappingProxyType({}),
-    shares: Mapping[str, Mapping[str, HeldShare]] = MappingProxyType({}),
-    is_shared: bool = False,
-    is_prepared: bool = False,
-    memory: tuple[MemoryBlock, ...] = (),
-    container: str = "",
-    user: Owner | None = None,
-    pods: tuple[Owner, ...] = (),
     groups: Mapping[str, CpuSet] = MappingProxyType({}),
     pending: PendingDecision | None = None,
 ) -> Step | Refusal:
-    """Write down what kubelet or a claim has decided; `user` is the pod that uses it, where the owner does not say it, `pods` those that use a claim.
+    """Write down what kubelet or a claim has decided.
 
     Among kubelet's own allocations of one resource the newer one is right: kubelet hands a device out again only when it is free for it, and the
     device-plugin API has no "deallocate". So an older DEVICE_PLUGIN owner lets go of the devices in common (of all, when nothing is left to it), but to
     another DEVICE_PLUGIN owner of the same resource (`name`) only: to kubelet two resources have nothing to do with each other, so a device that was
     put into another pool while a container has it is no more free than one that a claim wants. What kubelet's CPU manager gave is the same: the newer
-    CONTAINER owner is right. Any other live holding refuses, naming it. `is_shared` records without holding.
-    `shared` names those of `devices` of which the owner has a share, `shares` how much: shares do not clash with each other, only with the whole, and a replica with itself.
-    `groups` says which CPUs among `devices` were chosen out of which group.
+    CONTAINER owner is right. Any other live holding refuses, naming it. Shares do not clash with each other, only with the whole, and a replica with itself.
+    `groups` says which CPUs among the devices were chosen out of which group.
     """
     operation_record = recorded_operation(ledger, op_id)
     if operation_record is not None:
         return _repeat(ledger, operation_record)
-    wanted = holding_of(devices, shared, shares)
+    owner = adoption.owner
+    wanted = holding_of(adoption.devices, adoption.shared, adoption.shares)
     if isinstance(wanted, Refusal):
         return wanted
     record = OperationRecord(verb="adopt", owner_key=owner.key, decision_id=decision_id, pending=pending)
-    if is_shared:
+    if adoption.is_shared:
         return Step(ledger=_with(ledger, op_id, record, ledger.allocations), record=record)
     left = {key: allocation for key, allocation in ledger.allocations.items() if key != owner.key}
     clashes = [allocation for allocation in left.values() if meets(allocation, wanted)]
@@ -235,15 +225,17 @@ def adopt(
             del left[clash.owner.key]
     before = ledger.allocations.get(owner.key)
     # Once prepared it stays so until that is undone, whatever is adopted besides.
-    is_prepared = is_prepared or (before is not None and before.is_prepared)
+    is_prepared = adoption.is_prepared or (before is not None and before.is_prepared)
     wanted = structs.replace(
         wanted,
         groups=dict(sorted(groups.items())),
-        container=container,
-        memory=memory,
-        memory_bytes=sum(memory_block.size_bytes for memory_block in memory if memory_block.kind == _MEMORY),
+        container=adoption.container,
+        memory=adoption.memory,
+        memory_bytes=sum(memory_block.size_bytes for memory_block in adoption.memory if memory_block.kind == _MEMORY),
     )
-    left[owner.key] = Allocation(owner=owner, holdings=(wanted,), decision_id=decision_id, is_prepared=is_prepared, user=user, pods=pods)
+    left[owner.key] = Allocation(
+        owner=owner, holdings=(wanted,), decision_id=decision_id, is_prepared=is_prepared, user=adoption.user, pods=adoption.pods
+    )
     displaced = tuple(clash.owner for clash in sorted(clashes, key=lambda allocation: allocation.owner.key))
     record = structs.replace(record, displaced=displaced)
     changed = _with(ledger, op_id, record, left)

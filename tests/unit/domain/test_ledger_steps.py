@@ -10,7 +10,7 @@ from support.alignment_nodes import container, dgx, owner, pod
 from topobus.domain import transitions
 from topobus.domain.alignment.planning.placement import place
 from topobus.domain.idset import CpuSet
-from topobus.domain.ledger import Ledger, OperationRecord, PendingDecision
+from topobus.domain.ledger import Adoption, Ledger, OperationRecord, PendingDecision
 from topobus.domain.outcome import Placement, Reason, Refusal
 from topobus.domain.request import Owner, OwnerKind
 from topobus.domain.transitions import Step
@@ -29,7 +29,7 @@ def _reserve(ledger: Ledger, op_id: str = "op") -> Step:
 
 
 def _adopt(ledger: Ledger, owner: Owner = CLAIM, op_id: str = "op", **devices: tuple[str, ...]) -> Step:
-    step = transitions.adopt(ledger, op_id=op_id, owner=owner, devices=devices, decision_id=f"d-{op_id}")
+    step = transitions.adopt(ledger, Adoption(owner=owner, devices=devices), op_id=op_id, decision_id=f"d-{op_id}")
     assert isinstance(step, Step), step
     return step
 
@@ -102,7 +102,7 @@ def test_adoption_is_refused_when_a_cpu_has_no_such_name(call: str) -> None:
     devices = {"cpu": ("cpu-x",)}
 
     if call == "adopt":
-        answer = transitions.adopt(EMPTY, op_id="op", owner=CLAIM, devices=devices, decision_id="d-1")
+        answer = transitions.adopt(EMPTY, Adoption(owner=CLAIM, devices=devices), op_id="op", decision_id="d-1")
     else:
         answer = transitions.adopted_by(EMPTY, OperationRecord(verb="adopt", owner_key=CLAIM.key), devices)
 
@@ -114,7 +114,7 @@ def test_adoption_holds_nothing_when_the_owner_only_looks() -> None:
     """A shared look is written down as an operation and stands in nobody's way."""
     before = _adopt(EMPTY, op_id="op-1", gpu=("gpu-0",)).ledger
 
-    step = transitions.adopt(before, op_id="op-2", owner=FIRST, devices={"gpu": ("gpu-0",)}, decision_id="d-2", is_shared=True)
+    step = transitions.adopt(before, Adoption(owner=FIRST, devices={"gpu": ("gpu-0",)}, is_shared=True), op_id="op-2", decision_id="d-2")
 
     assert isinstance(step, Step)
     assert step.ledger.allocations == before.allocations

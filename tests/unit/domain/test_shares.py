@@ -12,7 +12,7 @@ from topobus.domain.device_sharing import DeviceSharing, HeldShare
 from topobus.domain.errors import InvariantError
 from topobus.domain.holdings import without
 from topobus.domain.idset import CpuSet
-from topobus.domain.ledger import Allocation, Holding, Ledger
+from topobus.domain.ledger import Adoption, Allocation, Holding, Ledger
 from topobus.domain.ledger_invariant import check_holders
 from topobus.domain.outcome import Refusal
 from topobus.domain.request import Owner, OwnerKind
@@ -38,12 +38,14 @@ def take(ledger: Ledger, owner: Owner, share: HeldShare | None) -> Step | Refusa
     """Adopt the GPU, by share or whole."""
     return transitions.adopt(
         ledger,
+        Adoption(
+            owner=owner,
+            devices={"gpu": ("gpu-0",)},
+            shared={"gpu": ("gpu-0",)} if share is not None else {},
+            shares={"gpu": {"gpu-0": share}} if share is not None else {},
+        ),
         op_id=f"op-{ledger.sequence}",
-        owner=owner,
-        devices={"gpu": ("gpu-0",)},
         decision_id=f"d-{ledger.sequence}",
-        shared={"gpu": ("gpu-0",)} if share is not None else {},
-        shares={"gpu": {"gpu-0": share}} if share is not None else {},
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from msgspec import structs
 
-from topobus.contracts.messages import Prepared
+from topobus.contracts.messages import Prepared, PrepareRequest
 from topobus.domain.device import Device, Inventory
 from topobus.domain.device_sharing import HeldShare
 from topobus.domain.errors import PeerUnavailable
@@ -59,8 +59,8 @@ class _Service:
         self.is_given_up = False
         self.is_asked = asyncio.Event()
 
-    async def prepare(self, *_: object, is_ahead: bool, **__: Any) -> Prepared | Refusal:
-        assert is_ahead
+    async def prepare(self, _: str, request: PrepareRequest) -> Prepared | Refusal:
+        assert request.is_ahead
         self.asked += 1
         self.is_asked.set()
         if self.answer is None:

@@ -1,7 +1,7 @@
 """Who gives way to whom when one device is allocated through two of kubelet's resources."""
 
 from topobus.domain import transitions
-from topobus.domain.ledger import Ledger
+from topobus.domain.ledger import Adoption, Ledger
 from topobus.domain.outcome import Refusal
 from topobus.domain.request import Owner, OwnerKind
 from topobus.domain.transitions import Step
@@ -9,7 +9,7 @@ from topobus.domain.transitions import Step
 
 def _adopt(ledger: Ledger, resource: str, uid: str) -> Step | Refusal:
     owner = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name=resource, uid=uid)
-    return transitions.adopt(ledger, op_id=f"op-{ledger.sequence}", owner=owner, devices={"gpu": ("gpu-0",)}, decision_id="d")
+    return transitions.adopt(ledger, Adoption(owner=owner, devices={"gpu": ("gpu-0",)}), op_id=f"op-{ledger.sequence}", decision_id="d")
 
 
 def test_adopt_is_refused_when_another_resource_of_kubelets_holds_the_device() -> None:

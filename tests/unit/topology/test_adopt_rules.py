@@ -5,7 +5,7 @@ import pytest
 from topobus.domain import transitions
 from topobus.domain.errors import InvariantError
 from topobus.domain.idset import CpuSet
-from topobus.domain.ledger import Allocation, Holding, Ledger
+from topobus.domain.ledger import Adoption, Allocation, Holding, Ledger
 from topobus.domain.ledger_invariant import check_holders
 from topobus.domain.outcome import Refusal
 from topobus.domain.request import Owner, OwnerKind
@@ -18,7 +18,7 @@ def _owner(kind: OwnerKind, uid: str) -> Owner:
 
 def _adopt(ledger: Ledger, owner: Owner, *names: str, cpus: tuple[str, ...] = ()) -> Step | Refusal:
     devices = {"gpu": names, "cpu": cpus}
-    return transitions.adopt(ledger, op_id=f"op-{ledger.sequence}", owner=owner, devices=devices, decision_id="d")
+    return transitions.adopt(ledger, Adoption(owner=owner, devices=devices), op_id=f"op-{ledger.sequence}", decision_id="d")
 
 
 def test_adopt_keeps_the_rest_when_kubelet_hands_out_a_part_again() -> None:
@@ -71,7 +71,7 @@ def test_adopt_is_refused_when_another_door_holds_the_device(older: OwnerKind, n
 
 def _adopt_share(ledger: Ledger, owner: Owner, name: str) -> Step | Refusal:
     op_id = f"op-{ledger.sequence}"
-    return transitions.adopt(ledger, op_id=op_id, owner=owner, devices={"gpu": (name,)}, shared={"gpu": (name,)}, decision_id="d")
+    return transitions.adopt(ledger, Adoption(owner=owner, devices={"gpu": (name,)}, shared={"gpu": (name,)}), op_id=op_id, decision_id="d")
 
 
 def test_adopt_lets_claims_share_a_device_when_all_of_them_have_a_share() -> None:

@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from topobus.domain import transitions
-from topobus.domain.ledger import Allocation, Holding, Ledger
+from topobus.domain.ledger import Adoption, Allocation, Holding, Ledger
 from topobus.domain.outcome import Refusal
 from topobus.domain.request import Owner, OwnerKind
 from topobus.topology.core.ledger_check import Discrepancy, check_stored_ledger, is_plausible
@@ -20,7 +20,10 @@ def _owner(name: str) -> Owner:
 
 def _adopted(ledger: Ledger, name: str, device: str, *, op_id: str = "") -> Ledger:
     step = transitions.adopt(
-        ledger, op_id=op_id or f"adopt-{name}", owner=_owner(name), devices={"gpu": (device,)}, decision_id=f"d-{name}-{ledger.sequence}"
+        ledger,
+        Adoption(owner=_owner(name), devices={"gpu": (device,)}),
+        op_id=op_id or f"adopt-{name}",
+        decision_id=f"d-{name}-{ledger.sequence}",
     )
     assert not isinstance(step, Refusal)
     return step.ledger
@@ -96,7 +99,7 @@ def test_ledger_is_put_back_when_it_does_not_explain_itself(ledger: Ledger, disc
 
 
 def _adopted_two(ledger: Ledger, name: str, *devices: str) -> Ledger:
-    step = transitions.adopt(ledger, op_id=f"adopt-{name}", owner=_owner(name), devices={"gpu": devices}, decision_id=f"d-{name}")
+    step = transitions.adopt(ledger, Adoption(owner=_owner(name), devices={"gpu": devices}), op_id=f"adopt-{name}", decision_id=f"d-{name}")
     assert not isinstance(step, Refusal)
     return step.ledger
 

@@ -1,14 +1,16 @@
 """How many answers about kubelet's own allocations a ledger keeps: few, for nobody asks them again and every service reads the ledger."""
 
 from topobus.domain import transitions
-from topobus.domain.ledger import Ledger
+from topobus.domain.ledger import Adoption, Ledger
 from topobus.domain.request import Owner, OwnerKind
 from topobus.domain.transitions import Step
 
 
 def _adopt(ledger: Ledger, kind: OwnerKind, number: int) -> Ledger:
     owner = Owner(kind=kind, name="x", uid=f"u-{number}")
-    step = transitions.adopt(ledger, op_id=f"{kind}-{number:03d}", owner=owner, devices={"gpu": (f"gpu-{kind}-{number}",)}, decision_id="d")
+    step = transitions.adopt(
+        ledger, Adoption(owner=owner, devices={"gpu": (f"gpu-{kind}-{number}",)}), op_id=f"{kind}-{number:03d}", decision_id="d"
+    )
     assert isinstance(step, Step)
     return step.ledger
 

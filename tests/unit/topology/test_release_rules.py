@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from topobus.domain import transitions
-from topobus.domain.ledger import Ledger
+from topobus.domain.ledger import Adoption, Ledger
 from topobus.domain.outcome import Refusal
 from topobus.domain.request import Owner, OwnerKind
 from topobus.domain.transitions import Step
@@ -17,7 +17,7 @@ KUBELET = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name="topobus
 
 def _adopt(ledger: Ledger, owner: Owner, *names: str, is_prepared: bool = False) -> Step | Refusal:
     return transitions.adopt(
-        ledger, op_id=f"op-{ledger.sequence}", owner=owner, devices={"gpu": names}, decision_id="d", is_prepared=is_prepared
+        ledger, Adoption(owner=owner, devices={"gpu": names}, is_prepared=is_prepared), op_id=f"op-{ledger.sequence}", decision_id="d"
     )
 
 
@@ -77,9 +77,9 @@ def test_adopt_keeps_a_claim_prepared_when_it_is_adopted_again() -> None:
 
 def test_release_leaves_a_newer_holding_alone_when_it_means_an_older_one() -> None:
     """Kubelet allocated the same devices again while the reconciliation was about to free them: what runs now keeps them."""
-    first = transitions.adopt(Ledger(node="n"), op_id="op-1", owner=KUBELET, devices={"gpu": ("gpu-0",)}, decision_id="d-1")
+    first = transitions.adopt(Ledger(node="n"), Adoption(owner=KUBELET, devices={"gpu": ("gpu-0",)}), op_id="op-1", decision_id="d-1")
     assert isinstance(first, Step)
-    again = transitions.adopt(first.ledger, op_id="op-2", owner=KUBELET, devices={"gpu": ("gpu-0",)}, decision_id="d-2")
+    again = transitions.adopt(first.ledger, Adoption(owner=KUBELET, devices={"gpu": ("gpu-0",)}), op_id="op-2", decision_id="d-2")
     assert isinstance(again, Step)
 
     stale = transitions.release(again.ledger, op_id="op-3", owner=KUBELET, decision_id="d-3", only="d-1")

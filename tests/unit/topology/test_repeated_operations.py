@@ -7,7 +7,7 @@ import pytest
 from support.alignment_nodes import container, dgx, pod
 from topobus.domain import transitions
 from topobus.domain.alignment.planning.placement import place
-from topobus.domain.ledger import Ledger
+from topobus.domain.ledger import Adoption, Ledger
 from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import Owner, OwnerKind
 from topobus.domain.transitions import Step
@@ -28,7 +28,9 @@ def _placed() -> Step:
 
 
 def _adopted(ledger: Ledger, *names: str, op_id: str) -> Step:
-    step = transitions.adopt(ledger, op_id=op_id, owner=CLAIM, devices={"gpu": names, "cpu": ("cpu-3",)}, decision_id=f"d-{op_id}")
+    step = transitions.adopt(
+        ledger, Adoption(owner=CLAIM, devices={"gpu": names, "cpu": ("cpu-3",)}), op_id=op_id, decision_id=f"d-{op_id}"
+    )
     assert isinstance(step, Step)
     return step
 
@@ -59,7 +61,7 @@ def test_place_is_told_the_same_when_its_owner_adopted_the_devices_meanwhile() -
     assert isinstance(step.record.outcome, Placement)
     devices = step.record.outcome.containers[0]
     names = {**devices.devices, "cpu": tuple(f"cpu-{cpu}" for cpu in devices.cpus)}
-    adopted = transitions.adopt(step.ledger, op_id="op-2", owner=TRAINER.owner, devices=names, decision_id="d-2")
+    adopted = transitions.adopt(step.ledger, Adoption(owner=TRAINER.owner, devices=names), op_id="op-2", decision_id="d-2")
     assert isinstance(adopted, Step)
 
     assert transitions.placed_by(adopted.ledger, step.record) == step.record.outcome
@@ -91,9 +93,9 @@ def test_adopt_is_refused_when_the_same_operation_asks_for_other_devices(asked: 
 def test_adopt_is_told_of_the_displacement_when_kubelet_gave_its_device_on() -> None:
     """An allocation of kubelet's that gave way to a newer one does not come back by asking again."""
     first, second = (Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name="topobus.dev/gpu", uid=uid) for uid in "ab")
-    step = transitions.adopt(Ledger(node="n"), op_id="op-1", owner=first, devices={"gpu": ("gpu-0",)}, decision_id="d-1")
+    step = transitions.adopt(Ledger(node="n"), Adoption(owner=first, devices={"gpu": ("gpu-0",)}), op_id="op-1", decision_id="d-1")
     assert isinstance(step, Step)
-    newer = transitions.adopt(step.ledger, op_id="op-2", owner=second, devices={"gpu": ("gpu-0",)}, decision_id="d-2")
+    newer = transitions.adopt(step.ledger, Adoption(owner=second, devices={"gpu": ("gpu-0",)}), op_id="op-2", decision_id="d-2")
     assert isinstance(newer, Step)
 
     assert _codes(transitions.adopted_by(newer.ledger, step.record, {"gpu": ("gpu-0",)})) == ["released-since"]

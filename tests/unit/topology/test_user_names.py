@@ -2,7 +2,7 @@
 
 from topobus.domain import transitions
 from topobus.domain.holdings import names_of
-from topobus.domain.ledger import Allocation, Ledger
+from topobus.domain.ledger import Adoption, Allocation, Ledger
 from topobus.domain.outcome import Refusal
 from topobus.domain.request import Owner, OwnerKind
 from topobus.domain.transitions import Step, unannounced
@@ -12,7 +12,7 @@ POD = Owner(kind=OwnerKind.POD, name="a", uid="")
 
 
 def _allocated(ledger: Ledger, decision: str) -> Ledger:
-    step = transitions.adopt(ledger, op_id=f"op-{decision}", owner=PLUGIN, devices={"gpu": ("gpu-0",)}, decision_id=decision)
+    step = transitions.adopt(ledger, Adoption(owner=PLUGIN, devices={"gpu": ("gpu-0",)}), op_id=f"op-{decision}", decision_id=decision)
     assert isinstance(step, Step)
     return step.ledger
 
@@ -55,10 +55,12 @@ def test_name_user_writes_nothing_when_the_name_is_known_or_nothing_is_held() ->
 
 def test_old_owner_keeps_its_pod_when_a_part_of_its_devices_is_handed_out_again() -> None:
     """The rest is still that pod's."""
-    both = transitions.adopt(Ledger(node="n"), op_id="1", owner=PLUGIN, devices={"gpu": ("gpu-0", "gpu-1")}, decision_id="d-1", user=POD)
+    both = transitions.adopt(
+        Ledger(node="n"), Adoption(owner=PLUGIN, devices={"gpu": ("gpu-0", "gpu-1")}, user=POD), op_id="1", decision_id="d-1"
+    )
     assert not isinstance(both, Refusal)
     other = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name="topobus.dev/gpu", uid="other")
-    step = transitions.adopt(both.ledger, op_id="2", owner=other, devices={"gpu": ("gpu-0",)}, decision_id="d-2")
+    step = transitions.adopt(both.ledger, Adoption(owner=other, devices={"gpu": ("gpu-0",)}), op_id="2", decision_id="d-2")
 
     assert isinstance(step, Step)
     assert (step.ledger.allocations[PLUGIN.key].user, step.ledger.allocations[other.key].user) == (POD, None)
@@ -69,7 +71,10 @@ def test_name_user_gives_a_claim_its_pods_when_the_holding_is_the_one_meant() ->
     claim = Owner(kind=OwnerKind.CLAIM, name="training", uid="u")
     first, second = (Owner(kind=OwnerKind.POD, name=name, uid="") for name in ("a", "b"))
     step = transitions.adopt(
-        Ledger(node="n"), op_id="adopt", owner=claim, devices={"gpu": ("gpu-0",)}, decision_id="d1", pods=(first,), is_prepared=True
+        Ledger(node="n"),
+        Adoption(owner=claim, devices={"gpu": ("gpu-0",)}, pods=(first,), is_prepared=True),
+        op_id="adopt",
+        decision_id="d1",
     )
     assert isinstance(step, transitions.Step)
 

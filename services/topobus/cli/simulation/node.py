@@ -35,7 +35,7 @@ from topobus.domain.alignment.planning.placement import place
 from topobus.domain.device import Inventory
 from topobus.domain.errors import HardwareError, InvariantError
 from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.ledger import Ledger
+from topobus.domain.ledger import Adoption, Ledger
 from topobus.domain.machine import Machine
 from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import Owner, PodRequest
@@ -171,7 +171,9 @@ class Simulation:
         step = (
             Refusal(reasons=tuple(short))
             if short
-            else transitions.adopt(self.ledger, op_id=number, owner=owner, devices=devices, shared=shared, decision_id=number)
+            else transitions.adopt(
+                self.ledger, Adoption(owner=owner, devices=dict(devices), shared=dict(shared)), op_id=number, decision_id=number
+            )
         )
         if isinstance(step, Refusal):
             raise InvariantError(f"{owner} was allocated what somebody holds: {step.reasons[0].message}")

@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from topobus.contracts.messages import Prepared
+from topobus.contracts.messages import Prepared, PrepareRequest
 from topobus.domain.device import Device
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.outcome import Refusal
-from topobus.gateway.asks import NodeAsks
+from topobus.gateway.asks import NodeAsks, configured
 from topobus.gateway.core.claim_allocation import ClaimAllocation
 from topobus.gateway.dra.checkpoint import Checkpoint, ClaimEntry
 from topobus.gateway.dra.claim_key import ClaimFailed, ClaimKey, refused
@@ -84,18 +84,21 @@ class ClaimDevices:
         """Have some of the claim's devices made ready together."""
         looked_at = sorted({allocated.device for allocated in claim_allocation.devices if allocated.is_shared} & set(names))
         tolerated = sorted({*claim_allocation.tolerated} & set(names))
-        prepared = await self._asks.prepare(
-            op_id,
-            claim.owner,
-            device_class,
-            names,
-            claim_allocation.config,
-            looked_at,
-            tolerated,
-            claim_allocation.cpus,
-            shares={name: share.amounts for name, share in claim_allocation.shares.get(device_class, {}).items()},
+        common, by_device = configured(names, claim_allocation.config)
+        shares = claim_allocation.shares.get(device_class, {})
+        request = PrepareRequest(
+            op_id=op_id,
+            owner=claim.owner,
+            devices=names,
+            config=common,
+            device_config=by_device,
+            looked_at=tuple(looked_at),
+            tolerated=tuple(tolerated),
+            cpus={name: cpus for name, cpus in claim_allocation.cpus.items() if name in names},
+            shares={name: share.amounts for name, share in shares.items() if name in names},
             is_again=is_again,
         )
+        prepared = await self._asks.prepare(device_class, request)
         if isinstance(prepared, Refusal):
             raise refused(prepared)
         missing = sorted(set(names) - prepared.edits.keys())

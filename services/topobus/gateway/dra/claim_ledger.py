@@ -11,6 +11,7 @@ from typing import Protocol
 
 import msgspec
 
+from topobus.contracts.messages import AdoptRequest
 from topobus.domain.device_sharing import HeldShare
 from topobus.domain.errors import ConfigError
 from topobus.domain.idset import CpuSet
@@ -65,36 +66,38 @@ class ClaimLedger:
     async def _try_adopt(self, entry: ClaimEntry, claim: ClaimKey, claim_allocation: ClaimAllocation) -> ClaimEntry | Refusal:
         """Exclusive devices are held, those of admin access are only looked at; the entry has the CPUs that were chosen of groups."""
         looked_at = tuple(sorted({device.device for device in claim_allocation.devices if device.is_shared}))
-        shared = {entry.device_class: looked_at} if looked_at else {}
-        # What holds nothing first: when it is refused, nothing has been taken.
-        for is_shared, op_id, devices in (
-            (True, f"{entry.attempt}-adopt-shared", shared),
-            (False, f"{entry.attempt}-adopt", claim_allocation.held),
-        ):
-            if not devices:
-                continue
-            adopted = await self._asks.adopt(
-                op_id,
-                claim.owner,
-                devices,
-                shared={} if is_shared else claim_allocation.by_share,
-                shares={} if is_shared else claim_allocation.shares,
-                is_shared=is_shared,
-                is_prepared=not is_shared,
+        if looked_at:
+            # What holds nothing first: when it is refused, nothing has been taken.
+            request = AdoptRequest(
+                op_id=f"{entry.attempt}-adopt-shared",
+                owner=claim.owner,
+                devices={entry.device_class: looked_at},
+                is_shared=True,
                 pods=claim_allocation.users,
-                group_cpus={} if is_shared else claim_allocation.group_cpus,
-                but_cpus=self._cpus_of_others(entry),
             )
+            adopted = await self._asks.adopt(request)
             if isinstance(adopted, Refusal):
                 return adopted
-            if not is_shared:
-                entry = msgspec.structs.replace(entry, cpus=adopted.cpus)
-            for device_class, names in devices.items() if not is_shared else ():
-                parts = dict.fromkeys(claim_allocation.by_share.get(device_class, ()), HeldShare()) | claim_allocation.shares.get(
-                    device_class, {}
-                )
-                self._state.hand_out(device_class, names, claim.owner, adopted.ledger_sequence, parts)
-        return entry
+        if not claim_allocation.held:
+            return entry
+        request = AdoptRequest(
+            op_id=f"{entry.attempt}-adopt",
+            owner=claim.owner,
+            devices=claim_allocation.held,
+            shared=claim_allocation.by_share,
+            shares=claim_allocation.shares,
+            is_prepared=True,
+            pods=claim_allocation.users,
+            group_cpus=claim_allocation.group_cpus,
+        )
+        adopted = await self._asks.adopt(request, but_cpus=self._cpus_of_others(entry))
+        if isinstance(adopted, Refusal):
+            return adopted
+        for device_class, names in claim_allocation.held.items():
+            parts = dict.fromkeys(claim_allocation.by_share.get(device_class, ()), HeldShare())
+            parts |= claim_allocation.shares.get(device_class, {})
+            self._state.hand_out(device_class, names, claim.owner, adopted.ledger_sequence, parts)
+        return msgspec.structs.replace(entry, cpus=adopted.cpus)
 
     def _cpus_of_others(self, entry: ClaimEntry) -> CpuSet:
         """List the CPUs that containers of other claims may run on: a ledger that was lost knows nothing of them until it is told again."""

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from topobus.contracts.messages import Prepared
+from topobus.contracts.messages import Prepared, PrepareRequest
 from topobus.domain.device import Inventory
 from topobus.domain.outcome import Refusal
 from topobus.domain.request import Owner
@@ -50,7 +50,9 @@ class PreparationAhead:
             _ = task.cancelled() or task.exception()
 
     async def _ask(self, op_id: str, owner: Owner, chosen: Chosen, generation: int) -> Prepared | None:
-        prepared = await self._asks.prepare(op_id, owner, self._class, chosen.devices, is_ahead=True)
+        prepared = await self._asks.prepare(
+            self._class, PrepareRequest(op_id=op_id, owner=owner, devices=tuple(sorted(chosen.devices)), is_ahead=True)
+        )
         if not isinstance(prepared, Refusal):
             return prepared
         if any(reason.code == "not-ahead" for reason in prepared.reasons):

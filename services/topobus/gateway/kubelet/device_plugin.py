@@ -19,7 +19,7 @@ import grpc
 import grpc.aio
 from msgspec import structs
 
-from topobus.contracts.messages import Adopted, Prepared
+from topobus.contracts.messages import Adopted, AdoptRequest, Prepared, PrepareRequest
 from topobus.domain.device import Inventory
 from topobus.domain.edits import ContainerEdits, DeviceNode
 from topobus.domain.errors import PeerUnavailable, TopobusError
@@ -311,7 +311,8 @@ class DevicePlugin(rpc.DevicePluginServicer):
         shares = {self.device_class: chosen.shares} if chosen.shares else {}
         shared = {self.device_class: tuple(chosen.shares)} if chosen.shares else {}
         async with self._ahead.begun(f"{op_id}-ahead", owner, chosen, self._inventory) as ahead:
-            adopted = await self._asks.adopt(op_id, owner, {self.device_class: chosen.devices}, shared=shared, shares=shares)
+            devices = {self.device_class: chosen.devices}
+            adopted = await self._asks.adopt(AdoptRequest(op_id=op_id, owner=owner, devices=devices, shared=shared, shares=shares))
             if isinstance(adopted, Refusal):
                 refuse(adopted, f"{self.resource}: cannot take {', '.join(names)}")
             self._state.hand_out(self.device_class, chosen.devices, owner, adopted.ledger_sequence, chosen.shares)
@@ -347,7 +348,9 @@ class DevicePlugin(rpc.DevicePluginServicer):
         chosen = chosen_of(names, self._inventory)
         prepared: Prepared | Refusal | None = await ahead if ahead is not None else None
         if prepared is None:
-            prepared = await self._asks.prepare(op_id, owner, self.device_class, chosen.devices, shares=chosen.amounts, is_again=is_again)
+            devices = tuple(sorted(chosen.devices))
+            request = PrepareRequest(op_id=op_id, owner=owner, devices=devices, shares=chosen.amounts, is_again=is_again)
+            prepared = await self._asks.prepare(self.device_class, request)
         if isinstance(prepared, Refusal):
             refuse(prepared, f"{self.resource}: cannot prepare {', '.join(names)}")
         return prepared

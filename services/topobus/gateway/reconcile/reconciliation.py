@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
 
-from topobus.contracts.messages import Disagreement
+from topobus.contracts.messages import AdoptRequest, Disagreement
 from topobus.domain.device_sharing import HeldShare
 from topobus.domain.errors import PeerUnavailable, TopobusError
 from topobus.domain.idset import CpuSet
@@ -171,14 +171,16 @@ class Reconciler:
         devices, shared, shares = self._wanted(lack)
         try:
             adopted = await self._asks.adopt(
-                f"reconcile-{uuid.uuid4().hex}",
-                owner,
-                devices,
-                shared=shared,
-                shares=shares,
-                is_prepared=lack.owner is not None,
-                group_cpus={group: len(chosen) for group, chosen in lack.group_cpus},
-                only_cpus=cpus,
+                AdoptRequest(
+                    op_id=f"reconcile-{uuid.uuid4().hex}",
+                    owner=owner,
+                    devices=devices,
+                    shared=shared,
+                    shares=shares,
+                    is_prepared=lack.owner is not None,
+                    group_cpus={group: len(chosen) for group, chosen in lack.group_cpus},
+                    owned_cpus=cpus,
+                )
             )
         except TopobusError as err:
             self._log_failure(owner, lack.where, str(err))
@@ -218,7 +220,9 @@ class Reconciler:
         devices = {CPU_RESOURCE: tuple(f"cpu-{cpu}" for cpu in use.cpus)} if use.cpus else {}
         try:
             adopted = await self._asks.adopt(
-                f"reconcile-{uuid.uuid4().hex}", use.owner, devices, memory=use.memory, container=use.container
+                AdoptRequest(
+                    op_id=f"reconcile-{uuid.uuid4().hex}", owner=use.owner, devices=devices, memory=use.memory, container=use.container
+                )
             )
         except TopobusError as err:
             self._log_failure(use.owner, use.where, str(err))

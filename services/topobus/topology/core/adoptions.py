@@ -21,7 +21,7 @@ from topobus.domain.ledger import Ledger, OperationRecord
 from topobus.domain.outcome import Reason, Refusal
 from topobus.domain.transitions import adopted_by
 from topobus.domain.view import NodeView
-from topobus.topology.core.adoption_faults import fault_of_adoption
+from topobus.topology.core.adoption_faults import fault_of_adoption, shares_of
 
 __all__ = ["Taken", "adopted_cpus", "read_adoption"]
 
@@ -29,8 +29,8 @@ __all__ = ["Taken", "adopted_cpus", "read_adoption"]
 class Taken(Struct, frozen=True, kw_only=True):
     """What an adoption takes."""
 
-    asked: AdoptRequest
-    """As it was asked, with CPUs in the places of groups."""
+    adoption: AdoptRequest
+    """As it was asked, with CPUs in the places of groups, and held by share only what its driver shares."""
     groups: Mapping[str, CpuSet] = {}
     """Which CPUs were chosen of which group."""
 
@@ -42,8 +42,9 @@ def read_adoption(asked: AdoptRequest, ledger: Ledger, view: NodeView, cpus: Ite
     Order:  groups by name; each leaves the others what it did not take.
     Errors: raises nothing; Refusal codes not-enough-cpus, smt-alignment, and those of `fault_of_adoption`.
     """
+    asked = structs.replace(asked, shared=shares_of(view, asked))
     if not asked.group_cpus:
-        return fault_of_adoption(view, ledger, asked) or Taken(asked=asked)
+        return fault_of_adoption(view, ledger, asked) or Taken(adoption=asked)
     groups = {device.name: device for device in cpus if is_cpu_group(device)}
     topology, online = CpuTopology.of_cores(view.cores), CpuSet()
     for core in view.cores:
@@ -74,7 +75,7 @@ def read_adoption(asked: AdoptRequest, ledger: Ledger, view: NodeView, cpus: Ite
     devices = {device_class: tuple(name for name in names if name not in groups) for device_class, names in asked.devices.items()}
     devices[CPU_CLASS] = (*devices.get(CPU_CLASS, ()), *(cpu_name(cpu) for cpus_of_group in chosen.values() for cpu in cpus_of_group))
     settled = structs.replace(asked, devices=devices)
-    return fault_of_adoption(view, ledger, settled) or Taken(asked=settled, groups=chosen)
+    return fault_of_adoption(view, ledger, settled) or Taken(adoption=settled, groups=chosen)
 
 
 def adopted_cpus(asked: AdoptRequest, ledger: Ledger, record: OperationRecord) -> dict[str, CpuSet] | Refusal:
