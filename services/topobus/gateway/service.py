@@ -24,15 +24,18 @@ from topobus.gateway.cluster.pod_retries import PodRetries
 from topobus.gateway.cluster.slice_publisher import SlicePublisher
 from topobus.gateway.config import GatewaySettings, check, owned_cpus
 from topobus.gateway.core.edit_limits import NO_RIGHTS, EditRights, rights_of
+from topobus.gateway.dra.attachments import NoPodDetails
 from topobus.gateway.dra.checkpoint import Checkpoint
+from topobus.gateway.dra.claim_files import ClaimFiles
 from topobus.gateway.dra.claim_forwarder import ClaimForwarder
 from topobus.gateway.dra.claim_metadata import ClaimMetadata
 from topobus.gateway.dra.claim_reading import ClaimReader, stored_claims, without_claims
-from topobus.gateway.dra.claim_reports import NoClaimReports
+from topobus.gateway.dra.claim_reports import ClaimReports, NoClaimReports
 from topobus.gateway.dra.claims import ClaimPreparer
 from topobus.gateway.dra.dra_plugin import DraDriver
 from topobus.gateway.dra.forgotten_claims import ForgottenClaims
 from topobus.gateway.dra.ledger_release import LedgerRelease
+from topobus.gateway.dra.pinning import NoPinning
 from topobus.gateway.dra.sandbox_attachments import SandboxAttachments
 from topobus.gateway.foreign.foreign_plugins import ForeignPlugins
 from topobus.gateway.kubelet.allocation_record import AllocationRecord
@@ -212,25 +215,40 @@ class _Gateway:
             err = without_claims()
             get_logger().warning("claims.unreadable", error=err.message, next_step=err.next_step)
         metadata = ClaimMetadata.open(settings.metadata, path.parent, self._state.inventories)
-        clock, limit_s, details = self._runtime.clock, settings.runtime.attach_s, reports.details if reports is not None else None
+        hearer = reports or NoClaimReports()
+        details = reports.details if reports is not None else NoPodDetails()
         attachments = SandboxAttachments(
-            self._asks, checkpoint, reader, clock, limit_s, reports=reports, details=details, describe=metadata.attached
+            self._asks,
+            checkpoint,
+            reader,
+            self._runtime.clock,
+            settings.runtime.attach_s,
+            reports=hearer,
+            details=details,
+            describe=metadata.attached,
         )
-        runtime_door = self._runtime_door(checkpoint, attachments, reports)
+        runtime_door = self._runtime_door(checkpoint, attachments, hearer)
+        pinning = (runtime_door.pinning if runtime_door is not None else None) or NoPinning()
+        files = ClaimFiles(
+            Path(settings.cdi_dir),
+            metadata=metadata,
+            pinning=pinning,
+            metrics=self._claim_metrics,
+            tell=lambda why: self._readiness.set("cdi", is_ready=True, why=why),
+        )
         preparer = ClaimPreparer(
             state=self._state,
             asks=self._asks,
             reader=reader,
             checkpoint=checkpoint,
-            cdi_dir=Path(settings.cdi_dir),
             deadlines=settings.deadlines,
             settler=settler,
             attachments=attachments,
-            pinning=runtime_door.pinning if runtime_door is not None else None,
-            reports=reports,
+            pinning=pinning,
+            reports=hearer,
             metadata=metadata,
+            files=files,
             metrics=self._claim_metrics,
-            tell_cdi=lambda why: self._readiness.set("cdi", is_ready=True, why=why),
         )
         await preparer.restore(is_offered=settings.offers_any_dra)
         await asyncio.to_thread(remove_stale, self._plugin_watch.folder, socket_pattern())
@@ -249,7 +267,7 @@ class _Gateway:
         self._work = _Work(preparer, settler, pods, record, runtime_door, reports)
         return self._work
 
-    def _runtime_door(self, checkpoint: Checkpoint, attachments: SandboxAttachments, reports: ClusterReports | None) -> RuntimeDoor | None:
+    def _runtime_door(self, checkpoint: Checkpoint, attachments: SandboxAttachments, reports: ClaimReports) -> RuntimeDoor | None:
         """Make the plugin of the container runtime; None where nothing needs one: such a gateway does without the runtime's messages."""
         if not self._settings.runtime.socket:
             return None
@@ -262,7 +280,7 @@ class _Gateway:
             checkpoint,
             self._runtime.clock,
             lambda why: self._readiness.set("nri", is_ready=True, why=why),
-            reports=reports or NoClaimReports(),
+            reports=reports,
             metrics=self._cpuset_metrics,
             tell_unseen=lambda why: self._readiness.set("cpusets", is_ready=True, why=why),
         )

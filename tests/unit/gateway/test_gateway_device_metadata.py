@@ -172,7 +172,7 @@ async def test_cdi_file_keeps_what_the_driver_gives(tmp_path: Path) -> None:
 
 async def test_claim_has_no_files_when_no_version_is_set(tmp_path: Path) -> None:
     """Off, nothing is written and nothing is mounted; a claim that has files keeps them."""
-    off = ClaimMetadata(tmp_path)
+    off = ClaimMetadata(tmp_path, (), dict)
     entry = await described(off)
     before = await described(metadata(tmp_path))
     await off.attached(before, {"nic-0": NET1})

@@ -1,6 +1,6 @@
 """The doors around a claim's devices in a pod's sandbox: who hears of them, and who knows more of a pod than the container runtime tells.
 
-Flows in: nothing. Flows out: Protocols, and their empty forms for gateways without a cluster.
+Flows in: nothing. Flows out: Protocols, and an empty form for gateways without a cluster.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from topobus.domain.outcome import Refusal
 from topobus.domain.sandbox import AttachedInterface, Sandbox
 from topobus.gateway.dra.checkpoint import ClaimEntry
 
-__all__ = ["AttachmentReports", "Attachments", "Describe", "NoPodDetails", "NoReports", "PodDetails", "say_nothing"]
+__all__ = ["AttachmentReports", "Attachments", "Describe", "NoPodDetails", "PodDetails"]
 
 
 class Attachments(Protocol):
@@ -71,29 +71,9 @@ class PodDetails(Protocol):
         ...
 
 
-class NoReports:
-    """Tells nobody."""
-
-    def attached(self, entry: ClaimEntry, sandbox: Sandbox, interfaces: Mapping[str, AttachedInterface]) -> None:
-        """Do nothing."""
-
-    def failed(self, entry: ClaimEntry, sandbox: Sandbox, refusal: Refusal) -> None:
-        """Do nothing."""
-
-    def detached(self, entry: ClaimEntry) -> None:
-        """Do nothing."""
-
-    def detach_failed(self, entry: ClaimEntry, sandbox: Sandbox, refusal: Refusal) -> None:
-        """Do nothing."""
-
-
 class NoPodDetails:
     """Knows nothing more than the runtime."""
 
     async def of(self, sandbox: Sandbox) -> Sandbox:
         """Give it as it is."""
         return sandbox
-
-
-async def say_nothing(entry: ClaimEntry, interfaces: Mapping[str, AttachedInterface]) -> None:
-    """Describe nothing to containers."""

@@ -41,8 +41,8 @@ class ClaimDevices:
         self,
         asks: NodeAsks,
         checkpoint: Checkpoint,
-        find_device: Callable[[str, str], Device | None] = lambda _class, _name: None,
-        why_held: Callable[[ClaimEntry], str] = lambda _: "",
+        find_device: Callable[[str, str], Device | None],
+        why_held: Callable[[ClaimEntry], str],
     ) -> None:
         """Take what it works with; `find_device` gives the inventory's device by class and name, `why_held` why a claim's containers may have its devices still."""
         self._why_held = why_held

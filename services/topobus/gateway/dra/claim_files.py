@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from topobus.devicekit.cdi import CdiSpec, file_name, render
@@ -18,6 +17,9 @@ from topobus.gateway.core.claim_cdi import CDI_VENDOR
 from topobus.gateway.core.container_guard import guarded
 from topobus.gateway.disk import DiskWork
 from topobus.gateway.dra.checkpoint import ClaimEntry
+from topobus.gateway.dra.claim_metadata import ClaimMetadata
+from topobus.gateway.dra.pinning import Pinning
+from topobus.gateway.metrics import ClaimMetrics
 from topobus.runtime.logging import get_logger
 from topobus.runtime.tracing import span
 
@@ -30,20 +32,17 @@ class ClaimFiles:
     def __init__(
         self,
         folder: Path,
+        *,
+        metadata: ClaimMetadata,
+        pinning: Pinning,
+        metrics: ClaimMetrics,
         tell: Callable[[str], None],
-        is_guarded: Callable[[ClaimEntry], bool] = lambda _: False,
-        described: Callable[[ClaimEntry], CdiSpec | None] = lambda entry: entry.cdi,
-        writing: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext(),
     ) -> None:
-        """Take the folder; `tell` hears what is wrong with it, nothing when it is good.
-
-        Shapes: is_guarded — whose containers start only past the gateway; described — an entry's file with what describes its devices, None: it needs none; writing — is entered around each write,
-                for a class.
-        """
-        self._is_guarded = is_guarded
-        self._described = described
-        self._writing = writing
+        """Take the folder and what it works with; `tell` hears what is wrong with the folder, nothing when it is good."""
         self._folder = folder
+        self._metadata = metadata
+        self._pinning = pinning
+        self._metrics = metrics
         self._tell = tell
         self._disk = DiskWork()
 
@@ -52,7 +51,7 @@ class ClaimFiles:
 
         Errors: raises ConfigError when there is something to write and the folder cannot be written.
         """
-        wanted = {_file(entry): self._render(entry, spec) for entry in entries if (spec := self._described(entry)) is not None}
+        wanted = {_file(entry): self._render(entry, spec) for entry in entries if (spec := self._metadata.described(entry)) is not None}
         try:
             written, orphans = await asyncio.to_thread(restore_files, self._folder, CDI_VENDOR, wanted)
         except OSError as err:
@@ -75,7 +74,7 @@ class ClaimFiles:
 
         Errors: raises OSError, and tells it.
         """
-        spec = self._described(entry)
+        spec = self._metadata.described(entry)
         if spec is None:
             return
         wanted = {_file(entry): self._render(entry, spec)}
@@ -84,7 +83,7 @@ class ClaimFiles:
                 if only_missing:
                     await self._disk.do(lambda: asyncio.to_thread(write_missing, self._folder, wanted))
                 else:
-                    with self._writing(entry.device_class):
+                    with self._metrics.writing(entry.device_class):
                         await self._disk.do(lambda: asyncio.to_thread(write, self._folder, *wanted.popitem()))
         except OSError as err:
             self._tell(why_unwritable(err))
@@ -99,8 +98,9 @@ class ClaimFiles:
         await self._disk.do(lambda: asyncio.to_thread(delete, self._folder, _file(entry)))
 
     def _render(self, entry: ClaimEntry, spec: CdiSpec) -> bytes:
-        # Not in the checkpoint: what stands there came from a device service, which may not make such a mount, and is looked at again.
-        return render(guarded(spec, entry.uid, entry.device_class) if self._is_guarded(entry) else spec)
+        # Its containers start only past the gateway. Not in the checkpoint: what stands there came from a device service, which may not make such a mount, and is looked at again.
+        is_guarded = bool(entry.to_attach or entry.to_adjust) or self._pinning.pins(entry)
+        return render(guarded(spec, entry.uid, entry.device_class) if is_guarded else spec)
 
     async def finish(self) -> None:
         """Wait until nothing is being written."""

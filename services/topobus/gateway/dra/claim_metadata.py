@@ -35,7 +35,7 @@ _OURS = re.compile(r"[0-9A-Za-z.-]+_[a-z0-9-]+")
 class ClaimMetadata:
     """The files of all claims of this node."""
 
-    def __init__(self, folder: Path, versions: tuple[str, ...] = (), inventories: Callable[[], Mapping[str, Inventory]] = dict) -> None:
+    def __init__(self, folder: Path, versions: tuple[str, ...], inventories: Callable[[], Mapping[str, Inventory]]) -> None:
         """Take the folder, which versions to write (none: no claim gets files any more), and where attributes come from."""
         self._folder = folder
         self._versions = versions

@@ -5,10 +5,13 @@ Flows in: claims that were prepared, attached, refused, detached, undone. Flows 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
+from topobus.domain.outcome import Refusal
+from topobus.domain.sandbox import AttachedInterface, Sandbox
 from topobus.gateway.core.cpusets import CpuDifference
-from topobus.gateway.dra.attachments import AttachmentReports, NoReports
+from topobus.gateway.dra.attachments import AttachmentReports
 from topobus.gateway.dra.checkpoint import ClaimEntry
 from topobus.gateway.dra.claim_key import ClaimKey
 
@@ -31,8 +34,20 @@ class ClaimReports(AttachmentReports, Protocol):
         ...
 
 
-class NoClaimReports(NoReports):
+class NoClaimReports:
     """Tells nobody."""
+
+    def attached(self, entry: ClaimEntry, sandbox: Sandbox, interfaces: Mapping[str, AttachedInterface]) -> None:
+        """Do nothing."""
+
+    def failed(self, entry: ClaimEntry, sandbox: Sandbox, refusal: Refusal) -> None:
+        """Do nothing."""
+
+    def detached(self, entry: ClaimEntry) -> None:
+        """Do nothing."""
+
+    def detach_failed(self, entry: ClaimEntry, sandbox: Sandbox, refusal: Refusal) -> None:
+        """Do nothing."""
 
     def prepared(self, entry: ClaimEntry) -> None:
         """Do nothing."""

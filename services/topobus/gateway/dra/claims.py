@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -34,8 +33,8 @@ from topobus.gateway.dra.claim_key import ClaimFailed, ClaimKey, refused
 from topobus.gateway.dra.claim_ledger import ClaimLedger, Settler
 from topobus.gateway.dra.claim_metadata import ClaimMetadata
 from topobus.gateway.dra.claim_reading import ClaimReader
-from topobus.gateway.dra.claim_reports import ClaimReports, NoClaimReports
-from topobus.gateway.dra.pinning import NoPinning, Pinning
+from topobus.gateway.dra.claim_reports import ClaimReports
+from topobus.gateway.dra.pinning import Pinning
 from topobus.gateway.key_locks import KeyLocks
 from topobus.gateway.live_containers import StillRuns, nodes_of
 from topobus.gateway.metrics import ClaimMetrics
@@ -68,17 +67,16 @@ class ClaimPreparer:
         asks: NodeAsks,
         reader: ClaimReader,
         checkpoint: Checkpoint,
-        cdi_dir: Path,
         deadlines: DeadlineSettings,
-        settler: Settler | None = None,
+        settler: Settler | None,
         attachments: Attachments,
-        pinning: Pinning | None = None,
-        reports: ClaimReports | None = None,
-        metadata: ClaimMetadata | None = None,
+        pinning: Pinning,
+        reports: ClaimReports,
+        metadata: ClaimMetadata,
+        files: ClaimFiles,
         metrics: ClaimMetrics,
-        tell_cdi: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Take what it works with; `tell_cdi` hears what is wrong with the CDI folder, nothing when it is good."""
+        """Take what it works with; `settler` is None without a cluster."""
         self.attempts = Attempts()
         self._state = state
         self._containers = state.containers
@@ -88,16 +86,10 @@ class ClaimPreparer:
         self._deadlines = deadlines
         self._devices = ClaimDevices(asks, checkpoint, state.device, self._why_held)
         self._attachments = attachments
-        self._pinning = pinning or NoPinning()
-        self._reports = reports or NoClaimReports()
-        self._metadata = metadata or ClaimMetadata(cdi_dir / "device-metadata")
-        self._files = ClaimFiles(
-            cdi_dir,
-            tell_cdi,
-            lambda entry: bool(entry.to_attach or entry.to_adjust) or self._pinning.pins(entry),
-            self._metadata.described,
-            metrics.writing,
-        )
+        self._pinning = pinning
+        self._reports = reports
+        self._metadata = metadata
+        self._files = files
         self._metrics = metrics
         self._ledger = ClaimLedger(state, asks, reader, checkpoint, settler)
         self._locks = KeyLocks()

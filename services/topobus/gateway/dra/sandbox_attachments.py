@@ -23,7 +23,7 @@ from topobus.domain.sandbox import Sandbox
 from topobus.gateway.asks import NodeAsks
 from topobus.gateway.core import sandbox_rules as rules
 from topobus.gateway.core.claim_pods import pods_of
-from topobus.gateway.dra.attachments import AttachmentReports, Describe, NoPodDetails, NoReports, PodDetails, say_nothing
+from topobus.gateway.dra.attachments import AttachmentReports, Describe, PodDetails
 from topobus.gateway.dra.checkpoint import Checkpoint, ClaimEntry, SandboxAttachment
 from topobus.gateway.dra.claim_key import ClaimFailed, ClaimKey, refused
 from topobus.gateway.dra.claim_reading import ClaimReader
@@ -64,9 +64,9 @@ class SandboxAttachments:
         clock: Clock,
         limit_s: float,
         *,
-        reports: AttachmentReports | None = None,
-        details: PodDetails | None = None,
-        describe: Describe = say_nothing,
+        reports: AttachmentReports,
+        details: PodDetails,
+        describe: Describe,
     ) -> None:
         """Take what it works with; `limit_s` is how long the runtime waits for one event, `describe` is awaited before a container can be made."""
         self.why_no_runtime: Callable[[], str] = lambda: _NO_RUNTIME
@@ -76,8 +76,8 @@ class SandboxAttachments:
         self._reader = reader
         self._clock = clock
         self._limit_s = limit_s
-        self._reports = reports or NoReports()
-        self._details = details or NoPodDetails()
+        self._reports = reports
+        self._details = details
         self._describe = describe
         self._sandboxes: dict[str, Sandbox] = {}
         """Those that are there, by id."""

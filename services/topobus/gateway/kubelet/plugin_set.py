@@ -16,11 +16,13 @@ from topobus.gateway.asks import NodeAsks
 from topobus.gateway.config import GatewaySettings
 from topobus.gateway.foreign.foreign_plugins import ForeignPlugins
 from topobus.gateway.kubelet.allocation_record import AllocationRecord
+from topobus.gateway.kubelet.device_plugin import DevicePlugin
+from topobus.gateway.kubelet.pci_devices import PciDevices
 from topobus.gateway.kubelet.pod_resources import PodResourcesReader
 from topobus.gateway.kubelet.registration import PluginRegistrar
 from topobus.gateway.kubelet.sockets import FolderWatch
 from topobus.gateway.kubelet.vendor_plugins import VendorPlugins
-from topobus.gateway.kubelet.withdrawn_plugin import held_by_plugin
+from topobus.gateway.kubelet.withdrawn_plugin import WithdrawnPlugin, held_by_plugin
 from topobus.gateway.metrics import CallMetrics
 from topobus.gateway.node_state import NodeState, Offer
 from topobus.runtime.clock import Clock
@@ -64,7 +66,7 @@ class DevicePlugins:
         foreign: ForeignPlugins | None,
         clock: Clock,
         is_awaited: Callable[[], bool],
-        claimed: ClaimedResources | None = None,
+        claimed: ClaimedResources | None,
     ) -> None:
         """Take what they work with; `foreign` has the plugins that registered with us; `claimed` is None without a cluster."""
         self.classes: dict[str, str] = {}
@@ -103,11 +105,12 @@ class DevicePlugins:
                 await self._close(offer.resource)
                 if by_claims:
                     self._by_claims.add(offer.resource)
-                    self._tasks[offer.resource] = lists.create_task(self._withdraw(offer, record, was_offered=was_offered))
+                    self._tasks[offer.resource] = lists.create_task(self._withdraw(offer, was_offered=was_offered))
                 else:
                     self._by_claims.discard(offer.resource)
-                    self._registrars[offer.resource] = self._registrar(offer, record)
-                    self._tasks[offer.resource] = lists.create_task(self._registrars[offer.resource].run())
+                    pci_devices = self._pci_devices(offer)
+                    registrar = self._registrars[offer.resource] = self._served(offer, record, pci_devices)
+                    self._tasks[offer.resource] = lists.create_task(_run(registrar, pci_devices))
             await ticket.wait()
 
     async def _close(self, resource: str) -> None:
@@ -118,11 +121,11 @@ class DevicePlugins:
             await asyncio.wait([task])
         self._registrars.pop(resource, None)
 
-    async def _withdraw(self, offer: Offer, record: AllocationRecord, *, was_offered: bool) -> None:
+    async def _withdraw(self, offer: Offer, *, was_offered: bool) -> None:
         """Take back what kubelet knows of a resource, whoever told it, and answer for it until no pod has devices by it."""
         if not was_offered and not held_by_plugin(self._state, offer) and not await self._is_known_to_kubelet(offer.resource):
             return
-        registrar = self._registrars[offer.resource] = self._registrar(offer, record, is_withdrawn=True)
+        registrar = self._registrars[offer.resource] = self._registrar(offer, lambda: WithdrawnPlugin(offer, self._state))
         self._watch.wake()
         await registrar.run()
         self._registrars.pop(offer.resource, None)
@@ -161,26 +164,49 @@ class DevicePlugins:
     def _offers(self) -> list[Offer]:
         return [offer for offer in self._state.offers() if self._settings.offers_plugin(offer.device_class, offer.pool)]
 
-    def _registrar(self, offer: Offer, record: AllocationRecord, *, is_withdrawn: bool = False) -> PluginRegistrar:
+    def _served(self, offer: Offer, record: AllocationRecord, pci_devices: PciDevices | None) -> PluginRegistrar:
         settings, device_class = self._settings, offer.device_class
         foreign = self._foreign if self._foreign is not None and self._foreign.resource_of(device_class) else None
         if foreign is not None:
             self._asks.preferences[device_class] = foreign.preference(device_class, _FOREIGN_PREFER_S)
+        before_start = foreign.before_start(device_class) if foreign is not None else None
+        return self._registrar(
+            offer,
+            lambda: DevicePlugin(
+                offer,
+                state=self._state,
+                asks=self._asks,
+                record=record,
+                pods=self.pods,
+                metrics=self._metrics,
+                variables=self._variables,
+                deadlines=settings.deadlines,
+                before_start=before_start,
+                is_from_end=settings.offers_dra(device_class, offer.pool),
+                pci_devices=pci_devices,
+            ),
+        )
+
+    def _registrar(self, offer: Offer, plugin: Callable[[], DevicePlugin | WithdrawnPlugin]) -> PluginRegistrar:
         return PluginRegistrar(
             offer,
+            plugin,
             watch=self._watch,
             state=self._state,
-            asks=self._asks,
-            record=record,
-            pods=self.pods,
-            metrics=self._metrics,
-            variables=self._variables,
-            deadlines=settings.deadlines,
-            is_awaited=self._is_awaited,
+            deadlines=self._settings.deadlines,
             clock=self._clock,
-            before_start=foreign.before_start(device_class) if foreign is not None else None,
-            is_from_end=settings.offers_dra(device_class, offer.pool),
-            device_info_dir=Path(settings.device_info_dir) if settings.ids_of(device_class, offer.resource) == "pci" else None,
-            vendors=self._vendors if profile_in(offer.resource, device_class, settings.profiles) is not None else None,
-            is_withdrawn=is_withdrawn,
+            is_awaited=self._is_awaited,
+            vendors=self._vendors if profile_in(offer.resource, offer.device_class, self._settings.profiles) is not None else None,
         )
+
+    def _pci_devices(self, offer: Offer) -> PciDevices | None:
+        """Say what is told of devices by their PCI addresses, for Multus; None where the resource does not name them so."""
+        is_named_so = self._settings.ids_of(offer.device_class, offer.resource) == "pci"
+        return PciDevices(offer, self._state, Path(self._settings.device_info_dir)) if is_named_so else None
+
+
+async def _run(registrar: PluginRegistrar, pci_devices: PciDevices | None) -> None:
+    async with asyncio.TaskGroup() as group:
+        if pci_devices is not None:
+            group.create_task(pci_devices.follow())
+        group.create_task(registrar.run())

@@ -19,12 +19,8 @@ import grpc.aio
 
 from topobus.domain.errors import ConfigError
 from topobus.domain.names import is_extended_resource_name, to_dns_label
-from topobus.gateway.asks import NodeAsks
 from topobus.gateway.config import SHORT_NAME, DeadlineSettings
-from topobus.gateway.kubelet.allocation_record import AllocationRecord
-from topobus.gateway.kubelet.device_plugin import BeforeStart, DevicePlugin
-from topobus.gateway.kubelet.pci_devices import PciDevices
-from topobus.gateway.kubelet.pod_resources import PodResourcesReader
+from topobus.gateway.kubelet.device_plugin import DevicePlugin
 from topobus.gateway.kubelet.sockets import (
     FolderWatch,
     dialling,
@@ -33,11 +29,10 @@ from topobus.gateway.kubelet.sockets import (
 )
 from topobus.gateway.kubelet.vendor_plugins import VendorPlugins
 from topobus.gateway.kubelet.withdrawn_plugin import WithdrawnPlugin
-from topobus.gateway.metrics import CallMetrics
 from topobus.gateway.node_state import NodeState, Offer
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
-from topobus.runtime.clock import Clock, SystemClock
+from topobus.runtime.clock import Clock
 from topobus.runtime.logging import get_logger
 
 __all__ = ["KUBELET_SOCKET", "PluginRegistrar", "short_name", "socket_pattern"]
@@ -73,61 +68,38 @@ class PluginRegistrar:
     def __init__(
         self,
         offer: Offer,
+        plugin: Callable[[], DevicePlugin | WithdrawnPlugin],
         *,
         watch: FolderWatch,
         state: NodeState,
-        asks: NodeAsks,
-        record: AllocationRecord,
-        pods: PodResourcesReader,
-        metrics: CallMetrics,
-        variables: dict[str, str],
         deadlines: DeadlineSettings,
-        before_start: BeforeStart | None = None,
-        is_from_end: bool = False,
-        is_awaited: Callable[[], bool] = lambda: False,
-        clock: Clock | None = None,
-        device_info_dir: Path | None = None,
-        vendors: VendorPlugins | None = None,
-        is_withdrawn: bool = False,
+        clock: Clock,
+        is_awaited: Callable[[], bool],
+        vendors: VendorPlugins | None,
     ) -> None:
-        """Take what it works with; `device_info_dir` where the resource's devices are named by PCI addresses, for Multus; `vendors` where its name is a vendor's."""
+        """Take what it works with; `plugin` makes what answers kubelet's calls on one socket, `vendors` is given where the resource's name is a vendor's."""
         self.resource = offer.resource
         self.status = "waiting for kubelet"
         """`registered`, or what stands in the way."""
         self.rival = ""
         """Which device plugin of somebody else has the resource; empty for none."""
-        self._offer = offer
+        self._plugin = plugin
         self._watch = watch
         self._state = state
-        self._asks = asks
-        self._record = record
-        self._pods = pods
-        self._metrics = metrics
-        self._variables = variables
         self._deadlines = deadlines
-        self._before_start = before_start
-        self._is_from_end = is_from_end
-        self._pci_devices = PciDevices(offer, state, device_info_dir) if device_info_dir is not None and not is_withdrawn else None
+        self._clock = clock
+        self._is_awaited = is_awaited
         self._vendors = vendors
-        self._is_withdrawn = is_withdrawn
         self._is_over = False
         # A vendor's name in it, where several resources of a class could have the same one.
         self._short_name = short_name(offer.name if vendors is None else re.sub("[^a-z0-9]", "-", offer.resource))
         self._was_registered = False
-        self._is_awaited = is_awaited
-        self._clock = clock or SystemClock()
         # A name of this process's own: a socket of an earlier one may still be in kubelet's hands.
         self._token = uuid.uuid4().hex[:8]
         self._server_number = 0
 
     async def run(self) -> None:
         """Serve and register, again and again; a resource that is withdrawn until kubelet has its list back and no pod a device by it."""
-        async with asyncio.TaskGroup() as group:
-            if self._pci_devices is not None:
-                group.create_task(self._pci_devices.follow())
-            group.create_task(self._serve())
-
-    async def _serve(self) -> None:
         while True:
             await self._watch.until(self._watch.folder.is_dir)
             try:
@@ -177,24 +149,6 @@ class PluginRegistrar:
                     return why, _QUICK_S
                 # At once and on the same socket: kubelets with the race in them (before 1.36) cut this gateway off when the one that it replaces ends, and until it is registered again
                 # kubelet counts its devices as unhealthy and admits no pod that asks for one.
-
-    def _plugin(self) -> DevicePlugin | WithdrawnPlugin:
-        """Make what answers kubelet's calls."""
-        if self._is_withdrawn:
-            return WithdrawnPlugin(self._offer, self._state)
-        return DevicePlugin(
-            self._offer,
-            state=self._state,
-            asks=self._asks,
-            record=self._record,
-            pods=self._pods,
-            metrics=self._metrics,
-            variables=self._variables,
-            deadlines=self._deadlines,
-            before_start=self._before_start,
-            is_from_end=self._is_from_end,
-            pci_devices=self._pci_devices,
-        )
 
     async def _look_for_rival(self) -> str:
         """Say which plugin of the vendor's own has the resource: registering would take it away from that one, which then does the same to us."""
