@@ -1,6 +1,7 @@
 """Reads from the kernel which CPUs containers have: their control groups' cpusets, of version 1 and 2, below the configured root.
 
-Flows in: control groups as the container runtime names them. Flows out: sets of CPUs. Nothing is written: the container runtime alone writes cpusets.
+Flows in: control groups as the container runtime names them (`cgroups_path` of the OCI specification, in either of its two forms). Flows out: sets of CPUs.
+Nothing is written: the container runtime alone writes cpusets. Source: runc, libcontainer/cgroups/systemd (ExpandSlice, getUnitName).
 """
 
 from __future__ import annotations
@@ -10,10 +11,9 @@ from collections.abc import Mapping
 
 from topobus.domain.errors import HardwareError
 from topobus.domain.idset import CpuSet
-from topobus.gateway.core.control_groups import control_group_folder
 from topobus.sysfs.tree import Tree
 
-__all__ = ["KernelCpusets"]
+__all__ = ["KernelCpusets", "control_group_folder"]
 
 # Each hierarchy with its files, the first that says something: version 2 leaves the first one empty where the parent's set holds.
 _FILES = (
@@ -51,3 +51,21 @@ class KernelCpusets:
                 except (HardwareError, ValueError):
                     continue
         return None
+
+
+def control_group_folder(path: str) -> str:
+    """Say in which folder a control group is; empty when the path says none.
+
+    >>> control_group_folder("/kubepods/besteffort/pod1/c0ffee")
+    'kubepods/besteffort/pod1/c0ffee'
+    >>> control_group_folder("kubepods-besteffort-pod1.slice:cri-containerd:c0ffee")
+    'kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod1.slice/cri-containerd-c0ffee.scope'
+    """
+    if path.count(":") != 2:
+        parts = [part for part in path.split("/") if part not in ("", ".")]
+        return "" if ".." in parts else "/".join(parts)
+    unit, prefix, name = path.split(":")
+    scope = name if name.endswith(".slice") else f"{prefix}-{name}.scope" if prefix else f"{name}.scope"
+    steps = (unit or "system.slice").removesuffix(".slice").split("-")
+    slices = ["-".join(steps[:length]) + ".slice" for length in range(1, len(steps) + 1)]
+    return "/".join([*slices, scope]) if all(steps) and "/" not in path else ""
