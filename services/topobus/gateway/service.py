@@ -35,7 +35,7 @@ from topobus.gateway.dra.claims import ClaimPreparer
 from topobus.gateway.dra.dra_plugin import DraDriver
 from topobus.gateway.dra.forgotten_claims import ForgottenClaims
 from topobus.gateway.dra.ledger_release import LedgerRelease
-from topobus.gateway.dra.pinning import NoPinning
+from topobus.gateway.dra.pinning import NoPinning, Pinning
 from topobus.gateway.dra.sandbox_attachments import SandboxAttachments
 from topobus.gateway.foreign.foreign_plugins import ForeignPlugins
 from topobus.gateway.kubelet.allocation_record import AllocationRecord
@@ -229,13 +229,6 @@ class _Gateway:
         )
         runtime_door = self._runtime_door(checkpoint, attachments, hearer)
         pinning = (runtime_door.pinning if runtime_door is not None else None) or NoPinning()
-        files = ClaimFiles(
-            Path(settings.cdi_dir),
-            metadata=metadata,
-            pinning=pinning,
-            metrics=self._claim_metrics,
-            tell=lambda why: self._readiness.set("cdi", is_ready=True, why=why),
-        )
         preparer = ClaimPreparer(
             state=self._state,
             asks=self._asks,
@@ -247,14 +240,27 @@ class _Gateway:
             pinning=pinning,
             reports=hearer,
             metadata=metadata,
-            files=files,
+            files=self._claim_files(metadata, pinning),
             metrics=self._claim_metrics,
         )
         await preparer.restore(is_offered=settings.offers_any_dra)
         await asyncio.to_thread(remove_stale, self._plugin_watch.folder, socket_pattern())
         self._checkpoint = checkpoint
         self._forwarder.open(preparer)
-        pods = PodLook(
+        self._work = _Work(preparer, settler, self._pod_look(checkpoint, runtime_door), record, runtime_door, reports)
+        return self._work
+
+    def _claim_files(self, metadata: ClaimMetadata, pinning: Pinning) -> ClaimFiles:
+        return ClaimFiles(
+            Path(self._settings.cdi_dir),
+            metadata=metadata,
+            pinning=pinning,
+            metrics=self._claim_metrics,
+            tell=lambda why: self._readiness.set("cdi", is_ready=True, why=why),
+        )
+
+    def _pod_look(self, checkpoint: Checkpoint, runtime_door: RuntimeDoor | None) -> PodLook:
+        return PodLook(
             self._plugins.pods,
             self._state,
             checkpoint,
@@ -262,10 +268,8 @@ class _Gateway:
             rivals=self._plugins.rivals,
             registrations=self._registrations,
             plugin_failures=self._foreign.failures if self._foreign is not None else dict,
-            profiles=settings.profiles,
+            profiles=self._settings.profiles,
         )
-        self._work = _Work(preparer, settler, pods, record, runtime_door, reports)
-        return self._work
 
     def _runtime_door(self, checkpoint: Checkpoint, attachments: SandboxAttachments, reports: ClaimReports) -> RuntimeDoor | None:
         """Make the plugin of the container runtime; None where nothing needs one: such a gateway does without the runtime's messages."""

@@ -208,15 +208,7 @@ def adopt(
     clashes = [allocation for allocation in left.values() if meets(allocation, wanted)]
     live = [clash for clash in clashes if not gives_way(clash.owner, owner)]
     if live:
-        reasons = tuple(
-            Reason(
-                code="device-held",
-                message=f"{allocation.owner} holds {', '.join(common(allocation, wanted))}",
-                facts={"owner": allocation.owner.key, "devices": common(allocation, wanted)},
-            )
-            for allocation in sorted(live, key=lambda allocation: allocation.owner.key)
-        )
-        return Refusal(reasons=reasons)
+        return _held_by(live, wanted)
     for clash in clashes:
         kept = tuple(rest for holding in clash.holdings if holds_any(rest := without(holding, wanted)))
         if kept:
@@ -357,6 +349,19 @@ def _placement_of(allocation: Allocation) -> Placement:
 
 def _released_since(record: OperationRecord, message: str) -> Refusal:
     return Refusal(reasons=(Reason(code="released-since", message=message, facts={"decision": record.decision_id}),))
+
+
+def _held_by(holders: Iterable[Allocation], wanted: Holding) -> Refusal:
+    """Say who holds what is wanted."""
+    reasons = tuple(
+        Reason(
+            code="device-held",
+            message=f"{allocation.owner} holds {', '.join(common(allocation, wanted))}",
+            facts={"owner": allocation.owner.key, "devices": common(allocation, wanted)},
+        )
+        for allocation in sorted(holders, key=lambda allocation: allocation.owner.key)
+    )
+    return Refusal(reasons=reasons)
 
 
 def _repeat(ledger: Ledger, record: OperationRecord) -> Step:
