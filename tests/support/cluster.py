@@ -166,8 +166,13 @@ class Cluster:
         await self._make(PersistentVolumeClaim, {"metadata": {"name": name, "namespace": "default"}, "spec": claim})
         return name
 
-    async def make_pod(self, *, claim: str = "", resource: str = "", count: int = 1, volume: str = "", gate: str = "") -> str:
-        """Make a pod that only waits, on our node, with a claim or so many devices of a resource, a claim of a volume, a scheduling gate; its name."""
+    async def make_pod(
+        self, *, claim: str = "", resource: str = "", count: int = 1, volume: str = "", gate: str = "", ending_s: int = 0
+    ) -> str:
+        """Make a pod that only waits, on our node, with a claim or so many devices of a resource, a claim of a volume, a scheduling gate; its name.
+
+        `ending_s` is how long it takes to end.
+        """
         name = f"{self.run}-{uuid.uuid4().hex[:4]}"
         container: dict[str, Any] = {"name": "main", "image": _IMAGE, "securityContext": _CONTAINER_SECURITY}
         # By the node's name: the label kubernetes.io/hostname may say something else.
@@ -175,7 +180,7 @@ class Cluster:
         spec: dict[str, Any] = {
             "containers": [container],
             "restartPolicy": "Never",
-            "terminationGracePeriodSeconds": 1,
+            "terminationGracePeriodSeconds": ending_s + 1,
             "securityContext": _POD_SECURITY,
             "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}},
             # The only node of a small cluster is its control plane.
@@ -186,6 +191,8 @@ class Cluster:
             container["resources"] = {"claims": [{"name": "devices"}]}
         if volume:
             spec["volumes"] = [{"name": "data", "persistentVolumeClaim": {"claimName": volume}}]
+        if ending_s:
+            container["lifecycle"] = {"preStop": {"sleep": {"seconds": ending_s}}}
         if gate:
             spec["schedulingGates"] = [{"name": gate}]
         if resource:
@@ -281,6 +288,24 @@ async def listed_by_kubelet(kubelet: Path, resource: str) -> int:
     except grpc.aio.AioRpcError:
         return -1
     return len({name for device in answer.devices if device.resource_name == resource for name in device.device_ids})
+
+
+async def devices_by_pod(kubelet: Path, resource: str) -> dict[str, set[str]]:
+    """List which devices of a resource each pod has by kubelet's own word; pods without any are left out."""
+    socket = kubelet / "pod-resources" / "kubelet.sock"
+    async with grpc.aio.insecure_channel(f"unix:{socket}", options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+        answer = await pod_resources_rpc.PodResourcesListerStub(channel).List(pod_resources.ListPodResourcesRequest(), timeout=5)
+    names = {
+        pod.name: {
+            name
+            for container in pod.containers
+            for device in container.devices
+            if device.resource_name == resource
+            for name in device.device_ids
+        }
+        for pod in answer.pod_resources
+    }
+    return {pod: devices for pod, devices in names.items() if devices}
 
 
 def attribute_names(device: dict[str, Any]) -> set[str]:

@@ -18,7 +18,8 @@ import tempfile
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -187,6 +188,16 @@ class Processes(Installation):
         process, _ = self._running.pop(name)
         process.send_signal(signal.SIGKILL)
         process.wait(30)
+
+    @contextmanager
+    def frozen(self, name: str) -> Iterator[None]:
+        """Stop one process for the length of a block: it runs, and does nothing."""
+        process, _ = self._running[name]
+        process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            process.send_signal(signal.SIGCONT)
 
     def start(self, name: str) -> None:
         """Start what was killed; it becomes ready by itself."""
