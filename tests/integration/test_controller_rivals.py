@@ -11,7 +11,7 @@ import pytest
 
 from support.alignment_nodes import dgx_facts
 from support.real_topology import WatchedTopology, real_topology
-from support.replica import NOW, claims_of, read, runtime_on, start_node, store
+from support.replica import NOW, claims_of, queue_on, read, runtime_on, start_node, store
 from topobus.cel.selector import CelCompiler
 from topobus.contracts.catalogue import OBJECT, PLACE
 from topobus.contracts.messages import ApiObject, PlaceRequest
@@ -82,7 +82,7 @@ async def test_claims_of_a_new_pod_stay_when_it_comes_while_other_pods_are_worke
         made.append(await store(bus, state, claim_from_template(second, wanted, template, now=NOW)))
 
     interrupted = interrupted_bus(bus, arrive)
-    await ClaimTemplateReconciler(runtime_on(interrupted), state).reconcile_all()
+    await ClaimTemplateReconciler(runtime_on(interrupted), state, queue_on(runtime_on(interrupted))).reconcile_all()
 
     entry = await bus.get(OBJECT, **made[0]._asdict())
     assert entry is not None
@@ -99,7 +99,7 @@ async def test_claim_stays_when_another_replica_protected_it_before_it_is_ended(
     protected = with_finalizer(claim, DELETE_PROTECTION)
     await bus.compare_and_set(OBJECT, protected, state.objects[key].revision, **key._asdict())
 
-    await ClaimTemplateReconciler(runtime_on(bus), state).reconcile_all()
+    await ClaimTemplateReconciler(runtime_on(bus), state, queue_on(runtime_on(bus))).reconcile_all()
 
     entry = await bus.get(OBJECT, **key._asdict())
     assert entry is not None
@@ -160,7 +160,7 @@ async def test_later_attempt_keeps_its_devices_when_a_replica_commits_an_older_o
     runtime, settings = runtime_on(bus), ControllerSettings()
     metrics, compiler = ControllerMetrics(runtime.registry), CelCompiler()
     finder = Allocator(settings, runtime, state, compiler, metrics)
-    await claims_of(runtime, state, finder, ClaimUsers(state), metrics).reconcile_all()
+    await claims_of(runtime, state, finder, ClaimUsers(state, queue_on(runtime)), metrics).reconcile_all()
 
     assert [allocation.holdings[0].devices for allocation in topology.ledger.allocations.values()] == [{"gpu": (gpus.devices[2].name,)}]
     entry = await bus.get(OBJECT, **key._asdict())
@@ -182,7 +182,7 @@ async def test_evicted_pod_that_its_user_made_anew_stays(bus: Bus) -> None:
 
     interrupted = interrupted_bus(bus, make_anew)
     nobody: Any = None
-    evictor = Evictor(runtime_on(interrupted), state, nobody)
+    evictor = Evictor(runtime_on(interrupted), state, nobody, queue_on(runtime_on(interrupted)))
     await evictor._mark_pod(key, "uid-victim", Reason(code="evicted", message="hot"))
 
     entry = await bus.get(OBJECT, **key._asdict())
@@ -222,7 +222,7 @@ class OneNode:
         runtime, settings = runtime_on(self.bus), ControllerSettings()
         metrics = ControllerMetrics(runtime.registry)
         finder = Allocator(settings, runtime, self.state, CelCompiler(), metrics)
-        consumers = ClaimUsers(self.state)
+        consumers = ClaimUsers(self.state, queue_on(runtime))
         consumers.update()
         await claims_of(runtime, self.state, finder, consumers, metrics).reconcile_all()
 
@@ -316,10 +316,11 @@ async def test_claim_says_that_its_node_failed_when_the_node_answers_what_nobody
     runtime = runtime_on(bus)
     metrics = ControllerMetrics(runtime.registry)
     allocator = Allocator(ControllerSettings(), runtime, state, CelCompiler(), metrics)
-    is_due = await claims_of(runtime, state, allocator, ClaimUsers(state), metrics).reconcile_all()
+    queue = queue_on(runtime)
+    await claims_of(runtime, state, allocator, ClaimUsers(state, queue_on(runtime)), metrics, queue=queue).reconcile_all()
 
     entry = await bus.get(OBJECT, **key._asdict())
-    assert is_due
+    assert queue.wait_s() is not None
     assert entry is not None
     assert attempts.attempt_of(entry.value) == attempt
     assert [condition["reason"] for condition in entry.value.status["conditions"]] == ["NodeFailed"]

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from support.real_topology import WatchedTopology
-from support.replica import claims_of, read, runtime_on, start_node, store
+from support.replica import claims_of, queue_on, read, runtime_on, start_node, store
 from topobus.cel.selector import CelCompiler
 from topobus.contracts.catalogue import OBJECT
 from topobus.contracts.messages import ApiObject
@@ -43,7 +43,7 @@ class _Node:
         runtime, settings = runtime_on(bus), ControllerSettings()
         metrics = ControllerMetrics(runtime.registry)
         finder = Allocator(settings, runtime, self.state, CelCompiler(), metrics)
-        return claims_of(runtime, self.state, finder, ClaimUsers(self.state), metrics, turns)
+        return claims_of(runtime, self.state, finder, ClaimUsers(self.state, queue_on(runtime)), metrics, turns)
 
 
 def _wanting(name: str, count: int) -> ApiObject:

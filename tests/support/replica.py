@@ -27,8 +27,9 @@ from topobus.runtime.bus import Bus, Written
 from topobus.runtime.clock import SystemClock
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.service import Runtime
+from topobus.runtime.work_queue import WorkQueue
 
-__all__ = ["NOW", "claims_of", "read", "runtime_on", "start_node", "store"]
+__all__ = ["NOW", "claims_of", "queue_on", "read", "runtime_on", "start_node", "store"]
 
 NOW = "2026-01-01T00:00:00Z"
 
@@ -48,6 +49,11 @@ def runtime_on(bus: Bus) -> Runtime:
     return Runtime(name="controller", node="central", bus=bus, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry())
 
 
+def queue_on(runtime: Runtime) -> WorkQueue:
+    """Give a queue for one of a replica's loops."""
+    return WorkQueue("tested", runtime.clock, ControllerSettings().retry_s)
+
+
 def claims_of(
     runtime: Runtime,
     state: StandaloneState,
@@ -55,12 +61,15 @@ def claims_of(
     consumers: ClaimUsers,
     metrics: ControllerMetrics,
     turns: ReplicaTurns | None = None,
+    queue: WorkQueue | None = None,
 ) -> ClaimReconciler:
     """Give a replica's reconciler of claims, put together as the service does."""
     settings = ControllerSettings()
     ledgers = NodeLedgers(runtime.bus, state, settings.ask_timeout_s)
     deallocation = ClaimDeallocation(runtime.clock, state, ObjectWriter(NatsStore(runtime.bus, state)), ledgers, metrics)
-    return ClaimReconciler(settings, runtime, state, finder, consumers, metrics, ledgers, deallocation, turns=turns)
+    return ClaimReconciler(
+        settings, runtime, state, finder, consumers, metrics, ledgers, deallocation, queue or queue_on(runtime), turns=turns
+    )
 
 
 def read(manifest: str) -> ApiObject:

@@ -26,7 +26,6 @@ from topobus.controller.reconcilers.decision_publisher import DecisionPublisher
 from topobus.controller.reconcilers.ledger_releases import LedgerReleases
 from topobus.controller.reconcilers.node_choice import NodeChooser
 from topobus.controller.reconcilers.node_ledgers import NodeLedgers
-from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.reconcilers.open_gates import GatedPodReconciler
 from topobus.controller.reconcilers.replica_turns import ReplicaTurns
 from topobus.controller.reconcilers.unschedulable_pods import UnschedulablePods
@@ -44,6 +43,7 @@ from topobus.domain.errors import PeerUnavailable
 from topobus.kubernetes.informers import Informer
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
+from topobus.runtime.work_queue import WorkQueue
 
 __all__ = ["ClusterController", "serve_cluster"]
 
@@ -70,8 +70,10 @@ class ClusterController:
         self._runtime = runtime
         self._state = ApiServerState()
         self._changed = asyncio.Event()
+        self._queues: list[WorkQueue] = []
         self._is_ready = False
         metrics = ControllerMetrics(runtime.registry)
+        self._set_aside = metrics.set_aside
         cluster = settings.cluster
         self._informers = {
             kind: Informer(
@@ -88,7 +90,7 @@ class ClusterController:
         }
         compiler = CelCompiler()
         self._metrics = ClusterMetrics(runtime.registry)
-        self._copies = BusCopies(runtime, self._state, ObjectBoundary("node-state", metrics.set_aside), self._changed.set, metrics.remarked)
+        self._copies = BusCopies(runtime, self._state, self._queue("node-state"), self._changed.set, metrics.remarked)
         writer = ObjectWriter(ApiServerStore(api, self._state, self._metrics))
         self._releases = LedgerReleases(runtime.bus, settings.ask_timeout_s, self._changed.set)
         ledgers = NodeLedgers(runtime.bus, self._state, settings.ask_timeout_s, self._releases)
@@ -104,9 +106,11 @@ class ClusterController:
         self._gates = GatedPodReconciler(
             settings, runtime.clock, self._state, writer, intents, deallocation, chooser, events, metrics, self._changed.set, turns
         )
-        self._unschedulable = UnschedulablePods(settings, runtime.clock, self._state, writer, deallocation, events, metrics)
+        self._unschedulable = UnschedulablePods(
+            settings, runtime.clock, self._state, writer, deallocation, events, self._queue("deallocation")
+        )
         self._housekeeping = ClaimHousekeeping(
-            runtime.clock, self._state, writer, deallocation, events, metrics, is_own=cluster.housekeeping == "own"
+            runtime.clock, self._state, writer, deallocation, events, self._queue("housekeeping"), is_own=cluster.housekeeping == "own"
         )
         self._planner = Planner(settings, runtime, self._state, metrics)
         self._removal = NodeRemoval(runtime.bus, runtime.clock)
@@ -120,6 +124,11 @@ class ClusterController:
             for informer in self._informers.values():
                 group.create_task(informer.run())
             await self._reconcile(group)
+
+    def _queue(self, loop: str) -> WorkQueue:
+        queue = WorkQueue(loop, self._runtime.clock, self._settings.cluster.retry_s, failures=self._set_aside)
+        self._queues.append(queue)
+        return queue
 
     async def _reconcile(self, group: asyncio.TaskGroup) -> None:
         """Work whenever something changed, and after a while where something waits for time."""
@@ -147,11 +156,13 @@ class ClusterController:
             if not all(informer.is_whole for informer in self._informers.values()):
                 continue
             await self._report_foreign_slices()
+            gates_s = self._gates.start_all(group)
+            await self._unschedulable.reconcile_all()
+            await self._housekeeping.reconcile_all()
             dues = (
-                self._gates.start_all(group),
-                await self._unschedulable.reconcile_all(),
-                await self._housekeeping.reconcile_all(),
+                gates_s,
                 await self._events.tell_counts(),
+                *(queue.wait_s() for queue in self._queues),
             )
             wait_s = min((due_s for due_s in dues if due_s is not None), default=None)
             spent_s = self._runtime.clock.monotonic() - started_s

@@ -30,7 +30,6 @@ from topobus.controller.reconcilers.ledger_releases import LedgerReleases
 from topobus.controller.reconcilers.make_claims import ClaimTemplateReconciler
 from topobus.controller.reconcilers.node_filter import NodeFilter
 from topobus.controller.reconcilers.node_ledgers import NodeLedgers
-from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.reconcilers.release_orphans import OrphanedAllocations
 from topobus.controller.reconcilers.replica_turns import ReplicaTurns
 from topobus.controller.reconcilers.schedule_pods import PodScheduler
@@ -42,6 +41,7 @@ from topobus.controller.store.object_writer import ObjectWriter
 from topobus.domain.errors import PeerUnavailable
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
+from topobus.runtime.work_queue import WorkQueue
 
 __all__ = ["serve"]
 
@@ -59,14 +59,15 @@ class _Controller:
         self._state = StandaloneState()
         self._changed = asyncio.Event()
         self._beat = runtime.beats.loop("reconcile")
+        self._queues: list[WorkQueue] = []
         metrics = ControllerMetrics(runtime.registry)
         self._metrics = metrics
         compiler = CelCompiler()
         self._releases = LedgerReleases(runtime.bus, settings.ask_timeout_s, self._wake)
-        self._copies = BusCopies(runtime, self._state, ObjectBoundary("intake", metrics.set_aside), self._wake, metrics.remarked)
-        self._classes = ClassReconciler(runtime, self._state, compiler, self._boundary("classes"))
+        self._copies = BusCopies(runtime, self._state, self._queue("intake"), self._wake, metrics.remarked)
+        self._classes = ClassReconciler(runtime, self._state, compiler, self._queue("classes"))
         finder = Allocator(settings, runtime, self._state, compiler, metrics)
-        self._consumers = ClaimUsers(self._state, self._boundary("consumers"))
+        self._consumers = ClaimUsers(self._state, self._queue("consumers"))
         ledgers = NodeLedgers(runtime.bus, self._state, settings.ask_timeout_s, self._releases)
         writer = ObjectWriter(NatsStore(runtime.bus, self._state))
         deallocation = ClaimDeallocation(runtime.clock, self._state, writer, ledgers, metrics)
@@ -79,17 +80,17 @@ class _Controller:
             metrics,
             ledgers,
             deallocation,
-            self._boundary("claims"),
+            self._queue("claims"),
             self._changed.set,
             ReplicaTurns(runtime.clock, f"{runtime.node}/{secrets.token_hex(8)}", settings.retry_s),
         )
-        self._evictor = Evictor(runtime, self._state, deallocation, self._boundary("evictions"))
-        self._binding = BindingConditions(settings.binding_timeout_s, runtime, self._state, finder, deallocation, self._boundary("binding"))
-        self._pods = ClaimTemplateReconciler(runtime, self._state, self._boundary("templates"))
+        self._evictor = Evictor(runtime, self._state, deallocation, self._queue("evictions"))
+        self._binding = BindingConditions(settings.binding_timeout_s, runtime, self._state, finder, deallocation, self._queue("binding"))
+        self._pods = ClaimTemplateReconciler(runtime, self._state, self._queue("templates"))
         self._planner = Planner(settings, runtime, self._state, metrics)
         self._removal = NodeRemoval(runtime.bus, runtime.clock)
         nodes = NodeFilter(settings, runtime, self._state, finder, self._planner, self._consumers)
-        self._classic = ClassicScheduler(runtime, self._state, nodes.nodes_without, self._boundary("classic-pods"))
+        self._classic = ClassicScheduler(runtime, self._state, nodes.nodes_without, self._queue("classic-pods"))
         self._scheduler = PodScheduler(
             settings,
             runtime,
@@ -104,12 +105,12 @@ class _Controller:
             metrics,
             self._binding,
             ledgers,
-            self._boundary("pods"),
+            self._queue("pods"),
         )
         self._presence = SilentServices(
             settings.silence, settings.parallel_asks, runtime, self._state, self._wake, is_needed=self._state.has_waiting
         )
-        self._orphans = OrphanedAllocations(settings, runtime, self._state, finder, metrics, ledgers, self._boundary("orphans"))
+        self._orphans = OrphanedAllocations(settings, runtime, self._state, finder, metrics, ledgers, self._queue("orphans"))
         self._objects = NatsWatch(
             runtime.bus,
             self._state,
@@ -122,9 +123,11 @@ class _Controller:
         runtime.readiness.set("objects", is_ready=False, why=self._objects.trouble)
         self._drivers = ClassicDriverRunner(settings, runtime, self._state, metrics, lambda: self._is_whole)
 
-    def _boundary(self, loop: str) -> ObjectBoundary:
-        """Make the boundary of one loop; each object that it comes to is a step of the pass."""
-        return ObjectBoundary(loop, self._metrics.set_aside, self._beat.turn)
+    def _queue(self, loop: str) -> WorkQueue:
+        """Make the queue of one loop; each object that it comes to is a step of the pass."""
+        queue = WorkQueue(loop, self._runtime.clock, self._settings.retry_s, failures=self._metrics.set_aside, progress=self._beat.turn)
+        self._queues.append(queue)
+        return queue
 
     async def run(self) -> None:
         """Follow all copies and work on what they bring."""
@@ -153,13 +156,13 @@ class _Controller:
         return self._copies.is_whole and self._objects.is_whole
 
     async def _reconcile(self) -> None:
-        """Work whenever something changed, and after a while when a peer was silent."""
-        is_due = False
+        """Work whenever something changed, and when an object is due."""
+        wait_s: float | None = None
         is_planning = False
         while True:
             self._beat.rest()
             try:
-                async with self._runtime.clock.timeout(self._settings.retry_s if is_due else None):
+                async with self._runtime.clock.timeout(wait_s):
                     await self._changed.wait()
             except TimeoutError:
                 pass
@@ -175,21 +178,24 @@ class _Controller:
                 # The copies of a fleet live as long as the process: the garbage collector would walk over all of them at each full round, a second with 1,000 DGX.
                 gc.freeze()
                 get_logger().info("controller.ready", nodes=len(self._state.nodes()), objects=len(self._state.objects))
-            is_due = await self._orphans.reconcile_all()
-            is_due = await self._classes.reconcile_all() or is_due
-            is_due = await self._evictor.reconcile_all() or is_due
-            is_due = await self._binding.reconcile_all() or is_due
-            is_due = await self._pods.reconcile_all() or is_due
+            await self._orphans.reconcile_all()
+            await self._classes.reconcile_all()
+            await self._evictor.reconcile_all()
+            await self._binding.reconcile_all()
+            await self._pods.reconcile_all()
             self._consumers.update()
-            is_due = await self._classic.reconcile_all() or is_due
-            is_due = await self._scheduler.reconcile_all() or is_due
-            is_due = await self._claims.reconcile_all() or is_due
+            await self._classic.reconcile_all()
+            await self._scheduler.reconcile_all()
+            await self._claims.reconcile_all()
             # Behind all that is cheap, and a part of it a round: what is new meanwhile goes first.
             has_more = await self._scheduler.reconcile_costly()
             has_more = await self._claims.reconcile_costly() or has_more
             if has_more:
                 self._changed.set()
-            is_due = is_due or self._scheduler.is_pausing or self._claims.is_pausing
+            waits = [queue.wait_s() for queue in self._queues]
+            if self._scheduler.is_pausing or self._claims.is_pausing or self._claims.commits.is_resting:
+                waits.append(self._settings.retry_s)
+            wait_s = min((due_s for due_s in waits if due_s is not None), default=None)
 
     async def _plan(self, request: PlanRequest) -> PlanReply:
         if not self._is_whole:

@@ -12,6 +12,7 @@ from topobus.controller.reconcilers.evict_tainted import Evictor
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.service import Runtime
+from topobus.runtime.work_queue import WorkQueue
 from topobus.testing.clock import ManualClock
 
 DRIVER = "gpu.example.com"
@@ -31,7 +32,8 @@ async def test_claim_stays_its_whole_time_when_the_taint_went_and_came_back() ->
     nobody: Any = None  # any write, and any eviction, would fail
     clock, state = ManualClock(), StandaloneState()
     runtime = Runtime(name="controller", node="central", bus=nobody, clock=clock, readiness=Readiness(), registry=CollectorRegistry())
-    evictor = Evictor(runtime, state, nobody)
+    queue = WorkQueue("evictions", clock, 2.0)
+    evictor = Evictor(runtime, state, nobody, queue)
     toleration = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 60}
     granted = {"request": "r", "driver": DRIVER, "pool": "n1", "device": "a", "tolerations": [toleration]}
     claim = ApiObject(
@@ -44,13 +46,17 @@ async def test_claim_stays_its_whole_time_when_the_taint_went_and_came_back() ->
     state.put_object(ObjectKey("resourceclaim", "default", "c"), Stored(1, claim))
 
     slices(state, 2, "a", "b")
-    assert await evictor.reconcile_all()
+    await evictor.reconcile_all()
+    assert queue.wait_s() == 2.0
     clock.advance(50)
     slices(state, 3, "b")
-    assert not await evictor.reconcile_all()
+    await evictor.reconcile_all()
+    assert queue.wait_s() is None
     slices(state, 4, "a", "b")
     clock.advance(1)
-    assert await evictor.reconcile_all()
+    await evictor.reconcile_all()
+    assert queue.wait_s() == 2.0
     clock.advance(20)
 
-    assert await evictor.reconcile_all()
+    await evictor.reconcile_all()
+    assert queue.wait_s() == 2.0

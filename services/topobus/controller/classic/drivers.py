@@ -18,7 +18,6 @@ from topobus.controller.classic.builtin_driver import BuiltinDriver
 from topobus.controller.classic.reconciler import ClassicClaimReconciler
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
-from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.nats_store import NatsStore
 from topobus.controller.store.object_writer import ObjectWriter
@@ -28,6 +27,7 @@ from topobus.domain.timestamps import rfc3339
 from topobus.kubernetes.api.classic_handles import class_of
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
+from topobus.runtime.work_queue import WorkQueue
 
 __all__ = ["ClassicDriverRunner", "StoreContext"]
 
@@ -70,7 +70,7 @@ class ClassicDriverRunner:
         self._metrics = metrics
         self._is_whole = is_whole
         self._writer = ObjectWriter(NatsStore(runtime.bus, state))
-        self._boundary = ObjectBoundary("classic", metrics.set_aside)
+        self._queue = WorkQueue("classic", runtime.clock, settings.retry_s, failures=metrics.set_aside)
         self._context = StoreContext(state)
         self._found = load_classic_drivers(self._context)
         self._own: dict[str, BuiltinDriver] = {}
@@ -90,44 +90,39 @@ class ClassicDriverRunner:
         async with asyncio.TaskGroup() as group:
             for driver in self._found.drivers:
                 self._start(group, driver)
-            await self._whenever(self._news, partial(self._keep_house, group))
+            await self._whenever(self._news, self._queue, partial(self._keep_house, group))
 
-    async def _keep_house(self, group: asyncio.TaskGroup) -> bool:
+    async def _keep_house(self, group: asyncio.TaskGroup) -> None:
         """Start what is new, and do what belongs to no driver."""
         for device_class in sorted(self._state.device_classes - self._own.keys()):
             own = BuiltinDriver(device_class, self._settings, self._runtime, self._state, self._context)
             self._own[device_class] = own
             self._start(group, own)
-        is_due = False
         for key, stored in self._state.classic_claims():
             version = (stored.revision, self._state.shared_epoch, self._state.supply)
-            is_due = await self._boundary.run(key, version, partial(self._reconcile_claim, key, stored), name=stored.shown) or is_due
-        self._boundary.keep(self._state.objects.keys())
-        return is_due
+            await self._queue.run(key, version, partial(self._reconcile_claim, key, stored), name=stored.shown)
+        self._queue.keep(self._state.objects.keys())
 
     def _start(self, group: asyncio.TaskGroup, driver: ClassicDriver) -> None:
         reconciler = ClassicClaimReconciler(driver, self._settings, self._runtime, self._state, self._metrics)
         self._changed[driver.name] = asyncio.Event()
         self._changed[driver.name].set()
         get_logger().info("classic.driver-started", driver=driver.name)
-        group.create_task(self._whenever(self._changed[driver.name], reconciler.reconcile))
+        group.create_task(self._whenever(self._changed[driver.name], reconciler.queue, reconciler.reconcile_all))
 
-    async def _reconcile_claim(self, key: ObjectKey, stored: Stored) -> bool:
+    async def _reconcile_claim(self, key: ObjectKey, stored: Stored) -> None:
         """Delete a claim that nothing holds any more, give back what it holds twice, and tell one without a driver."""
         claim = stored.value
         metadata = stored.metadata
         if metadata.deletion_timestamp:
-            if not metadata.finalizers:
-                if not await self._writer.delete(key, stored.revision):
-                    return False
+            if not metadata.finalizers and await self._writer.delete(key, stored.revision):
                 get_logger().info("claim.released", claim=stored.shown)
-            return False
+            return
         device_class = class_of(str(claim.status.get("driverName") or ""))
         if claim.status.get("allocation") and device_class in self._own:
             await self._own[device_class].tidy(claim)
         elif not claim.status.get("allocation"):
             await self._report_missing_driver(key, stored)
-        return False
 
     async def _report_missing_driver(self, key: ObjectKey, stored: Stored) -> None:
         name = str(stored.value.spec.get("resourceClassName"))
@@ -149,15 +144,14 @@ class ClassicDriverRunner:
         api_object = conditions.with_condition(stored.value, is_true=False, reason=reason, message=message, now=now)
         await self._writer.write(key, stored.revision, api_object)
 
-    async def _whenever(self, changed: asyncio.Event, work: Callable[[], Awaitable[bool]]) -> None:
-        """Work whenever something changed, and after a while when another try is due."""
-        is_due = False
+    async def _whenever(self, changed: asyncio.Event, queue: WorkQueue, work: Callable[[], Awaitable[None]]) -> None:
+        """Work whenever something changed, and when an object is due."""
         while True:
             try:
-                async with self._runtime.clock.timeout(self._settings.retry_s if is_due else None):
+                async with self._runtime.clock.timeout(queue.wait_s()):
                     await changed.wait()
             except TimeoutError:
                 pass
             changed.clear()
             if self._is_whole():
-                is_due = await work()
+                await work()

@@ -27,7 +27,6 @@ from topobus.controller.claims.templates import owner_pod_uid
 from topobus.controller.classic.core import classic_lifecycle, negotiation
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
-from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.nats_store import NatsStore
 from topobus.controller.store.object_writer import ObjectWriter
@@ -40,6 +39,7 @@ from topobus.kubernetes.api.classic_limits import check_status
 from topobus.kubernetes.api.objects import metadata_of, name_of
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
+from topobus.runtime.work_queue import Again, Result, WorkQueue
 
 __all__ = ["ClassicClaimReconciler"]
 
@@ -47,7 +47,7 @@ __all__ = ["ClassicClaimReconciler"]
 _REFRESH_S = 10.0
 
 T = TypeVar("T")
-_Work = Callable[[ObjectKey, Stored], Awaitable[bool]]
+_Work = Callable[[ObjectKey, Stored], Awaitable[Result]]
 
 
 class _WorkedOn(NamedTuple):
@@ -73,23 +73,22 @@ class ClassicClaimReconciler:
         self._state = state
         self._writer = ObjectWriter(NatsStore(runtime.bus, state))
         self._metrics = metrics
-        self._boundary = ObjectBoundary(f"classic-{driver.name}", metrics.set_aside)
+        self.queue = WorkQueue(f"classic-{driver.name}", runtime.clock, settings.retry_s, failures=metrics.set_aside)
+        """When each of its objects is due."""
         self._worked_on: dict[ObjectKey, _WorkedOn] = {}
         self._log = get_logger().bind(driver=driver.name)
 
-    async def reconcile(self) -> bool:
-        """Bring everything of this driver as far as it goes now; True says that another try is due after a while."""
-        is_due = False
+    async def reconcile_all(self) -> None:
+        """Bring everything of this driver as far as it goes now."""
         for key, stored in self._state.classic_claims():
             if _may_have_work(stored.value):
-                is_due = await self._bounded(key, stored, self._claim) or is_due
+                await self._bounded(key, stored, self._claim)
         for key, stored in sorted(self._state.of_kind("podschedulingcontext").items()):
-            is_due = await self._bounded(key, stored, self._context) or is_due
-        self._boundary.keep(self._state.objects.keys())
+            await self._bounded(key, stored, self._context)
+        self.queue.keep(self._state.objects.keys())
         self._worked_on = {key: worked_on for key, worked_on in self._worked_on.items() if key in self._state.objects}
-        return is_due
 
-    async def _bounded(self, key: ObjectKey, stored: Stored, work: _Work) -> bool:
+    async def _bounded(self, key: ObjectKey, stored: Stored, work: _Work) -> None:
         """Do one piece of work, and set its object aside when it fails in a way that nobody thought of."""
 
         async def report(reason: Reason) -> None:
@@ -97,35 +96,35 @@ class ClassicClaimReconciler:
                 await self._set_condition(key, self._state.objects.get(key, stored), "Malformed", reason.message)
 
         version = (stored.revision, self._state.supply, self._state.shared_epoch)
-        return await self._boundary.run(key, version, partial(self._guarded, key, work), name=stored.shown, report=report)
+        await self.queue.run(key, version, partial(self._guarded, key, work), name=stored.shown, report=report)
 
-    async def _guarded(self, key: ObjectKey, work: _Work) -> bool:
+    async def _guarded(self, key: ObjectKey, work: _Work) -> Result:
         stored = self._state.objects.get(key)
         if stored is None:
-            return False
+            return None
         last = self._worked_on.get(key)
         if last is not None and last.seen == self._seen(last.keys) and self._clock.monotonic() < last.again_s:
-            return last.again_s < math.inf
+            return Again() if last.again_s < math.inf else None
         try:
             return await work(key, stored)
         except PeerUnavailable as err:
             self._log.warning("classic.peer-silent", object=stored.shown, error=str(err))
-            return True
+            return Again()
         except ContractError as err:
             if key.kind == "resourceclaim":
                 return await self._guarded_condition(key, stored, "Malformed", str(err))
             self._log.warning("classic.object-malformed", object=stored.shown, error=str(err))
-            return False
+            return None
 
-    async def _guarded_condition(self, key: ObjectKey, stored: Stored, reason: str, message: str) -> bool:
+    async def _guarded_condition(self, key: ObjectKey, stored: Stored, reason: str, message: str) -> Result:
         try:
             await self._set_condition(key, self._state.objects.get(key, stored), reason, message)
         except PeerUnavailable as err:
             self._log.warning("classic.write-ambiguous", object=stored.shown, error=str(err))
-            return True
-        return False
+            return Again()
+        return None
 
-    async def _claim(self, key: ObjectKey, stored: Stored) -> bool:
+    async def _claim(self, key: ObjectKey, stored: Stored) -> Result:
         """One claim by itself: taken back, allocated at once, or left to wait."""
         claim = stored.value
         before = self._seen((key,))
@@ -138,50 +137,50 @@ class ClassicClaimReconciler:
             status = classic.ClaimStatus()
         if status.reserved_for or not self._is_for_this_driver(claim, status):
             self._note_worked_on((key,), before)
-            return False
+            return None
         if stored.metadata.deletion_timestamp or status.deallocation_requested:
             await self._give_back(key, stored, status)
-            return False
+            return None
         spec = classic_lifecycle.read_claim(claim)
         if status.allocation is not None:
-            return False
+            return None
         if classic.mode_of(spec) != classic.IMMEDIATE:
             if not status.conditions:
                 await self._set_condition(key, stored, classic.WAIT_FOR_FIRST_CONSUMER, "waits for a pod that uses it")
             self._note_worked_on((key,), before)
-            return False
+            return None
         work = await self._work("", claim)
         begun = await self._begin(key, stored, "")
         if begun is None:
-            return False
+            return None
         (outcome,) = await self._allocate([msgspec.structs.replace(work, claim=begun.value)], "")
         await self._settle(key, begun, outcome, None)
         self._note_worked_on((key,), before, wait_s=self._settings.retry_s if isinstance(outcome, Refusal) else math.inf)
-        return isinstance(outcome, Refusal)
+        return Again() if isinstance(outcome, Refusal) else None
 
-    async def _context(self, key: ObjectKey, stored: Stored) -> bool:
+    async def _context(self, key: ObjectKey, stored: Stored) -> Result:
         """This driver's part of one negotiation; True as long as it goes on, for what is free at a driver's may change unseen."""
         context = stored.value
         spec = negotiation.read_spec(context)
         pod = self._state.objects.get(ObjectKey("pod", key.namespace, key.name))
         if stored.metadata.deletion_timestamp or not (spec.selected_node or spec.potential_nodes):
-            return False
+            return None
         if pod is None or pod.metadata.deletion_timestamp or owner_pod_uid(context) != pod.uid:
-            return False
+            return None
         pending = self._pending_of(pod.value)
         used = [ObjectKey("resourceclaim", key.namespace, claim_use.claim) for claim_use in pod.pod.uses]
         keys = (key, ObjectKey("pod", key.namespace, key.name), *used)
         before = self._seen(keys)
         if not pending:
             self._note_worked_on(keys, before)
-            return False
+            return None
         works: list[ClaimWork] = []
         for entry, claim_key in pending:
             try:
                 works.append(await self._work(entry, self._state.objects[claim_key].value))
             except ContractError as err:
                 await self._set_condition(claim_key, self._state.objects[claim_key], "Malformed", str(err))
-                return False
+                return None
         named_nodes = [*spec.potential_nodes, *([spec.selected_node] if spec.selected_node else [])]
         nodes = tuple(dict.fromkeys(named_nodes))
         reasons = await self._call("unsuitable_nodes", lambda: self.driver.unsuitable_nodes(pod.value, works, nodes))
@@ -197,7 +196,7 @@ class ClassicClaimReconciler:
                 await self._report_unsuitable(claim_key, nodes, unsuitable[entry])
         # What was refused is tried again soon, for another choice may do.
         self._note_worked_on(keys, before, wait_s=self._settings.retry_s if refused else _REFRESH_S)
-        return True
+        return Again()
 
     def _seen(self, keys: Sequence[ObjectKey]) -> Hashable:
         """Name the state of the world that a piece of work depends on, as far as it can be seen."""

@@ -26,7 +26,6 @@ from topobus.controller.classic.core.negotiation import (
     Wait,
 )
 from topobus.controller.reconcilers.claim_users import is_stored
-from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.nats_store import NatsStore
 from topobus.controller.store.object_writer import ObjectWriter
@@ -38,6 +37,7 @@ from topobus.kubernetes.api.classic_limits import MAX_RESERVED
 from topobus.kubernetes.api.objects import admit, metadata_of, name_of
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
+from topobus.runtime.work_queue import Again, WorkQueue
 
 __all__ = ["ClassicScheduler", "LookWithout"]
 
@@ -52,10 +52,8 @@ _ENDED = ("Succeeded", "Failed")
 class ClassicScheduler:
     """Negotiates for pods with classic claims."""
 
-    def __init__(
-        self, runtime: Runtime, state: StandaloneState, nodes_without: LookWithout, boundary: ObjectBoundary | None = None
-    ) -> None:
-        self._boundary = boundary or ObjectBoundary("classic-pods")
+    def __init__(self, runtime: Runtime, state: StandaloneState, nodes_without: LookWithout, queue: WorkQueue) -> None:
+        self._queue = queue
         self._look_without = nodes_without
         self._clock = runtime.clock
         self._state = state
@@ -65,37 +63,34 @@ class ClassicScheduler:
         self._uses: dict[ObjectKey, tuple[int, tuple[ClaimUse, ...]]] = {}
         self._log = get_logger()
 
-    async def reconcile_all(self) -> bool:
-        """Bring every pod with classic claims one step further; True says that a write was not confirmed and another try is due."""
-        is_due = False
+    async def reconcile_all(self) -> None:
+        """Bring every pod with classic claims one step further."""
         for key, stored in self._state.classic_claims():
             drop = partial(self._drop_gone_users, key, stored)
-            is_due = await self._boundary.run(("users", key), (stored.revision, self._state.supply), drop, name=stored.shown) or is_due
+            await self._queue.run(("users", key), (stored.revision, self._state.supply), drop, name=stored.shown)
         for key, stored in sorted(self._state.of_kind("podschedulingcontext").items()):
-            is_due = await self._boundary.run(key, stored.revision, partial(self._drop_context, key, stored), name=stored.shown) or is_due
+            await self._queue.run(key, stored.revision, partial(self._drop_context, key, stored), name=stored.shown)
         waiting: dict[ObjectKey, tuple[Reason, ...]] = {}
         for key in self._pods():
             stored = self._state.objects[key]
             work = partial(self._reconcile, key, stored, waiting)
             version = (self._seen(key, stored), self._state.shared_epoch)
-            await self._boundary.run(key, version, work, name=stored.shown)
-            is_due = True  # what the pod's own scheduler says of nodes may change unseen
-            set_aside = self._boundary.reason(key)
+            await self._queue.run(key, version, work, name=stored.shown)
+            set_aside = self._queue.reason(key)
             if set_aside is not None:
                 waiting[key] = (set_aside,)
-        self._boundary.keep_where(partial(is_stored, self._state.objects))
+        self._queue.keep_where(partial(is_stored, self._state.objects))
         self._waiting = waiting
         self._settled = {key: seen for key, seen in self._settled.items() if key in waiting}
         self._uses = {key: use for key, use in self._uses.items() if key in self._state.objects}
-        return is_due
 
-    async def _reconcile(self, key: ObjectKey, stored: Stored, waiting: dict[ObjectKey, tuple[Reason, ...]]) -> bool:
+    async def _reconcile(self, key: ObjectKey, stored: Stored, waiting: dict[ObjectKey, tuple[Reason, ...]]) -> Again:
         """Bring one pod one step further, and note why it waits."""
         settled, until_s = self._settled.get(key, (None, 0.0))
         seen = self._seen(key, stored)
         if settled == seen and self._clock.monotonic() < until_s:
             waiting[key] = self._waiting.get(key, ())
-            return False
+            return Again()
         try:
             reasons = await self._schedule(key, stored)
             # As it was before: what was written meanwhile, by itself or by others, is looked at in the next round.
@@ -107,7 +102,7 @@ class ClassicScheduler:
             reasons = (Reason(code="malformed", message=err.message),)
         if reasons:
             waiting[key] = reasons
-        return False
+        return Again()  # what the pod's own scheduler says of nodes may change unseen
 
     def waits(self, pod: ObjectKey) -> tuple[Reason, ...]:
         """Say why a pod's classic claims are not all allocated and reserved for it; empty when they are, or when it has none.
@@ -247,20 +242,19 @@ class ClassicScheduler:
         self._log.debug("pod.claims-ready", pod=name_of(pod), nodes=list(step.nodes))
         return ()
 
-    async def _drop_gone_users(self, key: ObjectKey, stored: Stored) -> bool:
+    async def _drop_gone_users(self, key: ObjectKey, stored: Stored) -> None:
         """Take pods out of a claim's reservedFor that are gone or have ended; a delayed claim that nobody uses any more is asked back."""
         if not self._has_gone_users(key, stored.value):
-            return False
+            return
         try:
             users = classic_lifecycle.status_of(stored.value).reserved_for
             gone = frozenset([user.uid for user in users if user.resource == "pods" and await self._is_gone(key.namespace, user)])
             is_delayed = bool(gone) and classic.mode_of(classic_lifecycle.read_claim(stored.value)) == classic.WAIT_FOR_FIRST_CONSUMER
         except ContractError:
-            return False  # its driver's reconciler tells
+            return  # its driver's reconciler tells
         if gone:
             self._log.info("claim.users-dropped", claim=stored.shown, users=sorted(gone))
             await self._writer.write(key, stored.revision, classic_lifecycle.without_reservations(stored.value, gone, asks_back=is_delayed))
-        return False
 
     def _has_gone_users(self, key: ObjectKey, claim: ApiObject) -> bool:
         """Say by a glance whether a claim is reserved for a pod that is not stored, or has ended."""
@@ -280,13 +274,12 @@ class ClassicScheduler:
         entry = await self._writer.read(key)
         return entry is None or metadata_of(entry.value).uid != user.uid
 
-    async def _drop_context(self, key: ObjectKey, stored: Stored) -> bool:
+    async def _drop_context(self, key: ObjectKey, stored: Stored) -> None:
         """Delete a context whose pod is gone or has its node."""
         pod = self._state.objects.get(ObjectKey("pod", key.namespace, key.name))
         is_needed = pod is not None and pod.uid == owner_pod_uid(stored.value) and not pod.pod.is_bound
         if not is_needed and owner_pod_uid(stored.value) is not None:
             await self._writer.delete(key, stored.revision)
-        return False
 
 
 def _uses(pod: ApiObject) -> tuple[ClaimUse, ...]:

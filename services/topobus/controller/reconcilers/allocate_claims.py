@@ -33,7 +33,6 @@ from topobus.controller.reconcilers.commit_tasks import CommitTasks, Peer
 from topobus.controller.reconcilers.deallocate_claims import ClaimDeallocation
 from topobus.controller.reconcilers.decision_publisher import DecisionPublisher
 from topobus.controller.reconcilers.node_ledgers import NODE_FAILED, NodeLedgers
-from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.reconcilers.replica_turns import ReplicaTurns, Stage
 from topobus.controller.scheduling.closer_devices import spanned_nodes
 from topobus.controller.state.costly_work import CostlyWork
@@ -47,10 +46,11 @@ from topobus.kubernetes.api.objects import object_parts
 from topobus.kubernetes.api.resource import AllocationResult
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
+from topobus.runtime.work_queue import Again, Busy, Result, WorkQueue
 
 __all__ = ["ClaimReconciler"]
 
-_Work = Callable[[], Coroutine[None, None, None]]
+_Work = Callable[[], Coroutine[None, None, Result]]
 # Claims advised in one round: advice costs a dozen searches, and where a thousand claims wait for one device nobody reads the advice of each.
 _MOST_ADVICE = 16
 # Steps of costly searches in one round, some hundred milliseconds: then whatever is new has its turn. One search more may be begun, and may take the whole step budget.
@@ -78,11 +78,11 @@ class ClaimReconciler:
         metrics: ControllerMetrics,
         ledgers: NodeLedgers,
         deallocation: ClaimDeallocation,
-        boundary: ObjectBoundary | None = None,
+        queue: WorkQueue,
         wake: Callable[[], None] = lambda: None,
         turns: ReplicaTurns | None = None,
     ) -> None:
-        self._boundary = boundary or ObjectBoundary("claims")
+        self._queue = queue
         self._settings = settings
         self._runtime = runtime
         self._state = state
@@ -94,7 +94,6 @@ class ClaimReconciler:
         self._advice_left = _MOST_ADVICE
         self._settled: dict[ObjectKey, _Seen] = {}
         self._costly: CostlyWork[ObjectKey] = CostlyWork(settings.retry_s)
-        self._is_due = False
         self.commits = CommitTasks(settings.parallel_asks, settings.retry_s, runtime.clock, wake)
         """The writes of decided claims, beside the rounds."""
         self._turns = turns or ReplicaTurns(runtime.clock, "", settings.retry_s)
@@ -103,12 +102,11 @@ class ClaimReconciler:
         """Writes attempts and allocations."""
         self._log = get_logger()
 
-    async def reconcile_all(self) -> bool:
-        """Advance every claim as far as it goes now; True when another try is due after a while because a peer did not answer."""
+    async def reconcile_all(self) -> None:
+        """Advance every claim as far as it goes now."""
         await self._finder.warm()
         self._expire_refusals()
         self._advice_left = _MOST_ADVICE
-        self._is_due = False
         waiting = 0
         # Claims are decided on one after the other, for each sees what those before it took; what follows for one concerns no other, so that goes side by side.
         async with self.commits.during_round():
@@ -118,13 +116,12 @@ class ClaimReconciler:
                     continue  # gone while the claims before it were worked on
                 waiting += not self._is_allocated(stored.value)
                 if not self.commits.is_busy(key) and not self.commits.rests(key, partial(self._peer, stored)):
-                    await self._bounded(key, stored, partial(self._reconcile, key, stored), partial(self.commits.is_busy, key))
-        self._boundary.keep(self._state.objects.keys())
+                    await self._bounded(key, stored, partial(self._reconcile, key, stored))
+        self._queue.keep(self._state.objects.keys())
         self._metrics.waiting.set(waiting)
         self._settled = {key: seen for key, seen in self._settled.items() if key in self._state.objects}
         self._deallocation.keep()
         self.commits.keep(self._state.objects.keys())
-        return self._is_due or self._finder.refusals.is_waiting or self.commits.is_resting
 
     async def reconcile_costly(self) -> bool:
         """Search for claims that need more than a short search, as far as one round's budget goes; True says that more of them are due at once."""
@@ -136,17 +133,15 @@ class ClaimReconciler:
                     return True
                 stored, turn = self._state.objects[key], self._costly.turn_of(key)
                 if not self.commits.is_busy(key):
-                    await self._bounded(
-                        key, stored, partial(self._reconcile, key, stored, is_cheap=False), partial(self.commits.is_busy, key)
-                    )
+                    await self._bounded(key, stored, partial(self._reconcile, key, stored, is_cheap=False))
                 if self._costly.turn_of(key) == turn:
                     self._costly.drop(key)  # it has what it wanted, or waits for something else
         return False
 
     @property
     def is_pausing(self) -> bool:
-        """Say whether a costly claim is due again by time alone."""
-        return self._costly.is_pausing(self._read, now_s=self._runtime.clock.monotonic())
+        """Say whether a costly claim, or one that a node refused, is due again by time alone."""
+        return self._finder.refusals.is_waiting or self._costly.is_pausing(self._read, now_s=self._runtime.clock.monotonic())
 
     def _read(self, key: ObjectKey) -> Hashable:
         """Name what a search for a claim reads and may be freed: while it is the same, the search finds the same."""
@@ -154,24 +149,22 @@ class ClaimReconciler:
         nodes = self._state.nodes_for(stored.claim) if stored is not None else ()
         return self._state.shared_epoch, self._state.class_epoch, tuple(self._state.freedom_of(node) for node in nodes)
 
-    async def _bounded(self, key: ObjectKey, stored: Stored, work: _Work, is_under_way: Callable[[], bool] = lambda: False) -> bool:
-        """Do one piece of work for a claim, and set the claim aside when it fails in a way that nobody thought of; True: a peer was silent, and it is due again."""
+    async def _bounded(self, key: ObjectKey, stored: Stored, work: _Work) -> Result:
+        """Do one piece of work for a claim, and set the claim aside when it fails in a way that nobody thought of."""
 
-        async def guarded() -> bool:
+        async def guarded() -> Result:
             try:
-                await work()
+                return await work()
             except ContractError as err:
                 # Telling is a write, too, and may fail as any other.
                 await self.set_condition(key, stored, "Malformed", (Reason(code="malformed", message=str(err)),))
-            return False
+                return None
 
         async def report(reason: Reason) -> None:
             await self.set_condition(key, stored, "Malformed", (reason,))
 
         version = (stored.revision, self._state.supply, self._state.shared_epoch)
-        is_due = await self._boundary.run(key, version, guarded, name=stored.shown, report=report, is_under_way=is_under_way)
-        self._is_due = is_due or self._is_due
-        return is_due
+        return await self._queue.run(key, version, guarded, name=stored.shown, report=report)
 
     def _peer(self, stored: Stored) -> Peer:
         """Say what changes when there is a reason to ask a claim's node again."""
@@ -192,35 +185,37 @@ class ClaimReconciler:
             if isinstance(key, ObjectKey):
                 self._costly.drop(key)
 
-    async def _reconcile(self, key: ObjectKey, stored: Stored, *, is_cheap: bool = True) -> None:
+    async def _reconcile(self, key: ObjectKey, stored: Stored, *, is_cheap: bool = True) -> Result:
         if object_parts(stored.value) != key._asdict():
             raise ContractError(f"{stored.shown} is stored under {key.kind} {key.namespace}/{key.name}: wanted its own name there")
         if stored.claim.is_deleting:
             await self._deallocation.delete(key, stored)
-            return
+            return None
         if stored.claim.deallocation:
-            self._is_due = await self._deallocation.finish(key, stored) or self._is_due
-            return
+            return await self._deallocation.finish(key, stored)
         if stored.claim.allocation is not None:
             await self._deallocation.release_leftovers(key, stored)
             if (stored.claim.mode or self._settings.claim_allocation) is AllocationMode.IMMEDIATE:
                 self._state.settle(key)
             elif not stored.claim.consumers and not self._consumers.users(key):
                 await self._deallocation.begin(key, stored, "no pod uses it any more")
-            return
+            return None
         attempt = stored.claim.attempt
         if self._leaves_to_another(stored, Stage.PLAN if attempt is None else Stage.FINISH):
-            return
+            return None
         if attempt is not None:
             # A pod's claims are committed before the pods have their next turn: the oldest goes first, however long its claim's write takes.
             has_users = bool(self._consumers.users(key))
             await self.commits.begin((key,), partial(self._commit_bounded, Attempted(key, stored, attempt)), ends_with_round=has_users)
-        elif await self._is_independent(key, stored):
+            return Busy()
+        if await self._is_independent(key, stored):
             drafts = await self._decide(key, stored, is_cheap=is_cheap)
             if drafts:
                 await self._begin(stored, drafts)
+                return Busy()
         elif not self._consumers.waiting(key):
             await self._deallocation.release_leftovers(key, self._state.objects.get(key, stored))
+        return None
 
     def _leaves_to_another(self, stored: Stored, stage: Stage) -> bool:
         """Say whether another replica is at work and a claim is left to it for a moment; the loop is woken when that is over."""
@@ -239,11 +234,12 @@ class ClaimReconciler:
         """Write the attempts of a decision's claims, and make them true."""
         group: list[Attempted] = []
 
-        async def write_attempts() -> None:
+        async def write_attempts() -> Busy:
             group.extend(await self.committer.write_attempts(drafts))
+            return Busy()
 
         try:
-            if await self._bounded(drafts[0].key, stored, write_attempts, partial(self.commits.is_busy, drafts[0].key)):
+            if isinstance(await self._bounded(drafts[0].key, stored, write_attempts), Again):
                 self.commits.rest(drafts[0].key, self._peer(stored))
             elif len(group) < len(drafts):
                 self._turns.see_another()
@@ -255,7 +251,7 @@ class ClaimReconciler:
             await self._commit_bounded(attempted)
 
     async def _commit_bounded(self, attempted: Attempted) -> None:
-        if await self._bounded(attempted.key, attempted.stored, partial(self._commit, attempted.key, attempted)):
+        if isinstance(await self._bounded(attempted.key, attempted.stored, partial(self._commit, attempted.key, attempted)), Again):
             self.commits.rest(attempted.key, self._peer(self._state.objects.get(attempted.key, attempted.stored)))
 
     async def _commit(self, _: ObjectKey, attempted: Attempted) -> None:

@@ -18,11 +18,11 @@ from topobus.controller.claims.binding import (
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.reconcilers.allocator import Allocator
 from topobus.controller.reconcilers.deallocate_claims import ClaimDeallocation
-from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.domain.errors import ContractError
 from topobus.domain.outcome import Reason
 from topobus.runtime.service import Runtime
+from topobus.runtime.work_queue import Again, Result, WorkQueue
 
 __all__ = ["BindingConditions"]
 
@@ -37,30 +37,29 @@ class BindingConditions:
         state: StandaloneState,
         finder: Allocator,
         deallocation: ClaimDeallocation,
-        boundary: ObjectBoundary | None = None,
+        queue: WorkQueue,
     ) -> None:
-        self._boundary = boundary or ObjectBoundary("binding")
+        self._queue = queue
         self._timeout_s = timeout_s
         self._clock = runtime.clock
         self._state = state
         self._finder = finder
         self._deallocation = deallocation
 
-    async def reconcile_all(self) -> bool:
-        """Deallocate claims whose binding failed; True when some claim waits and may time out."""
-        is_due = False
+    async def reconcile_all(self) -> None:
+        """Deallocate claims whose binding failed."""
         seen: list[ObjectKey] = []
         for key, stored in self._state.claims() if self._state.taints.has_seen_binding else ():
             seen.append(key)
-            is_due = await self._boundary.run(key, stored.revision, partial(self._reconcile, key, stored), name=stored.shown) or is_due
-        self._boundary.keep(seen)
-        return is_due
+            await self._queue.run(key, stored.revision, partial(self._reconcile, key, stored), name=stored.shown)
+        self._queue.keep(seen)
 
-    async def _reconcile(self, key: ObjectKey, stored: Stored) -> bool:
+    async def _reconcile(self, key: ObjectKey, stored: Stored) -> Result:
         verdict = self._verdict_of(stored)
         if isinstance(verdict, BindingFailed) and not stored.metadata.deletion_timestamp:
             await self._give_back(key, stored, verdict)
-        return isinstance(verdict, BindingWaits)
+        # It may time out.
+        return Again() if isinstance(verdict, BindingWaits) else None
 
     def wait_for(self, keys: tuple[ObjectKey, ...]) -> Reason | None:
         """Name the claim that a pod has to wait for; None when all are ready."""

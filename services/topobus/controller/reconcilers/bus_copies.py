@@ -18,7 +18,6 @@ from prometheus_client import Gauge
 from topobus.contracts import catalogue
 from topobus.contracts.nouns import State
 from topobus.controller.reconcilers.node_remarks import NodeRemarks
-from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.state.node_state import NodeState
 from topobus.domain.device import Inventory
 from topobus.domain.ledger import Ledger
@@ -27,6 +26,7 @@ from topobus.domain.view import NodeAlignment
 from topobus.runtime.bus import Change, ChangeKind
 from topobus.runtime.quiet import QuietLog
 from topobus.runtime.service import Runtime
+from topobus.runtime.work_queue import WorkQueue
 
 __all__ = ["BusCopies"]
 
@@ -38,10 +38,10 @@ _NODE_PARTS = ("machines", "inventories", "ledgers", "alignments")
 class BusCopies:
     """Follows the bus into `state`."""
 
-    def __init__(self, runtime: Runtime, state: NodeState, boundary: ObjectBoundary, changed: Callable[[], None], remarked: Gauge) -> None:
+    def __init__(self, runtime: Runtime, state: NodeState, queue: WorkQueue, changed: Callable[[], None], remarked: Gauge) -> None:
         self._runtime = runtime
         self._state = state
-        self._boundary = boundary
+        self._queue = queue
         self._changed = changed
         self._remarks = NodeRemarks(runtime.readiness, runtime.bus.release, remarked, QuietLog(runtime.clock))
         self._missing: set[str] = set(_NODE_PARTS)
@@ -82,7 +82,7 @@ class BusCopies:
                     # A sign of life of the node's topology: nothing to decide anew.
                     continue
                 # A version of its own for each change: after a lost store a revision may stand for another value.
-                self._boundary.run_now(key, object(), partial(apply, change), name=" ".join(key))
+                self._queue.run_now(key, object(), partial(apply, change), name=" ".join(key))
                 self._changed()
 
     def _on_machine(self, change: Change[Machine]) -> None:

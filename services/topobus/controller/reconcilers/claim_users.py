@@ -9,9 +9,9 @@ from collections.abc import Container, Hashable
 
 from topobus.controller.claims.reservations import Consumer
 from topobus.controller.claims.stored import ObjectKey, Stored
-from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.domain.errors import ContractError
+from topobus.runtime.work_queue import WorkQueue
 
 __all__ = ["ClaimUsers", "consuming_pods", "is_stored"]
 
@@ -19,9 +19,9 @@ __all__ = ["ClaimUsers", "consuming_pods", "is_stored"]
 class ClaimUsers:
     """The users of claims, brought up to date before each round."""
 
-    def __init__(self, state: StandaloneState, boundary: ObjectBoundary | None = None) -> None:
+    def __init__(self, state: StandaloneState, queue: WorkQueue) -> None:
         self._state = state
-        self._boundary = boundary or ObjectBoundary("consumers")
+        self._queue = queue
         self._read: dict[ObjectKey, tuple[int, tuple[str, ...]]] = {}
         self._users: dict[tuple[str, str], list[ObjectKey]] = {}
         self.pods: list[tuple[ObjectKey, Stored]] = []
@@ -44,12 +44,12 @@ class ClaimUsers:
             for name in read[key][1]:
                 self._users.setdefault((key.namespace, name), []).append(key)
         self._read = read
-        self._boundary.keep(read.keys())
+        self._queue.keep(read.keys())
 
     def _names(self, key: ObjectKey, pod: Stored) -> tuple[str, ...]:
         """Read which claims a pod uses; one that nobody can read uses none."""
         names: list[str] = []
-        self._boundary.run_now(key, pod.revision, lambda: names.extend(_names(pod)), name=pod.shown)
+        self._queue.run_now(key, pod.revision, lambda: names.extend(_names(pod)), name=pod.shown)
         return tuple(names)
 
     def claims(self, pod: ObjectKey) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ class PodCleanup:
         self._writer = writer
         self._log = get_logger()
 
-    async def finish(self, key: ObjectKey, stored: Stored) -> bool:
+    async def finish(self, key: ObjectKey, stored: Stored) -> None:
         """Release a pod that is to be deleted: its devices, its reservations, the finalizer, the object."""
         pod = stored.value
         metadata = stored.metadata
@@ -49,23 +49,22 @@ class PodCleanup:
             answers = {node: await self._ledgers.release_on(node, owner, op_id) for node in sorted(nodes)}
             for node, answer in answers.items():
                 if isinstance(answer, UnderWay):
-                    return False
+                    return
                 if answer is not None:
                     self._log.info("pod.release-waiting", pod=stored.shown, node=node, why=summarize(answer.reasons))
-                    return False
+                    return
             for claim_key, claim in self._reserved_by(who):
                 if await self._writer.write(claim_key, claim.revision, without_reservations(claim.value, (who.uid,))) is None:
-                    return False
+                    return
         freed = without_finalizer(pod, PLACEMENT_PROTECTION)
         if metadata_of(freed).finalizers:
             if freed != pod:
                 await self._writer.write(key, stored.revision, freed)
-            return False
+            return
         last = stored if freed == pod else await self._writer.write(key, stored.revision, freed)
         if last is None or not await self._writer.delete(key, last.revision):
-            return False
+            return
         self._log.info("pod.released", pod=stored.shown)
-        return False
 
     async def leave_other_nodes(self, key: ObjectKey, stored: Stored) -> None:
         """Release a pod's holdings on all nodes but the one that it is bound to: a pod's node never changes."""
@@ -82,7 +81,7 @@ class PodCleanup:
             if not isinstance(await self._ledgers.release_on(node, owner, op_id, decision_id=decision_id), UnderWay):
                 self._log.info("pod.left-node", pod=stored.shown, node=node, bound=bound)
 
-    async def drop_gone_users(self, key: ObjectKey, stored: Stored) -> bool:
+    async def drop_gone_users(self, key: ObjectKey, stored: Stored) -> None:
         """Remove pods from a claim's reservedFor that were deleted in spite of their finalizer: they are missing in the copy and in the store."""
         gone: list[str] = []
         for user in stored.known_consumers:
@@ -100,7 +99,6 @@ class PodCleanup:
         if gone:
             self._log.info("claim.users-dropped", claim=stored.shown, users=gone)
             await self._writer.write(key, stored.revision, without_reservations(stored.value, gone))
-        return False
 
     def _reserved_by(self, who: PodRef) -> list[tuple[ObjectKey, Stored]]:
         reserved: list[tuple[ObjectKey, Stored]] = []

@@ -19,10 +19,8 @@ from topobus.controller.claims.attempts import Attempt
 from topobus.controller.claims.reservations import Consumer, without_reservations
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.claims.templates import owner_pod_uid
-from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.reconcilers.deallocate_claims import ClusterDeallocation
 from topobus.controller.reconcilers.make_claims import GatedPodClaims
-from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.state.api_server_state import ApiServerState, Key
 from topobus.controller.store.cluster_events import EventRecorder
 from topobus.controller.store.object_writer import ObjectWriter
@@ -31,6 +29,7 @@ from topobus.domain.outcome import Reason
 from topobus.kubernetes.api.objects import DELETE_PROTECTION
 from topobus.runtime.clock import Clock
 from topobus.runtime.logging import get_logger
+from topobus.runtime.work_queue import Again, Result, WorkQueue
 
 __all__ = ["ClaimHousekeeping"]
 
@@ -48,7 +47,7 @@ class ClaimHousekeeping:
         writer: ObjectWriter,
         deallocation: ClusterDeallocation,
         events: EventRecorder,
-        metrics: ControllerMetrics,
+        queue: WorkQueue,
         *,
         is_own: bool,
     ) -> None:
@@ -58,42 +57,38 @@ class ClaimHousekeeping:
         self._deallocation = deallocation
         self._gated_pod_claims = GatedPodClaims(clock, state, writer)
         self._events = events
-        self._boundary = ObjectBoundary("housekeeping", metrics.set_aside)
+        self._queue = queue
         self._is_own = is_own
         self._orphans: dict[str, float] = {}
         self._log = get_logger()
 
-    async def reconcile_all(self) -> float | None:
-        """Reconcile every claim; gives the seconds until the next round is due."""
+    async def reconcile_all(self) -> None:
+        """Reconcile every claim."""
         orphans: dict[str, float] = {}
         looked_at: set[Hashable] = set()
-        is_due = False
         for key in self._state.gated_pods.noted() if self._is_own else self._state.gated_pods.unallocated():
             claim, note = self._state.claims.get(key), self._state.gated_pods.note(key)
             if claim is not None and note is not None:
-                is_due = (
-                    await self._guard("end", key, claim, partial(self._reconcile_claim, key, claim, note, orphans), looked_at) or is_due
-                )
+                await self._guard("end", key, claim, partial(self._reconcile_claim, key, claim, note, orphans), looked_at)
         self._orphans = orphans
         if self._is_own:
             for key, pod in sorted(self._state.pods.items()):
                 if pod.pod.has_gate and not pod.pod.is_over:
-                    is_due = await self._guard("make", key, pod, partial(self._make, key, pod), looked_at) or is_due
+                    await self._guard("make", key, pod, partial(self._gated_pod_claims.make, key, pod), looked_at)
             for key, claim in sorted(self._state.claims.items()):
-                is_due = await self._guard("finish", key, claim, partial(self._finish, key, claim), looked_at) or is_due
-        self._boundary.keep(looked_at)
-        return 1.0 if orphans or is_due else None
+                await self._guard("finish", key, claim, partial(self._finish, key, claim), looked_at)
+        self._queue.keep(looked_at)
 
-    async def _guard(self, what: str, key: Key, guarded: Stored, work: Callable[[], Awaitable[bool]], looked_at: set[Hashable]) -> bool:
+    async def _guard(self, what: str, key: Key, guarded: Stored, work: Callable[[], Awaitable[Result]], looked_at: set[Hashable]) -> None:
         """Do one piece of work for a claim or a pod; what goes wrong with it concerns no other."""
 
         async def report(reason: Reason) -> None:
             await self._events.warn(guarded, "Malformed", reason.message)
 
         looked_at.add((what, key))
-        return await self._boundary.run((what, key), guarded.revision, work, name=guarded.shown, report=report)
+        await self._queue.run((what, key), guarded.revision, work, name=guarded.shown, report=report)
 
-    async def _reconcile_claim(self, key: Key, claim: Stored, note: Attempt, orphans: dict[str, float]) -> bool:
+    async def _reconcile_claim(self, key: Key, claim: Stored, note: Attempt, orphans: dict[str, float]) -> Result:
         """Withdraw an intent whose pod is gone; where nobody else does it, end a claim that nobody uses any more."""
         other = self._state.gated_pods.pod_of(note.pod)
         pod = self._state.pods.get(other) if other is not None else None
@@ -104,14 +99,10 @@ class ClaimHousekeeping:
             if is_late or pod is not None or self._state.is_taken_back(key):
                 self._log.info("claim.withdrawn", claim=claim.shown, why="its pod is gone")
                 await self._write(key, claim, attempts.without_attempt(claim.value))
-        elif self._is_own:
+            return Again()
+        if self._is_own:
             await self._end(key, claim)
-        return False
-
-    async def _make(self, key: Key, pod: Stored) -> bool:
-        """Make the claims of a gated pod."""
-        await self._gated_pod_claims.make(key, pod)
-        return False
+        return None
 
     async def _end(self, key: Key, claim: Stored) -> None:
         """Prune reservations of pods that ended; when none is left, take the devices back."""
@@ -136,21 +127,20 @@ class ClaimHousekeeping:
                 return False  # nobody can read it, so it is there: what it has reserved stays reserved
         return pod is None or pod.uid != user.uid or pod.pod.is_over
 
-    async def _finish(self, key: Key, claim: Stored) -> bool:
+    async def _finish(self, key: Key, claim: Stored) -> None:
         """Delete a claim made for a pod that has ended, and let go of a deleted one that holds nothing."""
         metadata = claim.metadata
         if metadata.deletion_timestamp:
             if DELETE_PROTECTION in metadata.finalizers and not claim.claim.is_allocated and attempts.was_attempted(claim.value):
                 await self._write(key, claim, lifecycle.without_protection(claim.value))
-            return False
+            return
         owner = owner_pod_uid(claim.value)
         if owner is None or not attempts.was_attempted(claim.value):
-            return False
+            return
         name = next((str(reference.get("name")) for reference in metadata.owner_references if reference.get("uid") == owner), "")
         has_ended = await self._has_ended(key[0], Consumer("pods", name, owner))
         if has_ended and await self._writer.delete(ObjectKey("resourceclaim", *key), claim.revision):
             self._log.info("claim.deleted", claim=claim.shown, why="the pod that it was made for has ended")
-        return False
 
     async def _write(self, key: Key, claim: Stored, value: ApiObject) -> None:
         await self._writer.write(ObjectKey("resourceclaim", *key), claim.revision, value)

@@ -31,6 +31,7 @@ from topobus.domain.timestamps import rfc3339
 from topobus.kubernetes.api.resource import AllocationResult
 from topobus.runtime.clock import Clock
 from topobus.runtime.logging import get_logger
+from topobus.runtime.work_queue import Again, Result
 
 __all__ = ["ClaimDeallocation", "ClusterDeallocation"]
 
@@ -70,20 +71,20 @@ class ClaimDeallocation:
         self._log.info("claim.taken-back", claim=stored.shown, why=why)
         return await self._writer.write(key, stored.revision, lifecycle.with_deallocation(stored.value, why=why)) is not None
 
-    async def finish(self, key: ObjectKey, stored: Stored) -> bool:
-        """Deallocate a marked claim: the node releases first, then the status is cleared. True when another try is due.
+    async def finish(self, key: ObjectKey, stored: Stored) -> Result:
+        """Deallocate a marked claim: the node releases first, then the status is cleared.
 
         Errors: raises PeerUnavailable.
         """
         fence = await self._fence(key, stored)
         if fence is not _Fence.CLOSED or not await self._release(key, stored):
-            return fence is _Fence.LOST
+            return Again() if fence is _Fence.LOST else None
         self._fenced.pop(key, None)
         now = rfc3339(self._clock.now())
         freed = without_allocation(stored.value, why=stored.claim.deallocation, now=now)
         if await self._writer.write(key, stored.revision, freed) is not None:
             self._metrics.decisions.labels("taken-back").inc()
-        return False
+        return None
 
     async def delete(self, key: ObjectKey, stored: Stored) -> None:
         """Release a claim that is to be deleted: first its devices, then the finalizer, then the object.
@@ -220,8 +221,8 @@ class ClusterDeallocation:
         self._log.info("claim.taken-back", claim=claim.shown, why=why)
         return True
 
-    async def release(self, key: Key, before: Stored) -> bool:
-        """Release the ledgers of an allocation that is gone, whoever removed it; True while a node has not answered.
+    async def release(self, key: Key, before: Stored) -> Result:
+        """Release the ledgers of an allocation that is gone, whoever removed it; due again while a node has not answered.
 
         Shapes: before — the claim as it was when it lost the allocation.
         Errors: raises PeerUnavailable when a node was silent.
@@ -235,9 +236,9 @@ class ClusterDeallocation:
             # What has devices again, or is about to, holds them by its own right. A node that has them prepared keeps them until its gateway has undone that.
             answer = await self._ledgers.release(before.claim, f"over-{before.revision}")
             if isinstance(answer, UnderWay):
-                return True
+                return Again()
         self._state.let_go.pop(key, None)
-        return False
+        return None
 
 
 def _nodes_of(allocation: AllocationResult | None) -> set[str]:

@@ -26,7 +26,6 @@ from topobus.controller.classic.core import classic_lifecycle
 from topobus.controller.reconcilers.claim_users import consuming_pods
 from topobus.controller.reconcilers.deallocate_claims import ClaimDeallocation
 from topobus.controller.reconcilers.decision_publisher import DecisionPublisher
-from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.nats_store import NatsStore
 from topobus.controller.store.object_writer import ObjectWriter
@@ -38,6 +37,7 @@ from topobus.kubernetes.api.objects import ask_deletion
 from topobus.kubernetes.api.resource import AllocationResult, Taint
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
+from topobus.runtime.work_queue import Again, Result, WorkQueue
 
 __all__ = ["Evictor"]
 
@@ -52,10 +52,8 @@ _Mark = tuple[DeviceId, str, str, str]
 class Evictor:
     """Checks all allocated claims while any device carries a taint that evicts."""
 
-    def __init__(
-        self, runtime: Runtime, state: StandaloneState, deallocation: ClaimDeallocation, boundary: ObjectBoundary | None = None
-    ) -> None:
-        self._boundary = boundary or ObjectBoundary("evictions")
+    def __init__(self, runtime: Runtime, state: StandaloneState, deallocation: ClaimDeallocation, queue: WorkQueue) -> None:
+        self._queue = queue
         self._runtime = runtime
         self._state = state
         self._deallocation = deallocation
@@ -65,28 +63,24 @@ class Evictor:
         self._decisions = DecisionPublisher(runtime.bus, runtime.clock)
         self._log = get_logger()
 
-    async def reconcile_all(self) -> bool:
-        """Evict what is due; True when an eviction is due later, or a write was not confirmed."""
+    async def reconcile_all(self) -> None:
+        """Evict what is due."""
         rules = self._state.taints.rules
         if not rules and not self._state.taints.may_evict:
             self._first_seen = {}
-            return False
-        is_due = False
+            self._queue.keep(())
+            return
         # What is not seen in this round is gone: if it comes back, its time begins anew.
         self._seen_before, self._first_seen = self._first_seen, {}
         held = [(key, stored, allocation) for key, stored in self._claims() if (allocation := _allocation(stored)) is not None]
         pending: dict[str, int] = {}
         for key, stored, allocation in held:
             work = partial(self._reconcile, key, stored, allocation, pending)
-            is_due = await self._boundary.run(key, self._version(stored), work, name=stored.shown) or is_due
+            await self._queue.run(key, self._version(stored), work, name=stored.shown)
         for rule_key, rule in tuple(rules.items()):
             tell = partial(self._write_rule_status, rule_key, rule, pending.get(rule.name, 0), held)
-            is_due = (
-                await self._boundary.run(rule_key, (rule, len(held), pending.get(rule.name, 0)), tell, name=f"DeviceTaintRule {rule.name}")
-                or is_due
-            )
-        self._boundary.keep({*(key for key, _, _ in held), *rules})
-        return is_due
+            await self._queue.run(rule_key, (rule, len(held), pending.get(rule.name, 0)), tell, name=f"DeviceTaintRule {rule.name}")
+        self._queue.keep({*(key for key, _, _ in held), *rules})
 
     def _claims(self) -> tuple[tuple[ObjectKey, Stored], ...]:
         """List all claims that may hold devices, those of classic DRA too."""
@@ -95,17 +89,17 @@ class Evictor:
     def _version(self, stored: Stored) -> Hashable:
         return stored.revision, self._state.supply, self._state.shared_epoch
 
-    async def _reconcile(self, key: ObjectKey, stored: Stored, allocation: AllocationResult, pending: dict[str, int]) -> bool:
-        """Evict one claim when it is due; True says that it is due later."""
+    async def _reconcile(self, key: ObjectKey, stored: Stored, allocation: AllocationResult, pending: dict[str, int]) -> Result:
+        """Evict one claim when it is due."""
         eviction = next_eviction(allocation, self._state.taints.evicting, self._since)
         if eviction is None:
-            return False
+            return None
         if eviction.due > self._runtime.clock.now():
-            return True
+            return Again()
         if eviction.rule:
             pending[eviction.rule] = pending.get(eviction.rule, 0) + 1
         await self._evict(key, stored, eviction)
-        return False
+        return None
 
     def _since(self, device: DeviceId, taint: Taint) -> datetime:
         """Say since when a taint is there; one without a time counts from when we saw it first."""
@@ -159,20 +153,18 @@ class Evictor:
 
     async def _write_rule_status(
         self, key: Hashable, rule: TaintRule, pending: int, held: list[tuple[ObjectKey, Stored, AllocationResult]]
-    ) -> bool:
+    ) -> None:
         """Write how far a rule's evictions are into its status, when that changed."""
         stored = self._state.objects.get(key) if isinstance(key, ObjectKey) else None
         if stored is None or not isinstance(key, ObjectKey):
-            return False
+            return
         allocations = [(allocation, [f"{at.namespace}/{user.name}" for user in consuming_pods(claim)]) for at, claim, allocation in held]
         published = self._state.taints.count(rule)
         is_true, reason, message = rule_condition(rule, published=published, pending=pending, allocations=allocations)
         now = rfc3339(self._runtime.clock.now())
         api_object = lifecycle.with_condition(stored.value, is_true=is_true, reason=reason, message=message, now=now, kind=_IN_PROGRESS)
-        if api_object.status == stored.value.status:
-            return False
-        await self._writer.write(key, stored.revision, api_object)
-        return False
+        if api_object.status != stored.value.status:
+            await self._writer.write(key, stored.revision, api_object)
 
 
 def _allocation(claim: Stored) -> AllocationResult | None:

@@ -28,7 +28,6 @@ from topobus.controller.claims.templates import (
     wanted_claims,
     with_claim_names,
 )
-from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.state.api_server_state import ApiServerState, Key
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.nats_store import NatsStore
@@ -39,6 +38,7 @@ from topobus.kubernetes.api.objects import ask_deletion, metadata_of, name_of
 from topobus.runtime.clock import Clock
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
+from topobus.runtime.work_queue import WorkQueue
 
 __all__ = ["ClaimTemplateReconciler", "GatedPodClaims"]
 
@@ -104,8 +104,8 @@ class GatedPodClaims:
 class ClaimTemplateReconciler:
     """Reconciles pods with their claims."""
 
-    def __init__(self, runtime: Runtime, state: StandaloneState, boundary: ObjectBoundary | None = None) -> None:
-        self._boundary = boundary or ObjectBoundary("templates")
+    def __init__(self, runtime: Runtime, state: StandaloneState, queue: WorkQueue) -> None:
+        self._queue = queue
         self._runtime = runtime
         self._state = state
         self._writer = ObjectWriter(NatsStore(runtime.bus, state))
@@ -114,35 +114,31 @@ class ClaimTemplateReconciler:
         self._seen: tuple[int, int, int] | None = None
         """What pods, claims and templates there were when no pod had anything left to be done."""
 
-    async def reconcile_all(self) -> bool:
-        """Bring every pod's claims up to date; True says that a write was not confirmed and another try is due."""
-        is_due = False
+    async def reconcile_all(self) -> None:
+        """Bring every pod's claims up to date."""
         epochs = (self._state.pod_epoch, self._state.claim_set_epoch, self._state.shared_epoch)
         pods = sorted(self._state.of_kind("pod").items()) if epochs != self._seen else ()
         for key, stored in pods:
             version = (stored.revision, self._state.shared_epoch)
-            is_due = await self._boundary.run(key, version, partial(self._guarded, key, stored), name=stored.shown) or is_due
-        self._seen = None if is_due else epochs
+            await self._queue.run(key, version, partial(self._guarded, key, stored), name=stored.shown)
+        self._seen = epochs if self._queue.wait_s() is None else None
         # As it is now, and at once with the claims: while the pods were worked on others may have come, with claims that another replica made.
         for key, stored in self._state.claims_of_gone_pods():
-            is_due = await self._boundary.run(key, stored.revision, partial(self._end_orphan, key, stored), name=stored.shown) or is_due
+            await self._queue.run(key, stored.revision, partial(self._end_orphan, key, stored), name=stored.shown)
         self._logged = {key: why for key, why in self._logged.items() if key in self._state.objects}
-        self._boundary.keep(self._state.objects.keys())
-        return is_due
+        self._queue.keep(self._state.objects.keys())
 
-    async def _guarded(self, key: ObjectKey, stored: Stored) -> bool:
+    async def _guarded(self, key: ObjectKey, stored: Stored) -> None:
         """Bring one pod's claims up to date; what is wrong with the pod or its templates is told, once."""
         try:
             await self._reconcile(key, stored)
         except ContractError as err:
             self._log_once(key, stored.value, str(err))
-        return False
 
-    async def _end_orphan(self, key: ObjectKey, stored: Stored) -> bool:
+    async def _end_orphan(self, key: ObjectKey, stored: Stored) -> None:
         """End a claim whose pod is gone."""
         if not stored.metadata.deletion_timestamp:
             await self._end(key, stored)
-        return False
 
     async def _reconcile(self, key: ObjectKey, stored: Stored) -> None:
         pod = stored.value

@@ -19,7 +19,6 @@ from topobus.controller.reconcilers.allocator import Allocator
 from topobus.controller.reconcilers.decision_publisher import DecisionPublisher
 from topobus.controller.reconcilers.ledger_releases import UnderWay
 from topobus.controller.reconcilers.node_ledgers import NodeLedgers
-from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.state.inventory_slices import holders_from_ledger
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.domain.errors import ContractError, PeerUnavailable
@@ -29,6 +28,7 @@ from topobus.domain.request import Owner, OwnerKind
 from topobus.kubernetes.api.objects import metadata_of, placed_uid
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
+from topobus.runtime.work_queue import Again, Result, WorkQueue
 
 __all__ = ["OrphanedAllocations"]
 
@@ -52,10 +52,10 @@ class OrphanedAllocations:
         finder: Allocator,
         metrics: ControllerMetrics,
         ledgers: NodeLedgers,
-        boundary: ObjectBoundary | None = None,
+        queue: WorkQueue,
     ) -> None:
         self._ledgers = ledgers
-        self._boundary = boundary or ObjectBoundary("orphans")
+        self._queue = queue
         self._settings = settings
         self._runtime = runtime
         self._bus = runtime.bus
@@ -86,44 +86,34 @@ class OrphanedAllocations:
         self._gone.clear()
         self._foreign.clear()
 
-    async def reconcile_all(self) -> bool:
-        """Search the ledgers that changed, and release orphans; True when another try is due after a while."""
-        is_due = False
+    async def reconcile_all(self) -> None:
+        """Search the ledgers that changed, and release orphans."""
         for node, ledger in self._unchecked():
-            is_due = (
-                await self._boundary.run(
-                    node, (ledger.epoch, ledger.sequence), partial(self._find_in_ledger, node, ledger), name=f"ledger {node}"
-                )
-                or is_due
-            )
+            version = (ledger.epoch, ledger.sequence)
+            await self._queue.run(node, version, partial(self._find_in_ledger, node, ledger), name=f"ledger {node}")
         self._found = {node: owners for node, owners in self._found.items() if owners and node in self._state.ledgers}
         self._show()
         for node, owners in sorted(self._found.items()):
             for owner in tuple(owners.values()):
                 key = (node, owner.key)
-                is_due = (
-                    await self._boundary.run(key, self._state.ledgers[node].sequence, partial(self._release, node, owner), name=owner.key)
-                    or is_due
-                )
+                await self._queue.run(key, self._state.ledgers[node].sequence, partial(self._release, node, owner), name=owner.key)
         held = {key for owners in self._found.values() for key in owners}
         self._reported = {key: why for key, why in self._reported.items() if key in held}
         self._metrics.quarantined.set(len(held))
-        self._boundary.keep({*self._state.ledgers, *((node, key) for node, owners in self._found.items() for key in owners)})
+        self._queue.keep({*self._state.ledgers, *((node, key) for node, owners in self._found.items() for key in owners)})
         self._drop_unnamed()
-        return is_due
 
     def _unchecked(self) -> list[tuple[str, Ledger]]:
         """List the ledgers that have changed since they were searched, by node."""
         changed = [node for node, ledger in self._state.ledgers.items() if self._checked.get(node) is not ledger]
         return [(node, self._state.ledgers[node]) for node in sorted(changed)]
 
-    async def _find_in_ledger(self, node: str, ledger: Ledger) -> bool:
+    async def _find_in_ledger(self, node: str, ledger: Ledger) -> None:
         """Find the orphans of one ledger."""
         foreign_before = set(self._foreign)
         self._found[node] = await self._orphans_in(ledger)
         self._report_foreign(node, ledger, self._foreign - foreign_before)
         self._checked[node] = ledger
-        return False
 
     def _report_foreign(self, node: str, ledger: Ledger, keys: Collection[str]) -> None:
         """Warn of holders that were found just now and have no object here: after an older copy of the store what was applied since is gone, and its devices stay held."""
@@ -191,30 +181,30 @@ class OrphanedAllocations:
         self._foreign.add(owner.key)
         return False
 
-    async def _release(self, node: str, owner: Owner) -> bool:
-        """Ask the node to let go; True says that it kept silent."""
+    async def _release(self, node: str, owner: Owner) -> Result:
+        """Ask the node to let go."""
         ledger = self._state.ledgers[node]
         held = ledger.allocations.get(owner.key)
         if held is None:
-            return False
+            return None
         if held.is_prepared:
             await self._report_quarantine(
                 node, owner, "prepared", "a container may be using its devices: they are let go when that is undone"
             )
-            return False
+            return None
         try:
             answer = await self._ledgers.release_on(node, owner, f"release-{owner.uid}-gone-{ledger.sequence}")
         except PeerUnavailable as err:
             await self._report_quarantine(node, owner, "node-silent", f"the node does not answer: {err}")
-            return True
+            return Again()
         if isinstance(answer, UnderWay):
-            return False
+            return None
         if answer is not None:
             await self._report_quarantine(node, owner, "prepared", summarize(answer.reasons))
-            return False
+            return None
         self._found[node].pop(owner.key, None)
         self._log.info("orphan.released", owner=owner.key, node=node)
-        return False
+        return None
 
     async def _report_quarantine(self, node: str, owner: Owner, code: str, why: str) -> None:
         """Say in the log and in an event that devices are in quarantine, once for each reason."""

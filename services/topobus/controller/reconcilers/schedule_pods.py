@@ -29,7 +29,6 @@ from topobus.controller.reconcilers.deallocate_claims import ClaimDeallocation
 from topobus.controller.reconcilers.decision_publisher import DecisionPublisher
 from topobus.controller.reconcilers.node_filter import NodeFilter, is_held
 from topobus.controller.reconcilers.node_ledgers import NodeLedgers
-from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.scheduling.decisions import (
     Blocked,
     NodeFit,
@@ -54,6 +53,7 @@ from topobus.kubernetes.api.classic import is_classic
 from topobus.kubernetes.api.objects import PLACEMENT_PROTECTION
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
+from topobus.runtime.work_queue import Again, Result, WorkQueue
 
 __all__ = ["PodScheduler"]
 
@@ -79,9 +79,9 @@ class PodScheduler:
         metrics: ControllerMetrics,
         binder: BindingConditions,
         ledgers: NodeLedgers,
-        boundary: ObjectBoundary | None = None,
+        queue: WorkQueue,
     ) -> None:
-        self._boundary = boundary or ObjectBoundary("pods")
+        self._queue = queue
         self._settings = settings
         self._binding = binder
         self._classic = classic
@@ -103,26 +103,24 @@ class PodScheduler:
         self._decisions = DecisionPublisher(runtime.bus, runtime.clock)
         self._log = get_logger()
 
-    async def reconcile_all(self) -> bool:
-        """Advance every pod as far as it goes now; True when another try is due after a while."""
+    async def reconcile_all(self) -> None:
+        """Advance every pod as far as it goes now."""
         for key in self._nodes.refused.expire(now_s=self._runtime.clock.monotonic(), is_done=self._is_done):
             self._settled = {object_key: seen for object_key, seen in self._settled.items() if object_key != key}
             if isinstance(key, ObjectKey):
                 self._costly.drop(key)
-        is_due = False
         for key, stored in self._state.claims_with_gone_users():
-            work = partial(self._cleanup.drop_gone_users, key, stored)
-            is_due = await self._boundary.run(("users", key), stored.revision, work, name=stored.shown) or is_due
+            drop = partial(self._cleanup.drop_gone_users, key, stored)
+            await self._queue.run(("users", key), stored.revision, drop, name=stored.shown)
         for key, _ in self._consumers.pods:
             pod = self._state.objects.get(key)
             if pod is not None:
                 work = partial(self._reconcile, key, pod)
                 report = partial(self._report, key, pod)
-                is_due = await self._boundary.run(key, self._version(key, pod), work, name=pod.shown, report=report) or is_due
-        self._boundary.keep_where(partial(is_stored, self._state.objects))
+                await self._queue.run(key, self._version(key, pod), work, name=pod.shown, report=report)
+        self._queue.keep_where(partial(is_stored, self._state.objects))
         self._settled = {key: seen for key, seen in self._settled.items() if key in self._state.objects}
         self._passing = {key: since for key, since in self._passing.items() if key in self._state.objects}
-        return is_due or self._nodes.refused.is_waiting
 
     async def reconcile_costly(self) -> bool:
         """Look for nodes for pods whose claims need more than a short search, as far as one round's budget goes; True says that more are due at once."""
@@ -133,15 +131,15 @@ class PodScheduler:
                 return True
             stored, turn = self._state.objects[key], self._costly.turn_of(key)
             work = partial(self._reconcile, key, stored, is_cheap=False)
-            await self._boundary.run(key, self._version(key, stored), work, name=stored.shown, report=partial(self._report, key, stored))
+            await self._queue.run(key, self._version(key, stored), work, name=stored.shown, report=partial(self._report, key, stored))
             if self._costly.turn_of(key) == turn:
                 self._costly.drop(key)  # it has its node, or waits for something else
         return False
 
     @property
     def is_pausing(self) -> bool:
-        """Say whether a pod with costly claims is due again by time alone."""
-        return self._costly.is_pausing(self._read, now_s=self._runtime.clock.monotonic())
+        """Say whether a pod with costly claims, or one that a node refused, is due again by time alone."""
+        return self._nodes.refused.is_waiting or self._costly.is_pausing(self._read, now_s=self._runtime.clock.monotonic())
 
     def _read(self, key: ObjectKey) -> Hashable:
         """Name what a search for a pod's claims reads: while it is the same, the search finds the same."""
@@ -164,21 +162,22 @@ class PodScheduler:
         stored = self._state.objects.get(key) if isinstance(key, ObjectKey) else None
         return stored is None or stored.pod.is_bound
 
-    async def _reconcile(self, key: ObjectKey, stored: Stored, *, is_cheap: bool = True) -> bool:
+    async def _reconcile(self, key: ObjectKey, stored: Stored, *, is_cheap: bool = True) -> Result:
         if not stored.uid:
-            return False
+            return None
         if stored.metadata.deletion_timestamp:
-            return await self._cleanup.finish(key, stored)
+            await self._cleanup.finish(key, stored)
+            return None
         if stored.pod.is_bound:
             await self._cleanup.leave_other_nodes(key, stored)
-            return False
+            return None
         try:
             return await self._schedule(key, stored, is_cheap=is_cheap)
         except ContractError as err:
             await self._report_waiting(key, stored, "Malformed", (Reason(code="malformed", message=err.message),))
-            return False
+            return None
 
-    async def _schedule(self, key: ObjectKey, stored: Stored, *, is_cheap: bool) -> bool:
+    async def _schedule(self, key: ObjectKey, stored: Stored, *, is_cheap: bool) -> Result:
         pod = stored.value
         gates = pod.spec.get("schedulingGates")
         if isinstance(gates, list) and gates:
@@ -186,23 +185,23 @@ class PodScheduler:
             await self._report_waiting(
                 key, stored, "SchedulingGated", (Reason(code="gated", message=f"waits behind scheduling gates: {names}"),)
             )
-            return False
+            return None
         waiting = self._classic.waits(key)
         if waiting:
             await self._report_waiting(key, stored, "Unschedulable", waiting)
-            return False
+            return None
         claims = self._claims_of(key)
         seen = (stored.revision, self._state.supply, tuple(sorted((name, claim.revision) for name, claim in claims.items())))
         if self._settled.get(key) == seen or (is_cheap and self._costly.holds(key, stored.revision)):
-            return False
+            return None
         # An immediate claim that is still free when its pod comes is best allocated where the pod fits.
         plan = pre_filter(stored.pod, lambda name: claims[name].structured if name in claims else None, waits_for_immediate=False)
         if isinstance(plan, Blocked) and self._is_passing(key, plan, seen):
-            return True
+            return Again()
         if isinstance(plan, Blocked):
             self._settled[key] = seen
             await self._report_waiting(key, stored, "Unschedulable", plan.reasons)
-            return False
+            return None
         wanted = with_claims(
             own_request(stored.pod), stored.pod, {pod_claim.entry: pod_claim.claim.owner.key for pod_claim in plan.allocated}
         )
@@ -213,17 +212,17 @@ class PodScheduler:
         looked = await self._nodes.filter_nodes(key, plan, stored.pod, wanted, placed, is_cheap=is_cheap)
         if looked is None:
             self._costly.put(key, stored.revision)
-            return False
-        fits, misses, is_due = looked
+            return None
+        fits, misses, is_silent = looked
         if not fits:
             self._settled[key] = seen
-            is_due = await self._no_fit(key, stored, plan, misses) or is_due
+            await self._no_fit(key, stored, plan, misses)
             if not is_cheap:
                 # Pod and claims as they are now that they have been told; what is free as it was before the search, so that nothing freed meanwhile is missed.
                 newest = self._state.objects.get(key, stored)
                 self._costly.tried(key, newest.revision, (self._claim_revisions(key), freedoms), now_s=self._runtime.clock.monotonic())
-            return is_due
-        return await self._take(key, stored, plan, fits, misses, wanted) or is_due
+            return Again() if is_silent else None
+        return await self._take(key, stored, plan, fits, misses, wanted) or (Again() if is_silent else None)
 
     def _is_passing(self, key: ObjectKey, blocked: Blocked, seen: Hashable) -> bool:
         """Say whether a pod only waits for a node to let go of its claim, and has not waited long: people are not told of what is over in a moment."""
@@ -243,25 +242,25 @@ class PodScheduler:
         fits: Mapping[str, tuple[NodeFit, Placement | None]],
         misses: list[NodeMiss],
         wanted: PodRequest | None,
-    ) -> bool:
+    ) -> Result:
         """Go through with the best node: allocate, or, when all claims are allocated, reserve, place and bind."""
         if plan.claims or wanted is not None:
             protected = await self._protect(key, stored)
             if protected is None:
-                return False
+                return None
             stored = protected
         if plan.pending:
             fit, _ = next(iter(fits.values()))
             await self._claims.committer.attempt(fit.node, self._nodes.members(plan), fit.results)
-            return False
+            return None
         if not await self._reserve(key, stored, plan):
-            return False
+            return None
         for node in fits:
             if wanted is None:
                 return await self._bind(key, stored, node)
             answer = await self._place(stored, node, wanted)
             if answer is None:
-                return True  # neither done nor undone: only that node can tell
+                return Again()  # neither done nor undone: only that node can tell
             if not isinstance(answer, Refusal):
                 return await self._bind(key, stored, node)
             why = summarize(answer.reasons)
@@ -270,9 +269,10 @@ class PodScheduler:
             misses.append(refusal_of(node, answer))
         retreated = await self._retreat(key, stored)
         if retreated is None:
-            return False
+            return None
         await self._unreserve(plan.pod, key)
-        return await self._no_fit(key, retreated, plan, misses)
+        await self._no_fit(key, retreated, plan, misses)
+        return None
 
     async def _reserve(self, key: ObjectKey, stored: Stored, plan: PodPlan) -> bool:
         """Write the pod into each claim's reservedFor; False when one is full or somebody else wrote first."""
@@ -310,7 +310,7 @@ class PodScheduler:
                 return Placement(containers=())
         return reply.result
 
-    async def _no_fit(self, key: ObjectKey, stored: Stored, plan: PodPlan, misses: Sequence[NodeMiss]) -> bool:
+    async def _no_fit(self, key: ObjectKey, stored: Stored, plan: PodPlan, misses: Sequence[NodeMiss]) -> None:
         """Take one allocation back where that may help; else say why the pod waits, to it and to its claims."""
         answer = post_filter(plan, misses)
         if isinstance(answer, TakeBack):
@@ -322,7 +322,7 @@ class PodScheduler:
             elif claim is not None:
                 # The mark comes first: whoever sees the pod's next version has seen it, for both stand in one stream. The reconciler of claims keeps others from binding it.
                 await self._deallocation.begin(claim_key, claim, answer.why)
-            return False
+            return
         condition, reasons = explain_misses(misses)
         await self._report_waiting(key, stored, "Unschedulable", reasons)
         members = self._nodes.members(plan)
@@ -334,21 +334,20 @@ class PodScheduler:
                 await self._claims.set_condition(
                     claim_key, claim, condition, reasons, lambda: self._finder.advise_members(nodes, outcomes, members)
                 )
-        return False
 
     async def _retreat(self, key: ObjectKey, stored: Stored) -> Stored | None:
         """Make sure that nobody else binds the pod to what is about to be taken from it; None when somebody has, or changed it otherwise."""
         return await self._writer.write(key, stored.revision, with_retreat(stored.value))
 
-    async def _bind(self, key: ObjectKey, stored: Stored, node: str) -> bool:
+    async def _bind(self, key: ObjectKey, stored: Stored, node: str) -> Result:
         unready = self._binding.wait_for(tuple(self._claim_keys(key).values()))
         if unready is not None:
             await self._report_waiting(key, stored, "WaitsForBinding", (unready,))
-            return True
+            return Again()
         if await self._writer.write(key, stored.revision, with_node(stored.value, node, now=self._now())) is not None:
             self._metrics.pods.labels("scheduled").inc()
             self._log.info("pod.scheduled", pod=stored.shown, node=node)
-        return False
+        return None
 
     async def _protect(self, key: ObjectKey, stored: Stored) -> Stored | None:
         protected = with_finalizer(stored.value, PLACEMENT_PROTECTION)

@@ -25,10 +25,8 @@ from topobus.controller.claims.gate import RULE_NOT_COVERED, allocated_reason
 from topobus.controller.claims.reservations import with_reservation, without_reservations
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.config import ControllerSettings
-from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.reconcilers.allocated_condition import ALLOCATED, REST, AllocatedCondition
 from topobus.controller.reconcilers.deallocate_claims import ClusterDeallocation
-from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.scheduling.scheduler_reasons import is_unschedulable, scheduled_message, uncovered_reasons
 from topobus.controller.state.api_server_state import ApiServerState, Key
 from topobus.controller.store.cluster_events import EventRecorder
@@ -36,6 +34,7 @@ from topobus.controller.store.object_writer import ObjectWriter
 from topobus.domain.outcome import Reason
 from topobus.runtime.clock import Clock
 from topobus.runtime.logging import get_logger
+from topobus.runtime.work_queue import Again, Result, WorkQueue
 
 __all__ = ["UnschedulablePods"]
 
@@ -61,7 +60,7 @@ class UnschedulablePods:
         writer: ObjectWriter,
         deallocation: ClusterDeallocation,
         events: EventRecorder,
-        metrics: ControllerMetrics,
+        queue: WorkQueue,
     ) -> None:
         self._settings = settings.cluster
         self._clock = clock
@@ -70,15 +69,13 @@ class UnschedulablePods:
         self._deallocation = deallocation
         self._events = events
         self._condition = AllocatedCondition(clock, state, writer, events)
-        self._metrics = metrics
         self._since: dict[tuple[str, str, int], float] = {}
-        self._boundary = ObjectBoundary("deallocation", metrics.set_aside)
+        self._queue = queue
         self._log = get_logger()
 
-    async def reconcile_all(self) -> float | None:
-        """Look at every pod; gives after how many seconds another look is due, None when nothing waits for time."""
+    async def reconcile_all(self) -> None:
+        """Look at every pod."""
         doubles = self._yielding()
-        waits: list[float] = []
         seen: set[tuple[str, str, int]] = set()
         looked_at: set[Hashable] = set()
         for key in sorted(self._state.gated_pods.placeless() | self._users_of(doubles)):
@@ -86,24 +83,20 @@ class UnschedulablePods:
             if pod is None:
                 continue
             looked_at.add(("pod", key))
-            is_due = await self._boundary.run(
+            await self._queue.run(
                 ("pod", key),
                 self._versions(key, pod),
-                partial(self._check_pod, key, pod, doubles, seen, waits),
+                partial(self._check_pod, key, pod, doubles, seen),
                 name=pod.shown,
                 report=partial(self._report, pod),
             )
-            if is_due:
-                waits.append(self._settings.retry_s)
         self._since = {key: since for key, since in self._since.items() if key in seen}
         await self._report_doubles(looked_at)
         for key, before in tuple(self._state.let_go.items()):
             looked_at.add(("let-go", key))
             version = (before.revision, self._state.is_taken_back(key))
-            if await self._boundary.run(("let-go", key), version, partial(self._deallocation.release, key, before), name=before.shown):
-                waits.append(self._settings.retry_s)
-        self._boundary.keep(looked_at)
-        return min(waits, default=None)
+            await self._queue.run(("let-go", key), version, partial(self._deallocation.release, key, before), name=before.shown)
+        self._queue.keep(looked_at)
 
     def _users_of(self, claims: frozenset[Key]) -> frozenset[Key]:
         """Name the pods for which we allocated these claims."""
@@ -119,19 +112,16 @@ class UnschedulablePods:
     async def _report(self, pod: Stored, reason: Reason) -> None:
         await self._events.warn(pod, "Malformed", reason.message)
 
-    async def _check_pod(self, key: Key, pod: Stored, doubles: frozenset[Key], seen: set[tuple[str, str, int]], waits: list[float]) -> bool:
-        """Look at one pod that has its devices and no node, or that has not reserved them; adds to `waits` after how long another look is due."""
+    async def _check_pod(self, key: Key, pod: Stored, doubles: frozenset[Key], seen: set[tuple[str, str, int]]) -> Result:
+        """Look at one pod that has its devices and no node, or that has not reserved them."""
         allocated = self._allocated_for(key, pod)
         if not allocated or pod.pod.is_over:
-            return False
+            return None
         await self._tell_rules(key, pod, allocated)
         if pod.pod.node:
             await self._reserve_again(pod, [claim for claim in allocated if pod.uid not in claim.users])
-            return False
-        wait_s = await self._advance(key, pod, allocated, seen, is_double=bool(doubles & {claim.key for claim in allocated}))
-        if wait_s is not None:
-            waits.append(wait_s)
-        return False
+            return None
+        return await self._advance(key, pod, allocated, seen, is_double=bool(doubles & {claim.key for claim in allocated}))
 
     async def _tell_rules(self, key: Key, pod: Stored, allocated: list[_OwnAllocation]) -> None:
         """Tell a pod by which rule kube-scheduler keeps it off that was not looked at before, and take that back when it does so no more."""
@@ -150,8 +140,8 @@ class UnschedulablePods:
 
     async def _advance(
         self, key: Key, pod: Stored, allocated: list[_OwnAllocation], seen: set[tuple[str, str, int]], *, is_double: bool
-    ) -> float | None:
-        """Bring one pod's taking back further; gives how long to wait for the next step."""
+    ) -> Result:
+        """Bring one pod's taking back further."""
         uid = pod.uid
         number = max(owned.note.number for owned in allocated)
         ours = [owned for owned in allocated if owned.users <= {uid}]
@@ -166,16 +156,16 @@ class UnschedulablePods:
             return await self._second(key, pod, left, self._waited("left", uid, number, seen))
         if is_double:
             await self._first(pod, ours, "a device was given to another claim as well")
-            return self._settings.settle_s
+            return Again(self._settings.settle_s)
         if not is_unschedulable(pod.value):
             return None
         rest_s = self._settings.unschedulable_s - self._waited("unschedulable", uid, number, seen)
         if rest_s > 0:
-            return rest_s
+            return Again(rest_s)
         await self._first(
             pod, ours, f"kube-scheduler could not place the pod for {self._settings.unschedulable_s:g} s: {scheduled_message(pod.value)}"
         )
-        return self._settings.settle_s
+        return Again(self._settings.settle_s)
 
     def _waited(self, what: str, uid: str, number: int, seen: set[tuple[str, str, int]]) -> float:
         """Say for how long this has been so, as far as we have watched: a replica that has just started waits the whole time again."""
@@ -192,11 +182,11 @@ class UnschedulablePods:
             await self._write(owned, without_reservations(owned.claim.value, (uid,)))
         await self._events.warn(pod, "AllocationTakenBack", f"its devices are taken back, to be allocated elsewhere: {why}")
 
-    async def _second(self, key: Key, pod: Stored, left: list[_OwnAllocation], waited_s: float) -> float | None:
+    async def _second(self, key: Key, pod: Stored, left: list[_OwnAllocation], waited_s: float) -> Result:
         """Take the devices back, or the reservation if the pod was bound after all."""
         rest_s = self._settings.settle_s - waited_s
         if rest_s > 0:
-            return rest_s
+            return Again(rest_s)
         now = await self._writer.read(ObjectKey("pod", *key))
         if now is not None and now.uid == pod.uid and now.pod.node:
             await self._reserve_again(now, left)
@@ -249,15 +239,14 @@ class UnschedulablePods:
         """Tell the users of claims that have one device together: where both pods run already, the node's ledger lets only the first one prepare."""
         for device, keys in self._state.doubles():
             looked_at.add(("double", device))
-            await self._boundary.run(("double", device), keys, partial(self._report_double, device, keys), name=f"device {device}")
+            await self._queue.run(("double", device), keys, partial(self._report_double, device, keys), name=f"device {device}")
 
-    async def _report_double(self, device: DeviceId, keys: tuple[Key, ...]) -> bool:
+    async def _report_double(self, device: DeviceId, keys: tuple[Key, ...]) -> None:
         message = f"device {device} is allocated to {' and '.join(f'{namespace}/{name}' for namespace, name in keys)} at once"
         for key in keys:
             claim = self._state.claims.get(key)
             if claim is not None:
                 await self._events.warn(claim, "DoubleAllocation", message)
-        return False
 
 
 def _allocated_at(claim: Stored) -> str:

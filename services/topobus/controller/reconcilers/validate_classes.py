@@ -11,11 +11,10 @@ from topobus.cel.seam import SelectorCompiler, SelectorError
 from topobus.contracts.messages import ApiObject
 from topobus.controller.claims import lifecycle
 from topobus.controller.claims.stored import ObjectKey, Stored
-from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.nats_store import NatsStore
 from topobus.controller.store.object_writer import ObjectWriter
-from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.domain.errors import ContractError
 from topobus.domain.timestamps import rfc3339
 from topobus.kubernetes.api import limits
 from topobus.kubernetes.api.objects import name_of
@@ -23,6 +22,7 @@ from topobus.kubernetes.api.resource import DeviceClassSpec
 from topobus.kubernetes.api.shape import read_as
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
+from topobus.runtime.work_queue import Done, WorkQueue
 
 __all__ = ["VALID", "ClassReconciler", "validate"]
 
@@ -33,45 +33,30 @@ VALID = "Valid"
 class ClassReconciler:
     """Judges classes, each revision once."""
 
-    def __init__(
-        self, runtime: Runtime, state: StandaloneState, compiler: SelectorCompiler, boundary: ObjectBoundary | None = None
-    ) -> None:
+    def __init__(self, runtime: Runtime, state: StandaloneState, compiler: SelectorCompiler, queue: WorkQueue) -> None:
         self._runtime = runtime
         self._state = state
         self._writer = ObjectWriter(NatsStore(runtime.bus, state))
         self._compiler = compiler
-        self._boundary = boundary or ObjectBoundary("classes")
-        self._judged: dict[ObjectKey, int] = {}
+        self._queue = queue
 
-    async def reconcile_all(self) -> bool:
-        """Validate every new or changed class; True when another try is due after a while."""
+    async def reconcile_all(self) -> None:
+        """Validate every new or changed class."""
         classes = dict(self._state.of_kind("deviceclass"))
-        self._judged = {key: revision for key, revision in self._judged.items() if key in classes}
-        is_due = False
         for key, stored in classes.items():
-            if self._judged.get(key) == stored.revision:
-                continue
-            is_due = await self._boundary.run(key, stored.revision, partial(self._validate_class, key, stored), name=stored.shown) or is_due
-        self._boundary.keep(classes)
-        return is_due
+            await self._queue.run(key, stored.revision, partial(self._validate_class, key, stored), name=stored.shown)
+        self._queue.keep(classes)
 
-    async def _validate_class(self, key: ObjectKey, stored: Stored) -> bool:
+    async def _validate_class(self, key: ObjectKey, stored: Stored) -> Done:
         """Judge one class and say so in its status."""
         reason, message = validate(stored.value, self._compiler)
         now = rfc3339(self._runtime.clock.now())
         api_object = lifecycle.with_condition(stored.value, is_true=reason == VALID, reason=reason, message=message, now=now, kind=VALID)
-        self._judged[key] = stored.revision
-        if api_object == stored.value:
-            return False
-        try:
-            written = await self._writer.write(key, stored.revision, api_object)
-        except PeerUnavailable:
-            del self._judged[key]
-            raise
-        if written is not None:
-            self._judged[key] = written.revision
-            get_logger().info("class.judged", device_class=key.name, reason=reason, why=message)
-        return False
+        written = await self._writer.write(key, stored.revision, api_object) if api_object != stored.value else None
+        if written is None:
+            return Done(stored.revision)
+        get_logger().info("class.judged", device_class=key.name, reason=reason, why=message)
+        return Done(written.revision)
 
 
 def validate(api_object: ApiObject, compiler: SelectorCompiler) -> tuple[str, str]:
